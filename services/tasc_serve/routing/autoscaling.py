@@ -1,7 +1,7 @@
-"""How many replicas a task needs, by the requests that its replicas hold.
+"""Computes how many replicas a task needs, from the requests that its replicas hold.
 
-Serve counts calls over its handles; ours come over connections of their own, so replicas report
-how many they hold as a custom metric.
+Serve counts only calls over its own handles. Ours use separate connections, so replicas report the
+number of their requests as a custom metric.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ OUTSTANDING = "tasc_outstanding"
 
 
 def replicas_needed(context: Any) -> tuple[float, dict[str, Any]]:
-    """Return how many replicas would hold ``target_ongoing_requests`` each.
+    """Returns how many replicas would hold ``target_ongoing_requests`` each.
 
     Serve calls this in its controller, and applies bounds, delays and factors to the result.
 

@@ -1,4 +1,4 @@
-"""The answers to one request, ``n`` to each of its prompts: made together, cancelled together."""
+"""The answers to one request, ``n`` to each of its prompts, requested and cancelled together."""
 
 import asyncio
 import dataclasses
@@ -15,11 +15,11 @@ Numbered = tuple[int, Piece | Refusal]
 
 @dataclass(frozen=True)
 class CallGroup:
-    """The calls of one request, each complete.
+    """The calls of one request; each can be answered by itself.
 
     Attributes:
-        id: Of the response.
-        calls: That for choice j of prompt k is at k * n + j.
+        id: Id of the response.
+        calls: The call for choice j of prompt k is at index ``k * n + j``.
     """
 
     id: str
@@ -27,10 +27,10 @@ class CallGroup:
 
     @classmethod
     def of(cls, call: Call, prompts: Sequence[Prompt]) -> "CallGroup":
-        """A call, or calls that are like it but for their prompts, ids and random numbers.
+        """Makes a call for each prompt and choice; they differ in prompt, id and random numbers.
 
         Args:
-            call: With the first prompt.
+            call: The call for the first prompt.
         """
         if call.n == len(prompts) == 1:
             return cls(call.id, (call,))
@@ -49,7 +49,7 @@ class CallGroup:
 
     @property
     def n(self) -> int:
-        """Answers to each prompt."""
+        """Number of answers to each prompt."""
         return self.calls[0].n
 
     @property
@@ -57,16 +57,16 @@ class CallGroup:
         return self.calls[0].timeout_s
 
     def pinned(self, record_version: int | None) -> "CallGroup":
-        """The same, answered by one version of the task's record."""
+        """Returns the same calls, to be answered by one version of the task's record."""
         pinned = (dataclasses.replace(c, record_version=record_version) for c in self.calls)
         return CallGroup(self.id, tuple(pinned))
 
 
 async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer]:
-    """The answers in the order of their calls.
+    """Returns the answers in the order of their calls.
 
     Raises:
-        ApiError: One of them was refused or failed; the others have been given up.
+        ApiError: A call was refused or failed; the others were cancelled.
     """
     if len(group.calls) == 1:
         return [_answer(await backend.complete(task, group.calls[0]))]
@@ -82,10 +82,10 @@ async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer
 
 
 def stream(backend: Backend, task: str, group: CallGroup) -> AsyncGenerator[Numbered, None]:
-    """The pieces of all answers as they come, each with its call's number.
+    """Yields the pieces of all answers as they arrive, each with the index of its call.
 
-    The first comes when all calls are admitted, or one is refused. Closing it gives up what has not
-    ended; so does an exception of one answer.
+    Nothing is yielded before each call has sent a piece or one is refused. Closing the generator
+    cancels unfinished calls; so does an exception of one call.
     """
     streams = [backend.stream(task, call) for call in group.calls]
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)
@@ -146,7 +146,7 @@ async def _pump(
 
 
 async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel what runs, and wait until its rows have been given back."""
+    """Cancels tasks, and waits until they have ended and their rows are free."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,8 @@
-"""Brings a call to its end though replicas die: another replica goes on after what was sent.
+"""Completes calls when replicas die: another replica continues behind the tokens already received.
 
-A whole answer is requested again. For a stream the next replica gets the token ids that were
-received and sends what comes after them. Both give what an undisturbed run gives, since an answer
-depends on the call alone.
+A whole answer is requested again. For a stream, the next replica gets the token ids received so far
+and sends those that follow. The result is the same as without a failure, because an answer depends
+only on its call.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from tasc_serve.settings import FailoverSettings
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-_MOST_PAUSE_S = 1.0  # until a replica without a place is asked again
+_MOST_PAUSE_S = 1.0  # until a full replica is asked again
 
 
 @dataclass
 class RetryBudget:
-    """So many calls may be made again: a share of all calls, and a burst when a replica dies."""
+    """Limits calls that are sent again: each call adds ``share`` to the budget, up to ``most``."""
 
     share: float
     most: float
@@ -41,7 +41,7 @@ class RetryBudget:
         self.left = min(self.left + self.share, self.most)
 
     def spend(self) -> bool:
-        """Whether another call may be made again."""
+        """Takes one from the budget; returns whether there was one."""
         if self.left < 1:
             return False
         self.left -= 1
@@ -50,14 +50,14 @@ class RetryBudget:
 
 @dataclass
 class _Run:
-    """How far one call has got.
+    """The progress of one call.
 
     Attributes:
-        call: As it was made.
-        committed: Token ids that have been received.
-        record_version: Of the task's record that has to answer; None: any.
-        full: Who has no place for it.
-        behind: Who cannot take it, and serves an older version than others.
+        call: The original call.
+        committed: Token ids received so far.
+        record_version: Version of the task's record that must answer; None: any.
+        full: Replicas that refused it because they are full or changed, and their refusals.
+        behind: Replicas that refused it as invalid, but serve an older version than others.
     """
 
     call: Call
@@ -74,7 +74,7 @@ class _Run:
         self.record_version = self.call.record_version
 
     def rest(self) -> Call:
-        """The call for the next replica: what is still to be answered, in the time that is left."""
+        """Returns the call for the next replica, with received tokens and the remaining time."""
         if not self.losses and self.record_version == self.call.record_version:
             return self.call
         timeout_s = self.call.timeout_s
@@ -92,10 +92,10 @@ class _Run:
 
 
 class Failover:
-    """The calls of one task.
+    """Sends the calls of one task to its replicas.
 
     Args:
-        budget: Shared by all tasks of a gateway.
+        budget: The retry budget, shared by all tasks of a gateway.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class Failover:
         self._metrics = metrics
 
     async def complete(self, call: Call) -> Answer | Refusal:
-        """The whole answer.
+        """Returns the whole answer, or the refusal of the last replica that was asked.
 
         Raises:
-            ApiError: No replica is there, or too many were lost.
+            ApiError: There is no replica, or too many were lost.
         """
         self._budget.earn()
         run = _Run(call)
@@ -138,10 +138,10 @@ class Failover:
                 return answer
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        """The answer piece by piece, each once, whoever sends them.
+        """Yields the pieces of the answer, each exactly once, even if several replicas send them.
 
         Raises:
-            ApiError: No replica is there, or too many were lost.
+            ApiError: There is no replica, or too many were lost.
         """
         self._budget.earn()
         run = _Run(call)
@@ -169,13 +169,13 @@ class Failover:
                 self._lose(run, replica, error)
 
     async def _replica(self, run: _Run) -> SeenReplica | Refusal:
-        """The next to ask. While there is none it waits for one, such as the heir of a dead one."""
+        """Returns the next replica to ask; waits for one, such as the replacement of a dead one."""
         deadline = time.monotonic() + self._settings.no_replica_timeout_s
         while True:
             if found := self._fleet.pick(run.full.keys() | run.behind, run.record_version):
                 return found
             pause_s = _LOOK_S
-            if run.committed and run.full:  # what has been begun is worth waiting for a place
+            if run.committed and run.full:  # an answer that has begun waits for a free place
                 waits = (refusal.retry_after_s or _LOOK_S for refusal in run.full.values())
                 pause_s = min(_MOST_PAUSE_S, *waits)
                 run.full.clear()
@@ -188,7 +188,7 @@ class Failover:
             await asyncio.sleep(pause_s)
 
     def _lose(self, run: _Run, replica: SeenReplica, error: Exception) -> None:
-        """Count a loss; raise where the call ends with it."""
+        """Counts a loss. Raises if the call may not be sent again, or the error is no loss."""
         reason = loss_reason(error)
         if reason is None:
             raise error
@@ -205,14 +205,14 @@ class Failover:
         self._metrics.failovers(self._task, reason).inc()
 
     def _found(self, run: _Run) -> None:
-        """The first tokens since a loss end what the client saw as a pause."""
+        """Records the time from a loss to the next tokens, the pause that the client saw."""
         if run.lost_at is not None:
             seconds = time.monotonic() - run.lost_at
             self._metrics.failover_seconds(self._task).observe(seconds)
             run.lost_at = None
 
     def _has_changed(self, run: _Run) -> bool:
-        """Whether there are replicas, and none of them serves what the call was begun by."""
+        """Whether there are replicas, but none serves the record version of the call."""
         status, version = self._fleet.status, run.record_version
         return bool(status and version and not self._fleet.pick((), version))
 
@@ -223,13 +223,13 @@ class Failover:
     def _may_try_another(
         self, run: _Run, replica: SeenReplica, item: Answer | Piece | Refusal
     ) -> bool:
-        """Whether another replica may take what this one does not."""
+        """Whether another replica may accept what this one refused; notes the refusal."""
         if not isinstance(item, Refusal):
             return False
         if item.kind in ("full", "changed"):
             run.full[replica.name] = item
             return True
-        # A newer version may have the adapter, say, that this one does not know.
+        # A newer version may have, for example, an adapter that this one does not know.
         early = item.kind == "invalid" and not run.committed
         if early and self._fleet.is_behind(replica):
             run.behind.add(replica.name)

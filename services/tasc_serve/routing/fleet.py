@@ -1,7 +1,7 @@
-"""The replicas of one task as a gateway sees them: present or not, silent or not, and their load.
+"""The replicas of one task as a gateway sees them: which are present, which are silent, their load.
 
-The gateway asks each replica for its pulse: Ray takes ten seconds and more to notice a node that is
-gone, and does not notice a process that hangs.
+The gateway asks each replica for its pulse, because Ray needs ten seconds or more to notice a lost
+node, and does not notice a process that hangs.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ _DIED = (
     NodeDiedError,
     ObjectLostError,
     RaySystemError,
-    # Of a replica that is being stopped; what we cancel ourselves does not come back as this.
+    # Raised by a replica that is being stopped; our own cancellations do not come back as these.
     TaskCancelledError,
     RequestCancelledError,
 )
 
 
 class ReplicaLost(Exception):
-    """The replica that a call was sent to does not answer any more.
+    """The replica of a call no longer answers.
 
     Attributes:
         reason: ``died``, ``broken`` or ``silent``.
-        at: When it was lost, by `time.monotonic`. A client that reads slowly may learn of it late.
+        at: Time of the loss, by `time.monotonic`; a slow reader may see the exception later.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -51,11 +51,11 @@ class ReplicaLost(Exception):
 
 
 def loss_reason(error: BaseException) -> str | None:
-    """Say why an error means that the replica is lost.
+    """Returns why an error means that the replica is lost.
 
     Returns:
-        ``broken`` if its engine ended, ``died`` if its process or node did, ``silent`` if it did
-        not answer in time; None for other errors, with which the request fails.
+        ``broken`` if its engine ended, ``died`` if its process or node died, ``silent`` if it did
+        not answer in time; None for other errors, which fail the request.
     """
     if isinstance(error, ReplicaLost):
         return error.reason
@@ -65,11 +65,11 @@ def loss_reason(error: BaseException) -> str | None:
 
 
 class SeenReplica:
-    """One replica, from outside.
+    """What a gateway knows of one replica.
 
     Attributes:
-        calls: This gateway's calls that it holds.
-        gone: Why it was given up, and gets no calls; empty while it does.
+        calls: Number of this gateway's calls that it is answering.
+        gone: Why it gets no more calls; empty if it may get some.
         let_go: Whether its connection was ended since it last had a pulse.
     """
 
@@ -86,18 +86,18 @@ class SeenReplica:
 
     @property
     def load(self) -> int:
-        """Requests that it holds: others' as of its last pulse, and ours."""
+        """Number of its requests: other gateways' at its last pulse, plus our current ones."""
         others = self.pulse.outstanding - self._calls_then if self.pulse else 0
         return max(others, 0) + self.calls
 
     @property
     def has_free_rows(self) -> bool:
-        """Whether its engine could begin another request at once; False: nobody knows."""
+        """Whether its engine can start another request at once; False if unknown."""
         return self.pulse is not None and self.load < self.pulse.status.rows
 
     @property
     def record_version(self) -> int:
-        """The newest that it serves, as of its last pulse; 0: nobody knows."""
+        """The newest version that it serves, by its last pulse; 0 if unknown."""
         return self.pulse.status.record_version if self.pulse else 0
 
     @property
@@ -105,17 +105,17 @@ class SeenReplica:
         return time.monotonic() - self._heard
 
     def heard(self, pulse: Pulse, heartbeat_timeout_s: float) -> None:
-        """It has answered; one whose engine stands still is as good as silent."""
+        """Notes a pulse. If the engine is stalled, the replica still counts as silent."""
         self.pulse, self._calls_then = pulse, self.calls
         if pulse.stalled_s < heartbeat_timeout_s:
             self._heard = self._pulse_at = time.monotonic()
             self.gone, self.let_go = "", False
 
     def give_up(self, reason: str, at: float | None = None) -> None:
-        """Give it no more calls until it has a pulse again.
+        """Stops calls to it until its next pulse.
 
         Args:
-            at: When it was lost; nothing happens if it has had a pulse since. None: now.
+            at: Time of the loss; ignored if it had a pulse since. None: now.
         """
         if at is None or at >= self._pulse_at:
             self.gone = self.gone or reason
@@ -133,11 +133,11 @@ class Fleet:
     """The replicas of one task. Belongs to one event loop.
 
     Args:
-        present: Names of those that there are.
-        ask: Ask one for its pulse.
-        heartbeat_timeout_s: A replica not heard of for this long is given up, if there is another.
-        seen: Told how many there are that have answered, after each look.
-        let_go: Ends the connection to one, by its name, and with it all its calls. It is told why.
+        present: Returns the names of the replicas that exist.
+        ask: Asks a replica for its pulse.
+        heartbeat_timeout_s: A replica is given up after so long a silence, if there is another.
+        seen: Called after each look with the number of replicas that have answered.
+        let_go: Called with a name and a reason; ends the connection to the replica and its calls.
     """
 
     def __init__(
@@ -160,20 +160,21 @@ class Fleet:
 
     @property
     def status(self) -> TaskStatus | None:
-        """The last status of the replica that `pick` would give a new call.
+        """The last status of the replica that `pick` would choose for a new call.
 
-        Calls that are pinned to its version, such as retries, spread as others do.
+        Calls that are pinned to its version are distributed like others.
         """
         chosen = self.pick((), None)
         return chosen.pulse.status if chosen and chosen.pulse else None
 
     def pick(self, avoid: Collection[str], record_version: int | None) -> SeenReplica | None:
-        """The one with least to do of those that serve a version of the record; None for none.
+        """Returns the least loaded replica that serves a version of the record, or None.
 
         Args:
-            record_version: None: any. Replicas with the newest version come first while their
-                engines have free rows. Beyond that they share the load with the others: early in a
-                rolling update one new replica cannot take the load of all.
+            avoid: Names of replicas that are not chosen.
+            record_version: None: any. Replicas with the newest version are preferred while their
+                engines have free rows. Otherwise the load is shared by all: early in a rolling
+                update, one new replica cannot take all the load.
         """
         fits = [r for r in self._live() if r.name not in avoid and _serves(r, record_version)]
         if record_version is None:
@@ -183,26 +184,26 @@ class Fleet:
         return min(fits, key=lambda r: r.load, default=None)
 
     def is_behind(self, replica: SeenReplica) -> bool:
-        """Whether another one serves a newer version of the record."""
+        """Whether another replica serves a newer version of the record."""
         return any(other.record_version > replica.record_version for other in self._live())
 
     async def watch(self) -> None:
-        """Ask all of them, again and again, until this is cancelled."""
+        """Calls `look` repeatedly until it is cancelled."""
         while True:
             try:
                 self.look()
-            except Exception:  # unforeseen; the next look must come
-                log.exception("task %s: its replicas could not be looked after", self._task)
+            except Exception:  # unforeseen; the loop must go on
+                log.exception("task %s: its replicas could not be checked", self._task)
             await asyncio.sleep(min(_MOST_PULSE_S, self._silence_s / 4))
 
     def look(self) -> None:
-        """Ask whoever is there, forget who is not, give up who is silent."""
+        """Asks present replicas for a pulse, gives up silent ones, and forgets those that left."""
         names = set(self._present())
         for name in names - self._replicas.keys():
             self._replicas[name] = SeenReplica(name)
         for replica in list(self._replicas.values()):
             present = replica.name in names
-            if present or replica.calls:  # being stopped it still ends what it has
+            if present or replica.calls:  # while it stops, it finishes its calls
                 if present or not replica.let_go:
                     self._begin_to_ask(replica)
                 self._judge(replica)
@@ -213,8 +214,8 @@ class Fleet:
 
     def _judge(self, replica: SeenReplica) -> None:
         if replica.silent_s < self._silence_s or replica.let_go:
-            return  # a client that does not read may keep a call that was ended
-        # Waiting for one that may come back is better than for nobody.
+            return  # a call to it may remain, whose client does not read
+        # A silent replica may come back; without another one, calls wait for it.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
             log.warning("task %s: replica %s is silent, given up", self._task, replica.name)
             self._give_up(replica, "silent")

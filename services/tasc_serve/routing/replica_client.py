@@ -1,8 +1,8 @@
 """A gateway's connections to the replicas of one task, and the calls on them.
 
-A connection is asked for over a Ray Serve handle, once for each replica (`tasc_serve.wire`). When
-it breaks, all its calls end with `ReplicaLost`; the next call or pulse attaches anew, and so never
-reaches another process than the one that Serve names.
+A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If it
+breaks, all its calls end with `ReplicaLost`. The next call or pulse requests a new one from Serve,
+so it never reaches another process than the one that Serve names.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ _BUSY = Refusal("full", "large requests wait to be sent to the replica; try agai
 
 
 class ReplicaClient:
-    """One task's replicas. Belongs to one event loop.
+    """The connections to one task's replicas. Belongs to one event loop.
 
     Args:
-        attach: Sends an `AttachRequest` to the replica that it names; what comes back yields an
-            `Endpoint` and ends when the connection has ended.
-        node: This gateway's Ray node.
+        attach: Sends an `AttachRequest` to the replica that it names. The result yields an
+            `Endpoint`, and ends with the connection.
+        node: Id of this gateway's Ray node.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ReplicaClient:
         self._links: dict[str, asyncio.Task[_ReplicaConnection]] = {}
 
     async def complete(self, replica: str, call: Call) -> Answer | Refusal:
-        """Cancelling it cancels the call."""
+        """Returns the whole answer. Cancelling this coroutine cancels the call."""
         connection = await self._connected(replica)
         try:
             with connection.asking(lambda number: wire.Request(number, True, call)) as items:
@@ -56,7 +56,7 @@ class ReplicaClient:
         return item
 
     async def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        """Closing it cancels the call."""
+        """Yields the pieces of the answer. Closing the generator cancels the call."""
         connection = await self._connected(replica)
         try:
             with connection.asking(lambda number: wire.Request(number, False, call)) as items:
@@ -77,29 +77,29 @@ class ReplicaClient:
         return item
 
     async def wake(self) -> None:
-        """Make a first call, after which Serve reports the replicas to this process."""
-        with suppress(Exception):  # whatever is answered
+        """Makes a first call, after which Serve reports the replicas to this process."""
+        with suppress(Exception):  # the answer does not matter
             await anext(aiter(self._attach(AttachRequest(""))), None)
 
     def let_go(self, replica: str, reason: str) -> None:
-        """End the connection to a replica, so that Serve can stop it.
+        """Ends the connection to a replica, so that Serve can stop it.
 
         Args:
-            reason: That of the `ReplicaLost` with which its calls end.
+            reason: Reason of the `ReplicaLost` with which its calls end.
         """
         if link := self._links.pop(replica, None):
             link.add_done_callback(partial(_end, reason))
 
     async def _connected(self, name: str) -> "_ReplicaConnection":
-        """The connection to a replica, made by whoever needs it first.
+        """Returns the connection to a replica; the first caller opens it.
 
         Raises:
-            ReplicaLost: It cannot be made.
+            ReplicaLost: It cannot be opened.
         """
         link = self._links.get(name)
         if link is None or (link.done() and not _is_open(link)):
             link = self._links[name] = asyncio.create_task(self._connect(name))
-        return await asyncio.shield(link)  # others may wait for it, too
+        return await asyncio.shield(link)  # other calls may await the same task
 
     async def _connect(self, name: str) -> "_ReplicaConnection":
         attachment = self._attach(AttachRequest(name, self._node))
@@ -110,7 +110,7 @@ class ReplicaClient:
                 connection.attachment = attachment
                 await _open(connection, endpoint)
                 await connection.greet(endpoint.token)
-        except Exception as error:  # also what the replica could not do
+        except Exception as error:  # includes errors raised in the replica
             connection.close()
             log.warning("no connection to replica %s: %r", name, error)
             slow = isinstance(error, TimeoutError)
@@ -123,8 +123,8 @@ class _ReplicaConnection(Connection):
     """The connection to one replica.
 
     Attributes:
-        attachment: The handle call that Serve counts; to be held as long as the connection.
-        reason: Why its calls end when it does.
+        attachment: The handle call that Serve counts; it must live as long as the connection.
+        reason: Reason of the `ReplicaLost` of its calls if it ends.
     """
 
     attachment: AsyncIterable[Endpoint] | None = None
@@ -138,10 +138,10 @@ class _ReplicaConnection(Connection):
         self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def greet(self, token: bytes) -> None:
-        """Show the token, and check that the endpoint is the replica's.
+        """Sends the token, and checks that the wanted replica answers.
 
         Raises:
-            ConnectionError: It is another's, or has ended.
+            ConnectionError: Another replica answers, or the connection has ended.
         """
         self.send(wire.Hello(token))
         found = await self._welcome
@@ -151,7 +151,7 @@ class _ReplicaConnection(Connection):
 
     @contextmanager
     def asking(self, message: Callable[[int], wire.Request | wire.Heartbeat]) -> Iterator["_Items"]:
-        """Send a message; the block reads what comes. What has not ended by then is stopped.
+        """Sends a message; the block reads the replies. After it, an unfinished call is cancelled.
 
         Raises:
             ReplicaLost: The connection has ended.
@@ -193,7 +193,7 @@ class _ReplicaConnection(Connection):
             items.put_nowait(ReplicaLost(self._name, self.reason))
 
     def _hand(self, number: int, item: "_Item", last: bool = True) -> None:
-        """Give an item to who waits for it. Items of a stopped call are dropped."""
+        """Passes an item to its waiting call. Items of a cancelled call are dropped."""
         items = self._waiting.pop(number, None) if last else self._waiting.get(number)
         if items is not None:
             items.put_nowait(item)
@@ -227,7 +227,7 @@ async def _open(connection: Connection, endpoint: Endpoint) -> None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # one certificate is trusted, and it came over Ray's channel
+    context.check_hostname = False  # only the certificate that came over Ray's channel is trusted
     context.load_verify_locations(cadata=endpoint.certificate)
     host, port = endpoint.address
     await loop.create_connection(lambda: connection, host, port, ssl=context)

@@ -1,6 +1,6 @@
-"""Brings a gateway's request for a connection to the replica that it names, inside Serve's router.
+"""A router for Ray Serve that sends a gateway's `AttachRequest` to the replica that it names.
 
-The router also reports the replicas that are present.
+It also reports the present replicas to `presence`.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from tasc_serve.wire import AttachRequest
 
 
 class ChosenReplicaRouter(RequestRouter):
-    """Sends an `AttachRequest` to the replica that it names, on whatever node."""
+    """Sends an `AttachRequest` to the replica that it names, on any node."""
 
     async def choose_replicas(
         self,
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        if pending_request:  # else Serve tries again without a pause, and nothing else runs
+        if pending_request:  # otherwise Serve retries without a pause and blocks its loop
             pending_request.routing_context.should_backoff = True
         wanted = _named(pending_request.args) if pending_request else None
         chosen = [r for r in candidate_replicas if r.replica_id.unique_id == wanted]
@@ -40,6 +40,6 @@ class ChosenReplicaRouter(RequestRouter):
 
 
 def _named(args: Sequence[Any]) -> str | None:
-    """The replica that a request's first argument names."""
+    """Returns the replica that a request's first argument names, if it is an `AttachRequest`."""
     first = args[0] if args else None
     return first.replica_id if isinstance(first, AttachRequest) else None
