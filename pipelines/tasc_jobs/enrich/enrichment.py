@@ -1,4 +1,4 @@
-"""Enrich a tokenizer by a task's outputs, save it, and report what the new tokens save."""
+"""Adds n-grams of a task's outputs to a tokenizer, saves it, and reports what that saves."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tasc_runtime.progress import StageProgress, silent
 from tasc_text import TaskTokenizer
 
 _BATCH = 1000
-_SAMPLE = 256  # texts that transformers encodes, too
+_SAMPLE = 256  # number of texts that transformers encodes for comparison
 _SHOWN = 80  # characters of a text in an error
 CONFIG, SPECIAL, ENDS = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
 _TEMPLATE = "chat_template.jinja"
@@ -28,13 +28,13 @@ STAGES = {"merge": "tokens", "check": "texts"}
 
 @dataclass(frozen=True)
 class EnrichReport:
-    """What new tokens save on some outputs.
+    """How much shorter some outputs become with the new tokens.
 
     Attributes:
-        judged_on: ``test``: outputs that no token was chosen by; ``train``: those that were.
-        new_tokens: Added; fewer than the budget where the outputs had no more to give.
-        tokens_before: Of all judged outputs, as the base tokenizer has them.
-        length_reduction: Tokens before, by tokens after.
+        judged_on: ``test``: outputs not used to choose tokens; ``train``: those that were used.
+        new_tokens: Number of tokens added; below the budget if no more n-grams qualify.
+        tokens_before: Number of tokens of the judged outputs with the base tokenizer.
+        length_reduction: Tokens before, divided by tokens after.
     """
 
     judged_on: str
@@ -51,12 +51,12 @@ class EnrichReport:
 
     @property
     def in_words(self) -> str:
-        fewer = "" if self.new_tokens == self.budget else f" (of {self.budget}: there is no more)"
+        fewer = "" if self.new_tokens == self.budget else f" (of {self.budget}; no more qualify)"
         return (
             f"{self.new_tokens} new tokens{fewer}; {self.judged_on} outputs have "
             f"{self.length_reduction:.2f} x fewer tokens ({self.tokens_before:,} -> "
             f"{self.tokens_after:,}); left out: {self.collided} for collisions, {self.unwritable} "
-            f"whose text cannot be a token's\n{self.output}"
+            f"whose text cannot be a token\n{self.output}"
         )
 
 
@@ -70,17 +70,17 @@ def enrich_and_save(
     others: Sequence[str] = (),
     progress: StageProgress = silent,
 ) -> EnrichReport:
-    """Choose tokens by ``train`` outputs, and save the tokenizer in the folder ``output``.
+    """Chooses tokens by the ``train`` outputs, and saves the tokenizer in the folder ``output``.
 
     Args:
-        test: Outputs to judge by; without any, ``train`` is judged.
-        others: Further texts, such as inputs, that must be read back as before.
+        test: Outputs on which the result is judged; without any, ``train`` is used.
+        others: Further texts, such as inputs, that must decode as before.
 
     Raises:
         EmptyCorpusError: There are no outputs.
-        FamilyError: Texts would not be read back as before, or transformers would not find the
-            new tokens; nothing is saved.
-        FileError: The folder is there already, or cannot be written.
+        FamilyError: Texts would not decode as before, or transformers would not use the new
+            tokens; nothing is saved.
+        FileError: The folder already exists, or cannot be written.
     """
     require_new(output)
     if not any(train):
@@ -109,10 +109,10 @@ def enrich_and_save(
 
 
 def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str]) -> None:
-    """Check that both tokenizers read texts back alike.
+    """Checks that texts decode to the same text with both tokenizers.
 
     Raises:
-        FamilyError: A text comes back from one as it does not from the other.
+        FamilyError: A text decodes differently.
     """
     for start in range(0, len(texts), _BATCH):
         batch = texts[start : start + _BATCH]
@@ -120,14 +120,14 @@ def require_same_texts(base: Tokenizer, enriched: Tokenizer, texts: Sequence[str
         for text, (one, other) in zip(batch, both, strict=True):
             if one != other:
                 raise FamilyError(
-                    f"{text[:_SHOWN]!r} is read back as {other[:_SHOWN]!r} with the new tokens and "
-                    f"as {one[:_SHOWN]!r} without; this tokenizer cannot be enriched, take a model "
-                    "with another"
+                    f"{text[:_SHOWN]!r} decodes to {other[:_SHOWN]!r} with the new tokens and to "
+                    f"{one[:_SHOWN]!r} without; this tokenizer cannot be enriched; use another "
+                    "model"
                 )
 
 
 def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) -> None:
-    """Check that transformers gives the tokenizer's ids when it loads the folder.
+    """Checks that transformers loads the folder and encodes texts to the same ids.
 
     Raises:
         FamilyError: They differ, or transformers cannot load the folder.
@@ -136,7 +136,7 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
 
     try:
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever the settings lead it to
+    except Exception as error:  # depends on the settings
         raise FamilyError(
             f"transformers cannot load the enriched tokenizer ({error}); mend the settings beside "
             "the base's tokenizer.json"
@@ -147,9 +147,9 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
         theirs = loaded.encode(text, add_special_tokens=False)
         if ours != theirs:
             raise FamilyError(
-                f"transformers encodes {text[:_SHOWN]!r} as {len(theirs)} tokens and not as the "
-                f"{len(ours)} of the enriched tokenizer; see what the settings beside the base's "
-                "tokenizer.json change"
+                f"transformers encodes {text[:_SHOWN]!r} to {len(theirs)} tokens, the enriched "
+                f"tokenizer to {len(ours)} others; check the settings beside the base's "
+                "tokenizer.json"
             )
 
 
@@ -159,18 +159,18 @@ def _read_back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
 
 
 def write_settings(base: TaskTokenizer, folder: Path) -> None:
-    """Write a folder's settings, taken from those beside the base's file.
+    """Writes the tokenizer's settings files, based on those beside the base's tokenizer.json.
 
-    What ends an answer is what ``base`` was told, whatever its files say.
+    End-of-sequence tokens are those of ``base``, even if its files name others.
 
     Raises:
-        FileError: A file beside the base's cannot be read as JSON.
+        FileError: A file beside the base's tokenizer.json cannot be read as JSON.
         OSError: A file cannot be written.
     """
     beside = base.path.parent
     config = {**_said_by_class(base), **_read(beside / CONFIG)}
-    # Classes of families build a tokenizer of their own from the vocabulary; this one takes the
-    # file as it is, with its normalizer.
+    # Classes of model families rebuild a tokenizer from the vocabulary. This class uses the file
+    # unchanged, with its normalizer.
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config.pop("auto_map", None)
     special = _read(beside / SPECIAL)
@@ -187,7 +187,7 @@ def write_settings(base: TaskTokenizer, folder: Path) -> None:
 
 
 def named_end(tokenizer: TaskTokenizer) -> int | None:
-    """The id of the ``eos_token`` that a tokenizer's settings name, if it ends answers."""
+    """Returns the id of the ``eos_token`` in a tokenizer's settings, if it ends answers."""
     beside = tokenizer.path.parent
     named = _named({**_read(beside / CONFIG), **_read(beside / SPECIAL)})
     id_ = tokenizer.backend.token_to_id(named) if named else None
@@ -201,12 +201,12 @@ def _named(settings: dict[str, Any]) -> str | None:
 
 
 def _said_by_class(base: TaskTokenizer) -> dict[str, Any]:
-    """What the base's class is like where its settings do not say: its special tokens and side."""
+    """Returns settings that only the base's class defines: special tokens and padding side."""
     from transformers import AutoTokenizer  # slow to import
 
     try:
         loaded = AutoTokenizer.from_pretrained(base.path.parent, trust_remote_code=False)
-    except Exception:  # no settings at all, or a class of the folder's own: nothing to go by
+    except Exception:  # no settings, or a class with code of its own
         return {}
     known = {
         name: str(token)
@@ -217,9 +217,9 @@ def _said_by_class(base: TaskTokenizer) -> dict[str, Any]:
 
 
 def _end(base: TaskTokenizer, settings: dict[str, Any]) -> Any:
-    """The settings' ``eos_token`` where it is one of the base's, else the first of those.
+    """Returns the settings' ``eos_token`` if it is one of the base's, else the base's first one.
 
-    None where that is no special token: transformers would make it one, and cut texts at it.
+    None if the latter is not special: transformers would make it special, and split texts at it.
     """
     text = _named(settings)
     if text is not None and base.backend.token_to_id(text) in base.eos_ids:
@@ -248,17 +248,16 @@ def save(
     folder: Path,
     texts: Sequence[str],
 ) -> TaskTokenizer:
-    """Write the folder, and load the tokenizer from it.
+    """Writes the folder, and loads the tokenizer from it.
 
-    Beside the tokenizer stands ``enrichment.json``: the settings, and each new token's id, content
-    and parts, in the order in which they were added.
+    ``enrichment.json`` has the base's fingerprint, the settings, and each `NewToken` in order.
 
     Args:
-        texts: Some of these are encoded by transformers first, which must say the same.
+        texts: A sample of these is encoded by transformers, which must give the same ids.
 
     Raises:
-        FamilyError: It does not; nothing is saved.
-        FileError: The folder is there already, or cannot be written.
+        FamilyError: transformers gives other ids; nothing is saved.
+        FileError: The folder already exists, or cannot be written.
     """
     require_new(folder)
     try:
@@ -275,9 +274,9 @@ def save(
 
 
 def require_new(folder: Path) -> None:
-    """Raise FileError where the folder exists."""
+    """Raises FileError if the folder exists."""
     if folder.exists():
-        raise FileError(f"{folder} is there already; name another, or remove it")
+        raise FileError(f"{folder} already exists; choose another, or remove it")
 
 
 def _write(enriched: Enriched, settings: EnrichSettings, base: TaskTokenizer, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""How variable a task's texts are: counts, figures and reports of n-grams. No model is run."""
+"""Statistics of the n-grams of a task's texts, which show how variable it is. No model is run."""

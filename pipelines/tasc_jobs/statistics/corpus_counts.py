@@ -1,13 +1,12 @@
-"""The n-grams of a corpus in Redis, counted by Ray Data and summed by partition in Ray tasks.
+"""Counts the n-grams of a corpus in Redis with Ray Data, and sums them by partition in Ray tasks.
 
-Where rows are read, each batch becomes a table of counts, every n-gram with its partition. The
-tables stay in Ray's object store, which spills to disk what does not fit. Then a task for each
-partition goes through all tables, one at a time, sums what is its own, and returns a histogram.
+Each batch of rows becomes a table of counts, with the partition of every n-gram. The tables stay in
+Ray's object store, which spills to disk if it is full. Then a task per partition reads all tables,
+one at a time, sums the n-grams of its partition, and returns a histogram.
 
-So memory grows with the *different* n-grams: of a batch in a process that counts, of a partition in
-a process that sums. This process holds histograms and row lengths. Every task reads every table,
-which is quick, since most of a table is not its own; a groupby would send each n-gram through a
-shuffle.
+So memory grows with the number of *different* n-grams of a batch, or of a partition. This process
+holds only histograms and row lengths. Each task filters every table, which is cheap; a groupby
+would send each n-gram through a shuffle.
 """
 
 import functools
@@ -39,9 +38,9 @@ _COUNTS = pa.schema(
     [
         ("side", pa.string()),
         ("unit", pa.string()),
-        ("ngram", pa.string()),  # either these two
+        ("ngram", pa.string()),  # null in rows of a length, as is its partition
         ("partition", pa.int32()),
-        ("length", pa.int64()),  # or this is not null
+        ("length", pa.int64()),  # null in rows of an n-gram
         ("count", pa.int64()),
     ]
 )
@@ -56,16 +55,16 @@ _Block: TypeAlias = "ray.ObjectRef[pa.Table]"
 def count_corpus(
     url: str, task: str, units: Units, parallelism: int | None, progress: StageProgress
 ) -> Histograms:
-    """How often n-grams occur on each side, in each unit.
+    """Returns how often n-grams occur, by side and unit.
 
     Args:
-        parallelism: Ranges to read, and partitions to sum; by default one for every 20,000 rows. A
-            single partition is summed here.
-        progress: Told of the stage ``count`` and, with several partitions, of ``sum``.
+        parallelism: Number of ranges to read and of partitions to sum; by default one for every
+            20,000 rows. A single partition is summed in this process.
+        progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:
         RaySetupError: Ray is not running in this process.
-        ClusterError: The workers that sum a partition died again and again.
+        ClusterError: The workers that sum a partition died repeatedly.
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """
@@ -98,19 +97,19 @@ def _count_tables(source: RedisCorpusSource, units: Units, partitions: int) -> I
         batch_format="pyarrow",
         batch_size=max(min(_BATCH_ROWS, _BATCH_BYTES // row_bytes), 1),
     )
-    # Ray keeps a block for as long as somebody holds its reference.
+    # Ray keeps a block while a reference to it exists.
     for bundle in counted.iter_internal_ref_bundles():
         yield from bundle.block_refs
 
 
 def partition_sums(tables: Sequence[_Block], units: Units, partitions: int) -> Iterator[Histograms]:
-    """The histograms of each partition of tables of counts, in any order, without lengths.
+    """Yields the histograms of each partition of the tables, in any order, without lengths.
 
-    As many tasks run at a time as the cluster has CPUs.
+    At most as many tasks as the cluster has CPUs run at a time.
 
     Raises:
-        ClusterError: The workers of a partition died again and again.
-        RayError: A task failed otherwise.
+        ClusterError: The workers of a partition died repeatedly.
+        RayError: A task failed for another reason.
     """
     listed = ray.put(tables)  # once, not with every task
     at_a_time = max(int(ray.cluster_resources().get("CPU", 1)), 1)
@@ -124,15 +123,15 @@ def partition_sums(tables: Sequence[_Block], units: Units, partitions: int) -> I
             yield ray.get(ended)
         except (WorkerCrashedError, OutOfMemoryError) as error:
             raise ClusterError(
-                f"the workers that sum one of {partitions} partitions of the n-grams died again "
-                "and again; each holds the different n-grams of a partition: give Ray's machines "
-                f"more memory: {in_short(error)}"
+                f"the workers that sum one of {partitions} partitions of the n-grams died "
+                f"repeatedly ({in_short(error)}); each holds the different n-grams of a partition, "
+                "so give Ray's machines more memory"
             ) from error
 
 
 @ray.remote(num_cpus=1, max_retries=_RETRIES)
 def sum_partition(tables: Sequence[_Block], units: Units, partition: int) -> Histograms:
-    """Sum the n-grams of one partition, with one table at a time in memory."""
+    """Sums the n-grams of one partition, with one table at a time in memory."""
     total = TableSum(units)
     for table in tables:
         total.add(ngrams_in(ray.get(table), partition))
@@ -140,9 +139,9 @@ def sum_partition(tables: Sequence[_Block], units: Units, partition: int) -> His
 
 
 def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
-    """Rows of a `RedisCorpusSource` -> a table of their counts, for so many partitions.
+    """Returns the table of counts of some rows of a `RedisCorpusSource`.
 
-    Every row brings the words in front of it, so however they are cut will do.
+    Each row has the words before it, so the counts do not depend on how rows are batched.
     """
     return pa.concat_tables(
         _encoded(side, unit, _counts_of(table, side, unit, units), partitions)
@@ -152,26 +151,26 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
 
 
 def partition_of(ngram: str, partitions: int) -> int:
-    """0 to ``partitions - 1``, the same in every process (`hash` of a string is not)."""
+    """Returns 0 to ``partitions - 1``, equal in every process, unlike `hash` of a string."""
     return zlib.crc32(ngram.encode()) % partitions
 
 
 def ngrams_in(table: pa.Table, partition: int) -> pa.Table:
-    """The rows of a table of counts that are n-grams of this partition."""
+    """Returns the rows of a table of counts for n-grams of this partition."""
     return table.filter(pc.equal(table["partition"], partition))
 
 
 def lengths_in(table: pa.Table) -> pa.Table:
-    """The rows of a table of counts that are lengths."""
+    """Returns the rows of a table of counts for lengths."""
     return table.filter(pc.is_valid(table["length"]))
 
 
 class TableSum:
-    """A running sum of tables of counts; memory grows with the different n-grams in them."""
+    """A running sum of tables of counts; memory grows with the number of different n-grams."""
 
     def __init__(self, units: Units) -> None:
         self.rows = 0
-        """Rows of the corpus whose lengths were in a table so far."""
+        """Number of rows of the corpus whose lengths were in the tables so far."""
         self._totals = {(side, unit): NgramTotal() for side in SIDES for unit in units.orders}
 
     def add(self, table: pa.Table) -> None:
@@ -199,7 +198,7 @@ def _counts_of(table: pa.Table, side: str, unit: str, units: Units) -> NgramCoun
 
 
 def _encoded(side: str, unit: str, counts: NgramCounts, partitions: int) -> pa.Table:
-    """One row for each n-gram, and one for each length."""
+    """Returns a table of counts: one row for each n-gram, and one for each length."""
     ngrams, lengths = counts.ngrams, counts.lengths
     rows = len(ngrams) + len(lengths)
     no_ngram = [None] * len(lengths)

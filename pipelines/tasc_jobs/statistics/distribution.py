@@ -1,7 +1,7 @@
-"""How peaked a distribution of n-grams is: the paper's measures of a task's variability.
+"""The paper's measures of a task's variability: how peaked its distribution of n-grams is.
 
 Tsur et al. 2026, "Task-Centric Acceleration of Small-Language Models" (arXiv 2602.24174), section
-3.1, Table 1, and appendices D and E. Pure functions of how many n-grams occur how often.
+3.1, Table 1, and appendices D and E. Pure functions of the histogram of n-gram counts.
 """
 
 import math
@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 CURVE_POINTS = 64
 _Groups: TypeAlias = Sequence[tuple[int, int]]
-"""How often, and how many n-grams occur so often."""
+"""Pairs of a count and the number of different n-grams with that count."""
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The n-gram at ``rank`` (the most frequent has 1) occurs ``count`` times; all down to it are
-    the share ``coverage`` of all n-grams."""
+    """The n-gram of ``rank`` (1: the most frequent) occurs ``count`` times; ranks up to this one
+    make up the share ``coverage`` of all n-grams."""
 
     rank: int
     count: int
@@ -29,22 +29,22 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Figures of an empirical distribution p of n-grams; all are 0 where there is none.
+    """Figures of an empirical distribution p of n-grams; 0 if there are no n-grams.
 
     Attributes:
-        n: Words or tokens of an n-gram.
-        ngrams: How many n-grams there are.
-        unique_ngrams: How many different ones.
-        vocabulary: |V|: of single tokens, how many the tokenizer has; of words, the different
-            n-grams.
+        n: Number of words or tokens of an n-gram.
+        ngrams: Number of n-grams, with repetitions.
+        unique_ngrams: Number of different n-grams.
+        vocabulary: |V|: for tokens, the size of the tokenizer's vocabulary; for words, the number
+            of different n-grams.
         shannon_bits: H, the sum of ``-p log2 p``.
         renyi2_bits: H2, ``-log2`` of the sum of ``p * p`` (appendix E).
         normalised_entropy: ``H / log2 |V|``, 0 to 1 (appendix D).
-        typical_set_size: ``2 ** H``: the size section 3.1's equation (2) gives the set of typical
-            n-grams, its exponential being of H in nats.
-        ngrams_for_80_percent: The least number of different n-grams, most frequent first, that
-            make up 80 % of all (Table 1).
-        curve: Points at ranks that grow by a constant factor, first and last rank among them.
+        typical_set_size: ``2 ** H``, the size of the set of typical n-grams by equation (2) of
+            section 3.1, which uses ``e`` and H in nats.
+        ngrams_for_80_percent: The smallest number of different n-grams that make up 80 % of all
+            (Table 1).
+        curve: Points at ranks that grow by a constant factor, with the first and the last rank.
     """
 
     n: int
@@ -62,10 +62,10 @@ class Distribution:
 def distribution(
     frequencies: Mapping[int, int], n: int, vocabulary: int | None = None
 ) -> Distribution:
-    """The figures of how often n-grams occur.
+    """Returns the figures of a distribution of n-grams.
 
     Args:
-        frequencies: How many different n-grams occur so often each, by how often, 1 or more.
+        frequencies: Number of different n-grams by their count, which is 1 or more.
         vocabulary: |V|; the number of different n-grams if None.
     """
     frequent_first = sorted(frequencies.items(), reverse=True)
@@ -87,7 +87,7 @@ def distribution(
 
 
 def renyi2_bits(frequencies: Iterable[int]) -> float:
-    """H2 of the frequency of each different n-gram; 0 where there is none."""
+    """Returns H2 of the counts of all different n-grams; 0 if there are none."""
     return _renyi2_bits(Counter(frequencies))
 
 
@@ -97,20 +97,20 @@ def _ngrams(frequencies: Mapping[int, int]) -> int:
 
 def _shannon_bits(frequencies: Mapping[int, int]) -> float:
     total = _ngrams(frequencies)
-    # fsum: the same figure whatever order the counts came in.
+    # fsum: the result does not depend on the order of the counts.
     return math.fsum(
         unique * (often / total * math.log2(total / often)) for often, unique in frequencies.items()
     )
 
 
 def _renyi2_bits(frequencies: Mapping[int, int]) -> float:
-    # In integers up to the last step, for the same reason.
+    # Integers up to the last step, for the same reason.
     squares = sum(often * often * unique for often, unique in frequencies.items())
     return math.log2(_ngrams(frequencies) ** 2 / squares) if squares else 0.0
 
 
 def _needed_for_80_percent(frequent_first: _Groups) -> int:
-    # In integers, since 0.8 * total is not exact: fifths of an n-gram that are missing.
+    # Integers, since 0.8 * total is not exact: `missing` counts fifths of an n-gram.
     missing = 4 * sum(often * unique for often, unique in frequent_first)
     needed = 0
     for often, unique in frequent_first:

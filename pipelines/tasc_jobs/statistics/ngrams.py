@@ -1,8 +1,8 @@
-"""Counts of n-grams and of row lengths, and sums of them that do not depend on how rows were cut.
+"""Counts of n-grams and of row lengths; their sums do not depend on how rows were batched.
 
-Figures need only how often n-grams occur: a histogram says that, and grows with the number of
-different frequencies, not with the number of different n-grams. An n-gram is its symbols (words, or
-token ids in digits), joined by blanks, which no symbol contains. All functions are pure.
+Figures need only a histogram: the number of n-grams by their count. It grows with the number of
+different counts, not of different n-grams. An n-gram is written as its symbols (words, or token ids
+in digits) joined by blanks, which no symbol contains. All functions are pure.
 """
 
 import functools
@@ -27,9 +27,9 @@ class Units:
     no special tokens around it, no end of sequence.
 
     Attributes:
-        n: Words of an n-gram.
-        tokenizer: A tokenizer.json; it must be there on every machine that counts.
-        vocabulary: How many tokens it has.
+        n: Number of words of an n-gram.
+        tokenizer: A tokenizer.json; it must exist on every machine that counts.
+        vocabulary: Number of tokens of the tokenizer.
     """
 
     n: int = 2
@@ -38,13 +38,13 @@ class Units:
 
     @classmethod
     def of(cls, n: int, tokenizer: Path | None) -> "Units":
-        """Look at the tokenizer before anything slow begins.
+        """Reads the tokenizer, so that errors are raised before anything slow begins.
 
         Args:
             tokenizer: A tokenizer.json, or a folder with one.
 
         Raises:
-            TokenizerError: There is none, or it is damaged.
+            TokenizerError: The file does not exist or is damaged.
         """
         if tokenizer is None:
             return cls(n)
@@ -54,11 +54,11 @@ class Units:
 
     @property
     def orders(self) -> dict[str, int]:
-        """The symbols of an n-gram, by unit."""
+        """The number of symbols of an n-gram, by unit."""
         return {WORDS: self.n} if self.tokenizer is None else {WORDS: self.n, TOKENS: 1}
 
     def symbols(self, unit: str, texts: Sequence[str]) -> list[list[str]]:
-        """Each text as words, or as token ids in digits."""
+        """Splits each text into words, or into token ids written in digits."""
         if unit == WORDS:
             return [text.split() for text in texts]
         assert self.tokenizer is not None
@@ -71,7 +71,7 @@ _tokenizer = functools.cache(open_to_encode)  # once per process
 
 @dataclass(frozen=True)
 class Bin:
-    """So many rows have ``first`` to ``last`` symbols."""
+    """The number of rows with ``first`` to ``last`` symbols."""
 
     first: int
     last: int
@@ -80,13 +80,13 @@ class Bin:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Symbols of a row.
+    """The distribution of the number of symbols of a row.
 
     Attributes:
-        mean: Of all rows.
-        percentiles: By per cent, from the shortest at "0" to the longest at "100": the least
-            length that so many per cent of the rows do not exceed.
-        histogram: At most 40 bins, of equal width but perhaps for the last.
+        mean: Mean over all rows.
+        percentiles: By per cent p, the smallest length that p % of the rows do not exceed; "0" is
+            the shortest row and "100" the longest.
+        histogram: At most 40 bins of equal width; the last may be narrower.
     """
 
     mean: float
@@ -95,7 +95,7 @@ class Lengths:
 
 
 def row_lengths(rows_by_length: Mapping[int, int]) -> Lengths:
-    """The figures of how many rows there are of each length; there must be a row."""
+    """Returns the figures of the number of rows by length; there must be at least one row."""
     rows = sum(rows_by_length.values())
     symbols = sum(length * count for length, count in rows_by_length.items())
     return Lengths(symbols / rows, _percentiles(rows_by_length, rows), _histogram(rows_by_length))
@@ -126,7 +126,7 @@ def _histogram(rows_by_length: Mapping[int, int]) -> tuple[Bin, ...]:
 
 @dataclass(frozen=True)
 class NgramCounts:
-    """How often each n-gram occurs, and how many rows have so many symbols each."""
+    """The count of each n-gram, and the number of rows by number of symbols."""
 
     ngrams: Mapping[str, int]
     lengths: Mapping[int, int]
@@ -134,7 +134,7 @@ class NgramCounts:
 
 @dataclass(frozen=True)
 class NgramHistogram:
-    """How many n-grams occur so often each, and how many rows have so many symbols each."""
+    """The number of n-grams by count, and the number of rows by number of symbols."""
 
     frequencies: Mapping[int, int]
     lengths: Mapping[int, int]
@@ -156,10 +156,10 @@ class NgramTotal:
         self._lengths: Counter[int] = Counter()
 
     def add_row(self, symbols: Sequence[str], n: int, before: str = "") -> None:
-        """Count a row and the n-grams that end in it.
+        """Counts a row and the n-grams that end in it.
 
         Args:
-            before: The ``n - 1`` words in front of the row, or all there are, joined by blanks.
+            before: The last ``n - 1`` words before the row, or as many as exist, joined by blanks.
                 With them, the counts of rows add up to those of one running text.
         """
         running = [*before.split(), *symbols]
@@ -183,7 +183,7 @@ class NgramTotal:
 
 
 def joined(left: NgramHistogram, right: NgramHistogram) -> NgramHistogram:
-    """The histogram of both together; no n-gram may be in both."""
+    """Returns the histogram of both together; no n-gram may be in both."""
     frequencies = Counter(left.frequencies) + Counter(right.frequencies)
     lengths = Counter(left.lengths) + Counter(right.lengths)
     return NgramHistogram(dict(frequencies), dict(lengths))

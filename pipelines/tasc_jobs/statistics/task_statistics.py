@@ -1,9 +1,9 @@
-"""How variable is this task? Statistics of its inputs and outputs, from Redis or from files.
+"""Statistics of a task's inputs and outputs, from Redis or from files: how variable the task is.
 
-The Redis way is a Ray Data job, the file way needs neither Redis nor Ray; both count by the same
-functions. All rows of a side are one running text: a word n-gram may reach from one row into the
-next. Counted so, two of the paper's data sets give its figures to every digit printed. Tokens are
-counted one by one, row by row.
+A corpus in Redis is counted by a Ray Data job; files need neither Redis nor Ray. Both use the same
+functions. All rows of a side are one running text, so a word n-gram may span two rows. With this
+rule, two of the paper's data sets give its figures to every printed digit. Tokens are counted one
+by one, row by row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,11 +32,11 @@ from tasc_text.template import last_words
 _PERCENTILES = {"least": "0", **{f"p{p}": p for p in ("5", "50", "90", "95", "99")}, "most": "100"}
 _RANK = "rank, the most frequent first"
 _WORDS = (
-    "Words are what stands between white space, and all rows of a side are one running text. "
-    "Tokens are single, of the bare texts, without end-of-sequence. Normalised: Shannon entropy "
+    "Words are separated by white space, and all rows of a side are one running text. "
+    "Tokens are counted singly, in the texts alone, without end-of-sequence. Normalised: entropy "
     "over log2 of the vocabulary's size (tokens) or of the number of different n-grams (words). "
-    "Typical set: 2 to the power of the Shannon entropy. For 80 %: how many different n-grams, "
-    "the most frequent first, make up 80 % of all. p95: 95 % of rows have so many or fewer."
+    "Typical set: 2 to the power of the Shannon entropy. For 80 %: number of the most frequent "
+    "n-grams that make up 80 % of all. p95: 95 % of rows have at most this length."
 )
 
 STAGES = {"count": "rows", "sum": "partitions"}
@@ -44,7 +44,7 @@ STAGES = {"count": "rows", "sum": "partitions"}
 
 @dataclass(frozen=True)
 class UnitStatistics:
-    """A side in words or in tokens: how many, their n-grams, how many in a row."""
+    """A side in words or tokens: their number, their n-grams, and their number per row."""
 
     count: int
     ngrams: Distribution
@@ -53,7 +53,7 @@ class UnitStatistics:
 
 @dataclass(frozen=True)
 class SideStatistics:
-    """Inputs or outputs of a corpus; ``tokens`` is None where no tokenizer was named."""
+    """Inputs or outputs of a corpus; ``tokens`` is None without a tokenizer."""
 
     rows: int
     words: UnitStatistics
@@ -61,7 +61,7 @@ class SideStatistics:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """``word_*`` and, with a tokenizer, ``token_*``; of bigrams also their own names."""
+        """Fields of words and, with a tokenizer, of tokens; word bigrams have further fields."""
         found: dict[str, Any] = {"rows": self.rows, WORDS: self.words.count}
         words = self.words.ngrams
         if words.n == 2:
@@ -83,7 +83,7 @@ class SideStatistics:
 
 @dataclass(frozen=True)
 class CorpusStatistics:
-    """Both sides of a corpus; ``rejected`` lines of its files gave no row and are not counted."""
+    """Both sides of a corpus; ``rejected`` is the number of lines of its files that gave no row."""
 
     input: SideStatistics
     output: SideStatistics
@@ -106,19 +106,19 @@ def corpus_statistics(
     parallelism: int | None = None,
     progress: StageProgress = silent,
 ) -> CorpusStatistics:
-    """Statistics of a task's corpus in Redis, by a Ray Data job on the Ray that is running.
+    """Returns the statistics of a task's corpus in Redis, from a Ray Data job on the running Ray.
 
     Args:
-        url: The Redis, as every node of the Ray cluster can reach it.
-        task: Whose corpus.
+        url: Address of Redis, as every node of the Ray cluster can reach it.
+        task: Name of the corpus's task.
         units: What is counted; word bigrams if None.
-        parallelism: Ranges to read it in, and partitions to sum its n-grams in; by default one for
-            every 20,000 rows.
-        progress: Told of the stage ``count`` and, with several partitions, of ``sum``.
+        parallelism: Number of ranges to read and of partitions to sum; by default one for every
+            20,000 rows.
+        progress: Called for the stage ``count`` and, with several partitions, for ``sum``.
 
     Raises:
         RaySetupError: Ray is not running in this process.
-        ClusterError: The workers that sum a partition died again and again.
+        ClusterError: The workers that sum a partition died repeatedly.
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """
@@ -134,17 +134,17 @@ def file_statistics(
     fields: Fields = Fields(),
     progress: StageProgress = silent,
 ) -> CorpusStatistics:
-    """Statistics of the rows of files, in the order given.
+    """Returns the statistics of the rows of files, in the given order.
 
-    Unlike a corpus, files may hold a key twice; both rows count.
+    Unlike a corpus, files may contain a key twice; both rows count.
 
     Args:
         units: What is counted; word bigrams if None.
-        progress: Told of one stage, ``count``, whose end nobody knows.
+        progress: Called for one stage, ``count``, without a total.
 
     Raises:
         FileError: A file cannot be read.
-        EmptyCorpusError: There are no rows in them.
+        EmptyCorpusError: The files have no rows.
     """
     units = units or Units()
     running = _RunningCounts(units)
@@ -159,7 +159,7 @@ def file_statistics(
 
 
 class _RunningCounts:
-    """Both sides of the rows so far."""
+    """Running counts of both sides."""
 
     def __init__(self, units: Units) -> None:
         self.rows = 0
@@ -183,7 +183,7 @@ class _RunningCounts:
 def statistics_of(
     found: Mapping[tuple[str, str], NgramHistogram], units: Units, rejected: int = 0
 ) -> CorpusStatistics:
-    """The figures of histograms by side and unit."""
+    """Returns the figures of histograms by side and unit."""
     inputs, outputs = (
         _side({unit: found[side, unit] for unit in units.orders}, units) for side in SIDES
     )
@@ -206,7 +206,7 @@ def _unit(found: NgramHistogram, n: int, vocabulary: int | None) -> UnitStatisti
 
 
 def stats_page(name: str, found: CorpusStatistics) -> ReportDocument:
-    """The report of a corpus, by the name of its task or its files."""
+    """Returns the report of a corpus; ``name`` is its task or its files."""
     return ReportDocument(
         f"Statistics of {name}",
         tuple(_summary(found)),
@@ -291,7 +291,7 @@ def _plots(found: CorpusStatistics) -> Iterator[Lines]:
 def _curves(
     sides: list[tuple[str, UnitStatistics]], height: Callable[[CurvePoint, int], float]
 ) -> tuple[Curve, ...]:
-    """A line for each side that has n-grams."""
+    """Returns a curve for each side that has n-grams."""
     return tuple(
         Curve(
             name,
