@@ -180,7 +180,7 @@ class GrammarGuide:
         return self._matcher.rollback(len(path) - 1)
 
     def _revive(self, mask: Masks | None = None) -> bool:
-        """Rebuilds the matcher and writes the mask; if it stops again, sets `error`: False."""
+        """Rebuilds the matcher and writes the mask; False, with an `error`, if it stops again."""
         # Not worn: it stopped on a draft or forced tokens and can start again, or (with a mask) at
         # the end of the answer itself, which is final.
         if not self._worn and mask is None and self._restart(self._origin):

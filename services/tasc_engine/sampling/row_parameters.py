@@ -1,7 +1,7 @@
 """Sampling parameters, token counts and allowed tokens of all rows, as arrays for compiled code.
 
 Penalties: Keskar et al. 2019 (arXiv 1909.05858) for repetition; presence and frequency as in
-OpenAI's API. Sums are taken in the order they are written in, so that equal logits stay equal.
+OpenAI's API. Terms are added in the written order, so that equal logits stay equal.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""The target's token at each place of the rows' draft trees, by each row's own rule.
+"""Chooses the target's token at each node of the rows' draft trees, by the rule of each request.
 
-What is chosen at a place depends on its logits, the request's rule, the tokens before it and the
-random number of its output position: on no draft, no neighbour and no step before. It knows
-neither how logits are made nor what is done with the tokens.
+The choice depends only on the node's logits, the request's rule, the tokens before it and the
+random number of its output position: not on drafts, other rows or earlier steps. `Sampler` keeps
+the state of the rows; `compiled_sampler` (CPU) and `tensor_sampler` (GPU) apply the rules.
 """
 
 import math
@@ -28,21 +28,21 @@ from tasc_engine.sampling.row_parameters import (
     rules_of,
 )
 
-_AT_ONCE = 1 << 22  # logits that are looked at together: some three times their 32 MB are held
+_AT_ONCE = 1 << 22  # logits handled together; about three times their 32 MB are allocated
 
 
 @torch.inference_mode()
 def token_logprobs(
     logits: Tensor, places: Int64, tokens: Int64, most: Sequence[int] | Int64
 ) -> list[TokenLogprob]:
-    """Natural logarithms of the probabilities of tokens, and of the likeliest beside them.
+    """Returns log-probabilities (natural) of tokens, and of the most likely tokens beside them.
 
     Args:
         logits: ``[M, V]`` of any floating dtype, on any device.
         places: ``int64[n]`` of the logits.
         tokens: ``int64[n]``, one for each place.
-        most: How many likeliest tokens of each place; of equal ones the first. Those that are
-            impossible are left out.
+        most: Number of the most likely tokens of each place; of equal ones, the first. Impossible
+            tokens are left out.
     """
     at_once = max(_AT_ONCE // logits.shape[1], 1)
     parts = [slice(begin, begin + at_once) for begin in range(0, len(places), at_once)]
@@ -66,7 +66,7 @@ def _of_part(
 
 
 def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The ``n`` greatest of each line and their ids; of equal ones the first."""
+    """Returns the ``n`` greatest values of each line and their ids; of equal ones, the first."""
     values, _ = logs.topk(n)  # which of equal ones it finds is undefined
     width, least = logs.shape[1], values[:, -1:]
     above, equal = logs > least, logs == least
@@ -87,15 +87,15 @@ _warm: set[tuple[torch.dtype, str]] = set()
 
 
 class Sampler:
-    """Chooses for rows that are started, observed as their answers grow, and finished.
+    """Chooses tokens for rows. Call `start`, then `observe` as the answer grows, then `finish`.
 
     Args:
-        rows: Most rows at a time.
-        capacity: Most tokens of a row, prompt and answer together.
-        vocab_size: Logits of a place.
+        rows: Maximum number of rows.
+        capacity: Maximum tokens of a row, prompt and answer together.
+        vocab_size: Number of logits of a place.
 
     Attributes:
-        rules: What is known of each row.
+        rules: Parameters and counts of each row.
     """
 
     def __init__(self, rows: int, capacity: int, vocab_size: int) -> None:
@@ -107,11 +107,12 @@ class Sampler:
     def start(
         self, row: int, prompt: Int32, sampling: Sampling, committed: Int32 = NOTHING
     ) -> None:
-        """Begin a row that is not in use, with ``int32[*]`` ids of its prompt.
+        """Starts a row that is not in use.
 
         Args:
-            sampling: Biases are for ids of the vocabulary.
-            committed: ``int32[*]`` beginning of its answer.
+            prompt: ``int32[*]``, the ids of the prompt.
+            sampling: The ids of its biases must be within the vocabulary.
+            committed: ``int32[*]``, the beginning of the answer.
         """
         rules, biases = self.rules, dict(sampling.logit_bias)
         self._samplings[row] = sampling
@@ -128,7 +129,7 @@ class Sampler:
         self._look_ahead(row)
 
     def observe(self, row: int, tokens: Int32) -> None:
-        """Append ``int32[*]`` tokens that entered a row's answer, whoever chose them."""
+        """Appends tokens, ``int32[*]``, to a row's answer, no matter what chose them."""
         rules = self.rules
         if rules.penalises[row]:
             hold_answer(rules, row, tokens)
@@ -137,7 +138,7 @@ class Sampler:
             self._look_ahead(row)
 
     def finish(self, row: int) -> None:
-        """Forget a row; afterwards it may be started again."""
+        """Frees a row; afterwards it may be started again."""
         release(self.rules, row)
         self.rules.plain[row] = True
 
@@ -146,21 +147,21 @@ class Sampler:
         return bool(self.rules.plain[rows].all())
 
     def choose(self, logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None) -> Int64:
-        """``int64[M]`` the token at each place that is visited; below 0 elsewhere.
+        """Returns ``int64[M]``, the token at each visited place; below 0 elsewhere.
 
-        A place is visited if the tokens chosen above it are those of its path. It is -1 where a
-        logit is NaN or infinity, or where nothing may be chosen. A row that decodes plainly says
-        what `operations.greatest` says wherever it has no mask.
+        A place is visited if the tokens chosen above it are those of its path. The token is -1 if a
+        logit is NaN or infinity, or if nothing is allowed. A plain row without a mask gets the
+        result of `operations.greatest`.
 
         Args:
-            logits: ``[M, V]`` of any floating dtype, on any device: of each row its current
-                token's, then those of its draft's nodes.
+            logits: ``[M, V]`` of any floating dtype, on any device: for each row those of its
+                current token, then those of its draft's nodes.
             rows: ``int32[n]``.
             drafts: Of these rows, in the same order; of at most ``MOST_NODES`` tokens each.
-            allowed: Of the same places; None where all rows may say anything.
+            allowed: Masks of the same places; None if every token is allowed everywhere.
 
         Raises:
-            ValueError: The logits are not as many as the vocabulary.
+            ValueError: The number of logits differs from the vocabulary size.
         """
         if logits.shape[1] != self._vocab_size:
             raise ValueError(
@@ -172,7 +173,7 @@ class Sampler:
         return compiled.choose(logits, rows, drafts, allowed, self.rules, self._scratch)
 
     def _look_ahead(self, row: int) -> None:
-        """Random numbers of the next positions: more than a step looks at, as each call costs."""
+        """Draws random numbers for more positions than one step needs, as each call is slow."""
         rules, sampling = self.rules, self._samplings[row]
         rules.first[row] = begin = int(rules.answered[row])
         if sampling.temperature > 0:
@@ -180,12 +181,12 @@ class Sampler:
 
 
 def is_warm(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a choice among such logits waits for no compiler."""
+    """Whether the code for such logits is already compiled."""
     return (dtype, device.type) in _warm
 
 
 def warm_up(dtype: torch.dtype, device: torch.device) -> None:
-    """Compile, or load what is compiled, to choose among such logits."""
+    """Compiles or loads the code that chooses among such logits."""
     sampler, one = Sampler(1, 2, 2), np.zeros(1, np.int32)
     sampler.start(0, one, Sampling(temperature=1, repetition_penalty=2))
     sampler.observe(0, one)
@@ -200,7 +201,7 @@ def warm_up(dtype: torch.dtype, device: torch.device) -> None:
     logits = torch.zeros(2, 2, dtype=dtype)
     if device.type == "cpu":
         sampler.choose(logits, one, draft, None)
-    else:  # what is compiled of it runs on the host
+    else:  # only its part on the host is compiled
         tensor_sampler.choose(logits, one, draft, None, sampler.rules)
     sampler.finish(0)
     _warm.add((dtype, device.type))
