@@ -1,8 +1,8 @@
-"""A process that renders chat templates by transformers' sandbox, within limits.
+"""Renders chat templates with transformers' sandbox in a separate process, within limits.
 
-The sandbox keeps a template from files and from Python's objects. It does not keep it from endless
-loops or from text of any size, some of it made in a single call that no thread can interrupt. So
-templates are rendered in a process that the system ends at the limit; another one takes its place.
+The sandbox denies a template access to files and to Python's internals. It does not stop endless
+loops or huge texts, and a single call into C code cannot be interrupted by a thread. So templates
+are rendered in a process that is killed at the limit; the next prompt starts another one.
 """
 
 import atexit
@@ -18,10 +18,10 @@ from contextlib import suppress
 from io import BytesIO
 from typing import Any, Final, cast
 
-LIMIT_S: Final = 1.0  # of processor time, for one prompt; most take less than a millisecond
-MOST_CHARACTERS: Final = 4_000_000  # of one prompt
-MEMORY: Final = 512 << 20  # bytes above what the process has when it starts
-_KILL_S: Final = 2 * LIMIT_S  # for what is not Python code, and so is not interrupted at the limit
+LIMIT_S: Final = 1.0  # processor time of one prompt; most take less than a millisecond
+MOST_CHARACTERS: Final = 4_000_000  # characters of one prompt
+MEMORY: Final = 512 << 20  # bytes above those of the process when it starts
+_KILL_S: Final = 2 * LIMIT_S  # kills code other than Python's, which is not interrupted at LIMIT_S
 _TICK_S: Final = 0.1
 _SHOWN: Final = 500  # characters of a template's own message
 _PROGRAM: Final = "from tasc_text.renderer import serve; serve()"
@@ -30,7 +30,7 @@ _TOO_LARGE = f"needs more than {MEMORY >> 20} MiB of memory; shorten what it wri
 
 
 class Renderer:
-    """The process, started at the first call. Any thread may call; one is served at a time."""
+    """The process, started at the first call. Any thread may call; calls run one after another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class Renderer:
         atexit.register(self.close)
 
     def ask(self, wanted: dict[str, Any]) -> dict[str, str]:
-        """Render a prompt: its ``text``, or the ``error`` of the template.
+        """Returns the ``text`` of a prompt, or the ``error`` of its template.
 
         Args:
             wanted: ``source``, ``messages``, ``add_generation_prompt`` and ``variables``.
@@ -60,14 +60,14 @@ class Renderer:
         )
 
     def close(self) -> None:
-        """End the process; the next call starts another."""
+        """Ends the process; the next call starts another."""
         process, self._process = self._process, None
         if process and self._owner == os.getpid():
             process.kill()
             process.communicate()
 
     def _exchange(self, line: bytes) -> tuple[bytes, int | None]:
-        """The answer's line, or what there was of it when the process ended, and how it ended."""
+        """Returns the answer's line; if the process ended, a part of the line and the exit code."""
         try:
             process = self._running()
             requests, answers = cast("BytesIO", process.stdin), cast("BytesIO", process.stdout)
@@ -79,7 +79,7 @@ class Renderer:
             if answer.endswith(b"\n"):
                 return answer, None
             code = process.wait()
-        except BaseException:  # its answer, still to come, would be taken for the next one's
+        except BaseException:  # a late answer would be taken for that of the next prompt
             self.close()
             raise
         self.close()
@@ -88,7 +88,7 @@ class Renderer:
     def _running(self) -> subprocess.Popen[bytes]:
         there = self._process
         if there is None or self._owner != os.getpid() or there.poll() is not None:
-            # A session of its own: Ctrl-C is for who asks.
+            # A new session, so that Ctrl-C reaches only the parent process.
             there = self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM],
                 stdin=subprocess.PIPE,
@@ -101,14 +101,14 @@ class Renderer:
 
 
 class _Late(BaseException):
-    """The limit of time; templates catch nothing, and Jinja no exceptions of this kind."""
+    """Raised at the time limit. It is a BaseException, which Jinja does not catch."""
 
 
 def serve() -> None:
-    """Render what stdin asks for until it ends."""
+    """Renders the prompts on stdin until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing that is printed becomes an answer
-    # By name: no other process of this package is to import the library.
+    os.dup2(2, 1)  # printed text must not be taken for an answer
+    # Imported here by name, so that no other process of this package imports the library.
     render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
     with open("/proc/self/statm", encoding="ascii") as file:
         most = int(file.read().split()[0]) * resource.getpagesize() + MEMORY
