@@ -109,7 +109,7 @@ def test_what_is_missing_or_no_is_named(run: Run, file: Path, folder: Path, tmp_
     assert "is no run" in run("forecast-ft", "--check", file, code=1)
     (tmp_path / "out").mkdir()
     there = (*enriched, "--train", file, "--tokenizer", folder)
-    assert "is there already" in run(*there, code=1)
+    assert "already exists" in run(*there, code=1)
     assert sorted(os.listdir(tmp_path)) == ["out", "rows.jsonl"]
 
 
