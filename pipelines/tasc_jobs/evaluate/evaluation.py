@@ -1,4 +1,4 @@
-"""Evaluate a model on a task's test rows: how good its answers are, what they cost, the report."""
+"""Evaluates a model on a task's test rows: quality and cost of its answers, and the report."""
 
 import json
 from collections import Counter
@@ -38,13 +38,13 @@ STAGES = {"index": "rows", "answer": "rows", "confidence": "rows"}
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is to be evaluated on what.
+    """The inputs of an evaluation.
 
     Attributes:
-        train: Rows to draft from; without any, nothing is drafted.
-        repeats: Timed runs of each side.
-        drafts: Whether to draft.
-        setting: A name for runs that differ in their token budget alone.
+        train: Rows of the draft index; without any, nothing is drafted.
+        repeats: Number of timed runs of each side.
+        drafts: Whether to also measure with drafts.
+        setting: Name shared by runs that differ only in the number of new tokens.
     """
 
     source: ModelSource
@@ -60,16 +60,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What was found.
+    """The results of an evaluation.
 
     Attributes:
-        rows: Answered; ``too_long`` had prompts that leave no room for an answer.
-        budget: New tokens of the model's tokenizer.
-        renyi2_bits: Of the tokens of the train rows' outputs; None without train rows.
+        rows: Number of answered rows; the prompts of ``too_long`` others leave no room for one.
+        budget: Number of new tokens of the model's tokenizer.
+        renyi2_bits: Renyi entropy of the train outputs' tokens; None without train rows.
         sides: ``plain`` and ``drafted``.
-        reference_tokens: Tokens an expected answer has, its end included, mean of the rows: where
-            answers take many more, the model does not write in its tokenizer's longest tokens.
-        identical: Drafted answers that are the plain ones.
+        reference_tokens: Mean number of tokens of an expected answer, with end-of-sequence. If
+            answers take many more, the model does not use its tokenizer's longest tokens.
+        identical: Number of drafted answers that equal the plain ones; None without drafts.
     """
 
     model: str
@@ -88,7 +88,7 @@ class Evaluated:
 
     @property
     def speed_up(self) -> float | None:
-        """Of drafting, by the medians."""
+        """The speed-up by drafting, from the medians; None without drafts."""
         if "drafted" not in self.sides:
             return None
         plain, drafted = (self.sides[side].ms_per_answer.median for side in ("plain", "drafted"))
@@ -96,7 +96,7 @@ class Evaluated:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """``ms_per_answer`` and ``steps_per_answer`` are the plain medians."""
+        """All fields; ``ms_per_answer`` and ``steps_per_answer`` are the plain medians."""
         plain = self.sides["plain"]
         return {
             **asdict(self),
@@ -108,10 +108,10 @@ class Evaluated:
 
 
 def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
-    """Answer the test rows, plain and drafted, and judge the plain answers.
+    """Answers the test rows, plain and drafted, and judges the plain answers.
 
     Raises:
-        JobError: The model cannot be loaded, or could not go on with an answer.
+        JobError: The model cannot be loaded, or the engine ended an answer with an error.
         EmptyCorpusError: No test row's prompt leaves room for an answer.
         UsageError: A test row's output cannot be judged by the metrics.
     """

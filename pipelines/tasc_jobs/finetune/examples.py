@@ -1,4 +1,4 @@
-"""Rows as token ids, and which of them each step takes."""
+"""Rows as token ids, and the rows of each step."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a store's packages are not needed to learn
 
 @dataclass(frozen=True)
 class Example:
-    """One row: ``ids[:prompt]`` the prompt, then the output and the end-of-sequence."""
+    """One row: ``ids[:prompt]`` is the prompt; the output and end-of-sequence follow."""
 
     ids: tuple[int, ...]
     prompt: int
@@ -29,10 +29,10 @@ class Example:
 def examples_of(
     rows: Iterable["CorpusRow"], tokenizer: TaskTokenizer, template: Template, max_length: int
 ) -> tuple[list[Example], int]:
-    """The rows that are not too long, and how many are.
+    """Returns the rows of at most ``max_length`` tokens, and the number of longer ones.
 
     Raises:
-        FinetuneError: A row's prompt has no token that its output could be said behind.
+        FinetuneError: The prompt of a row has no tokens.
     """
     found, too_long = list[Example](), 0
     for row in rows:
@@ -52,14 +52,14 @@ def examples_of(
 
 
 def steps_of(rows: int, settings: LoopSettings) -> int:
-    """Steps of the optimizer in all epochs."""
+    """Returns the number of optimizer steps of all epochs."""
     return math.ceil(settings.epochs * _steps_an_epoch(rows, settings))
 
 
 def rows_of(step: int, lengths: Sequence[int], settings: LoopSettings) -> list[list[int]]:
-    """The rows of one step, by those that go through the model together; of like length.
+    """Returns the rows of one step, in groups of similar length that share a forward pass.
 
-    It depends on nothing but its arguments: a run that is resumed takes what it would have taken.
+    The result depends only on the arguments, so a resumed run takes the same rows.
     """
     epoch, at = divmod(step, _steps_an_epoch(len(lengths), settings))
     order = np.random.default_rng([settings.seed, epoch]).permutation(len(lengths))
@@ -70,11 +70,11 @@ def rows_of(step: int, lengths: Sequence[int], settings: LoopSettings) -> list[l
 
 
 def packed(examples: Sequence[Example], prompt_weight: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Rows padded at their end, which a causal model does not attend to.
+    """Pads rows at their end, to which a causal model does not attend.
 
     Returns:
-        ``int64[R, L]`` ids, and ``float32[R, L - 1]`` how much it matters to say the token behind
-        each: 1 in answers, ``prompt_weight`` in prompts, 0 behind a row's end.
+        ``int64[R, L]`` ids, and ``float32[R, L - 1]`` the weight of the loss on the token after
+        each: 1 in answers, ``prompt_weight`` in prompts, 0 after a row's end.
     """
     longest = max(len(e.ids) for e in examples)
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
