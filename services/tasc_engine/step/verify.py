@@ -77,11 +77,11 @@ def accept(
 
 
 def moves(accepted: Accepted, firsts: Int64, behind: Int32) -> Int64:
-    """``int64[2, k]`` cache slots of accepted nodes, and where they belong.
+    """Returns the cache slots of accepted nodes, from and to, ``int64[2, k]``.
 
     Args:
-        firsts: ``int64[n]`` the cache slot of each row's first token; -1 for one that ended.
-        behind: ``int32[n]`` tokens of the row up to its current one.
+        firsts: ``int64[n]``, the cache slot of each row's first token; -1 for a row that ended.
+        behind: ``int32[n]``, the number of the row's tokens up to its current one.
     """
     found = np.empty((2, accepted.path.size), np.int64)
     n = _moves(accepted.path, accepted.followed, firsts, behind, found)
@@ -91,12 +91,13 @@ def moves(accepted: Accepted, firsts: Int64, behind: Int32) -> Int64:
 def count(
     drafts: Drafts, accepted: Accepted, used: Int32, sources: int, positions: int
 ) -> tuple[Counts, Counts, Counts]:
-    """Tokens drafted, drafts that reach a position, tokens kept: ``[sources, max(positions, 1)]``.
+    """Counts drafted tokens, drafts that reach a position, and kept tokens.
 
-    A draft that reaches a position counts for the source of its likeliest token there.
+    Each result is ``[sources, max(positions, 1)]``. A draft that reaches a position counts for the
+    source of its most likely token there.
 
     Args:
-        used: ``int32[rows]`` tokens that entered the answer, at most those emitted.
+        used: ``int32[rows]``, tokens that entered the answer, at most those emitted.
     """
     shape = (sources, max(positions, 1))
     drafted, reached, kept = (np.zeros(shape, np.int64) for _ in range(3))
@@ -108,7 +109,7 @@ def count(
 
 
 def warm_up() -> None:
-    """Compile, or load what is compiled, before the first request waits for it."""
+    """Compiles or loads the compiled code, so that the first request does not wait for it."""
     drafts, one = Drafts.empty(1), np.ones(1, np.int32)
     found = accept(np.zeros(1, np.int64), drafts, one, np.ones(1, bool), np.zeros(1, bool))
     moves(found, np.zeros(1, np.int64), one)
@@ -117,7 +118,7 @@ def warm_up() -> None:
 
 @numba.njit(cache=True, nogil=True)
 def _child(tokens: Any, parents: Any, node: int, token: int) -> int:
-    """The child of a node with this token; as many as there are nodes when it has none."""
+    """Returns the child of a node that has this token, or the number of nodes if none has."""
     for child in range(node + 1, len(tokens)):
         if parents[child] == node and tokens[child] == token:
             return child
@@ -180,14 +181,14 @@ def _count(
 
 @dataclass(frozen=True)
 class Verified:
-    """What the target says to a step.
+    """The result of verifying a step.
 
     Attributes:
-        drafts: What was verified: none where drafts did not fit the memory.
-        accepted: What each row takes.
-        logprobs: Of each row, those of the tokens it takes, where its request asks for them.
-        prompt_logprobs: Of each of the plan's rows, those of its scored tokens; empty if none are.
-        seconds: Spent in the target's forward, until its tokens were read.
+        drafts: The verified drafts; empty if they did not fit the memory.
+        accepted: The accepted tokens of each row.
+        logprobs: For each row, log-probabilities of its tokens if its request asks for them.
+        prompt_logprobs: For each row of the plan, those of its scored prompt tokens.
+        seconds: Time of the target's forward pass, until its tokens were read.
     """
 
     drafts: Drafts
@@ -197,12 +198,12 @@ class Verified:
     seconds: float
 
     def record(self, plan: Plan, used: Int32, positions: int, **others: Any) -> StepRecord:
-        """The step's record.
+        """Returns the step's record.
 
         Args:
-            used: ``int32[m]`` tokens that each answer took.
-            positions: The deepest a draft may be.
-            others: Fields of the record that the target does not know.
+            used: ``int32[m]``, tokens that each answer took.
+            positions: Maximum depth of a draft.
+            others: The remaining fields of the record.
         """
         drafted, reached, kept = count(self.drafts, self.accepted, used, len(SOURCES), positions)
         return StepRecord(
@@ -222,12 +223,12 @@ class Verified:
 
 @dataclass(frozen=True)
 class _Forward:
-    """A forward's outcome.
+    """The result of a forward pass.
 
     Attributes:
-        tokens: ``int64[M]`` the token behind each current and each draft token, at least where it
-            is visited; below 0 where logits are not numbers or nothing is allowed.
-        logits: ``[M, vocab]`` until the next step, where somebody needs them.
+        tokens: ``int64[M]``, the token after each current and each draft token, at least where
+            visited; below 0 if logits are not numbers or nothing is allowed.
+        logits: ``[M, vocab]``, valid until the next step; None if they are not needed.
     """
 
     tokens: Int64
@@ -239,10 +240,10 @@ class Verifier:
     """The target, and the sampling rules of its rows.
 
     Args:
-        is_eos: ``bool[vocab]`` whether an id is an end of sequence.
+        is_eos: ``bool[vocab]``, whether an id is an end-of-sequence token.
 
     Attributes:
-        moves: ``int64[2, k]`` cache slots to copy from and to with the next forward.
+        moves: ``int64[2, k]``, cache slots to copy from and to in the next forward pass.
     """
 
     def __init__(self, target: Target, sampler: Sampler, is_eos: NDArray[np.bool_]) -> None:
@@ -250,10 +251,10 @@ class Verifier:
         self.moves = _none()
 
     def verify(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verified:
-        """Run a step; without its drafts, and without hidden states, where they do not fit.
+        """Runs a step. If it does not fit the memory, it is run without drafts and hidden states.
 
         Args:
-            allowed: What guides allow at each place; None where there are no guides.
+            allowed: The tokens that guides allow at each place; None without guides.
 
         Raises:
             OutOfMemory: The step does not fit without drafts either; it can be run again.
@@ -273,12 +274,12 @@ class Verifier:
         return Verified(forward.drafts, accepted, logprobs, scored, seconds)
 
     def keep(self, plan: Plan, accepted: Accepted) -> None:
-        """Accepted draft tokens go where they belong, except those of rows that have ended."""
+        """Notes the moves of accepted draft tokens to their slots, except of rows that ended."""
         firsts = np.array([sequence.first for sequence in plan.emitting], np.int64)
         self.moves = moves(accepted, firsts, plan.behind)
 
     def forget(self, first: int, end: int) -> None:
-        """Nothing moves from these slots: another's tokens may be there before it would."""
+        """Drops moves from these slots, which another request may use before the next step."""
         source = self.moves[0]
         self.moves = self.moves[:, (source < first) | (source >= end)]
 
@@ -316,7 +317,7 @@ class Verifier:
         return _Forward(tokens, drafts, logits)
 
     def _forget_made(self, error: OutOfMemory) -> None:
-        """Moves that came with a forward that failed later are not made again."""
+        """Drops the moves if the failed forward pass has already made them."""
         if error.moved:
             self.moves = _none()
 

@@ -1,7 +1,7 @@
-"""From an HTTP request to a call: reads bodies and queries within bounds, checks what they ask for.
+"""Makes calls of HTTP requests: reads bodies and queries within limits, and checks their fields.
 
-Each limit that a body can be checked against without a task's record is checked here, once. The
-replica checks the rest (`tasc_serve.replica.admission`).
+Limits that do not depend on a task's record are checked here, such as a prompt's bytes. The replica
+checks the others, such as a prompt's tokens (`tasc_serve.replica.admission`).
 """
 
 import asyncio
