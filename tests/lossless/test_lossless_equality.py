@@ -149,9 +149,7 @@ class ScriptedProposer:
 
 
 @pytest.mark.parametrize(("kind", "share"), [("never", 0.0), ("sometimes", None), ("always", 1.0)])
-def test_drafts_never_sometimes_and_always_right(
-    case: Case, kind: str, share: float | None
-) -> None:
+def test_drafts_never_sometimes_and_always_right(case, kind, share) -> None:
     found = answer(case, wrap=lambda proposer: ScriptedProposer(case, kind))
     drafted, accepted = int(found.totals.drafted.sum()), int(found.totals.accepted.sum())
     assert drafted > 50

@@ -65,9 +65,7 @@ def _by_hand(
     return answer
 
 
-def test_logprobs_are_the_models_own_whatever_was_drafted(
-    case: Case, requests: list[GenerationRequest], ways: Ways
-) -> None:
+def test_logprobs_are_the_models_own_whatever_was_drafted(case, requests, ways) -> None:
     model, told = reference(case.folder), 0
     for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
         if request.logprobs is None:
@@ -84,9 +82,7 @@ def test_logprobs_are_the_models_own_whatever_was_drafted(
     assert told > 50
 
 
-def test_guided_answers_are_what_their_guide_allows(
-    requests: list[GenerationRequest], ways: Ways, everything: bool
-) -> None:
+def test_guided_answers_are_what_their_guide_allows(requests, ways, everything) -> None:
     kinds: dict[str, int] = {}
     for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
         if request.guide and not request.stop and result.finish_reason == "stop":
@@ -116,9 +112,7 @@ def test_forced_stretches_take_no_forward_of_their_own(ways: Ways, everything: b
     assert drafted.row_steps < plain.row_steps
 
 
-def test_stop_tokens_end_an_answer_that_is_long_enough_alike_in_all_ways(
-    case: Case, requests: list[GenerationRequest], seed: int
-) -> None:
+def test_stop_tokens_end_an_answer_that_is_long_enough_alike_in_all_ways(case, requests, seed):
     rng = random.Random(seed)
     stops = tuple(range(1, case.tokenizer.vocab_size, 9))
     free = [r for r in requests if r.guide is None and r.max_tokens > 1][:24]

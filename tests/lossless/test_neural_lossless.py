@@ -21,9 +21,7 @@ OTHER_ROWS = [("recent", "noisy", 1), ("recent", "eagle", 2), ("recent", "noisy"
     ("policy", "kind", "rows"),
     [*paired(POLICIES, by=KINDS, and_by=[4]), (INDEXED, "noisy", 4), *OTHER_ROWS],
 )
-def test_every_drafter_from_every_vocabulary_answers_like_generate(
-    case: Case, kind: str, policy: str, rows: int
-) -> None:
+def test_every_drafter_from_every_vocabulary_answers_like_generate(case, kind, policy, rows):
     found = answer(case, rows=rows, wrap=by(neural(case, kind, policy, rows=rows)))
     assert_some_accepted_and_some_rejected(found, 0 if kind == "other" else 20)
     assert found.tokens() == case.answers
@@ -50,9 +48,7 @@ def test_another_architecture_answers_like_generate(case_of: Any, kind: str, pol
         ),
     ],
 )
-def test_n_grams_and_a_drafter_in_one_tree_answer_like_the_target(
-    case: Case, kind: str, policy: str, sampled: bool
-) -> None:
+def test_n_grams_and_a_drafter_in_one_tree_answer_like_the_target(case, kind, policy, sampled):
     drafter = neural(case, kind, policy)
     asked = [
         replace(r, sampling=Sampling(temperature=1.0, seed=7 + i)) if sampled else r

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,7 @@ from tasc_engine.kv.cache import RowCache
 @pytest.mark.parametrize(
     ("kind", "policy"), [("noisy", "recent"), ("eagle", "full"), ("eagle", "recent over ranked")]
 )
-def test_prompts_in_chunks_that_begin_alike_answer_alike(
-    case: Case, alike: Any, kind: str, policy: str
-) -> None:
+def test_prompts_in_chunks_that_begin_alike_answer_alike(case, alike, kind, policy) -> None:
     """Where a beginning is copied, nobody has seen what the target thought of it."""
     requests, answers = alike[0][:8], alike[1][:8]
     proposer = neural(case, kind, policy, rows=2)
@@ -96,9 +93,7 @@ def test_answers_that_fill_their_rows_to_the_last_token_are_the_same(case: Case)
     assert found.tokens()[0][: len(told)] == told
 
 
-def test_rows_of_several_adapters_answer_like_models_with_them_merged(
-    case: Case, tmp_path: Path
-) -> None:
+def test_rows_of_several_adapters_answer_like_models_with_them_merged(case, tmp_path) -> None:
     """The target's last layer thinks of every token then, by each row's own adapter."""
     folders = {name: make_adapter(case.folder, tmp_path / name, i) for i, name in enumerate("ab")}
     config = EngineConfig(rows=4, max_model_len=CAPACITY, prefill_chunk=16)
@@ -118,9 +113,7 @@ def test_rows_of_several_adapters_answer_like_models_with_them_merged(
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent"), ("eagle", "full")])
-def test_a_step_without_room_for_thoughts_goes_on_without_them(
-    case: Case, kind: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_without_room_for_thoughts_goes_on_without_them(case, kind, policy, monkeypatch):
     config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
     target = Target.load(ModelSource(case.folder, dtype="float64"), config)
     assert target.decoder is not None

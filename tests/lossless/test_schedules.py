@@ -127,9 +127,7 @@ def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
 
 
 @pytest.mark.parametrize("places", [ROWS * LENGTH, SCARCE])
-def test_random_schedules_leave_engine_and_cache_whole(
-    case: Case, config: EngineConfig, places: int, everything: bool, seed: int
-) -> None:
+def test_random_schedules_leave_engine_and_cache_whole(case, config, places, everything, seed):
     operations = 10_000 if everything else 1_500
     source = ModelSource(case.folder, dtype=case.dtype)
     alone = Target.load(source, EngineConfig(rows=1, max_model_len=LENGTH))
@@ -160,9 +158,7 @@ def resident_mb() -> float:
 
 
 @pytest.mark.slow("a soak: a few hundred requests show no growth")
-def test_thousands_of_requests_take_no_more_memory_than_hundreds(
-    case: Case, config: EngineConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_thousands_of_requests_take_no_more_memory_than_hundreds(case, config, capsys) -> None:
     """With TASC_SOAK_REQUESTS=20000 it runs for minutes."""
     target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
     engine, _ = scheduled(case, config, target)

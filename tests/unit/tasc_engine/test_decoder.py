@@ -75,9 +75,7 @@ def same_logits(model: Any) -> None:
     ("family", "dtype", "kv_heads", "tied"),
     paired(FAMILIES, CLOSE, by=(1, 2, 4), and_by=(False, True)),
 )
-def test_logits_are_the_models_own(
-    family: type, dtype: torch.dtype, kv_heads: int, tied: bool
-) -> None:
+def test_logits_are_the_models_own(family, dtype, kv_heads, tied) -> None:
     shape = {**SHAPE, "num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
     same_logits(make(family(**shape), dtype))
 

@@ -346,9 +346,7 @@ def test_more_draft_tokens_than_asked_for_are_dropped(watched: Watched, plain) -
 
 
 @pytest.mark.parametrize("committed", [0, 2, 7])
-def test_least_tokens_cost_nothing_once_an_answer_has_them(
-    watched: Watched, plain, monkeypatch, committed: int
-) -> None:
+def test_least_tokens_cost_nothing_once_an_answer_has_them(watched, plain, monkeypatch, committed):
     engine, masked, honest = watched.engine(), [], watched.target.logits
     monkeypatch.setattr(watched.target, "logits", lambda feed: masked.append(1) or honest(feed))
     said = plain["0"]

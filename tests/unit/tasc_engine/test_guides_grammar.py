@@ -62,9 +62,7 @@ def test_answers_of_a_finite_expression_are_its_texts(guides, tokenizer, texts: 
 
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), data=st.data())
-def test_behind_each_node_is_what_is_behind_its_path(
-    guides: Guides, tokenizer: TaskTokenizer, spec: GuideSpec, data: st.DataObject
-) -> None:
+def test_behind_each_node_is_what_is_behind_its_path(guides, tokenizer, spec, data) -> None:
     def make() -> Guide:
         return guides.of(spec, 99)
 
@@ -93,9 +91,7 @@ def test_behind_each_node_is_what_is_behind_its_path(
 
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), seed=st.integers(0, 50), length=st.integers(0, 30))
-def test_a_stretch_is_forced_while_one_token_is_allowed(
-    guides: Guides, spec: GuideSpec, seed: int, length: int
-) -> None:
+def test_a_stretch_is_forced_while_one_token_is_allowed(guides, spec, seed, length) -> None:
     def make() -> Guide:
         return guides.of(spec, 99)
 
@@ -224,9 +220,7 @@ def dummy_blank(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
         GuideSpec("json_schema", text='{"enum": ["a b", "ba"], "type": "string"}'),
     ],
 )
-def test_an_answer_begins_with_the_blank_that_its_tokenizer_writes(
-    dummy_blank: TaskTokenizer, spec: GuideSpec
-) -> None:
+def test_an_answer_begins_with_the_blank_that_its_tokenizer_writes(dummy_blank, spec) -> None:
     guides = Guides(dummy_blank, dummy_blank.vocab_size)
     quote = '"' if spec.kind == "json_schema" else ""
     texts = [f"{quote}{text}{quote}" for text in ("a b", "ba")]
@@ -270,9 +264,7 @@ def test_what_cannot_guide_is_refused_with_the_reason(guides: Guides, kind, text
 
 
 @pytest.mark.parametrize(("seconds", "exponent"), [(0.3, 33), (60.0, 25)])
-def test_what_would_compile_for_hours_is_given_up_and_others_are_not(
-    tokenizer: TaskTokenizer, seconds: float, exponent: int
-) -> None:
+def test_what_would_compile_for_hours_is_given_up_and_others_are_not(tokenizer, seconds, exponent):
     limits = GuideLimits(compile_seconds=seconds, compile_bytes=2**exponent)
     guides = Guides(tokenizer, tokenizer.vocab_size, limits)
     with refused(GuideError, f"{seconds:g} s", f"{2 ** (exponent - 20)} MiB"):
@@ -363,9 +355,7 @@ def many_states(letters: str, most: int) -> GuideSpec:
     return GuideSpec("regex", text="|".join(f"{c}{{1,{most}}}x" for c in letters))
 
 
-def test_a_lexer_that_one_answer_renewed_is_taken_by_the_others(
-    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch, lexers: list[object]
-) -> None:
+def test_a_lexer_that_one_answer_renewed_is_taken_by_the_others(tokenizer, monkeypatch, lexers):
     letters = "abcdefghij"
     spec = many_states(letters, 14)
     monkeypatch.setitem(trial.LIMITS, "max_lexer_states", 100)
@@ -384,9 +374,7 @@ def test_a_lexer_that_one_answer_renewed_is_taken_by_the_others(
     assert 2 <= len(lexers) <= 5
 
 
-def test_an_answer_that_outgrows_its_limits_ends_with_the_reason(
-    tokenizer: TaskTokenizer, monkeypatch: pytest.MonkeyPatch, lexers: list[object]
-) -> None:
+def test_an_answer_that_outgrows_its_limits_ends_with_the_reason(tokenizer, monkeypatch, lexers):
     spec = GuideSpec("regex", text="x(.*a.{30}){20}")
     x = tokenizer.encode_outputs(["x"])[0]
     monkeypatch.setitem(trial.LIMITS, "step_lexer_fuel", 3000)

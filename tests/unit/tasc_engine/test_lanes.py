@@ -212,9 +212,7 @@ def test_greater_ones_and_no_numbers_are_found_in_any_lane(dtype) -> None:
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH), st.integers(0, 2**32 - 1))
-def test_lanes_whose_bit_is_set_and_finite_ones_stay_and_float64_holds_them_all(
-    values, bits
-) -> None:
+def test_lanes_whose_bit_is_set_and_finite_ones_stay_and_float64_holds_them_all(values, bits):
     stays = np.array([bits >> lane & 1 for lane in range(WIDTH)], bool)
     for dtype in FLOATS:
         x = np.array(values, dtype)

@@ -191,9 +191,7 @@ def test_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
 @pytest.mark.parametrize("dtype", CLOSE_ADDED)
 @settings(deadline=None, max_examples=40)
 @given(case=cases())
-def test_compiled_code_gives_a_token_the_same_bits_whoever_stands_beside_it(
-    dtype: Any, case: Any
-) -> None:
+def test_compiled_code_gives_a_token_the_same_bits_whoever_stands_beside_it(dtype, case) -> None:
     ranks, size, widths, own = case
     weights = weights_of(ranks, size, widths, dtype)
     x, y = numbers(len(own), size, dtype=dtype), numbers(len(own), sum(widths), dtype=dtype)

@@ -45,9 +45,7 @@ def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(
-    tmp_path: Path, merged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(tmp_path, merged, monkeypatch):
     base = make_folder(tmp_path / "base")
     adapter = make_adapter(base, tmp_path / "adapter", r=4, target_modules=["up_proj"])
     torch.save(Trap(), adapter / "adapter_model.bin")
@@ -114,9 +112,7 @@ by_dtype = pytest.mark.parametrize(
 # Of the norm of the logits; a random model would be 1.4 off.
 @by_dtype
 @pytest.mark.parametrize(("quantization", "near"), [("nf4", 0.2), ("int8", 0.04)])
-def test_quantised_models_say_nearly_what_they_were_made_from(
-    quantization: Any, near: float, dtype: str
-) -> None:
+def test_quantised_models_say_nearly_what_they_were_made_from(quantization, near, dtype) -> None:
     found = logits_of(load(dtype=dtype, quantization=quantization), ROWS)
     error = relative(found, logits_of(load(dtype=dtype), ROWS))
     print(f"{quantization} in {dtype}: {error:.3f} of the norm of the logits")
@@ -125,9 +121,7 @@ def test_quantised_models_say_nearly_what_they_were_made_from(
 
 @by_dtype
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_a_quantised_row_is_told_the_same_alone_and_among_others(
-    quantization: Any, dtype: str
-) -> None:
+def test_a_quantised_row_is_told_the_same_alone_and_among_others(quantization, dtype) -> None:
     """To the rounding of a product of another shape."""
     target = load(dtype=dtype, quantization=quantization)
     together = logits_of(target, ROWS)
@@ -149,9 +143,7 @@ def test_one_adapter_of_a_quantised_model_is_added_to_it_as_it_is(quantization: 
 
 
 @pytest.mark.parametrize("threshold", [{}, {"llm_int8_threshold": 6.0}])
-def test_eight_bits_with_an_outlier_threshold_are_refused(
-    tmp_path: Path, threshold: dict[str, float]
-) -> None:
+def test_eight_bits_with_an_outlier_threshold_are_refused(tmp_path, threshold) -> None:
     path = make_folder(tmp_path, dtype=torch.float32) / "config.json"
     how = {"quant_method": "bitsandbytes", "load_in_8bit": True, **threshold}
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": how}))

@@ -144,9 +144,7 @@ limits = st.tuples(
 
 @settings(max_examples=500)
 @given(shapes, limits)
-def test_the_likeliest_paths_of_all_that_were_looked_at_are_drafted(
-    shape: Shape, limits: tuple[int, list[int], list[float] | None]
-) -> None:
+def test_the_likeliest_paths_of_all_that_were_looked_at_are_drafted(shape, limits) -> None:
     nodes, budgets, least = limits
     chances = Chances(shape)
     budget = np.array(budgets[: shape.rows], np.int32)

@@ -230,9 +230,7 @@ def test_what_two_prompts_share_is_copied_into_the_third(cache, prefixes) -> Non
     assert prefixes.nbytes == 20 * 2 * PLACE
 
 
-def test_what_is_expected_is_copied_into_the_second_whichever_adapter_answers(
-    cache, prefixes
-) -> None:
+def test_what_is_expected_is_copied_into_the_second_whichever_adapter_answers(cache, prefixes):
     template = (100, 20)
     prefixes.expect(ids(template, (0, 9)))
     found = [asked(prefixes, cache, 0, ids(template, (300 + i, 5)), i % 2) for i in range(4)]

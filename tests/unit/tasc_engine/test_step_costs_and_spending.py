@@ -71,9 +71,7 @@ POINTS = 12
     ("rounds", "costs"),
     [([1.0, 1.0], 1.0), ([9.0, 1.0, 1.01], 1.0), ([9.0, 5.0, 2.0, 1.0, 1.0], 1.0)],
 )
-def test_rounds_go_on_while_they_find_less_and_the_least_counts(
-    monkeypatch: pytest.MonkeyPatch, rounds: list[float], costs: float
-) -> None:
+def test_rounds_go_on_while_they_find_less_and_the_least_counts(monkeypatch, rounds, costs) -> None:
     clock = FakeClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     warm = [x for _ in range(POINTS) for x in (7.0, rounds[0])]

@@ -23,9 +23,7 @@ def test_every_script_is_run_and_short() -> None:
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_a_script_does_what_it_says(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_does_what_it_says(name, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / f"{name}.py"))
     out = capsys.readouterr().out

@@ -261,9 +261,7 @@ def test_settings_that_it_drafts_by_are_saved(folder: Path, pairs: Any, tmp_path
     assert llm.record.draft == DraftSettings()
 
 
-def test_an_index_of_another_save_and_a_record_of_another_version_are_refused(
-    llm: LLM, plain: LLM, tmp_path: Path
-) -> None:
+def test_an_index_of_another_save_and_a_record_of_another_version_are_refused(llm, plain, tmp_path):
     llm.save(tmp_path / "task")
     plain.save(tmp_path / "other")
     index, other = (tmp_path / name / "index.tasc" for name in ("task", "other"))
@@ -308,9 +306,7 @@ def test_options_are_those_of_a_request(plain: LLM) -> None:
 
 
 @pytest.mark.parametrize("whose", ["call", "task", "chat"])
-def test_a_guide_is_read_and_tried_once_for_all_inputs(
-    folder: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch, whose: str
-) -> None:
+def test_a_guide_is_read_and_tried_once_for_all_inputs(folder, plain, monkeypatch, whose) -> None:
     labels = ["play music", "set an alarm"]
     llm = LLM(folder, choices=labels, max_tokens=24, **SIZES) if whose == "task" else plain
     asked = {} if whose == "task" else {"guided_choice": labels}
@@ -379,9 +375,7 @@ def test_what_it_cannot_draft_from_is_refused_and_changes_nothing(llm: LLM, expe
     assert [answer.text for answer in llm.generate(INPUTS)] == expected
 
 
-def test_an_error_in_mid_call_leaves_it_whole(
-    llm: LLM, expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_mid_call_leaves_it_whole(llm, expected, monkeypatch) -> None:
     decode, calls = llm.tokenizer.decode, 0
 
     def fails(ids: Any) -> str:
@@ -445,9 +439,7 @@ def test_a_bad_input_is_named_and_nothing_is_answered(plain: LLM) -> None:
     assert plain.summary().answers == before
 
 
-def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(
-    plain: LLM, expected: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(plain, expected, capsys) -> None:
     before = plain.summary().answers
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of xdist ignore it
 

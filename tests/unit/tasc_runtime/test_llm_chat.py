@@ -63,9 +63,7 @@ def test_conversations_are_answered_as_transformers_answers_them(chats: Chats, b
     assert bare.chat([]) == []
 
 
-def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(
-    chats: Chats, tmp_path: Path
-) -> None:
+def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(chats, tmp_path) -> None:
     before = [{"role": "system", "content": SYSTEM}]
     for asked, answered in SHOTS:
         before += [user(asked), {"role": "assistant", "content": answered}]
