@@ -79,6 +79,22 @@ def failing(error: BaseException) -> Callable[..., NoReturn]:
     return fails
 
 
+def failing_where(
+    patch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception, when: Callable[..., object]
+) -> list[bool]:
+    """A function raises when ``when(number of the call, *arguments)`` holds; whether each did."""
+    honest, raised = getattr(owner, name), list[bool]()
+
+    def scarce(*args: Any, **options: Any) -> Any:
+        raised.append(bool(when(len(raised) + 1, *args)))
+        if raised[-1]:
+            raise error
+        return honest(*args, **options)
+
+    patch.setattr(owner, name, scarce)
+    return raised
+
+
 @dataclass
 class FakeClock:
     """Stands in for ``time.monotonic`` and the like; a test moves ``now``."""

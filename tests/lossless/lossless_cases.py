@@ -1,4 +1,4 @@
-"""Tiny random models, and what plain one-by-one decoding says with them."""
+"""Tiny random models, what plain one-by-one decoding says with them, and neural proposers."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from support import index_of, make_proposer
+from neural_drafters import drafter_of, proposer_of, ranked_by, vocabulary_of
+from support import index_of, load_target, make_proposer
 from tasc_draft import SOURCES, DraftIndex, DraftSettings, Proposer
 from tasc_engine import (
     Engine,
@@ -19,17 +20,19 @@ from tasc_engine import (
     EngineTotals,
     GenerationRequest,
     GenerationResult,
-    ModelSource,
     Target,
 )
+from tasc_engine.drafting.neural.proposer import NeuralProposer
+from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.step.cost import StepCosts
 from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 
-LONGEST = 48
+LONGEST, CAPACITY = 48, 160
 # By dtype: the smallest top-1 margin of all answers so far, best logit less second best; and whose.
 CLOSEST: dict[str, tuple[float, str]] = {}
 PAPER = DraftSettings(mixture="tasc", min_prob=0.0)
+TREE = NeuralSettings(depth=4, width=4, nodes=16)
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,9 @@ def make_engine(
     costs: StepCosts | None = None,
 ) -> tuple[Engine, EngineTotals]:
     """An engine, and what it will have done; ``wrap`` may put another proposer in front."""
-    target = target or Target.load(ModelSource(case.folder, dtype=case.dtype), config)
-    proposer = wrap(
-        make_proposer(
-            case.tokenizer, settings, config, index=index or case.index(), branching=branching
-        )
-    )
+    target, index = target or load_target(case.folder, config, case.dtype), index or case.index()
+    ngrams = make_proposer(case.tokenizer, settings, config, index=index, branching=branching)
+    proposer = wrap(ngrams)
     totals = EngineTotals(len(SOURCES), proposer.max_depth)
     return Engine(target, case.tokenizer, proposer, config, totals.add, costs), totals
 
@@ -132,7 +132,7 @@ def answer(
     """Decode the case's requests with an engine as `make_engine` makes it."""
     config = EngineConfig(
         rows=rows,
-        max_model_len=160,
+        max_model_len=CAPACITY,
         prefill_chunk=prefill_chunk,
         prefix_cache_bytes=prefix_cache_bytes,
     )
@@ -142,3 +142,25 @@ def answer(
     assert not engine.running
     assert not engine.waiting
     return Answered(results, totals)
+
+
+def neural(
+    case: Case, kind: str, policy: str = "full", settings: NeuralSettings = TREE, rows: int = 4
+) -> NeuralProposer:
+    drafter, head = drafter_of(kind, case.folder, rows, CAPACITY)
+    vocabulary = vocabulary_of(policy, head, rows, ranked_by(case.answers, len(head)))
+    return proposer_of(
+        drafter, vocabulary, settings, rows=rows, capacity=CAPACITY, eos_ids=case.tokenizer.eos_ids
+    )
+
+
+def by(proposer: NeuralProposer) -> Callable[[Proposer], Proposer]:
+    """What puts a proposer in the place of the n-gram one."""
+    return lambda ngram: proposer
+
+
+def assert_some_accepted_and_some_rejected(found: Answered, least: int = 20) -> None:
+    accepted = int(found.totals.accepted[SOURCES.index("neural")].sum())
+    assert accepted == found.totals.accepted.sum()
+    assert accepted > least
+    assert found.totals.drafted.sum() - accepted > 20

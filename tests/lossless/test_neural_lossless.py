@@ -4,8 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lossless_cases import Case, answer
-from neural_cases import assert_some_accepted_and_some_rejected, by, neural
+from lossless_cases import Case, answer, assert_some_accepted_and_some_rejected, by, neural
 
 from neural_drafters import INDEXED, KINDS, POLICIES, Always
 from paired import paired

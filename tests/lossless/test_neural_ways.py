@@ -5,15 +5,24 @@ from itertools import count
 from typing import Any
 
 import pytest
-from lossless_cases import Answered, Case, answer, answered_alone, make_engine, reference
-from neural_cases import CAPACITY, assert_some_accepted_and_some_rejected, by, neural
+from lossless_cases import (
+    CAPACITY,
+    Answered,
+    Case,
+    answer,
+    answered_alone,
+    assert_some_accepted_and_some_rejected,
+    by,
+    make_engine,
+    neural,
+    reference,
+)
 from request_grid import GUIDES
-from torch import Tensor
 
 from lora_folders import make_adapter, merged_says
+from support import failing
 from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Sampling, Target
 from tasc_engine.drafting.neural.proposer import NeuralProposer
-from tasc_engine.kv.cache import RowCache
 
 
 @pytest.mark.parametrize(
@@ -117,14 +126,11 @@ def test_a_step_without_room_for_thoughts_goes_on_without_them(case, kind, polic
     config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
     target = Target.load(ModelSource(case.folder, dtype="float64"), config)
     assert target.decoder is not None
-    states, steps = target.decoder.states, count()
-
-    def cramped(hidden: Tensor, looked_at: Tensor | None, cache: RowCache) -> Tensor:
-        if looked_at is None and next(steps) % 4 == 3:
-            raise MemoryError
-        return states(hidden, looked_at, cache)
-
-    monkeypatch.setattr(target.decoder, "states", cramped)
+    steps = count()
+    failing(
+        *(monkeypatch, target.decoder, "states", MemoryError()),
+        lambda n, hidden, looked_at, cache: looked_at is None and next(steps) % 4 == 3,
+    )
     proposer = neural(case, kind, policy, rows=3)
     engine, totals = make_engine(case, config, target=target, wrap=by(proposer))
     found = {r.id: list(r.tokens) for r in engine.generate(case.requests())}

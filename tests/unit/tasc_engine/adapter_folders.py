@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from draft_trees import forest, no_moves
 from torch import Tensor
+from tree_layouts import forest, no_moves
 
 from tasc_engine.layout import Feed
 from tasc_engine.model.loading import ModelSource, load_model

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from choosing_cases import Asked, allowed_of, alone, begin, both, chooser_of, expected, ints
-from draft_trees import forest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tree_layouts import forest
 
 from paired import paired
 from support import refused

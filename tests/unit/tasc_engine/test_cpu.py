@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from tree_layouts import Row, Shape, by_definition, layout_of, off, rows_of, visible
+from tree_layouts import Row, Shape, by_definition, firsts_of, layout_of, off, rows_of, visible
 
 from tasc_engine.kernels.cpu import attention as cpu_rows
 from tasc_engine.kernels.cpu.compiling import ENGINE, ROOMS
@@ -26,7 +26,6 @@ from tasc_engine.model.operations import (
     greatest,
 )
 
-LENGTH = 160  # no row is longer
 COMPILED, TORCHS = 1 << 60, 0  # from how much work on torch attends
 # Values are up to four; compiled code rounds the answer only, torch's own its weights too.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -95,18 +94,11 @@ class Case:
 
 
 def case_of(shape: Shape, rows: Sequence[Row], gap: int = 0, backwards: bool = False) -> Case:
-    """Rows follow each other, in their order or the opposite one, with a gap between them."""
-    step, sees = layout_of(rows, LENGTH), visible(rows, LENGTH, shape.window)
-    firsts, end = [0] * len(rows), gap
-    for row in reversed(range(len(rows))) if backwards else range(len(rows)):
-        firsts[row] = end
-        end += sum(rows[row][:2]) + len(rows[row][2]) + gap
-    places = [firsts[p // LENGTH] + p % LENGTH for p in step.slots.tolist()]
-    step = replace(step, firsts=torch.tensor(firsts), slots=torch.tensor(places))
-    make = torch.Generator().manual_seed(len(places))
+    firsts = firsts_of(rows, [gap] * len(rows), backwards)
+    step, sees = layout_of(rows, firsts), visible(rows, firsts, shape.window)
+    make, end = torch.Generator().manual_seed(len(step.slots)), int(step.slots.max()) + 1 + gap
     pool = torch.randn((end + 1, 2, shape.kv_heads, shape.dim), generator=make)
-    query = torch.randn((len(places), shape.heads, shape.dim), generator=make)
-    sees = [[firsts[p // LENGTH] + p % LENGTH for p in line] for line in sees]
+    query = torch.randn((len(step.slots), shape.heads, shape.dim), generator=make)
     return Case(shape, step, sees, pool.to(shape.dtype), query.to(shape.dtype))
 
 

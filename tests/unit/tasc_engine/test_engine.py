@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from support import EAGER, load_target, make_proposer, refused
+from support import EAGER, failing, load_target, make_proposer, refused
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -33,24 +35,40 @@ from tasc_text import TaskTokenizer
 PROMPT = (5, 9, 30, 41, 7)
 
 
+def request(name: str, **fields) -> GenerationRequest:
+    return GenerationRequest(**{"id": name, "prompt": PROMPT, "max_tokens": 12, **fields})
+
+
 def run(engine, request):
     (result,) = engine.generate([request])
     return result
 
 
-def test_a_request_too_long_for_a_row_is_refused_with_both_numbers(make_engine) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fields", "named"),
+    [
+        (RequestTooLong, {"max_tokens": 60}, ["60", "64"]),
+        *(
+            (ValueError, {field: ids}, [field, str(ids[-1])])
+            for field in ("prompt", "stop_ids", "committed_ids")
+            for ids in ((5, 10**6), (-1,))
+        ),
+        *(
+            (ValueError, {"sampling": Sampling(logit_bias=((token, 1.0),))}, [str(token)])
+            for token in (-1, 10**6)
+        ),
+        (ValueError, {"adapter": "nobody"}, ["nobody"]),
+        (GuideError, {"guide": GuideSpec("choice", ("no room for so many tokens",))}, ["12"]),
+        (GuideError, {"guide": GuideSpec("regex", text="a(b")}, ["regex"]),
+    ],
+)
+def test_what_cannot_be_served_is_refused_and_leaves_nothing(make_engine, kind, fields, named):
     engine = make_engine()
-    with refused(RequestTooLong, "60", "64"):
-        engine.submit(GenerationRequest("a", PROMPT, 60))
-    assert len(run(engine, GenerationRequest("b", PROMPT, 59)).tokens) == 59
+    with refused(kind, *named):
+        engine.submit(request("a", **fields))
+    assert engine.waiting == 0
+    assert len(run(engine, request("b", max_tokens=59)).tokens) == 59
     engine.check_integrity()
-
-
-@pytest.mark.parametrize("field", ["prompt", "stop_ids", "committed_ids"])
-@pytest.mark.parametrize("ids", [(5, 10**6), (-1,)])
-def test_ids_outside_the_vocabulary_are_refused(make_engine, field: str, ids) -> None:
-    with refused(ValueError, field, str(ids[-1])):
-        make_engine().submit(replace(GenerationRequest("a", PROMPT, 3), **{field: ids}))
 
 
 @pytest.mark.parametrize(
@@ -121,35 +139,6 @@ def test_timings_are_ordered(make_engine) -> None:
     assert all(0 <= r.timings.queued <= r.timings.first_token <= r.timings.total for r in results)
 
 
-def request(name: str, **fields) -> GenerationRequest:
-    return GenerationRequest(name, PROMPT, 12, **fields)
-
-
-@pytest.mark.parametrize("token", [-1, 10**6])
-def test_a_bias_on_an_unknown_token_is_refused_by_its_number(make_engine, token: int) -> None:
-    with refused(ValueError, str(token)):
-        make_engine().submit(request("a", sampling=Sampling(logit_bias=((token, 1.0),))))
-
-
-def test_an_unknown_adapter_is_refused(make_engine) -> None:
-    with refused(ValueError, "nobody"):
-        make_engine().submit(request("a", adapter="nobody"))
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        GuideSpec("choice", ("a choice that needs more tokens than there is room for",)),
-        GuideSpec("regex", text="a(b"),
-    ],
-)
-def test_a_guide_that_cannot_be_followed_is_refused(make_engine, spec) -> None:
-    engine = make_engine()
-    with refused(GuideError, "12" if spec.kind == "choice" else "regex"):
-        engine.submit(request("a", guide=spec))
-    assert engine.waiting == 0
-
-
 def test_a_request_waits_until_all_that_it_needs_is_compiled(make_engine, monkeypatch) -> None:
     engine, late, waits = make_engine(), request("a", min_tokens=2), []
     monkeypatch.setattr(sampler, "_warm", set())
@@ -193,16 +182,9 @@ def test_choosing_that_does_not_fit_memory_fails_one_request_alone(
     make_engine, monkeypatch, broken: str
 ) -> None:
     engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(four())}
-    where, name = (Sampler, "choose") if broken == "choose" else (verifier, "token_logprobs")
-    honest, calls = getattr(where, name), []
-
-    def scarce(*args):
-        calls.append(args)
-        if len(calls) in (4, 5):  # with drafts, and again without
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return honest(*args)
-
-    monkeypatch.setattr(where, name, scarce)
+    function = (Sampler, "choose") if broken == "choose" else (verifier, "token_logprobs")
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    calls = failing(monkeypatch, *function, full, lambda n, *_: n in (4, 5))  # without drafts too
     found = {r.id: r for r in engine.generate(four())}
     errors = [r for r in found.values() if r.error]
     assert len(errors) <= 2
@@ -336,11 +318,8 @@ def test_drafts_that_are_no_trees_are_dropped(watched: Watched, plain, name: str
 
 
 def test_more_draft_tokens_than_asked_for_are_dropped(watched: Watched, plain) -> None:
-    honest = watched.proposer.propose
-
-    watched.proposer.propose = lambda rows, budget, least: honest(
-        rows, np.full_like(budget, 4), least
-    )
+    propose = watched.proposer.propose
+    watched.proposer.propose = lambda rows, most, least: propose(rows, 0 * most + 4, least)
     assert tokens(answers(watched.engine())) == plain
     assert watched.failures > 0
 
@@ -432,11 +411,7 @@ def test_what_a_broken_row_leaves_is_not_seen_by_the_next(watched: Watched, plai
 def test_a_beginning_that_does_not_fit_memory_is_not_kept(make_engine, plain, folder: Path) -> None:
     target, records = load_target(folder), []
     engine = make_engine(target=target, on_step=records.append)
-
-    def full(row: int, n: int) -> Any:
-        raise MemoryError
-
-    target.cache.copied = full
+    target.cache.copied = Mock(side_effect=MemoryError)
     twice = [replace(r, id=f"{r.id}-{k}") for k in range(2) for r in REQUESTS]
     found = {r.id: r.tokens for r in engine.generate(twice)}
     assert found == {f"{n}-{k}": t for k in range(2) for n, t in plain.items()}
@@ -449,3 +424,53 @@ def test_other_errors_of_a_forward_are_not_hidden(watched: Watched) -> None:
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         answers(watched.with_forward(broken))
+
+
+_RNG = np.random.default_rng(5)
+SCORED = [tuple(_RNG.integers(3, 300, n).tolist()) for n in (40, 1, 2, 23, 40)]
+SCORED[4] = (*SCORED[0][:30], *SCORED[4][30:])  # shares a beginning
+
+
+def close(result, folder, prompt, n):
+    """They are those of the model's own forward over the whole prompt."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        want = model(torch.tensor([prompt])).logits[0, :-1].double().log_softmax(-1)
+    assert len(result.logprobs) == len(prompt) - 1 + len(result.tokens)
+    for place, (found, token) in enumerate(zip(result.logprobs, prompt[1:], strict=False)):
+        assert found.token == token
+        assert found.logprob == pytest.approx(want[place, token].item(), abs=1e-4)
+        values, _ = want[place].topk(n)
+        assert [value for _, value in found.top] == pytest.approx(values.tolist(), abs=1e-4)
+        assert [want[place, i].item() for i, _ in found.top] == pytest.approx(
+            values.tolist(), abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("chunk", [4, 16, 64])
+def test_logprobs_of_prompts_are_the_models_own_in_any_batch(make_engine, folder, chunk):
+    engine = make_engine(rows=3, prefill_chunk=chunk)
+    alone = [GenerationRequest(f"p{i}", prompt, 12) for i, prompt in enumerate(SCORED)]
+    tokens = {r.id: r.tokens for r in make_engine(rows=1).generate(alone)}
+    scored = [
+        GenerationRequest(f"s{i}", prompt, 1 + i, logprobs=3, prompt_logprobs=True)
+        for i, prompt in enumerate(SCORED)
+    ]
+    for _ in range(3):  # what prompts share is kept from the second turn on
+        mixed = [one for pair in zip(scored, alone, strict=True) for one in pair]
+        for result in engine.generate(mixed):
+            assert result.tokens == tokens[f"p{result.id[1]}"][: len(result.tokens)]
+            if result.id[0] == "s":
+                close(result, folder, SCORED[int(result.id[1])], 3)
+    engine.check_integrity()
+
+
+def test_logprobs_of_prompts_come_once_with_the_first_tokens_of_a_stream(make_engine, folder):
+    engine = make_engine(prefill_chunk=8)
+    one = GenerationRequest("a", SCORED[0], 12, stream=True, logprobs=0, prompt_logprobs=True)
+    engine.submit(one)
+    deltas = [delta for _ in range(40) for delta in engine.step()]
+    assert len(deltas[0].logprobs) == len(SCORED[0]) - 1 + len(deltas[0].tokens)
+    assert all(len(delta.logprobs) == len(delta.tokens) for delta in deltas[1:])
+    told = [logprob for delta in deltas for logprob in delta.logprobs]
+    assert tuple(told) == deltas[-1].result.logprobs

@@ -80,9 +80,10 @@ def attended(
 
 def error(shape: Shape, rows: list[Row], length: int, longest: int, wrong: int = 0) -> float:
     """The greatest difference; ``wrong`` bits of the last token's tree are turned."""
-    layout = layout_of(rows, length)
+    firsts = range(0, len(rows) * length, length)
+    layout = layout_of(rows, firsts)
     query, pool = made(shape, layout, len(rows) * length + 1)
-    sees = visible(rows, length, shape.window)
+    sees = visible(rows, firsts, shape.window)
     expected = by_definition(query, pool, sees, shape.dim**-0.5, shape.softcap)
     tree = layout.tree.clone()
     tree[-1] ^= wrong
@@ -147,11 +148,11 @@ def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
 def test_rows_without_tokens_and_other_rows_leave_no_trace(plain: Shape) -> None:
     """A bucket has rows that nobody uses; and what lies beside a row's places is never read."""
     shape, rows = plain, [(5, 1, (-1, 0)), (70, 2, ())]
-    layout = layout_of(rows, 96)
+    layout = layout_of(rows, [0, 96])
     query, pool = made(shape, layout, 2 * 96 + 1)
     before = attended(shape, layout, query, pool, 512)
     used = torch.zeros(len(pool), dtype=torch.bool)
-    used[[place for places in visible(rows, 96, None) for place in places]] = True
+    used[[place for places in visible(rows, [0, 96], None) for place in places]] = True
     pool[~used] = torch.nan
     none, last = torch.zeros(3, dtype=torch.int64), layout.begins[-1:].expand(3)
     more = replace(
@@ -165,7 +166,7 @@ def test_rows_without_tokens_and_other_rows_leave_no_trace(plain: Shape) -> None
 
 
 def test_what_it_cannot_do_is_said() -> None:
-    layout = layout_of([(1, 1, ())], 8)
+    layout = layout_of([(1, 1, ())], [0])
     pool = torch.zeros((9, 2, 2, 16), dtype=torch.float64)
     with refused(ValueError, "float64"):
         tree_kernel.attend(torch.zeros((1, 4, 16), dtype=torch.float64), pool, layout, 1.0, 8)

@@ -88,7 +88,8 @@ def model() -> Model:
 
 
 def host_of(rows: Sequence[Row], moves: tuple[Any, ...] = ((), ())) -> Step:
-    arrays = {name: part.numpy() for name, part in vars(layout_of(rows, LENGTH)).items()}
+    layout = layout_of(rows, range(0, len(rows) * LENGTH, LENGTH))
+    arrays = {name: part.numpy() for name, part in vars(layout).items()}
     return StepLayout(**{**arrays, "moves": np.array(moves, np.int64).reshape(2, -1)})
 
 

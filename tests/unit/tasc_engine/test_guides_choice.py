@@ -7,12 +7,11 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from draft_trees import forest
 from guide_walks import allowed, answers, behind, ids, look, path_to, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
-from tree_layouts import parents_of
+from tree_layouts import forest, parents_of
 
 from support import refused
 from tasc_draft import Drafts

@@ -1,15 +1,12 @@
 """A step's rows are laid out by position; acceptance follows the target through a tree."""
 
-from typing import Any
-
 import numpy as np
-from draft_trees import forest, no_moves
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tree_layouts import parents_of
+from tree_layouts import Row, firsts_of, forest, layout_of, no_moves, parents_of, visible
 
-from tasc_engine.kernels.torch_attention import visible
-from tasc_engine.layout import MOST_NODES, Feed, Int64, StepLayout, lay_out, plain_feed
+from tasc_engine.kernels import torch_attention
+from tasc_engine.layout import MOST_NODES, Feed, lay_out, plain_feed
 from tasc_engine.step.verify import accept, count, moves
 
 EOS = 0
@@ -88,112 +85,41 @@ def test_a_step_is_counted_by_source_and_depth() -> None:
 
 
 IS_EOS_WIDE = np.zeros(10, bool)
-# Of each row: free places before it, tokens in the cache, tokens it brings, parents of its draft
-# (None: may not emit).
-Part = tuple[int, int, int, tuple[int, ...] | None]
 drafted = st.none() | parents_of(MOST_NODES)
-part = st.tuples(st.integers(0, 9), st.integers(0, 40), st.integers(1, 70), drafted)
-parts_of_rows = st.lists(part, min_size=1, max_size=6)
+row = st.tuples(st.integers(0, 40), st.integers(1, 70), drafted)
+parts_of_rows = st.lists(st.tuples(st.integers(0, 9), row), min_size=1, max_size=6)
 CHAIN = tuple(range(-1, MOST_NODES - 1))
-HIGHEST_BIT: list[Part] = [(3, 5, 1, CHAIN), (0, 0, 2, (*CHAIN[:-1], 0))]
-
-
-def firsts_of(parts: list[Part], backwards: bool) -> list[int]:
-    """Rows lie behind each other, in their order or in the opposite one."""
-    firsts, end = [0] * len(parts), 0
-    order = range(len(parts))
-    for i in reversed(order) if backwards else order:
-        gap, start, size, tree = parts[i]
-        firsts[i] = end + gap
-        end = firsts[i] + start + size + len(tree or ())
-    return firsts
-
-
-def laid_out(parts: list[Part], backwards: bool = False, adapters: Any = None) -> StepLayout[Int64]:
-    sizes, may = [p[2] for p in parts], np.array([p[3] is not None for p in parts])
-    feed = Feed(
-        np.array(firsts_of(parts, backwards), np.int64),
-        np.array([p[1] for p in parts], np.int32),
-        np.arange(100, 100 + sum(sizes), dtype=np.int32),
-        np.cumsum([0, *sizes]).astype(np.int32),
-        np.where(may, np.cumsum(may) - 1, -1).astype(np.int32),
-        forest([p[3] for p in parts if p[3] is not None]),
-        no_moves(),
-        adapters,
-    )
-    return lay_out(feed)
-
-
-def seen_by_each(step: StepLayout[Int64], window: int | None) -> list[set[int]]:
-    """The cache places that each packed token attends to."""
-    return [
-        {int(first + place) for place in np.flatnonzero(line)}
-        for row, first in enumerate(step.firsts)
-        for line in visible(step, row, window)
-    ]
+HIGHEST_BIT: list[tuple[int, Row]] = [(3, (5, 1, CHAIN)), (0, (0, 2, (*CHAIN[:-1], 0)))]
 
 
 @settings(deadline=None)  # the first example compiles
-@given(parts_of_rows, st.booleans())
-@example(HIGHEST_BIT, True)
-def test_each_token_attends_once_to_its_own_past_and_its_own_branch(parts, backwards) -> None:
-    step = laid_out(parts, backwards)
-    seen, n, looked_at = seen_by_each(step, None), 0, []
-    for (_, start, size, tree), first in zip(parts, firsts_of(parts, backwards), strict=True):
-        past = {first + k for k in range(start)}
-        for k in range(size):
-            past.add(first + start + k)
-            assert seen[n] == past
-            assert step.positions[n] == start + k
-            assert step.slots[n] == first + start + k
-            n += 1
-        if tree is None:
-            continue
-        looked_at.append(n - 1)
-        depths, branches = [], []
-        for x, parent in enumerate(tree):
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-            above = branches[parent] if parent >= 0 else past
-            branches.append(above | {first + start + size + x})
-            assert seen[n] == branches[x]
-            assert step.positions[n] == start + size - 1 + depths[x]
-            assert step.slots[n] == first + start + size + x
-            looked_at.append(n)
-            n += 1
-    assert len(seen) == n == len(step.ids) == len(step.positions) == len(step.slots)
-    assert step.looked_at.tolist() == looked_at
-
-
-@settings(deadline=None)
-@given(parts_of_rows, st.booleans(), st.integers(1, 80))
-@example(HIGHEST_BIT, False, 7)
-def test_a_window_hides_by_position_whatever_the_branch(parts, backwards, window) -> None:
-    step, position_at = laid_out(parts, backwards), {}
-    for (_, start, *_), first in zip(parts, firsts_of(parts, backwards), strict=True):
-        position_at.update({first + k: k for k in range(start)})
-    position_at.update(zip(step.slots.tolist(), step.positions.tolist(), strict=True))
-    everything, near = seen_by_each(step, None), seen_by_each(step, window)
-    for own, past, found in zip(step.positions.tolist(), everything, near, strict=True):
-        assert found == {place for place in past if own - position_at[place] < window}
-
-
-@settings(deadline=None)
-@given(parts_of_rows)
-def test_ids_adapters_and_the_bounds_of_rows_are_what_was_fed(parts) -> None:
-    own = np.arange(len(parts), dtype=np.int32) * 7 % 5
-    step, fed, ids, begins = laid_out(parts, adapters=own), 100, [], [0]
-    for _, _, size, tree in parts:
-        ids += [*range(fed, fed + size), *range(1, len(tree or ()) + 1)]
-        begins.append(len(ids))
-        fed += size
-    assert step.adapters.tolist() == np.repeat(own, np.diff(begins)).tolist()
-    assert not laid_out(parts).adapters.any()
-    assert step.ids.tolist() == ids
-    assert step.begins.tolist() == begins
-    assert step.firsts.tolist() == firsts_of(parts, False)
-    assert step.trunks.tolist() == [start + size for _, start, size, _ in parts]
-    assert step.nodes.tolist() == [len(tree or ()) for *_, tree in parts]
-    assert {array.dtype for array in vars(step).values()} == {np.dtype(np.int64)}
+@given(parts_of_rows, st.booleans(), st.booleans(), st.none() | st.integers(1, 80))
+@example(HIGHEST_BIT, True, False, None)
+@example(HIGHEST_BIT, False, True, 7)
+def test_rows_lie_and_attend_as_they_are_described(parts, backwards, adapted, window) -> None:
+    rows = [row for _, row in parts]  # behind so many free places each
+    firsts = firsts_of(rows, [gap for gap, _ in parts], backwards)
+    own = np.arange(len(rows), dtype=np.int32) * 7 % 5 if adapted else None
+    sizes, may = [size for _, size, _ in rows], np.array([tree is not None for *_, tree in rows])
+    offsets = np.cumsum([0, *sizes]).astype(np.int32)
+    tokens = np.arange(100, 100 + sum(sizes), dtype=np.int32)
+    drafts = forest([tree for *_, tree in rows if tree is not None])
+    draft_of = np.where(may, np.cumsum(may) - 1, -1).astype(np.int32)
+    starts = np.array([start for start, *_ in rows], np.int32)
+    places = np.array(firsts, np.int64)
+    step = lay_out(Feed(places, starts, tokens, offsets, draft_of, drafts, no_moves(), own))
+    ids: list[int] = []
+    for fed, (_, size, tree) in zip(offsets[:-1].tolist(), rows, strict=True):
+        ids += [*range(100 + fed, 100 + fed + size), *range(1, len(tree or ()) + 1)]
+    for name, expected in vars(layout_of(rows, firsts, ids, own)).items():
+        found = getattr(step, name)
+        assert (found.dtype, found.tolist()) == (np.int64, expected.tolist()), name
+    sees = [
+        {first + int(place) for place in np.flatnonzero(line)}
+        for row, first in enumerate(firsts)
+        for line in torch_attention.visible(step, row, window)
+    ]
+    assert sees == [set(line) for line in visible(rows, firsts, window)]
 
 
 def test_a_plain_feed_brings_the_same_to_each_row_and_each_emits() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neural_drafters import drafter_of, exact, model_of, proposer_of
-from support import load_target, make_engine, requests_of
+from support import failing, load_target, make_engine, requests_of
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -264,18 +264,10 @@ def test_nobody_is_told_more_than_is_wanted(bench: Maker, wants: HiddenStateRequ
 
 def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -> None:
     """Without its drafts, or without a request whose log-probabilities did not fit the memory."""
-    found, failed = bench(), []
-    honest = verifier.token_logprobs
-
-    def scarce(*args: Any) -> Any:
-        failed.append(1)
-        if len(failed) in (2, 5):
-            raise OutOfMemory("no memory", moved=True)
-        return honest(*args)
-
-    monkeypatch.setattr(verifier, "token_logprobs", scarce)
+    found, full = bench(), OutOfMemory("no memory", moved=True)
+    calls = failing(monkeypatch, verifier, "token_logprobs", full, lambda n, *_: n in (2, 5))
     answers = {r.id: r for r in found.engine.generate(requests(logprobs=0))}
-    assert len(failed) > 5
+    assert len(calls) > 5
     assert sum(r.finish_reason == "error" for r in answers.values()) == 2
     texts = {(*PROMPTS[int(r.id)], *r.tokens) for r in answers.values() if not r.error}
     compared = [row for row in found.told.ended if tuple(row.text) in texts]
@@ -285,38 +277,25 @@ def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -
 
 
 def test_drafts_that_do_not_fit_memory_are_not_told_of(bench: Maker, monkeypatch) -> None:
-    found, failed = bench(), []
-    target = found.target
-    honest = target.next_tokens
-
-    def scarce(feed: Any) -> Any:
-        if len(feed.drafts.tokens) and len(failed) < 5:
-            honest(feed)  # so that its thoughts are there
-            failed.append(1)
-            raise OutOfMemory("no memory", moved=True)
-        return honest(feed)
-
-    monkeypatch.setattr(target, "next_tokens", scarce)
+    found, full = bench(), OutOfMemory("no memory", moved=True)
+    honest = found.target.next_tokens
+    raised = failing(
+        *(monkeypatch, found.target, "next_tokens", full),
+        lambda n, feed: len(feed.drafts.tokens) and sum(raised) < 5 and len(honest(feed)),
+    )  # its thoughts are there
     found.answer(requests())
-    assert len(failed) == 5
+    assert sum(raised) == 5
     assert sum(found.check(row) for row in found.told.ended) > 150
 
 
 @pytest.mark.parametrize("name", ["_kept", "_joined"])
 def test_what_cannot_be_kept_costs_drafts_alone(bench: Maker, monkeypatch, name: str) -> None:
     """It takes memory on the target's device, which may be full."""
-    found, plain, calls = bench(), bench(), []
-    expected, honest = plain.answer(requests()), getattr(module, name)
-
-    def scarce(*args: Any) -> Any:
-        calls.append(1)
-        if len(calls) % 7 == 3:
-            raise RuntimeError("out of memory")
-        return honest(*args)
-
-    monkeypatch.setattr(module, name, scarce)
+    found, expected = bench(), bench().answer(requests())
+    full = RuntimeError("out of memory")
+    raised = failing(monkeypatch, module, name, full, lambda n, *_: n % 7 == 3)
     assert found.answer(requests()) == expected
-    assert found.failures == (len(calls) + 4) // 7 > 0
+    assert found.failures == sum(raised) > 0
     kept = [(row.text, seen) for row in found.told.ended for seen in row.seen]
     assert sum(found.compare(*each) for each in kept) > 50
 

@@ -5,10 +5,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from draft_trees import forest, no_moves
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tree_layouts import forest, no_moves
 
 from tasc_engine.kv.allocator import KVAllocator
 from tasc_engine.kv.cache import RowCache, on_device

@@ -1,4 +1,4 @@
-"""Layouts of packed trees by their description, and what attention over them says by definition."""
+"""Packed trees by their description: drafts, layouts, and what attention over them says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,68 +9,102 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tasc_engine.layout import StepLayout
+from tasc_draft import Drafts
+from tasc_engine.layout import Int64, StepLayout
 
-# Of each row: tokens in the cache, tokens it brings, parents of its draft nodes behind them.
-Row = tuple[int, int, Sequence[int]]
-
-
+# Of each row: tokens in the cache, tokens it brings, parents of its draft nodes behind them (None:
+# may not emit).
+Row = tuple[int, int, Sequence[int] | None]
 Layout = StepLayout[Tensor]
+
+
+def forest(trees: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]] | None = None) -> Drafts:
+    """Trees by their parents; tokens count from 1 where they do not matter."""
+    tokens = tokens or [range(1, len(tree) + 1) for tree in trees]
+    depths = [depth for tree in trees for depth in depths_of(tree)]
+    return Drafts(
+        np.array([t for row in tokens for t in row], np.int32),
+        np.array([p for tree in trees for p in tree], np.int32),
+        np.array(depths, np.int16),
+        np.cumsum([0, *(len(tree) for tree in trees)]).astype(np.int32),
+        np.zeros(len(depths), np.float32),
+        np.zeros(len(depths), np.int8),
+    )
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return depths
+
+
+def no_moves() -> Int64:
+    return np.zeros((2, 0), np.int64)
 
 
 def on(layout: Layout, device: Any) -> Layout:
     return StepLayout(**{name: part.to(device) for name, part in vars(layout).items()})
 
 
-def layout_of(rows: Sequence[Row], length: int) -> Layout:
-    """Each row has ``length`` places of the pool and may emit."""
+def firsts_of(rows: Sequence[Row], gaps: Sequence[int], backwards: bool) -> list[int]:
+    """Rows follow each other, in their order or the opposite one, each behind a gap."""
+    firsts, end = [0] * len(rows), 0
+    for row in reversed(range(len(rows))) if backwards else range(len(rows)):
+        cached, brought, parents = rows[row]
+        firsts[row] = end + gaps[row]
+        end = firsts[row] + cached + brought + len(parents or ())
+    return firsts
+
+
+def layout_of(
+    rows: Sequence[Row],
+    firsts: Sequence[int],
+    ids: Sequence[int] | None = None,
+    adapters: Sequence[int] | None = None,
+) -> Layout:
+    """Each row lies from its first place of the pool on, and has a number of an adapter."""
     positions, places, seen, tree, begins, looked_at = [], [], [], [], [0], []
-    for row, (cached, brought, parents) in enumerate(rows):
-        trunk, depths, bits = cached + brought, [], []
-        for node, parent in enumerate(parents):
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    for first, (cached, brought, parents) in zip(firsts, rows, strict=True):
+        trunk, nodes, bits = cached + brought, len(parents or ()), list[int]()
+        for node, parent in enumerate(parents or ()):
             bits.append((bits[parent] if parent >= 0 else 0) | 1 << node)
-        assert trunk + len(parents) <= length
-        base = range(cached, trunk)
-        positions += [*base, *(trunk - 1 + d for d in depths)]
-        places += range(row * length + cached, row * length + trunk + len(parents))
-        seen += [*(p + 1 for p in base), *(trunk for _ in parents)]
+        positions += [*range(cached, trunk), *(trunk - 1 + d for d in depths_of(parents or ()))]
+        places += range(first + cached, first + trunk + nodes)
+        seen += [*range(cached + 1, trunk + 1), *[trunk] * nodes]
         tree += [0] * brought + bits
-        looked_at += range(begins[-1] + brought - 1, len(positions))
+        if parents is not None:
+            looked_at += range(begins[-1] + brought - 1, len(positions))
         begins.append(len(positions))
-    ids = [(7 * p + 3 * i) % 50 for i, p in enumerate(positions)]
+    assert len(set(places)) == len(places)
     numbers = {
-        "ids": ids, "positions": positions, "slots": places, "seen": seen, "tree": tree,
-        "adapters": [0] * len(ids), "looked_at": looked_at, "begins": begins,
-        "firsts": [row * length for row in range(len(rows))],
+        "ids": ids or [(7 * p + 3 * i) % 50 for i, p in enumerate(positions)],
+        "positions": positions, "slots": places, "seen": seen, "tree": tree,
+        "adapters": np.repeat([0] * len(rows) if adapters is None else adapters, np.diff(begins)),
+        "looked_at": looked_at, "begins": begins, "firsts": firsts,
         "trunks": [cached + brought for cached, brought, _ in rows],
-        "nodes": [len(parents) for _, _, parents in rows],
+        "nodes": [len(parents or ()) for _, _, parents in rows], "moves": no_moves(),
     }  # fmt: skip
-    tensors = {name: torch.tensor(n, dtype=torch.int64) for name, n in numbers.items()}
-    return StepLayout(**tensors, moves=torch.zeros((2, 0), dtype=torch.int64))
+    tensors = {name: torch.from_numpy(np.array(n, np.int64)) for name, n in numbers.items()}
+    return StepLayout(**tensors)
 
 
-def visible(rows: Sequence[Row], length: int, window: int | None) -> list[list[int]]:
+def visible(rows: Sequence[Row], firsts: Sequence[int], window: int | None) -> list[list[int]]:
     """The cache places that each packed token sees, from parents and positions alone."""
     found = []
-    for row, (cached, brought, parents) in enumerate(rows):
-        trunk = cached + brought
-        depth = [0] * len(parents)
-        for own in range(cached, trunk):
-            found.append([(p, p, own) for p in range(own + 1)])
-        for node, parent in enumerate(parents):
-            depth[node] = 1 if parent < 0 else depth[parent] + 1
+    for first, (cached, brought, parents) in zip(firsts, rows, strict=True):
+        trunk, above = cached + brought, parents or ()
+        depth = depths_of(above)
+        sees = [[(p, p, own) for p in range(own + 1)] for own in range(cached, trunk)]
+        for node in range(len(above)):
             own, path, at = trunk - 1 + depth[node], [], node
             while at >= 0:
                 path.append((trunk + at, trunk - 1 + depth[at], own))
-                at = parents[at]
-            found.append([*((p, p, own) for p in range(trunk)), *path])
-        for n in range(len(found) - brought - len(parents), len(found)):
-            found[n] = [
-                row * length + place
-                for place, position, own in found[n]
-                if window is None or own - position < window
-            ]
+                at = above[at]
+            sees.append([*((p, p, own) for p in range(trunk)), *path])
+        for each in sees:
+            near = (place for place, at, own in each if window is None or own - at < window)
+            found.append([first + place for place in near])
     return found
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import tasc_serve
 from lora_folders import WEIGHTS, cut, make_adapter
-from support import eventually, refused
+from support import eventually, failing, refused
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import EngineError, GenerationRequest
 from tasc_runtime.data.saved_task import SavedTask
@@ -376,17 +376,8 @@ def test_what_it_cannot_draft_from_is_refused_and_changes_nothing(llm: LLM, expe
 
 
 def test_an_error_in_mid_call_leaves_it_whole(llm, expected, monkeypatch) -> None:
-    decode, calls = llm.tokenizer.decode, 0
-
-    def fails(ids: Any) -> str:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            raise OSError("the disk is gone")
-        return decode(ids)
-
     with monkeypatch.context() as patch:
-        patch.setattr(llm.tokenizer, "decode", fails)
+        failing(patch, llm.tokenizer, "decode", OSError("the disk is gone"), lambda n, *_: n == 5)
         with pytest.raises(OSError, match="disk"):
             llm.generate(INPUTS)
     assert [answer.text for answer in llm.generate(INPUTS)] == expected
