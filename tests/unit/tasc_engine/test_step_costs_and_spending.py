@@ -1,11 +1,12 @@
-"""Step costs are measured, interpolated and kept in a file; drafts are spent by them."""
+"""Step costs are measured, kept in a file and follow real steps; drafts are spent by them."""
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,15 @@ from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Target
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.step import live_costs
 from tasc_engine.step.cost import ROUNDS, Conditions, Cost, StepCosts, _points, kept, measure, write
-from tasc_engine.step.draft_budget import LONGEST_PAUSE, DraftBudget, Spent, convex_steps
-from tasc_engine.step.live_costs import LiveCosts
+from tasc_engine.step.draft_budget import (
+    LIKELY,
+    LONGEST_PAUSE,
+    PROBE,
+    DraftBudget,
+    Spent,
+    convex_steps,
+)
+from tasc_engine.step.live_costs import LOOK, WRONG_LOOKS, LiveCosts
 
 CONFIG = EngineConfig(rows=4, max_model_len=64, max_draft_tokens=8)
 SOME = StepCosts(
@@ -155,7 +163,7 @@ def test_a_step_of_any_engine_takes_time(length: int) -> None:
             assert (costs.seconds(rows, np.arange(rows, 60.0), context) > 0.5).all()
 
 
-ROWS, MOST = 8, 64
+ROWS, MOST, CONTEXT = 8, 64, 40.0
 
 
 def costs_of(*points: tuple[int, float]) -> StepCosts:
@@ -166,32 +174,41 @@ def costs_of(*points: tuple[int, float]) -> StepCosts:
 LINEAR = costs_of((8, 1e-3), (108, 2e-3))
 
 
-def spent(drafted: int, accepted: int, draft_seconds: float = 1e-4) -> Spent:
-    seconds = 1e-3 + 1e-5 * drafted
-    return Spent(ROWS, ROWS, 64, drafted, accepted, ROWS + accepted, draft_seconds, seconds)
-
-
 def budget_of(costs: StepCosts, most: int = MOST) -> DraftBudget:
     return DraftBudget(LiveCosts(costs), most)
 
 
-def live(draft_budget: DraftBudget, chances: list[float], steps: int) -> tuple[list[int], float]:
-    """Draft tokens of each step and tokens a second, where a draft has tokens of these chances."""
-    bought, seconds, emitted = [], 0.0, 0.0
-    rng = np.random.default_rng(0)
+def spend(budget: DraftBudget, n: int, hits: int, seconds: float, drafts: bool = True) -> None:
+    """A step of all rows that takes so long; it asked for drafts, or not."""
+    drafting = 1e-4 if drafts else 0.0
+    spent = Spent(ROWS, ROWS, CONTEXT, n, hits, ROWS + hits, drafting, seconds)
+    budget.time(spent)
+    budget.learn(spent)
+
+
+def live(
+    budget: DraftBudget,
+    steps: int,
+    chances_of: Callable[[np.random.Generator], np.ndarray],
+    seconds_of: Callable[[int], float] = lambda drafted: 1e-3 + 1e-5 * drafted,
+    noise: float = 0.0,
+) -> np.ndarray:
+    """``[steps, 3]`` draft tokens, tokens and seconds; a draft's tokens have these chances."""
+    rng, found = np.random.default_rng(0), []
     for _ in range(steps):
-        least = draft_budget.min_probs(ROWS, ROWS, 64)
-        n = 0
-        while n < min(len(least), len(chances)) and chances[n] >= least[n]:
-            n += 1
+        chances, least = chances_of(rng), budget.min_probs(ROWS, ROWS, CONTEXT)
+        most = min(len(chances), len(least))
+        n = [*(chances[:most] >= least[:most]), False].index(False)
         hits = int((rng.random(n) < chances[:n]).sum())
-        drafting = 1e-4 if len(least) else 0.0
-        draft_budget.time(spent(n, hits, drafting))
-        draft_budget.learn(spent(n, hits, drafting))
-        bought.append(n)
-        emitted += ROWS + hits
-        seconds += 1e-3 + 1e-5 * n + drafting
-    return bought, emitted / seconds
+        seconds = seconds_of(n) * math.exp(noise * rng.standard_normal())
+        spend(budget, n, hits, seconds, len(least) > 0)
+        found.append((n, ROWS + hits, seconds + 1e-4 * (len(least) > 0)))
+    return np.array(found)
+
+
+def rate(found: np.ndarray) -> float:
+    """Tokens a second."""
+    return float(found[:, 1].sum() / found[:, 2].sum())
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
@@ -210,39 +227,33 @@ def test_a_jump_is_borne_by_all_tokens_behind_it() -> None:
 
 
 def test_tokens_are_bought_up_to_the_greatest_rate() -> None:
-    chances = [0.95**i for i in range(1, MOST)]
-    bought, rate = live(budget_of(LINEAR), chances, 400)
+    chances = 0.95 ** np.arange(1, MOST)
+    found = live(budget_of(LINEAR), 400, lambda rng: chances)
     expected = [(ROWS + sum(chances[:n])) / (1e-3 + 1e-4 + 1e-5 * n) for n in range(len(chances))]
-    best = int(np.argmax(expected))
-    assert abs(np.mean(bought[50:]) - best) <= 2
-    assert rate > 0.97 * max(expected)
+    assert abs(np.mean(found[50:, 0]) - int(np.argmax(expected))) <= 2
+    assert rate(found) > 0.97 * max(expected)
 
 
 def test_what_never_hits_is_hardly_tried() -> None:
-    plain = ROWS / 1e-3
-    draft_budget = budget_of(LINEAR)
-    bought, rate = live(draft_budget, [0.0] * MOST, 20_000)
-    assert not any(bought)
-    assert rate > 0.99 * plain
-    tried = sum(1 for _ in itertools.islice(drafting(budget_of(LINEAR)), 20_000) if _)
-    assert tried < 400
+    found = live(budget_of(LINEAR), 20_000, lambda rng: np.zeros(MOST))
+    assert not any(found[:, 0])
+    assert rate(found) > 0.99 * ROWS / 1e-3
+    assert sum(itertools.islice(drafting(budget_of(LINEAR)), 20_000)) < 400
 
 
 def drafting(draft_budget: DraftBudget):
     """Whether each step drafts, where chances look good and never come true."""
     while True:
-        least = draft_budget.min_probs(ROWS, ROWS, 64)
-        tried = spent(min(len(least), 8), 0, 1e-4 if len(least) else 0.0)
-        draft_budget.time(tried)
-        draft_budget.learn(tried)
-        yield len(least) > 0
+        n = min(len(draft_budget.min_probs(ROWS, ROWS, CONTEXT)), 8)
+        spend(draft_budget, n, 0, 1e-3 + 1e-5 * n, n > 0)
+        yield n > 0
 
 
 def test_drafting_comes_back_when_it_pays_again() -> None:
     draft_budget = budget_of(LINEAR)
     assert sum(itertools.islice(drafting(draft_budget), 5_000)) < 200
-    bought, _ = live(draft_budget, [0.9] * 16, 2 * LONGEST_PAUSE)
-    assert all(n > 0 for n in bought[-100:])
+    found = live(draft_budget, 2 * LONGEST_PAUSE, lambda rng: np.full(16, 0.9))
+    assert (found[-100:, 0] > 0).all()
 
 
 def test_a_prompt_beside_decoding_does_not_change_what_decoding_costs() -> None:
@@ -285,3 +296,153 @@ def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
 # Of the tiny engine of these tests: drafts cost nothing, or a draft token as much as a whole step.
 FREE = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1.0), Cost(2, 10, 64, 1.0 + 1e-6)))
 DEAR = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1e-9), Cost(2, 10, 64, 8e-9)))
+
+
+DRAFTED = (0, 1, 3, 7, 15, 31)
+TRUE = StepCosts(
+    "m", "d", "f",
+    tuple(Cost(ROWS, ROWS * (1 + n), 64, 2e-3 + 1e-4 * ROWS * n) for n in DRAFTED),
+)  # fmt: skip
+
+
+def wrong_by(*factors: float) -> StepCosts:
+    changed = zip(TRUE.costs, factors, strict=True)
+    return replace(TRUE, costs=tuple(replace(c, seconds=f * c.seconds) for c, f in changed))
+
+
+def worst(costs: StepCosts) -> float:
+    pairs = zip(costs.costs, TRUE.costs, strict=True)
+    return max(abs(math.log(a.seconds / b.seconds)) for a, b in pairs)
+
+
+SIZES = np.arange(ROWS, ROWS * 32 + 1)
+SECONDS = TRUE.seconds(ROWS, SIZES.astype(np.float64), CONTEXT)
+
+
+def serve(live: LiveCosts, steps: int, noise: float = 0.1, slower: float = 1.0) -> None:
+    """Steps of all sizes, small ones more often, whose times vary."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        tokens = int(ROWS * 32 ** rng.random())
+        seconds = slower * SECONDS[tokens - ROWS] * math.exp(noise * rng.standard_normal())
+        live.correct(ROWS, tokens, CONTEXT, float(seconds))
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 3.0])
+def test_a_table_that_is_wrong_by_three_is_right_after_some_hundred_steps(factor: float) -> None:
+    live = LiveCosts(wrong_by(*[factor] * 6))
+    assert worst(live.table) == pytest.approx(math.log(3))
+    serve(live, 10 * LOOK)
+    assert worst(live.table) < math.log(1.2)
+    assert live.error < 0.15
+
+
+@pytest.mark.parametrize("factors", [(1, 1, 1, 1, 3, 3), (3, 3, 1, 1, 1, 1), (1, 3, 1, 3, 1, 3)])
+def test_each_point_is_corrected_by_its_own_error(factors: tuple[float, ...]) -> None:
+    live = LiveCosts(wrong_by(*factors))
+    serve(live, 16 * LOOK)
+    assert worst(live.table) < math.log(1.2)
+
+
+@pytest.mark.parametrize("before", [0, 50, 2000])
+def test_one_step_that_is_a_hundred_times_slow_moves_nothing(before: int) -> None:
+    live, kept = LiveCosts(TRUE), []
+    serve(live, before)
+    live.correct(ROWS, 40, CONTEXT, 100 * SECONDS[32])
+    serve(live, 4 * LOOK)
+    assert worst(live.table) < math.log(1.1)
+    assert not kept
+
+
+def test_a_table_that_is_right_is_never_replaced() -> None:
+    live = LiveCosts(TRUE, lambda costs: pytest.fail("kept"))
+    table = live.table
+    serve(live, 40 * LOOK)
+    assert live.table is table
+
+
+def test_a_busy_minute_does_not_reach_the_file_and_is_forgotten() -> None:
+    live = LiveCosts(TRUE, lambda costs: pytest.fail("kept"))
+    serve(live, WRONG_LOOKS * LOOK)
+    for _ in range(3):
+        serve(live, WRONG_LOOKS // 2 * LOOK, slower=2.0)
+        assert worst(live.table) > math.log(1.2)
+        serve(live, 2 * WRONG_LOOKS * LOOK)
+        assert worst(live.table) < math.log(1.2)
+
+
+def test_what_was_wrong_for_long_is_kept_once() -> None:
+    kept: list[StepCosts] = []
+    live = LiveCosts(wrong_by(*[3.0] * 6), kept.append)
+    serve(live, (WRONG_LOOKS - 1) * LOOK)
+    assert not kept
+    serve(live, 4 * WRONG_LOOKS * LOOK)
+    assert len(kept) == 1
+    assert worst(kept[0]) < math.log(1.2)
+    assert kept[0].measured.real_steps == WRONG_LOOKS * LOOK
+
+
+def test_the_error_is_told_and_falls_as_the_table_is_corrected() -> None:
+    live = LiveCosts(wrong_by(*[1.5] * 6))
+    serve(live, 20, noise=0.0)
+    early = live.error
+    serve(live, 20 * LOOK, noise=0.0)
+    assert early > 0.1 > 2 * live.error
+
+
+def test_steps_of_shapes_that_were_not_measured_go_to_their_neighbours() -> None:
+    """Fewer rows, longer contexts and more tokens than any that was measured."""
+    table = StepCosts(
+        "m", "d", "f",
+        tuple(Cost(r, r * (1 + n), c, 1e-3) for r in (4, 1) for c in (64, 512) for n in (0, 7)),
+    )  # fmt: skip
+    live = LiveCosts(table)
+    for rows, tokens, context in ((3, 3, 0.0), (4, 40, 9999.0), (2, 9, 288.0), (1, 1, 64.0)):
+        for _ in range(4 * LOOK):
+            live.correct(rows, tokens, context, 2e-3)
+        assert live.table.seconds(rows, np.array([tokens], np.float64), context) == pytest.approx(
+            2e-3, rel=0.2
+        )
+
+
+def drafts(costs: StepCosts, steps: int) -> tuple[float, float]:
+    """Draft tokens a step and tokens a second over the last 500 steps of so many."""
+    found = live(
+        *(budget_of(costs, 248), steps),
+        lambda rng: np.repeat(rng.uniform(0.85, 0.99) ** np.arange(1, 32), ROWS),
+        lambda drafted: float(SECONDS[drafted]),
+        noise=0.1,
+    )[-500:]
+    return found[:, 0].mean(), rate(found)
+
+
+@pytest.mark.parametrize("factors", [(1, 1, 4, 4, 4, 4), (1, 3, 3, 3, 3, 3), (1, 9, 9, 9, 9, 9)])
+def test_costs_that_keep_drafts_from_being_made_are_found_out(factors: tuple[float, ...]) -> None:
+    right, rate = drafts(TRUE, 1_000)
+    wrong, slow = drafts(wrong_by(*factors), 500)
+    mended, again = drafts(wrong_by(*factors), 6_000)
+    assert wrong < 0.7 * right
+    assert mended == pytest.approx(right, rel=0.25)
+    assert slow < 0.95 * again
+    assert again == pytest.approx(rate, rel=0.05)
+
+
+@pytest.mark.parametrize(("likely", "plain"), [(24, 5), (0, 0)])
+def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int) -> None:
+    """Not probes that drafted nothing, nor steps that asked for no drafts after a probe."""
+    budget = budget_of(wrong_by(1, 9, 9, 9, 9, 9), 248)
+
+    def step(draft: bool = True) -> bool:
+        least = budget.min_probs(ROWS, ROWS, CONTEXT) if draft else np.ones(1)
+        probes = len(least) > 0 and bool(least.max() <= LIKELY)
+        n = likely if probes else 0
+        spent = Spent(ROWS, ROWS, CONTEXT, n, 0, ROWS, 1e-4, float(SECONDS[n]))
+        budget.time(spent)
+        if draft:
+            budget.learn(spent)
+        return probes
+
+    for _ in range(4):
+        assert next(n for n in range(2000) if step()) == PROBE
+        for _ in range(plain):
+            step(draft=False)
