@@ -1,8 +1,7 @@
 """Compiled attention and layers of the CPU are what their definitions say."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from tree_layouts import Row, Shape, by_definition, firsts_of, layout_of, off, rows_of, visible
+from tree_layouts import Case, Row, Shape, case_of, defined, off, rows_of
 
 from tasc_engine.kernels.cpu import attention as cpu_rows
 from tasc_engine.kernels.cpu.compiling import ENGINE, ROOMS
 from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.kv.cache import RowCache, on_device
-from tasc_engine.layout import MOST_NODES, Int64, StepLayout, lay_out, plain_feed
+from tasc_engine.layout import MOST_NODES, lay_out, plain_feed
 from tasc_engine.model import operations
 from tasc_engine.model.operations import (
     CompiledOperations,
@@ -64,49 +63,6 @@ by_shape = pytest.mark.parametrize(
 by_way = pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "torchs"])
 
 
-@dataclass(frozen=True)
-class Case:
-    """Rows at places of their own, what each token sees, and numbers for all of it.
-
-    Attributes:
-        sees: Of each packed token: cache places.
-        pool: ``[places + 1, 2, kv_heads, dim]``.
-        query: ``[N, heads, dim]``.
-    """
-
-    shape: Shape
-    step: StepLayout[Tensor]
-    sees: list[list[int]]
-    pool: Tensor
-    query: Tensor
-
-    @property
-    def host(self) -> StepLayout[Int64]:
-        return StepLayout(**{key: part.numpy() for key, part in vars(self.step).items()})
-
-    @property
-    def work(self) -> list[int]:
-        """Places times tokens times places of all heads, of each row."""
-        tokens = (self.step.begins[1:] - self.step.begins[:-1]).tolist()
-        held = (self.step.trunks + self.step.nodes).tolist()
-        shape = self.shape
-        return [n * p * shape.heads * shape.dim for n, p in zip(tokens, held, strict=True)]
-
-
-def case_of(shape: Shape, rows: Sequence[Row], gap: int = 0, backwards: bool = False) -> Case:
-    firsts = firsts_of(rows, [gap] * len(rows), backwards)
-    step, sees = layout_of(rows, firsts), visible(rows, firsts, shape.window)
-    make, end = torch.Generator().manual_seed(len(step.slots)), int(step.slots.max()) + 1 + gap
-    pool = torch.randn((end + 1, 2, shape.kv_heads, shape.dim), generator=make)
-    query = torch.randn((len(step.slots), shape.heads, shape.dim), generator=make)
-    return Case(shape, step, sees, pool.to(shape.dtype), query.to(shape.dtype))
-
-
-def defined(case: Case) -> Tensor:
-    shape = case.shape
-    return by_definition(case.query, case.pool, case.sees, shape.dim**-0.5, shape.softcap)
-
-
 def cache_of(case: Case) -> RowCache:
     """The case's step begun over two layers; the case's numbers are in the second."""
     cache = RowCache(2, len(case.pool) - 1)
@@ -126,18 +82,14 @@ def attended(case: Case, much: int, cache: RowCache | None = None) -> Tensor:
     return found.clone()
 
 
-def one_by_one(case: Case) -> Tensor:
-    attention, shape = RowByRow(case.pool[None]), case.shape
-    attention.begin(case.host, case.step)
-    return attention.attend(0, case.query, shape.dim**-0.5, shape.window, shape.softcap)
-
-
 def check(case: Case) -> None:
-    expected = defined(case)
+    expected, shape, one_by_one = defined(case), case.shape, RowByRow(case.pool[None])
     compiled, torchs = attended(case, COMPILED), attended(case, TORCHS)
-    assert off(compiled, expected) < CLOSE[case.shape.dtype]
-    assert off(torchs, expected) < torchs_close(case.shape)
-    assert torch.equal(one_by_one(case), torchs)
+    assert off(compiled, expected) < CLOSE[shape.dtype]
+    assert off(torchs, expected) < torchs_close(shape)
+    one_by_one.begin(case.host, case.step)
+    alone = one_by_one.attend(0, case.query, shape.dim**-0.5, shape.window, shape.softcap)
+    assert torch.equal(alone, torchs)
     some = sorted(case.work)[len(case.work) // 2]
     mixed = attended(case, some).split(case.step.begins.diff().tolist())
     for row, part in enumerate(mixed):
@@ -266,8 +218,7 @@ def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    assert found.dtype == dtype
-    assert found.shape == expected.shape
+    assert (found.dtype, found.shape) == (dtype, expected.shape)
     assert expected.isfinite().all()
     off = (found.double() - expected.double()).abs().max()
     return bool(off <= CLOSE_LAYERS[dtype] * expected.abs().max())

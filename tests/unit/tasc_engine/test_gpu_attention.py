@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
-from tree_layouts import Layout, Row, Shape, by_definition, layout_of, off, on, rows_of, visible
+from tree_layouts import Case, Row, Shape, case_of, defined, layout_of, off, on, rows_of
 
 from support import refused
 from tasc_engine.kernels.gpu import attention as tree_kernel
@@ -58,37 +58,23 @@ def params(shapes: tuple[Shape, ...], *marks: pytest.MarkDecorator) -> list[Any]
 MORE_HEADS = pytest.mark.slow("other shapes with more heads")
 
 
-def made(shape: Shape, layout: Layout, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A query, and a pool with numbers at every place."""
-    make = torch.Generator().manual_seed(0)
-    query = torch.randn((len(layout.positions), shape.heads, shape.dim), generator=make)
-    pool = torch.randn((places, 2, shape.kv_heads, shape.dim), generator=make)
-    return query.to(shape.dtype), pool.to(shape.dtype)
-
-
-def attended(
-    shape: Shape, layout: Layout, query: torch.Tensor, pool: torch.Tensor, longest: int
-) -> torch.Tensor:
+def attended(case: Case, longest: int) -> torch.Tensor:
     # On the device too the query's heads lie between those of others, as in the engine.
+    query, shape = case.query, case.shape
     between = torch.cat((query[:, :1], query, query[:, :1]), 1).to(DEVICE)[:, 1:-1]
     found = tree_kernel.attend(
-        between, pool.to(DEVICE), on(layout, DEVICE), shape.dim**-0.5, longest,
+        between, case.pool.to(DEVICE), on(case.step, DEVICE), shape.dim**-0.5, longest,
         shape.window, shape.softcap,
     )  # fmt: skip
     return found.double().cpu()
 
 
-def error(shape: Shape, rows: list[Row], length: int, longest: int, wrong: int = 0) -> float:
+def error(shape: Shape, rows: list[Row], longest: int, wrong: int = 0) -> float:
     """The greatest difference; ``wrong`` bits of the last token's tree are turned."""
-    firsts = range(0, len(rows) * length, length)
-    layout = layout_of(rows, firsts)
-    query, pool = made(shape, layout, len(rows) * length + 1)
-    sees = visible(rows, firsts, shape.window)
-    expected = by_definition(query, pool, sees, shape.dim**-0.5, shape.softcap)
-    tree = layout.tree.clone()
+    case = case_of(shape, rows, gap=9)
+    tree = case.step.tree.clone()
     tree[-1] ^= wrong
-    found = attended(shape, replace(layout, tree=tree), query, pool, longest)
-    return off(found, expected)
+    return off(attended(replace(case, step=replace(case.step, tree=tree)), longest), defined(case))
 
 
 @needs_triton
@@ -98,11 +84,11 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
 
     @examples(1, 12, rows=ROWS, longest=st.sampled_from([1, 200, 2048] if ON_GPU else [1, 200]))
     def attends(rows, longest) -> None:
-        assert error(shape, rows, 192, longest) < CLOSE[shape.dtype]
+        assert error(shape, rows, longest) < CLOSE[shape.dtype]
 
     mixed: list[Row] = [(66, 2, (-1, 0, -1, 2)), (0, 5, ()), (20, 1, (-1, -1, 0))]
     for longest in (1, 200):
-        assert error(shape, mixed, 192, longest) < CLOSE[shape.dtype]
+        assert error(shape, mixed, longest) < CLOSE[shape.dtype]
 
 
 @needs_triton
@@ -116,7 +102,7 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
 def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
     chain = tuple(range(-1, 31))
     rows: list[Row] = [(0, 256 if ON_GPU else 40, chain), (300, 1, ()), (7, 1, (-1, -1, 0, 1))]
-    assert error(shape, rows, 384, 300) < CLOSE[shape.dtype]
+    assert error(shape, rows, 300) < CLOSE[shape.dtype]
 
 
 @needs_triton
@@ -124,7 +110,7 @@ def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
 def test_contexts_that_just_fill_their_parts_or_just_do_not(longest) -> None:
     """One to four parts, each of whole blocks of 64 keys."""
     rows: list[Row] = [(n, 1, ()) for n in (62, 63, 64, 126, 127, 128, 190, 191, 192, 255, 256)]
-    assert error(SHAPES[0], rows, 260, longest) < CLOSE[torch.float32]
+    assert error(SHAPES[0], rows, longest) < CLOSE[torch.float32]
 
 
 @needs_triton
@@ -132,27 +118,25 @@ def test_the_most_nodes_a_row_can_have(plain: Shape) -> None:
     """The last node hangs on the first; bit 62 is the highest that is no sign."""
     parents = (-1, *range(61), 0)
     assert len(parents) == MOST_NODES
-    assert error(plain, [(3, 1, parents)], 80, 64) < CLOSE[torch.float32]
+    assert error(plain, [(3, 1, parents)], 64) < CLOSE[torch.float32]
 
 
 @needs_triton
 def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
     """The positive control: what is compared above depends on each bit."""
     rows: list[Row] = [(20, 1, (-1, 0, -1, 2))]
-    assert error(plain, rows, 64, 512) < CLOSE[torch.float32]
+    assert error(plain, rows, 512) < CLOSE[torch.float32]
     for bit in range(4):
-        assert error(plain, rows, 64, 512, wrong=1 << bit) > 1e-2
+        assert error(plain, rows, 512, wrong=1 << bit) > 1e-2
 
 
 @needs_triton
 def test_rows_without_tokens_and_other_rows_leave_no_trace(plain: Shape) -> None:
     """A bucket has rows that nobody uses; and what lies beside a row's places is never read."""
-    shape, rows = plain, [(5, 1, (-1, 0)), (70, 2, ())]
-    layout = layout_of(rows, [0, 96])
-    query, pool = made(shape, layout, 2 * 96 + 1)
-    before = attended(shape, layout, query, pool, 512)
+    case = case_of(plain, [(5, 1, (-1, 0)), (70, 2, ())], gap=20)
+    layout, before, pool = case.step, attended(case, 512), case.pool.clone()
     used = torch.zeros(len(pool), dtype=torch.bool)
-    used[[place for places in visible(rows, [0, 96], None) for place in places]] = True
+    used[[place for places in case.sees for place in places]] = True
     pool[~used] = torch.nan
     none, last = torch.zeros(3, dtype=torch.int64), layout.begins[-1:].expand(3)
     more = replace(
@@ -162,7 +146,7 @@ def test_rows_without_tokens_and_other_rows_leave_no_trace(plain: Shape) -> None
         trunks=torch.cat((layout.trunks, none)),
         nodes=torch.cat((layout.nodes, none)),
     )
-    assert torch.allclose(attended(shape, more, query, pool, 512), before, atol=1e-6)
+    assert torch.allclose(attended(replace(case, pool=pool, step=more), 512), before, atol=1e-6)
 
 
 def test_what_it_cannot_do_is_said() -> None:

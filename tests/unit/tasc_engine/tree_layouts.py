@@ -146,6 +146,49 @@ class Shape:
         return "-".join(map(str, parts + [n for n in (self.window, self.softcap) if n]))
 
 
+@dataclass(frozen=True)
+class Case:
+    """Rows at places of their own, what each token sees, and numbers for all of it.
+
+    Attributes:
+        sees: Of each packed token: cache places.
+        pool: ``[places + 1, 2, kv_heads, dim]``.
+        query: ``[N, heads, dim]``.
+    """
+
+    shape: Shape
+    step: StepLayout[Tensor]
+    sees: list[list[int]]
+    pool: Tensor
+    query: Tensor
+
+    @property
+    def host(self) -> StepLayout[Int64]:
+        return StepLayout(**{key: part.numpy() for key, part in vars(self.step).items()})
+
+    @property
+    def work(self) -> list[int]:
+        """Places times tokens times places of all heads, of each row."""
+        tokens = (self.step.begins[1:] - self.step.begins[:-1]).tolist()
+        held = (self.step.trunks + self.step.nodes).tolist()
+        shape = self.shape
+        return [n * p * shape.heads * shape.dim for n, p in zip(tokens, held, strict=True)]
+
+
+def case_of(shape: Shape, rows: Sequence[Row], gap: int = 0, backwards: bool = False) -> Case:
+    firsts = firsts_of(rows, [gap] * len(rows), backwards)
+    step, sees = layout_of(rows, firsts), visible(rows, firsts, shape.window)
+    make, end = torch.Generator().manual_seed(len(step.slots)), int(step.slots.max()) + 1 + gap
+    pool = torch.randn((end + 1, 2, shape.kv_heads, shape.dim), generator=make)
+    query = torch.randn((len(step.slots), shape.heads, shape.dim), generator=make)
+    return Case(shape, step, sees, pool.to(shape.dtype), query.to(shape.dtype))
+
+
+def defined(case: Case) -> Tensor:
+    shape = case.shape
+    return by_definition(case.query, case.pool, case.sees, shape.dim**-0.5, shape.softcap)
+
+
 class Eager:
     """A recorder of graphs that runs again what it is told to record; it counts."""
 
