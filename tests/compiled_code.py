@@ -58,26 +58,10 @@ def _engine() -> None:
 
 def _generate(folder: Path, dtype: str) -> None:
     """Generate one greedy and one sampled answer without drafts."""
-    from support import make_engine
-    from tasc_draft import Drafts
+    from support import Silent, make_engine
     from tasc_engine import GenerationRequest, Sampling
 
-    class Nothing:
-        max_depth = 1
-
-        def start(self, row, prompt):
-            pass
-
-        def propose(self, rows, budget, least=None):
-            return Drafts.empty(len(rows))
-
-        def observe(self, row, tokens, hidden=None):
-            pass
-
-        def finish(self, row):
-            pass
-
-    engine = make_engine(folder, dtype=dtype, proposer=Nothing())
+    engine = make_engine(folder, dtype=dtype, proposer=Silent())
     warm = Sampling(temperature=1.0)
     prompt = tuple(range(1, 20))
     list(engine.generate([GenerationRequest("0", prompt, 4)]))

@@ -128,11 +128,7 @@ def ranked_by(texts: list[list[int]], size: int) -> Int32:
 
 
 def proposer_of(
-    drafter: Eagle | Independent, vocabulary: Vocabulary, settings: NeuralSettings, *,
-    rows: int, capacity: int, eos_ids: tuple[int, ...], chunk: int = 256,
-) -> NeuralProposer:  # fmt: skip
-    size = len(drafter.backbone.decoder.embedding)
-    return NeuralProposer(
-        drafter, vocabulary, settings, rows=rows, capacity=capacity, vocab_size=size,
-        eos_ids=eos_ids, chunk=chunk,
-    )  # fmt: skip
+    drafter: Eagle | Independent, vocabulary: Vocabulary, settings: NeuralSettings, **sizes: Any
+) -> NeuralProposer:
+    sizes = {"vocab_size": len(drafter.backbone.decoder.embedding), "chunk": 256, **sizes}
+    return NeuralProposer(drafter, vocabulary, settings, **sizes)

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer, Tokens, build_index
+from tasc_draft.drafts import Drafts
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine.step import verify
 from tasc_engine.step.cost import StepCosts
@@ -165,6 +166,19 @@ def lying(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
         return found
 
     monkeypatch.setattr(verify, "accept", wrong)
+
+
+class Silent:
+    """A proposer that drafts nothing."""
+
+    max_depth = 1
+
+    def start(self, row: int, prompt: Any) -> None: ...
+    def observe(self, row: int, tokens: Any, hidden: Any = None) -> None: ...
+    def finish(self, row: int) -> None: ...
+
+    def propose(self, rows: Any, budget: Any, least: Any = None) -> Drafts:
+        return Drafts.empty(len(rows))
 
 
 def index_of(

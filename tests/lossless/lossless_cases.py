@@ -129,7 +129,6 @@ def answer(
     requests: Sequence[GenerationRequest] | None = None,
     **how: Any,
 ) -> Answered:
-    """Decode the case's requests with an engine as `make_engine` makes it."""
     config = EngineConfig(
         rows=rows,
         max_model_len=CAPACITY,

@@ -110,21 +110,14 @@ def answer_all_ways(case: Case, requests: Sequence[GenerationRequest]) -> Ways:
     found, totals = {}, {}
     outputs: list[list[int]] = []
     for way in WAYS:
-        found[way], totals[way] = answer(case, requests, way, outputs)
+        engine, totals[way] = engine_of(case, way, outputs)
+        results = {r.id: r for r in engine.generate(replace(r, draft=way.draft) for r in requests)}
+        engine.check_integrity()
+        found[way] = [results[r.id] for r in requests]
         ends = case.tokenizer.eos_ids
         plain = [[t for t in r.tokens if t not in ends] for r in found[WAYS[0]]]
         outputs = [tokens for i, tokens in enumerate(plain) if tokens and i % 3]
     return Ways(found, totals)
-
-
-def answer(
-    case: Case, requests: Sequence[GenerationRequest], way: Way, outputs: list[list[int]]
-) -> tuple[list[GenerationResult], EngineTotals]:
-    engine, totals = engine_of(case, way, outputs)
-    asked = [replace(r, draft=way.draft) for r in requests]
-    results = {r.id: r for r in engine.generate(asked)}
-    engine.check_integrity()
-    return [results[r.id] for r in requests], totals
 
 
 def engine_of(case: Case, way: Way, outputs: list[list[int]]) -> tuple[Engine, EngineTotals]:

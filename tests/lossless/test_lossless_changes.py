@@ -24,8 +24,6 @@ SETTINGS = (
 
 
 class Changing:
-    """An engine whose proposer changes and whose requests choose adapters, and what it answers."""
-
     def __init__(self, base: Path, folders: list[Path], seed: int) -> None:
         self.base, self.folders, self.random = base, folders, random.Random(seed)
         self.tokenizer = TaskTokenizer.from_folder(base)

@@ -44,15 +44,9 @@ WAYS: list[dict[str, Any]] = [
 
 def name(way: dict[str, Any]) -> str:
     """Such as ``rows=4``; of settings what differs from the defaults."""
-    told: dict[str, Any] = {}
-    for key, value in way.items():
-        told |= changed(value) if isinstance(value, DraftSettings) else {key: value}
+    default, told = vars(DraftSettings()).items(), {**way}
+    told |= dict(vars(told.pop("settings", DraftSettings())).items() - default)
     return " ".join(f"{key}={value}" for key, value in told.items())
-
-
-def changed(settings: DraftSettings) -> dict[str, Any]:
-    default = DraftSettings()
-    return {k: v for k, v in vars(settings).items() if v != getattr(default, k)}
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name)
@@ -99,14 +93,6 @@ def test_prompts_that_begin_alike_answer_alike(case: Case, alike: Any, kept: int
     assert found.totals.prompt_tokens + found.totals.shared_tokens == asked
     assert (found.totals.shared_tokens > asked / 3) == bool(kept)
     assert found.tokens() == answers
-
-
-def test_drafted_and_plain_requests_share_a_batch(case: Case) -> None:
-    mixed = [dataclasses.replace(r, draft=i % 2 == 0) for i, r in enumerate(case.requests())]
-    found = answer(case, requests=mixed)
-    assert min(accepted_and_rejected(found.totals)) > 0
-    assert all(not any(found.results[r.id].acceptance.drafted) for r in mixed if not r.draft)
-    assert found.tokens() == case.answers
 
 
 class ScriptedProposer:

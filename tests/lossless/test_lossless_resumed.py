@@ -8,7 +8,6 @@ import pytest
 from lossless_cases import Case
 from request_grid import Way, engine_of, random_requests
 
-from support import refused
 from tasc_engine import Engine, GenerationRequest, GenerationResult, TokenLogprob
 
 
@@ -97,8 +96,3 @@ def _kinds(request: GenerationRequest) -> set[str]:
         "penalised": request.sampling.penalises,
     }
     return {name for name, holds in found.items() if holds}
-
-
-def test_as_much_as_may_be_said_leaves_nothing_to_say() -> None:
-    with refused(ValueError, "max_tokens"):
-        GenerationRequest("r", (1,), 2, committed_ids=(5, 6))

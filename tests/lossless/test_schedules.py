@@ -38,16 +38,10 @@ SCARCE = 170  # places of the cache: requests wait for each other, and are pushe
 COSTS = StepCosts("m", "d", "f", (Cost(ROWS, ROWS, 64, 1.0), Cost(ROWS, 40, 64, 2.5)))
 
 
-@pytest.fixture
-def config() -> EngineConfig:
-    return EngineConfig(
-        rows=ROWS,
-        max_model_len=LENGTH,
-        prefill_chunk=16,
-        max_waiting=6,
-        max_draft_tokens=12,
-        prefix_cache_bytes=1 << 16,
-    )
+CONFIG = EngineConfig(
+    rows=ROWS, max_model_len=LENGTH, prefill_chunk=16, max_waiting=6, max_draft_tokens=12,
+    prefix_cache_bytes=1 << 16,
+)  # fmt: skip
 
 
 def scheduled(case: Case, config: EngineConfig, target: Target) -> tuple[Engine, EngineTotals]:
@@ -60,7 +54,7 @@ class Schedule:
 
     def __init__(self, case: Case, engine: Engine, seed: int = 0) -> None:
         self._case, self._engine, self._rng = case, engine, random.Random(seed)
-        self._expected: dict[str, list[int]] = {}
+        self._expected: dict[str, tuple[list[int], bool]] = {}
         self._needs: dict[str, int] = {}
         self.begun = self.ended = self.cancelled = self.refused = 0
 
@@ -79,7 +73,9 @@ class Schedule:
     def step(self) -> None:
         for delta in self._engine.step():
             if delta.result:
-                assert list(delta.result.tokens) == self._expected.pop(delta.id)
+                answer, draft = self._expected.pop(delta.id)
+                assert list(delta.result.tokens) == answer
+                assert draft or not any(delta.result.acceptance.drafted)
                 self.ended += 1
 
     def _arrive(self) -> None:
@@ -93,7 +89,7 @@ class Schedule:
         except QueueFull:
             self.refused += 1
             return
-        self._expected[request.id] = self._case.answers[i][:most]
+        self._expected[request.id] = self._case.answers[i][:most], request.draft
         self._needs[request.id] = len(request.prompt) + most - 1
         self.begun += 1
 
@@ -127,11 +123,11 @@ def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
 
 
 @pytest.mark.parametrize("places", [ROWS * LENGTH, SCARCE])
-def test_random_schedules_leave_engine_and_cache_whole(case, config, places, everything, seed):
+def test_random_schedules_leave_engine_and_cache_whole(case, places, everything, seed) -> None:
     operations = 10_000 if everything else 1_500
     source = ModelSource(case.folder, dtype=case.dtype)
     alone = Target.load(source, EngineConfig(rows=1, max_model_len=LENGTH))
-    config = replace(config, kv_cache_bytes=(places + 1) * alone.cache.copied(0, 1).nbytes)
+    config = replace(CONFIG, kv_cache_bytes=(places + 1) * alone.cache.copied(0, 1).nbytes)
     target = Target.load(source, config)
     engine, totals = scheduled(case, config, target)
     assert target.cache.slots == places
@@ -158,10 +154,10 @@ def resident_mb() -> float:
 
 
 @pytest.mark.slow("a soak: a few hundred requests show no growth")
-def test_thousands_of_requests_take_no_more_memory_than_hundreds(case, config, capsys) -> None:
+def test_thousands_of_requests_take_no_more_memory_than_hundreds(case, capsys) -> None:
     """With TASC_SOAK_REQUESTS=20000 it runs for minutes."""
-    target = Target.load(ModelSource(case.folder, dtype=case.dtype), config)
-    engine, _ = scheduled(case, config, target)
+    target = Target.load(ModelSource(case.folder, dtype=case.dtype), CONFIG)
+    engine, _ = scheduled(case, CONFIG, target)
     schedule = Schedule(case, engine, seed=1)
     while schedule.begun < SOAK // 10:
         schedule.operate()

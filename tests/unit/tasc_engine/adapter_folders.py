@@ -82,6 +82,5 @@ def logits_by_transformers(sources: Sequence[ModelSource], rows: Sequence[Part])
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     return float((found - expected).double().norm() / expected.double().norm())

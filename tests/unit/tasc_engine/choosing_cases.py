@@ -20,8 +20,6 @@ CAPACITY = 256
 
 @dataclass(frozen=True)
 class Asked:
-    """One row."""
-
     sampling: Sampling
     prompt: tuple[int, ...] = (0,)
     answer: tuple[int, ...] = ()

@@ -10,13 +10,9 @@ import pytest
 
 import support
 from support import EAGER, SMALL
-from tasc_draft import Proposer
-from tasc_engine import Engine, StepRecord, Target
-from tasc_engine.step.cost import StepCosts
+from tasc_engine import Engine
 from tasc_text import TaskTokenizer
 from tiny import make_folder
-
-EngineMaker = Callable[..., Engine]
 
 
 @pytest.fixture(scope="session")
@@ -41,26 +37,13 @@ def examples(everything: bool, seed: int) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def make_engine(folder: Path) -> EngineMaker:
-    """`support.make_engine` with the model of ``folder``; other arguments are `EngineConfig`'s."""
+def make_engine(folder: Path) -> Callable[..., Engine]:
+    """`support.make_engine` with the model of ``folder``; it takes parts of `EngineConfig` too."""
 
-    def make(
-        *,
-        drafts: int = 4,
-        target: Target | None = None,
-        proposer: Proposer | None = None,
-        on_step: Callable[[StepRecord], None] = lambda record: None,
-        costs: StepCosts | None = None,
-        **config: int,
-    ) -> Engine:
-        return support.make_engine(
-            folder,
-            replace(SMALL, **{"max_waiting": 8, **config}),
-            target=target,
-            proposer=proposer,
-            settings=replace(EAGER, num_speculative_tokens=drafts),
-            on_step=on_step,
-            costs=costs,
-        )
+    def make(*, drafts: int = 4, **how: Any) -> Engine:
+        own = {name: how.pop(name) for name in vars(SMALL).keys() & how.keys()}
+        config = replace(SMALL, **{"max_waiting": 8, **own})
+        settings = replace(EAGER, num_speculative_tokens=drafts)
+        return support.make_engine(folder, config, settings=settings, **how)
 
     return make

@@ -192,30 +192,17 @@ def test_adapters_have_numbers_by_their_names(folders: Folders) -> None:
         bare.adapter_number("first")
 
 
-def test_a_layer_that_the_model_has_not_is_refused(up: Any, tmp_path: Path) -> None:
-    """An adapter of another architecture."""
+def test_what_is_no_linear_layer_of_its_shape_in_the_model_is_refused(up, tmp_path, folder) -> None:
     other = make_folder(tmp_path / "other", "gpt_neox")
     with refused(UnsupportedModel, UP, "GPTNeoX"):
-        Target.load(ModelSource(other, adapters=(("a", up[1]),)), CONFIG)
-
-
-@pytest.mark.parametrize(
-    "new",
-    ["lm_head", "model.embed_tokens", "model.layers.0.mlp", UP.replace("up_proj", "down_proj")],
-)
-def test_what_is_no_linear_layer_of_its_shape_is_refused(up: Any, tmp_path: Path, new: str) -> None:
-    rename(up[1], tmp_path / "renamed", UP, new)
-    with refused(UnsupportedModel, "adapter a", new):
-        Target.load(ModelSource(up[0], adapters=(("a", tmp_path / "renamed"),)), CONFIG)
-
-
-def rename(path: Path, to: Path, old: str, new: str) -> None:
-    """A copy of an adapter whose weights have other names."""
-    shutil.copytree(path, to)
-    tensors = load_file(path / WEIGHTS)
-    renamed = {key.replace(old, new): tensor for key, tensor in tensors.items()}
-    assert renamed.keys() != tensors.keys()
-    save_file(renamed, to / WEIGHTS)
+        Target.load(ModelSource(other, adapters=(("a", folder),)), CONFIG)
+    tensors = load_file(folder / WEIGHTS)
+    for new in ("lm_head", "model.embed_tokens", "model.layers.0.mlp", f"{UP[:-7]}down_proj"):
+        renamed = {key.replace(UP, new): tensor for key, tensor in tensors.items()}
+        assert renamed.keys() != tensors.keys()
+        save_file(renamed, folder / WEIGHTS)
+        with refused(UnsupportedModel, "adapter a", new):
+            Target.load(ModelSource(up[0], adapters=(("a", folder),)), CONFIG)
 
 
 def test_a_layer_that_is_given_some_tokens_only_is_refused() -> None:

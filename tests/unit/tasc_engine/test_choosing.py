@@ -10,7 +10,7 @@ import torch
 from choosing_cases import Asked, allowed_of, alone, begin, both, chooser_of, expected, ints
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_layouts import forest
+from tree_layouts import forest, parents_of
 
 from paired import paired
 from support import refused
@@ -34,12 +34,8 @@ EACH = {
     "bias": Sampling(logit_bias=((1, 2.0), (5, -100.0))),
 }
 
-tokens_of_tree = st.integers(0, 3)
-trees = st.integers(0, 6).flatmap(
-    lambda n: st.tuples(
-        st.tuples(*(st.integers(-1, i - 1) for i in range(n))),
-        st.tuples(*(tokens_of_tree for _ in range(n))),
-    )
+trees = parents_of(6).flatmap(
+    lambda parents: st.tuples(st.just(parents), st.tuples(*(st.integers(0, 3) for _ in parents)))
 )
 samplings = st.builds(
     Sampling,
@@ -170,17 +166,12 @@ RULES = [
 Tree = tuple[list[int], list[int]]
 
 
-def logits_behind(row: int, tokens: list[int]) -> np.ndarray:
-    """A model that remembers three tokens."""
-    return np.random.default_rng([row, *tokens[-3:]]).standard_normal(VOCAB) * 1.5
-
-
 def places_of(row: int, tokens: list[int], tree: Tree) -> list[np.ndarray]:
-    """Its logits behind some tokens, and at each node of a draft."""
+    """Logits of a model that remembers three tokens, behind some and at each node of a draft."""
     paths = [tokens]
     for parent, token in zip(*tree, strict=True):
         paths.append([*paths[parent + 1], token])
-    return [logits_behind(row, path) for path in paths]
+    return [np.random.default_rng([row, *p[-3:]]).standard_normal(VOCAB) * 1.5 for p in paths]
 
 
 def decode(rows: list[int], draft: Callable[[int, int], Tree]) -> tuple[list[list[int]], int, int]:
@@ -274,11 +265,8 @@ def test_plain_rows_say_what_is_said_without_rules() -> None:
         assert both(chooser, logits, [0, 0], allowed=masked) == greatest(logits).tolist()
     chooser.finish(1)
     assert chooser.plain(ints([0, 1]))
-
-
-def test_logits_of_another_vocabulary_are_refused() -> None:
     with refused(ValueError, "41"):
-        both(Sampler(1, 8, VOCAB), torch.zeros(1, 41), [0])
+        both(chooser, torch.zeros(1, 41), [0])  # of another vocabulary
 
 
 def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:

@@ -326,7 +326,7 @@ def test_equal_guides_have_one_hash_wherever_they_come_from() -> None:
 
 @pytest.fixture
 def lexers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Every lexer that was lexers, in turn."""
+    """Every lexer that was made, in turn."""
     seen: list[object] = []
     monkeypatch.setattr(
         grammar, "make_matcher", lambda *a: seen.append(make_matcher(*a)) or seen[-1]

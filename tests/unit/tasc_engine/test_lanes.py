@@ -77,24 +77,10 @@ def _fma(x, y, z, out):
     lanes.store(out, 2 * WIDTH, lanes.zeros(x))
 
 
-@compiled
-def _only(x, bits, out):
-    lanes.store(out, 0, lanes.only(lanes.load(x, 0), bits))
-
-
-@compiled
-def _reduced(x):
-    return lanes.greatest(lanes.load(x, 0)), lanes.total(lanes.load(x, 0))
-
-
-@compiled
-def _tile(x, start, size, out):
-    lanes.store(out, 0, lanes.tile(x, start, size))
-
-
-@compiled
-def _fold(x, size, out):
-    lanes.store(out, 0, lanes.fold(lanes.load(x, 0), size))
+_only = compiled(lambda x, bits, out: lanes.store(out, 0, lanes.only(lanes.load(x, 0), bits)))
+_reduced = compiled(lambda x: (lanes.greatest(lanes.load(x, 0)), lanes.total(lanes.load(x, 0))))
+_tile = compiled(lambda x, start, size, out: lanes.store(out, 0, lanes.tile(x, start, size)))
+_fold = compiled(lambda x, size, out: lanes.store(out, 0, lanes.fold(lanes.load(x, 0), size)))
 
 
 def same(found: np.ndarray, expected: np.ndarray) -> None:

@@ -124,8 +124,6 @@ def test_rows_lie_and_attend_as_they_are_described(parts, backwards, adapted, wi
 
 def test_a_plain_feed_brings_the_same_to_each_row_and_each_emits() -> None:
     step = lay_out(plain_feed([40, 3, 21], 7, np.array([5, 6], np.int32)))
-    assert step.ids.tolist() == [5, 6] * 3
-    assert step.slots.tolist() == [47, 48, 10, 11, 28, 29]
-    assert step.positions.tolist() == [7, 8] * 3
-    assert step.looked_at.tolist() == [1, 3, 5]
+    assert (step.ids.tolist(), step.slots.tolist()) == ([5, 6] * 3, [47, 48, 10, 11, 28, 29])
+    assert (step.positions.tolist(), step.looked_at.tolist()) == ([7, 8] * 3, [1, 3, 5])
     assert step.moves.shape == (2, 0)

@@ -25,15 +25,7 @@ from neural_rows import (
 )
 from tree_layouts import forest
 
-from neural_drafters import (
-    INDEXED,
-    POLICIES,
-    drafter_of,
-    eagle_parts,
-    exact,
-    model_of,
-    proposer_of,
-)
+from neural_drafters import INDEXED, POLICIES, drafter_of, eagle_parts, exact, model_of, proposer_of
 from support import refused
 from tasc_draft import SOURCES, Drafts
 from tasc_engine import UnsupportedModel
@@ -401,13 +393,11 @@ def test_a_row_that_could_not_be_told_is_not_drafted_for_until_it_is_started_aga
     for _ in range(2 * FAILURES):
         guarded.proposer.observe(3, PROMPT)
     guarded.neural.drafts = forest([[-1, 0], []])
-    assert guarded.propose() == 2
-    assert guarded.neural.calls[-1] == ("propose", [2, 0])
+    assert (guarded.propose(), guarded.neural.calls[-1]) == (2, ("propose", [2, 0]))
     guarded.proposer.finish(3)
     guarded.proposer.start(3, PROMPT)
     guarded.propose()
-    assert guarded.neural.calls[-1] == ("propose", [2, 2])
-    assert guarded.off == []
+    assert (guarded.neural.calls[-1], guarded.off) == (("propose", [2, 2]), [])
 
 
 def test_rows_that_nobody_can_begin_switch_it_off(guarded: Guarded) -> None:

@@ -41,8 +41,6 @@ BOTH = HiddenStateRequest(hidden=True, top=TOP)
 
 @dataclass
 class Told:
-    """A row's text, and what was told of it."""
-
     text: list[int]
     seen: list[Seen] = field(default_factory=list)
 
@@ -74,8 +72,6 @@ class Recording:
 
 @dataclass
 class Bench:
-    """An engine, what its proposer was told, and what it did."""
-
     engine: Engine
     target: Target
     told: Recording
@@ -202,20 +198,22 @@ def test_a_cancelled_row_leaves_nothing_to_who_comes_next(bench: Maker, cache: i
         assert sum(found.check(row, begin=None) for row in found.told.ended) > 60
 
 
-def test_a_proposer_that_comes_in_mid_answer_is_told_from_there(bench: Maker, folder) -> None:
-    found = bench()
-    for request in requests()[:2]:
+@pytest.mark.parametrize(
+    ("wants", "first", "steps"), [(BOTH, 0, 4), (HiddenStateRequest(top=TOP), 2, 1)]
+)
+def test_a_proposer_that_comes_later_is_told_from_there(bench, folder, wants, first, steps) -> None:
+    """In mid answer; or in mid prompt, of which one that wanted less had been told nothing yet."""
+    found, later = bench(wants), Recording(noisy(folder), BOTH)
+    for request in requests()[first : first + 2]:
         found.engine.submit(request)
-    for _ in range(4):
+    for _ in range(steps):
         found.engine.step()
     assert found.engine.running == 2
-    held = {row: len(told.text) - 1 for row, told in found.told.rows.items()}
-    later = Recording(noisy(folder), BOTH)
+    held = [7, 7] if steps == 1 else [len(told.text) - 1 for told in found.told.rows.values()]
     found.engine.draft_by(later)
     while found.engine.running:
         found.engine.step()
-    assert len(later.ended) == 2
-    assert {row.seen[0].begin for row in later.ended} == set(held.values())
+    assert sorted(row.seen[0].begin for row in later.ended) == sorted(held)
     for row in later.ended:
         found.check(row, begin=None)
     found.engine.draft_by(noisy(folder))
@@ -232,20 +230,6 @@ def test_of_an_answer_that_another_engine_began_everything_is_told(bench: Maker)
     assert found.answer(begun) == {r.id: answers[r.id] for r in begun}
     assert len(begun) == len(found.told.ended) > 3
     assert sum(found.check(row) for row in found.told.ended) > 100
-
-
-def test_of_a_proposer_that_wanted_less_nothing_is_left(bench: Maker, folder: Path) -> None:
-    """It went in the middle of a prompt, of which it had been told nothing yet."""
-    found, later = bench(HiddenStateRequest(top=TOP)), Recording(noisy(folder), BOTH)
-    for request in requests()[2:4]:
-        found.engine.submit(request)
-    found.engine.step()
-    found.engine.draft_by(later)
-    while found.engine.running:
-        found.engine.step()
-    assert [row.seen[0].begin for row in later.ended] == [7, 7]
-    for row in later.ended:
-        found.check(row, begin=7)
 
 
 @pytest.mark.parametrize(

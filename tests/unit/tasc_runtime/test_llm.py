@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import tasc_serve
 from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, failing, refused
 from tasc_draft import DraftIndex, DraftSettings
@@ -24,8 +23,8 @@ from tasc_engine import EngineError, GenerationRequest
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError, IndexRefused, ServiceError
-from tasc_runtime.llm import LLM
 from tasc_runtime.sampling_options import FieldError
+from tasc_serve import LLM
 from tasc_store import NeuralDrafting
 from tasc_text import TextError
 from tiny import SENTENCES, make_folder
@@ -61,10 +60,6 @@ def pairs(expected: list[str]) -> list[tuple[str, str]]:
 def llm(folder: Path, pairs: Any, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     cache = tmp_path_factory.mktemp("cache")
     return LLM(folder, corpus=pairs, template=TEMPLATE, max_tokens=24, cache_dir=cache, **SIZES)
-
-
-def test_it_is_what_tasc_serve_exports() -> None:
-    assert tasc_serve.LLM is LLM
 
 
 def test_a_corpus_speeds_up_and_changes_no_answer(llm: LLM, expected: list[str]) -> None:
@@ -222,13 +217,11 @@ def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> No
     assert found[0].accepted > 0
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": 2}', '{"format": 1}', "[" * 200_000], ids=range(5)
-)
-def test_a_folder_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "llm.json").write_text(content)
-    with refused(ServiceError, "llm.json"):
-        LLM.load(tmp_path)
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    for content in ("", "[]", '{"format": 2}', '{"format": 1}', "[" * 200_000):
+        (tmp_path / "llm.json").write_text(content)
+        with refused(ServiceError, "llm.json"):
+            LLM.load(tmp_path)
 
 
 def test_a_saved_task_whose_ranking_is_in_a_store_is_refused(llm: LLM, tmp_path: Path) -> None:
@@ -417,9 +410,8 @@ def test_an_answer_ends_at_stop_tokens_and_not_before_its_least_length(plain: LL
     ],
 )
 def test_a_bad_option_is_named(options: dict[str, Any], field: str, named: str, plain: LLM) -> None:
-    with refused(FieldError, named) as error:
+    with refused(FieldError, named, field=field):
         plain.generate("a", **options)
-    assert error.value.field == field
 
 
 def test_a_bad_input_is_named_and_nothing_is_answered(plain: LLM) -> None:

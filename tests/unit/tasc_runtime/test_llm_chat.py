@@ -91,12 +91,10 @@ def test_a_format_string_takes_the_last_user_message(chats: Chats) -> None:
         ({"chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"add_generation_prompt": True}, "add_generation_prompt"),
     ]:
-        with pytest.raises(FieldError) as caught:
+        with refused(FieldError, field=field):
             llm.chat(TALK, **options)
-        assert caught.value.field == field
-    with pytest.raises(FieldError) as caught:
+    with refused(FieldError, field="messages"):
         llm.chat(TALK[1:2])
-    assert caught.value.field == "messages"
 
 
 def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:
@@ -109,14 +107,12 @@ def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:
         ([5], "conversation 0 is 5"), ([whole, user("a")], "conversation 1 is {'role'"),
         ([whole, [{"role": "usr", "content": "a"}]], "conversation 1: messages.0.role is 'usr'"),
     ]:  # fmt: skip
-        with refused(FieldError, named) as error:
+        with refused(FieldError, named, field="messages"):
             bare.chat(several)  # type: ignore[arg-type]
-        assert error.value.field == "messages"
     with refused(FieldError, "nonsense"):
         bare.chat([], nonsense=1)
-    with pytest.raises(FieldError) as caught:
+    with refused(FieldError, field="chat_template_kwargs"):
         bare.chat(TALK, chat_template_kwargs={"messages": []})
-    assert caught.value.field == "chat_template_kwargs"
     no_system = LLM(
         chats.folder, max_tokens=8, **SIZES,
         chat_template="{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}"

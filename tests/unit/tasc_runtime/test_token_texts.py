@@ -6,13 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import tiny
-from tasc_engine import (
-    Delta,
-    GenerationRequest,
-    GenerationResult,
-    Timings,
-    TokenLogprob,
-)
+from tasc_engine import Delta, GenerationRequest, GenerationResult, Timings, TokenLogprob
 from tasc_runtime.protocol import AnswerTexts, Call, TokenTexts
 from tasc_runtime.sampling_options import SamplingOptions
 from tasc_text import TaskTokenizer
@@ -31,23 +25,18 @@ def logprobs(ids, top=()):
     return [TokenLogprob(i, -float(i), top) for i in ids]
 
 
-@given(text=TEXTS)
-def test_bytes_make_the_text_and_offsets_are_the_characters_in_front(tokenizer, text):
+@given(text=TEXTS, cut=st.integers(0, 12))
+def test_bytes_make_the_text_and_offsets_are_the_characters_in_front(tokenizer, text, cut):
+    """Told in two goes they are those of one."""
     (ids,) = tokenizer.encode_outputs([text])
     found = TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ids))
+    twice = TokenTexts(tokenizer, ())
+    assert twice.of(logprobs(ids[:cut])) + twice.of(logprobs(ids[cut:])) == found
     assert b"".join(t.utf8 for t in found).decode() == text
     front = b""
     for token in found:
         assert token.offset == len(front.decode(errors="ignore"))
         front += token.utf8
-
-
-@given(text=TEXTS, cut=st.integers(0, 12))
-def test_told_in_two_goes_they_are_those_of_one(tokenizer, text, cut):
-    (ids,) = tokenizer.encode_outputs([text])
-    whole = TokenTexts(tokenizer, ()).of(logprobs(ids))
-    twice = TokenTexts(tokenizer, ())
-    assert twice.of(logprobs(ids[:cut])) + twice.of(logprobs(ids[cut:])) == whole
 
 
 def test_a_character_that_is_never_whole_is_counted_before_what_follows(tokenizer):
