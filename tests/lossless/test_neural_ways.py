@@ -20,7 +20,7 @@ from lossless_cases import (
 from request_grid import GUIDES
 
 from lora_folders import make_adapter, merged_says
-from support import failing
+from support import failing_where
 from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Sampling, Target
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 
@@ -127,7 +127,7 @@ def test_a_step_without_room_for_thoughts_goes_on_without_them(case, kind, polic
     target = Target.load(ModelSource(case.folder, dtype="float64"), config)
     assert target.decoder is not None
     steps = count()
-    failing(
+    failing_where(
         *(monkeypatch, target.decoder, "states", MemoryError()),
         lambda n, hidden, looked_at, cache: looked_at is None and next(steps) % 4 == 3,
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from support import EAGER, failing, load_target, make_proposer, refused
+from support import EAGER, failing_where, load_target, make_proposer, refused
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -187,7 +187,9 @@ def test_choosing_that_does_not_fit_memory_fails_one_request_alone(
     engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(four())}
     function = (Sampler, "choose") if broken == "choose" else (verifier, "token_logprobs")
     full = torch.OutOfMemoryError("CUDA out of memory")
-    calls = failing(monkeypatch, *function, full, lambda n, *_: n in (4, 5))  # without drafts too
+    calls = failing_where(
+        monkeypatch, *function, full, lambda n, *_: n in (4, 5)
+    )  # without drafts too
     found = {r.id: r for r in engine.generate(four())}
     errors = [r for r in found.values() if r.error]
     assert len(errors) <= 2
@@ -263,7 +265,7 @@ def plain(make_engine) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
 def test_a_proposer_that_raises_changes_no_answer(watched, plain, monkeypatch, method) -> None:
     broken = ArithmeticError("the proposer broke")
-    raised = failing(monkeypatch, watched.proposer, method, broken, lambda n, *_: n % 3 == 0)
+    raised = failing_where(monkeypatch, watched.proposer, method, broken, lambda n, *_: n % 3 == 0)
     engine = watched.engine()
     assert [tokens(answers(engine)) for _ in range(2)] == [plain] * 2
     assert watched.failures >= sum(raised) > 0

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from lora_folders import make_adapter
-from support import SMALL, failing, refused
+from support import SMALL, failing_where, refused
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import OutOfMemory, UnsupportedModel
 from tasc_engine.layout import plain_feed
@@ -225,7 +225,9 @@ def test_a_kv_cache_too_small_for_anything_names_the_least(tmp_path: Path) -> No
 def test_a_kv_cache_that_does_not_fit_memory_says_what_to_lower(tmp_path, monkeypatch) -> None:
     folder = make_folder(tmp_path)
     full = RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    failing(monkeypatch, torch, "zeros", full, lambda n, shape, *_: len(np.atleast_1d(shape)) == 5)
+    failing_where(
+        monkeypatch, torch, "zeros", full, lambda n, shape, *_: len(np.atleast_1d(shape)) == 5
+    )
     with pytest.raises(OutOfMemory):
         Target.load(ModelSource(folder), SMALL)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neural_drafters import drafter_of, exact, model_of, proposer_of
-from support import failing, load_target, make_engine, requests_of
+from support import failing_where, load_target, make_engine, requests_of
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -249,7 +249,7 @@ def test_nobody_is_told_more_than_is_wanted(bench: Maker, wants: HiddenStateRequ
 def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -> None:
     """Without its drafts, or without a request whose log-probabilities did not fit the memory."""
     found, full = bench(), OutOfMemory("no memory", moved=True)
-    calls = failing(monkeypatch, verifier, "token_logprobs", full, lambda n, *_: n in (2, 5))
+    calls = failing_where(monkeypatch, verifier, "token_logprobs", full, lambda n, *_: n in (2, 5))
     answers = {r.id: r for r in found.engine.generate(requests(logprobs=0))}
     assert len(calls) > 5
     assert sum(r.finish_reason == "error" for r in answers.values()) == 2
@@ -263,7 +263,7 @@ def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -
 def test_drafts_that_do_not_fit_memory_are_not_told_of(bench: Maker, monkeypatch) -> None:
     found, full = bench(), OutOfMemory("no memory", moved=True)
     honest = found.target.next_tokens
-    raised = failing(
+    raised = failing_where(
         *(monkeypatch, found.target, "next_tokens", full),
         lambda n, feed: len(feed.drafts.tokens) and sum(raised) < 5 and len(honest(feed)),
     )  # its thoughts are there
@@ -277,7 +277,7 @@ def test_what_cannot_be_kept_costs_drafts_alone(bench: Maker, monkeypatch, name:
     """It takes memory on the target's device, which may be full."""
     found, expected = bench(), bench().answer(requests())
     full = RuntimeError("out of memory")
-    raised = failing(monkeypatch, module, name, full, lambda n, *_: n % 7 == 3)
+    raised = failing_where(monkeypatch, module, name, full, lambda n, *_: n % 7 == 3)
     assert found.answer(requests()) == expected
     assert found.failures == sum(raised) > 0
     kept = [(row.text, seen) for row in found.told.ended for seen in row.seen]

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lora_folders import WEIGHTS, cut, make_adapter
-from support import eventually, failing, refused
+from support import eventually, failing_where, refused
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import EngineError, GenerationRequest
 from tasc_runtime.data.saved_task import SavedTask
@@ -370,7 +370,9 @@ def test_what_it_cannot_draft_from_is_refused_and_changes_nothing(llm: LLM, expe
 
 def test_an_error_in_mid_call_leaves_it_whole(llm, expected, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        failing(patch, llm.tokenizer, "decode", OSError("the disk is gone"), lambda n, *_: n == 5)
+        failing_where(
+            patch, llm.tokenizer, "decode", OSError("the disk is gone"), lambda n, *_: n == 5
+        )
         with pytest.raises(OSError, match="disk"):
             llm.generate(INPUTS)
     assert [answer.text for answer in llm.generate(INPUTS)] == expected
