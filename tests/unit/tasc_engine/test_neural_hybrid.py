@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 
 from neural_drafters import Always
-from support import FakeClock
+from support import FakeClock, Silent
 from tasc_draft import Drafts, DraftSettings, NgramProposer, Tokens, build_index
 from tasc_draft.drafts import CORPUS, NEURAL
-from tasc_engine.drafting.neural.hybrid import (
-    LONGEST,
-    TRIAL,
-    HybridProposer,
-    TwoArmedBandit,
-)
+from tasc_engine.drafting.neural.hybrid import LONGEST, TRIAL, HybridProposer, TwoArmedBandit
 from tasc_engine.drafting.safe_proposer import most_tokens
 
 ROW, ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
@@ -22,7 +17,7 @@ SURE = 0.9
 
 
 @dataclass
-class Fixed:
+class Fixed(Silent):
     """Always drafts one token of a row that has a budget; as a host it keeps what it is handed.
 
     Of all rows the same probability, or of each another one.
@@ -30,15 +25,8 @@ class Fixed:
 
     token: int
     probs: float | list[float]
-    max_depth: int = 1
     asked: list[list[int]] = field(default_factory=list)
     guests: list[Drafts | None] = field(default_factory=list)
-
-    def start(self, row: int, prompt: object) -> None: ...
-
-    def observe(self, row: int, tokens: object, hidden: object = None) -> None: ...
-
-    def finish(self, row: int) -> None: ...
 
     def propose(
         self, rows: np.ndarray, budget: np.ndarray, least: object = None,
@@ -54,30 +42,25 @@ class Fixed:
         )  # fmt: skip
 
 
-def test_what_the_model_says_is_handed_to_the_n_grams() -> None:
-    ngram, neural = Fixed(1, 0.4), Fixed(2, 0.4)
+@pytest.mark.parametrize(
+    ("probs", "budget", "of_the_model", "handed"),
+    [
+        (0.4, [5, 0, 7], [[5, 0, 7]], [2, 2]),
+        ([0.95, 0.4, 0.9], [5, 6, 7], [[0, 6, 0]], [2]),
+        (0.95, [1], [], None),  # a sure row
+    ],
+)
+def test_the_model_drafts_for_unsure_rows_and_the_n_grams_take_it_in(
+    probs, budget, of_the_model, handed
+) -> None:
+    ngram, neural = Fixed(1, probs), Fixed(2, 0.4)
     hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
-    hybrid.propose(np.arange(3, dtype=np.int32), np.array([5, 0, 7], np.int32))
-    assert ngram.asked == [[1, 0, 1], [5, 0, 7]]  # how sure they are, and then all
-    assert neural.asked == [[5, 0, 7]]
-    assert ngram.guests[0] is None
-    assert ngram.guests[1] is not None
-    assert ngram.guests[1].tokens.tolist() == [2, 2]
-
-
-def test_of_several_rows_the_unsure_ones_are_drafted_for() -> None:
-    ngram, neural = Fixed(1, [0.95, 0.4, 0.9]), Fixed(2, 0.4)
-    hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
-    hybrid.propose(np.arange(3, dtype=np.int32), np.array([5, 6, 7], np.int32))
-    assert neural.asked == [[0, 6, 0]]
-
-
-def test_a_sure_row_is_not_drafted_for_by_the_model() -> None:
-    ngram, neural = Fixed(1, 0.95), Fixed(2, 0.4)
-    hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
-    assert hybrid.propose(ROW, ONE).tokens.tolist() == [1]
-    assert neural.asked == []
-    assert ngram.guests == [None, None]
+    drafts = hybrid.propose(np.arange(len(budget), dtype=np.int32), np.array(budget, np.int32))
+    assert drafts.tokens.tolist() == [1 for most in budget if most]
+    how_sure = [int(most > 0) for most in budget]
+    assert (ngram.asked, neural.asked) == ([how_sure, budget], of_the_model)
+    guests = [None if guest is None else guest.tokens.tolist() for guest in ngram.guests]
+    assert guests == [None, handed]
 
 
 def test_real_n_grams_go_on_behind_the_model_s_token() -> None:
@@ -126,15 +109,6 @@ class Arms:
         return costly_tokens if costly else tokens
 
 
-@pytest.mark.parametrize("costly_s", [0.5, 3.0])
-def test_the_faster_way_is_taken_nearly_always(costly_s: float) -> None:
-    arms = Arms()
-    for _ in range(6000):
-        arms.step(costly_s, costly_tokens=2)
-    assert arms.taken[-LONGEST:].count(costly_s < 2.0) >= LONGEST - 2 * TRIAL
-    assert {True, False} == set(arms.taken)  # both were tried
-
-
 def test_it_changes_its_mind_when_the_machine_does() -> None:
     arms = Arms()
     for step in range(12_000):
@@ -143,17 +117,19 @@ def test_it_changes_its_mind_when_the_machine_does() -> None:
     assert arms.taken[-1000:].count(False) > 900
 
 
-@pytest.mark.parametrize("costly_s", [1.0, 2.5])
-def test_short_answers_one_after_another_are_timed_whole(costly_s: float) -> None:
-    """Of 8 tokens each: in 2 steps of the costly way, in 4 of the cheap one."""
+@pytest.mark.parametrize("costly_s", [0.5, 1.0, 2.5, 3.0])
+@pytest.mark.parametrize("answers", [1, 2000])
+def test_the_faster_way_is_taken_nearly_always(costly_s: float, answers: int) -> None:
+    """Short answers are timed whole: of 8 tokens, in 2 costly steps or in 4 cheap ones."""
     arms = Arms()
-    for _ in range(2000):
-        left = 8
+    for _ in range(answers):
+        left = 16_000 // answers
         while left > 0:
             left -= arms.step(costly_s, min(4, left), min(2, left))
         arms.bandit.idle()
         arms.clock.now += 100.0
     assert arms.taken[-LONGEST:].count(costly_s < 2.0) >= LONGEST - 2 * TRIAL
+    assert {True, False} == set(arms.taken)  # both were tried
 
 
 def test_answers_of_one_step_are_trials_too() -> None:

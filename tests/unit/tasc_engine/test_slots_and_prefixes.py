@@ -223,11 +223,19 @@ def asked(
     return entered
 
 
-def test_what_two_prompts_share_is_copied_into_the_third(cache, prefixes) -> None:
-    template = (100, 20)
-    found = [asked(prefixes, cache, i % 4, ids(template, (300 + 50 * i, 5 + i))) for i in range(6)]
-    assert found == [0, 0, 20, 20, 20, 20]
-    assert prefixes.nbytes == 20 * 2 * PLACE
+@pytest.mark.parametrize(
+    ("nbytes", "prompts", "copied", "kept"),
+    [
+        (1 << 20, [((100, 20), (300 + 50 * i, 5 + i)) for i in range(6)], [0, 0, *[20] * 4], 20),
+        (1 << 20, [((100, 30),)] * 3, [0, 0, 29], 29),  # all but its last token
+        *((n, [((100, 20), (0, i + 1)) for i in range(4)], [0] * 4, 0) for n in (0, PLACE)),
+    ],
+)
+def test_what_two_prompts_share_is_copied_into_the_third(cache, nbytes, prompts, copied, kept):
+    """Within a budget that is not too small."""
+    prefixes, whole = PrefixCache(cache, nbytes), [ids(*parts) for parts in prompts]
+    assert [asked(prefixes, cache, i % 4, one) for i, one in enumerate(whole)] == copied
+    assert prefixes.nbytes == kept * 2 * PLACE
 
 
 def test_what_is_expected_is_copied_into_the_second_whichever_adapter_answers(cache, prefixes):
@@ -235,11 +243,6 @@ def test_what_is_expected_is_copied_into_the_second_whichever_adapter_answers(ca
     prefixes.expect(ids(template, (0, 9)))
     found = [asked(prefixes, cache, 0, ids(template, (300 + i, 5)), i % 2) for i in range(4)]
     assert found == [0, 0, 20, 20]
-
-
-def test_a_prompt_asked_again_leaves_its_last_token(cache, prefixes) -> None:
-    prompt = ids((100, 30))
-    assert [asked(prefixes, cache, 0, prompt) for _ in range(3)] == [0, 0, 29]
 
 
 def test_the_longest_beginning_is_taken_and_short_ones_are_left(cache, prefixes) -> None:
@@ -264,14 +267,6 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes_first(cache) -> None
         asked(prefixes, cache, 0, ids(*third, (1000 + 100 * i, 9)))
     assert prefixes.nbytes == 2 * 20 * 2 * PLACE
     assert [prefixes.enter(LENGTH, ids(*t, (0, 9))) for t in (first, second, third)] == [20, 0, 20]
-
-
-def test_without_a_budget_or_within_too_small_a_one_nothing_is_kept(cache) -> None:
-    for budget in (0, PLACE):
-        prefixes = PrefixCache(cache, budget)
-        found = [asked(prefixes, cache, 0, ids((100, 20), (0, i + 1))) for i in range(4)]
-        assert found == [0, 0, 0, 0]
-        assert prefixes.nbytes == 0
 
 
 def test_only_what_is_kept_is_copied_and_a_long_beginning_is_cut(cache, monkeypatch) -> None:

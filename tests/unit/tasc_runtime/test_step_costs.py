@@ -29,12 +29,16 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> ModelSource:
+    return ModelSource(make_folder(tmp_path / "model"))
+
+
 def target_of(source: ModelSource, rows: int) -> Target:
     return Target.load(source, EngineConfig(rows=rows, max_model_len=64))
 
 
-def test_each_kind_of_engine_is_measured_once(tmp_path: Path, measured: list[int]) -> None:
-    source = ModelSource(make_folder(tmp_path / "model"))
+def test_each_kind_of_engine_is_measured_once(tmp_path, source, measured) -> None:
     found, said = [], list[str]()
     for rows in (1, 2, 2, 1):
         target = target_of(source, rows)
@@ -48,8 +52,7 @@ def test_each_kind_of_engine_is_measured_once(tmp_path: Path, measured: list[int
     assert len(said) == 2
 
 
-def test_another_number_of_threads_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
-    source = ModelSource(make_folder(tmp_path / "model"))
+def test_another_number_of_threads_is_measured_again(tmp_path, source, measured) -> None:
     target, before = target_of(source, 1), torch.get_num_threads()
     try:
         for threads in (1, 2, 1):
@@ -61,8 +64,7 @@ def test_another_number_of_threads_is_measured_again(tmp_path: Path, measured: l
     assert measured == [1, 1]
 
 
-def test_corrected_costs_are_what_the_next_start_reads(tmp_path: Path, measured: list[int]) -> None:
-    source = ModelSource(make_folder(tmp_path / "model"))
+def test_corrected_costs_are_what_the_next_start_reads(tmp_path, source, measured) -> None:
     target = target_of(source, 1)
     costs, keep = step_costs(target, source, tmp_path / "costs")
     slower = tuple(replace(c, seconds=2 * c.seconds) for c in costs.costs)
@@ -72,11 +74,10 @@ def test_corrected_costs_are_what_the_next_start_reads(tmp_path: Path, measured:
     assert measured == [1]
 
 
-def test_who_waits_for_another_measurement_says_so_once(tmp_path, monkeypatch, measured) -> None:
+def test_who_waits_for_another_measurement_says_so_once(tmp_path, source, monkeypatch, measured):
     monkeypatch.setattr(module, "WAIT_S", 0.4)
     monkeypatch.setattr(module, "PATIENCE_S", 0.1)
-    source, said = ModelSource(make_folder(tmp_path / "model")), list[str]()
-    target = target_of(source, 1)
+    target, said = target_of(source, 1), list[str]()
     with (tmp_path / "measuring.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         step_costs(target, source, tmp_path, said.append)
