@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds, checks and times the GPU path in one run of under ten minutes; results go to
 # gpu_results.json beside this file. $PYTHON (python3 by default) must find torch, triton,
-# transformers, peft, numba, numpy and pytest; of the repository only the files are needed.
-# --dry-run executes all stages on a CPU.
+# transformers, peft, numba, numpy, pytest and hypothesis; of the repository only the files are
+# needed. --dry-run executes all stages on a CPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PYTHONPATH="services:pipelines:tests"
