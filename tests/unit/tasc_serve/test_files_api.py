@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from storage_service import FORM, StorageService, line, raw_form
 
 from support import eventually
+from tasc_serve.http_errors import of_store
+from tasc_store import StoreError, StoreFull, StoreUnreachable
+from tasc_store.errors import StoreBusy
 
 pytestmark = pytest.mark.redis
 Make = Callable[..., StorageService]
@@ -43,6 +46,19 @@ def test_a_file_is_taken_listed_shown_read_and_deleted(make_service: Make) -> No
     assert error_of(service.ask("GET", place), 404)["code"] == "file_not_found"
     assert error_of(service.ask("GET", f"{place}/content"), 404)
     assert error_of(service.ask("DELETE", place), 404)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (StoreFull("of 10.0.0.1"), "full"),
+        (StoreBusy("256 calls wait"), "256 calls wait"),
+        (StoreUnreachable("at 10.0.0.1"), "reached"),
+    ],
+)
+def test_a_store_that_cannot_answer_says_what_may_be_told(error: StoreError, named: str) -> None:
+    told = of_store(error)
+    assert (told.status, named in told.message, "10.0.0.1" in told.message) == (503, True, False)
 
 
 def test_only_pages_of_allowed_sites_may_post_what_browsers_send_unasked(

@@ -4,7 +4,8 @@ import pytest
 
 from support import refused
 from tasc_runtime.errors import SettingsError
-from tasc_serve.settings import load_settings
+from tasc_serve import app
+from tasc_serve.settings import ServeSettings, load_settings
 
 TASK = "tasks: [{name: a}]\n"
 
@@ -68,3 +69,15 @@ def test_no_more_answers_are_taken_than_a_replica_has_places_for(written):
     assert (few.limits.max_prompts, few.gateway_limits.max_prompts) == (256, 5)
     usual = load_settings(written(TASK)).gateway_limits
     assert (usual.max_choices, usual.max_prompts) == (16, 256)
+
+
+def test_a_node_holds_as_many_replicas_and_gateways_as_the_settings_say() -> None:
+    """Serve has no public way to ask an application for them before it is deployed."""
+    tasks = [{"name": "few", "max_replicas_per_node": 2}, {"name": "any"}]
+    http = {"gateways": 2, "max_gateways_per_node": 1}
+    settings = ServeSettings.model_validate({"tasks": tasks, "http": http})
+    gateway = app.build(settings, "redis://test", {"few": "1", "any": "2"})._bound_deployment
+    tasks = {name: each._bound_deployment for name, each in gateway.init_args[2].items()}
+    found = {n: d._replica_config.max_replicas_per_node for n, d in tasks.items()}
+    assert found == {"few": 2, "any": None}
+    assert gateway._replica_config.max_replicas_per_node == 1
