@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,6 +13,8 @@ from tasc_serve.settings import AuthSettings, LimitSettings
 from tasc_serve.store_calls import StoreCalls
 from tasc_store import ApiKey, StoreUnreachable
 from tasc_store.access import digest_of
+
+pytestmark = pytest.mark.anyio
 
 
 def secret_of(number: int) -> str:
@@ -60,8 +61,9 @@ async def asked(known: KnownKeys, number: int) -> ApiKey | int:
         return error.status
 
 
-def run(test: Callable[[Store], Awaitable[None]]) -> None:
-    asyncio.run(test(Store()))
+@pytest.fixture
+def store() -> Store:
+    return Store()
 
 
 async def until_asked(known: KnownKeys, number: int, found: ApiKey | int) -> None:
@@ -70,30 +72,24 @@ async def until_asked(known: KnownKeys, number: int, found: ApiKey | int) -> Non
             await asyncio.sleep(0.01)
 
 
-def test_a_key_is_looked_up_once_and_again_when_its_time_is_over():
-    async def test(store: Store) -> None:
-        key, known = store.add(1), store.known(cache_ttl_s=10)
-        for _ in range(5):
-            assert await asked(known, 1) == key
-            assert await asked(known, 2) == 401
-        assert len(store.looked_up) == 2
-        store.now = 10
-        store.revoke(1)
-        new = store.add(2)
-        assert [await asked(known, number) for number in (1, 2)] == [401, new]
-        assert len(store.looked_up) == 4
-
-    run(test)
+async def test_a_key_is_looked_up_once_and_again_when_its_time_is_over(store: Store):
+    key, known = store.add(1), store.known(cache_ttl_s=10)
+    for _ in range(5):
+        assert await asked(known, 1) == key
+        assert await asked(known, 2) == 401
+    assert len(store.looked_up) == 2
+    store.now = 10
+    store.revoke(1)
+    new = store.add(2)
+    assert [await asked(known, number) for number in (1, 2)] == [401, new]
+    assert len(store.looked_up) == 4
 
 
-def test_many_who_ask_at_once_are_one_look_up():
-    async def test(store: Store) -> None:
-        key, known = store.add(1), store.known()
-        found = await asyncio.gather(*(asked(known, 1) for _ in range(50)))
-        assert found == [key] * 50
-        assert len(store.looked_up) == 1
-
-    run(test)
+async def test_many_who_ask_at_once_are_one_look_up(store: Store):
+    key, known = store.add(1), store.known()
+    found = await asyncio.gather(*(asked(known, 1) for _ in range(50)))
+    assert found == [key] * 50
+    assert len(store.looked_up) == 1
 
 
 @pytest.mark.parametrize(
@@ -101,105 +97,81 @@ def test_many_who_ask_at_once_are_one_look_up():
     [None, "", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", secret_of(1), f"Token {secret_of(1)}",
      "Bearer none", f"Bearer {secret_of(1)}x", f"Bearer  {secret_of(1)[:-1]}", "Bearer \xe9" * 99],
 )  # fmt: skip
-def test_what_is_no_key_is_refused_without_a_look_up(header: str | None):
-    async def test(store: Store) -> None:
-        store.add(1)
-        with pytest.raises(ApiError) as caught:
-            await store.known().of(header)
-        assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
-        assert caught.value.headers == {"WWW-Authenticate": "Bearer"}
-        assert secret_of(1) not in caught.value.message
-        assert store.looked_up == []
-
-    run(test)
+async def test_what_is_no_key_is_refused_without_a_look_up(store: Store, header: str | None):
+    store.add(1)
+    with pytest.raises(ApiError) as caught:
+        await store.known().of(header)
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+    assert caught.value.headers == {"WWW-Authenticate": "Bearer"}
+    assert secret_of(1) not in caught.value.message
+    assert store.looked_up == []
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_the_schemes_case_does_not_matter(scheme: str):
-    async def test(store: Store) -> None:
-        key = store.add(1)
-        assert await store.known().of(f"{scheme}  {secret_of(1)} ") == key
-
-    run(test)
+async def test_the_schemes_case_does_not_matter(store: Store, scheme: str):
+    key = store.add(1)
+    assert await store.known().of(f"{scheme}  {secret_of(1)} ") == key
 
 
-def test_while_the_store_is_away_known_keys_go_on_and_unknown_ones_are_told_to_wait():
-    async def test(store: Store) -> None:
-        key, known = store.add(1), store.known({"store_pause_s": 0.1}, cache_ttl_s=10)
-        assert [await asked(known, 1), await asked(known, 2)] == [key, 401]
-        store.now, store.fails = 11, StoreUnreachable("gone")
-        for _ in range(9):
-            assert [await asked(known, number) for number in (1, 2, 3)] == [key, 503, 503]
-        assert len(store.looked_up) < 9, "it is left alone for a moment"
-        store.fails = None
-        await until_asked(known, 2, 401)
-        assert [await asked(known, number) for number in (1, 2, 3)] == [key, 401, 401]
-
-    run(test)
+async def test_while_the_store_is_away_known_keys_go_on_and_unknown_ones_are_told_to_wait(store):
+    key, known = store.add(1), store.known({"store_pause_s": 0.1}, cache_ttl_s=10)
+    assert [await asked(known, 1), await asked(known, 2)] == [key, 401]
+    store.now, store.fails = 11, StoreUnreachable("gone")
+    for _ in range(9):
+        assert [await asked(known, number) for number in (1, 2, 3)] == [key, 503, 503]
+    assert len(store.looked_up) < 9, "it is left alone for a moment"
+    store.fails = None
+    await until_asked(known, 2, 401)
+    assert [await asked(known, number) for number in (1, 2, 3)] == [key, 401, 401]
 
 
-def test_a_silent_store_holds_nobody_up_for_long_and_known_keys_not_at_all():
-    async def test(store: Store) -> None:
-        limits = {"store_timeout_s": 0.05, "store_pause_s": 0.1}
-        key, known = store.add(1), store.known(limits, cache_ttl_s=10)
-        assert await asked(known, 1) == key
-        store.now, store.silent = 11, threading.Event()
-        assert await asked(known, 1) == key  # this one waited for the time-out
-        for _ in range(5):
-            assert [await asked(known, 1), await asked(known, 2)] == [key, 503]
-        store.silent.set()
-        await until_asked(known, 2, 401)
-
-    run(test)
+async def test_a_silent_store_holds_nobody_up_for_long_and_known_keys_not_at_all(store: Store):
+    limits = {"store_timeout_s": 0.05, "store_pause_s": 0.1}
+    key, known = store.add(1), store.known(limits, cache_ttl_s=10)
+    assert await asked(known, 1) == key
+    store.now, store.silent = 11, threading.Event()
+    assert await asked(known, 1) == key  # this one waited for the time-out
+    for _ in range(5):
+        assert [await asked(known, 1), await asked(known, 2)] == [key, 503]
+    store.silent.set()
+    await until_asked(known, 2, 401)
 
 
-def test_unknown_keys_do_not_displace_those_that_work():
-    async def test(store: Store) -> None:
-        key, known = store.add(0), store.known(max_cached_keys=10)
-        assert await asked(known, 0) == key
-        for number in range(1, 300):
-            assert await asked(known, number) == 401
-        looked_up = len(store.looked_up)
-        assert await asked(known, 299) == 401
-        assert len(store.looked_up) == looked_up, "the last of them is remembered"
-        assert await asked(known, 1) == 401
-        assert len(store.looked_up) == looked_up + 1, "the first of them is not"
-        store.fails = StoreUnreachable("gone")
-        assert await asked(known, 0) == key
-
-    run(test)
+async def test_unknown_keys_do_not_displace_those_that_work(store: Store):
+    key, known = store.add(0), store.known(max_cached_keys=10)
+    assert await asked(known, 0) == key
+    for number in range(1, 300):
+        assert await asked(known, number) == 401
+    looked_up = len(store.looked_up)
+    assert await asked(known, 299) == 401
+    assert len(store.looked_up) == looked_up, "the last of them is remembered"
+    assert await asked(known, 1) == 401
+    assert len(store.looked_up) == looked_up + 1, "the first of them is not"
+    store.fails = StoreUnreachable("gone")
+    assert await asked(known, 0) == key
 
 
-def test_only_so_many_look_ups_wait_at_a_time():
-    async def test(store: Store) -> None:
-        store.silent = threading.Event()
-        known = store.known({"max_store_calls": 10})
-        asking = [asyncio.create_task(asked(known, number)) for number in range(50)]
-        await eventually_async(lambda: sum(task.done() for task in asking) == 40)
-        store.silent.set()
-        assert sorted(await asyncio.gather(*asking)) == [401] * 10 + [503] * 40
-
-    run(test)
+async def test_only_so_many_look_ups_wait_at_a_time(store: Store):
+    store.silent = threading.Event()
+    known = store.known({"max_store_calls": 10})
+    asking = [asyncio.create_task(asked(known, number)) for number in range(50)]
+    await eventually_async(lambda: sum(task.done() for task in asking) == 40)
+    store.silent.set()
+    assert sorted(await asyncio.gather(*asking)) == [401] * 10 + [503] * 40
 
 
-def test_who_gives_up_does_not_end_the_look_up_of_others():
-    async def test(store: Store) -> None:
-        store.silent = threading.Event()
-        key, known = store.add(1), store.known()
-        first, second = (asyncio.create_task(asked(known, 1)) for _ in range(2))
-        await eventually_async(lambda: len(store.looked_up) == 1)
-        first.cancel()
-        store.silent.set()
-        assert await second == key
-
-    run(test)
+async def test_who_gives_up_does_not_end_the_look_up_of_others(store: Store):
+    store.silent = threading.Event()
+    key, known = store.add(1), store.known()
+    first, second = (asyncio.create_task(asked(known, 1)) for _ in range(2))
+    await eventually_async(lambda: len(store.looked_up) == 1)
+    first.cancel()
+    store.silent.set()
+    assert await second == key
 
 
-def test_a_record_that_cannot_be_read_opens_nothing(caplog: pytest.LogCaptureFixture):
-    async def test(store: Store) -> None:
-        store.fails = ValueError("the record of an API key cannot be read: x")
-        assert await asked(store.known(), 1) == 401
-
-    run(test)
+async def test_a_record_that_cannot_be_read_opens_nothing(store, caplog):
+    store.fails = ValueError("the record of an API key cannot be read: x")
+    assert await asked(store.known(), 1) == 401
     assert "cannot be read" in caplog.text
     assert secret_of(1) not in caplog.text

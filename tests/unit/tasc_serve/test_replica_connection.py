@@ -6,7 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import ConnectionSettings
 from tasc_serve.wire import AttachRequest, BufferFull, Connection, Endpoint, Hello, Message, Request
 
+pytestmark = pytest.mark.anyio
 RESULT = GenerationResult(
     "a", (5, 2**40), "ü\0", "stop", 3, Timings(0.25, 0.5, 1.0), Acceptance((7, 0), (3, 0))
 )
@@ -142,17 +143,16 @@ async def connected(node: str = "here", **limits: Any) -> AsyncIterator[Both]:
     serve = Serve({"one": server})
     client = ReplicaClient(lambda request: Attached(serve.attach(request)), node, settings)
     try:
-        yield Both(replica, server, serve, client)
+        async with asyncio.timeout(60):
+            yield Both(replica, server, serve, client)
     finally:
         server.close()
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await test()
-
-    asyncio.run(bounded())
+@pytest.fixture
+async def both() -> AsyncIterator[Both]:
+    async with connected() as both:
+        yield both
 
 
 async def pieces(both: Both, call: Call) -> list[Piece | Refusal]:
@@ -170,187 +170,144 @@ async def said_to(endpoint: Endpoint, sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("node", ["here", "elsewhere"])
-def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) -> None:
-    async def test() -> None:
-        async with connected(node) as both:
-            assert await both.client.complete("one", CALL) == replace(
-                ANSWER, result=replace(RESULT, id="c")
-            )
-            assert both.replica.calls == [CALL]
-            assert await pieces(both, CALL) == PIECES
-            assert await pieces(both, replace(CALL, prompt="late")) == [
-                PIECES[0],
-                Refusal("late", "over"),
-            ]
-            full = await both.client.complete("one", replace(CALL, prompt="full"))
-            assert full == Refusal("full", "later", retry_after_s=2.0)
-            assert await both.client.pulse("one") == PULSE
-            assert len(both.serve.endpoints) == 1
-            assert isinstance(both.serve.endpoints[0].address, str) == (node == "here")
-
-    run(test)
+async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) -> None:
+    async with connected(node) as both:
+        assert await both.client.complete("one", CALL) == replace(
+            ANSWER, result=replace(RESULT, id="c")
+        )
+        assert both.replica.calls == [CALL]
+        assert await pieces(both, CALL) == PIECES
+        assert await pieces(both, replace(CALL, prompt="late")) == [
+            PIECES[0],
+            Refusal("late", "over"),
+        ]
+        full = await both.client.complete("one", replace(CALL, prompt="full"))
+        assert full == Refusal("full", "later", retry_after_s=2.0)
+        assert await both.client.pulse("one") == PULSE
+        assert len(both.serve.endpoints) == 1
+        assert isinstance(both.serve.endpoints[0].address, str) == (node == "here")
 
 
-def test_many_calls_at_once_get_their_own_answers() -> None:
-    async def test() -> None:
-        async with connected() as both:
-            calls = [replace(CALL, id=str(i)) for i in range(500)]
-            answers = await asyncio.gather(*(both.client.complete("one", call) for call in calls))
-            assert [a.result.id for a in answers if isinstance(a, Answer)] == [c.id for c in calls]
-            assert len(both.serve.endpoints) == 1
-
-    run(test)
+async def test_many_calls_at_once_get_their_own_answers(both: Both) -> None:
+    calls = [replace(CALL, id=str(i)) for i in range(500)]
+    answers = await asyncio.gather(*(both.client.complete("one", call) for call in calls))
+    assert [a.result.id for a in answers if isinstance(a, Answer)] == [c.id for c in calls]
+    assert len(both.serve.endpoints) == 1
 
 
-def test_what_nobody_waits_for_is_given_up_and_others_go_on() -> None:
-    async def test() -> None:
-        async with connected() as both:
-            waiting = replace(CALL, prompt="wait")
-            stays = asyncio.create_task(both.client.complete("one", waiting))
-            goes = asyncio.create_task(both.client.complete("one", waiting))
-            await eventually_async(lambda: both.replica.open == 2)
-            goes.cancel()
-            await eventually_async(lambda: both.replica.open == 1)
-            async with aclosing(both.client.stream("one", waiting)) as found:
-                await anext(found)
-                assert both.replica.open == 2
-            await eventually_async(lambda: both.replica.open == 1)
-            both.replica.go_on.set()
-            assert isinstance(await stays, Answer)
-
-    run(test)
+async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) -> None:
+    waiting = replace(CALL, prompt="wait")
+    stays = asyncio.create_task(both.client.complete("one", waiting))
+    goes = asyncio.create_task(both.client.complete("one", waiting))
+    await eventually_async(lambda: both.replica.open == 2)
+    goes.cancel()
+    await eventually_async(lambda: both.replica.open == 1)
+    async with aclosing(both.client.stream("one", waiting)) as found:
+        await anext(found)
+        assert both.replica.open == 2
+    await eventually_async(lambda: both.replica.open == 1)
+    both.replica.go_on.set()
+    assert isinstance(await stays, Answer)
 
 
-def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_another() -> None:
-    async def test() -> None:
-        async with connected() as both:
-            waiting = replace(CALL, prompt="wait")
-            lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
-            stream = both.client.stream("one", waiting)
-            await anext(stream)
-            await eventually_async(lambda: both.replica.open == 4)
-            both.client.let_go("one", "silent")
-            for task in (*lost, anext(stream)):
-                with refused(ReplicaLost, "one", "silent"):
-                    await task
-            await eventually_async(lambda: both.replica.open == 0 and both.serve.attached == 0)
-            assert isinstance(await both.client.complete("one", CALL), Answer)
-            assert len({endpoint.token for endpoint in both.serve.endpoints}) == 2
-            assert both.serve.attached == 1
-
-    run(test)
+async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_another(both):
+    waiting = replace(CALL, prompt="wait")
+    lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
+    stream = both.client.stream("one", waiting)
+    await anext(stream)
+    await eventually_async(lambda: both.replica.open == 4)
+    both.client.let_go("one", "silent")
+    for task in (*lost, anext(stream)):
+        with refused(ReplicaLost, "one", "silent"):
+            await task
+    await eventually_async(lambda: both.replica.open == 0 and both.serve.attached == 0)
+    assert isinstance(await both.client.complete("one", CALL), Answer)
+    assert len({endpoint.token for endpoint in both.serve.endpoints}) == 2
+    assert both.serve.attached == 1
 
 
-def test_a_connection_that_is_forgotten_while_it_is_made_ends() -> None:
-    async def test() -> None:
-        async with connected() as both:
-            made = asyncio.create_task(both.client.pulse("one"))
-            await eventually_async(lambda: both.serve.attached == 1)
-            both.client.let_go("one", "died")
-            await asyncio.wait([made])
-            await eventually_async(lambda: both.serve.attached == 0)
-            assert await both.client.pulse("one") == PULSE
-            assert both.serve.attached == 1
-
-    run(test)
+async def test_a_connection_that_is_forgotten_while_it_is_made_ends(both: Both) -> None:
+    made = asyncio.create_task(both.client.pulse("one"))
+    await eventually_async(lambda: both.serve.attached == 1)
+    both.client.let_go("one", "died")
+    await asyncio.wait([made])
+    await eventually_async(lambda: both.serve.attached == 0)
+    assert await both.client.pulse("one") == PULSE
+    assert both.serve.attached == 1
 
 
-def test_an_engine_that_is_broken_is_told_from_an_error_that_nobody_foresaw() -> None:
-    async def test() -> None:
-        async with connected() as both:
-            with refused(EngineBroken, "out of memory"):
-                await both.client.complete("one", replace(CALL, prompt="break"))
-            with refused(ServiceError, "nobody foresaw it"):
-                await both.client.complete("one", replace(CALL, prompt="fail"))
-            both.replica.broken = True
-            with refused(EngineBroken, "out of memory"):
-                await both.client.pulse("one")
-            assert isinstance(await both.client.complete("one", CALL), Answer)
-
-    run(test)
+async def test_an_engine_that_is_broken_is_told_from_an_error_that_nobody_foresaw(both):
+    with refused(EngineBroken, "out of memory"):
+        await both.client.complete("one", replace(CALL, prompt="break"))
+    with refused(ServiceError, "nobody foresaw it"):
+        await both.client.complete("one", replace(CALL, prompt="fail"))
+    both.replica.broken = True
+    with refused(EngineBroken, "out of memory"):
+        await both.client.pulse("one")
+    assert isinstance(await both.client.complete("one", CALL), Answer)
 
 
-def test_a_token_is_good_once_and_not_for_ever() -> None:
-    async def test() -> None:
-        async with connected(connect_timeout_s=0.2) as both:
+async def test_a_token_is_good_once_and_not_for_ever() -> None:
+    async with connected(connect_timeout_s=0.2) as both:
+        await both.client.pulse("one")
+        (used,) = both.serve.endpoints
+        other = Serve(both.serve.servers, tampered=lambda e: replace(e, token=used.token))
+        thief = ReplicaClient(
+            lambda request: Attached(other.attach(request)), "here", ConnectionSettings()
+        )
+        with refused(ReplicaLost, "one"):
+            await thief.pulse("one")
+        await eventually_async(lambda: other.attached == 0)  # nobody came with its token
+        assert await said_to(used, b"") == b""  # who says nothing is cut off
+        assert await both.client.pulse("one") == PULSE
+
+
+async def test_another_replica_behind_the_address_is_not_taken_for_the_one_that_was_named(both):
+    both.serve.servers["two"] = both.server
+    with refused(ReplicaLost, "two"):
+        await both.client.pulse("two")
+
+
+async def test_another_certificate_is_not_trusted() -> None:
+    async with connected("elsewhere") as both, connected("elsewhere") as others:
+        await others.client.pulse("one")
+        (foreign,) = others.serve.endpoints
+        both.serve.tampered = lambda e: replace(e, certificate=foreign.certificate)
+        with refused(ReplicaLost, "one") as caught:
             await both.client.pulse("one")
-            (used,) = both.serve.endpoints
-            other = Serve(both.serve.servers, tampered=lambda e: replace(e, token=used.token))
-            thief = ReplicaClient(
-                lambda request: Attached(other.attach(request)), "here", ConnectionSettings()
-            )
-            with refused(ReplicaLost, "one"):
-                await thief.pulse("one")
-            await eventually_async(lambda: other.attached == 0)  # nobody came with its token
-            assert await said_to(used, b"") == b""  # who says nothing is cut off
-            assert await both.client.pulse("one") == PULSE
-
-    run(test)
-
-
-def test_another_replica_behind_the_address_is_not_taken_for_the_one_that_was_named() -> None:
-    async def test() -> None:
-        async with connected() as both:
-            both.serve.servers["two"] = both.server
-            with refused(ReplicaLost, "two"):
-                await both.client.pulse("two")
-
-    run(test)
-
-
-def test_another_certificate_is_not_trusted() -> None:
-    async def test() -> None:
-        async with connected("elsewhere") as both, connected("elsewhere") as others:
-            await others.client.pulse("one")
-            (foreign,) = others.serve.endpoints
-            both.serve.tampered = lambda e: replace(e, certificate=foreign.certificate)
-            with refused(ReplicaLost, "one") as caught:
-                await both.client.pulse("one")
-            assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
-
-    run(test)
+        assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
 
 
 @pytest.mark.parametrize(
     "sent", [b"\xff" * 64, b"\x03\0\0\0\x93\xc0\xc0", b"\x01\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"]
 )
-def test_who_speaks_something_else_is_cut_off_and_harms_nobody(sent: bytes) -> None:
-    async def test() -> None:
-        async with connected() as both:
-            await both.client.pulse("one")
-            assert await said_to(both.serve.endpoints[0], sent) == b""
-            assert await both.client.pulse("one") == PULSE
-
-    run(test)
+async def test_who_speaks_something_else_is_cut_off_and_harms_nobody(both, sent):
+    await both.client.pulse("one")
+    assert await said_to(both.serve.endpoints[0], sent) == b""
+    assert await both.client.pulse("one") == PULSE
 
 
-def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
-    async def test() -> None:
-        async with connected(max_message_bytes=65_536) as both:
-            with refused(ValueError, "65536", "connection.max_message_bytes"):
-                await both.client.complete("one", replace(CALL, prompt="x" * 65_536))
-            assert isinstance(await both.client.complete("one", CALL), Answer)
-
-    run(test)
+async def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
+    async with connected(max_message_bytes=65_536) as both:
+        with refused(ValueError, "65536", "connection.max_message_bytes"):
+            await both.client.complete("one", replace(CALL, prompt="x" * 65_536))
+        assert isinstance(await both.client.complete("one", CALL), Answer)
 
 
-def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> None:
-    async def test() -> None:
-        async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
-            other = asyncio.create_task(both.client.complete("one", replace(CALL, prompt="wait")))
-            await eventually_async(lambda: both.replica.open == 1)
-            large = replace(CALL, prompt="x" * 50_000)
-            found = await asyncio.gather(*(both.client.complete("one", large) for _ in range(8)))
-            refused_ = [item for item in found if isinstance(item, Refusal)]
-            assert {item.kind for item in refused_} == {"full"}
-            assert len(refused_) < len(found)
-            stream = both.client.stream("one", large)
-            assert isinstance(await anext(stream), Piece)
-            both.replica.go_on.set()
-            assert isinstance(await other, Answer)
-            assert both.serve.attached == 1
-
-    run(test)
+async def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> None:
+    async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+        other = asyncio.create_task(both.client.complete("one", replace(CALL, prompt="wait")))
+        await eventually_async(lambda: both.replica.open == 1)
+        large = replace(CALL, prompt="x" * 50_000)
+        found = await asyncio.gather(*(both.client.complete("one", large) for _ in range(8)))
+        refused_ = [item for item in found if isinstance(item, Refusal)]
+        assert {item.kind for item in refused_} == {"full"}
+        assert len(refused_) < len(found)
+        stream = both.client.stream("one", large)
+        assert isinstance(await anext(stream), Piece)
+        both.replica.go_on.set()
+        assert isinstance(await other, Answer)
+        assert both.serve.attached == 1
 
 
 class Deaf(Connection):
@@ -393,44 +350,36 @@ class Clogged(asyncio.Transport):
         pass
 
 
-def test_what_the_transport_holds_counts_as_not_sent() -> None:
-    async def test() -> None:
-        transport = Clogged()
-        side = Deaf(ConnectionSettings(max_message_bytes=65_536, max_buffer_bytes=131_072))
-        side.connection_made(transport)
-        for _ in range(2):
-            side.send(Hello(b"x" * 60_000))
-        await eventually_async(lambda: transport.held > 120_000)
-        with pytest.raises(BufferFull):
-            side.send(Request(0, True, CALL))
-        assert side.is_open
+async def test_what_the_transport_holds_counts_as_not_sent() -> None:
+    transport = Clogged()
+    side = Deaf(ConnectionSettings(max_message_bytes=65_536, max_buffer_bytes=131_072))
+    side.connection_made(transport)
+    for _ in range(2):
         side.send(Hello(b"x" * 60_000))
-        assert not side.is_open
-
-    run(test)
-
-
-def test_a_gateway_that_does_not_read_is_cut_off() -> None:
-    async def test() -> None:
-        async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
-            deaf = Deaf(ConnectionSettings())
-            endpoint = await anext(aiter(Attached(both.server.attach("here"))))
-            loop = asyncio.get_running_loop()
-            await loop.create_unix_connection(lambda: deaf, str(endpoint.address))
-            deaf.send(Hello(endpoint.token))
-            call = replace(CALL, id="x" * 1000)  # its answer has the id, too
-            for number in range(3000):
-                deaf.send(Request(number, True, call))
-            await eventually_async(lambda: not deaf.is_open or deaf.ended)
-            assert 0 < len(both.replica.calls) < 3000
-            assert await both.client.pulse("one") == PULSE
-
-    run(test)
+    await eventually_async(lambda: transport.held > 120_000)
+    with pytest.raises(BufferFull):
+        side.send(Request(0, True, CALL))
+    assert side.is_open
+    side.send(Hello(b"x" * 60_000))
+    assert not side.is_open
 
 
-def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gateway_that_does_not_read_is_cut_off() -> None:
+    async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+        deaf = Deaf(ConnectionSettings())
+        endpoint = await anext(aiter(Attached(both.server.attach("here"))))
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: deaf, str(endpoint.address))
+        deaf.send(Hello(endpoint.token))
+        call = replace(CALL, id="x" * 1000)  # its answer has the id, too
+        for number in range(3000):
+            deaf.send(Request(number, True, call))
+        await eventually_async(lambda: not deaf.is_open or deaf.ended)
+        assert 0 < len(both.replica.calls) < 3000
+        assert await both.client.pulse("one") == PULSE
+
+
+def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -446,16 +395,11 @@ def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(
 
 
 @pytest.mark.parametrize(("name", "mode"), [("x" * 100, 0o700), ("x", 0o755)])
-def test_where_no_socket_can_be_made_gateways_of_the_node_come_over_tls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
+async def test_where_no_socket_can_be_made_gateways_of_the_node_come_over_tls(
+    both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
     (tmp_path / name / f"tasc-{os.geteuid()}").mkdir(parents=True)
     (tmp_path / name / f"tasc-{os.geteuid()}").chmod(mode)
-
-    async def test() -> None:
-        async with connected() as both:
-            assert await both.client.pulse("one") == PULSE
-            assert isinstance(both.serve.endpoints[0].address, tuple)
-
-    run(test)
+    assert await both.client.pulse("one") == PULSE
+    assert isinstance(both.serve.endpoints[0].address, tuple)

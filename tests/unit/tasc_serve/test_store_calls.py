@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -13,6 +13,7 @@ from tasc_serve.store_calls import RepeatedCall, StoreCalls
 from tasc_store import StoreUnreachable
 from tasc_store.errors import StoreBusy, UnknownFile
 
+pytestmark = pytest.mark.anyio
 THREADS, ROOM = 2, 8
 
 
@@ -34,32 +35,27 @@ def test_a_silent_store_is_given_up_in_time(answers: threading.Event) -> None:
         asyncio.run(calls_with(timeout_s=0.01).run(answers.wait))
 
 
-def test_a_call_that_nobody_waits_for_takes_room_until_its_thread_is_free(
-    answers: threading.Event,
-) -> None:
+async def test_a_call_that_nobody_waits_for_takes_room_until_its_thread_is_free(answers):
     calls, began = calls_with(), threading.Semaphore(0)
 
     def silent() -> bool:
         began.release()
         return answers.wait()
 
-    async def ask() -> None:
-        left = [asyncio.create_task(calls.run(silent)) for _ in range(ROOM)]
-        for _ in range(THREADS):
-            assert await asyncio.to_thread(began.acquire, timeout=DEADLINE_S)
-        for caller in left:
-            caller.cancel()
-        await asyncio.wait(left)
-        # Of the calls that were given up only those without a thread are gone.
-        others = [asyncio.create_task(calls.run(silent)) for _ in range(ROOM - THREADS)]
-        await asyncio.sleep(0)
-        with pytest.raises(StoreBusy):
-            await calls.run(silent)
-        answers.set()
-        assert all(await asyncio.gather(*others))
-        assert await calls.run(silent)
-
-    asyncio.run(ask())
+    left = [asyncio.create_task(calls.run(silent)) for _ in range(ROOM)]
+    for _ in range(THREADS):
+        assert await asyncio.to_thread(began.acquire, timeout=DEADLINE_S)
+    for caller in left:
+        caller.cancel()
+    await asyncio.wait(left)
+    # Of the calls that were given up only those without a thread are gone.
+    others = [asyncio.create_task(calls.run(silent)) for _ in range(ROOM - THREADS)]
+    await asyncio.sleep(0)
+    with pytest.raises(StoreBusy):
+        await calls.run(silent)
+    answers.set()
+    assert all(await asyncio.gather(*others))
+    assert await calls.run(silent)
 
 
 def fails() -> None:
@@ -70,28 +66,22 @@ def finds_nothing() -> None:
     raise UnknownFile("none")
 
 
-def test_a_store_that_failed_is_left_alone_for_a_moment_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_store_that_failed_is_left_alone_for_a_moment_and_logged_once(caplog):
     caplog.set_level("INFO", "tasc_serve.store_calls")
     calls = calls_with(pause_s=0.05)
-
-    async def ask() -> None:
-        for error in (UnknownFile, UnknownFile):
-            with pytest.raises(error):
-                await calls.run(finds_nothing)
-        assert not calls.failing, "an answer that there is nothing is no failure"
-        with pytest.raises(StoreUnreachable):
-            await calls.run(fails)
-        with pytest.raises(StoreBusy):
-            await calls.run(lambda: None)
-        async with asyncio.timeout(DEADLINE_S):
-            while calls.failing:
-                with suppress(StoreBusy):
-                    await calls.run(lambda: None)
-                await asyncio.sleep(0.001)
-
-    asyncio.run(ask())
+    for error in (UnknownFile, UnknownFile):
+        with pytest.raises(error):
+            await calls.run(finds_nothing)
+    assert not calls.failing, "an answer that there is nothing is no failure"
+    with pytest.raises(StoreUnreachable):
+        await calls.run(fails)
+    with pytest.raises(StoreBusy):
+        await calls.run(lambda: None)
+    async with asyncio.timeout(DEADLINE_S):
+        while calls.failing:
+            with suppress(StoreBusy):
+                await calls.run(lambda: None)
+            await asyncio.sleep(0.001)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -100,7 +90,7 @@ def says_nonsense() -> None:
 
 
 @pytest.mark.parametrize("answer", [lambda: None, finds_nothing, says_nonsense])
-def test_a_slow_store_is_left_alone_although_it_answers_late(answer: Callable[[], None]) -> None:
+async def test_a_slow_store_is_left_alone_although_it_answers_late(answer):
     timeout_s = 0.2
     calls, ended = calls_with(timeout_s=timeout_s, pause_s=DEADLINE_S), threading.Event()
 
@@ -111,37 +101,29 @@ def test_a_slow_store_is_left_alone_although_it_answers_late(answer: Callable[[]
         finally:
             ended.set()
 
-    async def ask() -> None:
-        with pytest.raises(StoreBusy):
-            await calls.run(slow)
-        assert calls.failing
-        assert await asyncio.to_thread(ended.wait, DEADLINE_S)
-        await asyncio.sleep(timeout_s / 2)  # until the call has been counted
-        assert calls.failing
-        with pytest.raises(StoreBusy):
-            calls.begin(lambda: None)
-
-    asyncio.run(ask())
+    with pytest.raises(StoreBusy):
+        await calls.run(slow)
+    assert calls.failing
+    assert await asyncio.to_thread(ended.wait, DEADLINE_S)
+    await asyncio.sleep(timeout_s / 2)  # until the call has been counted
+    assert calls.failing
+    with pytest.raises(StoreBusy):
+        calls.begin(lambda: None)
 
 
-def test_an_error_of_our_own_does_not_say_that_the_store_answers_again() -> None:
-    async def ask() -> None:
-        calls = calls_with()
-        with pytest.raises(StoreUnreachable):
-            await calls.run(fails)
-        with refused(ValueError, "odd"):
-            await calls.run(says_nonsense)
-        assert calls.failing
-        with pytest.raises(UnknownFile):
-            await calls.run(finds_nothing)
-        assert not calls.failing
-
-    asyncio.run(ask())
+async def test_an_error_of_our_own_does_not_say_that_the_store_answers_again() -> None:
+    calls = calls_with()
+    with pytest.raises(StoreUnreachable):
+        await calls.run(fails)
+    with refused(ValueError, "odd"):
+        await calls.run(says_nonsense)
+    assert calls.failing
+    with pytest.raises(UnknownFile):
+        await calls.run(finds_nothing)
+    assert not calls.failing
 
 
-def test_closed_calls_begin_nothing_more_and_give_their_room_back(
-    answers: threading.Event,
-) -> None:
+def test_closed_calls_begin_nothing_more_and_give_their_room_back(answers):
     calls, began = calls_with(threads=1, max_waiting=2), threading.Event()
 
     def silent() -> bool:
@@ -159,9 +141,7 @@ def test_closed_calls_begin_nothing_more_and_give_their_room_back(
             calls.begin(silent)
 
 
-def test_a_repeated_call_outlives_failures_says_so_once_and_is_made_a_last_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_repeated_call_outlives_failures_says_so_once_and_is_made_a_last_time(caplog):
     caplog.set_level("INFO", "tasc_serve.store_calls")
     outcomes = [None, StoreUnreachable("away"), ValueError("odd"), None]
     faults: list[str | None] = []
@@ -190,9 +170,7 @@ def test_a_repeated_call_that_closes_makes_its_last_call_once() -> None:
     assert made == ["work", "last"]
 
 
-def test_a_repeated_call_that_hangs_holds_up_neither_its_beginning_nor_its_end(
-    answers: threading.Event,
-) -> None:
+def test_a_repeated_call_that_hangs_holds_up_neither_its_beginning_nor_its_end(answers):
     def hang() -> None:
         answers.wait()
 
