@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from fake_fleet import ROWS, SILENCE_S, TASK, WHOLE, Calls, Replicas, Scripted, status, text_of
@@ -18,6 +17,9 @@ from tasc_serve.routing.fleet import ReplicaLost, SeenReplica
 
 CALL = Call("call", "prompt", templated=False, timeout_s=20.0)
 FULL = Refusal("full", "no place", None, 7.0)
+SOONER = Refusal("full", "none", None, 3.0)
+INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
+NEWER = {"record_version": 2}
 
 
 async def streamed(failover: Failover) -> list[Piece | Refusal]:
@@ -88,26 +90,27 @@ def test_an_only_replica_that_is_silent_is_waited_for() -> None:
     assert calls.counted("tasc_failovers_total", reason="silent") == 0
 
 
-def test_what_one_refuses_as_full_another_takes() -> None:
-    replicas = Replicas(a=Scripted(refuses=FULL), b=Scripted(outstanding=5))
+@pytest.mark.parametrize(
+    ("a", "b", "said", "asked"),
+    [
+        ({"refuses": FULL}, {"outstanding": 5}, None, [1, 1]),
+        ({"refuses": FULL}, {"refuses": SOONER}, SOONER, [1, 1]),
+        ({"refuses": INVALID}, {"outstanding": 5}, INVALID, [1, 0]),  # of all of this version
+        ({"refuses": INVALID}, NEWER | {"outstanding": ROWS}, None, [1, 1]),
+        ({"refuses": INVALID}, NEWER | {"refuses": FULL}, FULL, [1, 1]),
+        ({"outstanding": 5}, NEWER | {"refuses": FULL}, None, [1, 1]),
+        ({"outstanding": 5}, NEWER | {"present": False}, None, [1, 0]),
+        ({"outstanding": 5}, NEWER | {"dies_after": 0}, None, [1, 1]),
+    ],
+)
+def test_what_one_cannot_take_another_does_where_its_version_may_decide(a, b, said, asked) -> None:
+    replicas = Replicas(a=Scripted(**a), b=Scripted(**b))
     calls = Calls(replicas)
-    assert text(calls.run(streamed)) == text_of(WHOLE)
-    assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
-    assert calls.counted("tasc_failovers_total", reason="died") == 0
-
-
-def test_when_all_are_full_the_shortest_wait_is_told() -> None:
-    replicas = Replicas(
-        a=Scripted(refuses=FULL), b=Scripted(refuses=Refusal("full", "none", None, 3.0))
-    )
-    assert Calls(replicas).run(streamed) == [Refusal("full", "none", None, 3.0)]
-
-
-def test_a_refusal_of_the_request_itself_is_final() -> None:
-    refusal = Refusal("invalid", "no", "prompt")
-    replicas = Replicas(a=Scripted(refuses=refusal), b=Scripted(outstanding=5))
-    assert Calls(replicas).run(streamed) == [refusal]
-    assert not replicas.all["b"].calls
+    items = calls.run(streamed)
+    assert items == [said] if said else text(items) == text_of(WHOLE)
+    assert [len(r.calls) for r in replicas.all.values()] == asked
+    died = sum(bool(r.calls) and not r.present for r in replicas.all.values())
+    assert calls.counted("tasc_failovers_total", reason="died") == died
 
 
 def test_an_answer_never_goes_on_by_another_version_of_the_task() -> None:
@@ -117,9 +120,6 @@ def test_an_answer_never_goes_on_by_another_version_of_the_task() -> None:
     assert isinstance(last, Refusal)
     assert last.kind == "changed"
     assert not replicas.all["b"].calls
-
-
-INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
 
 
 def test_a_new_call_goes_to_the_newest_version_while_that_has_free_rows() -> None:
@@ -152,24 +152,6 @@ def test_the_first_new_replica_of_a_rolling_update_does_not_get_all_the_load() -
 
     Calls(replicas).run(many)
     assert held == {"new": ROWS, "a": ROWS, "b": ROWS, "c": ROWS}
-
-
-def test_what_an_older_version_calls_invalid_a_busy_newer_one_decides() -> None:
-    replicas = Replicas(a=Scripted(refuses=INVALID), b=Scripted(record_version=2, outstanding=ROWS))
-    assert text(Calls(replicas).run(streamed)) == text_of(WHOLE)
-    assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
-
-
-@pytest.mark.parametrize("gone", [{"refuses": FULL}, {"present": False}, {"dies_after": 0}])
-def test_where_the_newest_have_no_place_an_older_version_answers(gone: dict[str, Any]) -> None:
-    replicas = Replicas(a=Scripted(outstanding=5), b=Scripted(record_version=2, **gone))
-    assert text(Calls(replicas).run(streamed)) == text_of(WHOLE)
-
-
-def test_what_only_the_newest_can_answer_is_not_wrong_where_they_are_full() -> None:
-    replicas = Replicas(a=Scripted(refuses=INVALID), b=Scripted(record_version=2, refuses=FULL))
-    assert Calls(replicas).run(streamed) == [FULL]
-    assert [len(r.calls) for r in replicas.all.values()] == [1, 1]
 
 
 @pytest.mark.parametrize(("settings", "asks"), [({"max_retries": 1}, 2), ({"budget": 1}, 2)])
