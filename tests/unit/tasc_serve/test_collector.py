@@ -121,12 +121,16 @@ def test_answers_reach_the_store_in_order_and_what_it_let_go_is_counted():
     collected.collector.close()
 
 
-def test_a_share_of_the_answers_is_kept():
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({"sample_rate": 0.25}, range(3, 80, 4)), ({"flush_interval_s": 3600}, range(80))],
+)
+def test_a_share_of_the_answers_is_kept_and_what_is_there_at_the_end(settings, kept):
     store = Store()
-    collected = Collected(store, sample_rate=0.25)
+    collected = Collected(store, **settings)
     collected.give(80)
     collected.collector.close()
-    assert inputs(store) == [str(i) for i in range(3, 80, 4)]
+    assert inputs(store) == [str(i) for i in kept]
 
 
 def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
@@ -144,14 +148,6 @@ def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
     collected.give(2, begin=100)
     eventually(lambda: inputs(store)[-2:] == ["100", "101"])
     collected.collector.close()
-
-
-def test_what_is_there_at_the_end_is_stored():
-    store = Store()
-    collected = Collected(store, flush_interval_s=3600)
-    collected.give(3)
-    collected.collector.close()
-    assert inputs(store) == ["0", "1", "2"]
 
 
 def test_who_does_not_opt_in_has_nothing_kept_and_no_thread():
