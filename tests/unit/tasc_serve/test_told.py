@@ -1,16 +1,20 @@
-"""Log-probabilities in OpenAI's shapes, each token told once, whole or streamed."""
+"""Log-probabilities in OpenAI's shapes, each token told once, and summaries of requests."""
 
+import dataclasses
 import json
 import math
 
 import fake_backend
 import pytest
-from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
+from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer, events
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_runtime.protocol import Piece, TokenText
-from tasc_serve.http.responses import chat_logprobs, completion_logprobs
+from tasc_serve.http.responses import chat_logprobs, completion_logprobs, metrics_of
 
 COMPLETION = (COMPLETIONS, GOOD[COMPLETIONS] | {"logprobs": 2})
 CHAT = (fake_backend.CHAT, GOOD[fake_backend.CHAT] | {"logprobs": True, "top_logprobs": 2})
@@ -25,8 +29,7 @@ def ask(asked, pieces, **more):
     assert response.status_code == 200, response.text
     if not more.get("stream"):
         return response.json()
-    *lines, _, _ = response.text.split("\n\n")
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
+    return events(response)
 
 
 def test_a_completion_has_columns_of_its_tokens():
@@ -109,3 +112,92 @@ def test_of_two_tokens_with_one_text_the_likelier_is_told():
     assert told["top_logprobs"] == [{"a": -0.5}]
     told = completion_logprobs([TokenText(b"a", -0.5, 0, ((b"b", -1.0), (b"a", -3.0)))])
     assert told["top_logprobs"] == [{"b": -1.0, "a": -0.5}]
+
+
+TIMES = {
+    "time_to_first_token_ms": 1000.0,
+    "generation_time_ms": 2000.0,
+    "queue_time_ms": 500.0,
+    "mean_itl_ms": 666.667,
+    "tokens_per_second": 1.333,
+}
+DRAFTS = {
+    "mean_acceptance_length": 2.5,
+    "draft_acceptance_rate": 0.6,
+    "acceptance_histogram": [1, 0, 0, 1],
+    "acceptance_histogram_by_draft_length": {"2": [1, 0, 0], "3": [0, 0, 0, 1]},
+    "num_spec_steps": 2,
+    "num_accepted_draft_tokens": 3,
+    "num_draft_tokens": 5,
+    "num_spec_tokens": 3,
+}
+SUMMARY = {**TIMES, "speculative_decoding": DRAFTS, "draft_index_version": 7}
+STEPS = {"per_step_accepted": [3, 0], "per_step_drafted": [3, 2]}
+either_endpoint = pytest.mark.parametrize("path", GOOD)
+
+
+def told(path, **more):
+    return ask((path, GOOD[path]), answer("Hel", "lo"), **more)
+
+
+@either_endpoint
+def test_an_answer_has_a_summary_unless_it_is_told_otherwise(path):
+    assert told(path)["metrics"] == SUMMARY
+    assert told(path, metrics="summary")["metrics"] == SUMMARY
+    detailed = told(path, metrics="detailed")["metrics"]
+    assert detailed == SUMMARY | {"speculative_decoding": DRAFTS | STEPS}
+    assert "metrics" not in told(path, metrics="none")
+
+
+@either_endpoint
+def test_a_stream_has_it_with_the_usage_else_with_its_end(path):
+    usage = {"stream_options": {"include_usage": True}}
+    for more in ({}, usage):
+        *pieces, last = told(path, stream=True, **more)
+        assert last["metrics"] == SUMMARY
+        assert bool(last["choices"]) == (not more)
+        assert all("metrics" not in piece for piece in pieces)
+        assert all(
+            "metrics" not in piece for piece in told(path, stream=True, metrics="none", **more)
+        )
+
+
+def of(tokens, drafted, accepted, timings=None):
+    acceptance = Acceptance(tuple(drafted), tuple(accepted))
+    times = timings or Timings(0.0, 0.0, 0.0)
+    return GenerationResult("id", tokens, "", "stop", 5, times, acceptance)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6))))
+def test_counts_are_those_of_the_steps_that_had_a_draft(steps):
+    steps = [(max(pair), min(pair)) for pair in steps]
+    found = metrics_of(of((1,), *zip(*steps, strict=True)) if steps else of((1,), (), ()), True)
+    drafted = found["speculative_decoding"]
+    real = [(d, a) for d, a in steps if d > 0]
+    assert drafted["per_step_drafted"] == [d for d, _ in real]
+    assert drafted["num_spec_steps"] == sum(drafted["acceptance_histogram"]) == len(real)
+    assert drafted["num_draft_tokens"] == sum(d for d, _ in real)
+    assert len(drafted["acceptance_histogram"]) == drafted["num_spec_tokens"] + 1
+    weighed = sum(kept * steps for kept, steps in enumerate(drafted["acceptance_histogram"]))
+    assert drafted["num_accepted_draft_tokens"] == weighed == sum(a for _, a in real)
+    by_length = drafted["acceptance_histogram_by_draft_length"]
+    assert all(len(counts) == int(size) + 1 for size, counts in by_length.items())
+    assert sum(map(sum, by_length.values())) == len(real)
+    mean = 1 + weighed / len(real) if real else 1.0
+    assert drafted["mean_acceptance_length"] == pytest.approx(mean)
+
+
+def test_one_token_and_no_time_leave_nothing_to_divide_by():
+    found = metrics_of(of((1,), (0,), (0,)), False)
+    assert (found["mean_itl_ms"], found["tokens_per_second"]) == (None, None)
+    assert found["speculative_decoding"]["acceptance_histogram"] == [0]
+    assert found["speculative_decoding"]["draft_acceptance_rate"] == 0.0
+    assert found["draft_index_version"] is None
+
+
+def test_its_level_is_all_that_a_request_changes_of_it():
+    result = dataclasses.replace(answer("a")[0].result, tokens=(1, 2))
+    both = [metrics_of(result, detailed) for detailed in (False, True)]
+    for metrics in both:
+        metrics.pop("speculative_decoding")
+    assert both[0] == both[1]
