@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 from support import asgi
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, TokenText
-from tasc_serve.access.access_control import InFlight
+from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
+from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import LimitSettings
 
@@ -121,18 +122,35 @@ def _halves(text: str, offset: int, logprobs: int) -> tuple[TokenText, TokenText
 class Service:
     """The application over a backend, asked one request at a time."""
 
-    def __init__(self, backend: FakeBackend, attempts: Any = None, **limits: float) -> None:
-        self.registry, self.in_flight = CollectorRegistry(), InFlight()
+    def __init__(
+        self,
+        backend: FakeBackend,
+        *,
+        access: Callable[[GatewayMetrics], AccessControl] | None = None,
+        attempts: Any = None,
+        storage: BatchStorage | None = None,
+        cors_origins: Sequence[str] = (),
+        **limits: float,
+    ) -> None:
+        self.backend, self.registry, self.in_flight = backend, CollectorRegistry(), InFlight()
+        metrics = GatewayMetrics(self.registry)
         self.app: FastAPI = create_api(
             backend,
             LimitSettings(**limits),
-            GatewayMetrics(self.registry),
+            metrics,
+            access=access and access(metrics),
             in_flight=self.in_flight,
             attempts=attempts,
+            storage=storage,
+            cors_origins=cors_origins,
         )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
-        return asgi(self.app, method, path, **request)
+        """The answer, after which nothing of the request is left."""
+        before = self.in_flight.inside
+        response = asgi(self.app, method, path, **request)
+        assert (self.in_flight.inside, self.backend.open) == (before, 0)
+        return response
 
     def counted(self, task: str, code: int) -> float | None:
         """How many answers with this code the gateway's metrics have."""

@@ -2,18 +2,13 @@
 
 import json
 from collections.abc import AsyncIterable, Mapping
+from typing import Any
 
 import httpx
 import redis
-from fake_backend import FakeBackend
-from prometheus_client import CollectorRegistry
+from fake_backend import FakeBackend, Service
 
-from support import asgi
-from tasc_serve.access.access_control import AccessControl, InFlight
-from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
-from tasc_serve.metrics.gateway_metrics import GatewayMetrics
-from tasc_serve.settings import LimitSettings
 from tasc_store.batches.files import CHUNK_BYTES, StoredFile
 
 FORM = {"purpose": "batch"}
@@ -31,31 +26,14 @@ def raw_form(**request: object) -> tuple[bytes, dict[str, str]]:
     return whole.read(), {"content-type": whole.headers["content-type"]}
 
 
-class StorageService:
-    def __init__(
-        self,
-        client: redis.Redis,
-        access: AccessControl | None = None,
-        chunk_bytes: int = CHUNK_BYTES,
-        **limits: float,
-    ) -> None:
+class StorageService(Service):
+    def __init__(self, client: redis.Redis, chunk_bytes: int = CHUNK_BYTES, **options: Any) -> None:
         self.storage = BatchStorage(client, chunk_bytes=chunk_bytes)
-        self.in_flight = InFlight()
-        self.app = create_api(
-            FakeBackend(),
-            LimitSettings(**limits),
-            GatewayMetrics(CollectorRegistry()),
-            access=access,
-            in_flight=self.in_flight,
-            storage=self.storage,
-        )
+        super().__init__(FakeBackend(), storage=self.storage, **options)
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
         return self.storage.files.page().items
-
-    def ask(self, method: str, path: str, **request: object) -> httpx.Response:
-        return asgi(self.app, method, path, **request)
 
     def send(
         self, body: bytes | AsyncIterable[bytes], headers: Mapping[str, str]

@@ -6,10 +6,8 @@ import httpx
 import pytest
 from fake_backend import COMPLETIONS, GOOD, TASK, FakeBackend, Service, answer, error_of
 from fastapi import APIRouter, Depends
-from prometheus_client import CollectorRegistry
 
 from tasc_serve.access.access_control import AccessControl, KnownKeys, Rates
-from tasc_serve.http.api import create_api
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.settings import AuthSettings, LimitSettings, ServedTask
 from tasc_serve.store_calls import StoreCalls
@@ -37,14 +35,15 @@ class Gated(Service):
                 raise StoreUnreachable("no Redis answers")
             return key if digest == digest_of(SECRET) else None
 
-        self.registry = CollectorRegistry()
-        self.backend = FakeBackend(*(script or answer("one", "two")))
         calls = StoreCalls.of("API keys", LimitSettings())
         keys = KnownKeys(find, AuthSettings(), calls) if required else None
         tasks = [ServedTask(name=TASK, max_requests_per_s=limit)]
-        metrics = GatewayMetrics(self.registry)
-        self.access = AccessControl(metrics, keys, Rates(tasks, 1, 10, lambda: 0.0))
-        self.app = create_api(self.backend, LimitSettings(), metrics, access=self.access)
+
+        def access(metrics: GatewayMetrics) -> AccessControl:
+            self.access = AccessControl(metrics, keys, Rates(tasks, 1, 10, lambda: 0.0))
+            return self.access
+
+        super().__init__(FakeBackend(*(script or answer("one", "two"))), access=access)
 
     def post(
         self, path: str = COMPLETIONS, secret: str | None = SECRET, **fields: object
@@ -74,12 +73,6 @@ def test_without_an_open_key_nothing_is_answered(
     assert OTHER not in response.text
     assert service.backend.calls == []
     assert service.counted("-", 401) == 1
-
-
-@pytest.mark.parametrize("path", GOOD)
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_open_key_is_answered(path: str, stream: bool) -> None:
-    assert Gated(KEY).post(path, stream=stream).status_code == 200
 
 
 def test_a_body_is_not_read_before_its_sender_is_known() -> None:
@@ -113,9 +106,11 @@ def test_a_key_of_other_tasks_neither_uses_nor_sees_this_one() -> None:
     assert TASK not in not_served["message"]
 
 
-def test_a_key_of_this_task_uses_and_sees_it() -> None:
-    service = Gated(replace(KEY, tasks=(TASK,)))
-    assert service.post().status_code == 200
+@pytest.mark.parametrize("key", [KEY, replace(KEY, tasks=(TASK,))])
+def test_a_key_of_this_task_uses_and_sees_it(key: ApiKey) -> None:
+    service = Gated(key)
+    asked = [service.post(path, stream=stream) for path in GOOD for stream in (False, True)]
+    assert {response.status_code for response in asked} == {200}
     headers = {"Authorization": f"Bearer {SECRET}"}
     (model,) = service.ask("GET", "/v1/models", headers=headers).json()["data"]
     assert model["id"] == TASK

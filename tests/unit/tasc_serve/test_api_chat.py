@@ -133,5 +133,6 @@ def test_what_clients_send_back_of_an_answer_is_taken():
         "tool_calls": None,
     }  # fmt: skip
     backend = FakeBackend(*answer("yes"))
-    assert asked(backend, [MESSAGE, said, MESSAGE])[1].status_code == 200
+    both = {"max_tokens": 5, "max_completion_tokens": 5}
+    assert asked(backend, [MESSAGE, said, MESSAGE], **both)[1].status_code == 200
     assert backend.calls[0].prompt.messages[1] == Message("assistant", "hello")

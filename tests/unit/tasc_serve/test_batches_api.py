@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 import redis
 from fake_backend import error_of
-from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from storage_service import StorageService, line
 
@@ -21,7 +20,9 @@ pytestmark = pytest.mark.redis
 Make = Callable[..., StorageService]
 
 
-def test_a_batch_is_made_shown_listed_and_cancelled(make_service: Make) -> None:
+def test_a_batch_is_made_shown_listed_and_cancelled_and_keeps_its_file(
+    make_service: Make,
+) -> None:
     service = make_service()
     file = service.uploaded()
     batch = service.create(file, metadata={"why": "tonight"}).json()
@@ -36,6 +37,8 @@ def test_a_batch_is_made_shown_listed_and_cancelled(make_service: Make) -> None:
     assert service.ask("GET", f"/v1/batches/{batch['id']}").json() == batch
     listed = service.ask("GET", "/v1/batches").json()
     assert (listed["data"], listed["has_more"]) == ([batch], False)
+    in_use = error_of(service.ask("DELETE", f"/v1/files/{file.id}"), 400)
+    assert in_use["code"] == "file_in_use"
     cancelled = service.ask("POST", f"/v1/batches/{batch['id']}/cancel").json()
     assert cancelled["status"] == "cancelled"
     assert cancelled["cancelled_at"] is not None
@@ -138,13 +141,6 @@ def test_an_ended_batch_cannot_be_cancelled_and_says_why_it_failed(
     ]
 
 
-def test_a_file_that_a_batch_reads_is_not_deleted(make_service: Make) -> None:
-    service = make_service()
-    file = service.uploaded()
-    service.create(file)
-    assert error_of(service.ask("DELETE", f"/v1/files/{file.id}"), 400)["code"] == "file_in_use"
-
-
 def test_pages_of_batches_have_the_newest_first(make_service: Make) -> None:
     service = make_service()
     file = service.uploaded()
@@ -158,33 +154,11 @@ def test_pages_of_batches_have_the_newest_first(make_service: Make) -> None:
     assert error_of(service.ask("GET", "/v1/batches?limit=101"), 400)["param"] == "limit"
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/batches"),
-        ("GET", "/v1/batches"),
-        ("GET", "/v1/batches/batch-1"),
-        ("POST", "/v1/batches/batch-1/cancel"),
-    ],
-)
-def test_a_store_that_is_away_is_said_and_to_be_tried_again(
-    down: StorageService, method: str, path: str
-) -> None:
-    body = {
-        "input_file_id": "file-1",
-        "endpoint": "/v1/completions",
-        "completion_window": "24h",
-    }
-    response = down.ask(method, path, json=body)
-    assert error_of(response, 503)["code"] == "service_unavailable"
-    assert int(response.headers["retry-after"]) >= 1
-
-
 class TwoKeys(AccessControl):
     """Keys by name: the first may use one task, the second all."""
 
-    def __init__(self) -> None:
-        super().__init__(GatewayMetrics(CollectorRegistry()))
+    def __init__(self, metrics: GatewayMetrics) -> None:
+        super().__init__(metrics)
         self.known = {
             "ann": ApiKey("a" * 16, "ann", tasks=("greet",)),
             "bob": ApiKey("b" * 16, "bob"),
@@ -198,7 +172,7 @@ class TwoKeys(AccessControl):
 def test_keys_see_their_own_files_and_batches_and_ask_for_their_own_tasks(
     make_service: Make,
 ) -> None:
-    service = make_service(access=TwoKeys())
+    service = make_service(access=TwoKeys)
     ann, bob = {"authorization": "ann"}, {"authorization": "bob"}
 
     def upload(key: dict[str, str], text: str) -> str:

@@ -118,12 +118,3 @@ def test_a_misspelt_field_is_refused_with_the_nearest_name(path, misspelt, meant
     error = error_of(service.ask("POST", path, json=BODIES[path] | {misspelt: 1}), 400)
     assert (error["param"], error["code"]) == (misspelt, "unknown_parameter")
     assert meant is None or meant in error["message"]
-
-
-def test_one_limit_may_have_both_names_if_they_agree():
-    service = Service(FakeBackend(*answer("Hello")))
-    both = GOOD[CHAT] | {"max_tokens": 5}
-    same, other = (both | {"max_completion_tokens": most} for most in (5, 6))
-    assert service.ask("POST", CHAT, json=same).status_code == 200
-    error = error_of(service.ask("POST", CHAT, json=other), 400)
-    assert error["param"] == "max_completion_tokens"

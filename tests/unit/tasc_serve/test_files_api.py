@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from storage_service import FORM, StorageService, line, raw_form
 from support import eventually
 from tasc_serve.http_errors import of_store
 from tasc_store import StoreError, StoreFull, StoreUnreachable
+from tasc_store.batches.files import StoredFile
 from tasc_store.errors import StoreBusy
 
 pytestmark = pytest.mark.redis
@@ -182,20 +183,6 @@ def test_files_are_bounded_and_the_way_out_is_said(make_service: Make) -> None:
     assert "retry-after" in response.headers
 
 
-def test_a_store_that_is_away_is_said_and_to_be_tried_again(down: StorageService) -> None:
-    place = "/v1/files/file-1"
-    for method, path in (
-        ("GET", "/v1/files"),
-        ("GET", place),
-        ("GET", f"{place}/content"),
-        ("DELETE", place),
-    ):
-        response = down.ask(method, path)
-        assert "127.0.0.1" not in str(error_of(response, 503)["message"])
-        assert int(response.headers["retry-after"]) >= 1
-    error_of(down.upload(line()), 503)
-
-
 def test_an_application_that_has_ended_asks_the_store_no_more(make_service: Make) -> None:
     service = make_service()
 
@@ -314,3 +301,75 @@ def test_the_bytes_of_a_file_are_those_sent_however_they_are_cut(
     file = service.send(parts(), headers).json()
     assert (file["filename"], file["bytes"]) == ("naïve.jsonl", len(data))
     assert service.ask("GET", f"/v1/files/{file['id']}/content").content == data
+
+
+ENDPOINTS = [
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/file-1"),
+    ("GET", "/v1/files/file-1/content"),
+    ("DELETE", "/v1/files/file-1"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/batch-1"),
+    ("POST", "/v1/batches/batch-1/cancel"),
+]
+BODIES = {
+    "/v1/files": {"data": FORM, "files": {"file": ("in.jsonl", b"x")}},
+    "/v1/batches": {
+        "json": {
+            "input_file_id": "file-1",
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+def test_a_store_that_is_away_is_said_and_to_be_tried_again(down, method, path):
+    response = down.ask(method, path, **(BODIES.get(path, {}) if method == "POST" else {}))
+    error = error_of(response, 503)
+    assert error["code"] == "service_unavailable"
+    assert "127.0.0.1" not in str(error["message"])
+    assert int(response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+def test_a_stopping_gateway_sends_everybody_to_another(make_service, method, path):
+    service = make_service()
+    service.in_flight.open = False
+    response = service.ask(method, path)
+    assert "being stopped" in str(error_of(response, 503)["message"])
+    assert response.headers["connection"] == "close"
+
+
+def test_a_drain_waits_for_an_upload_that_has_begun(make_service: Make) -> None:
+    service = make_service()
+    raw, headers = raw_form(data=FORM, files={"file": ("a", line().encode())})
+    left = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield raw[:50]
+        left.append(await service.in_flight.drain(0))
+        yield raw[50:]
+
+    assert service.send(parts(), headers).status_code == 200
+    assert left == [1]
+
+
+def test_a_drain_waits_for_a_download_until_its_last_byte(make_service: Make) -> None:
+    service = make_service(chunk_bytes=10)
+    file = service.uploaded()
+    blocks, inside = service.storage.files.blocks, []
+
+    def seen(file: StoredFile) -> Iterator[bytes]:
+        for block in blocks(file):
+            inside.append(service.in_flight.inside)
+            yield block
+        inside.append(service.in_flight.inside)
+
+    service.storage.files.blocks = seen
+    assert service.ask("GET", f"/v1/files/{file.id}/content").text == line()
+    assert len(inside) > 2
+    assert set(inside) == {1}
