@@ -45,7 +45,7 @@ WAYS: list[dict[str, Any]] = [
 def name(way: dict[str, Any]) -> str:
     """Such as ``rows=4``; of settings what differs from the defaults."""
     default, told = vars(DraftSettings()).items(), {**way}
-    told |= dict(vars(told.pop("settings", DraftSettings())).items() - default)
+    told |= dict(sorted(vars(told.pop("settings", DraftSettings())).items() - default))
     return " ".join(f"{key}={value}" for key, value in told.items())
 
 
