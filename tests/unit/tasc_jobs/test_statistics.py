@@ -283,7 +283,7 @@ def test_the_page_needs_no_network(train, tmp_path, tasc, tokenizer, plots):
     for title in ("Statistics of train.jsonl", "Frequency of word 2-grams", "How long outputs are"):
         assert title in html
     assert ("Frequency of tokens" in html) == bool(tokenizer)
-    assert "Words are what stands between white space" in html
+    assert "Words are separated by white space" in html
     assert "block efficiency" not in html
     assert_self_contained(html)
 
