@@ -83,4 +83,4 @@ def test_who_waits_for_another_measurement_says_so_once(tmp_path, source, monkey
         step_costs(target, source, tmp_path, said.append)
     step_costs(target, source, tmp_path, said.append)
     assert (len(said), measured) == (2, [1])
-    assert said[0].startswith("another replica measures its step costs on ")
+    assert said[0].startswith("waiting: another process measures step costs on ")
