@@ -80,7 +80,7 @@ class AnswerGuide:
         """Raises FieldError if a stop string or a stop token could cut a choice.
 
         Args:
-            stop_ids: Stop tokens, without special tokens, which no choice has.
+            stop_ids: Stop tokens, without special tokens and ends of sequence, which no choice has.
         """
         if self.spec.choices and stop_ids:
             message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"

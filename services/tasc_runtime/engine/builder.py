@@ -348,7 +348,8 @@ class EngineBuilder:
         asked = call.options
         guide = None if call.max_tokens == 0 else asked.guide_for(record)
         if guide:
-            guide.require_whole(call.stop, {*asked.stop_token_ids} - self.tokenizer.special_ids)
+            apart = self.tokenizer.special_ids.union(self.tokenizer.eos_ids)
+            guide.require_whole(call.stop, {*asked.stop_token_ids} - apart)
         prompt = self._truncated(self._prompt(call), call, record)
         self._require_tokens(asked)
         room, most = self._room(call, prompt), call.max_tokens

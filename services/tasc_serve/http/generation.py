@@ -143,7 +143,7 @@ class Generation:
             raise
         except ApiError as error:
             scope.done(error.status)
-            raise endpoint.reworded(error) from error
+            raise endpoint.reworded(error) from error.__cause__
         except Exception:
             scope.done(500)
             raise

@@ -66,7 +66,7 @@ def test_only_pages_of_allowed_sites_may_post_what_browsers_send_unasked(
     make_service: Make,
 ) -> None:
     service = make_service()
-    for origin, status in (("https://example.org", 403), ("null", 403), ("http://test", 200)):
+    for origin, status in (("https://example.org", 403), ("http://[", 403), ("http://test", 200)):
         headers, files = {"Origin": origin}, {"file": ("in.jsonl", line().encode())}
         answer = service.ask("POST", "/v1/files", data=FORM, files=files, headers=headers)
         assert (answer.status_code, len(service.files)) == (status, int(status == 200))
