@@ -17,7 +17,6 @@ from typing import Any
 import ray
 from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
-from ray.data import DataContext
 
 from tasc_jobs.errors import RaySetupError
 
@@ -41,6 +40,8 @@ _LOOPBACK: dict[str, str | None] = {
     "RAY_AUTH_MODE": None,
     "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
 }
+
+_print_it = ray_worker.print_to_stdstream
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def local_ray(
         yield
         return
     with ExitStack() as undo:
-        _quiet(undo)
+        undo.enter_context(_changed(ray_worker, print_to_stdstream=_print_error))
         undo.enter_context(_environment(_ALWAYS))
         on_sigterm = signal.getsignal(signal.SIGTERM)
         if os.environ.get("RAY_ADDRESS"):
@@ -78,6 +79,7 @@ def local_ray(
             undo.enter_context(_own_cluster(num_cpus, object_store_mb, environment))
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray put its own in its place
+        _quiet_data(undo)
         yield
 
 
@@ -111,12 +113,15 @@ def require_ray() -> None:
         raise RaySetupError("no Ray is running in this process; start one with local_ray()")
 
 
-def _quiet(undo: ExitStack) -> None:
-    """Ray Data is quiet, and Ray says on stderr what happens to its workers.
+def _print_error(data: dict[str, Any], ignore_prefix: bool) -> None:
+    """Print on stderr what happens to workers: stdout is for a command's result."""
+    _print_it({**data, "is_err": True}, ignore_prefix)
 
-    It would print that to stdout, which is for a command's result.
-    """
-    log, print_it = logging.getLogger("ray.data"), ray_worker.print_to_stdstream
+
+def _quiet_data(undo: ExitStack) -> None:
+    from ray.data import DataContext  # seconds, in which a caller's thread may import others
+
+    log = logging.getLogger("ray.data")
     undo.callback(log.setLevel, log.level)
     log.setLevel(logging.ERROR)
     undo.enter_context(
@@ -126,11 +131,6 @@ def _quiet(undo: ExitStack) -> None:
             execution_no_progress_timeout_s=NO_PROGRESS_TIMEOUT_S,
         )
     )
-
-    def print_error(data: dict[str, Any], ignore_prefix: bool) -> None:
-        print_it({**data, "is_err": True}, ignore_prefix)
-
-    undo.enter_context(_changed(ray_worker, print_to_stdstream=print_error))
 
 
 @contextmanager

@@ -8,8 +8,11 @@ import os
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -275,15 +278,21 @@ def demo(
         from tasc_serve.settings import require_free
 
         require_free("127.0.0.1", port)
-    note("starting Ray ...")
-    from tasc_jobs.demo.run import run_demo, serve_demo
+    note("starting Ray, importing torch and transformers ...")
+    from tasc_jobs.ray_local import local_ray
+    from tasc_serve.http import ray_proxy
+    from tasc_serve.settings import HttpSettings
     from tasc_store import open_url
 
-    with open_url(None) as url:
+    environment = partial(ray_proxy.environment, HttpSettings(port=port))
+    with ThreadPoolExecutor(1) as aside, open_url(None) as url, ExitStack() as ray:
+        importing = aside.submit(import_module, "tasc_jobs.demo.run")  # as slow as Ray's start
+        ray.enter_context(local_ray(environment=environment))
+        run = importing.result()
         if keep_serving:
-            serve_demo(url, port, _wait_for_signal)
+            run.serve_demo(url, port, _wait_for_signal)
         else:
-            run_demo(url, report)
+            run.run_demo(url, report, ray.close)
 
 
 _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {

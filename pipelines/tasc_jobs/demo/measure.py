@@ -1,7 +1,7 @@
 """Measures the same rows with and without drafts, over HTTP and in the engine alone.
 
-Both sides are warmed up and their order alternates (plain, drafted, drafted, plain), so that
-neither gets the warmer machine.
+Both sides are warmed up. One half of the rows is answered plain, then drafted, and the other half
+drafted, then plain, so that neither side gets the warmer machine.
 """
 
 import asyncio
@@ -10,13 +10,17 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from tasc_jobs.errors import JobError
-from tasc_runtime.llm import LLM
+
+if TYPE_CHECKING:  # it imports torch and transformers
+    from tasc_runtime.llm import LLM
 
 CONCURRENCY = 16
 
@@ -118,10 +122,21 @@ async def _send(
     return HttpRun(list(texts), sum(tokens), seconds, list(latencies))
 
 
-ORDER = (False, True, True, False)
 WARM_UP_ROWS = 32
 
 Runs = dict[bool, list[HttpRun]]
+_Pass = tuple[bool, Sequence[str]]
+
+
+def texts(runs: Sequence[HttpRun]) -> list[str]:
+    """The answers of one side, in the rows' order."""
+    return [text for run in runs for text in run.texts]
+
+
+def _passes(inputs: Sequence[str]) -> list[_Pass]:
+    """Whether drafts are on, and the rows, of one pass after the other."""
+    first, second = inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :]
+    return [(False, first), (True, first), (True, second), (False, second)]
 
 
 @dataclass(frozen=True)
@@ -140,27 +155,29 @@ def over_http(
     runs: Runs = {False: [], True: []}
     for draft in (False, True):
         send(base, task, inputs[:WARM_UP_ROWS], draft=draft, progress=lambda rows: None)
-    for draft, passes in groupby(ORDER):
+    for draft, passes in groupby(_passes(inputs), key=itemgetter(0)):
         before = read_counters(base, task)
-        runs[draft] += [send(base, task, inputs, draft=draft, progress=progress) for _ in passes]
+        runs[draft] += [
+            send(base, task, rows, draft=draft, progress=progress) for _, rows in passes
+        ]
         if draft:
             counted = read_counters(base, task).since(before)
     return runs, counted
 
 
-def engine_alone(llm: LLM, inputs: Sequence[str], progress: Callable[[int], None]) -> Runs:
-    """Runs of an engine in this process, all rows handed over at once."""
+def engine_alone(llm: "LLM", inputs: Sequence[str], progress: Callable[[int], None]) -> Runs:
+    """Runs of an engine in this process, the rows of a pass handed over at once."""
     runs: Runs = {False: [], True: []}
     for draft in (False, True):
         llm.generate(inputs[:WARM_UP_ROWS], draft=draft, progress=False)
-    for draft in ORDER:
+    for draft, rows in _passes(inputs):
         began = time.perf_counter()
-        answers = llm.generate(inputs, draft=draft, progress=False)
+        answers = llm.generate(rows, draft=draft, progress=False)
         seconds = time.perf_counter() - began
         latencies = [a.seconds - a.queued for a in answers]
         tokens = sum(len(a.tokens) for a in answers)
         runs[draft].append(HttpRun([a.text for a in answers], tokens, seconds, latencies))
-        progress(len(inputs))
+        progress(len(rows))
     return runs
 
 

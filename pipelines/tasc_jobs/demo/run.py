@@ -5,6 +5,7 @@ Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,6 @@ from tasc_jobs.errors import require_writable
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
 from tasc_jobs.index.ingest import ingest
-from tasc_jobs.ray_local import local_ray
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table, show
 from tasc_jobs.report.web_page import write_html
 from tasc_jobs.serve import run_service, say_of_task
@@ -57,7 +57,7 @@ def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> di
         "engine_drafted": measured.engine[True],
     }
     return {
-        "rows": len(measured.http[True][0].texts),
+        "rows": len(measure.texts(measured.http[True])),
         "identical": identical,
         "block_efficiency": round(measured.counters.block_efficiency, 3),
         "accepted_by_source": {k: round(v) for k, v in measured.counters.by_source.items() if v},
@@ -130,8 +130,8 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
                 "{:,.0f}",
             ),
         ),
-        "Each side answered all rows twice, in the order plain, drafted, drafted, plain. "
-        "Drafting adapts to answers: the second drafted run begins with what the first one taught. "
+        "Each side answered half of the rows plain, then drafted; and the other half drafted, then "
+        "plain. Drafting adapts to answers: the second half begins with what the first one taught. "
         f"Over HTTP, {measure.CONCURRENCY} requests at a time share {ENGINE.rows} rows: latencies "
         "include waiting for a row. Those of the engine alone do not. "
         "Acceptance at a position: drafts accepted there over drafts that reach it.",
@@ -172,8 +172,11 @@ def settings(tasks: Sequence[str], port: int, draft: DraftOverrides | None = Non
     )
 
 
-def run_demo(url: str, report: Path) -> None:
-    """Run the demo and write its page; the last line on stdout is a JSON object.
+def run_demo(url: str, report: Path, end_ray: Callable[[], None]) -> None:
+    """Run the demo on a running Ray and write its page; the last line on stdout is a JSON object.
+
+    Args:
+        end_ray: Ends that Ray. The engine is measured without it.
 
     Raises:
         FileError: The page cannot be written.
@@ -181,27 +184,29 @@ def run_demo(url: str, report: Path) -> None:
     require_writable("--report", report)
     rows = read_split(TASK, "test")[:ROWS]
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
-    total = len(measure.ORDER) * len(rows)
+    prepare(url, [TASK])
     served = settings([TASK], port=0, draft=FORGETFUL)
-    with local_ray(environment=partial(ray_proxy.environment, served.http)):
-        prepare(url, [TASK])
-        note(f"starting the service, {ray_proxy.in_words(served.http)} ...")
+    note(f"starting the service, {ray_proxy.in_words(served.http)} ...")
+    with ThreadPoolExecutor(1) as aside:
         try:
-            base = app.start(served, url, on_note=partial(say_of_task, note))
-            with show_progress("answers over HTTP", total) as bar:
+            base = app.start(served, url, on_running=_came_up, on_note=partial(say_of_task, note))
+            with show_progress("answers over HTTP", 2 * len(rows)) as bar:
                 http, counters = measure.over_http(base, TASK, inputs, bar.advance)
+            note("ending the service, building an engine without one ...")
+            building = aside.submit(
+                LLM.from_task, TASK, url, draft=FORGETFUL, **ENGINE.model_dump()
+            )
         finally:
             with suppress(Exception):  # what brought us here is the error to show
                 app.stop()
-    # The engine is alone only now.
-    llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
-    with show_progress("answers by the engine alone", total) as bar:
+        end_ray()
+        llm = building.result()
+    with show_progress("answers by the engine alone", 2 * len(rows)) as bar:
         engine = measure.engine_alone(llm, inputs, bar.advance)
-    plain = http[False][0].texts
-    others = [r.texts for runs in (http, engine) for side in runs.values() for r in side]
-    identical = sum(len({p, *rest}) == 1 for p, *rest in zip(plain, *others, strict=True))
+    sides = [measure.texts(runs) for side in (http, engine) for runs in side.values()]
+    identical = sum(len({*texts}) == 1 for texts in zip(*sides, strict=True))
     measured = DemoFigures(http, engine, counters)
-    found = summary(measured, identical, intent_quality(plain, truth))
+    found = summary(measured, identical, intent_quality(sides[0], truth))
     page = demo_page(measured, found)
     write_html(page, report)
     show(page)
@@ -209,10 +214,13 @@ def run_demo(url: str, report: Path) -> None:
     print(json.dumps(found), flush=True)
 
 
+def _came_up(deployment: str, running: int) -> None:
+    note("the HTTP gateway is up" if deployment == "gateway" else f"task {deployment} is up")
+
+
 def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
-    """Keep the service running with both shipped tasks until ``wait`` returns."""
+    """Keep a service of both shipped tasks on a running Ray until ``wait`` returns."""
     served = settings(TASKS, port)
-    with local_ray(environment=partial(ray_proxy.environment, served.http)):
-        note(ray_proxy.in_words(served.http))
-        prepare(url, TASKS)
-        run_service(served, url, wait, EXAMPLE)
+    note(ray_proxy.in_words(served.http))
+    prepare(url, TASKS)
+    run_service(served, url, wait, EXAMPLE)
