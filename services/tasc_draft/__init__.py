@@ -1,14 +1,34 @@
-"""N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba."""
+"""N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba.
+
+What needs numba is imported when it is first asked for: commands and gateways know settings alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from tasc_draft.drafts import NGRAM_SOURCES, SOURCES, Drafts, Proposer
 from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
-from tasc_draft.index.bigrams import BigramTable
-from tasc_draft.index.draft_index import DraftIndex, build_index, read_index, write_index
-from tasc_draft.learning import build_learnt_index
-from tasc_draft.mixture.proposer import NgramProposer
-from tasc_draft.replay import Replay, replay
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32, Tokens
+
+if TYPE_CHECKING:
+    from tasc_draft.index.bigrams import BigramTable
+    from tasc_draft.index.draft_index import DraftIndex, build_index, read_index, write_index
+    from tasc_draft.learning import build_learnt_index
+    from tasc_draft.mixture.proposer import NgramProposer
+    from tasc_draft.replaying import Replay, replay
+
+_NEEDS_NUMBA = {
+    "BigramTable": "tasc_draft.index.bigrams",
+    "DraftIndex": "tasc_draft.index.draft_index",
+    "NgramProposer": "tasc_draft.mixture.proposer",
+    "Replay": "tasc_draft.replaying",
+    "build_index": "tasc_draft.index.draft_index",
+    "build_learnt_index": "tasc_draft.learning",
+    "read_index": "tasc_draft.index.draft_index",
+    "replay": "tasc_draft.replaying",
+    "write_index": "tasc_draft.index.draft_index",
+}
 
 __all__ = [
     "NGRAM_SOURCES",
@@ -31,3 +51,9 @@ __all__ = [
     "replay",
     "write_index",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_NUMBA:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_NEEDS_NUMBA[name]), name)

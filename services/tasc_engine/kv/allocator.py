@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tasc_engine.config import MOST_NODES
 from tasc_engine.errors import is_out_of_memory
 from tasc_engine.kv.cache import RowCache
-from tasc_engine.layout import MOST_NODES
 
 
 class Holder(Protocol):

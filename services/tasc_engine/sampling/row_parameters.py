@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tasc_engine.config import MOST_NODES
 from tasc_engine.kernels.cpu.compiling import borrowing
-from tasc_engine.layout import MOST_NODES
 from tasc_engine.sampling.parameters import MOST_BIASES
 
 

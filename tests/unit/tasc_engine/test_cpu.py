@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from tree_layouts import Case, Row, Shape, case_of, defined, off, rows_of
 
+from tasc_engine.config import MOST_NODES
 from tasc_engine.kernels.cpu import attention as cpu_rows
 from tasc_engine.kernels.cpu.compiling import ENGINE, ROOMS
 from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.kv.cache import RowCache, on_device
-from tasc_engine.layout import MOST_NODES, lay_out, plain_feed
+from tasc_engine.layout import lay_out, plain_feed
 from tasc_engine.model import operations
 from tasc_engine.model.operations import (
     CompiledOperations,

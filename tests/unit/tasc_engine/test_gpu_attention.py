@@ -14,8 +14,8 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from tree_layouts import Case, Row, Shape, case_of, defined, layout_of, off, on, rows_of
 
+from tasc_engine.config import MOST_NODES
 from tasc_engine.kernels.gpu import attention as tree_kernel
-from tasc_engine.layout import MOST_NODES
 
 needs_triton = pytest.mark.skipif(
     not tree_kernel.available(),

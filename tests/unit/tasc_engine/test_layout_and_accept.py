@@ -5,8 +5,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tree_layouts import Row, firsts_of, forest, layout_of, no_moves, parents_of, visible
 
+from tasc_engine.config import MOST_NODES
 from tasc_engine.kernels import torch_attention
-from tasc_engine.layout import MOST_NODES, Feed, lay_out, plain_feed
+from tasc_engine.layout import Feed, lay_out, plain_feed
 from tasc_engine.step.verify import accept, count, moves
 
 EOS = 0

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from lora_folders import make_adapter
 from support import refused
+from tasc_engine.config import MOST_NODES
 from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
-from tasc_engine.layout import MOST_NODES
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter
 from tasc_jobs.tasks.register import check_record

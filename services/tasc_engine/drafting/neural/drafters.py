@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_draft import Drafts
+from tasc_engine.config import MOST_NODES
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache, on_device
-from tasc_engine.layout import MOST_NODES, Feed, Int32, Int64, StepLayout, lay_out
+from tasc_engine.layout import Feed, Int32, Int64, StepLayout, lay_out
 from tasc_engine.model.decoder import LeanDecoder
 from tasc_engine.model.linears import Linear
 
