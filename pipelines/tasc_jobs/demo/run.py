@@ -192,15 +192,14 @@ def run_demo(url: str, report: Path, end_ray: Callable[[], None]) -> None:
             base = app.start(served, url, on_running=_came_up, on_note=partial(say_of_task, note))
             with show_progress("answers over HTTP", 2 * len(rows)) as bar:
                 http, counters = measure.over_http(base, TASK, inputs, bar.advance)
-            note("ending the service, building an engine without one ...")
-            building = aside.submit(
-                LLM.from_task, TASK, url, draft=FORGETFUL, **ENGINE.model_dump()
-            )
         finally:
-            with suppress(Exception):  # what brought us here is the error to show
-                app.stop()
-        end_ray()
-        llm = building.result()
+            ending = aside.submit(app.stop)
+        note("ending the service, building an engine without one ...")
+        # Here, since torch sets its number of threads for the thread that asks alone.
+        llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
+        with suppress(Exception):  # Ray ends next
+            ending.result()
+    end_ray()
     with show_progress("answers by the engine alone", 2 * len(rows)) as bar:
         engine = measure.engine_alone(llm, inputs, bar.advance)
     sides = [measure.texts(runs) for side in (http, engine) for runs in side.values()]
