@@ -9,12 +9,13 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # uv is several times as fast as pip, and shows what is left. It would take torch's CUDA build, of 3 GB, also where pip is
-# offered the CPU's, so pip installs torch. Where uv does not work, pip does the rest.
+# offered the CPU's, so pip installs torch. Where uv does not work, pip does the rest. Drafting is compiled beside it.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo 'installing 140 packages into .venv: first torch, half a minute and more without a word' >&2
-	$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) torch
-	.venv/bin/python $(PIP) uv && .venv/bin/uv pip install --system-certs --python .venv/bin/python --constraint constraints.txt \
-	  --editable '.[dev]' || .venv/bin/python $(PIP) --editable '.[dev]'
+	$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) uv numba
+	PYTHONPATH=services .venv/bin/python -m tasc_draft & .venv/bin/python $(PIP) torch && \
+	  { .venv/bin/uv pip install --system-certs --python .venv/bin/python --constraint constraints.txt --editable '.[dev]' || \
+	  .venv/bin/python $(PIP) --editable '.[dev]'; } && wait
 	@touch $@
 
 demo: .venv/.installed ## run the main job on real data, end to end

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-_PARTS = ("drafts", "engine")  # they compile nothing in common
+_PARTS = (["-m", "tasc_draft"], [__file__])  # they compile nothing in common
 
 
 def compile_all() -> None:
     """Fill numba's caches, one process per part. With full caches this takes seconds."""
-    commands = [[sys.executable, __file__, part] for part in _PARTS]
+    commands = [[sys.executable, *part] for part in _PARTS]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         for process in running:
@@ -22,25 +22,6 @@ def compile_all() -> None:
     finally:
         for process in running:
             process.kill()
-
-
-def _drafts() -> None:
-    import numpy as np
-
-    from tasc_draft import DraftSettings, NgramProposer, Tokens, build_index
-
-    texts = Tokens.of([[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 5, 6], [2, 3, 4]])
-    index = build_index(texts, texts, fingerprint="f", vocab_size=9, eos_id=8)
-    rows, budget = np.array([0], np.int32), np.array([8], np.int32)
-    for mixture in ("mixed", "tasc", "trie"):
-        settings = DraftSettings(mixture=mixture, min_prob=0.0)
-        sizes = {"rows": 2, "capacity": 64, "vocab_size": 9}
-        proposer = NgramProposer(settings, eos_ids=(8,), index=index, **sizes)
-        proposer.start(0, np.array([1, 2, 3], np.int32))
-        for _ in range(2):
-            proposer.propose(rows, budget)
-            proposer.observe(0, np.array([4, 5], np.int32))
-        proposer.finish(0)
 
 
 def _engine() -> None:
@@ -70,4 +51,4 @@ def _generate(folder: Path, dtype: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    {"drafts": _drafts, "engine": _engine}[sys.argv[1]]()
+    _engine()
