@@ -26,6 +26,7 @@ from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer
 
 ALPHA, BETA = "alpha", "beta"
+PAGE = "https://example.org"  # its scripts may call
 TEMPLATES = {ALPHA: "{input} =>", BETA: "Q: {input}\nA:"}
 SIZES = {ALPHA: 320, BETA: 290}  # two tokenizers over one corpus
 ARCHITECTURES = {ALPHA: "qwen2", BETA: "llama"}

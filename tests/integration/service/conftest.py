@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 from ray import serve
-from serving import ADAPTERS, ALPHA, BETA, MODEL_LEN, Service, Task, make_task
+from serving import ADAPTERS, ALPHA, BETA, MODEL_LEN, PAGE, Service, Task, make_task
 
 import tiny
 from lora_folders import make_adapter
@@ -54,7 +54,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
     return ServeSettings.model_validate(
         {
             "tasks": [{"name": ALPHA, **light}, {"name": BETA, **light, "replicas": 2}],
-            "http": {"port": 0, "gateway_num_cpus": 0.1},
+            "http": {"port": 0, "gateway_num_cpus": 0.1, "cors_origins": [PAGE]},
             "engine": {
                 "rows": ROWS,
                 "max_model_len": MODEL_LEN,
