@@ -250,8 +250,10 @@ def run(client: Client, found: Found, base: str, python: str | None = None) -> N
         assert process.stdout
         with process.stdout as lines:
             found.cases = [json.loads(line) for line in lines]
-        found.trouble = f"the script ended, with code {process.wait()}; {log} says why"
+        code = process.wait()
         timer.cancel()
+        if len(found.cases) < len(client.cases):
+            found.trouble = f"the script ended, with code {code}; {log} says why"
     told = {each["case"] for each in found.cases}
     nothing = {"passed": False, "error": found.trouble, "found": None, "seconds": 0.0}
     found.cases += [{"case": name, **nothing} for name in client.cases if name not in told]
