@@ -9,13 +9,16 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # uv is several times as fast as pip, and shows what is left. It would take torch's CUDA build, of 3 GB, also where pip is
-# offered the CPU's, so pip installs torch. Where uv does not work, pip does the rest. Drafting is compiled beside it.
+# offered the CPU's, so pip installs torch. Where uv cannot be installed or fails, pip does the rest. Drafting, which needs
+# numba alone, is compiled meanwhile, and that ends with the recipe, also where it fails or is interrupted.
 .venv/.installed: pyproject.toml constraints.txt
-	@echo 'installing 140 packages into .venv: first torch, half a minute and more without a word' >&2
-	$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) uv numba
-	PYTHONPATH=services .venv/bin/python -m tasc_draft & .venv/bin/python $(PIP) torch && \
-	  { .venv/bin/uv pip install --system-certs --python .venv/bin/python --constraint constraints.txt --editable '.[dev]' || \
-	  .venv/bin/python $(PIP) --editable '.[dev]'; } && wait
+	@echo 'installing 140 packages into .venv: first numba and torch, half a minute and more without a word' >&2
+	$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) numba && { .venv/bin/python $(PIP) uv || true; }
+	@PYTHONPATH=services .venv/bin/python -m tasc_draft & compiling=$$!; \
+	  trap 'kill $$compiling 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	  .venv/bin/python $(PIP) torch && { .venv/bin/uv pip install --system-certs --python .venv/bin/python \
+	  --constraint constraints.txt --editable '.[dev]' || .venv/bin/python $(PIP) --editable '.[dev]'; } || exit 1; \
+	  wait $$compiling || echo 'drafting was not compiled: the first run does it, which takes up to a minute' >&2
 	@touch $@
 
 demo: .venv/.installed ## run the main job on real data, end to end

@@ -1,9 +1,8 @@
-"""Compile what drafting needs into the cache, so that no first run does: ``python -m tasc_draft``.
+"""Compile drafting into numba's cache, so that no first run does: ``python -m tasc_draft``.
 
-It takes half a minute and needs numpy and numba alone, so `make` runs it beside the installation.
+It takes up to a minute and needs numpy and numba alone, so `make` runs it beside the installation.
+What other sizes and settings need besides is compiled when it is first used.
 """
-
-from typing import Any
 
 import numpy as np
 
@@ -12,23 +11,34 @@ from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Tokens
 
-EOS = 8
-facts: dict[str, Any] = {
-    "fingerprint": "f",
-    "vocab_size": EOS + 1,
-    "word_starts": np.ones(EOS + 2, np.bool_),
-    "canonical": np.arange(EOS + 2, dtype=np.int32),
-}
-texts = Tokens.of(np.random.default_rng(0).integers(0, EOS, (400, 6)).tolist())
-rows, budget = np.array([0], np.int32), np.array([8], np.int32)
-for mixture in ("mixed", "tasc", "trie"):
-    settings = DraftSettings(mixture=mixture, min_prob=0.0)
-    index = build_learnt_index(texts, texts, eos_id=EOS, settings=settings, **facts)
-    proposer = NgramProposer(
-        settings, rows=2, capacity=64, vocab_size=EOS + 1, eos_ids=(EOS,), index=index
+_EOS = 8
+
+
+def main() -> None:
+    """Build an index of random tokens and draft from it with each mixture."""
+    texts = Tokens.of(np.random.default_rng(0).integers(0, _EOS, (400, 6)).tolist())
+    index = build_learnt_index(
+        texts,
+        texts,
+        fingerprint="f",
+        vocab_size=_EOS + 1,
+        eos_id=_EOS,
+        settings=DraftSettings(),
+        word_starts=np.ones(_EOS + 2, np.bool_),
+        canonical=np.arange(_EOS + 2, dtype=np.int32),
     )
-    proposer.start(0, np.array([1, 2, 3], np.int32))
-    for _ in range(2):
-        proposer.propose(rows, budget)
-        proposer.observe(0, np.array([4, 5], np.int32))
-    proposer.finish(0)
+    rows, budget = np.array([0], np.int32), np.array([8], np.int32)
+    for mixture in ("mixed", "tasc", "trie"):
+        settings = DraftSettings(mixture=mixture, min_prob=0.0)
+        proposer = NgramProposer(
+            settings, rows=2, capacity=64, vocab_size=_EOS + 1, eos_ids=(_EOS,), index=index
+        )
+        proposer.start(0, np.array([1, 2, 3], np.int32))
+        for _ in range(2):
+            proposer.propose(rows, budget)
+            proposer.observe(0, np.array([4, 5], np.int32))
+        proposer.finish(0)
+
+
+if __name__ == "__main__":
+    main()
