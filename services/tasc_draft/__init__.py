@@ -52,8 +52,9 @@ __all__ = [
     "write_index",
 ]
 
+if not TYPE_CHECKING:  # else a type checker would take any name
 
-def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_NUMBA:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_NEEDS_NUMBA[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _NEEDS_NUMBA:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_NEEDS_NUMBA[name]), name)

@@ -54,8 +54,9 @@ __all__ = [
     "UnsupportedModel",
 ]
 
+if not TYPE_CHECKING:  # else a type checker would take any name
 
-def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_NEEDS_TORCH[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _NEEDS_TORCH:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_NEEDS_TORCH[name]), name)

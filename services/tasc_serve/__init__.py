@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM"]
 
+if not TYPE_CHECKING:  # else a type checker would take any name
 
-def __getattr__(name: str) -> Any:
-    if name != "LLM":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tasc_runtime.llm import LLM
+    def __getattr__(name: str) -> Any:
+        if name != "LLM":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from tasc_runtime.llm import LLM
 
-    return LLM
+        return LLM

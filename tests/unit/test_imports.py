@@ -1,8 +1,11 @@
 """Which heavy libraries a package brings in, seen in a fresh process."""
 
+import ast
 import json
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +28,11 @@ FORBIDDEN: dict[str, set[str]] = {
     "tasc_jobs.tuning.commands": MODELS | {"ray", "matplotlib", "jinja2"},
     "tasc_jobs.tasks.register": MODELS | {"ray", "fastapi"},
 }
-GATEWAY = {"tasc_serve.gateway": HEAVY}
+GATEWAY = {
+    "tasc_serve.gateway": HEAVY,
+    "tasc_serve.routing.autoscaling": HEAVY,
+    "tasc_serve.routing.replica_router": HEAVY,
+}
 ALL_MODELS = {"tasc_jobs.finetune.finetuning": {"peft", "bitsandbytes"}}  # it silences them before
 ALONE = pytest.mark.slow("it is imported behind others daily")
 
@@ -48,3 +55,26 @@ def test_importing_a_package_leaves_out_what_it_must_not_know(packages):
         loaded = set(json.loads(line))
         assert package in loaded
         assert not loaded & forbidden
+
+
+@pytest.mark.parametrize("package", ["tasc_draft", "tasc_engine", "tasc_serve"])
+def test_names_that_are_imported_late_are_those_that_type_checkers_see(package):
+    """The imports for a type checker never run, so they could name anything."""
+    module = import_module(package)
+    body = ast.parse(Path(str(module.__file__)).read_text()).body
+    seen = {
+        name.name: late.module
+        for block in body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for late in block.body
+        if isinstance(late, ast.ImportFrom)
+        for name in late.names
+    }
+    assert seen
+    assert seen.keys() <= {*module.__all__}
+    for name in module.__all__:
+        found = getattr(module, name)
+        if name in seen:
+            assert found is getattr(import_module(seen[name]), name)
+    with pytest.raises(AttributeError):
+        module.no_such_name  # noqa: B018
