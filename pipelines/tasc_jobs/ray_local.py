@@ -119,7 +119,7 @@ def _print_error(data: dict[str, Any], ignore_prefix: bool) -> None:
 
 
 def _quiet_data(undo: ExitStack) -> None:
-    from ray.data import DataContext  # takes two seconds; the demo's other thread imports it by now
+    from ray.data import DataContext  # here, since it takes two seconds
 
     log = logging.getLogger("ray.data")
     undo.callback(log.setLevel, log.level)

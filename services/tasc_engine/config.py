@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-MOST_NODES = 63  # draft tokens of one row in one step: what a node sees is a word of bits
+MOST_NODES = 63  # draft tokens of one row in one step; with the root they fill a 64-bit mask
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ from tasc_store.embedded import free_port
 NAME = "tasc"
 _DRAIN_MARGIN_S = 5.0
 _STORE_LOOK_S = 1.0
-_END_LOOK_S = 0.5  # between looks of a process that ends at what it still has to answer
+# A replica that ends waits this long, and again while it has requests. Gateways may still choose a
+# task's replica meanwhile: they hear of its end later than it does.
+_DRAIN_CHECK_S = 1.0
 _LOOKS = 3  # at how busy replicas are, in the time whose mean counts; Serve's own default
 _ROUTER: Any = ChosenReplicaRouter  # Ray's types name no class here, its documents do
 _ROUTED = RequestRouterConfig(request_router_class=_ROUTER)
@@ -85,7 +87,7 @@ def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Ap
         max_ongoing_requests=2 * settings.capacity,
         max_queued_requests=settings.capacity,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
-        graceful_shutdown_wait_loop_s=_END_LOOK_S,
+        graceful_shutdown_wait_loop_s=_DRAIN_CHECK_S,
         health_check_period_s=2,
     )
     return _versioned(gateway).bind(settings, redis_url, replicas)
@@ -176,7 +178,7 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         # Calls do not count here, gateways' connections do; a rolling update doubles the gateways.
         max_ongoing_requests=4 * settings.http.gateways + 16,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
-        graceful_shutdown_wait_loop_s=_END_LOOK_S,
+        graceful_shutdown_wait_loop_s=_DRAIN_CHECK_S,
         health_check_period_s=2,
         request_router_config=_ROUTED,
         max_surge_percent=task.max_surge_percent,

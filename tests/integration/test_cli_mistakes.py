@@ -42,6 +42,7 @@ FILE = [
     ["ingest", "t", "nothing.jsonl"],
     ["build-index", "t", "--bigrams", "nothing.npz"],
     ["serve", "--config", "nothing.yaml"],
+    ["demo", "--report", "nothing/demo.html"],
     ["worker", "--config", "nothing.yaml"],
     ["generate", "t", "--input", "nothing.jsonl", "--output", "FOLDER/out.jsonl"],
     ["stats", "--train", "nothing.jsonl"],

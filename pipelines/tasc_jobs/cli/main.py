@@ -266,33 +266,41 @@ def demo(
     keep_serving: Annotated[
         bool, typer.Option("--serve", help="Only start the service and keep it running.")
     ] = False,
-    port: Annotated[int, typer.Option(help="Port of the service with --serve.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the service with --serve; 0: a free one.")
+    ] = 8000,
     report: Annotated[
         Path, typer.Option(help="HTML file for the plots; not written with --serve.")
     ] = Path("demo.html"),
 ) -> None:
     """Run the whole workflow on shipped data: corpus, statistics, index, service, answers."""
-    from tasc_runtime.progress import note
+    from tasc_serve.settings import HttpSettings, require_free
 
+    http = HttpSettings(port=port if keep_serving else 0)
     if keep_serving:
-        from tasc_serve.settings import require_free
+        require_free(http.host, http.port)
+    else:
+        require_writable("--report", report)
+    cluster = os.environ.get("RAY_ADDRESS")
+    start = f"joining the Ray cluster {cluster}" if cluster else "starting Ray"
+    note(f"{start}, importing torch and transformers ...")
+    # Ray Serve reads variables that `local_ray` sets when it is imported. As in `serve`, it is
+    # imported before, so that the thread below cannot import it sooner or later.
+    import ray.serve  # noqa: F401
 
-        require_free("127.0.0.1", port)
-    note("starting Ray, importing torch and transformers ...")
     from tasc_jobs.ray_local import local_ray
     from tasc_serve.http import ray_proxy
-    from tasc_serve.settings import HttpSettings
     from tasc_store import open_url
 
-    environment = partial(ray_proxy.environment, HttpSettings(port=port))
-    with ThreadPoolExecutor(1) as aside, open_url(None) as url, ExitStack() as ray:
+    environment = partial(ray_proxy.environment, http)
+    with ThreadPoolExecutor(1) as aside, open_url(None) as url, ExitStack() as until_ray_ends:
         importing = aside.submit(import_module, "tasc_jobs.demo.run")  # as slow as Ray's start
-        ray.enter_context(local_ray(environment=environment))
+        until_ray_ends.enter_context(local_ray(environment=environment))
         run = importing.result()
         if keep_serving:
-            run.serve_demo(url, port, _wait_for_signal)
+            run.serve_demo(url, http, _wait_for_signal)
         else:
-            run.run_demo(url, report, ray.close)
+            run.run_demo(url, http, report, until_ray_ends.close)
 
 
 _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {
@@ -330,8 +338,10 @@ def main() -> None:
 
     for signum in _SIGNALS:
         signal.signal(signum, on_signal)
-    # Set before torch is loaded: otherwise its idle threads spin, and slow down busy cores.
+    # Both are read by torch. Otherwise its idle threads spin and slow down busy cores, and weights
+    # are not in huge pages.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         app()
     except known_errors() as error:

@@ -128,7 +128,7 @@ Runs = dict[bool, list[HttpRun]]
 _Pass = tuple[bool, Sequence[str]]
 
 
-def texts(runs: Sequence[HttpRun]) -> list[str]:
+def answers_of(runs: Sequence[HttpRun]) -> list[str]:
     """The answers of one side, in the rows' order."""
     return [text for run in runs for text in run.texts]
 

@@ -15,7 +15,6 @@ from typing import Any
 from tasc_jobs.demo import measure
 from tasc_jobs.demo.measure import DemoFigures, HttpRun, latency_ms, tokens_per_second
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
-from tasc_jobs.errors import require_writable
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
 from tasc_jobs.index.ingest import ingest
@@ -57,7 +56,7 @@ def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> di
         "engine_drafted": measured.engine[True],
     }
     return {
-        "rows": len(measure.texts(measured.http[True])),
+        "rows": len(measure.answers_of(measured.http[True])),
         "identical": identical,
         "block_efficiency": round(measured.counters.block_efficiency, 3),
         "accepted_by_source": {k: round(v) for k, v in measured.counters.by_source.items() if v},
@@ -164,16 +163,15 @@ def prepare(url: str, tasks: Sequence[str]) -> None:
         )
 
 
-def settings(tasks: Sequence[str], port: int, draft: DraftOverrides | None = None) -> ServeSettings:
+def settings(
+    tasks: Sequence[str], http: HttpSettings, draft: DraftOverrides | None = None
+) -> ServeSettings:
     draft = draft or DraftOverrides()
-    return ServeSettings(
-        tasks=tuple(ServedTask(name=task, draft=draft) for task in tasks),
-        http=HttpSettings(port=port),
-        engine=ENGINE,
-    )
+    served = tuple(ServedTask(name=task, draft=draft) for task in tasks)
+    return ServeSettings(tasks=served, http=http, engine=ENGINE)
 
 
-def run_demo(url: str, report: Path, end_ray: Callable[[], None]) -> None:
+def run_demo(url: str, http: HttpSettings, report: Path, end_ray: Callable[[], None]) -> None:
     """Run the demo on a running Ray and write its page; the last line on stdout is a JSON object.
 
     Args:
@@ -182,30 +180,31 @@ def run_demo(url: str, report: Path, end_ray: Callable[[], None]) -> None:
     Raises:
         FileError: The page cannot be written.
     """
-    require_writable("--report", report)
     rows = read_split(TASK, "test")[:ROWS]
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
     prepare(url, [TASK])
-    served = settings([TASK], port=0, draft=FORGETFUL)
-    note(f"starting the service, {ray_proxy.in_words(served.http)} ...")
+    served = settings([TASK], http, FORGETFUL)
+    note(f"starting the service, {ray_proxy.in_words(http)} ...")
+    try:
+        base = app.start(served, url, on_running=_came_up, on_note=partial(say_of_task, note))
+        with show_progress("answers over HTTP", 2 * len(rows)) as bar:
+            served_runs, counters = measure.over_http(base, TASK, inputs, bar.advance)
+    except BaseException:
+        _end_service()
+        raise
+    note("ending the service, building an engine without one ...")
     with ThreadPoolExecutor(1) as aside:
-        try:
-            base = app.start(served, url, on_running=_came_up, on_note=partial(say_of_task, note))
-            with show_progress("answers over HTTP", 2 * len(rows)) as bar:
-                http, counters = measure.over_http(base, TASK, inputs, bar.advance)
-        finally:
-            ending = aside.submit(app.stop)
-        note("ending the service, building an engine without one ...")
-        # Here, since torch sets its number of threads for the thread that asks alone.
+        aside.submit(_end_service)
+        # Not on the other thread: torch's number of threads is that of the thread that sets it.
         llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
-        with suppress(Exception):  # Ray ends next
-            ending.result()
     end_ray()
     with show_progress("answers by the engine alone", 2 * len(rows)) as bar:
-        engine = measure.engine_alone(llm, inputs, bar.advance)
-    sides = [measure.texts(runs) for side in (http, engine) for runs in side.values()]
-    identical = sum(len({*texts}) == 1 for texts in zip(*sides, strict=True))
-    measured = DemoFigures(http, engine, counters)
+        engine_runs = measure.engine_alone(llm, inputs, bar.advance)
+    sides = [
+        measure.answers_of(runs) for side in (served_runs, engine_runs) for runs in side.values()
+    ]
+    identical = sum(len({*answers}) == 1 for answers in zip(*sides, strict=True))
+    measured = DemoFigures(served_runs, engine_runs, counters)
     found = summary(measured, identical, intent_quality(sides[0], truth))
     page = demo_page(measured, found)
     write_html(page, report)
@@ -214,13 +213,18 @@ def run_demo(url: str, report: Path, end_ray: Callable[[], None]) -> None:
     print(json.dumps(found), flush=True)
 
 
+def _end_service() -> None:
+    with suppress(Exception):  # Ray ends next, and what runs on it
+        app.stop()
+
+
 def _came_up(deployment: str, running: int) -> None:
     note("the HTTP gateway is up" if deployment == "gateway" else f"task {deployment} is up")
 
 
-def serve_demo(url: str, port: int, wait: Callable[[], None]) -> None:
+def serve_demo(url: str, http: HttpSettings, wait: Callable[[], None]) -> None:
     """Keep a service of both shipped tasks on a running Ray until ``wait`` returns."""
-    served = settings(TASKS, port)
-    note(ray_proxy.in_words(served.http))
+    served = settings(TASKS, http)
+    note(ray_proxy.in_words(http))
     prepare(url, TASKS)
     run_service(served, url, wait, EXAMPLE)
