@@ -38,7 +38,7 @@ _DRAIN_MARGIN_S = 5.0
 _STORE_LOOK_S = 1.0
 # A replica that ends waits this long, and again while it has requests. Gateways may still choose a
 # task's replica meanwhile: they hear of its end later than it does.
-_DRAIN_CHECK_S = 1.0
+_DRAIN_CHECK_S = 0.5
 _LOOKS = 3  # at how busy replicas are, in the time whose mean counts; Serve's own default
 _ROUTER: Any = ChosenReplicaRouter  # Ray's types name no class here, its documents do
 _ROUTED = RequestRouterConfig(request_router_class=_ROUTER)
