@@ -29,7 +29,8 @@ def prepare(url: str, folder: str, *demo: str) -> None:
     import torch
 
     import tiny
-    from tasc_jobs.demo import run
+    from tasc_jobs.demo.prepare import prepare as prepare_demo
+    from tasc_jobs.demo.tasks import TASK
     from tasc_jobs.ray_local import local_ray
     from tasc_store import TaskRecord, TaskStore, connect
     from tasc_text import TaskTokenizer
@@ -48,12 +49,12 @@ def prepare(url: str, folder: str, *demo: str) -> None:
     if not demo:
         return
     with local_ray(), redirect_stdout(sys.stderr):
-        run.prepare(url, [run.TASK])
+        prepare_demo(url, [TASK])
 
 
 def engine(url: str, cache: str, settings: str, draft: str, inputs: str) -> None:
     """Answer each line of stdin, which names what to measure, with a line on stdout."""
-    from tasc_jobs.demo.run import TASK
+    from tasc_jobs.demo.tasks import TASK
     from tasc_runtime.engine.builder import EngineBuilder
     from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
     from tasc_store import connect

@@ -93,12 +93,29 @@ def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Ap
     return _versioned(gateway).bind(settings, redis_url, replicas)
 
 
+def listen(settings: ServeSettings) -> str:
+    """Start Ray Serve and its proxies; returns the base URL at which the application will answer.
+
+    Raises:
+        ServiceError: The port is taken.
+    """
+    host, port = settings.http.host, settings.http.port or free_port(settings.http.host)
+    require_free(host, port)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    longest_s = max(settings.limits.request_timeout_s, settings.limits.upload_timeout_s)
+    # Ours ends a request first; this one only frees what Ray itself still holds.
+    options = HTTPOptions(host=host, port=port, request_timeout_s=2 * longest_s)
+    serve.start(http_options=options, logging_config=_LOGGING)
+    return f"http://{host}:{port}"
+
+
 def start(
     settings: ServeSettings,
     redis_url: str,
     digests: Digests | None = None,
     on_running: Callable[[str, int], None] = lambda deployment, running: None,
     on_note: Callable[[str, str], None] = lambda task, note: None,
+    base: str | None = None,
 ) -> str:
     """Run the application on the Ray this process is connected to; returns its base URL.
 
@@ -109,25 +126,18 @@ def start(
         on_running: Called with a deployment (a task's name or ``gateway``) and how many of its
             replicas run, whenever there are more.
         on_note: Called with a task and a note of what takes its replica long, on another thread.
+        base: What `listen` returned; unset: it is called.
 
     Raises:
         ServiceError: The port is taken, or a deployment does not come up.
         StoreError: Redis cannot be reached.
     """
-    host, port = settings.http.host, settings.http.port or free_port(settings.http.host)
-    require_free(host, port)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    limits = settings.limits
-    longest_s = max(limits.request_timeout_s, limits.upload_timeout_s)
-    # Ours ends a request first; this one only frees what Ray itself still holds.
-    options = HTTPOptions(host=host, port=port, request_timeout_s=2 * longest_s)
-    serve.start(http_options=options, logging_config=_LOGGING)
+    base = base or listen(settings)
     digests = newest_digests(settings, redis_url) if digests is None else digests
-    base = f"http://{host}:{port}"
     tasks = {task.name for task in settings.tasks}
     with start_notes(redis_url, tasks, on_note):
         update(settings, redis_url, digests)
-        _wait_until_ready(base, tasks, limits.start_timeout_s, Arrivals(on_running))
+        _wait_until_ready(base, tasks, settings.limits.start_timeout_s, Arrivals(on_running))
     return base
 
 

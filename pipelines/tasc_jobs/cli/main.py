@@ -59,6 +59,7 @@ A task of your own: tasc task create tickets --model ./my-model --template 'labe
 Its corpus and draft index: tasc ingest tickets train.jsonl; tasc build-index tickets
 
 Answers to a file: tasc generate tickets --input rows.jsonl --output answers.jsonl"""
+_DEMO = ("prepare", "run")  # modules of the demo
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 app = typer.Typer(
     help="Batched, lossless generation for task-specific small language models.",
@@ -288,19 +289,23 @@ def demo(
     # imported before, so that the thread below cannot import it sooner or later.
     import ray.serve  # noqa: F401
 
+    from tasc_jobs.demo.tasks import TASK, TASKS
     from tasc_jobs.ray_local import local_ray
     from tasc_serve.http import ray_proxy
     from tasc_store import open_url
 
     environment = partial(ray_proxy.environment, http)
-    with ThreadPoolExecutor(1) as aside, open_url(None) as url, ExitStack() as until_ray_ends:
-        importing = aside.submit(import_module, "tasc_jobs.demo.run")  # as slow as Ray's start
+    with open_url(None) as url, ExitStack() as until_ray_ends, ThreadPoolExecutor(1) as aside:
+        # Imports take as long as Ray's start. What is needed first is imported first.
+        prepare, run = (aside.submit(import_module, f"tasc_jobs.demo.{m}") for m in _DEMO)
         until_ray_ends.enter_context(local_ray(environment=environment))
-        run = importing.result()
         if keep_serving:
-            run.serve_demo(url, http, _wait_for_signal)
+            prepare.result().prepare(url, TASKS)
+            run.result().serve_demo(url, http, _wait_for_signal)
         else:
-            run.run_demo(url, http, report, until_ray_ends.close)
+            listening = aside.submit(lambda: run.result().listen(http))
+            prepare.result().prepare(url, [TASK])
+            run.result().run_demo(url, http, listening.result(), report, until_ray_ends.close)
 
 
 _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {

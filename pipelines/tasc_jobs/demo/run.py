@@ -4,8 +4,8 @@ Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a
 """
 
 import json
+import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -14,22 +14,17 @@ from typing import Any
 
 from tasc_jobs.demo import measure
 from tasc_jobs.demo.measure import DemoFigures, HttpRun, latency_ms, tokens_per_second
-from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
+from tasc_jobs.demo.tasks import TASK, TASKS, read_split
 from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
-from tasc_jobs.index.build import NOTES, STAGES, build_and_publish
-from tasc_jobs.index.ingest import ingest
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table, show
 from tasc_jobs.report.web_page import write_html
 from tasc_jobs.serve import run_service, say_of_task
-from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
-from tasc_jobs.statistics.task_statistics import corpus_statistics, stats_page
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.llm import LLM
-from tasc_runtime.progress import Stages, note, show_progress
+from tasc_runtime.progress import note, show_progress
 from tasc_serve import app
 from tasc_serve.http import ray_proxy
 from tasc_serve.settings import HttpSettings, ServedTask, ServeSettings
-from tasc_store import TaskStore, connect
 
 _SIDES = {
     "plain": "HTTP, plain",
@@ -37,7 +32,6 @@ _SIDES = {
     "engine_plain": "engine alone, plain",
     "engine_drafted": "engine alone, drafted",
 }
-TASK = "massive_en"
 EXAMPLE = "wake me up at nine am on friday"
 ROWS = 256
 ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1, device="cpu")
@@ -143,26 +137,6 @@ def _latencies(name: str, runs: Sequence[HttpRun]) -> Curve:
     return Curve(name, ms, [100 * (i + 1) / len(ms) for i in range(len(ms))])
 
 
-def prepare(url: str, tasks: Sequence[str]) -> None:
-    """Register the tasks, ingest their training rows, print statistics, build their indexes."""
-    client = connect(url)
-    for task in tasks:
-        TaskStore(client).put(demo_record(task))
-        rows = len(read_split(task, "train"))
-        with show_progress(f"ingest {task}", rows) as bar:
-            rejects = Path(f"{task}.rejected.jsonl")
-            ingest(client, task, [data_file(task, "train")], reject=rejects, progress=bar.advance)
-        with Stages(f"statistics {task}", STATISTICS_STAGES) as stages:
-            found = corpus_statistics(url, task, progress=stages)
-        show(stats_page(task, found))
-        with Stages(f"index {task}", STAGES, notes=NOTES) as stages:
-            artifact, index = build_and_publish(url, demo_record(task), progress=stages)
-        print(
-            f"{task}: draft index version {artifact.version}, {index.corpus.documents:,} outputs, "
-            f"{index.corpus.tokens:,} tokens, {artifact.size_bytes / 1e6:.1f} MB\n"
-        )
-
-
 def settings(
     tasks: Sequence[str], http: HttpSettings, draft: DraftOverrides | None = None
 ) -> ServeSettings:
@@ -171,10 +145,19 @@ def settings(
     return ServeSettings(tasks=served, http=http, engine=ENGINE)
 
 
-def run_demo(url: str, http: HttpSettings, report: Path, end_ray: Callable[[], None]) -> None:
+def listen(http: HttpSettings) -> str:
+    """Start Ray Serve; returns the base URL at which `run_demo` will have its service."""
+    return app.listen(settings([TASK], http))
+
+
+def run_demo(
+    url: str, http: HttpSettings, base: str, report: Path, end_ray: Callable[[], None]
+) -> None:
     """Run the demo on a running Ray and write its page; the last line on stdout is a JSON object.
 
     Args:
+        url: Of the store, which has the task and its index.
+        base: What `listen` returned.
         end_ray: Ends that Ray. The engine is measured without it.
 
     Raises:
@@ -182,22 +165,19 @@ def run_demo(url: str, http: HttpSettings, report: Path, end_ray: Callable[[], N
     """
     rows = read_split(TASK, "test")[:ROWS]
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
-    prepare(url, [TASK])
-    served = settings([TASK], http, FORGETFUL)
+    served, on_note = settings([TASK], http, FORGETFUL), partial(say_of_task, note)
     note(f"starting the service, {ray_proxy.in_words(http)} ...")
     try:
-        base = app.start(served, url, on_running=_came_up, on_note=partial(say_of_task, note))
+        app.start(served, url, on_running=_came_up, on_note=on_note, base=base)
         with show_progress("answers over HTTP", 2 * len(rows)) as bar:
             served_runs, counters = measure.over_http(base, TASK, inputs, bar.advance)
-    except BaseException:
-        _end_service()
-        raise
+    finally:
+        if os.environ.get("RAY_ADDRESS"):  # a Ray of our own ends with what runs on it
+            with suppress(Exception):
+                app.stop()
     note("ending the service, building an engine without one ...")
-    with ThreadPoolExecutor(1) as aside:
-        aside.submit(_end_service)
-        # Not on the other thread: torch's number of threads is that of the thread that sets it.
-        llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
     end_ray()
+    llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
     with show_progress("answers by the engine alone", 2 * len(rows)) as bar:
         engine_runs = measure.engine_alone(llm, inputs, bar.advance)
     sides = [
@@ -213,18 +193,11 @@ def run_demo(url: str, http: HttpSettings, report: Path, end_ray: Callable[[], N
     print(json.dumps(found), flush=True)
 
 
-def _end_service() -> None:
-    with suppress(Exception):  # Ray ends next, and what runs on it
-        app.stop()
-
-
 def _came_up(deployment: str, running: int) -> None:
     note("the HTTP gateway is up" if deployment == "gateway" else f"task {deployment} is up")
 
 
 def serve_demo(url: str, http: HttpSettings, wait: Callable[[], None]) -> None:
     """Keep a service of both shipped tasks on a running Ray until ``wait`` returns."""
-    served = settings(TASKS, http)
     note(ray_proxy.in_words(http))
-    prepare(url, TASKS)
-    run_service(served, url, wait, EXAMPLE)
+    run_service(settings(TASKS, http), url, wait, EXAMPLE)

@@ -13,7 +13,8 @@ TEMPLATES = {
     "pos_ewt": "part of speech: {input}\n",
     "clinc150": "intent: {input}\n",  # for benchmarks; its data does not ship
 }
-TASKS = ("massive_en", "pos_ewt")
+TASK = "massive_en"  # of `tasc demo`
+TASKS = (TASK, "pos_ewt")  # of `tasc demo --serve`
 
 
 def demo_record(task: str) -> TaskRecord:
