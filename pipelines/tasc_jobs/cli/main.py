@@ -295,17 +295,17 @@ def demo(
     from tasc_store import open_url
 
     environment = partial(ray_proxy.environment, http)
-    with open_url(None) as url, ExitStack() as until_ray_ends, ThreadPoolExecutor(1) as aside:
+    with open_url(None) as url, ExitStack() as using_ray, ThreadPoolExecutor(1) as aside:
         # Imports take as long as Ray's start. What is needed first is imported first.
         prepare, run = (aside.submit(import_module, f"tasc_jobs.demo.{m}") for m in _DEMO)
-        until_ray_ends.enter_context(local_ray(environment=environment))
+        using_ray.enter_context(local_ray(environment=environment))
         if keep_serving:
             prepare.result().prepare(url, TASKS)
             run.result().serve_demo(url, http, _wait_for_signal)
         else:
             listening = aside.submit(lambda: run.result().listen(http))
             prepare.result().prepare(url, [TASK])
-            run.result().run_demo(url, http, listening.result(), report, until_ray_ends.close)
+            run.result().run_demo(url, http, listening.result(), report)
 
 
 _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {

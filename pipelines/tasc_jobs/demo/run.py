@@ -6,11 +6,14 @@ Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a
 import json
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from tasc_jobs.demo import measure
 from tasc_jobs.demo.measure import DemoFigures, HttpRun, latency_ms, tokens_per_second
@@ -150,15 +153,14 @@ def listen(http: HttpSettings) -> str:
     return app.listen(settings([TASK], http))
 
 
-def run_demo(
-    url: str, http: HttpSettings, base: str, report: Path, end_ray: Callable[[], None]
-) -> None:
+def run_demo(url: str, http: HttpSettings, base: str, report: Path) -> None:
     """Run the demo on a running Ray and write its page; the last line on stdout is a JSON object.
+
+    This process leaves Ray, and ends a local one, before the engine is measured.
 
     Args:
         url: Of the store, which has the task and its index.
         base: What `listen` returned.
-        end_ray: Ends that Ray. The engine is measured without it.
 
     Raises:
         FileError: The page cannot be written.
@@ -176,8 +178,10 @@ def run_demo(
             with suppress(Exception):
                 app.stop()
     note("ending the service, building an engine without one ...")
-    end_ray()
-    llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
+    with ThreadPoolExecutor(1) as aside:
+        aside.submit(ray.shutdown, wait_for_processes=True)
+        # Not on the other thread: torch's number of threads is that of the thread that sets it.
+        llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
     with show_progress("answers by the engine alone", 2 * len(rows)) as bar:
         engine_runs = measure.engine_alone(llm, inputs, bar.advance)
     sides = [

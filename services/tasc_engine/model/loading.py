@@ -4,10 +4,12 @@ Weights come from safetensors alone: nothing pickled is ever read. It knows no r
 """
 
 import logging
+import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -222,7 +224,8 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
     quantise them the first time would take the whole model in full. So a quantised layer keeps its
     weights and what the adapter adds is added to its output: how such adapters are trained.
     """
-    from peft import PeftModel
+    with _without_compiler():
+        from peft import PeftModel
 
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by an older name.
@@ -242,6 +245,24 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
             whose = "the model" if odd[0] in own else "the adapter"
             raise _unfit(folder, f"{whose} has no {odd[0]}")
         return adapted.merge_and_unload() if merge else adapted.base_model.model
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Importing bitsandbytes, as peft does, imports no compiler, which takes a second.
+
+    It has torch compile functions for devices without kernels of their own: neither CPUs nor CUDA.
+    """
+    name = "TORCHDYNAMO_DISABLE"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _unfit(folder: Path, reason: str) -> UnsupportedModel:
