@@ -9,8 +9,8 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # uv is several times as fast as pip, and shows what is left. It would take torch's CUDA build, of 3 GB, also where pip is
-# offered the CPU's, so pip installs torch. Where uv cannot be installed or fails, pip does the rest. Drafting, which needs
-# numba alone, is compiled meanwhile, and that ends with the recipe, also where it fails or is interrupted.
+# offered the CPU's, so pip installs torch. Where uv cannot be installed or fails, pip does the rest. Most of drafting,
+# which needs numba alone, is compiled meanwhile, and that ends with the recipe, also where it fails or is interrupted.
 .venv/.installed: pyproject.toml constraints.txt
 	@echo 'installing 140 packages into .venv: first numba and torch, half a minute and more without a word' >&2
 	$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) numba && { .venv/bin/python $(PIP) uv || true; }

@@ -1,4 +1,4 @@
-"""Compile drafting into numba's cache, so that no first run does: ``python -m tasc_draft``.
+"""Compile most of drafting into numba's cache, ahead of first runs: ``python -m tasc_draft``.
 
 It takes up to a minute and needs numpy and numba alone, so `make` runs it beside the installation.
 What other sizes and settings need besides is compiled when it is first used.

@@ -59,7 +59,6 @@ A task of your own: tasc task create tickets --model ./my-model --template 'labe
 Its corpus and draft index: tasc ingest tickets train.jsonl; tasc build-index tickets
 
 Answers to a file: tasc generate tickets --input rows.jsonl --output answers.jsonl"""
-_DEMO = ("prepare", "run")  # modules of the demo
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 app = typer.Typer(
     help="Batched, lossless generation for task-specific small language models.",
@@ -285,8 +284,8 @@ def demo(
     cluster = os.environ.get("RAY_ADDRESS")
     start = f"joining the Ray cluster {cluster}" if cluster else "starting Ray"
     note(f"{start}, importing torch and transformers ...")
-    # Ray Serve reads variables that `local_ray` sets when it is imported. As in `serve`, it is
-    # imported before, so that the thread below cannot import it sooner or later.
+    # At its import, Ray Serve reads variables that `local_ray` sets. Imported here, it reads them
+    # unset, as in `serve`. The thread below would import it before or after, by chance.
     import ray.serve  # noqa: F401
 
     from tasc_jobs.demo.tasks import TASK, TASKS
@@ -297,15 +296,22 @@ def demo(
     environment = partial(ray_proxy.environment, http)
     with open_url(None) as url, ExitStack() as using_ray, ThreadPoolExecutor(1) as aside:
         # Imports take as long as Ray's start. What is needed first is imported first.
-        prepare, run = (aside.submit(import_module, f"tasc_jobs.demo.{m}") for m in _DEMO)
-        using_ray.enter_context(local_ray(environment=environment))
-        if keep_serving:
-            prepare.result().prepare(url, TASKS)
-            run.result().serve_demo(url, http, _wait_for_signal)
-        else:
-            listening = aside.submit(lambda: run.result().listen(http))
-            prepare.result().prepare(url, [TASK])
-            run.result().run_demo(url, http, listening.result(), report)
+        preparing = aside.submit(import_module, "tasc_jobs.demo.prepare")
+        running = aside.submit(import_module, "tasc_jobs.demo.run")
+        try:
+            using_ray.enter_context(local_ray(environment=environment))
+            # Serve starts beside the jobs; on a cluster that others use, only if they succeed.
+            ahead = not (keep_serving or cluster)
+            listening = aside.submit(lambda: running.result().listen(http)) if ahead else None
+            preparing.result().prepare(url, TASKS if keep_serving else [TASK])
+            if keep_serving:
+                running.result().serve_demo(url, http, _wait_for_signal)
+            else:
+                base = listening.result() if listening else None
+                running.result().run_demo(url, http, report, base)
+        except BaseException:
+            aside.shutdown(wait=False, cancel_futures=True)  # Serve need not start any more
+            raise
 
 
 _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {
@@ -343,8 +349,8 @@ def main() -> None:
 
     for signum in _SIGNALS:
         signal.signal(signum, on_signal)
-    # Both are read by torch. Otherwise its idle threads spin and slow down busy cores, and weights
-    # are not in huge pages.
+    # Read when torch is loaded or allocates first. Otherwise idle OpenMP threads spin and slow down
+    # busy cores, and weights are not in huge pages.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:

@@ -3,6 +3,7 @@
 Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a trained model.
 """
 
+import gc
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -153,14 +154,14 @@ def listen(http: HttpSettings) -> str:
     return app.listen(settings([TASK], http))
 
 
-def run_demo(url: str, http: HttpSettings, base: str, report: Path) -> None:
+def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None) -> None:
     """Run the demo on a running Ray and write its page; the last line on stdout is a JSON object.
 
     This process leaves Ray, and ends a local one, before the engine is measured.
 
     Args:
         url: Of the store, which has the task and its index.
-        base: What `listen` returned.
+        base: What `listen` returned, if it was called before.
 
     Raises:
         FileError: The page cannot be written.
@@ -170,18 +171,20 @@ def run_demo(url: str, http: HttpSettings, base: str, report: Path) -> None:
     served, on_note = settings([TASK], http, FORGETFUL), partial(say_of_task, note)
     note(f"starting the service, {ray_proxy.in_words(http)} ...")
     try:
-        app.start(served, url, on_running=_came_up, on_note=on_note, base=base)
+        base = app.start(served, url, on_running=_came_up, on_note=on_note, base=base)
         with show_progress("answers over HTTP", 2 * len(rows)) as bar:
             served_runs, counters = measure.over_http(base, TASK, inputs, bar.advance)
+        note("ending the service, building an engine without one ...")
     finally:
         if os.environ.get("RAY_ADDRESS"):  # a Ray of our own ends with what runs on it
             with suppress(Exception):
                 app.stop()
-    note("ending the service, building an engine without one ...")
+    gc.collect()  # Ray's objects must not be freed while it ends
     with ThreadPoolExecutor(1) as aside:
-        aside.submit(ray.shutdown, wait_for_processes=True)
-        # Not on the other thread: torch's number of threads is that of the thread that sets it.
+        ending = aside.submit(ray.shutdown, wait_for_processes=True)
+        # The engine is built here, since torch's number of threads is set for one thread alone.
         llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
+        ending.result()
     with show_progress("answers by the engine alone", 2 * len(rows)) as bar:
         engine_runs = measure.engine_alone(llm, inputs, bar.advance)
     sides = [
