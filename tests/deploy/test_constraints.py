@@ -79,7 +79,7 @@ def test_both_ways_to_install_use_it() -> None:
     assert len(with_packages) == 2
     recipe = re.sub(r"\\\n\s*", "", _recipe(".venv/.installed")).replace("$(PIP)", _variable("PIP"))
     made = re.findall(r"pip install(?:(?!pip install).)*", recipe)
-    assert len(made) == 4  # torch, uv, everything with uv, everything with pip
+    assert len(made) == 5  # numba, uv, torch, everything with uv, everything with pip
     assert all("--constraint constraints.txt" in line for line in (*made, *with_packages))
 
 

@@ -200,8 +200,9 @@ def test_a_token_that_is_not_worth_its_cost_is_not_drafted(index, setting, rows,
     proposer = dc.started(index, setting, *rows)
     every = np.exp(dc.propose_all(proposer, rows).logp.astype(float))
     drafts = dc.propose_all(proposer, rows, np.full(budget, bar, np.float32))
-    near = np.isclose(every, bar, rtol=SLACK, atol=0).any()
-    assert near or len(drafts.tokens) == min(budget, (every >= bar).sum())
+    assert (np.exp(drafts.logp.astype(float)) >= bar * (1 - SLACK)).all()
+    # More than of `every`: where less likely nodes fill that, some children are not looked at.
+    assert budget >= len(drafts.tokens) >= min(budget, (every > bar * (1 + SLACK)).sum())
 
 
 def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
