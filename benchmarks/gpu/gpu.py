@@ -244,22 +244,20 @@ def tests(found: Found, here: Here) -> None:
         names.append("test_gpu_attention.py")
     files = [path for name in names for path in (ROOT / "tests").rglob(name)]
     command = [
-        sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", "addopts=", "-rs",
+        sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", "addopts=", "-rsfE",
         "--noconftest", "-p", "no:cacheprovider", *map(str, files),
     ]  # fmt: skip
     # Most of the time is spent in compiling kernels, each on one core.
     if not here.dry and find_spec("xdist") is not None:
         command += ["-n", "8"]
     done = subprocess.run(command, capture_output=True, text=True)
-    print(done.stdout[-6000:], done.stderr[-2000:])
+    print(done.stdout[-20000:], done.stderr[-2000:])
     lines = done.stdout.strip().splitlines() or [""]
     counts = {kind.rstrip("s"): int(n) for n, kind in _COUNT.findall(lines[-1])}
     found.put("passed", counts.get("passed", 0))
     found.put("failed", counts.get("failed", 0) + counts.get("error", 0) + (done.returncode > 1))
     found.put("skipped", counts.get("skipped", 0))
-    found.put(
-        "said", [s for s in lines if s.startswith(("FAILED", "ERROR", "SKIPPED", "E  "))][:30]
-    )
+    found.put("said", [s[:200] for s in lines if s.startswith(("FAILED", "ERROR", "SKIPPED"))])
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Recorder(Protocol):
     """Turns work on fixed tensors into work that can be done again, and waits for it."""
 
     def record(self, run: Work) -> Work:
-        """What gives the same tensors with new contents at each call."""
+        """What gives the same tensors with new contents at each call; it need not keep ``run``."""
         ...
 
     def wait(self) -> None:
@@ -118,11 +118,16 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Buffers of one bucket on both sides, and the work between them."""
+    """Buffers of one bucket on both sides, and the work between them.
+
+    Attributes:
+        reads: What ``replay`` reads. A graph keeps addresses only, so these tensors live as long.
+    """
 
     parts: dict[str, Int64]
     host: Tensor
     device: Tensor
+    reads: StepLayout[Tensor]
     moves: Tensor
     chosen: Tensor
     replay: Work
@@ -243,7 +248,7 @@ class GraphedForward:
 
         chosen = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
         moves = own_parts["moves"].view(2, -1)
-        return _Bucket(parts, host, device, moves, chosen, self._recorder.record(run))
+        return _Bucket(parts, host, device, own, moves, chosen, self._recorder.record(run))
 
 
 class CudaGraphs:

@@ -1,5 +1,7 @@
 """Captured graphs and GPU operations compute what a plain step computes."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -175,6 +177,27 @@ def test_warming_up_records_each_bucket_once_and_touches_no_row(model) -> None:
     assert cache.host is cache.device is None
     assert run.next_tokens(host_of([(3, 1, ())])) is not None
     assert recorder.recorded == len(buckets(LIMITS.tokens))
+
+
+def test_all_that_a_graph_reads_outlives_its_recording(model) -> None:
+    """A graph reads by address: memory that was freed would be somebody else's numbers."""
+    seen = list[weakref.ref[Tensor]]()
+
+    class Forgetful(Eager):
+        def record(self, run: Any) -> Any:
+            found = run()
+            return lambda: found
+
+    class Watched(PoolCache):
+        def begin(self, host: Step, device: StepLayout[Tensor]) -> None:
+            super().begin(host, device)
+            seen.extend(map(weakref.ref, vars(device).values()))
+
+    run = GraphedForward(model, Watched(model), LIMITS, model.device, Forgetful())
+    run.warm_up()
+    gc.collect()
+    assert seen
+    assert all(tensor() is not None for tensor in seen)
 
 
 def test_a_graph_that_does_not_fit_the_memory_is_tried_once(model) -> None:
