@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.engine.equal import TOLERANCE, Answers, compare
 from benchmarks.gpu.gpu import Found, Here
-from benchmarks.gpu.work import Work, index_of, model_folder
-from tasc_engine import EngineConfig, Target
+from benchmarks.gpu.work import BASE, Work, index_of, model_folder
+from tasc_engine import EngineConfig, Sampling, Target
 from tasc_text import TaskTokenizer
 from tiny import make_model, make_tokenizer
 
@@ -29,6 +29,8 @@ def equality(found: Found, here: Here) -> None:
     for name in TINY[: here(len(TINY), 2)]:
         found.put(f"tiny {name}", tiny(name, here))
     demo(found, here)
+    adapted(found, here)
+    sampled(found, here)
 
 
 def tiny(name: str, here: Here) -> dict[str, Any]:
@@ -65,6 +67,29 @@ def demo(found: Found, here: Here) -> None:
     ):
         said = held_against(one.answers, other, work.prompts, reference, TOLERANCE)
         found.put(name, {**said, "accepted": int(one.totals.accepted.sum()), "dtype": here.dtype})
+
+
+def adapted(found: Found, here: Here) -> None:
+    """Rows that use an adapter beside rows of the base model, in one engine."""
+    work = Work.of_demo(here, "float32", here(32, 4), merged=False)
+    work.max_tokens = TOKENS  # the base model does not end its answers
+    ran, said = work.run(True, 8, len(work.prompts)), []
+    for first, folder in enumerate((model_folder(here), BASE)):
+        reference, prompts = load(folder, here.device), work.prompts[first::2]
+        answers = generated(reference, prompts, work.max_tokens)
+        said.append(held_against(ran.answers[first::2], answers, prompts, reference, NEAR))
+    for name, each in zip(("demo adapter", "demo base beside it"), said, strict=True):
+        found.put(name, {**each, "accepted": int(ran.totals.accepted.sum())})
+
+
+def sampled(found: Found, here: Here) -> None:
+    """Drawn answers with drafts and without; a draw near the edge of a token may differ."""
+    work = Work.of_demo(here, "float32", here(64, 4))
+    work.kinds = [{"sampling": Sampling(temperature=1.0, seed=seed)} for seed in range(64)]
+    drafted, plain = (work.run(kind, 8, len(work.prompts)) for kind in (True, False))
+    same = [a == b for a, b in zip(drafted.answers, plain.answers, strict=True)]
+    accepted = int(drafted.totals.accepted.sum())
+    found.put("demo sampled", {"identical": sum(same) / len(same), "accepted": accepted})
 
 
 def load(folder: Path, device: str) -> Any:

@@ -58,7 +58,7 @@ def timed(folder: Path, nf4: bool, work: float, here: Here) -> dict[str, Any]:
     parts = {first + at: (at + 1, at + 2) for at in range(new)}
     add_rows(model, first + new, parts)
     settings = FinetuneSettings(
-        epochs=here(12, 4), learning_rate=1e-3, batch_rows=rows, micro_rows=here(32, 2)
+        epochs=here(12, 4), learning_rate=1e-3, batch_rows=rows, micro_rows=here(ROWS, 2)
     )
     examples = _examples(first, new, rows)
     told, took = _run(Trainer(adapted(model, parts, settings), examples, settings), here)

@@ -56,6 +56,7 @@ LEAST: dict[str, tuple[tuple[str, ...], float]] = {
     "plain_over_ceiling_b8": (("steps", "plain_over_ceiling", "8"), 0.6),
     "drafted_over_plain_b1": (("speed", "drafted_over_plain", "1"), 3.0),
     "drafted_over_plain_b8": (("speed", "drafted_over_plain", "8"), 2.5),
+    "demo_sampled_identical": (("equality", "demo sampled", "identical"), 0.95),
     "tests_passed": (("tests", "passed"), 1),
 }
 # The same with the greatest value.
@@ -63,6 +64,8 @@ MOST: dict[str, tuple[tuple[str, ...], float]] = {
     "tests_failed": (("tests", "failed"), 0),
     "demo_float32_differences": (("equality", "demo float32", "above"), 0),
     "demo_half_precision_differences": (("equality", "demo drafted against plain", "above"), 0),
+    "demo_adapter_differences": (("equality", "demo adapter", "above"), 0),
+    "demo_base_beside_adapter_differences": (("equality", "demo base beside it", "above"), 0),
     **{
         f"tiny_{name}_differences": (("equality", f"tiny {name}", "above"), 0)
         for name in ("qwen2", "llama", "mistral", "gemma2")

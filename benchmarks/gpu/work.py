@@ -9,6 +9,7 @@ import dataclasses
 import json
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -112,23 +113,34 @@ class Ran:
 
 @dataclass
 class Work:
-    """A target and its prompts."""
+    """A target and its prompts.
+
+    Attributes:
+        kinds: What requests ask for besides, in turn.
+    """
 
     target: Target
     tokenizer: TaskTokenizer
     index: DraftIndex
     prompts: list[list[int]]
     max_tokens: int = ANSWER
+    kinds: Sequence[Mapping[str, Any]] = ({},)
 
     @classmethod
-    def of_demo(cls, here: Here, dtype: str, prompts: int) -> "Work":
-        """The work that `prepare` has written."""
+    def of_demo(cls, here: Here, dtype: str, prompts: int, merged: bool = True) -> "Work":
+        """The work that `prepare` has written; or every other row uses an adapter of the base."""
         folder = model_folder(here)
         config = EngineConfig(rows=ROWS, max_model_len=LENGTH)
-        target = Target.load(ModelSource(folder, dtype=dtype, device=here.device), config)
+        source = ModelSource(folder, dtype=dtype, device=here.device)
+        if not merged:
+            adapters = ((TASK, DEMO / "adapters" / TASK),)
+            source = dataclasses.replace(source, folder=BASE, adapters=adapters)
+        target = Target.load(source, config)
         tokenizer, template = TaskTokenizer.from_folder(folder), PromptTemplate(TEMPLATE)
         encoded = [tokenizer.encode_prompt(template.render(r["input"])) for r in rows("test")]
-        return cls(target, tokenizer, read_index(here.folder / "index"), encoded[:prompts])
+        kinds = ({},) if merged else ({"adapter": TASK}, {})
+        index = read_index(here.folder / "index")
+        return cls(target, tokenizer, index, encoded[:prompts], kinds=kinds)
 
     def run(self, drafted: bool, batch: int, prompts: int, costs: StepCosts | None = None) -> Ran:
         """Answer the first prompts, ``batch`` together; without ``costs`` every step is drafted."""
@@ -149,7 +161,9 @@ class Work:
         config = dataclasses.replace(self.target.config, rows=batch)
         engine = Engine(self.target, self.tokenizer, proposer, config, on_step, costs)
         requests = [
-            GenerationRequest(str(i), tuple(prompt), self.max_tokens)
+            GenerationRequest(
+                str(i), tuple(prompt), self.max_tokens, **self.kinds[i % len(self.kinds)]
+            )
             for i, prompt in enumerate(self.prompts[:prompts])
         ]
         began = time.perf_counter()

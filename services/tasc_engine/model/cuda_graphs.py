@@ -1,10 +1,12 @@
-"""Decoding steps as captured CUDA graphs: one graph for each bucket of tokens, replayed each step.
+"""Steps as captured CUDA graphs: one graph for each bucket of tokens, replayed each step.
 
 A step of a small model launches hundreds of kernels, each shorter than its launch; a graph launches
 all of them at once. It needs fixed shapes, so a step is padded to its bucket: tokens of no row go
-to a scratch place of the cache and see only that. All numbers of a step go to the device in one
-copy, its tokens come back in one, and only that is waited for. It knows no requests and no trees,
-and not how a forward or a cache is made; steps that bring prompt tokens are not its business.
+to a scratch place of the cache and see only that. Where a row's prompt ends is a value, so a graph
+looks at every token, and what nobody asked for is dropped. All numbers of a step go to the device
+in one copy, its tokens come back in one, and only that is waited for. It knows no requests and no
+trees, and not how a forward or a cache is made. Steps of long prompts, which have more tokens than
+the largest bucket, are not its business.
 
 Use, by whoever owns a forward and a cache on a GPU, in front of the forward it makes itself::
 
@@ -54,7 +56,7 @@ class Limits:
 
     Attributes:
         rows: Rows of the cache.
-        tokens: Current tokens and draft tokens of all rows.
+        tokens: Tokens of all rows.
         moves: Cache slots that move before the step.
         scratch: The cache slot that is nobody's.
     """
@@ -141,7 +143,7 @@ class _Bucket:
 
 
 class GraphedForward:
-    """Runs steps in which every row only decodes; others are left to the caller.
+    """Runs steps of few tokens; others are left to the caller.
 
     Args:
         forward: Ids, indices looked at, cache: logits ``[M, vocab]``. It and
@@ -168,7 +170,7 @@ class GraphedForward:
 
     @torch.inference_mode()
     def next_tokens(self, step: Step) -> Int64 | None:
-        """``int64[N]`` the greedy next token at each of the step's tokens; None if not for a graph.
+        """``int64[M]`` the greedy next token at each place looked at; None if not for a graph.
 
         It is below 0 where logits are no numbers. A bucket's first step captures its graph. Where
         that does not fit the memory, steps of the bucket are for no graph.
@@ -179,19 +181,21 @@ class GraphedForward:
         _, chosen = bucket.run(step, self._limits, self._cache)
         bucket.chosen.copy_(chosen, non_blocking=True)
         self._recorder.wait()
-        found: Int64 = bucket.chosen.numpy()[: len(step.ids)].copy()
+        found: Int64 = bucket.chosen.numpy()[step.looked_at]
         return found
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor | None:
-        """``[N, vocab]`` on the device, until the next step; None if not for a graph."""
+        """``[M, vocab]`` on the device, until the next step; None if not for a graph."""
         bucket = self._bucket_of(step)
         if bucket is None:
             return None
         logits, _ = bucket.run(step, self._limits, self._cache)
         # The next step's numbers may not be written over these before they are copied.
         self._recorder.wait()
-        return logits[: len(step.ids)]
+        if np.array_equal(step.looked_at, np.arange(len(step.ids))):  # all rows only decode
+            return logits[: len(step.ids)]
+        return logits.index_select(0, torch.from_numpy(step.looked_at).to(logits.device))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -200,12 +204,10 @@ class GraphedForward:
             self._bucket(size)
 
     def size_of(self, step: Step) -> int | None:
-        """The bucket of a step; None where a row does more than decode or a limit is passed."""
+        """The bucket of a step; None where it passes a limit."""
         limits, n = self._limits, len(step.ids)
-        # Only a row's last prompt token is looked at, so prompts make these two differ.
-        decodes = len(step.looked_at) == n
         fits = len(step.firsts) <= limits.rows and step.moves.shape[1] <= limits.moves
-        if not (decodes and fits and 0 < n <= limits.tokens):
+        if not (fits and 0 < n <= limits.tokens):
             return None
         return next(size for size in self._sizes if size >= n)
 

@@ -134,8 +134,9 @@ class Target:
             with self._current():
                 graphs.warm_up()
             most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
-            for tokens in {max(most // 8, 1), max(most // 2, 1), most}:  # kernels of prompt chunks
-                self.next_tokens(plain_feed([0], 0, np.zeros(tokens, np.int32)))
+            # Kernels of prompts that are too long for graphs.
+            for firsts in ([0], [0, most])[: min(self.config.rows, self.cache.slots // most)]:
+                self.next_tokens(plain_feed(firsts, 0, np.zeros(most, np.int32)))
             self.cache.clear()
 
     @property
@@ -165,8 +166,7 @@ class Target:
         Raises:
             OutOfMemory: See :meth:`next_tokens`.
         """
-        # Graphs take it that all tokens are looked at, in their order.
-        return self._step(feed, self._logits if feed.scored is None else self._forward_of)
+        return self._step(feed, self._logits)
 
     @torch.inference_mode()
     def _step(self, feed: Feed, run: Callable[[StepLayout[Int64]], T]) -> T:

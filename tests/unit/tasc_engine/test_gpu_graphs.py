@@ -24,9 +24,16 @@ from tasc_engine.model.operations import FusedOperations, Norm, TensorOperations
 LENGTH, ROWS, VOCAB = 64, 4, 50
 LIMITS = Limits(rows=ROWS, tokens=30, moves=6, scratch=ROWS * LENGTH)
 CPU = torch.device("cpu")
-decoding = st.lists(
-    st.tuples(st.integers(0, 40), st.just(1), parents_of(6)), min_size=1, max_size=ROWS
+ROW = st.tuples(
+    st.integers(0, 40), st.one_of(st.just(1), st.integers(2, 8)), st.none() | parents_of(6)
 )
+STEP = st.lists(ROW, min_size=1, max_size=ROWS).filter(
+    lambda rows: tokens_of(rows) <= LIMITS.tokens
+)
+
+
+def tokens_of(rows: Sequence[Row]) -> int:
+    return sum(brought + len(parents or ()) for _, brought, parents in rows)
 
 
 class PoolCache:
@@ -143,7 +150,7 @@ def test_padding_stands_behind_the_step_and_touches_scratch_only(rows, moved) ->
 
 
 @settings(deadline=None, max_examples=20)
-@given(steps=st.lists(decoding, min_size=1, max_size=3))
+@given(steps=st.lists(STEP, min_size=1, max_size=3))
 def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps) -> None:
     recorder = Eager()
     run, cache = graphed(model, recorder)
@@ -157,10 +164,11 @@ def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps) -> None:
     assert recorder.recorded == len({run.size_of(host_of(rows)) for rows in steps})
 
 
-def test_a_step_that_is_no_decoding_or_passes_a_limit_is_for_no_graph(model) -> None:
+def test_a_step_that_passes_a_limit_is_for_no_graph(model) -> None:
     run, cache = graphed(model, Eager())
     assert run.size_of(host_of([(3, 1, (-1,)), (0, 1, ())])) == 8
-    assert run.next_tokens(host_of([(3, 1, ()), (0, 2, ())])) is None  # a prompt
+    assert run.size_of(host_of([(3, 1, ()), (0, 29, None)])) == 30
+    assert run.next_tokens(host_of([(3, 1, ()), (0, 30, ())])) is None  # 31 tokens
     assert run.next_tokens(host_of([(3, 1, range(-1, 30))])) is None  # 32 tokens
     assert run.next_tokens(host_of([(3, 1, ())], (range(7), range(7)))) is None  # 7 moves
     assert run.next_tokens(host_of([(3, 1, ())] * (ROWS + 1))) is None
@@ -237,7 +245,8 @@ def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
     rows: list[list[Row]] = [
         [(5, 1, tree), (30, 1, ())], [(2, 1, ()), (40, 1, tree)], [(9, 1, ())], [(0, 1, ())] * 4,
         [(50, 1, (-1, 0, 1, 2, 3))], [(5, 1, range(-1, 6)), (1, 1, range(-1, 12)), (33, 1, tree)],
-        [(7, 1, (-1, 0)), (8, 1, (-1, -1)), (9, 1, ())],
+        [(7, 1, (-1, 0)), (8, 1, (-1, -1)), (9, 1, ())], [(0, 17, ()), (6, 1, tree), (0, 5, None)],
+        [(3, 9, None)],
     ]  # fmt: skip
     for each in rows:
         step = host_of(each, ((20, 22), (19, 20)))
