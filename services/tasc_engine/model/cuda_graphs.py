@@ -2,11 +2,11 @@
 
 A step of a small model launches hundreds of kernels, each shorter than its launch; a graph launches
 all of them at once. It needs fixed shapes, so a step is padded to its bucket: tokens of no row go
-to a scratch place of the cache and see only that. Where a row's prompt ends is a value, so a graph
-looks at every token, and what nobody asked for is dropped. All numbers of a step go to the device
-in one copy, its tokens come back in one, and only that is waited for. It knows no requests and no
-trees, and not how a forward or a cache is made. Steps of long prompts, which have more tokens than
-the largest bucket, are not its business.
+to a scratch place of the cache and see only that. A graph cannot know where a prompt ends, so it
+makes logits of every token, and the host keeps those of the places looked at. All numbers of a step
+go to the device in one copy, its tokens come back in one, and only that is waited for. It knows no
+requests and no trees, and not how a forward or a cache is made. Steps of many prompt tokens are
+left to the caller.
 
 Use, by whoever owns a forward and a cache on a GPU, in front of the forward it makes itself::
 
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 _PER_TOKEN = ("ids", "positions", "slots", "seen", "tree", "adapters")
 _PER_ROW = ("firsts", "trunks", "nodes")
 _WARM_UPS = 2  # the first compiles kernels and asks libraries for their workspaces
+# Prompt tokens of a step. Nobody reads their logits, and many of them cost more than launches do.
+_MOST_UNREAD = 256
 
 
 class Recorder(Protocol):
@@ -123,7 +125,8 @@ class _Bucket:
     """Buffers of one bucket on both sides, and the work between them.
 
     Attributes:
-        reads: What ``replay`` reads. A graph keeps addresses only, so these tensors live as long.
+        reads: What ``replay`` reads. A graph keeps addresses only; the bucket keeps these tensors
+            alive.
     """
 
     parts: dict[str, Int64]
@@ -139,11 +142,12 @@ class _Bucket:
         self.device.copy_(self.host, non_blocking=True)
         # Not in the graph, which would move as many slots as there may be at every step.
         cache.move(self.moves[:, : step.moves.shape[1]])
+        cache.host = step  # as `begin` does: it says that the moves are made
         return self.replay()
 
 
 class GraphedForward:
-    """Runs steps of few tokens; others are left to the caller.
+    """Runs steps with few prompt tokens; others are left to the caller.
 
     Args:
         forward: Ids, indices looked at, cache: logits ``[M, vocab]``. It and
@@ -207,7 +211,8 @@ class GraphedForward:
         """The bucket of a step; None where it passes a limit."""
         limits, n = self._limits, len(step.ids)
         fits = len(step.firsts) <= limits.rows and step.moves.shape[1] <= limits.moves
-        if not (fits and 0 < n <= limits.tokens):
+        few = n - len(step.looked_at) <= _MOST_UNREAD
+        if not (fits and few and 0 < n <= limits.tokens):
             return None
         return next(size for size in self._sizes if size >= n)
 
@@ -258,6 +263,8 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # One for all: libraries keep a workspace for each stream.
+        self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
     def record(self, run: Work) -> Work:
@@ -286,12 +293,11 @@ class CudaGraphs:
 
     def _warm_up(self, run: Work) -> None:
         # On a stream of its own, as capturing is: memory of the caller's stream is not reused.
-        own = torch.cuda.Stream(self._device)
-        own.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(own):
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
                 run()
-        torch.cuda.current_stream(self._device).wait_stream(own)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 def _layout(parts: dict[str, Any], looked_at: Any) -> StepLayout[Any]:

@@ -239,11 +239,11 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _jit(kernel: Any) -> Any:
-    return kernel if triton is None else triton.jit(kernel)
+def _jit(**settings: Any) -> Any:
+    return (lambda kernel: kernel) if triton is None else triton.jit(**settings)
 
 
-@_jit
+@_jit()
 def _add_and_norm(
     hidden: tl.tensor, delta: tl.tensor, weight: tl.tensor, out: tl.tensor, eps: tl.tensor,
     dim: tl.constexpr, width: tl.constexpr, adds: tl.constexpr,
@@ -261,7 +261,8 @@ def _add_and_norm(
     tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)
 
 
-@_jit
+# See the kernel of attention.
+@_jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _turn_and_keep(
     joined: tl.tensor, turns: tl.tensor, weight: tl.tensor, positions: tl.tensor,
     slots: tl.tensor, query: tl.tensor, pool: tl.tensor, eps: tl.tensor, heads: tl.constexpr,
@@ -293,7 +294,7 @@ def _turn_and_keep(
         tl.store(at, x.to(pool.dtype.element_ty), mask=inside)
 
 
-@_jit
+@_jit()
 def _gate(joined: tl.tensor, out: tl.tensor, width: tl.constexpr, each: tl.constexpr) -> None:
     token, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * each + tl.arange(0, each)
     own, inside = joined + token * (2 * width) + place, place < width

@@ -134,9 +134,13 @@ class Target:
             with self._current():
                 graphs.warm_up()
             most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
-            # Kernels of prompts that are too long for graphs.
-            for firsts in ([0], [0, most])[: min(self.config.rows, self.cache.slots // most)]:
-                self.next_tokens(plain_feed(firsts, 0, np.zeros(most, np.int32)))
+            # Up to the first step with too many prompt tokens for a graph, which needs own kernels.
+            for rows in range(1, min(self.config.rows, self.cache.slots // most) + 1):
+                firsts = list(range(0, rows * most, most))
+                feed = plain_feed(firsts, 0, np.zeros(most, np.int32))
+                self.next_tokens(feed)
+                if graphs.size_of(lay_out(feed)) is None:
+                    break
             self.cache.clear()
 
     @property
@@ -214,7 +218,7 @@ class Target:
         return self.forward(device.ids, device.looked_at, self.cache)
 
     def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
-        """Decoding steps as graphs; None where there are none."""
+        """Steps with few prompt tokens as graphs; None where there are none."""
         if not (
             self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
         ):

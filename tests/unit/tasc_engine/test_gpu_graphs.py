@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,9 +97,20 @@ def model() -> Model:
     return Model(torch.float64, CPU)
 
 
-def host_of(rows: Sequence[Row], moves: tuple[Any, ...] = ((), ())) -> Step:
+class Replayed(Eager):
+    """A recorder that runs what it is told to record once, as a graph does; numbers are of then."""
+
+    def record(self, run: Any) -> Any:
+        found = run()
+        return lambda: found
+
+
+def host_of(rows: Sequence[Row], moves: tuple[Any, ...] = ((), ()), scored: bool = False) -> Step:
+    """The layout of rows; with ``scored`` all tokens are looked at a second time."""
     layout = layout_of(rows, range(0, len(rows) * LENGTH, LENGTH))
     arrays = {name: part.numpy() for name, part in vars(layout).items()}
+    if scored:
+        arrays["looked_at"] = np.append(arrays["looked_at"], np.arange(len(arrays["ids"])))
     return StepLayout(**{**arrays, "moves": np.array(moves, np.int64).reshape(2, -1)})
 
 
@@ -110,7 +122,8 @@ def graphed(model: Model, recorder: Any) -> tuple[GraphedForward, PoolCache]:
 @torch.inference_mode()
 def alone(model: Model, cache: PoolCache, step: Step) -> torch.Tensor:
     """The step without padding."""
-    own = StepLayout(**{name: torch.from_numpy(part) for name, part in vars(step).items()})
+    parts = vars(step).items()
+    own = StepLayout(**{name: torch.from_numpy(part).to(model.device) for name, part in parts})
     cache.begin(step, own)
     return model(own.ids, own.looked_at, cache)
 
@@ -150,16 +163,16 @@ def test_padding_stands_behind_the_step_and_touches_scratch_only(rows, moved) ->
 
 
 @settings(deadline=None, max_examples=20)
-@given(steps=st.lists(STEP, min_size=1, max_size=3))
-def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps) -> None:
+@given(steps=st.lists(STEP, min_size=1, max_size=3), scored=st.booleans())
+def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps, scored) -> None:
     recorder = Eager()
     run, cache = graphed(model, recorder)
     other = PoolCache(model)
     for rows in steps:
-        step = host_of(rows, ((20, 22), (19, 20)))
+        step, calm = host_of(rows, ((20, 22), (19, 20)), scored), host_of(rows, scored=scored)
         expected = alone(model, other, step)
         assert run.next_tokens(step).tolist() == first_greatest(expected).tolist()
-        torch.testing.assert_close(run.logits(host_of(rows)), alone(model, other, host_of(rows)))
+        torch.testing.assert_close(run.logits(calm), alone(model, other, calm))
         torch.testing.assert_close(cache.pool[:, :-1], other.pool[:, :-1])
     assert recorder.recorded == len({run.size_of(host_of(rows)) for rows in steps})
 
@@ -191,21 +204,43 @@ def test_all_that_a_graph_reads_outlives_its_recording(model) -> None:
     """A graph reads by address: memory that was freed would be somebody else's numbers."""
     seen = list[weakref.ref[Tensor]]()
 
-    class Forgetful(Eager):
-        def record(self, run: Any) -> Any:
-            found = run()
-            return lambda: found
-
     class Watched(PoolCache):
         def begin(self, host: Step, device: StepLayout[Tensor]) -> None:
             super().begin(host, device)
             seen.extend(map(weakref.ref, vars(device).values()))
 
-    run = GraphedForward(model, Watched(model), LIMITS, model.device, Forgetful())
+    run = GraphedForward(model, Watched(model), LIMITS, model.device, Replayed())
     run.warm_up()
     gc.collect()
     assert seen
     assert all(tensor() is not None for tensor in seen)
+
+
+def test_moves_are_known_to_be_made_where_memory_ends_behind_them(model, monkeypatch) -> None:
+    """Made twice, they would put other tokens into a row."""
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    run, cache = graphed(model, Replayed())
+    run.warm_up()
+    step = host_of([(3, 2, ()), (4, 1, ())], ((20, 22), (19, 20)))
+    monkeypatch.setattr(Tensor, "index_select", full)
+    assert cache.host is None
+    with pytest.raises(torch.OutOfMemoryError):
+        run.logits(step)
+    assert cache.host is step
+    pool = PoolCache(model).pool
+    assert torch.equal(cache.pool[:, [19, 20]], pool[:, [20, 22]])
+
+
+def test_a_step_of_many_prompt_tokens_is_for_no_graph(model) -> None:
+    limits = replace(LIMITS, rows=5, tokens=400)
+    run = GraphedForward(model, PoolCache(model), limits, model.device, Eager())
+    assert run.size_of(host_of([(0, 60, ())] * 4)) == 256
+    assert run.size_of(host_of([(0, 64, None)] * 4)) == 256
+    assert run.size_of(host_of([(0, 64, None)] * 4 + [(3, 1, ())])) == 384
+    assert run.size_of(host_of([(0, 64, None)] * 4 + [(3, 1, None)])) is None
 
 
 def test_a_graph_that_does_not_fit_the_memory_is_tried_once(model) -> None:
@@ -246,7 +281,7 @@ def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
         [(5, 1, tree), (30, 1, ())], [(2, 1, ()), (40, 1, tree)], [(9, 1, ())], [(0, 1, ())] * 4,
         [(50, 1, (-1, 0, 1, 2, 3))], [(5, 1, range(-1, 6)), (1, 1, range(-1, 12)), (33, 1, tree)],
         [(7, 1, (-1, 0)), (8, 1, (-1, -1)), (9, 1, ())], [(0, 17, ()), (6, 1, tree), (0, 5, None)],
-        [(3, 9, None)],
+        [(3, 9, None)], [(12, 1, ())],
     ]  # fmt: skip
     for each in rows:
         step = host_of(each, ((20, 22), (19, 20)))
@@ -254,6 +289,12 @@ def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
         assert found is not None
         assert found.tolist() == eager.next_tokens(step).tolist()
         assert torch.equal(cache.pool[:, :-1], other.pool[:, :-1])
+        calm, third = host_of(each, scored=True), PoolCache(model)
+        third.pool.copy_(cache.pool)
+        unpadded = alone(model, third, calm)
+        if dtype == torch.float32:
+            torch.testing.assert_close(run.logits(calm), unpadded, rtol=1e-4, atol=1e-3)
+            eager.logits(calm)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

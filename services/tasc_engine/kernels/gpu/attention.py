@@ -136,8 +136,14 @@ def _jit(**settings: Any) -> Any:
     return (lambda kernel: kernel) if triton is None else triton.jit(**settings)
 
 
-# Numbers that vary from step to step are not specialised, shapes are: `Target.warm_up` meets them.
-@_jit(do_not_specialize=["window", "rows"])
+# What varies from step to step is not specialised, shapes are: `Target.warm_up` meets them. A
+# layout's parts lie one behind the other, so that their addresses vary too.
+@_jit(
+    do_not_specialize=["window", "rows"],
+    do_not_specialize_on_alignment=[
+        "positions", "seen", "tree", "begins", "firsts", "trunks", "nodes"
+    ],
+)  # fmt: skip
 def _attention(
     query: tl.tensor, pool: tl.tensor, out: tl.tensor, parts: tl.tensor, sums: tl.tensor,
     positions: tl.tensor, seen: tl.tensor, tree: tl.tensor, begins: tl.tensor, firsts: tl.tensor,
