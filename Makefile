@@ -12,9 +12,10 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 # offered the CPU's, so pip installs torch. Where uv cannot be installed or fails, pip does the rest. Most of drafting,
 # which needs numba alone, is compiled meanwhile, and that ends with the recipe, also where it fails or is interrupted.
 .venv/.installed: pyproject.toml constraints.txt
-	@echo 'installing 140 packages into .venv: first numba and torch, half a minute and more without a word' >&2
-	$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) numba && { .venv/bin/python $(PIP) uv || true; }
-	@PYTHONPATH=services .venv/bin/python -m tasc_draft & compiling=$$!; \
+	@echo 'installing 140 packages into .venv: numba first ...' >&2
+	@$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) numba && { .venv/bin/python $(PIP) uv || true; }
+	@echo 'torch, 200 MB, half a minute and more without a word; drafting is compiled beside it ...' >&2; \
+	  PYTHONPATH=services .venv/bin/python -m tasc_draft & compiling=$$!; \
 	  trap 'kill $$compiling 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	  .venv/bin/python $(PIP) torch && { .venv/bin/uv pip install --system-certs --python .venv/bin/python \
 	  --constraint constraints.txt --editable '.[dev]' || .venv/bin/python $(PIP) --editable '.[dev]'; } || exit 1; \

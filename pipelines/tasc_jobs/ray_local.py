@@ -168,7 +168,8 @@ def _start(num_cpus: int, object_store_mb: int, folder: str) -> None:
         )
     except Exception as error:  # Ray has no class for a start that takes too long
         raise RaySetupError(
-            f"Ray did not start: {error}; if the machine is busy, run the command again"
+            f"Ray did not start: {str(error).rstrip('.')}; if the machine is busy, run the command "
+            "again when it is less so"
         ) from error
 
 

@@ -71,6 +71,7 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
     sides = {side: _SIDES[side] for side in speeds}
     of_source = sorted(measured.counters.by_source.items(), key=lambda each: -each[1])
     emitted = measured.counters.generation_tokens
+    by_model = emitted - sum(n for _, n in of_source)
     rates = found["acceptance_by_position"]
     return ReportDocument(
         f"tasc demo: {found['rows']} test rows of {TASK}",
@@ -91,10 +92,10 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
                 ),
             ),
             Table.of(
-                "Accepted tokens by the source that drafted them",
+                "Tokens of the answers by where they come from",
                 (
-                    {"source": name, "tokens": f"{n:,.0f}", "of all": f"{n / emitted:.1%}"}
-                    for name, n in of_source
+                    {"source": name, "tokens": f"{n:,.0f}", "of all answers": f"{n / emitted:.1%}"}
+                    for name, n in (*of_source, ("the model itself", by_model))
                     if n
                 ),
             ),

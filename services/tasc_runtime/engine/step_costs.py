@@ -51,7 +51,7 @@ def step_costs(
     def measured() -> StepCosts:
         say(
             f"measuring what steps of {source.folder.name} cost on {platform.node()}, up to about "
-            f"{seconds:.0f} s; once only, later starts on this machine read {path}"
+            f"{seconds:.0f} s; once for these settings, later starts on this machine read {path}"
         )
         return measure(target, source.folder.name, seconds)
 
