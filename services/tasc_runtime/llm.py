@@ -153,7 +153,7 @@ class Summary:
         by_position = " ".join(f"{share:.2f}" for share in self.acceptance_by_position[:8])
         return (
             f"{self.answers:,} answers, {self.tokens:,} tokens in {self.steps:,} forward passes: "
-            f"{self.tokens_per_step:.2f} tokens a pass; without drafts it is 1\n"
+            f"{self.tokens_per_step:.2f} tokens per step; without drafts it is 1\n"
             f"accepted {self.accepted:,} of {self.drafted:,} draft tokens: {sources or 'none'}\n"
             f"acceptance by position: {by_position or 'nothing was drafted'}\n"
             f"{self.verify_seconds:.2f} s verifying, {self.draft_seconds:.2f} s drafting"
