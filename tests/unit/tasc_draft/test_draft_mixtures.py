@@ -198,11 +198,19 @@ def test_a_shared_budget_goes_to_likely_paths_of_all_rows(index, setting, rows, 
 @given(dc.indexes, dc.mixed, dc.rows, st.floats(0, 1, width=32), st.integers(0, 12))
 def test_a_token_that_is_not_worth_its_cost_is_not_drafted(index, setting, rows, bar, budget):
     proposer = dc.started(index, setting, *rows)
-    every = np.exp(dc.propose_all(proposer, rows).logp.astype(float))
+    full = trees(dc.propose_all(proposer, rows))
     drafts = dc.propose_all(proposer, rows, np.full(budget, bar, np.float32))
+    assert len(drafts.tokens) <= budget
     assert (np.exp(drafts.logp.astype(float)) >= bar * (1 - SLACK)).all()
-    # More than of `every`: where less likely nodes fill that, some children are not looked at.
-    assert budget >= len(drafts.tokens) >= min(budget, (every > bar * (1 + SLACK)).sum())
+    worth = 0
+    for some, every, (*_, limit) in zip(trees(drafts), full, rows, strict=True):
+        likely = {path for path, node in every.items() if math.exp(node.logp) > bar * (1 + SLACK)}
+        worth += len(likely)
+        if len(drafts.tokens) < budget:
+            assert likely <= some.keys()
+        if not some.keys() <= every.keys():  # less likely nodes fill the whole draft
+            assert len(every) == dc.limits_of(setting, max(limit, 0)).most
+    assert len(drafts.tokens) >= min(budget, worth)
 
 
 def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:

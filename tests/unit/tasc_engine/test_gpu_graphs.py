@@ -98,7 +98,7 @@ def model() -> Model:
 
 
 class Replayed(Eager):
-    """A recorder that runs what it is told to record once, as a graph does; numbers are of then."""
+    """A recorder that runs the work once, as a graph does; a replay gives the numbers of then."""
 
     def record(self, run: Any) -> Any:
         found = run()
@@ -289,10 +289,10 @@ def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
         assert found is not None
         assert found.tolist() == eager.next_tokens(step).tolist()
         assert torch.equal(cache.pool[:, :-1], other.pool[:, :-1])
-        calm, third = host_of(each, scored=True), PoolCache(model)
-        third.pool.copy_(cache.pool)
-        unpadded = alone(model, third, calm)
-        if dtype == torch.float32:
+        if dtype == torch.float32:  # where products of a padded step round nearly alike
+            calm, third = host_of(each, scored=True), PoolCache(model)
+            third.pool.copy_(cache.pool)
+            unpadded = alone(model, third, calm)
             torch.testing.assert_close(run.logits(calm), unpadded, rtol=1e-4, atol=1e-3)
             eager.logits(calm)
 
