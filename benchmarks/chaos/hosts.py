@@ -46,22 +46,27 @@ class Host:
     Attributes:
         link: The end of its cable at the bridge.
         start: The command that runs its Ray node.
+        log: Where the output of that command goes.
     """
 
     name: str
     link: str
     address: str
+    log: Path
     start: Sequence[str] = ()
     node: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
         """Start the Ray node."""
         command = ["ip", "netns", "exec", self.name, *self.start]
-        self.node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with self.log.open("ab") as log:
+            self.node = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
-    @property
-    def is_down(self) -> bool:
-        return self.node is None or self.node.poll() is not None
+    def boot_again(self) -> None:
+        """Start the Ray node if it has ended, as it does where a part of it starts too slowly."""
+        if self.node is None or self.node.poll() is not None:
+            self.kill()
+            self.boot()
 
     def pids(self) -> list[int]:
         return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
@@ -105,9 +110,7 @@ class Hosts(Watched):
 
     def whole(self) -> bool:
         for host in self.hosts:
-            if host.is_down:
-                host.kill()
-                host.boot()
+            host.boot_again()
         return super().whole()
 
 
@@ -126,7 +129,7 @@ def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     os.environ.update(environment(folder) | paths)
     with ExitStack() as stack:
-        gate, hosts = stack.enter_context(_network())
+        gate, hosts = stack.enter_context(_network(folder))
         store = RedisServer(folder / "redis", gate)
         stack.callback(store.kill)
         task = make_task(folder / TASK, TASK)
@@ -135,7 +138,7 @@ def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
         _boot(hosts, folder)
         for host in hosts:
             stack.callback(host.kill)
-        _deploy(hosts[0], folder, store.url)
+        _deploy(hosts, folder, store.url)
         addresses = [f"{host.address}:8000" for host in hosts]
         balancer = stack.enter_context(balancing_addresses(haproxy, addresses, folder))
         chaos = Hosts(store, balancer.url, balancer.operators, hosts, cut_s)
@@ -145,7 +148,7 @@ def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
 
 
 @contextmanager
-def _network() -> Iterator[tuple[str, list[Host]]]:
+def _network(logs: Path) -> Iterator[tuple[str, list[Host]]]:
     """Make a bridge with two hosts; yields the address of this machine at it, and the hosts."""
     pid = os.getpid()
     bridge, subnet = f"tasc{pid}", f"10.209.{pid % 256}"
@@ -154,7 +157,10 @@ def _network() -> Iterator[tuple[str, list[Host]]]:
         stack.callback(_ip, "link", "delete", bridge)
         _ip("address", "add", f"{subnet}.1/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
-        hosts = [Host(f"{bridge}h{i}", f"{bridge}c{i}", f"{subnet}.{i + 2}") for i in range(2)]
+        hosts = [
+            Host(f"{bridge}h{i}", f"{bridge}c{i}", f"{subnet}.{i + 2}", logs / f"node{i}.log")
+            for i in range(2)
+        ]
         for host in hosts:
             _ip("netns", "add", host.name)
             stack.callback(_ip, "netns", "delete", host.name)
@@ -180,6 +186,7 @@ def _boot(hosts: Sequence[Host], folder: Path) -> None:
     ray = str(_TOOLS / "ray")
     head.start = [
         ray, "start", "--head", "--port=6379", "--dashboard-host=0.0.0.0",
+        "--include-dashboard=true",  # `serve deploy` needs it, and without the option Ray does not
         f"--node-ip-address={head.address}", f"--temp-dir={folder / 'ray'}", *common,
     ]  # fmt: skip
     worker.start = [
@@ -190,7 +197,7 @@ def _boot(hosts: Sequence[Host], folder: Path) -> None:
         host.boot()
 
 
-def _deploy(head: Host, folder: Path, redis_url: str) -> None:
+def _deploy(hosts: Sequence[Host], folder: Path, redis_url: str) -> None:
     """Deploy the shipped file with the settings of this benchmark."""
     settings = folder / "settings.yaml"
     own = settings_of(folder) | {"redis_url": redis_url, "metrics": {}}
@@ -198,11 +205,20 @@ def _deploy(head: Host, folder: Path, redis_url: str) -> None:
     config = yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text())
     config["applications"][0]["args"]["settings"] = str(settings)
     (folder / "ray-serve.yaml").write_text(yaml.safe_dump(config))
-    at = ["--address", f"http://{head.address}:8265"]
+    at = ["--address", f"http://{hosts[0].address}:8265"]
     command = [str(_TOOLS / "serve"), "deploy", *at, str(folder / "ray-serve.yaml")]
+    said = ""
 
     def deployed() -> bool:
-        return subprocess.run(command, capture_output=True).returncode == 0
+        nonlocal said
+        for host in hosts:
+            host.boot_again()
+        done = subprocess.run(command, capture_output=True, text=True)
+        said = done.stdout + done.stderr
+        return done.returncode == 0
 
     if not wait_until(deployed, _START_S):
-        raise TimeoutError(f"Ray's dashboard took no application within {_START_S:g} s")
+        logs = "".join(host.log.read_text() for host in hosts)
+        raise TimeoutError(
+            f"Ray's dashboard took no application within {_START_S:g} s: {said}\n{logs}"
+        )
