@@ -6,6 +6,7 @@ Elsewhere, and for requests one after the other, a client in this process does.
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -110,12 +111,20 @@ def until(deadline: float, bodies: Iterable[bytes]) -> Iterator[bytes]:
         yield body
 
 
-def asked(place: Place, bodies: Iterable[bytes], connections: int = 1) -> list[Answered]:
-    """Send all bodies, each connection one after the other, and wait for the answers."""
-    return asyncio.run(_asked(place, iter(bodies), connections))
+def asked(
+    place: Place, bodies: Iterable[bytes], connections: int = 1, rate: float = math.inf
+) -> list[Answered]:
+    """Send all bodies, each connection one after the other, and wait for the answers.
+
+    Args:
+        rate: Requests a second of all connections together, at most.
+    """
+    return asyncio.run(_asked(place, iter(bodies), connections, connections / rate))
 
 
-async def _asked(place: Place, bodies: Iterator[bytes], connections: int) -> list[Answered]:
+async def _asked(
+    place: Place, bodies: Iterator[bytes], connections: int, interval_s: float
+) -> list[Answered]:
     url, found = urlsplit(place.base), list[Answered]()
     head = (
         f"POST {place.path} HTTP/1.1\r\nHost: {url.netloc}\r\n"
@@ -124,14 +133,15 @@ async def _asked(place: Place, bodies: Iterator[bytes], connections: int) -> lis
     requests = (b"%s%d\r\n\r\n%s" % (head, len(body), body) for body in bodies)
     loop = asyncio.get_running_loop()
 
-    async def one() -> None:
+    async def one(number: int) -> None:
+        await asyncio.sleep(number / connections * interval_s)  # not all at once
         wants_more = True
         while wants_more:
-            client = _Client(requests, found.append, loop.create_future())
+            client = _Client(requests, found.append, loop.create_future(), interval_s)
             await loop.create_connection(lambda client=client: client, url.hostname, url.port)
             wants_more = await client.end
 
-    await asyncio.gather(*(one() for _ in range(connections)))
+    await asyncio.gather(*map(one, range(connections)))
     return found
 
 
@@ -143,8 +153,10 @@ class _Client(asyncio.Protocol):
         requests: Iterator[bytes],
         on_answer: Callable[[Answered], None],
         end: "asyncio.Future[bool]",
+        interval_s: float,
     ) -> None:
         self._requests, self._on_answer, self.end = requests, on_answer, end
+        self._interval_s = interval_s
         self._buffer = bytearray()
         self._began = 0.0
 
@@ -161,8 +173,11 @@ class _Client(asyncio.Protocol):
         status, body, is_last = found
         self._answered(status, body)
         self._buffer.clear()
+        pause_s = self._began + self._interval_s - time.perf_counter()
         if is_last:
             self._finish(wants_more=True)
+        elif pause_s > 0:
+            asyncio.get_running_loop().call_later(pause_s, self._send)
         else:
             self._send()
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -52,6 +52,7 @@ class Bench:
         alone: Whether one connection is measured too.
         requests: Over one connection.
         answer: What ceilings answer: the service's answer to a row, once there is one.
+        rate: Requests a second that the service answered over the least connections above one.
         skipped: What could not be measured, and why.
     """
 
@@ -65,6 +66,7 @@ class Bench:
     proxy: str
     parts: Sequence[str]
     answer: Any = field(default_factory=lambda: _NO_ANSWER)
+    rate: float | None = None
     errors: int = 0
     skipped: list[str] = field(default_factory=list)
 
@@ -153,13 +155,28 @@ class Bench:
         return found
 
     def bare(self) -> Measured:
-        """A uvicorn application that reads the same bodies and answers the same JSON."""
+        """A uvicorn application that reads the same bodies and answers the same JSON.
+
+        Processor time is measured twice: as fast as it answers, and at the service's rate, where a
+        process is woken for each request.
+        """
         port = _free_port()
         arguments = [SUBJECTS, "bare", str(port), self._answer_file()]
         with started(arguments, ROOT, self.folder) as child:
             place, bodies = Place(_ready(child, port), "/one"), self.bodies(draft=True)
             self.warm_up(place, bodies)
-            return self.figures("uvicorn", "requests/s", place, bodies, child, "processor, uvicorn")
+            found = self.figures(
+                "uvicorn", "requests/s", place, bodies, child, "processor, uvicorn"
+            )
+            if self.rate:
+                connections, rows = self.crowds[0], cycle(bodies)
+                before, end = child.processor_ms(), time.perf_counter() + self.seconds
+                answers = _right(asked(place, until(end, rows), connections, self.rate))
+                spent = child.processor_ms()["command"] - before["command"]
+                found["processor, uvicorn at the service's rate, ms a request"] = spent / len(
+                    answers
+                )
+            return found
 
     def _answer_file(self) -> Path:
         file = self.folder / "answer.json"
@@ -232,6 +249,8 @@ class Side:
                         count = "processor" if draft and not stream else None
                         bench.warm_up(place, bodies)
                         found |= bench.figures(name, "rows/s", place, bodies, child, count)
+                        if count:
+                            bench.rate = found[f"{name}, {bench.crowds[0]}, rows/s"]
             if "lists" in bench.parts:
                 found |= self._lists(Place(base, COMPLETIONS))
         return found

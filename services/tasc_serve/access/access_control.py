@@ -196,6 +196,9 @@ class _Key:
     tokens: _Limit | None = None
 
 
+_NO_KEY = _Key()
+
+
 class Rates:
     """The buckets of one gateway.
 
@@ -251,7 +254,7 @@ class Rates:
 
     def _of(self, key: ApiKey | None) -> _Key:
         if key is None:
-            return _Key()
+            return _NO_KEY
         found = self._keys.pop(key.id, None)
         if found is None:
             found = _Key(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import secrets
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -187,9 +187,11 @@ class Generation:
         A retry, and all calls of a request, are answered by one version of the task's record.
         """
         retry_key = self._idempotency.key_of(request, key.id if key else "")
-        id, seed = (retry_key.id, retry_key.seed) if retry_key else (secrets.token_hex(16), None)
-        status = self._backend.status(task)
-        version = status.record_version if status else None
+        id, seed = (retry_key.id, retry_key.seed) if retry_key else (os.urandom(16).hex(), None)
+        version = None
+        if retry_key or body.prompt_count * (body.n or 1) > 1:
+            status = self._backend.status(task)
+            version = status.record_version if status else None
         group = await _aside(
             len(raw) > _LARGE_BODY, partial(calls_of, body, self._limits, id, seed, version)
         )
@@ -238,10 +240,11 @@ class Generation:
 
         Only a replica knows the task's template; after its first answer the backend does, too.
         """
-        prompt, status = group.calls[0].prompt, self._backend.status(task)
-        if not isinstance(prompt, Conversation) or not status or status.chat:
+        prompt = group.calls[0].prompt
+        if not isinstance(prompt, Conversation) or not (ignored := prompt.ignored):
             return {}
-        if not (ignored := prompt.ignored):
+        status = self._backend.status(task)
+        if not status or status.chat:
             return {}
         self._metrics.ignored(task).inc(len(ignored))
         shown = ", ".join(ignored[:_MOST_NAMED])

@@ -13,7 +13,6 @@ from typing import Final, TypeAlias, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
 
 from tasc_engine.request import MOST_CHOICE_BYTES
 from tasc_runtime.protocol import Call
@@ -37,13 +36,14 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
         ApiError: See `arriving` and `chunks`; 400: it is no gzip; 415: it is packed otherwise, or a
             web page's script could send it without asking first.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if "origin" in request.headers and kind != "application/json":
+    headers: dict[bytes, bytes] = dict(request.scope["headers"])
+    kind = _field(headers, b"content-type").partition(";")[0].rstrip()
+    if b"origin" in headers and kind != "application/json":
         raise ApiError(415, f"Content-Type is {kind[:SHOWN]!r}; web pages send application/json")
     most = limits.max_body_bytes
     async with arriving(limits.request_timeout_s):
         raw = b"".join([chunk async for chunk in chunks(request, most)])
-    packing = request.headers.get("content-encoding", "identity").strip().lower()
+    packing = _field(headers, b"content-encoding") or "identity"
     if packing == "identity":
         return raw
     if packing not in ("gzip", "x-gzip"):
@@ -72,16 +72,22 @@ async def arriving(timeout_s: float) -> AsyncGenerator[None, None]:
 
 async def chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """A body as it comes. Raises ApiError 413, or 499 where the client went away."""
-    size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > max_bytes:
-                raise _too_large(max_bytes)
+    size, more = 0, True
+    while more:
+        part = await request.receive()
+        if part["type"] == "http.disconnect":
+            message = "the client went away before its body had arrived"
+            raise ApiError(CLIENT_CLOSED_REQUEST, message)
+        chunk, more = part.get("body", b""), part.get("more_body", False)
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        if chunk:
             yield chunk
-    except ClientDisconnect as error:
-        message = "the client went away before its body had arrived"
-        raise ApiError(CLIENT_CLOSED_REQUEST, message) from error
+
+
+def _field(headers: dict[bytes, bytes], name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1").strip().lower()
 
 
 def _too_large(most: int) -> ApiError:

@@ -9,7 +9,7 @@ imported, since proxies hold no models.
 """
 
 import logging
-import secrets
+import os
 from typing import Final, Protocol
 
 from starlette.middleware import Middleware
@@ -66,19 +66,17 @@ class Shortcut:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = next((app for app in _direct if app.is_direct(scope)), None)
-        if app is None:
+        if not (_direct and _direct[0].is_direct(scope)):
             await self._app(scope, receive, send)
             return
-        sent_id = next((value for name, value in scope["headers"] if name == _REQUEST_ID), None)
-        request_id = sent_id or secrets.token_hex(16).encode()
+        request_id = dict(scope["headers"]).get(_REQUEST_ID) or os.urandom(16).hex().encode()
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"].append((_REQUEST_ID, request_id))
             await send(message)
 
-        await app(scope, receive, sent)
+        await _direct[0](scope, receive, sent)
 
 
 class PlainHeaders:

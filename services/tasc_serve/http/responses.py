@@ -6,7 +6,7 @@ vLLM's per-request and acceptance metrics; the draft index is added.
 
 import dataclasses
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,17 +93,20 @@ def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:
 def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
     """Of steps that had a draft: as there, the others are left out."""
     pairs = zip(acceptance.drafted, acceptance.accepted, strict=True)
-    steps = [(drafted, accepted) for drafted, accepted in pairs if drafted]
-    drafted, accepted = ([pair[side] for pair in steps] for side in (0, 1))
+    steps = [pair for pair in pairs if pair[0]]
+    drafted, accepted = [step[0] for step in steps], [step[1] for step in steps]
     longest = max(drafted, default=0)
+    # Place k: steps that kept k draft tokens.
+    kept = [0] * (longest + 1)
+    kept_by_length = {str(size): [0] * (size + 1) for size in sorted(set(drafted))}
+    for size, count in steps:
+        kept[count] += 1
+        kept_by_length[str(size)][count] += 1
     summary = {
         "mean_acceptance_length": 1 + sum(accepted) / max(len(steps), 1),
         "draft_acceptance_rate": sum(accepted) / max(sum(drafted), 1),
-        "acceptance_histogram": _histogram(accepted, longest),
-        "acceptance_histogram_by_draft_length": {
-            str(size): _histogram([a for d, a in steps if d == size], size)
-            for size in sorted(set(drafted))
-        },
+        "acceptance_histogram": kept,
+        "acceptance_histogram_by_draft_length": kept_by_length,
         "num_spec_steps": len(steps),
         "num_accepted_draft_tokens": sum(accepted),
         "num_draft_tokens": sum(drafted),
@@ -111,12 +114,6 @@ def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
     }
     ordered = {"per_step_accepted": accepted, "per_step_drafted": drafted}
     return {**summary, **ordered} if detailed else summary
-
-
-def _histogram(accepted: list[int], most: int) -> list[int]:
-    """How many steps kept 0, 1, ... ``most`` draft tokens."""
-    steps = Counter(accepted)
-    return [steps[kept] for kept in range(most + 1)]
 
 
 def _ms(seconds: float) -> float:

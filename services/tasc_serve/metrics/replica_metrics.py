@@ -7,6 +7,7 @@ Names keep vLLM's suffixes, so that its dashboards need another prefix only. The
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
@@ -137,7 +138,12 @@ class Series:
             )
         family: _Family = self._families[name]
         own = tuple(self._labels.values())
-        return lambda *values: family.labels(*own, *map(str, values))
+
+        def child(*values: object) -> _Family:
+            return family.labels(*own, *map(str, values))
+
+        # A cleared gauge drops its children; others live as long as the family.
+        return child if kind is Gauge else cache(child)
 
 
 class _TokensBySource:

@@ -177,6 +177,8 @@ class Fleet:
                 update, one new replica cannot take all the load.
         """
         fits = [r for r in self._live() if r.name not in avoid and _serves(r, record_version)]
+        if len(fits) == 1:
+            return fits[0]
         if record_version is None:
             newest = max((r.record_version for r in fits), default=0)
             preferred = [r for r in fits if r.record_version == newest and r.has_free_rows]

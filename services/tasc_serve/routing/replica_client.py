@@ -48,8 +48,7 @@ class ReplicaClient:
         """Returns the whole answer. Cancelling this coroutine cancels the call."""
         connection = await self._connected(replica)
         try:
-            with connection.asking(lambda number: wire.Request(number, True, call)) as items:
-                item = await _next(items)
+            item = await connection.ask(lambda number: wire.Request(number, True, call))
         except BufferFull:
             return _BUSY
         assert isinstance(item, Answer | Refusal)
@@ -61,7 +60,7 @@ class ReplicaClient:
         try:
             with connection.asking(lambda number: wire.Request(number, False, call)) as items:
                 while True:
-                    item = await _next(items)
+                    item = _unless_error(await items.get())
                     assert isinstance(item, Piece | Refusal)
                     yield item
                     if isinstance(item, Refusal) or item.result:
@@ -71,8 +70,7 @@ class ReplicaClient:
 
     async def pulse(self, replica: str) -> Pulse:
         connection = await self._connected(replica)
-        with connection.asking(wire.Heartbeat) as items:
-            item = await _next(items)
+        item = await connection.ask(wire.Heartbeat)
         assert isinstance(item, Pulse)
         return item
 
@@ -97,7 +95,9 @@ class ReplicaClient:
             ReplicaLost: It cannot be opened.
         """
         link = self._links.get(name)
-        if link is None or (link.done() and not _is_open(link)):
+        if link and link.done() and _is_open(link):
+            return link.result()
+        if link is None or link.done():
             link = self._links[name] = asyncio.create_task(self._connect(name))
         return await asyncio.shield(link)  # other calls may await the same task
 
@@ -134,7 +134,7 @@ class _ReplicaConnection(Connection):
         super().__init__(settings)
         self._name = name
         self._numbers = itertools.count()
-        self._waiting: dict[int, _Items] = {}
+        self._waiting: dict[int, Callable[[_Item], object]] = {}
         self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def greet(self, token: bytes) -> None:
@@ -149,23 +149,44 @@ class _ReplicaConnection(Connection):
             self.close()
             raise ConnectionError(f"this is replica {found}, not {self._name}")
 
+    async def ask(self, message: "_Asked") -> Answer | Piece | Refusal | Pulse:
+        """Sends a message that has one reply, and returns that.
+
+        Raises:
+            ReplicaLost: The connection has ended.
+        """
+        reply: asyncio.Future[_Item] = asyncio.get_running_loop().create_future()
+        number = self._begin(message, partial(_settle, reply))
+        try:
+            return _unless_error(await reply)
+        finally:
+            self._end(number)
+
     @contextmanager
-    def asking(self, message: Callable[[int], wire.Request | wire.Heartbeat]) -> Iterator["_Items"]:
+    def asking(self, message: "_Asked") -> Iterator["asyncio.Queue[_Item]"]:
         """Sends a message; the block reads the replies. After it, an unfinished call is cancelled.
 
         Raises:
             ReplicaLost: The connection has ended.
         """
-        if not self.is_open:
-            raise ReplicaLost(self._name, self.reason)
-        number, items = next(self._numbers), _Items()
-        self._waiting[number] = items
+        items: asyncio.Queue[_Item] = asyncio.Queue()
+        number = self._begin(message, items.put_nowait)
         try:
-            self.send(message(number))
             yield items
         finally:
-            if self._waiting.pop(number, None) and self.is_open:
-                self.send(wire.Cancel(number))
+            self._end(number)
+
+    def _begin(self, message: "_Asked", hand: Callable[["_Item"], object]) -> int:
+        if not self.is_open:
+            raise ReplicaLost(self._name, self.reason)
+        number = next(self._numbers)
+        self.send(message(number))
+        self._waiting[number] = hand
+        return number
+
+    def _end(self, number: int) -> None:
+        if self._waiting.pop(number, None) and self.is_open:
+            self.send(wire.Cancel(number))
 
     def received(self, message: Message) -> None:
         match message:
@@ -189,22 +210,26 @@ class _ReplicaConnection(Connection):
         if not self._welcome.done():
             self._welcome.set_exception(ConnectionError(why))
         waiting, self._waiting = self._waiting, {}
-        for items in waiting.values():
-            items.put_nowait(ReplicaLost(self._name, self.reason))
+        for hand in waiting.values():
+            hand(ReplicaLost(self._name, self.reason))
 
     def _hand(self, number: int, item: "_Item", last: bool = True) -> None:
         """Passes an item to its waiting call. Items of a cancelled call are dropped."""
-        items = self._waiting.pop(number, None) if last else self._waiting.get(number)
-        if items is not None:
-            items.put_nowait(item)
+        hand = self._waiting.pop(number, None) if last else self._waiting.get(number)
+        if hand is not None:
+            hand(item)
 
 
+_Asked = Callable[[int], wire.Request | wire.Heartbeat]
 _Item = Answer | Piece | Refusal | Pulse | Exception
-_Items = asyncio.Queue[_Item]
 
 
-async def _next(items: _Items) -> Answer | Piece | Refusal | Pulse:
-    item = await items.get()
+def _settle(reply: asyncio.Future[_Item], item: _Item) -> None:
+    if not reply.done():  # it was cancelled
+        reply.set_result(item)
+
+
+def _unless_error(item: _Item) -> Answer | Piece | Refusal | Pulse:
     if isinstance(item, Exception):
         raise item
     return item
