@@ -30,25 +30,31 @@ def corpus(path: Path) -> Path:
     return write_rows(path, [*rows, "broken"])
 
 
-@pytest.mark.usefixtures("ray_cluster")
-def test_rows_lead_to_answers(in_process: InProcess, folder: Path, tmp_path: Path) -> None:
-    assert_rows_lead_to_answers(in_process, folder, tmp_path)
+def create(tasc: InProcess | Command, folder: Path) -> None:
+    tasc.run(
+        "task", "create", "t", "--model", folder, "--template", r"say {input}\n",
+        "--dtype", "float64", "--max-tokens", 10,
+    )  # fmt: skip
 
 
 @pytest.mark.slow("each command is a process with a Ray and a Redis of its own")
 def test_processes_lead_to_answers_and_end(tasc: Command, folder: Path, tmp_path: Path) -> None:
-    assert_rows_lead_to_answers(tasc, folder, tmp_path)
+    create(tasc, folder)
+    tasc.run("ingest", "t", corpus(tmp_path / "train.jsonl"))
+    built = json.loads(tasc.run("build-index", "t", "--json"))
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"input": "one"}\n')
+    tasc.run("generate", "t", "--input", source, "--output", output)
+    assert [answer["index_version"] for answer in read_rows(output)] == [built["version"]]
     tasc.wait_until_gone()
 
 
-def assert_rows_lead_to_answers(tasc: InProcess | Command, folder: Path, tmp_path: Path) -> None:
-    run = tasc.run
+@pytest.mark.usefixtures("ray_cluster")
+def test_rows_lead_to_answers(in_process: InProcess, folder: Path, tmp_path: Path) -> None:
+    tasc, run = in_process, in_process.run
     train = corpus(tmp_path / "train.jsonl")
     rejects = tmp_path / "rejects.jsonl"
-    run(
-        "task", "create", "t", "--model", folder, "--template", r"say {input}\n",
-        "--dtype", "float64", "--max-tokens", 10,
-    )  # fmt: skip
+    create(tasc, folder)
     for added in (60, 0):
         out = json.loads(run("ingest", "t", train, "--reject", rejects, "--json"))
         assert (out["added"], out["known"], out["rejected"]) == (added, 60 - added, 1)

@@ -6,12 +6,14 @@ Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a
 import gc
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import ray
@@ -41,8 +43,8 @@ ROWS = 256
 ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1, device="cpu")
 # The same rows are asked several times: answers of before must not be drafted from.
 FORGETFUL = DraftOverrides(recent_tokens=0)
-_NEXT = """next: `make serve` keeps a service on port 8000, `tasc task create --help` begins a task
-of your own, and docs/get-started shows both step by step"""
+_NEXT = """next: `make serve` keeps a service on port 8000, `{tasc} task create --help` begins a
+task of your own, and docs/get-started shows both step by step"""
 
 
 def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> dict[str, Any]:
@@ -197,7 +199,8 @@ def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None
     page = demo_page(measured, found)
     write_html(page, report)
     show(page)
-    print(f"\nplots: {report}\n{_NEXT}")
+    tasc = "tasc" if which("tasc") else os.path.relpath(sys.argv[0])
+    print(f"\nplots: {report}\n{_NEXT.format(tasc=tasc)}")
     print(json.dumps(found), flush=True)
 
 

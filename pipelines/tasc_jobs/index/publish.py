@@ -107,8 +107,8 @@ class IndexSize:
         if corpus is None or whole is None:
             return f"{self.bytes:,} bytes, and no outputs in it"
         return (
-            f"{corpus:.2f} bytes a token of outputs, SEP and EOS counted, in the corpus part; "
-            f"{whole:.2f} for the same tokens with prompts and all other parts"
+            f"{self.output_tokens:,} tokens of outputs, at {corpus:.2f} bytes a token in the "
+            f"corpus part and {whole:.2f} in the whole index"
         )
 
     def _per_token(self, size: int) -> float | None:

@@ -73,7 +73,7 @@ def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_p
     assert html.count("<svg") == 3
     assert "Gain by source" in html
     assert "Assumed, not measured: a drafted token costs 2.0% of a step" in html
-    assert "bytes a token of outputs, SEP and EOS counted" in html
+    assert f"{index.corpus.tokens:,} tokens of outputs" in html
     assert printed["price"] == {"node_cost": 0.02, "step_cost": None}
     size = index.corpus.nbytes / index.corpus.tokens
     assert printed["index"]["corpus_bytes_per_token"] == size
