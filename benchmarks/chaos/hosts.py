@@ -25,6 +25,7 @@ FAULTS = ("node", "partition")
 DEPLOY = ROOT / "deploy"
 _TOOLS = Path(sys.executable).parent
 _START_S = 300.0
+_SHOWN_LINES = 40
 
 
 def why_not() -> str | None:
@@ -63,10 +64,14 @@ class Host:
             self.node = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def boot_again(self) -> None:
-        """Start the Ray node if it has ended, as it does where a part of it starts too slowly."""
-        if self.node is None or self.node.poll() is not None:
+        """Start the Ray node if it has ended, as it does if its raylet starts too slowly."""
+        if self.is_down:
             self.kill()
             self.boot()
+
+    @property
+    def is_down(self) -> bool:
+        return self.node is None or self.node.poll() is not None
 
     def pids(self) -> list[int]:
         return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
@@ -109,8 +114,10 @@ class Hosts(Watched):
         return [pid for pid in super().pids(deployment) if pid in here]
 
     def whole(self) -> bool:
-        for host in self.hosts:
-            host.boot_again()
+        head, worker = self.hosts
+        if head.is_down:  # with it the deployment is gone
+            raise RuntimeError(f"the head node has ended: {_logs(self.hosts)}")
+        worker.boot_again()
         return super().whole()
 
 
@@ -143,7 +150,7 @@ def running(folder: Path, cut_s: float) -> Iterator[tuple[Hosts, Any]]:
         balancer = stack.enter_context(balancing_addresses(haproxy, addresses, folder))
         chaos = Hosts(store, balancer.url, balancer.operators, hosts, cut_s)
         if not wait_until(chaos.whole, _START_S):
-            raise TimeoutError(f"the service was not whole within {_START_S:g} s")
+            raise TimeoutError(f"the service was not whole within {_START_S:g} s: {_logs(hosts)}")
         yield chaos, task
 
 
@@ -186,7 +193,7 @@ def _boot(hosts: Sequence[Host], folder: Path) -> None:
     ray = str(_TOOLS / "ray")
     head.start = [
         ray, "start", "--head", "--port=6379", "--dashboard-host=0.0.0.0",
-        "--include-dashboard=true",  # `serve deploy` needs it, and without the option Ray does not
+        "--include-dashboard=true",  # else Ray goes on without one where it starts too slowly
         f"--node-ip-address={head.address}", f"--temp-dir={folder / 'ray'}", *common,
     ]  # fmt: skip
     worker.start = [
@@ -218,7 +225,11 @@ def _deploy(hosts: Sequence[Host], folder: Path, redis_url: str) -> None:
         return done.returncode == 0
 
     if not wait_until(deployed, _START_S):
-        logs = "".join(host.log.read_text() for host in hosts)
-        raise TimeoutError(
-            f"Ray's dashboard took no application within {_START_S:g} s: {said}\n{logs}"
-        )
+        told = f"Ray's dashboard took no application within {_START_S:g} s"
+        raise TimeoutError(f"{told}: {said}\n{_logs(hosts)}")
+
+
+def _logs(hosts: Sequence[Host]) -> str:
+    """The last lines that the hosts' nodes have written."""
+    texts = (host.log.read_text(errors="replace").splitlines() for host in hosts)
+    return "\n".join(line for lines in texts for line in lines[-_SHOWN_LINES:])

@@ -6,7 +6,6 @@ Elsewhere, and for requests one after the other, a client in this process does.
 
 import asyncio
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -111,20 +110,25 @@ def until(deadline: float, bodies: Iterable[bytes]) -> Iterator[bytes]:
         yield body
 
 
-def asked(
-    place: Place, bodies: Iterable[bytes], connections: int = 1, rate: float = math.inf
-) -> list[Answered]:
-    """Send all bodies, each connection one after the other, and wait for the answers.
+def paced(bodies: Iterable[bytes], rate: float) -> Iterator[bytes]:
+    """The bodies, each at its time; it blocks until then, so it is for one connection.
 
     Args:
-        rate: Requests a second of all connections together, at most.
+        rate: Bodies a second.
     """
-    return asyncio.run(_asked(place, iter(bodies), connections, connections / rate))
+    due = time.perf_counter()
+    for body in bodies:
+        due += 1 / rate
+        time.sleep(max(due - time.perf_counter(), 0))
+        yield body
 
 
-async def _asked(
-    place: Place, bodies: Iterator[bytes], connections: int, interval_s: float
-) -> list[Answered]:
+def asked(place: Place, bodies: Iterable[bytes], connections: int = 1) -> list[Answered]:
+    """Send all bodies, each connection one after the other, and wait for the answers."""
+    return asyncio.run(_asked(place, iter(bodies), connections))
+
+
+async def _asked(place: Place, bodies: Iterator[bytes], connections: int) -> list[Answered]:
     url, found = urlsplit(place.base), list[Answered]()
     head = (
         f"POST {place.path} HTTP/1.1\r\nHost: {url.netloc}\r\n"
@@ -133,15 +137,14 @@ async def _asked(
     requests = (b"%s%d\r\n\r\n%s" % (head, len(body), body) for body in bodies)
     loop = asyncio.get_running_loop()
 
-    async def one(number: int) -> None:
-        await asyncio.sleep(number / connections * interval_s)  # not all at once
+    async def one() -> None:
         wants_more = True
         while wants_more:
-            client = _Client(requests, found.append, loop.create_future(), interval_s)
+            client = _Client(requests, found.append, loop.create_future())
             await loop.create_connection(lambda client=client: client, url.hostname, url.port)
             wants_more = await client.end
 
-    await asyncio.gather(*map(one, range(connections)))
+    await asyncio.gather(*(one() for _ in range(connections)))
     return found
 
 
@@ -153,10 +156,8 @@ class _Client(asyncio.Protocol):
         requests: Iterator[bytes],
         on_answer: Callable[[Answered], None],
         end: "asyncio.Future[bool]",
-        interval_s: float,
     ) -> None:
         self._requests, self._on_answer, self.end = requests, on_answer, end
-        self._interval_s = interval_s
         self._buffer = bytearray()
         self._began = 0.0
 
@@ -173,11 +174,8 @@ class _Client(asyncio.Protocol):
         status, body, is_last = found
         self._answered(status, body)
         self._buffer.clear()
-        pause_s = self._began + self._interval_s - time.perf_counter()
         if is_last:
             self._finish(wants_more=True)
-        elif pause_s > 0:
-            asyncio.get_running_loop().call_later(pause_s, self._send)
         else:
             self._send()
 

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 from benchmarks.common import ROOT, median_of, to_stderr
 from benchmarks.serve.children import Child, started
-from benchmarks.serve.load import Answered, Place, asked, until, window
+from benchmarks.serve.load import Answered, Place, asked, paced, until, window
 from benchmarks.serve.service import haproxy_modes
 
 SUBJECTS = Path(__file__).with_name("subjects.py")
@@ -52,7 +52,8 @@ class Bench:
         alone: Whether one connection is measured too.
         requests: Over one connection.
         answer: What ceilings answer: the service's answer to a row, once there is one.
-        rate: Requests a second that the service answered over the least connections above one.
+        rates: Requests a second that each side's service answered last, with the smallest number
+            of connections above one.
         skipped: What could not be measured, and why.
     """
 
@@ -66,7 +67,7 @@ class Bench:
     proxy: str
     parts: Sequence[str]
     answer: Any = field(default_factory=lambda: _NO_ANSWER)
-    rate: float | None = None
+    rates: dict[str, float] = field(default_factory=dict)
     errors: int = 0
     skipped: list[str] = field(default_factory=list)
 
@@ -157,8 +158,9 @@ class Bench:
     def bare(self) -> Measured:
         """A uvicorn application that reads the same bodies and answers the same JSON.
 
-        Processor time is measured twice: as fast as it answers, and at the service's rate, where a
-        process is woken for each request.
+        Processor time is measured as fast as it answers, and at the rate of each side's service, at
+        which a process is woken for each request. There the requests come evenly, over one
+        connection.
         """
         port = _free_port()
         arguments = [SUBJECTS, "bare", str(port), self._answer_file()]
@@ -168,14 +170,16 @@ class Bench:
             found = self.figures(
                 "uvicorn", "requests/s", place, bodies, child, "processor, uvicorn"
             )
-            if self.rate:
-                connections, rows = self.crowds[0], cycle(bodies)
-                before, end = child.processor_ms(), time.perf_counter() + self.seconds
-                answers = _right(asked(place, until(end, rows), connections, self.rate))
-                spent = child.processor_ms()["command"] - before["command"]
-                found["processor, uvicorn at the service's rate, ms a request"] = spent / len(
+            for side, rate in self.rates.items():
+                time.sleep(_PAUSE_S)
+                before = child.processor_ms()["command"]
+                end = time.perf_counter() + self.seconds
+                answers = _right(asked(place, until(end, paced(cycle(bodies), rate))))
+                spent = child.processor_ms()["command"] - before
+                found[f"processor, uvicorn at the rate of {side}, ms a request"] = spent / len(
                     answers
                 )
+                found[f"uvicorn at the rate of {side}, requests/s"] = len(answers) / self.seconds
             return found
 
     def _answer_file(self) -> Path:
@@ -249,8 +253,8 @@ class Side:
                         count = "processor" if draft and not stream else None
                         bench.warm_up(place, bodies)
                         found |= bench.figures(name, "rows/s", place, bodies, child, count)
-                        if count:
-                            bench.rate = found[f"{name}, {bench.crowds[0]}, rows/s"]
+                        if count and (rate := found[f"{name}, {bench.crowds[0]}, rows/s"]):
+                            bench.rates[self.name] = rate
             if "lists" in bench.parts:
                 found |= self._lists(Place(base, COMPLETIONS))
         return found

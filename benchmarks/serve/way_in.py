@@ -206,12 +206,12 @@ def derived(side: str, own: Runs, ceilings: Runs, crowds: Sequence[int]) -> Deri
     streaming = over(http("streams", few), http("whole", few))
     spent = {role: own.get(f"processor, {role}, ms a request", ()) for role in ROLES}
     bare = ceilings.get("processor, uvicorn, command, ms a request", ())
-    paced = ceilings.get("processor, uvicorn at the service's rate, ms a request", ())
+    paced = ceilings.get(f"processor, uvicorn at the rate of {side}, ms a request", ())
     outside = [g + r for g, r in zip(spent["gateway"], spent["replica"], strict=True)]
     processor_time = "processor time outside engine and proxy / uvicorn's"
     rows = [
         (processor_time, few, over(outside, bare), 2.5),
-        (f"{processor_time} at that rate", few, over(outside, paced), None),
+        (f"{processor_time} at the service's rate", few, over(outside, paced), None),
         *(
             ("rows/s over HTTP / engine alone", int(each), runs, 0.8 if int(each) <= 16 else 0.9)
             for each, runs in over_engine.items()
@@ -240,7 +240,7 @@ def derived(side: str, own: Runs, ceilings: Runs, crowds: Sequence[int]) -> Deri
             "replica_beside_engine": _median(spent["replica"]),
             "proxy": _median(spent["proxy"]),
             "bare_uvicorn": _median(bare),
-            "bare_uvicorn_at_that_rate": _median(paced),
+            "bare_uvicorn_at_service_rate": _median(paced),
         },
     }
     return figures, record

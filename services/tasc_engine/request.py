@@ -176,7 +176,8 @@ class Acceptance:
     Attributes:
         steps: Target forwards of this row that could emit, the last prefill chunk included.
         drafted: Draft tokens proposed at each step.
-        accepted: Draft tokens kept at each step; the bonus token is not counted.
+        accepted: Draft tokens kept at each step, at most as many as proposed; the bonus token is
+            not counted.
     """
 
     drafted: tuple[int, ...] = ()

@@ -48,6 +48,16 @@ def test_a_cluster_asks_for_keys_and_a_dead_node_leaves_replicas_and_a_gateway(s
     assert min(settings.http.gateways, *(task.replicas for task in settings.tasks)) >= 2
 
 
+def test_a_head_that_cannot_start_its_dashboard_ends():
+    """Else Ray goes on without it, and nothing can be deployed."""
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+    assert "--include-dashboard=true" in compose["services"]["ray-head"]["command"]
+    file = DEPLOY / "kubernetes" / "ray-service.yaml"
+    service, *_ = yaml.safe_load_all(file.read_text("utf-8"))
+    head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]
+    assert head["include-dashboard"] == "true"
+
+
 @pytest.fixture
 def digests(monkeypatch):
     """What the store tells of the tasks: faults first, then a digest of each; for ever the last."""

@@ -40,12 +40,17 @@ def create(tasc: InProcess | Command, folder: Path) -> None:
 @pytest.mark.slow("each command is a process with a Ray and a Redis of its own")
 def test_processes_lead_to_answers_and_end(tasc: Command, folder: Path, tmp_path: Path) -> None:
     create(tasc, folder)
-    tasc.run("ingest", "t", corpus(tmp_path / "train.jsonl"))
+    train, rejects = corpus(tmp_path / "train.jsonl"), tmp_path / "rejects.jsonl"
+    found = json.loads(tasc.run("ingest", "t", train, "--reject", rejects, "--json"))
+    assert (found["added"], found["rejected"]) == (60, 1)
     built = json.loads(tasc.run("build-index", "t", "--json"))
+    assert built["rows"] == 60
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"input": "one"}\n')
-    tasc.run("generate", "t", "--input", source, "--output", output)
-    assert [answer["index_version"] for answer in read_rows(output)] == [built["version"]]
+    source.write_text('{"id": "a", "input": "one"}\n')
+    report = json.loads(tasc.run("generate", "t", "--input", source, "--output", output, "--json"))
+    assert (report["rows"], report["errors"]) == (1, 0)
+    (answer,) = read_rows(output)
+    assert (answer["id"], answer["index_version"]) == ("a", built["version"])
     tasc.wait_until_gone()
 
 

@@ -199,9 +199,16 @@ def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None
     page = demo_page(measured, found)
     write_html(page, report)
     show(page)
-    tasc = "tasc" if which("tasc") else os.path.relpath(sys.argv[0])
-    print(f"\nplots: {report}\n{_NEXT.format(tasc=tasc)}")
+    print(f"\nplots: {report}\n{_NEXT.format(tasc=_command())}")
     print(json.dumps(found), flush=True)
+
+
+def _command() -> str:
+    """How a user can start `tasc` again, whether or not it is on PATH."""
+    own, found = Path(sys.argv[0]), which("tasc")
+    if not own.is_file() or (found and own.samefile(found)):
+        return "tasc"
+    return os.path.relpath(own)
 
 
 def _came_up(deployment: str, running: int) -> None:

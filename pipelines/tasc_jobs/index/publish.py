@@ -107,8 +107,8 @@ class IndexSize:
         if corpus is None or whole is None:
             return f"{self.bytes:,} bytes, and no outputs in it"
         return (
-            f"{self.output_tokens:,} tokens of outputs, at {corpus:.2f} bytes a token in the "
-            f"corpus part and {whole:.2f} in the whole index"
+            f"{self.output_tokens:,} tokens of outputs, SEP and EOS counted, at {corpus:.2f} bytes "
+            f"a token in the corpus part and {whole:.2f} in the whole index"
         )
 
     def _per_token(self, size: int) -> float | None:

@@ -241,10 +241,10 @@ class Generation:
         Only a replica knows the task's template; after its first answer the backend does, too.
         """
         prompt = group.calls[0].prompt
-        if not isinstance(prompt, Conversation) or not (ignored := prompt.ignored):
+        if not isinstance(prompt, Conversation) or len(prompt.messages) == 1:
             return {}
         status = self._backend.status(task)
-        if not status or status.chat:
+        if not status or status.chat or not (ignored := prompt.ignored):
             return {}
         self._metrics.ignored(task).inc(len(ignored))
         shown = ", ".join(ignored[:_MOST_NAMED])

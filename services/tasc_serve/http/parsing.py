@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from tasc_engine.request import MOST_CHOICE_BYTES
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import SHOWN, FieldError, SamplingOptions
+from tasc_serve.http.proxy_guard import first_fields
 from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_validation
@@ -36,7 +37,7 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
         ApiError: See `arriving` and `chunks`; 400: it is no gzip; 415: it is packed otherwise, or a
             web page's script could send it without asking first.
     """
-    headers: dict[bytes, bytes] = dict(request.scope["headers"])
+    headers = first_fields(request.scope)
     kind = _field(headers, b"content-type").partition(";")[0].rstrip()
     if b"origin" in headers and kind != "application/json":
         raise ApiError(415, f"Content-Type is {kind[:SHOWN]!r}; web pages send application/json")
@@ -86,7 +87,7 @@ async def chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None
             yield chunk
 
 
-def _field(headers: dict[bytes, bytes], name: bytes) -> str:
+def _field(headers: Mapping[bytes, bytes], name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").strip().lower()
 
 

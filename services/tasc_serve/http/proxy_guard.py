@@ -10,6 +10,7 @@ imported, since proxies hold no models.
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from starlette.middleware import Middleware
@@ -69,7 +70,7 @@ class Shortcut:
         if not (_direct and _direct[0].is_direct(scope)):
             await self._app(scope, receive, send)
             return
-        request_id = dict(scope["headers"]).get(_REQUEST_ID) or os.urandom(16).hex().encode()
+        request_id = first_fields(scope).get(_REQUEST_ID) or os.urandom(16).hex().encode()
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -77,6 +78,11 @@ class Shortcut:
             await send(message)
 
         await _direct[0](scope, receive, sent)
+
+
+def first_fields(scope: Scope) -> Mapping[bytes, bytes]:
+    """The headers of a request by name; of several with one name, the first."""
+    return dict(reversed(scope["headers"]))
 
 
 class PlainHeaders:

@@ -95,21 +95,21 @@ def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
     pairs = zip(acceptance.drafted, acceptance.accepted, strict=True)
     steps = [pair for pair in pairs if pair[0]]
     drafted, accepted = [step[0] for step in steps], [step[1] for step in steps]
-    longest = max(drafted, default=0)
-    # Place k: steps that kept k draft tokens.
-    kept = [0] * (longest + 1)
-    kept_by_length = {str(size): [0] * (size + 1) for size in sorted(set(drafted))}
+    longest, kept, proposed = max(drafted, default=0), sum(accepted), sum(drafted)
+    # The number of steps that kept 0, 1, ... draft tokens.
+    histogram = [0] * (longest + 1)
+    by_length = {size: [0] * (size + 1) for size in sorted(set(drafted))}
     for size, count in steps:
-        kept[count] += 1
-        kept_by_length[str(size)][count] += 1
+        histogram[count] += 1
+        by_length[size][count] += 1
     summary = {
-        "mean_acceptance_length": 1 + sum(accepted) / max(len(steps), 1),
-        "draft_acceptance_rate": sum(accepted) / max(sum(drafted), 1),
-        "acceptance_histogram": kept,
-        "acceptance_histogram_by_draft_length": kept_by_length,
+        "mean_acceptance_length": 1 + kept / max(len(steps), 1),
+        "draft_acceptance_rate": kept / max(proposed, 1),
+        "acceptance_histogram": histogram,
+        "acceptance_histogram_by_draft_length": {str(n): by_length[n] for n in by_length},
         "num_spec_steps": len(steps),
-        "num_accepted_draft_tokens": sum(accepted),
-        "num_draft_tokens": sum(drafted),
+        "num_accepted_draft_tokens": kept,
+        "num_draft_tokens": proposed,
         "num_spec_tokens": longest,
     }
     ordered = {"per_step_accepted": accepted, "per_step_drafted": drafted}

@@ -142,7 +142,7 @@ class Series:
         def child(*values: object) -> _Family:
             return family.labels(*own, *map(str, values))
 
-        # A cleared gauge drops its children; others live as long as the family.
+        # Gauges that are cleared drop their children. Those of other families are never dropped.
         return child if kind is Gauge else cache(child)
 
 

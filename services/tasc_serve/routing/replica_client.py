@@ -225,7 +225,7 @@ _Item = Answer | Piece | Refusal | Pulse | Exception
 
 
 def _settle(reply: asyncio.Future[_Item], item: _Item) -> None:
-    if not reply.done():  # it was cancelled
+    if not reply.done():  # a cancelled call has no use for it
         reply.set_result(item)
 
 
