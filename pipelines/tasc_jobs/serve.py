@@ -15,7 +15,6 @@ from typing import Self
 from ray.serve.schema import ApplicationStatus
 
 from tasc_jobs.tasks.model_folders import BaseModel
-from tasc_jobs.tasks.register import check_record
 from tasc_runtime.engine.versions import engine_digest, fixed_changes, newest_version
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import note
@@ -227,6 +226,9 @@ class RecordUpdates:
             if refused == [record, version] and time.monotonic() < again:
                 return None
             self._refused[name] = record, version, time.monotonic() + self._again_s
+            # It imports numba, for what most services never need.
+            from tasc_jobs.tasks.register import check_record
+
             check_record(record, BaseModel.open(record.model, record.revision))
             load_tokenizer(record)
         except StoreError as error:

@@ -25,7 +25,6 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from tasc_runtime.engine.versions import engine_digest
 from tasc_runtime.errors import ServiceError, SettingsError
 from tasc_serve.gateway import Gateway
-from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.replica.start_notes import start_notes
 from tasc_serve.routing.autoscaling import replicas_needed
 from tasc_serve.routing.replica_router import ChosenReplicaRouter
@@ -34,6 +33,8 @@ from tasc_store import StoreUnreachable, TaskStore, UnknownTask, connect
 from tasc_store.embedded import free_port
 
 NAME = "tasc"
+# By its path: only replicas import torch and models, which takes seconds and hundreds of megabytes.
+_REPLICA = "tasc_serve.replica.replica.TaskReplica"
 _DRAIN_MARGIN_S = 5.0
 _STORE_LOOK_S = 1.0
 # A replica that ends waits this long, and again while it has requests. Gateways may still choose a
@@ -180,8 +181,7 @@ def stop(drain_timeout_s: float = 0) -> None:
 
 
 def _replica(settings: ServeSettings, task: ServedTask) -> Any:
-    return serve.deployment(
-        TaskReplica,
+    deployment: Any = serve.deployment(
         name=task.name,
         **_replicas_of(settings, task),
         ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
@@ -193,6 +193,7 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         request_router_config=_ROUTED,
         max_surge_percent=task.max_surge_percent,
     )
+    return deployment(_REPLICA)
 
 
 def _versioned(deployment: Any, digest: str = "") -> Any:
@@ -241,25 +242,26 @@ class Arrivals:
 
 def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Arrivals) -> None:
     deadline = time.monotonic() + timeout_s
-    while True:
-        ready = _ready(base) == tasks
-        status = serve.status().applications.get(NAME)
-        if status:
-            arrivals.look(status.deployments)
-        if ready:
-            return
-        if status and status.status == ApplicationStatus.DEPLOY_FAILED:
-            raise ServiceError(f"the service did not come up: {_reasons(status)}")
-        if time.monotonic() > deadline:
-            why = _reasons(status) if status else "no application"
-            raise ServiceError(f"the service was not ready within {timeout_s:g} s: {why}")
-        time.sleep(0.1)
+    with httpx.Client(base_url=base, timeout=10) as client:  # making one takes 20 ms
+        while True:
+            ready = _ready(client) == tasks
+            status = serve.status().applications.get(NAME)
+            if status:
+                arrivals.look(status.deployments)
+            if ready:
+                return
+            if status and status.status == ApplicationStatus.DEPLOY_FAILED:
+                raise ServiceError(f"the service did not come up: {_reasons(status)}")
+            if time.monotonic() > deadline:
+                why = _reasons(status) if status else "no application"
+                raise ServiceError(f"the service was not ready within {timeout_s:g} s: {why}")
+            time.sleep(0.1)
 
 
-def _ready(base: str) -> set[str]:
+def _ready(client: httpx.Client) -> set[str]:
     """The tasks that answer; none while the proxy has no route yet."""
     try:
-        response = httpx.get(f"{base}/readyz", timeout=10)
+        response = client.get("/readyz")
     except httpx.HTTPError:
         return set()
     return set(response.json()["tasks"]) if response.status_code == 200 else set()

@@ -30,6 +30,8 @@ FORBIDDEN: dict[str, set[str]] = {
     "tasc_jobs.demo.prepare": MODELS,
 }
 GATEWAY = {
+    "tasc_serve.app": HEAVY,
+    "tasc_jobs.serve": HEAVY,
     "tasc_serve.gateway": HEAVY,
     "tasc_serve.routing.autoscaling": HEAVY,
     "tasc_serve.routing.replica_router": HEAVY,
