@@ -32,6 +32,8 @@ FORBIDDEN: dict[str, set[str]] = {
 GATEWAY = {
     "tasc_serve.app": HEAVY,
     "tasc_jobs.serve": HEAVY,
+    "tasc_jobs.batch.generate": HEAVY,
+    "tasc_jobs.worker.batch_worker": HEAVY,
     "tasc_serve.gateway": HEAVY,
     "tasc_serve.routing.autoscaling": HEAVY,
     "tasc_serve.routing.replica_router": HEAVY,

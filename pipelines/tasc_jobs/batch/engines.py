@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -19,11 +19,14 @@ from tasc_engine import Delta, GenerationRequest, GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_runtime.engine.builder import EngineBuilder, Pinned
+from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import Answer, AnswerTexts, Call
 from tasc_store import connect
+
+if TYPE_CHECKING:  # a job's own process needs no torch
+    from tasc_runtime.engine.builder import EngineBuilder
 
 _TURN_S = 1.0  # after so long, finished rows are handed back, whatever is still decoded
 _IN_FLIGHT = 2  # calls to an engine: one that it works on and one that waits for it
@@ -129,7 +132,7 @@ class _Open:
 class Answering:
     """Answers rows with one engine, which is kept full from one handful to the next."""
 
-    def __init__(self, builder: EngineBuilder, strategy: Strategy) -> None:
+    def __init__(self, builder: "EngineBuilder", strategy: Strategy) -> None:
         self._builder, self._strategy = builder, strategy
         self._open: dict[int, _Open] = {}
         self._done: list[Record] = []
@@ -232,7 +235,7 @@ class Preview:
         return total * side.seconds / self.rows / engines if self.rows else None
 
 
-def measure(builder: EngineBuilder, strategy: Strategy, rows: Sequence[Row]) -> Preview:
+def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
     """Answer a few rows with drafts and without, and time it."""
     requests: list[GenerationRequest] = []
     refused = 0
@@ -251,7 +254,7 @@ def measure(builder: EngineBuilder, strategy: Strategy, rows: Sequence[Row]) -> 
 
 
 def _timed(
-    builder: EngineBuilder, requests: Sequence[GenerationRequest], draft: bool
+    builder: "EngineBuilder", requests: Sequence[GenerationRequest], draft: bool
 ) -> tuple[PreviewSide, dict[str, GenerationResult]]:
     began = time.perf_counter()
     asked = (dataclasses.replace(request, draft=draft) for request in requests)
@@ -281,6 +284,8 @@ class EngineActor:
 
     def load(self) -> None:
         """Build the engine: seconds to minutes."""
+        from tasc_runtime.engine.builder import EngineBuilder
+
         spec = self._spec
         self._builder = EngineBuilder.of_task(
             connect(spec.url),

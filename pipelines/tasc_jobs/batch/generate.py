@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -32,12 +32,14 @@ from tasc_jobs.batch.inputs import (
 from tasc_jobs.batch.job import preview_job, run_job
 from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Record, Row
 from tasc_runtime.data.rows import row_writer
-from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
 from tasc_runtime.protocol import Answer, Call
 from tasc_runtime.sampling_options import SamplingOptions
+
+if TYPE_CHECKING:
+    from tasc_runtime.engine.builder import EngineBuilder
 
 PREVIEW_ROWS = 20
 COLUMNS = pa.schema(
@@ -60,12 +62,12 @@ class RowAnswers:
     asked: SamplingOptions
     draft: bool
 
-    def calls(self, row: Row, builder: EngineBuilder) -> Sequence[Call]:
+    def calls(self, row: Row, builder: "EngineBuilder") -> Sequence[Call]:
         asked = dataclasses.replace(self.asked, prompt=row.ordinal)
         return [Call(row.id, row.payload, templated=True, draft=self.draft, options=asked)]
 
     def content(
-        self, row: Row, answers: Sequence[Answer], builder: EngineBuilder
+        self, row: Row, answers: Sequence[Answer], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         result = answers[0].result
         return {

@@ -29,7 +29,7 @@ from tasc_jobs.batch.work import (
     TooManyErrors,
 )
 from tasc_jobs.ray_local import require_ray
-from tasc_runtime.engine.builder import Pinned
+from tasc_runtime.engine.versions import Pinned
 from tasc_store import ArtifactStore, TaskRecord, TaskStore, connect
 
 log = logging.getLogger(__name__)

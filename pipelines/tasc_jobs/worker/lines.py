@@ -9,13 +9,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
 from tasc_jobs.batch.work import Row
 from tasc_runtime.data.rows import read_lines
-from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_runtime.sampling_options import SHOWN, FieldError
 from tasc_serve.http.generation import ENDPOINTS
@@ -26,6 +25,9 @@ from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.batch_store import Batch, BatchFault
 from tasc_text import is_unicode
+
+if TYPE_CHECKING:
+    from tasc_runtime.engine.builder import EngineBuilder
 
 _MARK: Final = "http_error"
 _MOST_FAULTS: Final = 20
@@ -172,7 +174,7 @@ class LineAnswers:
     created: int
     limits: LimitSettings
 
-    def calls(self, row: Row, builder: EngineBuilder) -> Sequence[Call]:
+    def calls(self, row: Row, builder: "EngineBuilder") -> Sequence[Call]:
         """Raises ValueError: the text of an answer that is an error."""
         try:
             _, group = self._read(row)
@@ -183,7 +185,7 @@ class LineAnswers:
         return group.calls
 
     def content(
-        self, row: Row, answers: Sequence[Answer], builder: EngineBuilder
+        self, row: Row, answers: Sequence[Answer], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         body, group = self._read(row)
         # Times differ from run to run: they are told only to who asks for them.
@@ -213,7 +215,7 @@ def _digest(batch: str, ordinal: int) -> bytes:
     return hashlib.sha256(f"{batch}:{ordinal}".encode()).digest()
 
 
-def _require_taken(call: Call, builder: EngineBuilder, limits: LimitSettings) -> None:
+def _require_taken(call: Call, builder: "EngineBuilder", limits: LimitSettings) -> None:
     """Raises ApiError 400 for what a replica would refuse."""
     try:
         limits.require_total(call, builder.request(call))

@@ -24,7 +24,7 @@ from tasc_engine.model.loading import max_positions
 from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
 from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir, empty_index
 from tasc_runtime.engine.step_costs import step_costs
-from tasc_runtime.engine.versions import Records, newest_version
+from tasc_runtime.engine.versions import Pinned, Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.protocol import Call
@@ -86,18 +86,6 @@ class Ready:
     request: GenerationRequest
     record_version: int
     guide: engine_guides.Guide | None = None
-
-
-@dataclass(frozen=True)
-class Pinned:
-    """What an engine is built of, in place of the newest: versions of task record and index.
-
-    Attributes:
-        index_version: None: no index.
-    """
-
-    record_version: int
-    index_version: int | None
 
 
 class BuilderOptions(TypedDict, total=False):

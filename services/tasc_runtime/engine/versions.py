@@ -6,7 +6,7 @@ for a while, since an answer is ended by the version that it was begun by.
 
 import hashlib
 import json
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord, TaskStore
@@ -14,6 +14,18 @@ from tasc_store import TaskRecord, TaskStore
 # What a request is read by or drafted by, and no weight, token or template depends on.
 _LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft")
 MOST_KNOWN = 8
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What an engine is built of, in place of the newest: versions of task record and index.
+
+    Attributes:
+        index_version: None: no index.
+    """
+
+    record_version: int
+    index_version: int | None
 
 
 def engine_digest(record: TaskRecord) -> str:

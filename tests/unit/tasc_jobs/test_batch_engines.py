@@ -19,7 +19,7 @@ from tasc_jobs.batch import engines
 from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window
 from tasc_jobs.batch.work import EngineFailed, Record, Row
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_runtime.engine.builder import Pinned
+from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import Answer, Call
