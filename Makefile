@@ -2,8 +2,8 @@
 PYTHON ?= python3.11
 export OMP_WAIT_POLICY ?= PASSIVE
 export RAY_USAGE_STATS_ENABLED ?= 0
-# A service is ten processes, each of which would compile thousands of modules again where this is set.
-export PYTHONDONTWRITEBYTECODE =
+# Where this is set, each of a service's ten processes compiles thousands of modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test test-all test-lowest test-clients serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help

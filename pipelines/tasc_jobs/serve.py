@@ -226,7 +226,7 @@ class RecordUpdates:
             if refused == [record, version] and time.monotonic() < again:
                 return None
             self._refused[name] = record, version, time.monotonic() + self._again_s
-            # It imports numba, for what most services never need.
+            # Imported here because it loads numba, and most services never get a new version.
             from tasc_jobs.tasks.register import check_record
 
             check_record(record, BaseModel.open(record.model, record.revision))

@@ -33,7 +33,8 @@ from tasc_store import StoreUnreachable, TaskStore, UnknownTask, connect
 from tasc_store.embedded import free_port
 
 NAME = "tasc"
-# By its path: only replicas import torch and models, which takes seconds and hundreds of megabytes.
+# An import path, so that replicas alone import torch and transformers, which takes seconds and
+# hundreds of megabytes.
 _REPLICA = "tasc_serve.replica.replica.TaskReplica"
 _DRAIN_MARGIN_S = 5.0
 _STORE_LOOK_S = 1.0
@@ -242,7 +243,10 @@ class Arrivals:
 
 def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Arrivals) -> None:
     deadline = time.monotonic() + timeout_s
-    with httpx.Client(base_url=base, timeout=10) as client:  # making one takes 20 ms
+    # One client, since making one takes 20 ms. A connection that is kept would be answered by an
+    # HAProxy that has been replaced.
+    one_use = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=base, timeout=10, limits=one_use) as client:
         while True:
             ready = _ready(client) == tasks
             status = serve.status().applications.get(NAME)

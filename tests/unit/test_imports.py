@@ -29,7 +29,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "tasc_jobs.tasks.register": MODELS | {"ray", "fastapi"},
     "tasc_jobs.demo.prepare": MODELS,
 }
-GATEWAY = {
+DRIVERS_AND_GATEWAY = {
     "tasc_serve.app": HEAVY,
     "tasc_jobs.serve": HEAVY,
     "tasc_jobs.batch.generate": HEAVY,
@@ -37,6 +37,8 @@ GATEWAY = {
     "tasc_serve.gateway": HEAVY,
     "tasc_serve.routing.autoscaling": HEAVY,
     "tasc_serve.routing.replica_router": HEAVY,
+    "tasc_jobs.demo.run": HEAVY,
+    "ray.data": MODELS,
 }
 ALL_MODELS = {"tasc_jobs.finetune.finetuning": {"peft", "bitsandbytes"}}  # it silences them before
 ALONE = pytest.mark.slow("it is imported behind others daily")
@@ -46,7 +48,7 @@ ALONE = pytest.mark.slow("it is imported behind others daily")
     "packages",
     [
         FORBIDDEN,
-        GATEWAY,
+        DRIVERS_AND_GATEWAY,
         pytest.param(ALL_MODELS, marks=pytest.mark.slow("it imports torch and transformers")),
         *(pytest.param({package: its}, marks=ALONE) for package, its in FORBIDDEN.items()),
     ],

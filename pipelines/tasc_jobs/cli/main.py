@@ -283,7 +283,7 @@ def demo(
         require_writable("--report", report)
     cluster = os.environ.get("RAY_ADDRESS")
     start = f"joining the Ray cluster {cluster}" if cluster else "starting Ray"
-    note(f"{start}, importing torch and transformers ...")
+    note(f"{start} ...")
     # At its import, Ray Serve reads variables that `local_ray` sets. Imported here, it reads them
     # unset, as in `serve`. The thread below would import it before or after, by chance.
     import ray.serve  # noqa: F401

@@ -26,7 +26,6 @@ from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table,
 from tasc_jobs.report.web_page import write_html
 from tasc_jobs.serve import run_service, say_of_task
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
-from tasc_runtime.llm import LLM
 from tasc_runtime.progress import note, show_progress
 from tasc_serve import app
 from tasc_serve.http import ray_proxy
@@ -185,6 +184,9 @@ def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None
     gc.collect()  # Ray's objects must not be freed while it ends
     with ThreadPoolExecutor(1) as aside:
         ending = aside.submit(ray.shutdown, wait_for_processes=True)
+        # Imported here, since it loads torch: `tasc demo --serve` never needs it.
+        from tasc_runtime.llm import LLM
+
         # The engine is built here, since torch's number of threads is set for one thread alone.
         llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
         ending.result()

@@ -1,10 +1,13 @@
 """A settings file that cannot be meant is refused, and the field at fault is named."""
 
+from pkgutil import resolve_name
+
 import pytest
 
 from support import refused
 from tasc_runtime.errors import SettingsError
 from tasc_serve import app
+from tasc_serve.replica.replica import TaskReplica
 from tasc_serve.settings import ServeSettings, load_settings
 
 TASK = "tasks: [{name: a}]\n"
@@ -81,3 +84,4 @@ def test_a_node_holds_as_many_replicas_and_gateways_as_the_settings_say() -> Non
     found = {n: d._replica_config.max_replicas_per_node for n, d in tasks.items()}
     assert found == {"few": 2, "any": None}
     assert gateway._replica_config.max_replicas_per_node == 1
+    assert {resolve_name(d.func_or_class) for d in tasks.values()} == {TaskReplica}
