@@ -49,7 +49,7 @@ STAGES = {
     "index prompts": "rows",
     "publish": "steps",
 }
-NOTES = {"learn": "a machine's first build compiles for up to a minute before round 1"}
+NOTES = {"learn": "the first build on a machine compiles for up to a minute before round 1"}
 
 
 def build_and_publish(

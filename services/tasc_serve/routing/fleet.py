@@ -252,7 +252,7 @@ class Fleet:
 
 
 def _serves(replica: SeenReplica, record_version: int | None) -> bool:
-    if replica.pulse is None or record_version is None:
-        return replica.pulse is not None
-    status = replica.pulse.status
-    return record_version in (status.record_version, *status.older_record_versions)
+    if replica.pulse is None:
+        return False
+    status, version = replica.pulse.status, record_version
+    return version is None or version in (status.record_version, *status.older_record_versions)
