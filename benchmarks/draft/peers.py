@@ -88,7 +88,7 @@ class PromptLookup:
             max_length=self._text.shape[1],
         )
 
-    def start(self, row: int, prompt: Int32) -> None:
+    def start(self, row: int, prompt: Int32, labels: Any = None) -> None:
         self._length = 0
         self.observe(row, prompt)
 
@@ -121,7 +121,7 @@ class SuffixDecoding:
         self._how = {"max_spec_tokens": budget, **how}
         self._context = np.zeros(0, np.int32)
 
-    def start(self, row: int, prompt: Int32) -> None:
+    def start(self, row: int, prompt: Int32, labels: Any = None) -> None:
         text = np.concatenate([prompt, self._sep])
         self._cache.start_request(row, text)
         self._context = text[-TREE_DEPTH:]

@@ -222,7 +222,7 @@ class WatchedVocabulary:
         self._sizes.clear()
         self._tokens = self._covered = 0
 
-    def start(self, row: int, prompt: Int32) -> None:
+    def start(self, row: int, prompt: Int32, labels: Any = None) -> None:
         self._inner.start(row, prompt)
 
     def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:

@@ -1,17 +1,21 @@
 """The contract between proposers and the engine that verifies drafts: flat arrays of token ids."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.tokens import Int32
 
+if TYPE_CHECKING:  # it needs numba, which gateways do without
+    from tasc_draft.labels import LabelTrie
+
 # The names of draft sources, in the order of their numbers in ``Drafts.source``.
 NGRAM_SOURCES = ("corpus", "prompt", "neighbours", "recent", "bigrams", "aligned")
 SOURCES = (*NGRAM_SOURCES, "neural")
 CORPUS, PROMPT, NEIGHBOURS, RECENT, BIGRAMS, ALIGNED, NEURAL = range(len(SOURCES))
+FORCED = -1  # in place of a source: a guide allows no other token
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Drafts:
         depths: ``int16[N]`` distance from the current token, from 1 on.
         offsets: ``int32[rows + 1]``; row i's draft is ``[offsets[i], offsets[i + 1])``.
         logp: ``float32[N]`` log-probability of the path to each token.
-        source: ``int8[N]`` the source that contributed most, as an index into ``SOURCES``.
+        source: ``int8[N]`` the source that contributed most, as an index into ``SOURCES``. The
+            engine writes `FORCED` where a guide allows one token only.
     """
 
     tokens: Int32
@@ -58,8 +63,13 @@ class Proposer(Protocol):
     @property
     def max_depth(self) -> int: ...
 
-    def start(self, row: int, prompt: Int32) -> None:
-        """Start a row with the ids of its prompt. The row must not be in use."""
+    def start(self, row: int, prompt: Int32, labels: "LabelTrie | None" = None) -> None:
+        """Start a row with the ids of its prompt. The row must not be in use.
+
+        Args:
+            labels: The answers that the row is limited to. A draft then consists of tokens that
+                they allow. Whoever observes the row's tokens adds forced ones too.
+        """
 
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
 from tasc_engine.config import EngineConfig
@@ -29,8 +30,10 @@ from tasc_engine.step.draft_budget import DraftBudget, Spent
 from tasc_engine.step.live_costs import LiveCosts
 from tasc_engine.step.plan import Plan, Sequence
 from tasc_engine.step.scheduler import Scheduler
-from tasc_engine.step.verify import Verified, Verifier, warm_up
+from tasc_engine.step.verify import OwnTokens, Verified, Verifier, warm_up
 from tasc_text import TaskTokenizer
+
+Float32 = NDArray[np.float32]
 
 NOT_NUMBERS = (
     "the target's logits are not numbers (NaN), or make all that is allowed impossible; load it in "
@@ -59,7 +62,7 @@ class Committed:
 
     Attributes:
         used: ``int32[m]`` tokens that each answer took.
-        forced: Tokens that guides forced besides.
+        forced: Tokens that guides forced in front of these or behind them.
     """
 
     deltas: list[Delta]
@@ -201,8 +204,8 @@ class Engine:
         self._proposer.use(proposer)
         self._draft_budget.begin_again(self._most_of_step(proposer))
         for sequence in self.scheduler.active:
-            answer = np.array(sequence.answer, np.int32)
-            self._proposer.start(sequence.row, sequence.prompt, answer)
+            answer = sequence.answer_ids
+            self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
     def step(self) -> list[Delta]:
         """Advance all rows by one verify forward; does nothing when there is no request."""
@@ -250,9 +253,9 @@ class Engine:
         self._target.keep_hidden_states(self._proposer.hidden_state_request)
         plan = self.scheduler.plan(self.verifier.moves)
         for sequence in plan.admitted:
-            row, prompt, committed = sequence.row, sequence.prompt, sequence.committed_ids
-            self._proposer.start(row, prompt, committed)
-            self._sampler.start(row, prompt, sequence.request.sampling, committed)
+            row, prompt, begun = sequence.row, sequence.prompt, sequence.answer_ids
+            self._proposer.start(row, prompt, sequence.labels, begun)
+            self._sampler.start(row, prompt, sequence.request.sampling, begun)
         return plan
 
     def _propose(self, plan: Plan) -> Proposed:
@@ -263,7 +266,7 @@ class Engine:
         began = time.perf_counter()
         drafts = self._proposer.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
-        drafts, allowed = plan.guided(drafts)
+        drafts, allowed = plan.guided(drafts, _price(least, len(drafts.tokens)))
         guided = time.perf_counter()
         return Proposed(drafts, allowed, may_draft, drafted - began, guided - drafted)
 
@@ -275,7 +278,7 @@ class Engine:
             sequence.cached += size
         for sequence, logprobs in zip(plan.sequences, verified.prompt_logprobs, strict=False):
             sequence.logprobs += logprobs
-        sizes = verified.drafts.sizes.tolist()
+        own = OwnTokens(verified.drafts)
         used = np.zeros(len(plan.emitting), np.int32)
         deltas, all_forced = [], 0
         for i, sequence in enumerate(plan.emitting):
@@ -283,12 +286,15 @@ class Engine:
             if not len(new):
                 deltas.append(self._fail(sequence, sequence.stuck or NOT_NUMBERS))
                 continue
-            if not sequence.answer:
+            if not sequence.first_token:
                 self.scheduler.keep_prompt(sequence)
-            used[i] = sequence.emit(new.tolist(), sizes[i], followed, verified.logprobs[i])
-            forced = sequence.follow_guide(int(used[i]))
-            all_forced += forced
-            deltas.append(self._advance(sequence, int(used[i]) + forced))
+            known = len(sequence.answer)
+            used[i] = sequence.emit(new.tolist(), verified.logprobs[i])
+            path = accepted.path[i, : min(followed, int(used[i]))]
+            sequence.count_draft(own.drafted[i], own.on_path(i, path))
+            sequence.follow_guide(int(used[i]))
+            all_forced += len(sequence.answer) - sequence.sent - int(used[i])
+            deltas.append(self._advance(sequence, known))
         self.verifier.keep(plan, accepted)
         return Committed(deltas, used, all_forced)
 
@@ -315,15 +321,15 @@ class Engine:
             if proposed.may_draft:
                 self._draft_budget.learn(spent)
 
-    def _advance(self, sequence: Sequence, n: int) -> Delta:
-        """Tell who follows an answer of its newest tokens, and what they make of it."""
+    def _advance(self, sequence: Sequence, known: int) -> Delta:
+        """Give the answer's tokens from ``known`` on to proposer and sampler; returns its delta."""
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
-        new = np.array(sequence.answer[-n:], np.int32)
+        new = np.array(sequence.answer[known:], np.int32)
         self._proposer.observe(sequence.row, new)
         self._sampler.observe(sequence.row, new)
         if reason is not None:
             self._release(sequence)
-        return sequence.delta(n, reason, self._tokenizer)
+        return sequence.delta(reason, self._tokenizer)
 
     def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Delta]:
         """A forward did not fit: end the request that brought most tokens, keep the others."""
@@ -341,3 +347,8 @@ class Engine:
             self._proposer.finish(row)
             self._sampler.finish(row)
         self.scheduler.release(sequence)
+
+
+def _price(least: Float32 | None, drafted: int) -> float:
+    """The probability at which the last of a step's draft tokens is worth its cost."""
+    return 0.0 if least is None or not drafted else float(least[min(drafted, len(least)) - 1])

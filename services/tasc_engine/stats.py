@@ -27,6 +27,9 @@ class StepRecord:
         draft_failures: Calls of the proposer that raised, and drafts that were no trees.
         guide_seconds: Time spent asking guides what may come.
         forced_tokens: Tokens emitted without a forward of their own: a guide allowed no other.
+        carried_tokens: Forced tokens within drafts. They are verified with them, and are neither
+            drafted nor accepted tokens.
+        carried_kept: Those of them that were emitted; ``forced_tokens`` includes them.
         paused: The step went without drafts because those before it did not pay.
         cost_error: By how much steps before it took longer or shorter than their costs said, a
             mean: 0.1 is 10 %. 0 where costs are not known.
@@ -48,6 +51,8 @@ class StepRecord:
     shared_tokens: int = 0
     draft_failures: int = 0
     forced_tokens: int = 0
+    carried_tokens: int = 0
+    carried_kept: int = 0
     guide_seconds: float = 0.0
     requests: tuple[str, ...] = ()
 

@@ -105,7 +105,7 @@ class ScriptedProposer:
         self._kind = kind
         self._rows: dict[int, list[int]] = {}
 
-    def start(self, row, prompt):
+    def start(self, row, prompt, labels=None):
         self._rows[row] = list(self._answers[tuple(prompt.tolist())])
 
     def propose(self, rows, budget, least=None):

@@ -21,6 +21,7 @@ from tasc_draft.index import weights as cells
 from tasc_draft.index.aligned import KINDS, context_keys, find
 from tasc_draft.index.lookup import COUNT, TOKEN, WIDEST, continuations
 from tasc_draft.index.weights import CONTEXTS, SLOTS
+from tasc_draft.labels import NOWHERE, child
 from tasc_draft.mixture.row_state import (
     COLUMNS,
     MOST,
@@ -61,6 +62,10 @@ _LAST_PLACE = 1 << 30  # larger than every place
 #   floor, rest: by side, the probability of a candidate it does not name, and of all other tokens
 #   mixed, none: mixed probability of each candidate (negated like chance), and of other tokens
 #   cell: the cell of trust by which both sides were mixed
+# See `tasc_draft.labels` for these.
+#   label: the state in the forest of labels, or UNLIMITED
+#   closed: whether the candidates are all tokens that may follow
+#   forced: whether the node's only child is a token that the labels force
 NODE = np.dtype(
     [
         *int32("row", "batch_row", "place", "parent", "first_child", "sibling", "depth", "token"),
@@ -88,7 +93,7 @@ NODE = np.dtype(
         ("rest", np.float32, (2,)),
         ("mixed", np.float32, (FULL_WIDTH,)),
         ("none", np.float32),
-        ("cell", np.int32),
+        *int32("cell", "label", "closed", "forced"),
     ],
     align=True,
 )
@@ -142,7 +147,7 @@ class Learnt(NamedTuple):
 
 @borrowing
 def clear(node: Any) -> None:
-    node.width = 0
+    node.width = node.closed = node.forced = 0
     node.bases[:] = SILENT
 
 
@@ -158,8 +163,14 @@ def candidate(node: Any, token: int) -> int:
     for i in range(n):
         if node.candidates[i] == token:
             return i
-    if n == WIDTH:
+    if n == WIDTH or node.closed:
         return NONE
+    return _append(node, token)
+
+
+@borrowing
+def _append(node: Any, token: int) -> int:
+    n = node.width
     node.candidates[n] = token
     node.levels[n, :] = 0
     node.chance[n] = 0.0
@@ -169,8 +180,11 @@ def candidate(node: Any, token: int) -> int:
 
 @borrowing
 def score(weights: Any, node: Any) -> None:
-    """Fill the probabilities of a node's candidates and of none of them; they sum to one."""
-    n, other = node.width, weights[node.other]
+    """Fill the probabilities of a node's candidates and of none of them; they sum to one.
+
+    If the candidates are all tokens that may follow, "none of them" has probability 0.
+    """
+    n, other = node.width, -math.inf if node.closed else weights[node.other]
     greatest = other
     node.chance[:n] = 0.0
     for slot in range(SLOTS):
@@ -180,7 +194,7 @@ def score(weights: Any, node: Any) -> None:
                 node.chance[i] += weights[base + node.levels[i, slot]]
     for i in range(n):
         greatest = max(greatest, node.chance[i])
-    none = math.exp(other - greatest)
+    none = 0.0 if node.closed else math.exp(other - greatest)
     whole = none
     for i in range(n):
         below = node.chance[i] - greatest
@@ -205,7 +219,8 @@ def learn(weights: Any, squares: Any, node: Any, token: int, rate: float) -> Non
         for slot in range(SLOTS):
             if node.bases[slot] >= 0:
                 _climb(weights, squares, node.bases[slot] + node.levels[i, slot], gradient, rate)
-    _climb(weights, squares, node.other, missed - node.other_chance, rate)
+    if not node.closed:
+        _climb(weights, squares, node.other, missed - node.other_chance, rate)
 
 
 @borrowing
@@ -238,6 +253,7 @@ def root(state: Any, x: int, row: int) -> None:
     node.token = text[end]
     node.path = 1.0
     node.words = it.begun
+    node.label = it.label
     times, most = (2, CONTEXTS) if mixed else (1, MOST)
     node.num_contexts = pick_contexts(it.contexts, it.num_contexts, times, most, node.contexts)
     node.num_known[:] = NONE
@@ -272,11 +288,13 @@ def descend(state: Any, x: int) -> None:
 
 
 @borrowing
-def gather(state: Any, x: int) -> None:
-    """Enter the evidence of all sources at a node."""
+def gather(state: Any, x: int, labels: Any) -> None:
+    """Enter the evidence of all sources at a node, for tokens that its row's labels allow."""
     node, scratch, enabled = state.nodes[x], state.scratch[0], state.growth[0].enabled
     row = node.row
     clear(node)
+    if node.label >= 0:
+        _name_allowed(labels, node)
     node.other = cells.other_cell(0, 0, 0.0)
     if enabled[CORPUS]:
         _corpus(state.corpus, node)
@@ -294,6 +312,30 @@ def gather(state: Any, x: int) -> None:
         _aligned(state, node, scratch)
     if node.token < len(state.bigrams.tokens) and enabled[BIGRAMS]:
         _bigrams(state.bigrams, node)
+    if node.label >= 0 and not node.closed:
+        _keep_allowed(labels, node)
+
+
+@borrowing
+def _name_allowed(labels: Any, node: Any) -> None:
+    """Make all tokens that the labels allow candidates, and the only ones, if there is space."""
+    begin, end = labels.first[node.label], labels.first[node.label + 1]
+    if end - begin <= WIDTH:
+        for state in range(begin, end):
+            _append(node, labels.token[state])
+        node.closed = 1
+
+
+@borrowing
+def _keep_allowed(labels: Any, node: Any) -> None:
+    n = 0
+    for i in range(node.width):
+        if child(labels.token, labels.first, node.label, node.candidates[i]) != NOWHERE:
+            node.candidates[n] = node.candidates[i]
+            for slot in range(SLOTS):
+                node.levels[n, slot] = node.levels[i, slot]
+            n += 1
+    node.width = n
 
 
 @borrowing

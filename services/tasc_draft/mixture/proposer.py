@@ -11,6 +11,7 @@ from tasc_draft.errors import DraftError
 from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
+from tasc_draft.labels import UNLIMITED, LabelTrie, RowLabels
 from tasc_draft.mixture import tree
 from tasc_draft.mixture.external_tree import NO_TREE, ExternalTree
 from tasc_draft.mixture.memory import Memory
@@ -67,6 +68,7 @@ class NgramProposer:
         )
         self._lengths = self.memory.rows["length"]
         self._least = np.zeros(self._budget, np.float32)
+        self._labels = RowLabels()
         self._open(index)
         self._warm_up()
 
@@ -89,7 +91,7 @@ class NgramProposer:
         """``float32[CELLS]``: the summed squared gradients of each weight."""
         return self.learnt.squares - 1.0
 
-    def start(self, row: int, prompt: Int32) -> None:
+    def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         it, text = self.memory.rows[row], self.memory.texts[row]
         if it["length"]:
             raise DraftError(f"row {row} is in use; finish it before it is started again")
@@ -100,6 +102,7 @@ class NgramProposer:
         it["length"] = len(prompt) + 1
         it["caught"] = it["num_contexts"] = it["begun"] = 0
         it["root"] = NONE
+        self._limit(row, labels)
         self._analyse(row, prompt)
 
     def propose(
@@ -127,7 +130,7 @@ class NgramProposer:
         limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
         linked = NO_TREE if external is None else _linked(external)
-        n = tree.grow(self.state, rows, limits, least, linked)
+        n = tree.grow(self.state, rows, limits, least, linked, self._labels.forest)
         return self.memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
@@ -143,7 +146,8 @@ class NgramProposer:
         lengths[row] = end
 
     def finish(self, row: int) -> None:
-        tree.release(self.state, row)
+        tree.release(self.state, row, self._labels.forest)
+        self._labels.finish(row)
 
     def teach(self, prompt: Int32, answer: Int32, rate: float) -> None:
         """Learn from one answer, ``int32[n]`` with its end-of-sequence, on row 0.
@@ -153,7 +157,7 @@ class NgramProposer:
         """
         self._require_fit(answer, len(prompt) + len(answer))
         self.start(0, prompt)
-        tree.teach(self.state, 0, answer, rate)
+        tree.teach(self.state, 0, answer, rate, self._labels.forest)
         self.finish(0)
 
     def set_index(self, index: DraftIndex) -> None:
@@ -182,6 +186,15 @@ class NgramProposer:
         search = self.memory.search(index)
         state = self.memory.state(index, learnt)
         self.index, self.learnt, self._search, self.state = index, learnt, search, state
+
+    def _limit(self, row: int, labels: LabelTrie | None) -> None:
+        """Limit a row to labels. A new trie may move those of other rows."""
+        rows = self.memory.rows
+        rows[row]["label_root"] = rows[row]["label"] = UNLIMITED if labels is None else 0
+        for moved, by in self._labels.start(row, labels).items():
+            rows[moved]["label_root"] += by
+            if rows[moved]["label"] >= 0:
+                rows[moved]["label"] += by
 
     def _require_fit(self, tokens: Int32, length: int) -> None:
         """Check what compiled code, which checks no bounds, relies on."""

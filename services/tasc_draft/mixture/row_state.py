@@ -47,11 +47,13 @@ def int32(*names: str) -> list[tuple[str, type[np.int32]]]:
 #   root: node of the row's root in the previous step, or NONE
 #   near_length: tokens of the neighbours' outputs; similarity: class of the nearest prompt's
 #   words: in the prompt; begun: words begun in the answer
+#   label_root, label: states in the forest of labels at the answer's beginning and at its end;
+#     UNLIMITED where the answer may be anything (see `tasc_draft.labels`)
 ROW = np.dtype(
     [
         *int32("length", "begin", "caught", "root", "num_contexts"),
         ("contexts", np.int32, (MOST, COLUMNS)),
-        *int32("near_length", "similarity", "words", "begun"),
+        *int32("near_length", "similarity", "words", "begun", "label_root", "label"),
     ],
     align=True,
 )

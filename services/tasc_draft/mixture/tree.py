@@ -5,6 +5,10 @@ batch is drafted next, until the budget is used up or the next token is not wort
 is a tree whose nodes have one child. A node is expanded only when its best child is likely to be
 drafted next, so leaves cost next to nothing.
 
+A row that is limited to labels is drafted for at branches only, where a forward would be needed. A
+token there brings the tokens that it forces with it, up to the next branch; if there is none, it is
+not drafted, because the target's choice at the branch already decides the rest of the answer.
+
 The heap is bounded. Its first entry holds the size, in ``node``; entries count from 1.
 
 *Recent answers* are a bounded text of finished answers that all rows draft from. They stand in for
@@ -19,6 +23,7 @@ import numpy as np
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import NEURAL
 from tasc_draft.index import weights as cells
+from tasc_draft.labels import NO_BRANCH, NOWHERE, UNLIMITED, child, decides
 from tasc_draft.mixture import evidence, external_tree, rules
 from tasc_draft.mixture.evidence import MIXED, TASC
 from tasc_draft.mixture.row_state import (
@@ -78,7 +83,7 @@ def _move(heap: Any, source: int, target: int) -> None:
 
 
 @borrowing
-def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any) -> int:
+def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels: Any) -> int:
     """Draft for the rows of ``batch``; returns the number of tokens written to ``state.out``.
 
     Args:
@@ -87,11 +92,15 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any) -> int:
         least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
         external: An `ExternalTree` of the same rows. Rows that have a draft there get as many
             tokens as ``limits`` allows, whatever their probability: the caller sets ``least``.
+        labels: The `Forest` that the rows' states belong to.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
     for i in range(len(batch)):
         if 0 <= batch[i] < len(state.rows) and state.rows[batch[i]].length > 0:
-            take_in(state, batch[i])
+            take_in(state, batch[i], labels)
+            label = state.rows[batch[i]].label
+            if label == NOWHERE or (label != UNLIMITED and not decides(labels, label)):
+                limits[i] = 0
             if external_tree.root(external, i) == NONE or growth.most == 0:
                 limits[i] = min(limits[i], growth.most)
         else:
@@ -107,29 +116,87 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any) -> int:
         if most < growth.min_prob and external_tree.root(external, i) == NONE:
             continue
         if leaf:
-            _expand(state, x)
+            _expand(state, x, labels)
             if nodes[x].external != NONE:
                 external_tree.mix(state.learnt.trust, nodes[x], external)
+            _push_best_child(nodes[x], x, heap, growth, labels)
+            continue
+        end = _segment_end(nodes[x], path, limits[i], least, n - roots, growth.most, labels)
+        if end == 0:
+            _leave_out(nodes[x])
         else:
-            _add(state, x, n, path, external)
-            limits[i] -= 1
-            if not is_eos[nodes[n].token] and nodes[n].depth < growth.most:
-                _push(heap, growth.child_chance * path, n, True)
-            n += 1
-        if leaf or growth.branching:
-            _push_best_child(nodes[x], x, heap, growth)
+            begin, n = n, _add_segment(state, x, n, path, external, labels)
+            limits[i] -= n - begin
+            last = nodes[n - 1]
+            if not is_eos[last.token] and last.depth < growth.most:
+                _push(heap, growth.child_chance * path, n - 1, True)
+        if growth.branching or end == 0:
+            _push_best_child(nodes[x], x, heap, growth, labels)
     return _write(nodes, roots, n, len(batch), state.out)
 
 
 @borrowing
-def take_in(state: Any, row: int) -> None:
+def _segment_end(
+    node: Any, path: float, limit: int, least: Any, drafted: int, deepest: int, labels: Any
+) -> int:
+    """How many tokens the next candidate of a node brings with it; 0 if they are not worth it.
+
+    A forced token costs its forward only if the draft is rejected: accepted, it would have entered
+    the cache by a later forward anyway.
+    """
+    if node.label == UNLIMITED:
+        return 1
+    state = child(labels.token, labels.first, node.label, node.candidates[node.next])
+    n = 1 + labels.ahead[state]
+    if n > limit or node.depth + n > deepest or drafted + n > len(least):
+        return 0
+    cost = least[drafted]
+    for i in range(drafted + 1, drafted + n):
+        cost += (1.0 - path) * least[i]
+    return n if path >= cost else 0
+
+
+@borrowing
+def _leave_out(node: Any) -> None:
+    """Take the next candidate of a node off the list, without a node of its own."""
+    i = node.next
+    node.chance[i] = -node.chance[i]
+    if node.external != NONE:
+        node.mixed[i] = -node.mixed[i]
+
+
+@borrowing
+def _add_segment(state: Any, x: int, n: int, path: float, external: Any, labels: Any) -> int:
+    """Add the next candidate of node ``x`` and what it forces; returns the new number of nodes."""
+    nodes = state.nodes
+    _add(state, x, n, path, external, labels)
+    label = nodes[n].label
+    while label >= 0 and labels.first[label + 1] - labels.first[label] == 1:
+        label = labels.first[label]
+        evidence.descend(state, n)
+        parent, only = nodes[n], nodes[n + 1]
+        parent.forced, parent.first_child = 1, n + 1
+        _make_child(parent, only, n, labels.token[label], path)
+        only.label = label
+        only.external = external_tree.child(external, parent.external, only.token)
+        only.sibling = NONE
+        only.source = parent.source
+        n += 1
+    return n + 1
+
+
+@borrowing
+def take_in(state: Any, row: int, labels: Any) -> None:
     """Learn from a row's new tokens as far as they follow its last tree; then catch up."""
     it, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
     x, at = it.root, it.caught
     if x != NONE and nodes[x].row != row:
         x = NONE  # overwritten in a step without this row
-    while x != NONE and at < it.length and nodes[x].full_width > 0:
+    while x != NONE and at < it.length and (nodes[x].full_width > 0 or nodes[x].forced):
         token = state.texts[row, at]
+        if nodes[x].forced:
+            x, at = _child(nodes, x, token), at + 1
+            continue
         if rate > 0.0:
             evidence.learn(state.learnt.weights, state.learnt.squares, nodes[x], token, rate)
         if nodes[x].external != NONE and (rate > 0.0 or state.growth[0].rule != MIXED):
@@ -137,6 +204,12 @@ def take_in(state: Any, row: int) -> None:
         x = _child(nodes, x, token)
         at += 1
     it.root = NONE
+    if it.label_root != UNLIMITED:
+        label = it.label if it.caught > it.begin else it.label_root
+        for at in range(max(it.caught, it.begin + 1), it.length):
+            if label != NOWHERE:
+                label = child(labels.token, labels.first, label, state.texts[row, at])
+        it.label = label
     catch_up(state, row)
 
 
@@ -158,7 +231,7 @@ def _add_roots(state: Any, batch: Any, limits: Any, external: Any) -> int:
         if limits[i] > 0:
             evidence.root(state, n, batch[i])
             nodes[n].batch_row = i
-            nodes[n].width = nodes[n].full_width = 0
+            nodes[n].width = nodes[n].full_width = nodes[n].forced = 0
             nodes[n].external = external_tree.root(external, i)
             nodes[n].first_child = NONE
             state.rows[batch[i]].root = n
@@ -168,13 +241,13 @@ def _add_roots(state: Any, batch: Any, limits: Any, external: Any) -> int:
 
 
 @borrowing
-def _expand(state: Any, x: int) -> None:
+def _expand(state: Any, x: int, labels: Any) -> None:
     """Fill a node's candidates and their probabilities, by the rule."""
     rule = state.growth[0].rule
     if state.nodes[x].depth > 0:
         evidence.descend(state, x)
     if rule == MIXED:
-        evidence.gather(state, x)
+        evidence.gather(state, x, labels)
         evidence.score(state.learnt.weights, state.nodes[x])
     elif rule == TASC:
         rules.tasc(state, x)
@@ -184,12 +257,16 @@ def _expand(state: Any, x: int) -> None:
 
 
 @borrowing
-def _push_best_child(node: Any, x: int, heap: Any, growth: Any) -> None:
-    """Push the likeliest candidate of a node that is not in the tree yet."""
+def _push_best_child(node: Any, x: int, heap: Any, growth: Any, labels: Any) -> None:
+    """Push the likeliest candidate of a node that is not in the tree yet and may be drafted."""
     best, most = NONE, 0.0
     for i in range(node.full_width):
         token, chance = node.candidates[i], external_tree.chance(node, i)
         if chance > most and token < growth.vocab_size and token != growth.sep:
+            if node.label >= 0:
+                behind = child(labels.token, labels.first, node.label, token)
+                if behind == NOWHERE or labels.ahead[behind] == NO_BRANCH:
+                    continue
             best, most = i, chance
     node.next = best
     if best != NONE:
@@ -197,26 +274,34 @@ def _push_best_child(node: Any, x: int, heap: Any, growth: Any) -> None:
 
 
 @borrowing
-def _add(state: Any, x: int, n: int, path: float, external: Any) -> None:
+def _add(state: Any, x: int, n: int, path: float, external: Any, labels: Any) -> None:
     """Make the next candidate of node ``x`` its child ``n``."""
-    parent, child = state.nodes[x], state.nodes[n]
+    parent, added = state.nodes[x], state.nodes[n]
     i = parent.next
-    child.row = parent.row
-    child.batch_row = parent.batch_row
-    child.parent = x
-    child.depth = parent.depth + 1
-    child.token = parent.candidates[i]
-    child.path = path
-    child.width = child.full_width = 0
-    child.external = external_tree.child(external, parent.external, child.token)
-    child.first_child = NONE
-    child.sibling = parent.first_child
+    _make_child(parent, added, x, parent.candidates[i], path)
+    added.label = parent.label
+    if parent.label >= 0:
+        added.label = child(labels.token, labels.first, parent.label, added.token)
+    added.external = external_tree.child(external, parent.external, added.token)
+    added.sibling = parent.first_child
     parent.first_child = n
     is_external = external_tree.take(state.learnt.trust, parent, i)
     slot = cells.PROMPT if parent.levels[i, cells.PROMPT] else 0
     if state.growth[0].rule == MIXED:
         slot = evidence.dominant_slot(state.learnt.weights, parent, i)
-    child.source = NEURAL if is_external else cells.SOURCE_OF_SLOT[slot]
+    added.source = NEURAL if is_external else cells.SOURCE_OF_SLOT[slot]
+
+
+@borrowing
+def _make_child(parent: Any, made: Any, x: int, token: int, path: float) -> None:
+    made.row = parent.row
+    made.batch_row = parent.batch_row
+    made.parent = x
+    made.depth = parent.depth + 1
+    made.token = token
+    made.path = path
+    made.width = made.full_width = made.forced = 0
+    made.first_child = NONE
 
 
 @borrowing
@@ -242,7 +327,7 @@ def _write(nodes: Any, roots: int, n: int, rows: int, out: Any) -> int:
 
 
 @borrowing
-def teach(state: Any, row: int, answer: Any, rate: float) -> None:
+def teach(state: Any, row: int, answer: Any, rate: float, labels: Any) -> None:
     """Learn from each token of an answer to the prompt that ``row`` was started with.
 
     Args:
@@ -252,16 +337,16 @@ def teach(state: Any, row: int, answer: Any, rate: float) -> None:
     for token in answer:
         catch_up(state, row)
         evidence.root(state, 0, row)
-        _expand(state, 0)
+        _expand(state, 0, labels)
         evidence.learn(learnt.weights, learnt.squares, state.nodes[0], token, rate)
         text[it.length] = token
         it.length += 1
 
 
 @borrowing
-def release(state: Any, row: int) -> None:
+def release(state: Any, row: int, labels: Any) -> None:
     """Release a row and add its answer to the recent answers."""
-    take_in(state, row)
+    take_in(state, row, labels)
     _remember(state, row)
     forget(state.own, row, state.rows[row].caught)
     forget_neighbours(state, row)

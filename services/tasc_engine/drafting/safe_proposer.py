@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
+from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.hidden_state_buffer import HiddenStateBuffer
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.step.plan import Plan
@@ -95,13 +96,19 @@ class SafeProposer:
         """What the proposer needs now of the target's forwards; nothing once it is off."""
         return HiddenStateRequest.of(self._proposer)
 
-    def start(self, row: int, prompt: Int32, committed: Int32 = NOTHING) -> None:
+    def start(
+        self,
+        row: int,
+        prompt: Int32,
+        labels: LabelTrie | None = None,
+        committed: Int32 = NOTHING,
+    ) -> None:
         """Begin a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
         if row in self._in_use:
             self.finish(row)
         self._in_use.add(row)
         self._lost.discard(row)
-        self._call(row, lambda proposer: proposer.start(row, prompt))
+        self._call(row, lambda proposer: proposer.start(row, prompt, labels))
         if len(committed):
             self.observe(row, committed)
 

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from tasc_draft import labels
 from tasc_engine.errors import GuideError
-from tasc_engine.guided import choices as trie
 from tasc_engine.guided import following
 from tasc_engine.guided.choices import Choices
 from tasc_engine.guided.following import Guide, LeastTokens
@@ -122,7 +122,7 @@ class Guides:
 
     def _compile(self, spec: GuideSpec) -> _Compiled:
         if not self._warm:  # not before: it takes seconds on a machine that never did it
-            trie.warm_up()
+            labels.warm_up()
             following.warm_up()
             self._warm = True
         try:

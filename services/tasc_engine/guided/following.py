@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
+from tasc_draft.drafts import FORCED
+from tasc_draft.labels import LabelTrie
 from tasc_engine.sampling.row_parameters import Allowed
 
 Int32 = NDArray[np.int32]
@@ -24,6 +26,10 @@ class Guide(Protocol):
     @property
     def words(self) -> int:
         """Words of a mask: a 32nd of the vocabulary, rounded up."""
+
+    @property
+    def labels(self) -> LabelTrie | None:
+        """The labels that the answer is one of, so that drafts are made of them; None: others."""
 
     @property
     def error(self) -> str:
@@ -60,6 +66,7 @@ class LeastTokens:
     """
 
     error = ""
+    labels = None
 
     def __init__(self, ends: Iterable[int], vocab_size: int, missing: int) -> None:
         self._ends, self._missing = frozenset(ends), missing
@@ -90,7 +97,8 @@ class Guided:
     """Drafts that guides leave, and what is allowed at their places.
 
     Attributes:
-        drafts: Without nodes that a guide forbids and those below them.
+        drafts: Without nodes that a guide forbids and those below them, and without nodes that
+            save no forward. Forced nodes have the source `FORCED`.
         allowed: A mask for each place of rows with a guide; masks that no place names hold
             anything. Row i's places begin at ``drafts.offsets[i] + i``: its current token, then
             its nodes.
@@ -100,11 +108,24 @@ class Guided:
     allowed: Allowed
 
 
-def follow(guides: Sequence[Guide | None], drafts: Drafts) -> Guided:
+def follow(
+    guides: Sequence[Guide | None],
+    drafts: Drafts,
+    forces: Sequence[bool] | None = None,
+    price: float = 0.0,
+) -> Guided:
     """Ask each row's guide about its draft. A guide that cannot go on allows nothing, and says why.
+
+    A draft token saves a forward only if the target decides something behind it. If a guide forces
+    all that follows, the target's choice in front of the token has decided it, with or without a
+    draft. Such tokens are left out.
 
     Args:
         guides: One for each row of the drafts; None where a row may say anything.
+        forces: For each row, whether tokens that its guide forces need no forward of their own.
+            None: no row's.
+        price: The forwards that one more draft token costs. Parts of drafts that are expected to
+            save less are left out, except of rows with labels: their drafts are made that way.
     """
     n, rows = len(drafts.tokens), len(guides)
     mask_at = np.full(rows, -1, np.int32)
@@ -126,15 +147,27 @@ def follow(guides: Sequence[Guide | None], drafts: Drafts) -> Guided:
                 kept[begin:end],
                 masks[at : at + 1 + end - begin],
             )
-    return _without(drafts, kept, mask_at, masks)
+    forced = np.zeros(n, bool)
+    if forces is not None and n:
+        priced = [guide is not None and guide.labels is None for guide in guides]
+        prices = np.where(priced, price, 0.0).astype(np.float32)
+        _select(
+            drafts.parents, drafts.offsets, drafts.logp, mask_at, masks, np.array(forces, bool),
+            prices, kept, forced, *np.zeros((3, n), np.float32),
+        )  # fmt: skip
+    return _without(drafts, kept, forced, mask_at, masks)
 
 
 def warm_up() -> None:
     """Compile, or load what is compiled, before the first request waits for it."""
     follow([None], Drafts.empty(1))
+    one, none = np.zeros(1, np.int32), np.full(1, -1, np.int32)
+    logp, source = np.zeros(1, np.float32), np.zeros(1, np.int8)
+    draft = Drafts(one, none, np.ones(1, np.int16), np.array([0, 1], np.int32), logp, source)
+    follow([LeastTokens([], 1, 0)], draft, [True])
 
 
-def _without(drafts: Drafts, kept: Any, mask_at: Any, masks: Any) -> Guided:
+def _without(drafts: Drafts, kept: Any, forced: Any, mask_at: Any, masks: Any) -> Guided:
     n, rows = int(np.count_nonzero(kept)), len(mask_at)
     taken, parents, mask_of = (np.empty(k, np.int32) for k in (n, n, n + rows))
     offsets = np.zeros(rows + 1, np.int32)
@@ -143,7 +176,7 @@ def _without(drafts: Drafts, kept: Any, mask_at: Any, masks: Any) -> Guided:
         drafts.parents, drafts.offsets, kept, mask_at, taken, parents, offsets, mask_of, scratch
     )
     allowed = Allowed(masks, mask_of)
-    if n == len(kept):
+    if n == len(kept) and not forced.any():
         return Guided(drafts, allowed)
     left = Drafts(
         drafts.tokens[taken],
@@ -151,9 +184,58 @@ def _without(drafts: Drafts, kept: Any, mask_at: Any, masks: Any) -> Guided:
         drafts.depths[taken],
         offsets,
         drafts.logp[taken],
-        drafts.source[taken],
+        np.where(forced[taken], np.int8(FORCED), drafts.source[taken]),
     )
     return Guided(left, allowed)
+
+
+@numba.njit(cache=True, nogil=True)
+def _options(mask: Any) -> int:
+    """How many tokens a mask allows: 0, 1, or 2 for more."""
+    found = 0
+    for word in mask:
+        if word:
+            if found or word & (word - np.uint32(1)):
+                return 2
+            found = 1
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _select(
+    parents: Any, offsets: Any, logp: Any, mask_at: Any, masks: Any, forces: Any, prices: Any,
+    kept: Any, forced: Any, prob: Any, gain: Any, cost: Any,
+) -> None:  # fmt: skip
+    """Mark forced nodes, and unmark ``kept`` of nodes that are not worth their forward.
+
+    prob is the probability of a node's path if the guide is followed, gain the forwards that a
+    node and those below it are expected to save, cost those that they cost.
+    """
+    for i in range(len(mask_at)):
+        if mask_at[i] < 0 or not forces[i]:
+            continue
+        begin, end, root = offsets[i], offsets[i + 1], mask_at[i] + 1
+        for x in range(begin, end):
+            if kept[x]:
+                above, up = begin + parents[x], parents[x] >= 0
+                forced[x] = _options(masks[root + parents[x]]) == 1
+                prob[x] = prob[above] if up else 1.0
+                if not forced[x]:
+                    prob[x] *= np.exp(logp[x] - (logp[above] if up else 0.0))
+        for x in range(end - 1, begin - 1, -1):
+            if not kept[x]:
+                continue
+            if _options(masks[root + x - begin]) == 2:
+                gain[x] += prob[x]
+            cost[x] += prices[i] * (1.0 - prob[x] if forced[x] else 1.0)
+            if gain[x] <= 0.0 or gain[x] < cost[x]:
+                kept[x] = False
+            elif parents[x] >= 0:
+                gain[begin + parents[x]] += gain[x]
+                cost[begin + parents[x]] += cost[x]
+        for x in range(begin, end):
+            if parents[x] >= 0 and not kept[begin + parents[x]]:
+                kept[x] = False
 
 
 @numba.njit(cache=True, nogil=True)

@@ -97,6 +97,8 @@ class Grammar:
 class GrammarGuide:
     """The position of one answer in a grammar; see `Guide`."""
 
+    labels = None
+
     def __init__(self, grammar: Grammar) -> None:
         self.words = grammar.words
         self.error = ""

@@ -1,11 +1,13 @@
 """Computes which draft tokens are worth verifying, from the costs of steps and past acceptance.
 
-A draft token that is accepted with probability p yields p tokens on average. Verifying it takes
-time in which plain steps would emit tokens at the current rate. It is worth drafting if p exceeds
-that rate times the seconds it adds. Applied to every step, this rule approaches the highest rate
-(Dinkelbach's method for ratios). If drafting did not pay for a while, it pauses, twice as long each
-time. Now and then a step drafts all likely tokens whatever they cost, because wrong costs would
-otherwise stay unnoticed. This module neither makes drafts nor measures forward passes.
+A draft token that is accepted with probability p saves p forwards of its row on average. Verifying
+it takes time in which plain steps would do forwards' worth of work at the current rate. It is worth
+drafting if p exceeds that rate times the seconds it adds. Applied to every step, this rule
+approaches the highest rate (Dinkelbach's method for ratios). Tokens that a guide forces need no
+forward, drafted or not, and so count for nothing.
+If drafting did not pay for a while, it pauses, twice as long each time. Now and then a step drafts
+all likely tokens whatever they cost, because wrong costs would otherwise stay unnoticed. This
+module neither makes drafts nor measures forward passes.
 """
 
 from dataclasses import dataclass
@@ -33,14 +35,22 @@ _MOST_CURVES = 1024
 
 @dataclass(frozen=True)
 class Spent:
-    """The costs of one step, and the tokens that it gave."""
+    """The costs of one step, and what it gave: see `StepRecord` for the tokens.
+
+    Attributes:
+        verified: Tokens of drafts, forced ones included.
+        charged: Those of them that drafting has to pay for. Forced tokens of accepted drafts are
+            free: without the draft, a later forward would have brought them into the cache.
+        decided: Emitted tokens that were not forced, each worth one plain forward of its row.
+    """
 
     rows: int
     tokens: int  # of the step, without draft tokens
     context: float
-    drafted: int
+    verified: int
+    charged: int
     accepted: int
-    emitted: int
+    decided: int
     draft_seconds: float
     verify_seconds: float
 
@@ -48,13 +58,15 @@ class Spent:
     def of(cls, plan: Plan, record: StepRecord) -> Self:
         """Reads the costs and tokens of a step from its plan and its record."""
         accepted = int(record.accepted.sum())
+        verified = int(record.drafted.sum()) + record.carried_tokens
         return cls(
             rows=len(plan.emitting),
             tokens=len(plan.tokens),
             context=plan.context,
-            drafted=int(record.drafted.sum()),
+            verified=verified,
+            charged=verified - record.carried_kept,
             accepted=accepted,
-            emitted=accepted + record.bonus_tokens + record.forced_tokens,
+            decided=accepted + record.bonus_tokens,
             draft_seconds=record.draft_seconds,
             verify_seconds=record.verify_seconds,
         )
@@ -127,9 +139,9 @@ class DraftBudget:
         """Correct the costs by a step's time. Steps that read prompts are skipped."""
         if self._costs is None or spent.rows == 0 or spent.tokens > spent.rows:
             return
-        drafted = spent.tokens + spent.drafted
-        error = self._costs.correct(spent.rows, drafted, spent.context, spent.verify_seconds)
-        if self._probing and spent.drafted:  # the less often, the more costs are right
+        tokens = spent.tokens + spent.verified
+        error = self._costs.correct(spent.rows, tokens, spent.context, spent.verify_seconds)
+        if self._probing and spent.verified:  # the less often, the more costs are right
             after = 2 * self._probe_after if abs(error) < WRONG / 2 else self._probe_after // 2
             self._probe_after = min(max(after, PROBE), LONGEST_PROBE)
 
@@ -142,8 +154,8 @@ class DraftBudget:
             return  # its drafts were chosen regardless of cost, so its rate is not typical
         self._unprobed += 1
         plain, marginals = self._curve(self._costs.table, spent.rows, spent.tokens, spent.context)
-        extra = float(marginals[: spent.drafted].sum()) + spent.draft_seconds
-        rate = spent.emitted / (plain + extra)
+        extra = float(marginals[: spent.charged].sum()) + spent.draft_seconds
+        rate = spent.decided / (plain + extra)
         self._rate = FADE * self._rate + (1 - FADE) * rate if self._rate else rate
         if self.paused:
             self._paused -= 1

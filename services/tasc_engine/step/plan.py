@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
+from tasc_draft.labels import LabelTrie
 from tasc_engine.guided import Guide, follow
 from tasc_engine.layout import Feed
 from tasc_engine.request import (
@@ -35,6 +36,7 @@ class Sequence:
         row: Its row of the batch; -1 while waiting.
         first: The cache slot of its first token; -1 while waiting.
         cached: Tokens of prompt and answer in the cache.
+        sent: Tokens of the answer that deltas have had, or that another engine gave.
         entered: Those of the prompt that were there already, prefilled for another.
         answer: Tokens emitted so far. The newest is not in the cache yet, nor are forced ones.
         writer: Incremental text, only for who streams or has stop strings.
@@ -54,6 +56,7 @@ class Sequence:
     first: int = -1
     cached: int = 0
     entered: int = 0
+    sent: int = 0
     answer: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -76,20 +79,46 @@ class Sequence:
         sequence = cls(request, np.array(request.prompt, np.int32), writer, guide, adapter)
         if request.committed_ids:
             sequence._go_on()
+        sequence._begin_forced(tokenizer.eos_ids)
         return sequence
 
     def _go_on(self) -> None:
         """Go on where the engine that began the answer stopped; its text has been sent."""
         self._take(list(self.request.committed_ids))
+        self.sent = len(self.answer)
         if self.writer:
             self.writer.take()
         if self.guide:
-            self._advance_guide(self.guide, self.committed_ids)
+            self._advance_guide(self.guide, np.array(self.answer, np.int32))
+
+    def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
+        """Take the tokens that the guide forces at once; they enter the cache with the prompt.
+
+        A token that ends the answer is left to the first step, as is everything where stop strings
+        or stop tokens might end it.
+        """
+        if self.guide is None or not self.forces or self.request.stop or self.request.stop_ids:
+            return
+        stretch = self.guide.forced(self.remaining - 1)
+        if len(stretch) and stretch[-1] in eos_ids:
+            stretch = stretch[:-1]
+        self._take(stretch.tolist())
+        self.guide.advance(stretch)
 
     @property
-    def committed_ids(self) -> Int32:
-        """Tokens of the answer that another engine gave."""
-        return np.array(self.request.committed_ids, np.int32)
+    def forces(self) -> bool:
+        """Whether tokens that the guide forces need no forward. Those with log-probabilities do."""
+        return self.guide is not None and self.request.logprobs is None
+
+    @property
+    def labels(self) -> LabelTrie | None:
+        """The labels that drafts are limited to, where their forced tokens need no forward."""
+        return self.guide.labels if self.guide is not None and self.forces else None
+
+    @property
+    def answer_ids(self) -> Int32:
+        """``int32[n]`` the tokens of the answer so far."""
+        return np.array(self.answer, np.int32)
 
     @property
     def remaining(self) -> int:
@@ -116,41 +145,45 @@ class Sequence:
         return self.request.prompt_logprobs and self.prefilling
 
     def next_tokens(self, chunk: int) -> Int32:
-        """What goes into the next forward before any draft: prompt tokens, or what was emitted."""
-        if self.prefilling:
-            return self.prompt[self.cached : self.cached + chunk]
+        """What goes into the next forward before any draft: prompt tokens, then emitted ones."""
         begin = self.cached - len(self.prompt)
-        return np.array(self.answer[begin : begin + chunk], np.int32)
+        if begin >= 0:
+            return np.array(self.answer[begin : begin + chunk], np.int32)
+        tokens = self.prompt[self.cached : self.cached + chunk]
+        if self.answer and len(tokens) < chunk and not self.scores:
+            known = np.array(self.answer[: chunk - len(tokens)], np.int32)
+            tokens = np.concatenate((tokens, known))
+        return tokens
 
     @property
     def stuck(self) -> str:
         """Why there is no next token, where that is the guide's doing."""
         return self.guide.error if self.guide else ""
 
-    def emit(
-        self, tokens: list[int], drafted: int, agreed: int, logprobs: list[TokenLogprob]
-    ) -> int:
+    def emit(self, tokens: list[int], logprobs: list[TokenLogprob]) -> int:
         """Take tokens of one step, up to what stops it; return how many belong to the answer."""
         used = self._take(tokens)
         self.cached += used - 1
-        self.drafted.append(drafted)
-        self.accepted.append(min(agreed, used))
         self.logprobs += logprobs[:used]
         self.first_token = self.first_token or time.monotonic()
         return used
 
-    def follow_guide(self, new: int) -> int:
-        """Tell the guide of the newest tokens, and take those it forces; return how many."""
+    def count_draft(self, drafted: int, accepted: int) -> None:
+        """Note how many tokens were drafted and accepted in a step, without forced ones."""
+        self.drafted.append(drafted)
+        self.accepted.append(accepted)
+
+    def follow_guide(self, new: int) -> None:
+        """Tell the guide of the newest tokens, and take those it forces."""
         guide = self.guide
         if guide is None or self.stopped:
-            return 0
+            return
         self._advance_guide(guide, np.array(self.answer[-new:], np.int32))
-        if self.request.logprobs is not None:  # each token needs a forward that says how likely
-            return 0
+        if not self.forces:
+            return
         stretch = guide.forced(self.remaining)
         used = self._take(stretch.tolist())
         guide.advance(stretch[:used])
-        return used
 
     def _advance_guide(self, guide: Guide, new: Int32) -> None:
         guide.advance(new)
@@ -177,11 +210,10 @@ class Sequence:
             return "stop"
         return "length" if self.remaining <= 0 else None
 
-    def delta(self, used: int, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Delta:
-        """What the step's ``used`` tokens add, and the result where they end the answer."""
-        new = slice(len(self.answer) - used, None)
-        tokens, logprobs = tuple(self.answer[new]), tuple(self.logprobs[self.told :])
-        self.told = len(self.logprobs)
+    def delta(self, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Delta:
+        """The tokens that no delta has had yet, and the result if they end the answer."""
+        tokens, logprobs = tuple(self.answer[self.sent :]), tuple(self.logprobs[self.told :])
+        self.sent, self.told = len(self.answer), len(self.logprobs)
         if reason is None:
             text = self.writer.take() if self.writer and self.request.stream else ""
             return Delta(self.request.id, tokens, text, logprobs=logprobs)
@@ -280,7 +312,11 @@ class Plan:
             offsets=_ints(accumulate(sizes, initial=0)),
             tokens=np.concatenate(tokens) if tokens else _ints(()),
             draft_of=_ints(next(places) if may else -1 for may in emits),
-            prompt_tokens=sum(n for s, n in zip(sequences, sizes, strict=True) if s.prefilling),
+            prompt_tokens=sum(
+                min(n, len(s.prompt) - s.cached)
+                for s, n in zip(sequences, sizes, strict=True)
+                if s.prefilling
+            ),
             shared_tokens=sum(s.entered for s in sequences if s.cached == s.entered),
             adapters=_ints(s.adapter for s in sequences),
             admitted=admitted or [],
@@ -320,12 +356,16 @@ class Plan:
         asked = (s.remaining - 1 if s.request.draft else 0 for s in self.emitting)
         return np.minimum(_ints(asked), most).astype(np.int32)
 
-    def guided(self, drafts: Drafts) -> tuple[Drafts, Allowed | None]:
-        """Drafts without what guides forbid, and what they allow; None where nobody is guided."""
+    def guided(self, drafts: Drafts, price: float) -> tuple[Drafts, Allowed | None]:
+        """Drafts without what guides forbid or decide, and what they allow; None without guides.
+
+        Args:
+            price: See `follow`.
+        """
         guides = [s.guide for s in self.emitting]
         if not any(guides):
             return drafts, None
-        found = follow(guides, drafts)
+        found = follow(guides, drafts, [s.forces for s in self.emitting], price)
         return found.drafts, found.allowed
 
     def feed(self, drafts: Drafts, moves: Int64) -> Feed:

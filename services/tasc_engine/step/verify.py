@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_draft import SOURCES, Drafts
+from tasc_draft.drafts import FORCED
 from tasc_engine.errors import OutOfMemory, out_of_memory_is
 from tasc_engine.model.target import Target
 from tasc_engine.sampling.parameters import TokenLogprob
@@ -90,22 +91,46 @@ def moves(accepted: Accepted, firsts: Int64, behind: Int32) -> Int64:
 
 def count(
     drafts: Drafts, accepted: Accepted, used: Int32, sources: int, positions: int
-) -> tuple[Counts, Counts, Counts]:
-    """Counts drafted tokens, drafts that reach a position, and kept tokens.
+) -> tuple[Counts, Counts, Counts, int]:
+    """Counts drafted tokens, drafts that reach a position, kept tokens, and kept forced tokens.
 
-    Each result is ``[sources, max(positions, 1)]``. A draft that reaches a position counts for the
-    source of its most likely token there.
+    Each array is ``[sources, max(positions, 1)]``. Forced tokens count in none of them, and not in
+    positions either. A draft that reaches a position counts for the source of its most likely
+    token there.
 
     Args:
         used: ``int32[rows]``, tokens that entered the answer, at most those emitted.
     """
     shape = (sources, max(positions, 1))
     drafted, reached, kept = (np.zeros(shape, np.int64) for _ in range(3))
-    _count(
-        drafts.source, drafts.depths, drafts.offsets, accepted.path, accepted.followed, used,
-        drafted, reached, kept,
+    forced = _count(
+        drafts.source, drafts.parents, drafts.offsets, accepted.path, accepted.followed, used,
+        np.empty(len(drafts.tokens), np.int32), drafted, reached, kept,
     )  # fmt: skip
-    return drafted, reached, kept
+    return drafted, reached, kept, forced
+
+
+class OwnTokens:
+    """Counts the tokens of a step's drafts that were drafted, without those that guides forced.
+
+    Attributes:
+        drafted: For each row, the number of its drafted tokens.
+    """
+
+    def __init__(self, drafts: Drafts) -> None:
+        own = drafts.source != FORCED
+        self._offsets, self._own = drafts.offsets, None if own.all() else own
+        if self._own is None:
+            self.drafted: list[int] = drafts.sizes.tolist()
+        else:
+            before = np.concatenate(([0], np.cumsum(own)))
+            self.drafted = np.diff(before[drafts.offsets]).tolist()
+
+    def on_path(self, row: int, path: Int32) -> int:
+        """The number of drafted tokens among some nodes of a row."""
+        if self._own is None:
+            return len(path)
+        return int(np.count_nonzero(self._own[self._offsets[row] + path]))
 
 
 def warm_up() -> None:
@@ -165,18 +190,28 @@ def _moves(path: Any, followed: Any, firsts: Any, behind: Any, found: Any) -> in
 
 @numba.njit(cache=True, nogil=True)
 def _count(
-    source: Any, depths: Any, offsets: Any, path: Any, followed: Any, used: Any,
-    drafted: Any, reached: Any, kept: Any,
-) -> None:  # fmt: skip
+    source: Any, parents: Any, offsets: Any, path: Any, followed: Any, used: Any,
+    position: Any, drafted: Any, reached: Any, kept: Any,
+) -> int:  # fmt: skip
+    forced = 0
     for i in range(len(offsets) - 1):
-        deepest = 0
-        for x in range(offsets[i], offsets[i + 1]):
-            drafted[source[x], depths[x] - 1] += 1
-            if depths[x] > deepest:
-                deepest = depths[x]
+        deepest, begin = 0, offsets[i]
+        for x in range(begin, offsets[i + 1]):
+            position[x] = position[begin + parents[x]] if parents[x] >= 0 else 0
+            if source[x] < 0:
+                continue
+            position[x] += 1
+            drafted[source[x], position[x] - 1] += 1
+            if position[x] > deepest:
+                deepest = position[x]
                 reached[source[x], deepest - 1] += 1
         for k in range(min(followed[i], used[i])):
-            kept[source[offsets[i] + path[i, k]], k] += 1
+            x = begin + path[i, k]
+            if source[x] < 0:
+                forced += 1
+            else:
+                kept[source[x], position[x] - 1] += 1
+    return forced
 
 
 @dataclass(frozen=True)
@@ -197,22 +232,30 @@ class Verified:
     prompt_logprobs: list[list[TokenLogprob]]
     seconds: float
 
-    def record(self, plan: Plan, used: Int32, positions: int, **others: Any) -> StepRecord:
+    def record(
+        self, plan: Plan, used: Int32, positions: int, forced_tokens: int, **others: Any
+    ) -> StepRecord:
         """Returns the step's record.
 
         Args:
             used: ``int32[m]``, tokens that each answer took.
             positions: Maximum depth of a draft.
+            forced_tokens: Tokens that guides forced behind these.
             others: The remaining fields of the record.
         """
-        drafted, reached, kept = count(self.drafts, self.accepted, used, len(SOURCES), positions)
+        drafted, reached, kept, forced = count(
+            self.drafts, self.accepted, used, len(SOURCES), positions
+        )
         return StepRecord(
             row_steps=len(plan.emitting),
             drafts=int(np.count_nonzero(self.drafts.sizes)),
             drafted=drafted,
             reached=reached,
             accepted=kept,
-            bonus_tokens=int(used.sum()) - int(kept.sum()),
+            bonus_tokens=int(used.sum()) - int(kept.sum()) - forced,
+            forced_tokens=forced_tokens + forced,
+            carried_tokens=len(self.drafts.tokens) - int(drafted.sum()),
+            carried_kept=forced,
             prompt_tokens=plan.prompt_tokens,
             shared_tokens=plan.shared_tokens,
             verify_seconds=self.seconds,

@@ -155,7 +155,7 @@ def test_a_request_waits_until_all_that_it_needs_is_compiled(make_engine, monkey
 class Stuck:
     """A guide that gives up after two tokens, as a grammar does that grows too complex."""
 
-    words, seen, error = 10, 0, ""
+    words, seen, error, labels = 10, 0, "", None
 
     def look(self, tokens, parents, kept, masks) -> None:
         masks[:] = 0xFFFFFFFF if self.seen < 2 else 0

@@ -16,9 +16,10 @@ from tree_layouts import forest, parents_of
 
 from support import refused
 from tasc_draft import Drafts
+from tasc_draft.labels import LabelTrie
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import GuideLimits, Guides, factory, follow
-from tasc_engine.guided.choices import ChoiceGuide, Choices, Trie
+from tasc_engine.guided.choices import ChoiceGuide, Choices
 from tasc_engine.guided.following import LeastTokens
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
@@ -41,7 +42,7 @@ trees = parents_of(9).flatmap(
 
 
 def guide_of(sequences: list[list[int]]) -> ChoiceGuide:
-    trie = Trie.of([[*s, EOS] for s in sequences])
+    trie = LabelTrie.of([[*s, EOS] for s in sequences])
     return ChoiceGuide(Choices(trie, WORDS, 99, ""))
 
 

@@ -316,7 +316,7 @@ class Neural:
         if name in self.raising:
             raise RuntimeError("no memory")
 
-    def start(self, row: int, prompt: Any) -> None:
+    def start(self, row: int, prompt: Any, labels: Any = None) -> None:
         self._called("start", row)
 
     def observe(self, row: int, tokens: Any, hidden: Any = None) -> None:

@@ -55,7 +55,7 @@ class Recording:
         self.rows: dict[int, Told] = {}
         self.ended: list[Told] = []
 
-    def start(self, row: int, prompt: Any) -> None:
+    def start(self, row: int, prompt: Any, labels: Any = None) -> None:
         self.rows[row] = Told(prompt.tolist())
         self._inner.start(row, prompt)
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts, NgramProposer, Proposer
+from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.safe_proposer import most_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
@@ -115,9 +116,9 @@ class HybridProposer:
         """Of a row's tree: the larger of the two, which may hold tokens of both."""
         return max(most_tokens(self._ngram), most_tokens(self._neural))
 
-    def start(self, row: int, prompt: Int32) -> None:
+    def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         self._in_use.add(row)
-        self._ngram.start(row, prompt)
+        self._ngram.start(row, prompt, labels)
         self._neural.start(row, prompt)
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:

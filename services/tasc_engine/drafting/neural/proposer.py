@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_draft import Drafts
+from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.hidden_state_buffer import Seen
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.tree import Beam, Frontier, NeuralSettings
@@ -81,7 +82,7 @@ class NeuralProposer:
         hidden = 0 if self._hidden is None else self._hidden.nbytes
         return self.backbone.cache_bytes + hidden
 
-    def start(self, row: int, prompt: Int32) -> None:
+    def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         if self._lengths[row]:
             raise ValueError(f"row {row} is in use; finish it before it is started again")
         self._bases[row] = self._taken[row] = self._known[row] = 0

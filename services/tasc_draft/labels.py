@@ -1,0 +1,262 @@
+"""A set of labels as a trie of tokens, and the labels that each row of a batch is limited to.
+
+The trie is flat arrays that compiled code walks. Nodes are numbered level by level with siblings by
+token, so that children are neighbours: those of node i are ``first[i]`` to ``first[i + 1] - 1``,
+and node 0 is the root. A node with several children is a *branch*: only there does the target
+decide. Between branches each token is forced.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft.compiled import borrowing, compiled, read_only
+from tasc_draft.tokens import Int32, Tokens
+
+NOWHERE = -1  # the state behind a token that no label has
+UNLIMITED = -2  # the state of a row that may emit any token
+NO_BRANCH = -1
+
+
+@dataclass(frozen=True)
+class LabelTrie:
+    """Token sequences, each with its end-of-sequence token, that share their beginnings.
+
+    Attributes:
+        token: ``int32[nodes]`` the token that leads to a node.
+        first: ``int32[nodes + 1]`` where each node's children begin.
+    """
+
+    token: Int32
+    first: Int32
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]]) -> "LabelTrie":
+        """The trie of sequences, which may come in any order and more than once."""
+        texts = Tokens.of(sorted({tuple(s) for s in sequences}))
+        size = len(texts.ids) + 1
+        token, parent, depth = (np.zeros(size, np.int32) for _ in range(3))
+        path = np.zeros(int(texts.lengths.max(initial=0)) + 1, np.int32)
+        n = _build(texts.ids, texts.offsets, token, parent, depth, path)
+        by_level = np.argsort(depth[:n], kind="stable")
+        place = np.empty(n, np.int32)
+        place[by_level] = np.arange(n, dtype=np.int32)
+        above = place[parent[by_level[1:]]]
+        first = 1 + np.searchsorted(above, np.arange(n + 1))
+        return cls(token[by_level], first.astype(np.int32))
+
+    @cached_property
+    def ahead(self) -> Int32:
+        """``int32[nodes]`` forced tokens from a node to its next branch; `NO_BRANCH` if none.
+
+        0 for a branch itself.
+        """
+        found = np.empty(len(self.token), np.int32)
+        _fill_ahead(self.first, found)
+        return found
+
+    def look(
+        self,
+        state: int,
+        tokens: Int32,
+        parents: Int32,
+        kept: NDArray[np.bool_],
+        masks: NDArray[np.uint32],
+    ) -> None:
+        """Write which draft tokens are allowed from a state on, and what may come behind each.
+
+        See `tasc_engine.guided.Guide.look`.
+        """
+        _look(self.token, self.first, state, tokens, parents, kept, masks)
+
+    def behind(self, state: int, tokens: Int32) -> int:
+        """The state behind some tokens; `NOWHERE` if no sequence has them."""
+        return int(_behind(self.token, self.first, state, tokens))
+
+    def forced(self, state: int, most: int) -> Int32:
+        """``int32[n]`` the tokens up to the next branch or the end, at most so many."""
+        found = np.empty(most, np.int32)
+        return found[: _forced(self.token, self.first, state, found)]
+
+    def branches(self, tokens: Int32) -> int:
+        """The number of tokens of a path from the root that are not forced."""
+        return int(_branches(self.token, self.first, tokens))
+
+
+class Forest(NamedTuple):
+    """Tries one after the other, for compiled code; see `LabelTrie` for the arrays."""
+
+    token: Int32
+    first: Int32
+    ahead: Int32
+
+
+class RowLabels:
+    """The labels that each row is limited to. Rows with equal labels share one trie.
+
+    Attributes:
+        forest: The tries in use.
+    """
+
+    def __init__(self) -> None:
+        self._of_row: dict[int, LabelTrie] = {}
+        self._bases: dict[int, int] = {}  # by the trie's identity
+        self._tries: list[LabelTrie] = []
+        self.forest = _joined([])
+
+    def start(self, row: int, labels: LabelTrie | None) -> dict[int, int]:
+        """Limit a row to some labels, or to none.
+
+        Returns:
+            By row, by how much its state's number has changed: tries that no row uses are dropped
+            when a new one comes. The row itself has the number of its root.
+        """
+        self.finish(row)
+        if labels is None:
+            return {}
+        self._of_row[row] = labels
+        before = self._bases
+        if id(labels) not in before:
+            self._tries = list({id(t): t for t in self._of_row.values()}.values())
+            sizes = [len(t.token) for t in self._tries]
+            begins = np.cumsum([0, *sizes])[:-1].tolist()
+            self._bases = dict(zip(map(id, self._tries), begins, strict=True))
+            self.forest = _joined(self._tries)
+        moved = {r: self._bases[id(t)] - before.get(id(t), 0) for r, t in self._of_row.items()}
+        moved[row] = self._bases[id(labels)]
+        return moved
+
+    def finish(self, row: int) -> None:
+        self._of_row.pop(row, None)
+
+
+def warm_up() -> None:
+    """Compile or load compiled code, so that the first request does not wait for it."""
+    trie, one = LabelTrie.of([[0]]), np.zeros(1, np.int32)
+    trie.look(0, one, one - 1, np.zeros(1, bool), np.zeros((2, 1), np.uint32))
+    trie.behind(0, one)
+    trie.forced(0, 1)
+
+
+def _joined(tries: list[LabelTrie]) -> Forest:
+    parts: tuple[list[Int32], ...] = ([], [], [])
+    base = 0
+    for trie in tries:
+        parts[0].append(trie.token)
+        parts[1].append(trie.first[:-1] + base)
+        parts[2].append(trie.ahead)
+        base += len(trie.token)
+    parts[1].append(np.array([base], np.int32))
+    token, first, ahead = (np.concatenate([*p, np.zeros(0, np.int32)]) for p in parts)
+    return Forest(*(read_only(a.astype(np.int32)) for a in (token, first, ahead)))
+
+
+@compiled
+def _build(ids: Any, offsets: Any, token: Any, parent: Any, depth: Any, path: Any) -> int:
+    """Nodes of sorted sequences, each in front of those below it; ``path`` is scratch."""
+    n, before = 1, ids[:0]
+    for i in range(len(offsets) - 1):
+        now = ids[offsets[i] : offsets[i + 1]]
+        shared = 0
+        while shared < min(len(now), len(before)) and now[shared] == before[shared]:
+            shared += 1
+        for level in range(shared, len(now)):
+            token[n], parent[n], depth[n] = now[level], path[level], level + 1
+            path[level + 1] = n
+            n += 1
+        before = now
+    return n
+
+
+@borrowing
+def _fill_ahead(first: Any, ahead: Any) -> None:
+    for state in range(len(ahead) - 1, -1, -1):
+        children = first[state + 1] - first[state]
+        ahead[state] = NO_BRANCH if children == 0 else 0
+        if children == 1 and ahead[first[state]] != NO_BRANCH:
+            ahead[state] = 1 + ahead[first[state]]
+        elif children == 1:
+            ahead[state] = NO_BRANCH
+
+
+@borrowing
+def child(token: Any, first: Any, state: int, wanted: int) -> int:
+    """The state behind a token; `NOWHERE` if no label goes on with it."""
+    low, high = first[state], first[state + 1]
+    end = high
+    while low < high:
+        middle = (low + high) // 2
+        if token[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < end and token[low] == wanted else NOWHERE
+
+
+@borrowing
+def decides(labels: Any, state: int) -> bool:
+    """Whether a token that is allowed at a state leads to a further branch."""
+    for behind in range(labels.first[state], labels.first[state + 1]):
+        if labels.ahead[behind] != NO_BRANCH:
+            return True
+    return False
+
+
+@borrowing
+def _fill(token: Any, first: Any, state: int, mask: Any) -> None:
+    mask[:] = 0
+    for behind in range(first[state], first[state + 1]):
+        mask[token[behind] >> 5] |= np.uint32(1) << np.uint32(token[behind] & 31)
+
+
+@compiled
+def _look(
+    token: Any, first: Any, state: int, tokens: Any, parents: Any, kept: Any, masks: Any
+) -> None:
+    kept[:] = False
+    if state < 0:
+        masks[0] = 0
+        return
+    states = np.empty(len(tokens), np.int32)
+    _fill(token, first, state, masks[0])
+    for x in range(len(tokens)):
+        above = parents[x]
+        if above < 0 or kept[above]:
+            states[x] = child(token, first, state if above < 0 else states[above], tokens[x])
+            if states[x] >= 0:
+                kept[x] = True
+                _fill(token, first, states[x], masks[1 + x])
+
+
+@borrowing
+def _behind(token: Any, first: Any, state: int, tokens: Any) -> int:
+    for i in range(len(tokens)):
+        if state < 0:
+            break
+        state = child(token, first, state, tokens[i])
+    return state
+
+
+@borrowing
+def _forced(token: Any, first: Any, state: int, found: Any) -> int:
+    n = 0
+    while state >= 0 and n < len(found) and first[state + 1] - first[state] == 1:
+        state = first[state]
+        found[n] = token[state]
+        n += 1
+    return n
+
+
+@borrowing
+def _branches(token: Any, first: Any, tokens: Any) -> int:
+    state, n = 0, 0
+    for i in range(len(tokens)):
+        if state < 0:
+            break
+        n += first[state + 1] - first[state] > 1
+        state = child(token, first, state, tokens[i])
+    return n
