@@ -82,9 +82,11 @@ class LabelTrie:
         found = np.empty(most, np.int32)
         return found[: _forced(self.token, self.first, state, found)]
 
-    def branches(self, tokens: Int32) -> int:
-        """The number of tokens of a path from the root that are not forced."""
-        return int(_branches(self.token, self.first, tokens))
+    def forced_in(self, tokens: Int32) -> NDArray[np.bool_]:
+        """``bool[n]`` which tokens of a path from the root are forced."""
+        found = np.zeros(len(tokens), bool)
+        _mark_forced(self.token, self.first, tokens, found)
+        return found
 
 
 class Forest(NamedTuple):
@@ -252,11 +254,10 @@ def _forced(token: Any, first: Any, state: int, found: Any) -> int:
 
 
 @borrowing
-def _branches(token: Any, first: Any, tokens: Any) -> int:
-    state, n = 0, 0
+def _mark_forced(token: Any, first: Any, tokens: Any, found: Any) -> None:
+    state = 0
     for i in range(len(tokens)):
         if state < 0:
             break
-        n += first[state + 1] - first[state] > 1
+        found[i] = first[state + 1] - first[state] == 1
         state = child(token, first, state, tokens[i])
-    return n

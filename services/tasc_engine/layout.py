@@ -36,6 +36,8 @@ class Feed:
         adapters: ``int32[n]`` the number of each row's adapter, 0 for none; None: none has one.
         scored: ``int32[n]`` how many of each row's tokens, from the first on, are looked at besides
             what is looked at anyway; None: none of any row.
+        known: ``bool[M]`` of each row that may emit its last token, then its draft: whether the
+            next token is known, so that it needs no logits; None: of none.
     """
 
     firsts: Int64
@@ -47,6 +49,7 @@ class Feed:
     moves: Int64
     adapters: Int32 | None = None
     scored: Int32 | None = None
+    known: NDArray[np.bool_] | None = None
 
 
 def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
@@ -80,7 +83,8 @@ class StepLayout(Generic[Array]):
             row. 0 for others.
         adapters: ``[N]`` the number of its row's adapter, 0 for none.
         looked_at: ``[M]`` packed indices whose next token is wanted: of each row that may emit its
-            last token, then its draft; behind them those of all rows that are scored.
+            last token, then its draft, without those that are ``known``; behind them those of all
+            rows that are scored.
         begins: ``[R + 1]`` where each row's tokens begin.
         firsts: ``[R]`` the cache slot of each row's first token.
         trunks: ``[R]`` tokens of each row before its draft; node b enters ``first + trunk + b``.
@@ -115,6 +119,8 @@ def lay_out(feed: Feed) -> StepLayout[Int64]:
         drafts.depths, drafts.parents, drafts.offsets, own, ids, positions, slots, seen, tree,
         adapters, looked_at, begins, trunks, nodes,
     )  # fmt: skip
+    if feed.known is not None:
+        looked_at = looked_at[~feed.known]
     if feed.scored is not None:
         places = [np.arange(b, b + k) for b, k in zip(begins, feed.scored, strict=False)]
         looked_at = np.concatenate((looked_at, *places))

@@ -155,7 +155,7 @@ def follow(
             drafts.parents, drafts.offsets, drafts.logp, mask_at, masks, np.array(forces, bool),
             prices, kept, forced, *np.zeros((3, n), np.float32),
         )  # fmt: skip
-    return _without(drafts, kept, forced, mask_at, masks)
+    return _without(drafts, kept, forced, mask_at, masks, forces)
 
 
 def warm_up() -> None:
@@ -167,7 +167,9 @@ def warm_up() -> None:
     follow([LeastTokens([], 1, 0)], draft, [True])
 
 
-def _without(drafts: Drafts, kept: Any, forced: Any, mask_at: Any, masks: Any) -> Guided:
+def _without(
+    drafts: Drafts, kept: Any, forced: Any, mask_at: Any, masks: Any, forces: Any
+) -> Guided:
     n, rows = int(np.count_nonzero(kept)), len(mask_at)
     taken, parents, mask_of = (np.empty(k, np.int32) for k in (n, n, n + rows))
     offsets = np.zeros(rows + 1, np.int32)
@@ -175,7 +177,12 @@ def _without(drafts: Drafts, kept: Any, forced: Any, mask_at: Any, masks: Any) -
     _leave_out(
         drafts.parents, drafts.offsets, kept, mask_at, taken, parents, offsets, mask_of, scratch
     )
-    allowed = Allowed(masks, mask_of)
+    only = None
+    if forces is not None:
+        only = np.full(n + rows, -1, np.int32)
+        _find_only(masks, mask_of, offsets, np.array(forces, bool), only)
+        only = only if only.max() >= 0 else None
+    allowed = Allowed(masks, mask_of, only)
     if n == len(kept) and not forced.any():
         return Guided(drafts, allowed)
     left = Drafts(
@@ -199,6 +206,23 @@ def _options(mask: Any) -> int:
                 return 2
             found = 1
     return found
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_only(masks: Any, mask_of: Any, offsets: Any, forces: Any, only: Any) -> None:
+    for i in range(len(forces)):
+        if not forces[i]:
+            continue
+        for place in range(offsets[i] + i, offsets[i + 1] + i + 1):
+            mask = mask_of[place]
+            if mask >= 0 and _options(masks[mask]) == 1:
+                for w, word in enumerate(masks[mask]):
+                    if word:
+                        bit = 0
+                        while not word >> np.uint32(bit) & np.uint32(1):
+                            bit += 1
+                        only[place] = 32 * w + bit
+                        break
 
 
 @numba.njit(cache=True, nogil=True)

@@ -303,13 +303,30 @@ class Trees(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """See `Allowed`; without places everything is allowed."""
+    """See `Allowed`; without places everything is allowed.
+
+    Attributes:
+        only: Without places all have logits.
+        logits_of: ``int32[M]`` the logits of each place, or nothing if ``only`` has nothing.
+    """
 
     masks: NDArray[np.uint32]
     mask_of: Int32
+    only: Int32
+    logits_of: Int32
 
 
-_NO_MASKS = Masks(np.zeros((0, 0), np.uint32), np.zeros(0, np.int32))
+_NOTHING = np.zeros(0, np.int32)
+_NO_MASKS = Masks(np.zeros((0, 0), np.uint32), _NOTHING, _NOTHING, _NOTHING)
+
+
+def _masks_of(allowed: Allowed | None) -> Masks:
+    if allowed is None:
+        return _NO_MASKS
+    if allowed.only is None:
+        return Masks(allowed.masks, allowed.mask_of, _NOTHING, _NOTHING)
+    logits_of = np.cumsum(allowed.only < 0, dtype=np.int32) - np.int32(1)
+    return Masks(allowed.masks, allowed.mask_of, allowed.only, logits_of)
 
 
 def choose(
@@ -317,9 +334,9 @@ def choose(
     scratch: DrawScratch,
 ) -> Int64:  # fmt: skip
     """See `Sampler.choose`; on a CPU."""
-    chosen = np.full(len(logits), UNVISITED, np.int64)
+    chosen = np.full(len(rows) + len(drafts.tokens), UNVISITED, np.int64)
     trees = Trees(drafts.tokens, drafts.parents, drafts.offsets)
-    masks = _NO_MASKS if allowed is None else Masks(allowed.masks, allowed.mask_of)
+    masks = _masks_of(allowed)
     flat = bits(logits.contiguous())
     _choose(flat, logits.shape[1], rows, trees, masks, rules, scratch, chosen)
     return chosen
@@ -341,7 +358,11 @@ def _choose(
             place = root + 1 + node
             mask = masks.mask_of[place] if len(masks.mask_of) else -1
             number = rules.numbers[row, position]
-            token = _token(logits, place, width, masks.masks, mask, rules, row, number, s)
+            if len(masks.only) and masks.only[place] >= 0:
+                token = np.int64(masks.only[place])
+            else:
+                at = masks.logits_of[place] if len(masks.only) else place
+                token = _token(logits, at, width, masks.masks, mask, rules, row, number, s)
             chosen[place] = token
             child = _child(trees, i, node, token)
             if child < 0:

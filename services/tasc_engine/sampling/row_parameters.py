@@ -22,10 +22,23 @@ class Allowed:
     Attributes:
         masks: ``uint32[K, ceil(V / 32)]``; bit b of word w is token ``32 * w + b``.
         mask_of: ``int32[M]`` the mask of each place; -1 where every token is allowed.
+        only: ``int32[M]`` the token at places that have no logits because no other is allowed
+            there; -1 at places that have logits. None: all have logits.
     """
 
     masks: NDArray[np.uint32]
     mask_of: NDArray[np.int32]
+    only: NDArray[np.int32] | None = None
+
+    def at(self, places: NDArray[np.int32]) -> "Allowed":
+        """The same for some of the places."""
+        only = None if self.only is None else self.only[places]
+        return Allowed(self.masks, self.mask_of[places], only)
+
+    @property
+    def known(self) -> NDArray[np.bool_] | None:
+        """``bool[M]`` which places have no logits; None if all have some."""
+        return None if self.only is None else self.only >= 0
 
 
 Float64 = NDArray[np.float64]

@@ -368,7 +368,7 @@ class Plan:
         found = follow(guides, drafts, [s.forces for s in self.emitting], price)
         return found.drafts, found.allowed
 
-    def feed(self, drafts: Drafts, moves: Int64) -> Feed:
+    def feed(self, drafts: Drafts, moves: Int64, known: NDArray[np.bool_] | None = None) -> Feed:
         return Feed(
             firsts=self.firsts,
             starts=self.starts,
@@ -379,6 +379,7 @@ class Plan:
             moves=moves,
             adapters=self.adapters,
             scored=self.scored,
+            known=known,
         )
 
 

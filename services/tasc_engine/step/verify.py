@@ -7,7 +7,7 @@ Accepted nodes move from the slots of the draft to their own in the cache before
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numba
@@ -336,7 +336,7 @@ class Verifier:
                 raise
         none = Drafts.empty(len(plan.emitting))
         roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
-        at_roots = allowed and Allowed(allowed.masks, allowed.mask_of[roots])
+        at_roots = allowed and allowed.at(roots)
         if len(drafts.tokens):
             try:
                 return self._run(plan, none, at_roots)
@@ -348,12 +348,15 @@ class Verifier:
             return self._run(plan, none, at_roots)
 
     def _run(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
-        feed, rows = plan.feed(drafts, self.moves), plan.emitting_rows
+        rows = plan.emitting_rows
         needs_logits = any(s.request.logprobs is not None for s in plan.emitting)
         needs_logits |= plan.scored is not None
         if allowed is None and not needs_logits and self._sampler.plain(rows):
-            return _Forward(self._target.next_tokens(feed), drafts)
-        logits = self._target.logits(feed)
+            return _Forward(self._target.next_tokens(plan.feed(drafts, self.moves)), drafts)
+        if allowed and (needs_logits or self._target.device.type != "cpu"):
+            allowed = replace(allowed, only=None)  # a GPU's graphs compute all logits anyway
+        known = allowed.known if allowed else None
+        logits = self._target.logits(plan.feed(drafts, self.moves, known))
         with out_of_memory_is("choosing tokens", moved=True):
             visited = logits[: len(rows) + len(drafts.tokens)]  # behind these, scored ones
             tokens = self._sampler.choose(visited, rows, drafts, allowed)

@@ -1,14 +1,16 @@
 """A step's rows are laid out by position; acceptance follows the target through a tree."""
 
 import numpy as np
+from guide_walks import ids
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tree_layouts import Row, firsts_of, forest, layout_of, no_moves, parents_of, visible
 
+from tasc_draft.drafts import FORCED
 from tasc_engine.config import MOST_NODES
 from tasc_engine.kernels import torch_attention
 from tasc_engine.layout import Feed, lay_out, plain_feed
-from tasc_engine.step.verify import accept, count, moves
+from tasc_engine.step.verify import OwnTokens, accept, count, moves
 
 EOS = 0
 IS_EOS = np.array([i == EOS for i in range(6)])
@@ -77,12 +79,27 @@ def test_a_step_is_counted_by_source_and_depth() -> None:
     chosen, room, ends = np.array([1, 3, 9, 5, 9, 9]), np.array([9, 9], np.int32), np.ones(2, bool)
     found = accept(chosen, drafts, room, ends, IS_EOS_WIDE)
     assert found.emitted.tolist() == [3, 1]
-    drafted, reached, kept = count(drafts, found, np.array([3, 1], np.int32), 2, 4)
+    drafted, reached, kept, forced = count(drafts, found, np.array([3, 1], np.int32), 2, 4)
+    assert forced == 0
     assert drafted.tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
     assert reached.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0]]
     assert kept.tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
     cut = count(drafts, found, np.array([1, 1], np.int32), 2, 4)[2]
     assert cut.tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_forced_tokens_of_a_draft_count_apart_and_hold_no_position() -> None:
+    drafts = forest([(-1, 0, 1, -1)], [(1, 2, 3, 4)])
+    drafts.source[:] = [0, FORCED, 1, 0]
+    found = accept(np.array([1, 2, 3, 5, 9]), drafts, ids([9]), np.ones(1, bool), IS_EOS_WIDE)
+    drafted, reached, kept, forced = count(drafts, found, ids([4]), 2, 3)
+    assert (forced, found.followed.tolist()) == (1, [3])
+    assert drafted.tolist() == [[2, 0, 0], [0, 1, 0]]
+    assert reached.tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert kept.tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert count(drafts, found, ids([1]), 2, 3)[3] == 0
+    own = OwnTokens(drafts)
+    assert (own.drafted, own.on_path(0, found.path[0, :3])) == ([3], 2)
 
 
 IS_EOS_WIDE = np.zeros(10, bool)

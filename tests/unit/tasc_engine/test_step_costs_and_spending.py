@@ -181,7 +181,7 @@ def budget_of(costs: StepCosts, most: int = MOST) -> DraftBudget:
 def spend(budget: DraftBudget, n: int, hits: int, seconds: float, drafts: bool = True) -> None:
     """A step of all rows that takes so long; it asked for drafts, or not."""
     drafting = 1e-4 if drafts else 0.0
-    spent = Spent(ROWS, ROWS, CONTEXT, n, hits, ROWS + hits, drafting, seconds)
+    spent = Spent(ROWS, ROWS, CONTEXT, n, n, hits, ROWS + hits, drafting, seconds)
     budget.time(spent)
     budget.learn(spent)
 
@@ -269,7 +269,7 @@ def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     draft_budget = budget_of(LINEAR)
     assert len(draft_budget.min_probs(0, 256, 64)) == 0
     before = draft_budget.min_probs(ROWS, ROWS, 64)
-    draft_budget.learn(Spent(0, 256, 64.0, 0, 0, 0, 0.0, 0.1))
+    draft_budget.learn(Spent(0, 256, 64.0, 0, 0, 0, 0, 0.0, 0.1))
     assert (draft_budget.min_probs(ROWS, ROWS, 64) == before).all()
 
 
@@ -436,7 +436,7 @@ def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int
         least = budget.min_probs(ROWS, ROWS, CONTEXT) if draft else np.ones(1)
         probes = len(least) > 0 and bool(least.max() <= LIKELY)
         n = likely if probes else 0
-        spent = Spent(ROWS, ROWS, CONTEXT, n, 0, ROWS, 1e-4, float(SECONDS[n]))
+        spent = Spent(ROWS, ROWS, CONTEXT, n, n, 0, ROWS, 1e-4, float(SECONDS[n]))
         budget.time(spent)
         if draft:
             budget.learn(spent)

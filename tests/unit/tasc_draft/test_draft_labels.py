@@ -1,0 +1,170 @@
+"""Drafts of rows limited to labels: at branches, of allowed tokens, with what they force."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import draft_cases as dc
+import numpy as np
+import pytest
+from draft_checks import trees
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasc_draft import DraftSettings, replay
+from tasc_draft.labels import NO_BRANCH, LabelTrie
+
+Label = tuple[int, ...]
+
+token = st.integers(1, 5)
+label = st.lists(token, min_size=1, max_size=5).map(tuple)
+label_sets = st.lists(label, min_size=1, max_size=7).map(lambda labels: sorted(set(labels)))
+SETTINGS = DraftSettings(min_prob=0.0, neighbours=2, neighbour_tokens=64, recent_tokens=48)
+
+
+def trie_of(labels: Sequence[Label]) -> LabelTrie:
+    return LabelTrie.of([[*one, dc.EOS] for one in labels])
+
+
+def following(labels: Sequence[Label], path: Sequence[int]) -> set[int]:
+    """The tokens that may follow a path, by looking through all labels."""
+    whole = [(*one, dc.EOS) for one in labels]
+    return {w[len(path)] for w in whole if len(w) > len(path) and w[: len(path)] == tuple(path)}
+
+
+def saves_a_forward(labels: Sequence[Label], path: Sequence[int]) -> bool:
+    """Whether the target still has a choice at the end of a path or behind it."""
+    return any(
+        len(following(labels, one[:n])) > 1
+        for one in labels
+        if one[: len(path)] == tuple(path)
+        for n in range(len(path), len(one) + 1)
+    )
+
+
+@given(label_sets)
+def test_a_trie_knows_its_branches(labels) -> None:
+    trie = trie_of(labels)
+    for one in labels:
+        whole = (*one, dc.EOS)
+        branches = [n for n in range(len(whole)) if len(following(labels, whole[:n])) > 1]
+        free = np.flatnonzero(~trie.forced_in(dc.ids(whole))).tolist()
+        assert free == branches
+        for n in range(len(whole) + 1):
+            state = trie.behind(0, dc.ids(whole[:n]))
+            later = [b for b in branches if b >= n]
+            ahead = int(trie.ahead[state])
+            if ahead != NO_BRANCH:
+                forced = trie.forced(state, 99).tolist()
+                assert len(forced) == ahead
+                assert len(following(labels, [*whole[:n], *forced])) > 1
+            assert later or ahead == NO_BRANCH or saves_a_forward(labels, whole[:n])
+
+
+@dc.examples(60, 400)
+@given(dc.indexes, label_sets, st.data())
+def test_drafts_are_of_labels_and_end_at_branches(index, labels, data) -> None:
+    settings = dataclasses.replace(
+        SETTINGS, mixture=data.draw(st.sampled_from(["mixed", "tasc", "trie"]))
+    )
+    proposer = dc.make_proposer(index, settings)
+    answer = data.draw(st.sampled_from(labels))
+    said = answer[: data.draw(st.integers(0, len(answer)))]
+    proposer.start(0, dc.ids([1, 2, 3]), trie_of(labels))
+    proposer.observe(0, dc.ids(said))
+    limit = data.draw(st.integers(0, 12))
+    (tree,) = trees(proposer.propose(dc.ids([0]), dc.ids([limit])))
+    assert len(tree) <= limit
+    for path in tree:
+        whole = (*said, *path)
+        assert path[-1] in following(labels, whole[:-1])
+        forced = len(following(labels, whole)) == 1
+        assert not forced or any(p[: len(path)] == path and p != path for p in tree)  # goes on
+        assert len(following(labels, whole)) > 0  # no end of sequence: nothing follows it
+        assert saves_a_forward(labels, whole)
+    proposer.finish(0)
+
+
+def test_labels_that_the_first_token_decides_are_not_drafted() -> None:
+    labels = [(1, 2, 3), (4, 2, 3), (5,)]
+    index = dc.make_index([list(one) for one in labels * 3])
+    free, limited = (dc.make_proposer(index, SETTINGS) for _ in range(2))
+    free.start(0, dc.ids([7]))
+    limited.start(0, dc.ids([7]), trie_of(labels))
+    assert dc.propose(free)  # the control: without labels there are drafts
+    assert dc.propose(limited) == {}
+
+
+def test_chances_are_of_allowed_tokens_alone() -> None:
+    """Most of the corpus begins with a token that no label has."""
+    labels = [(1, 2, 4), (1, 3, 5), (6, 2, 2), (6, 3, 3)]
+    index = dc.make_index([[7, 7, 7]] * 20 + [[1, 2, 4]] * 4)
+    proposer = dc.make_proposer(index, SETTINGS)
+    proposer.start(0, dc.ids([8]), trie_of(labels))
+    (tree,) = trees(proposer.propose(dc.ids([0]), dc.ids([12])))
+    chances = {path: np.exp(node.logp) for path, node in tree.items()}
+    assert chances[(1,)] > 0.5
+    assert sum(chances[path] for path in ((1,), (6,))) == pytest.approx(1, abs=1e-4)
+
+
+@dc.examples(20, 100)
+@given(st.lists(label_sets, min_size=2, max_size=3), st.randoms(use_true_random=False))
+def test_rows_of_different_labels_draft_as_each_does_alone(sets, rng) -> None:
+    """Rows start, say tokens and end in any order; their tries come and go."""
+    index = dc.full_index()
+    frozen = dataclasses.replace(SETTINGS, learning_rate=0.0, recent_tokens=0)
+    together = dc.make_proposer(index, frozen)
+    said: dict[int, tuple[Sequence[Label], list[int]]] = {}
+    for _ in range(12):
+        row = rng.randrange(3)
+        if row not in said:
+            labels = rng.choice(sets)
+            together.start(row, dc.ids([2, row]), trie_of(labels))
+            said[row] = labels, []
+        elif rng.random() < 0.3:
+            together.finish(row)
+            del said[row]
+        else:
+            labels, so_far = said[row]
+            may = sorted(following(labels, so_far))
+            if may:
+                so_far.append(rng.choice(may))
+                together.observe(row, dc.ids(so_far[-1:]))
+        for other, (labels, so_far) in said.items():
+            alone = dc.make_proposer(index, frozen)
+            alone.start(0, dc.ids([2, other]), trie_of(labels))
+            alone.observe(0, dc.ids(so_far))
+            (expected,) = trees(alone.propose(dc.ids([0]), dc.ids([12])))
+            (found,) = trees(together.propose(dc.ids([other]), dc.ids([12])))
+            assert found.keys() == expected.keys()
+
+
+def test_weights_are_learnt_behind_forced_tokens() -> None:
+    labels = [(1, 2, 3, 4), (1, 2, 3, 5), (6, 2, 3, 4), (6, 2, 3, 5)]
+    index = dc.make_index([[1, 2, 3, 4], [6, 2, 3, 5]] * 5)
+    proposer = dc.make_proposer(index, dataclasses.replace(SETTINGS, recent_tokens=0))
+    trie = trie_of(labels)
+
+    def learn(answer: list[int]) -> float:
+        """The summed gradients of one answer, by a draft that has its first token."""
+        before = float(proposer.moved.sum())
+        proposer.start(0, dc.ids([7]), trie)
+        assert 1 in proposer.propose(dc.ids([0]), dc.ids([12])).tokens
+        proposer.observe(0, dc.ids(answer))
+        proposer.finish(0)
+        return float(proposer.moved.sum()) - before
+
+    # Both begin alike; the whole answer teaches the second branch as well.
+    assert learn([1, 2, 3, 4]) > learn([1]) > 0
+
+
+def test_a_replay_counts_the_forwards_that_a_guide_leaves() -> None:
+    labels = [(1, 2, 3, 4), (1, 2, 3, 5), (6, 2)]
+    rows = [(dc.ids([7]), dc.ids([*one, dc.EOS])) for one in labels]
+    proposer = dc.make_proposer(dc.make_index([[1, 2, 3, 4]] * 9), SETTINGS)
+    found = replay(proposer, rows, 12, labels=trie_of(labels))
+    # Two branches in each of the first two labels, one in the last.
+    assert found.plain_steps == 5
+    assert found.steps == 3  # each first branch's draft reaches the second branch
+    assert found.tokens == 5 + 5 + 3
+    free = replay(dc.make_proposer(dc.make_index([[1, 2, 3, 4]] * 9), SETTINGS), rows, 0)
+    assert free.plain_steps == free.steps == free.tokens == 13

@@ -1,0 +1,257 @@
+"""Drafts and guides together: which tokens are verified, and how many forwards answers take."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from guide_walks import ids, tokens_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_layouts import forest, parents_of
+
+from support import Silent
+from tasc_draft import SOURCES, Drafts
+from tasc_draft.drafts import FORCED
+from tasc_draft.labels import LabelTrie
+from tasc_engine import Engine, EngineTotals, GenerationRequest, GenerationResult, GuideSpec
+from tasc_engine.guided import follow
+from tasc_engine.guided.choices import ChoiceGuide, Choices
+from tasc_engine.stats import StepRecord
+from tasc_text import TaskTokenizer
+
+PROMPT = (5, 9, 30, 41, 7)
+EOS, VOCAB = 0, 70
+
+some = st.sampled_from([1, 2, 31, 32, VOCAB - 1])
+label_sets = st.lists(st.lists(some, min_size=1, max_size=5), min_size=1, max_size=8)
+trees = parents_of(9).flatmap(
+    lambda parents: st.tuples(st.tuples(*(some | st.just(EOS) for _ in parents)), st.just(parents))
+)
+
+
+class Known(Silent):
+    """Drafts the rest of a known answer as a chain, or drafts it with one token wrong."""
+
+    max_depth = 16
+
+    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
+        self._answers, self._left = iter(answers), dict[int, list[int]]()
+
+    def start(self, row: int, prompt: Any, labels: Any = None) -> None:
+        self._left[row] = list(next(self._answers))
+
+    def observe(self, row: int, tokens: Any, hidden: Any = None) -> None:
+        del self._left[row][: len(tokens)]
+
+    def propose(self, rows: Any, budget: Any, least: Any = None) -> Drafts:
+        chains = [self._left[r][:b] for r, b in zip(rows.tolist(), budget.tolist(), strict=True)]
+        return forest([tuple(range(-1, len(c) - 1)) for c in chains], chains)
+
+
+def requests(texts: Sequence[str], n: int, **fields: Any) -> list[GenerationRequest]:
+    rng, guide = Random(3), GuideSpec("choice", tuple(texts))
+    prompts = [tuple(rng.randrange(1, 60) for _ in range(rng.randrange(3, 9))) for _ in range(n)]
+    asked = {"guide": guide, "max_tokens": 40, **fields}
+    return [GenerationRequest(str(i), prompt, **asked) for i, prompt in enumerate(prompts)]
+
+
+Answered = tuple[list[GenerationResult], list[StepRecord]]
+
+
+@pytest.fixture
+def answered(make_engine) -> Callable[..., Answered]:
+    """Answers of an engine, in the order of their requests, and the records of its steps."""
+
+    def run(asked: Sequence[GenerationRequest], draft: bool = True, **how: Any) -> Answered:
+        records: list[StepRecord] = []
+        engine: Engine = make_engine(on_step=records.append, drafts=16, **how)
+        found = engine.generate([replace(request, draft=draft) for request in asked])
+        results = sorted(found, key=lambda result: int(result.id))
+        engine.check_integrity()
+        return results, records
+
+    return run
+
+
+def branches(result: GenerationResult, texts: Sequence[str], tokenizer: TaskTokenizer) -> int:
+    trie = LabelTrie.of([[*one, EOS] for one in tokenizer.encode_outputs(texts)])
+    return int(np.count_nonzero(~trie.forced_in(ids(result.tokens))))
+
+
+def totals_of(records: Sequence[StepRecord]) -> EngineTotals:
+    totals = EngineTotals(len(SOURCES), 16)
+    for record in records:
+        totals.add(record)
+    return totals
+
+
+DECIDED = ("alarm set", "play music", "friday")  # the first token decides
+DEEP = ("alarm set now", "alarm set later", "alarm off now", "alarm off later", "play", "play it")
+SHARED = ("intent: alarm", "intent: play", "intent: friday")
+
+
+@pytest.mark.parametrize("texts", [DECIDED, DEEP, SHARED])
+def test_plain_answers_take_a_forward_for_each_branch(answered, tokenizer, texts) -> None:
+    results, records = answered(requests(texts, 6), draft=False)
+    for result in results:
+        assert result.text in texts
+        assert result.acceptance.steps == max(branches(result, texts, tokenizer), 1)
+    totals = totals_of(records)
+    assert totals.emitted_tokens == sum(len(result.tokens) for result in results)
+    assert totals.emitted_tokens == totals.row_steps + totals.forced_tokens
+
+
+def test_labels_that_the_first_token_decides_are_never_drafted(answered) -> None:
+    asked = requests(DECIDED, 8)
+    plain, _ = answered(asked, draft=False)
+    drafted, records = answered(asked, proposer=Known([result.tokens for result in plain]))
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert all(result.acceptance.steps == 1 for result in drafted)
+    assert sum(int(r.drafted.sum()) + r.carried_tokens for r in records) == 0
+
+
+def test_a_right_draft_answers_in_the_forward_of_the_prompt(answered, tokenizer) -> None:
+    asked = requests(DEEP, 8)
+    plain, _ = answered(asked, draft=False)
+    assert max(result.acceptance.steps for result in plain) > 1
+    drafted, records = answered(asked, proposer=Known([result.tokens for result in plain]))
+    totals = totals_of(records)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    assert all(result.acceptance.steps == 1 for result in drafted)
+    # Each branch but the last is a draft token, which is accepted; forced tokens count as neither.
+    expected = sum(branches(result, DEEP, tokenizer) - 1 for result in plain)
+    assert (totals.drafted.sum(), totals.accepted.sum()) == (expected, expected)
+    assert sum(sum(r.acceptance.accepted) for r in drafted) == expected
+    assert sum(sum(r.acceptance.drafted) for r in drafted) == expected
+    assert totals.emitted_tokens == sum(len(result.tokens) for result in drafted)
+    assert sum(record.carried_kept for record in records) == sum(r.carried_tokens for r in records)
+
+
+def test_a_wrong_draft_costs_no_answer(answered) -> None:
+    asked = requests(DEEP, 8)
+    plain, _ = answered(asked, draft=False)
+    others = [result.tokens for result in (*plain[3:], *plain[:3])]
+    drafted, records = answered(asked, proposer=Known(others))
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    totals = totals_of(records)
+    assert 0 < totals.drafted.sum() > totals.accepted.sum()
+    steps = [[result.acceptance.steps for result in side] for side in (drafted, plain)]
+    assert all(d <= p for d, p in zip(*steps, strict=True))
+
+
+def test_what_labels_share_enters_with_the_prompt_at_start_and_on_resume(
+    answered, tokenizer
+) -> None:
+    asked = requests(SHARED, 4)
+    plain, records = answered(asked, draft=False)
+    assert all(result.acceptance.steps == 1 for result in plain)
+    assert sum(r.prompt_tokens + r.shared_tokens for r in records) == sum(
+        len(request.prompt) for request in asked
+    )
+    (first,) = {result.tokens[0] for result in plain}
+    resumed, _ = answered([replace(a, committed_ids=(first,)) for a in asked], draft=False)
+    assert [r.tokens for r in resumed] == [r.tokens for r in plain]
+    assert all(result.acceptance.steps == 1 for result in resumed)
+    assert all(result.committed == 1 for result in resumed)
+
+
+def test_a_stream_gets_every_token_of_a_label_once(make_engine) -> None:
+    engine, parts = make_engine(), dict[str, list[Any]]()
+    asked = requests(SHARED, 3, stream=True)
+    for request in asked:
+        engine.submit(request)
+    while engine.running or engine.waiting:
+        for delta in engine.step():
+            parts.setdefault(delta.id, []).append(delta)
+    for deltas in parts.values():
+        result = deltas[-1].result
+        assert "".join(delta.text for delta in deltas) == result.text
+        assert tuple(token for delta in deltas for token in delta.tokens) == result.tokens
+
+
+def test_with_logprobs_each_token_keeps_its_forward(answered) -> None:
+    asked = requests(DEEP, 4, logprobs=1)
+    plain, records = answered(asked, draft=False)
+    assert all(result.acceptance.steps == len(result.tokens) for result in plain)
+    drafted, records = answered(asked, proposer=Known([result.tokens for result in plain]))
+    for ours, expected in zip(drafted, plain, strict=True):
+        values = [entry.logprob for entry in expected.logprobs]
+        assert [entry.logprob for entry in ours.logprobs] == pytest.approx(values)
+    assert totals_of(records).forced_tokens == 0
+    assert totals_of(records).accepted.sum() > 0
+
+
+def test_forced_tokens_of_a_schema_are_no_draft_tokens(answered) -> None:
+    schema = json.dumps(
+        {"type": "object", "properties": {"name": {"enum": ["alarm_set", "play_music"]},
+         "n": {"enum": [1, 2]}}, "required": ["name", "n"], "additionalProperties": False}
+    )  # fmt: skip
+    guide = GuideSpec("json_schema", text=schema)
+    asked = [replace(request, guide=guide, max_tokens=50) for request in requests(("a",), 4)]
+    plain, _ = answered(asked, draft=False)
+    assert all(json.loads(result.text) for result in plain)
+    drafted, records = answered(asked, proposer=Known([result.tokens for result in plain]))
+    totals, steps = totals_of(records), sum(r.acceptance.steps for r in plain)
+    assert [r.tokens for r in drafted] == [r.tokens for r in plain]
+    # Every forward that plain answers take is one token that no guide forces.
+    assert steps == sum(len(r.tokens) for r in plain) - _forced(plain, totals, drafted)
+    assert totals.row_steps + totals.accepted.sum() == steps
+    assert totals.accepted.sum() > 0
+    assert sum(record.carried_kept for record in records) > 0
+
+
+def _forced(plain, totals: EngineTotals, drafted) -> int:
+    assert totals.emitted_tokens == sum(len(r.tokens) for r in drafted)
+    return totals.forced_tokens
+
+
+@settings(deadline=None)
+@given(trees, label_sets, st.integers(0, 2), st.booleans())
+def test_a_draft_keeps_what_can_save_a_forward(tree, labels, said, forces) -> None:
+    tokens, parents = tree
+    trie = LabelTrie.of([[*one, EOS] for one in labels])
+    guide = ChoiceGuide(Choices(trie, 3, 99, ""))
+    guide.advance(ids(labels[0][:said]))
+    whole = [(*one, EOS) for one in labels]
+
+    def may(path: tuple[int, ...]) -> set[int]:
+        return {w[len(path)] for w in whole if len(w) > len(path) and w[: len(path)] == path}
+
+    begun = tuple(labels[0][:said])
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else begun), token))
+    allowed = [all(p[n] in may(p[:n]) for n in range(len(begun), len(p))) for p in paths]
+    useful = [
+        ok and (not forces or any(
+            o and q[: len(p)] == p and len(may(q)) > 1
+            for o, q in zip(allowed, paths, strict=True)
+        ))
+        for ok, p in zip(allowed, paths, strict=True)
+    ]  # fmt: skip
+    found = follow([guide], forest([parents], [tokens]), [forces])
+    kept = [p for p, ok in zip(paths, useful, strict=True) if ok]
+    assert found.drafts.tokens.tolist() == [path[-1] for path in kept]
+    is_forced = [source == FORCED for source in found.drafts.source]
+    assert is_forced == [forces and len(may(p[:-1])) == 1 for p in kept]
+    for place, path in enumerate([begun, *kept]):
+        options = may(path)
+        assert set(tokens_of(found.allowed.masks[found.allowed.mask_of[place]])) == options
+        if found.allowed.only is not None:
+            only = int(found.allowed.only[place])
+            assert only == (min(options) if forces and len(options) == 1 else -1)
+
+
+def test_parts_of_a_draft_that_cost_more_than_they_save_are_left_out() -> None:
+    """A guide without labels: three branches behind each other, of falling probability."""
+    labels = [[1, 2, 31], [1, 2, 32], [1, 31], [2]]
+    trie = LabelTrie.of([[*one, EOS] for one in labels])
+    guide = Mock(wraps=ChoiceGuide(Choices(trie, 3, 99, "")), words=3, labels=None)
+    drafts = replace(forest([(-1, 0)], [(1, 2)]), logp=np.log(np.float32([0.8, 0.2])))
+    sizes = [len(follow([guide], drafts, [True], price).drafts.tokens) for price in (0.0, 0.3, 0.9)]
+    assert sizes == [2, 1, 0]
