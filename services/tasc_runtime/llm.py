@@ -126,7 +126,8 @@ class Summary:
 
     Attributes:
         tokens: Emitted tokens, ends of sequence included.
-        steps: Forwards of rows that could emit. Plain decoding needs one a token.
+        steps: Forward passes of rows that could emit.
+        forced: Tokens that needed no forward pass, because a guide allowed no other.
         acceptance_by_position: Accepted at position i / drafts that reach i.
         accepted_by_source: Accepted draft tokens, by the source that proposed them.
         draft_seconds: Time spent proposing.
@@ -136,6 +137,7 @@ class Summary:
     answers: int
     tokens: int
     steps: int
+    forced: int
     drafted: int
     accepted: int
     acceptance_by_position: tuple[float, ...]
@@ -148,12 +150,21 @@ class Summary:
         """Block efficiency: emitted tokens / forwards of rows that could emit; 0 before any."""
         return self.tokens / self.steps if self.steps else 0.0
 
+    @property
+    def plain_steps(self) -> int:
+        """Forward passes that the same answers take without drafts."""
+        return self.tokens - self.forced
+
     def __str__(self) -> str:
-        sources = ", ".join(f"{name} {count:,}" for name, count in self.accepted_by_source.items())
+        answers, sources = (
+            max(self.answers, 1),
+            ", ".join(f"{name} {count:,}" for name, count in self.accepted_by_source.items()),
+        )
         by_position = " ".join(f"{share:.2f}" for share in self.acceptance_by_position[:8])
         return (
             f"{self.answers:,} answers, {self.tokens:,} tokens in {self.steps:,} forward passes: "
-            f"{self.tokens_per_step:.2f} tokens per step; without drafts it is 1\n"
+            f"{self.steps / answers:.2f} an answer; without drafts {self.plain_steps / answers:.2f}"
+            f"{f'; guides forced {self.forced:,} tokens' if self.forced else ''}\n"
             f"accepted {self.accepted:,} of {self.drafted:,} draft tokens: {sources or 'none'}\n"
             f"acceptance by position: {by_position or 'nothing was drafted'}\n"
             f"{self.verify_seconds:.2f} s verifying, {self.draft_seconds:.2f} s drafting"
@@ -505,6 +516,7 @@ class LLM:
             answers=self._answers,
             tokens=totals.emitted_tokens,
             steps=totals.row_steps,
+            forced=totals.forced_tokens,
             drafted=int(totals.drafted.sum()),
             accepted=int(totals.accepted.sum()),
             acceptance_by_position=tuple(totals.acceptance_by_position()),

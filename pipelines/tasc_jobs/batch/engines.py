@@ -4,7 +4,6 @@ Nothing here waits for an engine that is not there: rows go to those that are up
 with room for few has few.
 """
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from tasc_engine import Delta, GenerationRequest, GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
 from tasc_jobs.errors import ClusterError, JobError
+from tasc_jobs.preview import Preview, preview
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
@@ -191,50 +191,6 @@ class Answering:
         return Answer(piece.result or result, piece.tokens)
 
 
-@dataclass(frozen=True)
-class PreviewSide:
-    """The rows, decoded one way.
-
-    Attributes:
-        tokens: Of all answers, end-of-sequence included.
-        steps: Decoding steps of all rows together.
-    """
-
-    seconds: float
-    tokens: int
-    steps: int
-
-    @property
-    def block_efficiency(self) -> float:
-        return self.tokens / self.steps if self.steps else 0.0
-
-
-@dataclass(frozen=True)
-class Preview:
-    """A few rows, answered with drafts and without.
-
-    Attributes:
-        rows: That were answered.
-        refused: Rows that cannot be answered.
-        identical: Rows whose answers are the same with drafts and without.
-    """
-
-    rows: int
-    refused: int
-    identical: int
-    plain: PreviewSide
-    drafted: PreviewSide
-
-    @property
-    def speed_up(self) -> float:
-        return self.plain.seconds / self.drafted.seconds if self.drafted.seconds else 0.0
-
-    def seconds_of(self, total: int, engines: int, draft: bool) -> float | None:
-        """Of a job of so many rows on so many engines that do not share a processor."""
-        side = self.drafted if draft else self.plain
-        return total * side.seconds / self.rows / engines if self.rows else None
-
-
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
     """Answer a few rows with drafts and without, and time it."""
     requests: list[GenerationRequest] = []
@@ -245,23 +201,7 @@ def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -
             requests += [builder.request(call) for call in calls]
         except ValueError:
             refused += 1
-    _timed(builder, requests[:1], draft=False)  # what is compiled is compiled now
-    # With drafts first: they would be made from earlier answers otherwise.
-    drafted, said = _timed(builder, requests, draft=True)
-    plain, alone = _timed(builder, requests, draft=False)
-    identical = sum(alone[i].tokens == result.tokens for i, result in said.items())
-    return Preview(len(rows) - refused, refused, identical, plain, drafted)
-
-
-def _timed(
-    builder: "EngineBuilder", requests: Sequence[GenerationRequest], draft: bool
-) -> tuple[PreviewSide, dict[str, GenerationResult]]:
-    began = time.perf_counter()
-    asked = (dataclasses.replace(request, draft=draft) for request in requests)
-    found = {result.id: result for result in builder.engine.generate(asked)}
-    seconds = time.perf_counter() - began
-    tokens = sum(len(r.tokens) for r in found.values())
-    return PreviewSide(seconds, tokens, sum(r.acceptance.steps for r in found.values())), found
+    return preview(builder.engine, requests, refused)
 
 
 @dataclass(frozen=True)

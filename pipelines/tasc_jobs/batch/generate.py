@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tasc_jobs.batch.engines import Preview
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.inputs import (
     Input,
@@ -31,6 +30,7 @@ from tasc_jobs.batch.inputs import (
 )
 from tasc_jobs.batch.job import preview_job, run_job
 from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Record, Row
+from tasc_jobs.preview import Preview
 from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
@@ -244,7 +244,7 @@ class BatchProgress:
         elapsed = self._now() - start
         parts = [f"{(report.tokens - start_tokens) / elapsed:,.0f} tokens/s"] if elapsed > 0 else []
         if report.steps:
-            parts.append(f"{report.block_efficiency:.2f} tokens per step")
+            parts.append(f"{report.forwards:.2f} forward passes an answer")
         if report.errors:
             parts.append(f"{report.errors} errors")
         return ", ".join(parts)
@@ -262,8 +262,9 @@ def preview_in_words(preview: Preview, total: int, engines: int) -> str:
     ):
         seconds = preview.seconds_of(total, engines, draft)
         lines.append(
-            f"{name:14} {side.tokens / side.seconds:8,.0f} tokens/s, {side.block_efficiency:5.2f} "
-            f"tokens per step, {total} rows in about {timedelta(seconds=round(seconds or 0.0))}"
+            f"{name:14} {side.tokens / side.seconds:8,.0f} tokens/s, "
+            f"{preview.forwards(draft):5.2f} forward passes an answer, {total} rows in about "
+            f"{timedelta(seconds=round(seconds or 0.0))}"
         )
     return "\n".join([*lines, f"speed-up from drafts: {preview.speed_up:.2f} x"])
 
@@ -277,6 +278,7 @@ def preview_as_json(preview: Preview, total: int, engines: int) -> dict[str, obj
         return {
             "tokens_per_second": round(measured.tokens / measured.seconds, 1),
             "block_efficiency": round(measured.block_efficiency, 3),
+            "forwards_per_answer": round(preview.forwards(draft), 3),
             "job_seconds": None if seconds is None else round(seconds, 1),
         }
 

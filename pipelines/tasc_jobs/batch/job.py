@@ -15,7 +15,7 @@ from typing import TypeAlias
 import ray
 import redis
 
-from tasc_jobs.batch.engines import EngineSpec, Pool, Preview, Window
+from tasc_jobs.batch.engines import EngineSpec, Pool, Window
 from tasc_jobs.batch.folder import Begun, JobFolder, require_same
 from tasc_jobs.batch.work import (
     JobProgress,
@@ -28,6 +28,7 @@ from tasc_jobs.batch.work import (
     Strategy,
     TooManyErrors,
 )
+from tasc_jobs.preview import Preview
 from tasc_jobs.ray_local import require_ray
 from tasc_runtime.engine.versions import Pinned
 from tasc_store import ArtifactStore, TaskRecord, TaskStore, connect

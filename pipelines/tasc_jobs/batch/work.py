@@ -143,6 +143,12 @@ class JobReport:
     def block_efficiency(self) -> float:
         return self.tokens / self.steps if self.steps else 0.0
 
+    @property
+    def forwards(self) -> float:
+        """Forward passes an answer, a mean."""
+        answered = self.rows - self.errors
+        return self.steps / answered if answered else 0.0
+
 
 @dataclass(frozen=True)
 class JobProgress:

@@ -156,7 +156,9 @@ def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
     efficiency = round(report.block_efficiency, 3)
     first = f" (first: {' '.join(report.first_error.split())})" if report.first_error else ""
     where = str(rejects) if report.errors else None
-    text = f"{report.rows} rows, {report.errors} errors{first}, {efficiency} tokens per step"
+    text = f"{report.rows} rows, {report.errors} errors{first}"
+    if report.rows > report.errors:
+        text += f", {report.forwards:.2f} forward passes an answer"
     if report.resumed:
         text += f"; {report.resumed} rows were done before"
     if where:

@@ -116,7 +116,15 @@ def tune(
             show_default="none, --node-cost is used",
         ),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Batch size b; used with --step-cost.")] = 8,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows decoded together, b; for --step-cost and --rows.")
+    ] = 8,
+    rows: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Measure the speed-up on so many held-out rows by running the model."
+        ),
+    ] = 0,
     tree: Tree = True,
     report: Report = None,
     store: StoreOptions,
@@ -124,15 +132,18 @@ def tune(
 ) -> None:
     """Choose draft settings for TASK on held-out rows of its corpus, and make them current.
 
-    Tuning always uses the mixture `mixed`.
+    Tuning always uses the mixture `mixed`. It replays known answers, which needs no model, and
+    takes the task's labels, schema or expression into account. With --rows N, the model then
+    answers N of these rows with drafts and without, and the last line has the measured speed-up.
     """
     from tasc_jobs.tuning.commands import PriceRequest, tune_job
     from tasc_jobs.tuning.forecast import read_cost_file
 
     check_report(report)
-    price = PriceRequest(node_cost, read_cost_file(step_cost) if step_cost else None, rows)
+    costs = read_cost_file(step_cost) if step_cost else None
+    price = PriceRequest(node_cost, costs, batch_size)
     with store.open() as url:
-        figures, page = tune_job(connect(url), task, price, tree)
+        figures, page = tune_job(connect(url), task, price, tree, rows)
     show(page, figures, report, as_json)
 
 

@@ -60,9 +60,13 @@ class Counters:
         return sum(self._by_label("tasc_generation_tokens_total").values())
 
     @property
+    def steps(self) -> float:
+        """Forward passes of rows that could emit."""
+        return sum(self._by_label("tasc_row_steps_total").values())
+
+    @property
     def block_efficiency(self) -> float:
-        steps = sum(self._by_label("tasc_row_steps_total").values())
-        return self.generation_tokens / steps if steps else 0.0
+        return self.generation_tokens / self.steps if self.steps else 0.0
 
     @property
     def by_source(self) -> dict[str, float]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import redis
 
-from tasc_draft import BigramTable, DraftIndex, DraftSettings, write_index
+from tasc_draft import BigramTable, DraftIndex, DraftSettings, Replay, write_index
 from tasc_draft.index.bigrams import read_bigrams
+from tasc_engine.request import GenerationRequest
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index.publish import IndexSize, current_index, publish_file
+from tasc_jobs.preview import Preview, preview
 from tasc_jobs.report.document import ReportDocument
 from tasc_jobs.task_inputs import InputOptions, TaskInputs, corpus_rows, read_files
 from tasc_jobs.tuning.forecast import CostFile, outlook, replayed
@@ -27,8 +29,11 @@ from tasc_jobs.tuning.replays import (
 )
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
 from tasc_runtime.data.local_corpus import TokenRows, encode
+from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import note, show_progress
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import TaskTokenizer
 
@@ -188,18 +193,23 @@ class PriceRequest:
     costs: CostFile | None
     rows: int
 
-    def price(self, context: float) -> Price:
-        """The price at a context; raises JobError where there are no costs for so many rows."""
+    def price(self, context: float, prompt_tokens: float) -> Price:
+        """The price at a context; raises JobError where there are no costs for so many rows.
+
+        Args:
+            prompt_tokens: That each row reads itself, a mean.
+        """
         if self.costs is None:
-            return by_node(self.node_cost)
-        return by_curve(self.costs.curve(self.rows, context), self.costs.draft_seconds)
+            return by_node(self.node_cost, prompt_tokens)
+        curve = self.costs.curve(self.rows, context)
+        return by_curve(curve, self.costs.draft_seconds, prompt_tokens)
 
     def in_words(self) -> str:
         if self.costs is None:
             return (
-                f"Assumed, not measured: a drafted token costs {self.node_cost:.1%} of a step "
-                f"without drafts (--node-cost {self.node_cost:g}). For a measured cost give seconds"
-                " of your machine's steps with --step-cost FILE; `tasc forecast --help` shows one."
+                f"Assumed, not measured: a token costs {self.node_cost:.1%} of a step without "
+                f"drafts (--node-cost {self.node_cost:g}). For a measured cost give seconds of your"
+                " machine's steps with --step-cost FILE; `tasc forecast --help` shows one."
             )
         costs = self.costs
         return (
@@ -216,9 +226,13 @@ class PriceRequest:
 
 
 def tune_job(
-    client: redis.Redis, name: str, priced: PriceRequest, branching: bool
+    client: redis.Redis, name: str, priced: PriceRequest, branching: bool, measured_rows: int = 0
 ) -> tuple[dict[str, Any], ReportDocument]:
     """Choose a task's settings, and publish its index with them as the current version.
+
+    Args:
+        measured_rows: Rows that the model answers with the chosen settings, with drafts and
+            without; at most those that neither the index nor the weights have seen.
 
     Returns:
         Figures for machines, and the report.
@@ -231,7 +245,7 @@ def tune_job(
     if priced.costs:
         priced.costs.of(priced.rows)  # say what is not there before anything slow
     task, held = _held_out(client, name, branching)
-    price = priced.price(held.context)
+    price = priced.price(held.context, held.prompt_tokens)
     with show_progress(f"tune {name}", planned(held), "replays") as bar:
         tuned = tune(held, task.record.draft, price, bar.advance)
     settings = replace(tuned.chosen.settings, recent_tokens=task.record.draft.recent_tokens)
@@ -239,8 +253,12 @@ def tune_job(
     index = replace(index, weights=tuned.weights, settings=settings)
     forecast = tuned.chosen.replay.tokens_per_step
     artifact, size = publish(client, task, index, forecast), IndexSize.of(index)
+    measured = None
+    if measured_rows:
+        measured = _measured(task, held, settings, priced.rows, measured_rows)
     figures = {
         "task": name,
+        "measured": measured and _preview_figures(measured),
         "version": artifact.version,
         "corpus_rows": artifact.corpus_rows,
         "judged_rows": held.rows,
@@ -255,11 +273,11 @@ def tune_job(
         f"Version {artifact.version} of {name} is current: mixed, up to "
         f"{settings.num_speculative_tokens} draft tokens, {settings.neighbours} neighbours, "
         f"min_prob {settings.min_prob}, sources {', '.join(settings.sources)}.",
-        f"Expected: {tuned.chosen.replay.tokens_per_step:.3f} tokens per step and "
-        f"{tuned.chosen.speed_up:.2f} x, from {held.rows:,} rows that neither the index nor the "
-        "weights had seen.",
+        f"Expected: {_forwards(tuned.chosen.replay)} and {tuned.chosen.speed_up:.2f} x, from "
+        f"{held.rows:,} rows that neither the index nor the weights had seen. {_ASSUMED}",
         priced.in_words(),
         f"Its index: {size.in_words}.",
+        _measured_in_words(measured),
     )
     return figures, tune_page(name, tuned, summary)
 
@@ -288,7 +306,9 @@ def forecast_job(
     curves = [costs.curve(b, held.context) for b in rows]
     with show_progress(f"forecast {name}", len(budgets) * held.rows) as bar:
         replays = replayed(held, task.settings, budgets, bar.advance)
-    outlooks = [outlook(curve, replays, costs.draft_seconds) for curve in curves]
+    outlooks = [
+        outlook(curve, replays, costs.draft_seconds, held.prompt_tokens) for curve in curves
+    ]
     machine = {"model": costs.model, "device": costs.device, "dtype": costs.dtype}
     figures = {
         "task": name,
@@ -299,10 +319,67 @@ def forecast_job(
     }
     summary = (
         f"{costs.model} in {costs.dtype} on {costs.device}; {held.rows:,} rows held out of the "
-        f"corpus of {name}, drafted for with min_prob {task.settings.min_prob}.",
+        f"corpus of {name}, drafted for with min_prob {task.settings.min_prob}. {_ASSUMED}",
     )
     now = task.settings.num_speculative_tokens
     return figures, forecast_page(name, outlooks, replays, now, summary)
+
+
+_ASSUMED = (
+    "This assumes that the model answers as the corpus does; `tasc tune --rows N` measures it on "
+    "N rows."
+)
+
+
+def _forwards(found: Replay) -> str:
+    drafted, plain = found.steps / found.rows, found.plain_steps / found.rows
+    return f"{drafted:.2f} forward passes an answer ({plain:.2f} without drafts)"
+
+
+def _measured(
+    task: StoredTask, held: HeldOut, settings: DraftSettings, b: int, rows: int
+) -> Preview:
+    """Answer held-out rows by the task's model, drafted for as was tuned, and without drafts."""
+    from tasc_runtime.engine.builder import EngineBuilder
+
+    note(f"loading the model to measure {min(rows, held.rows)} rows ...")
+    drafted = replace(task.record, draft=settings)
+    index = held.index(settings, held.weights(settings))
+    builder = EngineBuilder(
+        drafted, 1, EngineSettings(rows=b), tokenizer=task.tokenizer, index=index, say=note
+    )
+    requests, refused = list[GenerationRequest](), 0
+    for n, (prompt, _) in enumerate(held.judging[:rows]):
+        try:
+            requests.append(builder.request(Call(str(n), tuple(prompt.tolist()), templated=False)))
+        except ValueError:
+            refused += 1
+    return preview(builder.engine, requests, refused)
+
+
+def _preview_figures(found: Preview) -> dict[str, Any]:
+    return {
+        "rows": found.rows,
+        "refused": found.refused,
+        "identical": found.identical,
+        "forwards_per_answer": found.forwards(True),
+        "plain_forwards_per_answer": found.forwards(False),
+        "rows_per_s": found.rows / found.drafted.seconds if found.rows else None,
+        "plain_rows_per_s": found.rows / found.plain.seconds if found.rows else None,
+        "speed_up": found.speed_up,
+    }
+
+
+def _measured_in_words(found: Preview | None) -> str:
+    if found is None:
+        return "Not measured: `tasc tune --rows N` runs the model on N rows to measure it."
+    if not found.rows:
+        return f"Not measured: none of {found.refused} rows can be answered."
+    return (
+        f"Measured: {found.speed_up:.2f} x on {found.rows} rows that the model answered, "
+        f"{found.forwards(True):.2f} forward passes an answer ({found.forwards(False):.2f} without "
+        f"drafts), {found.identical} of {found.rows} answers identical."
+    )
 
 
 def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTask, HeldOut]:
@@ -321,5 +398,6 @@ def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTa
         branching=branching,
         bigrams=task.bigrams,
         max_bytes=task.max_bytes,
+        guide=guide.spec if (guide := guide_of(task.record)) else None,
     )
     return task, held

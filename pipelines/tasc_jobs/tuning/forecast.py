@@ -108,6 +108,12 @@ class StepCurve:
         """Seconds of a step of so many tokens; None where it is larger than what was measured."""
         return float(np.interp(tokens, self.tokens, self.seconds)) if self.reaches(tokens) else None
 
+    @property
+    def of_token(self) -> float:
+        """Seconds that one more token adds to a large step, as a prompt's tokens do."""
+        tokens, seconds = self.tokens[-2:], self.seconds[-2:]
+        return max(seconds[1] - seconds[0], 0.0) / (tokens[1] - tokens[0])
+
     def reaches(self, tokens: float) -> bool:
         return tokens <= self.tokens[-1]
 
@@ -136,7 +142,7 @@ class Option:
         budget: Most draft tokens of a row's step.
         draft_seconds: Of drafting for one row in one step.
         step_seconds: Of a step of all rows, drafting included; None beyond what was measured.
-        speed_up: Tokens a second over those without drafts; None as before.
+        speed_up: Tokens a second over those without drafts, prompts included; None as before.
     """
 
     budget: int
@@ -203,7 +209,8 @@ def how_to_set(task: str, found: Outlook, now: int) -> str | None:
         put += f" and engine: {{max_draft_tokens: {min(found.budget, MOST_NODES)}}}"
     return (
         f"b = {found.rows}: {task} drafts up to {now} tokens so far; put {put} into serve.yaml, or "
-        f"run `tasc tune {task} --step-cost FILE --rows {found.rows}`, which chooses and keeps it"
+        f"run `tasc tune {task} --step-cost FILE --batch-size {found.rows}`, which chooses and "
+        "keeps it"
     )
 
 
@@ -227,27 +234,44 @@ def replayed(
     }
 
 
-def outlook(curve: StepCurve, replays: dict[int, Replay], draft_seconds: float | None) -> Outlook:
-    """The outlook of replays by budget, by measured step costs."""
-    options = (priced(curve, budget, found, draft_seconds) for budget, found in replays.items())
+def outlook(
+    curve: StepCurve,
+    replays: dict[int, Replay],
+    draft_seconds: float | None,
+    prompt_tokens: float = 0.0,
+) -> Outlook:
+    """The outlook of replays by budget, by measured step costs; see `priced`."""
+    options = (
+        priced(curve, budget, found, draft_seconds, prompt_tokens)
+        for budget, found in replays.items()
+    )
     return Outlook(curve.rows, curve.context, curve.plain, tuple(options))
 
 
 def priced(
-    curve: StepCurve, budget: int, found: Replay, draft_seconds: float | None = None
+    curve: StepCurve,
+    budget: int,
+    found: Replay,
+    draft_seconds: float | None = None,
+    prompt_tokens: float = 0.0,
 ) -> Option:
     """What a replay's drafts bring where steps cost this much.
 
-    With b rows, n nodes and t tokens a step and row, C the curve and d the drafting of one row:
-    speed-up = t * C(b) / (C(b + b * n) + b * d).
+    With b rows, n nodes a step and row, s and s' steps an answer with drafts and without, C the
+    curve, d the drafting of one row and P what b prompts add to a step that reads them:
+    speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P).
 
     Args:
         draft_seconds: d, as measured on the machine; None takes the replay's own.
+        prompt_tokens: Tokens of a prompt that each row reads itself, a mean.
     """
     nodes = found.nodes / found.steps
     if draft_seconds is None:
         draft_seconds = (sum(found.draft_us) + sum(found.start_us)) / found.steps * 1e-6
     verify = curve.at(curve.rows * (1 + nodes))
     step = None if verify is None else verify + curve.rows * draft_seconds
-    speed_up = None if step is None else found.tokens_per_step * curve.plain / step
+    speed_up = None
+    if step is not None:
+        prompts = found.rows * curve.rows * prompt_tokens * curve.of_token
+        speed_up = (found.plain_steps * curve.plain + prompts) / (found.steps * step + prompts)
     return Option(budget, found.tokens_per_step, nodes, draft_seconds, step, speed_up)

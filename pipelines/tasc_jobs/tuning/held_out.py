@@ -3,13 +3,17 @@
 Half of them teach, the other half judge, and the index that is drafted from holds neither.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, Replay
+import numpy as np
+
+from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, Int32, Replay
 from tasc_draft.index.weights import Weights
 from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
+from tasc_engine.request import GuideSpec
 from tasc_jobs.errors import JobError
+from tasc_jobs.tuning.guided_answers import GuidedAnswers
 from tasc_jobs.tuning.replays import index_of, run
 from tasc_runtime.data.local_corpus import TokenRows
 from tasc_text import TaskTokenizer
@@ -22,9 +26,14 @@ class HeldOut:
         branching: Drafts are trees; else chains.
         bigrams: The target's own table, if there is one.
         max_bytes: The cap of the index's corpus part, if there is one.
+        guide: The guide of the task's answers, if they have one.
+
+    Attributes:
+        guided: The tokens that the guide forces.
+        judging: Prompt and answer ids of the rows that judge.
 
     Raises:
-        JobError: There are too few rows to hold some out.
+        JobError: There are too few rows to hold some out, or the guide cannot be compiled.
     """
 
     def __init__(
@@ -35,6 +44,7 @@ class HeldOut:
         branching: bool,
         bigrams: BigramTable | None = None,
         max_bytes: int | None = None,
+        guide: GuideSpec | None = None,
     ) -> None:
         if len(rows) < LEAST_ROWS:
             raise JobError(
@@ -47,17 +57,30 @@ class HeldOut:
         self._tokenizer = tokenizer
         self._branching = branching
         self._held, self._teaching = rows.take(held), rows.take(held[::2])
-        self._judging = rows.take(held[1::2]).answers(tokenizer.eos_id)
+        self.judging = rows.take(held[1::2]).answers(tokenizer.eos_id)
+        answers = [answer for _, answer in self.judging]
+        self.guided = GuidedAnswers.of(guide, answers, tokenizer) if guide else GuidedAnswers()
+        prompts = [prompt for prompt, _ in self.judging]
+        self._shared = _shared(prompts)
 
     @property
     def rows(self) -> int:
         """Number of judging rows."""
-        return len(self._judging)
+        return len(self.judging)
 
     @property
     def context(self) -> float:
         """Mean tokens of a judging row in the middle of its answer."""
-        return sum(len(p) + len(a) / 2 for p, a in self._judging) / len(self._judging)
+        return sum(len(p) + len(a) / 2 for p, a in self.judging) / len(self.judging)
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Mean tokens of a judging row's prompt behind what all prompts begin with."""
+        return sum(len(p) - self._shared for p, _ in self.judging) / len(self.judging)
+
+    def index(self, settings: DraftSettings, weights: Weights | None) -> DraftIndex:
+        """The index of the rows that are not held out, to draft for judging rows from."""
+        return replace(self._inner, weights=weights, settings=settings)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -87,12 +110,22 @@ class HeldOut:
         progress: Callable[[], None] = lambda: None,
     ) -> Replay:
         """Replay the judging rows."""
-        index: DraftIndex = replace(self._inner, weights=weights)
         return run(
-            index,
-            self._judging,
+            replace(self._inner, weights=weights),
+            self.judging,
             settings,
             branching=self._branching,
             tokenizer=self._tokenizer,
             progress=progress,
+            guided=self.guided,
         )
+
+
+def _shared(prompts: Sequence[Int32]) -> int:
+    """How many tokens all prompts begin with; at least one token of each is its own."""
+    first = prompts[0]
+    shared = min(len(prompt) for prompt in prompts) - 1
+    for prompt in prompts:
+        differ = np.flatnonzero(prompt[:shared] != first[:shared])
+        shared = int(differ[0]) if len(differ) else shared
+    return max(shared, 0)

@@ -28,6 +28,7 @@ from tasc_draft.index.weights import Weights
 from tasc_draft.learning import corpus_weights
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.publish import IndexSize
+from tasc_jobs.tuning.guided_answers import GuidedAnswers
 from tasc_runtime.data.local_corpus import TokenRows
 from tasc_text import TaskTokenizer
 
@@ -257,8 +258,13 @@ def run(
     branching: bool,
     tokenizer: TaskTokenizer,
     progress: Callable[[], None] = lambda: None,
+    guided: GuidedAnswers | None = None,
 ) -> Replay:
-    """Replay rows with a proposer of these settings, its budget their most draft tokens."""
+    """Replay rows with a proposer of these settings, its budget their most draft tokens.
+
+    Args:
+        guided: The guide of the task's answers, if they have one.
+    """
     proposer = NgramProposer(
         settings,
         rows=1,
@@ -268,7 +274,11 @@ def run(
         index=index,
         branching=branching,
     )
-    return replay(proposer, rows, settings.num_speculative_tokens, progress)
+    guided = guided or GuidedAnswers()
+    return replay(
+        proposer, rows, settings.num_speculative_tokens, progress,
+        labels=guided.labels, forced=guided.forced,
+    )  # fmt: skip
 
 
 def _settings(proposer: NamedProposer, budget: int, online: bool) -> DraftSettings:

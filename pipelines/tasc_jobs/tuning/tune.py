@@ -22,14 +22,23 @@ _WORTHWHILE = 1.005  # less of a gain is chance
 Price: TypeAlias = Callable[[Replay], float]
 
 
-def by_node(cost: float) -> Price:
-    """Expected speed-up where a draft token costs this share of a step without drafts."""
-    return lambda found: found.tokens_per_step / (1 + cost * found.nodes / found.steps)
+def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
+    """Expected speed-up where a token costs this share of a step without drafts.
+
+    Args:
+        prompt_tokens: Of a row's prompt, a mean; each costs what a draft token costs.
+    """
+
+    def speed_up(found: Replay) -> float:
+        prompts = cost * prompt_tokens * found.rows
+        return (found.plain_steps + prompts) / (found.steps + cost * found.nodes + prompts)
+
+    return speed_up
 
 
-def by_curve(curve: StepCurve, draft_seconds: float | None) -> Price:
+def by_curve(curve: StepCurve, draft_seconds: float | None, prompt_tokens: float = 0.0) -> Price:
     """Expected speed-up by a machine's costs; 0 for drafts larger than what was measured."""
-    return lambda found: priced(curve, 0, found, draft_seconds).speed_up or 0.0
+    return lambda found: priced(curve, 0, found, draft_seconds, prompt_tokens).speed_up or 0.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Trial:
             "tokens": found.tokens,
             "steps": found.steps,
             "nodes": found.nodes,
+            "plain_steps": found.plain_steps,
             "tokens_per_step": found.tokens_per_step,
             "nodes_per_step": found.nodes / found.steps,
             "speed_up": self.speed_up,

@@ -5,9 +5,9 @@ import io
 import pytest
 
 from support import FakeClock
-from tasc_jobs.batch.engines import Preview, PreviewSide
 from tasc_jobs.batch.generate import BatchProgress, preview_as_json, preview_in_words
 from tasc_jobs.batch.work import JobProgress, JobReport
+from tasc_jobs.preview import Preview, PreviewSide
 from tasc_runtime.progress import Clock, Stages, show_progress
 
 
@@ -96,7 +96,7 @@ def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> Non
         told(JobProgress(JobReport(150, 2, 1600, 600, resumed=100), 300, engines=1))
     lines = out.getvalue().splitlines()
     assert lines[-1].startswith("answer: 150/300 rows, ")
-    assert all(figure in lines[-1] for figure in (" 300 tokens/s", " 2.67 ", " 2 errors"))
+    assert all(figure in lines[-1] for figure in (" 300 tokens/s", " 4.05 ", " 2 errors"))
 
 
 def test_no_rate_is_shown_before_an_engine_runs() -> None:
@@ -112,15 +112,16 @@ def test_a_preview_is_told_for_the_whole_job_if_any_row_can_be_answered() -> Non
     assert "20 rows answered, 1 refused; 20 of 20 answers identical" in said
     _, plain, drafted, speed_up = said.splitlines()
     for line, figures in (
-        (plain, ("100 tokens/s", " 1.00 ", "72000 rows", "2:00:00")),
-        (drafted, ("400 tokens/s", " 4.00 ", "72000 rows", "0:30:00")),
+        (plain, ("100 tokens/s", " 20.00 ", "72000 rows", "2:00:00")),
+        (drafted, ("400 tokens/s", " 5.00 ", "72000 rows", "0:30:00")),
         (speed_up, ("4.00 x",)),
     ):
         assert all(figure in line for figure in figures)
     found = preview_as_json(PREVIEW, 72_000, engines=2)
     assert found["speed_up"] == 4.0
     assert found["drafted"] == {
-        "tokens_per_second": 400.0, "block_efficiency": 4.0, "job_seconds": 1800.0,
+        "tokens_per_second": 400.0, "block_efficiency": 4.0, "forwards_per_answer": 5.0,
+        "job_seconds": 1800.0,
     }  # fmt: skip
     found = Preview(0, 20, 0, plain=PreviewSide(1.0, 0, 0), drafted=PreviewSide(1.0, 0, 0))
     assert preview_as_json(found, 9, 1)["plain"]["job_seconds"] is None

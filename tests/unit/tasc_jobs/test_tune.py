@@ -13,6 +13,8 @@ import yaml
 from support import refused
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
+from tasc_engine.request import GuideSpec
+from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.commands import PriceRequest, StoredTask
 from tasc_jobs.tuning.forecast import (
@@ -29,10 +31,12 @@ from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import forecast_page, tune_page
 from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
-from tasc_runtime.data.local_corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.errors import FileError
 from tasc_serve.settings import ServeSettings
 from tasc_store import TaskRecord
+from tasc_store.corpus import CorpusRow
+from tasc_text import PromptTemplate, TaskTokenizer
 
 BASE = DraftSettings(mixture="tasc", recent_tokens=999, n_max=4)
 
@@ -58,7 +62,8 @@ class MadeUp:
         per_step += self.worth.get("recent", 0) * (settings.recent_tokens > 0)
         per_step += {0: 0.0, 16: 0.1, 32: 0.3, 64: 0.2}[settings.neighbours]
         nodes = 1000 * settings.num_speculative_tokens
-        return Replay(1, 1000, round(1000 * per_step), nodes, 1, [1], [1], [0.0], [0.0])
+        tokens = round(1000 * per_step)
+        return Replay(1, 1000, tokens, nodes, 1, [1], [1], [0.0], [0.0], tokens)
 
 
 def test_the_settings_with_the_greatest_expected_speed_up_are_chosen_and_replays_are_told():
@@ -68,7 +73,8 @@ def test_the_settings_with_the_greatest_expected_speed_up_are_chosen_and_replays
     assert len(tuned.trials) >= len(BUDGETS) * len(MIN_PROBS)
     best = max(tuned.trials, key=lambda trial: trial.speed_up)
     assert tuned.chosen == best
-    assert best.speed_up == best.replay.tokens_per_step / (1 + 0.05 * best.replay.nodes / 1000)
+    by_hand = best.replay.tokens_per_step / (1 + 0.05 * best.replay.nodes / 1000)
+    assert best.speed_up == pytest.approx(by_hand)
     chosen = tuned.chosen.settings
     assert (chosen.neighbours, chosen.min_prob, chosen.mixture) == (32, 0.0, "mixed")
     assert chosen.n_max == BASE.n_max
@@ -113,7 +119,7 @@ def test_the_report_shows_the_gain_of_every_source():
 def test_a_price_is_said_to_be_assumed_and_how_to_measure_it_or_to_be_measured_and_of_what():
     assumed = PriceRequest(0.035, None, 8)
     said = assumed.in_words()
-    assert said.startswith("Assumed, not measured: a drafted token costs 3.5% of a step without")
+    assert said.startswith("Assumed, not measured: a token costs 3.5% of a step without")
     assert "--node-cost 0.035" in said
     assert "--step-cost FILE" in said
     assert assumed.figures() == {"node_cost": 0.035, "step_cost": None}
@@ -185,7 +191,7 @@ CURVE = StepCurve(8, 128, (8, 24, 88), (0.010, 0.030, 0.110))
 
 def replay(tokens: int, steps: int, nodes: int, microseconds: float = 0.0) -> Replay:
     times = [microseconds] * steps
-    return Replay(2, steps, tokens, nodes, steps, [steps], [steps // 2], times, [0.0, 0.0])
+    return Replay(2, steps, tokens, nodes, steps, [steps], [steps // 2], times, [0.0, 0.0], tokens)
 
 
 def cost(rows: int, tokens: int, seconds: float, context: int = 128) -> dict:
@@ -208,7 +214,7 @@ def test_costs_and_speed_ups_are_what_one_gets_by_hand():
     option = priced(CURVE, 2, replay(30, 10, 20, microseconds=625.0), 250e-6)
     assert option.speed_up == pytest.approx(3 * 10 / 32)
     # Finding neighbours at a row's start is drafting, too.
-    found = Replay(2, 4, 8, 0, 0, [], [], [100.0] * 4, [1000.0, 600.0])
+    found = Replay(2, 4, 8, 0, 0, [], [], [100.0] * 4, [1000.0, 600.0], 8)
     assert priced(CURVE, 2, found).draft_seconds == pytest.approx((400 + 1600) / 4 * 1e-6)
 
 
@@ -245,7 +251,7 @@ def test_the_report_says_every_verdict_and_the_setting_that_gives_another_budget
     verdict, setting = page.summary
     assert verdict == "b = 8: draft 4 tokens, 1.20 x"
     assert setting.startswith("b = 8: t drafts up to 16 tokens so far; ")
-    assert "`tasc tune t --step-cost FILE --rows 8`" in setting
+    assert "`tasc tune t --step-cost FILE --batch-size 8`" in setting
     (settings,) = re.findall(r"put (.*) into serve\.yaml", setting)
     (task,) = ServeSettings.model_validate(yaml.safe_load(f"{{{settings}}}")).tasks
     assert (task.name, task.draft.num_speculative_tokens) == ("t", 4)
@@ -318,3 +324,35 @@ def test_a_fault_of_a_file_is_said_beside_an_example_that_is_right(tmp_path):
     for example in (EXAMPLE, in_docs):
         (tmp_path / "cost.json").write_text(example)
         assert read_cost_file(tmp_path / "cost.json").curve(8, 64.0).plain > 0
+
+
+def test_prompts_are_read_with_drafts_and_without() -> None:
+    """A speed-up of 4 at a prompt of no tokens shrinks as prompts grow."""
+    found = Replay(10, 25, 100, 0, 0, [], [], [0.0], [0.0], 100)
+    assert by_node(0.1)(found) == pytest.approx(4)
+    assert by_node(0.1, 50)(found) == pytest.approx((100 + 50) / (25 + 50))
+    curve = StepCurve(8, 64, (8, 16, 24), (1.0, 1.2, 1.4))
+    # 10 rows with prompts of 50 tokens, 8 at a time: 0.025 s a token.
+    option = priced(curve, 4, found, 0.0, prompt_tokens=50)
+    assert option.speed_up == pytest.approx((100 * 1.0 + 100) / (25 * 1.0 + 100))
+
+
+@pytest.mark.parametrize("kind", ["choice", "regex"])
+def test_replays_count_what_a_guide_leaves_to_decide(kind: str) -> None:
+    texts = ("alarm set now", "alarm set later", "play music")
+    tokenizer = TaskTokenizer.from_folder(MODEL)
+    rows = [CorpusRow(str(n), f"text {n}", texts[n % 3]) for n in range(LEAST_ROWS)]
+    encoded = encode(rows, tokenizer, PromptTemplate("{input}"))
+    text = "|".join(texts)
+    spec = GuideSpec("choice", texts) if kind == "choice" else GuideSpec("regex", text=text)
+    free = HeldOut(encoded, tokenizer, branching=True)
+    guided = HeldOut(encoded, tokenizer, branching=True, guide=spec)
+    plain = [each.replay(replace(BASE, num_speculative_tokens=0), None) for each in (free, guided)]
+    assert plain[0].plain_steps == plain[0].steps == plain[0].tokens == plain[1].tokens
+    # The first token and, behind "alarm set", the next one are decided; the rest is forced.
+    play = tokenizer.encode_outputs(["play music"])[0][0]
+    decided = sum(1 if answer[0] == play else 2 for _, answer in guided.judging)
+    if kind == "choice":
+        assert plain[1].plain_steps == plain[1].steps == decided
+    else:  # an expression allows other tokens of the same text
+        assert decided <= plain[1].plain_steps == plain[1].steps < plain[0].steps

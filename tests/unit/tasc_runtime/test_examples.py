@@ -8,7 +8,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 ALARM = "intent: alarm_set, slot fills: {time: "
 SAID = {
-    "generate": [f"{ALARM}nine am, date: friday}}", "tokens per step"],
+    "generate": [f"{ALARM}nine am, date: friday}}", "forward passes"],
     "stream": [f"{ALARM}two hours"],
     "guided_choice": ["friday: intent: alarm_set (", "jazz: intent: play_music ("],
     "own_corpus": ["same answers: True", "forward passes: "],

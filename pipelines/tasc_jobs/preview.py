@@ -1,0 +1,101 @@
+"""A few requests, answered with drafts and without by one engine, in turn."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tasc_engine.request import GenerationRequest
+
+if TYPE_CHECKING:  # a job's own process needs no torch
+    from tasc_engine.engine import Engine
+
+_CHUNK = 32  # requests of a turn; fewer would end with rows that nothing fills
+
+
+@dataclass(frozen=True)
+class PreviewSide:
+    """The requests, decoded one way.
+
+    Attributes:
+        tokens: Of all answers, end-of-sequence included.
+        steps: Forward passes of all rows together.
+    """
+
+    seconds: float
+    tokens: int
+    steps: int
+
+    @property
+    def block_efficiency(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A few requests, answered with drafts and without.
+
+    Attributes:
+        rows: That were answered.
+        refused: Rows that cannot be answered.
+        identical: Rows whose answers are the same with drafts and without.
+    """
+
+    rows: int
+    refused: int
+    identical: int
+    plain: PreviewSide
+    drafted: PreviewSide
+
+    @property
+    def speed_up(self) -> float:
+        return self.plain.seconds / self.drafted.seconds if self.drafted.seconds else 0.0
+
+    def seconds_of(self, total: int, engines: int, draft: bool) -> float | None:
+        """Of a job of so many rows on so many engines that do not share a processor."""
+        side = self.drafted if draft else self.plain
+        return total * side.seconds / self.rows / engines if self.rows else None
+
+    def forwards(self, draft: bool) -> float:
+        """Forward passes an answer."""
+        return (self.drafted if draft else self.plain).steps / self.rows if self.rows else 0.0
+
+
+def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: int = 0) -> Preview:
+    """Answer requests with drafts and without, a part of them at a time, and time both.
+
+    Each part is answered with drafts first: drafts would be made from the plain answers otherwise.
+
+    Args:
+        refused: Rows beside them that cannot be answered.
+    """
+    for draft in (False, True):  # compile and load what the first request needs
+        _timed(engine, [dataclasses.replace(request, id="0") for request in requests[:1]], draft)
+    parts = [requests[at : at + _CHUNK] for at in range(0, len(requests), _CHUNK)]
+    sides = {True: PreviewSide(0.0, 0, 0), False: PreviewSide(0.0, 0, 0)}
+    identical = 0
+    for part in parts:
+        found = {}
+        for draft in (True, False):
+            side, found[draft] = _timed(engine, part, draft)
+            sides[draft] = _sum(sides[draft], side)
+        identical += sum(found[True][i] == tokens for i, tokens in found[False].items())
+    return Preview(len(requests), refused, identical, sides[False], sides[True])
+
+
+def _timed(
+    engine: "Engine", requests: Sequence[GenerationRequest], draft: bool
+) -> tuple[PreviewSide, dict[str, tuple[int, ...]]]:
+    began = time.perf_counter()
+    found = list(engine.generate(dataclasses.replace(r, draft=draft) for r in requests))
+    seconds = time.perf_counter() - began
+    tokens = sum(len(result.tokens) for result in found)
+    side = PreviewSide(seconds, tokens, sum(result.acceptance.steps for result in found))
+    return side, {result.id: result.tokens for result in found}
+
+
+def _sum(one: PreviewSide, other: PreviewSide) -> PreviewSide:
+    return PreviewSide(
+        one.seconds + other.seconds, one.tokens + other.tokens, one.steps + other.steps
+    )
