@@ -213,6 +213,9 @@ class LLM:
             with one, or its text. An input is then the user message of a conversation.
         system_prompt: System prompt for conversations without one; needs a chat template.
         few_shot: Inputs and answers that every prompt has as examples; needs a chat template.
+        allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
+            become these tokens in what is put into a template; else they are ordinary text. With
+            the template ``{input}``, an input is a whole prompt and may spell them in any case.
         stop: A string that ends an answer, or several.
         max_tokens: Most tokens of an answer where a call does not say.
         choices: Labels, one of which is the answer. One of choices, schema and regex may be set.
@@ -250,6 +253,7 @@ class LLM:
         chat_template: str | Path | None = None,
         system_prompt: str | None = None,
         few_shot: Sequence[tuple[str, str]] = (),
+        allow_special_tokens_in_input: bool = False,
         stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
         choices: Sequence[str] = (),
@@ -288,6 +292,7 @@ class LLM:
             schema=None if schema is None else json.dumps(schema),
             regex=regex,
             chat=chat,
+            allow_special_tokens_in_input=allow_special_tokens_in_input,
         )
         index = None
         if corpus is not None:

@@ -30,7 +30,8 @@ from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import note, show_progress
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
-from tasc_text import TaskTokenizer
+from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text.template import FIELD
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def replay_job(
     """
     named = named_proposers(proposers, bigrams is not None)
     inputs = TaskInputs(options, None, ())
-    tokenizer, template = inputs.tokenizer, inputs.named_template
+    tokenizer, template = inputs.tokenizer, inputs.named_template or PromptTemplate(FIELD)
     table = read_bigrams(bigrams, tokenizer.fingerprint) if bigrams else None
     note("reading and tokenising rows ...")
     train = read_files(options.files, options.fields)

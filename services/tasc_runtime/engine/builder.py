@@ -30,7 +30,7 @@ from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import ChatTemplate, Conversation, MessageError, TaskTokenizer, resolve_folder
+from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
 
 def device_of(device: str, gpus: float) -> str:
@@ -235,7 +235,7 @@ class EngineBuilder:
 
     @property
     def has_chat_template(self) -> bool:
-        return isinstance(self.template, ChatTemplate)
+        return self.record.chat is not None
 
     def waits_to_render(self, call: Call) -> bool:
         """Whether `read` waits for another process or a long text, so not on an event loop."""
