@@ -13,7 +13,7 @@ import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -178,10 +178,19 @@ class SamplingOptions:
         """Returns the rule: values of the request, else of the task, else those without effect.
 
         Raises:
+            FieldError: ``top_p`` is 0, and tokens are drawn.
             ValueError: A value is out of its range.
         """
         asked = {name: getattr(self, name) for name in _DEFAULTED}
         rule: dict[str, Any] = task.given | {k: v for k, v in asked.items() if v is not None}
+        if rule.get("top_p") == 0:
+            if temperature := rule.get("temperature"):
+                raise FieldError(
+                    "top_p",
+                    f"top_p is 0 and temperature is {temperature:g}; raise top_p above 0, or set "
+                    "temperature to 0, which takes the likeliest token",
+                )
+            del rule["top_p"]  # what is greedy takes no share
         own = {name: getattr(self, name) for name in ("logit_bias", "seed", "prompt", "choice")}
         return Sampling(**rule, **own)
 
@@ -206,10 +215,12 @@ class Body(BaseModel):
     Attributes:
         unsupported: Fields of other services that are refused, because they would change the
             answer; and for each, the values that change nothing and are accepted.
+        ignored: Fields that change no answer here: they are accepted and not looked at.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -219,13 +230,13 @@ class Body(BaseModel):
             return body
         required = _required(cls)
         for name, value in body.items():
-            if name in required:
+            if name in required or value is None or name in cls.ignored:
                 continue
             if name not in cls.unsupported:
                 near = difflib.get_close_matches(name[:SHOWN], required, 1, _NEAR)
                 context = {"field": name, "nearest": near[0] if near else ""}
                 raise PydanticCustomError(UNKNOWN, "unknown field", context)
-            if value is not None and value not in cls.unsupported[name]:
+            if value not in cls.unsupported[name]:
                 context = {"field": name, "neutral": cls.unsupported[name]}
                 raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
         return {
@@ -344,8 +355,8 @@ class RuleFields(Body):
         description=_DEFAULT.format("0: most tasks are classifications")
         + "; 0 takes the likeliest token, the first of equal ones",
     )
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(
-        None, description=_DEFAULT.format("1")
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(
+        None, description=_DEFAULT.format("1") + "; 0 with temperature 0 only, where it is unused"
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         None, description="same seed, same answers; unset: a drawn one"
@@ -490,6 +501,12 @@ class GenerationFields(RuleFields):
 
 _MOST_PARTS, MOST_MESSAGES = 1024, 4096
 _TEXTS = ("text", "input_text", "output_text")  # parts of chats, of responses and of their output
+# Clients send answers back as their library keeps them, and hints for the caches of other services.
+_KEPT = ("annotations", "cache_control", "id", "index", "logprobs", "provider_specific_fields")
+IGNORED_OF_PARTS: Final = frozenset((*_KEPT, "citations"))
+IGNORED_OF_MESSAGES: Final = frozenset(
+    (*_KEPT, "reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
+)
 
 
 def _joined(content: Any) -> Any:
@@ -502,22 +519,33 @@ def _joined(content: Any) -> Any:
     other = next((part for part in parts if not _is_text(part)), "")
     if other == "":
         return "".join(part["text"] for part in parts)
-    kind = other.get("type") if isinstance(other, dict) else None
-    named = f"; {kind[:SHOWN]} is not supported" if isinstance(kind, str) else ""
+    wrong = None
+    if isinstance(other, dict):
+        wrong = other.get("type")
+        if wrong in _TEXTS:
+            wrong = min(_named(other) - {"type", "text"}, default=None)
     raise PydanticCustomError(
         "no_text",
-        'is a string or a list of at most {most} parts {{"type": "text", "text": ...}}{named}',
-        {"most": _MOST_PARTS, "named": "" if kind in _TEXTS else named},
+        'is a string or a list of at most {most} parts {"type": "text", "text": ...}{named}',
+        {
+            "most": _MOST_PARTS,
+            "named": f"; {wrong[:SHOWN]} is not supported" if isinstance(wrong, str) else "",
+        },
     )
 
 
 def _is_text(part: Any) -> bool:
     return (
         isinstance(part, dict)
-        and part.keys() - {"annotations", "logprobs"} == {"type", "text"}
+        and _named(part) == {"type", "text"}
         and part["type"] in _TEXTS
         and isinstance(part["text"], str)
     )
+
+
+def _named(part: Mapping[str, Any]) -> set[str]:
+    """The fields of a part that say something here."""
+    return {name for name, value in part.items() if value is not None} - IGNORED_OF_PARTS
 
 
 Content = Annotated[
@@ -531,9 +559,8 @@ class ChatMessage(Body):
         "function_call": (),
         "refusal": ("",),
         "audio": (),
-        "annotations": ([],),
-        "reasoning_content": ("",),
     }
+    ignored: ClassVar = IGNORED_OF_MESSAGES
 
     role: Role
     content: Content

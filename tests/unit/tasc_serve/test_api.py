@@ -49,7 +49,7 @@ BAD_VALUES = {
     "model": [None, 3],
     "max_tokens": [0, -1, 513, 10**30, "5", 5.0, True],
     "temperature": [-0.1, 2.1, NAN, "1"],
-    "top_p": [0, 1.1],
+    "top_p": [-0.1, 1.1],
     "top_k": [-2, 1.5],
     "min_p": [1.5, float("inf")],
     "repetition_penalty": [0],

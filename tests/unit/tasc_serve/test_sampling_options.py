@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fake_backend import GOOD, FakeBackend, Service, answer
+from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
 
 from support import refused
 from tasc_engine import GuideSpec, Sampling
@@ -134,6 +134,17 @@ def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
         choice=2,
     )
     assert SamplingOptions().sampling(SamplingDefaults()) == Sampling()
+
+
+def test_a_top_p_of_0_is_taken_where_the_likeliest_token_is():
+    (none,) = asked(COMPLETIONS, top_p=0, seed=0)
+    (greedy,) = asked(COMPLETIONS, top_p=0, temperature=0, seed=0)
+    warm = SamplingDefaults(temperature=0.7, top_p=0.9)
+    assert none.sampling(SamplingDefaults(top_p=0.9)) == Sampling()
+    assert greedy.sampling(warm) == Sampling()
+    with refused(FieldError, "top_p", "0.7") as caught:
+        none.sampling(warm)
+    assert caught.value.field == "top_p"
 
 
 def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
