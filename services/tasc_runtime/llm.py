@@ -403,7 +403,8 @@ class LLM:
                 Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
                 ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
                 Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``,
-                ``structured_outputs`` (as vLLM has it), ``response_format``.
+                ``structured_outputs`` (as vLLM has it), ``response_format``. None for one of these
+                drops the task's own choices, schema or regex.
                 Others: ``n`` answers to each input, ``logprobs`` (how many of the likeliest tokens
                 to tell), ``adapter`` (a name), ``draft`` (False: plain decoding).
 
@@ -584,7 +585,6 @@ class LLM:
         """Requests of the answers to all inputs; the guide, which they share, is made once."""
         builder, options = self._builder, asked.options(asked.logprobs)
         options = replace(options, guide=options.guide_for(builder.record))
-        fitting = set[int]()  # numbers of tokens that the guide is known to fit
         for index, given in enumerate(inputs):
             call = Call(
                 id=f"{index}.0",
@@ -597,9 +597,8 @@ class LLM:
             )
             try:
                 first, guide = builder.read(call, builder.record_version, call.id)
-                if first.max_tokens not in fitting:
-                    builder.guide(call, builder.record_version, first, guide)
-                    fitting.add(first.max_tokens)
+                if index == 0:
+                    builder.guide(guide)
             except ValueError as error:
                 field = error.field if isinstance(error, FieldError) else call.prompt_field
                 raise FieldError(field, f"input {index}: {error}") from error

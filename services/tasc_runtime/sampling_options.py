@@ -89,8 +89,8 @@ class AnswerGuide:
             if cut := next((choice for choice in self.spec.choices if stop in choice), None):
                 raise FieldError(
                     "stop",
-                    f"stop has {stop[:SHOWN]!r}, which is in {cut[:SHOWN]!r} of {self.name} and "
-                    "would cut it; leave it out",
+                    f"stop has {stop!r:.300}, which is in {cut!r:.300} of {self.name} and would "
+                    "cut it; leave it out",
                 )
 
 
@@ -103,6 +103,7 @@ class SamplingOptions:
         prompt: Index of the prompt in its request.
         choice: Index of the answer among the answers to its prompt.
         guide: The constraint on the answer.
+        unguided: Whether the task's own guide is not used either, where ``guide`` is None.
         logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
         adapter: Name of the adapter; None: the task's first.
         echo: Return the prompt before the answer, with log-probabilities if they are requested.
@@ -128,6 +129,7 @@ class SamplingOptions:
     prompt: int = 0
     choice: int = 0
     guide: AnswerGuide | None = None
+    unguided: bool = False
     logprobs: int | None = None
     ignore_eos: bool = False
     adapter: str | None = None
@@ -147,12 +149,12 @@ class SamplingOptions:
                 raise FieldError(field, message)
 
     def guide_for(self, record: TaskRecord) -> AnswerGuide | None:
-        """Returns the request's guide, or else the task's.
+        """Returns the request's guide, or else the task's unless the request wants none.
 
         Raises:
             FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
         """
-        guide = self.guide or guide_of(record)
+        guide = self.guide or (None if self.unguided else guide_of(record))
         self._require_ends(guide)
         return guide
 
@@ -216,11 +218,13 @@ class Body(BaseModel):
         unsupported: Fields of other services that are refused, because they would change the
             answer; and for each, the values that change nothing and are accepted.
         ignored: Fields that change no answer here: they are accepted and not looked at.
+        nullable: Optional fields for which null says something; for others it is the default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     ignored: ClassVar[frozenset[str]] = frozenset()
+    nullable: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -242,7 +246,7 @@ class Body(BaseModel):
         return {
             name: value
             for name, value in body.items()
-            if name in required and (value is not None or required[name])
+            if name in required and (value is not None or required[name] or name in cls.nullable)
         }
 
 
@@ -348,6 +352,12 @@ class RuleFields(Body):
     """The fields about answers that all generating endpoints share."""
 
     format_field: ClassVar = "response_format"
+    nullable: ClassVar = frozenset(
+        {
+            *("structured_outputs", "guided_choice", "guided_regex", "guided_json"),
+            *("guided_grammar", "response_format"),
+        }
+    )
 
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
@@ -440,7 +450,8 @@ class RuleFields(Body):
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple((int(token), bias) for token, bias in biases),
             seed=seed if self.seed is None else self.seed % 2**64,
-            guide=self._guide(),
+            guide=(guide := self._guide()),
+            unguided=guide is None and self._is_unguided,
             logprobs=logprobs,
             ignore_eos=self.ignore_eos,
             adapter=self.adapter,
@@ -449,6 +460,12 @@ class RuleFields(Body):
             min_tokens=self.min_tokens,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
         )
+
+    @property
+    def _is_unguided(self) -> bool:
+        """Whether the request asks for an answer of any form: as text, or by null for a guide."""
+        sent = self.nullable & self.model_fields_set
+        return isinstance(self.format, TextFormat) or any(getattr(self, f) is None for f in sent)
 
     def _guide(self) -> AnswerGuide | None:
         own = self.structured_outputs or StructuredOutputs()

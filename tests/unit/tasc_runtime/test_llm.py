@@ -292,6 +292,10 @@ def test_options_are_those_of_a_request(plain: LLM) -> None:
     (answer,) = plain.generate(INPUTS[0], guided_choice=labels, logprobs=1)
     assert answer.text in labels
     assert b"".join(token.utf8 for token in answer.logprobs).decode() == answer.text
+    (label,) = plain.generate(INPUTS[0], guided_choice=labels, max_tokens=2)
+    assert (len(label.tokens), label.finish_reason) == (2, "length")
+    assert label.text
+    assert any(whole.startswith(label.text) for whole in labels)
     (cut,) = plain.generate(INPUTS[0], max_tokens=3)
     assert (len(cut.tokens), cut.finish_reason) == (3, "length")
     (biased,) = plain.generate(INPUTS[0], logit_bias={5: 100.0}, max_tokens=2)
@@ -304,7 +308,7 @@ def test_a_guide_is_read_and_tried_once_for_all_inputs(folder, plain, monkeypatc
     llm = LLM(folder, choices=labels, max_tokens=24, **SIZES) if whose == "task" else plain
     asked = {} if whose == "task" else {"guided_choice": labels}
     specs, honest = [], llm.engine.guides.of
-    monkeypatch.setattr(llm.engine.guides, "of", lambda s, n: specs.append(s) or honest(s, n))
+    monkeypatch.setattr(llm.engine.guides, "of", lambda s: specs.append(s) or honest(s))
     if whose == "chat":
         found = llm.chat([[{"role": "user", "content": text}] for text in INPUTS], **asked)
     else:

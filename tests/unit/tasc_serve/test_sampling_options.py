@@ -41,7 +41,10 @@ def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
         ({"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": -1}),
         ({"adapter": "fr"}, {"adapter": "fr"}),
         ({"adapter": None}, {}),
-        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "text"}}, {"unguided": True}),
+        ({"response_format": None}, {"unguided": True}),
+        ({"guided_choice": None, "stop": None}, {"unguided": True}),
+        ({"structured_outputs": None, "guided_json": None}, {"unguided": True}),
     ],
     ids=str,
 )
@@ -64,6 +67,12 @@ def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
     assert one.guide == AnswerGuide(spec, f"guided_{field}")
     (one,) = asked(path, structured_outputs={field: value})
     assert one.guide == AnswerGuide(spec, f"structured_outputs.{field}")
+
+
+@either_endpoint
+def test_a_guide_beside_one_that_is_null_holds(path):
+    (one,) = asked(path, guided_choice=None, guided_regex="x", response_format={"type": "text"})
+    assert (one.guide.field, one.unguided) == ("guided_regex", False)
 
 
 @either_endpoint
@@ -158,6 +167,7 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
         task = record(**{field: value})
         assert SamplingOptions().guide_for(task) == AnswerGuide(spec, "model")
         assert SamplingOptions(guide=sent).guide_for(task) == sent
+        assert SamplingOptions(unguided=True).guide_for(task) is None
     assert SamplingOptions().guide_for(record()) is None
 
 
