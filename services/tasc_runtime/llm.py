@@ -33,7 +33,7 @@ from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
-from tasc_runtime.errors import ServiceError
+from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of
 from tasc_runtime.progress import Progress, note, show_progress
@@ -52,6 +52,19 @@ from tasc_store import TaskRecord, connect
 from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
 _PROGRESS_ROWS = 100  # a call with more shows its progress
+# Fields of HTTP requests that are no options here, and what stands for each.
+_INSTEAD = {
+    "best_of": "give n",
+    "echo": "put the prompt in front yourself, as in text + answer.text",
+    "max_completion_tokens": "give max_tokens",
+    "max_output_tokens": "give max_tokens",
+    "messages": "give the messages to LLM.chat as its first argument",
+    "model": "the LLM itself is the model; make one for each model",
+    "prompt": "give the prompt as the first argument",
+    "stream": "call LLM.stream",
+    "timeout": "a call ends with its last answer or Ctrl-C",
+    "top_logprobs": "give logprobs the number",
+}
 
 Input = str | Sequence[int]
 _Fields = TypeVar("_Fields", bound=Body)
@@ -212,7 +225,8 @@ class LLM:
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
             with one, or its text. An input is then the user message of a conversation.
         system_prompt: System prompt for conversations without one; needs a chat template.
-        few_shot: Inputs and answers that every prompt has as examples; needs a chat template.
+        few_shot: Inputs and answers that every prompt has as examples, in the forms of a corpus,
+            such as pairs or a JSONL file; needs a chat template.
         allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
             become these tokens in what is put into a template; else they are ordinary text. With
             the template ``{input}``, an input is a whole prompt and may spell them in any case.
@@ -252,7 +266,7 @@ class LLM:
         template: str = "{input}",
         chat_template: str | Path | None = None,
         system_prompt: str | None = None,
-        few_shot: Sequence[tuple[str, str]] = (),
+        few_shot: Corpus = (),
         allow_special_tokens_in_input: bool = False,
         stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
@@ -268,12 +282,16 @@ class LLM:
         settings = _settings(engine, LLM.__init__.__kwdefaults__ or ())
         _require("draft", draft, DraftSettings | None, "a DraftSettings")
         _require("adapters", adapters, Mapping | None, "names, and a folder for each")
+        if isinstance(choices, str | Path):
+            raise ValueError(
+                f"choices is {str(choices)!r:.80}; give a list of labels, as in "
+                "Path('labels.txt').read_text().splitlines() where a file has one a line"
+            )
         home = resolve_folder(str(model), revision, weights=False)
-        tokenizer, chat = TaskTokenizer.from_folder(home), None
+        tokenizer, chat, shots = TaskTokenizer.from_folder(home), None, _shots(few_shot)
         if chat_template is not None:
-            shots: Any = tuple(pair if isinstance(pair, str) else tuple(pair) for pair in few_shot)
             chat = replace(read_chat(home, str(chat_template)), system=system_prompt, shots=shots)
-        elif system_prompt or few_shot:
+        elif system_prompt or shots:
             raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
         record = TaskRecord(
             name=_name_of(model),
@@ -704,9 +722,18 @@ def _parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
         if fault["type"] == UNKNOWN:
             name, nearest = context["field"], context["nearest"]
             way_out = f"did you mean {nearest}?" if nearest else "help(LLM.generate) lists them"
+            if name in _INSTEAD and not fault["loc"]:
+                raise FieldError(name, f"{name} is for HTTP requests; {_INSTEAD[name]}") from None
             raise FieldError(name, f"unknown option {name}; {way_out}") from None
         name = str(fault["loc"][0]) if fault["loc"] else "options"
         raise FieldError(name, fault_of(error)) from None
+
+
+def _shots(few_shot: Corpus) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple((row.input, row.output) for row in rows_of(few_shot))
+    except (FileError, TypeError, ValueError) as error:
+        raise type(error)(f"few_shot: {error}") from error
 
 
 def _messages(index: int, messages: list[Any]) -> list[ChatMessage]:

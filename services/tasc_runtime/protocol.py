@@ -186,6 +186,9 @@ class Backend(Protocol):
     def store_fault(self) -> str | None:
         """Why the store does not answer; None while it does."""
 
+    async def settled(self) -> None:
+        """Wait, for seconds after the first question at most, until each task has a status."""
+
     def status(self, task: str) -> TaskStatus | None:
         """What a replica last said of itself; None when none has been heard of lately."""
 

@@ -99,7 +99,7 @@ class TaskOptions(AnswerOptions, PromptOptions):
     allow_special_tokens_in_input: Annotated[
         bool | None,
         typer.Option(
-            "--allow-special-tokens-in-input/--no-allow-special-tokens-in-input",
+            "--allow-special-tokens-in-input",
             help="Whether inputs may spell special tokens such as <|im_end|>; else these are text.",
             show_default="no",
         ),

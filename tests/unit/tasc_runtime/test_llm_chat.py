@@ -1,5 +1,6 @@
 """`LLM` with a chat template: answers are those of transformers to the same conversation."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 import tiny
 from chat_families import make_chat_tokenizer
 from support import refused
+from tasc_runtime.errors import FileError
 from tasc_runtime.llm import LLM
 from tasc_runtime.sampling_options import FieldError
 
@@ -100,6 +102,18 @@ def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(chats, 
     again = LLM.load(tmp_path / "saved")
     assert again.record == llm.record
     assert again.chat([user(tiny.SENTENCES[1])])[0].text == expected[1]
+
+
+def test_examples_come_from_a_file_or_objects_too(chats: Chats, tmp_path: Path) -> None:
+    rows = [{"input": asked, "output": answered} for asked, answered in SHOTS]
+    (tmp_path / "shots.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for given in (str(tmp_path / "shots.jsonl"), tmp_path / "shots.jsonl", rows, SHOTS):
+        llm = LLM(chats.folder, chat_template="auto", few_shot=given, **SIZES)
+        assert llm.record.chat
+        assert llm.record.chat.shots == tuple(SHOTS)
+    for wrong, kind in (("gone.jsonl", FileError), ([("a",)], ValueError), (5, TypeError)):
+        with pytest.raises(kind, match="few_shot"):
+            LLM(chats.folder, chat_template="auto", few_shot=wrong, **SIZES)
 
 
 def test_a_format_string_takes_the_last_user_message(chats: Chats) -> None:

@@ -345,6 +345,9 @@ def test_models_and_tasks_are_listed(service):
 
 def test_ready_means_that_some_task_answers(service):
     assert service.ask("GET", "/readyz").json() == {"status": "ready", "tasks": [TASK]}
+    starting = FakeBackend(status=None)
+    starting.settles_to = STATUS
+    assert Service(starting).ask("GET", "/readyz").json()["tasks"] == [TASK]
     away = Service(FakeBackend(status=None))
     response = away.ask("GET", "/readyz")
     assert "no task has a replica" in error_of(response, 503)["message"]
