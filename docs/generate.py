@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeAlias, Union, get_args, get_origin
@@ -27,6 +27,7 @@ from tasc_draft.settings import RANGES
 from tasc_jobs.cli.main import app
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import DraftOverrides
+from tasc_runtime.sampling_options import IGNORED_OF_PARTS, Body, ChatMessage
 from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest, HarmlessFields
 from tasc_serve.metrics.batch_metrics import BatchMetrics
@@ -296,11 +297,28 @@ def fields_page() -> str:
         "for values that ask for nothing. `null` is always taken. Any other field is refused with "
         "the code `unknown_parameter`.",
         _table(("field", *BODIES), rows),
+        "## Fields of messages",
+        "Clients may send answers back as their library keeps them. Fields of messages:",
+        _table(("field", "messages"), _message_fields()),
+        "Parts of a message have `type` and `text`. "
+        f"{_listed(sorted(IGNORED_OF_PARTS))} are *ignored* in them.",
     ]
     return "\n\n".join(lines) + "\n"
 
 
-def _treatment(model: type[HarmlessFields], name: str) -> str:
+def _message_fields() -> Iterable[tuple[str, str]]:
+    known = {*ChatMessage.model_fields, *ChatMessage.unsupported, *ChatMessage.ignored}
+    for name in sorted(known):
+        ignored = name in ChatMessage.ignored
+        yield f"`{name}`", "*ignored*" if ignored else _treatment(ChatMessage, name)
+
+
+def _listed(names: Sequence[str]) -> str:
+    *most, last = [f"`{name}`" for name in names]
+    return f"{', '.join(most)} and {last}"
+
+
+def _treatment(model: type[Body], name: str) -> str:
     if field := model.model_fields.get(name):
         unused = name in HarmlessFields.model_fields or field.description == "not used"
         return "*ignored*" if unused else "**used**"

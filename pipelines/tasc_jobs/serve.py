@@ -80,7 +80,8 @@ def run_service(
                 settings, redis_url, updates.digests, came_up, partial(say_of_task, say)
             )
             say("every task answers")
-            print(usage_of(base, settings.tasks[0].name, example), flush=True)
+            keyed = settings.auth.required
+            print(usage_of(base, settings.tasks[0].name, example, keyed), flush=True)
             with updates:
                 wait()
     finally:
@@ -271,16 +272,29 @@ def say_of_task(say: Callable[[str], None], task: str, text: str) -> None:
     say(f"task {task}: {text}")
 
 
-def usage_of(base: str, task: str, example: str) -> str:
-    """How to ask a running service something, as a curl line and as Python."""
+def usage_of(base: str, task: str, example: str, keyed: bool = False) -> str:
+    """How to ask a running service something, as a curl line and as Python.
+
+    Args:
+        keyed: Whether requests need an API key, which a first line then makes.
+    """
     message = f'{{"role": "user", "content": "{example}"}}'
+    make, header, imported, key = "", "", "", '"none"'
+    if keyed:
+        make = f"""# requests need an API key (auth.required); with the REDIS_URL of the service:
+export TASC_KEY=$(tasc key create me --tasks {task})
+
+"""
+        header = """ \\
+  -H "Authorization: Bearer $TASC_KEY\""""
+        imported, key = "import os\n", 'os.environ["TASC_KEY"]'
     return f"""serving on {base} (Ctrl-C ends it)
 
-curl -s {base}/v1/chat/completions -H 'Content-Type: application/json' \\
+{make}curl -s {base}/v1/chat/completions -H 'Content-Type: application/json'{header} \\
   -d '{{"model": "{task}", "messages": [{message}]}}'
 
-from openai import OpenAI
-client = OpenAI(base_url="{base}/v1", api_key="none")
+{imported}from openai import OpenAI
+client = OpenAI(base_url="{base}/v1", api_key={key})
 answer = client.chat.completions.create(model="{task}", messages=[{message}])
 print(answer.choices[0].message.content)
 """

@@ -16,6 +16,7 @@ from tasc_runtime.data.rows import BadRow, Fields, read_corpus
 from tasc_runtime.models import chat_template, load_tokenizer, template_of
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import ChatTemplate, PromptTemplate, TaskTokenizer, Template, resolve_folder
+from tasc_text.template import UnquotedTemplate
 from tasc_text.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
@@ -175,8 +176,9 @@ class TaskInputs:
             TemplateError: It cannot be used.
             ServiceError: transformers cannot read the tokenizer that a chat template needs.
         """
-        if template := self.named_template:
-            return template
+        if named := self.named_template:
+            allows = self.record is not None and self.record.allow_special_tokens_in_input
+            return UnquotedTemplate(named) if allows else named
         if self.record is None:
             raise UsageError(
                 "files do not say how a model is asked; name the prompt with --template or "

@@ -33,7 +33,7 @@ from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
-from tasc_runtime.errors import ServiceError
+from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of
 from tasc_runtime.progress import Progress, note, show_progress
@@ -52,6 +52,19 @@ from tasc_store import TaskRecord, connect
 from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
 _PROGRESS_ROWS = 100  # a call with more shows its progress
+# Fields of HTTP requests that are no options here, and what stands for each.
+_INSTEAD = {
+    "best_of": "give n",
+    "echo": "put the prompt in front yourself, as in text + answer.text",
+    "max_completion_tokens": "give max_tokens",
+    "max_output_tokens": "give max_tokens",
+    "messages": "give the messages to LLM.chat as its first argument",
+    "model": "the LLM itself is the model; make one for each model",
+    "prompt": "give the prompt as the first argument",
+    "stream": "call LLM.stream",
+    "timeout": "a call ends with its last answer or Ctrl-C",
+    "top_logprobs": "give logprobs the number",
+}
 
 Input = str | Sequence[int]
 _Fields = TypeVar("_Fields", bound=Body)
@@ -223,7 +236,11 @@ class LLM:
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
             with one, or its text. An input is then the user message of a conversation.
         system_prompt: System prompt for conversations without one; needs a chat template.
-        few_shot: Inputs and answers that every prompt has as examples; needs a chat template.
+        few_shot: Inputs and answers that every prompt has as examples, in the forms of a corpus,
+            such as pairs or a JSONL file; needs a chat template.
+        allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
+            become these tokens in what is put into a template; else they are ordinary text. With
+            the template ``{input}``, an input is a whole prompt and may spell them in any case.
         stop: A string that ends an answer, or several.
         max_tokens: Most tokens of an answer where a call does not say.
         choices: Labels, one of which is the answer. One of choices, schema and regex may be set.
@@ -260,7 +277,8 @@ class LLM:
         template: str = "{input}",
         chat_template: str | Path | None = None,
         system_prompt: str | None = None,
-        few_shot: Sequence[tuple[str, str]] = (),
+        few_shot: Corpus = (),
+        allow_special_tokens_in_input: bool = False,
         stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
         choices: Sequence[str] = (),
@@ -275,12 +293,16 @@ class LLM:
         settings = _settings(engine, LLM.__init__.__kwdefaults__ or ())
         _require("draft", draft, DraftSettings | None, "a DraftSettings")
         _require("adapters", adapters, Mapping | None, "names, and a folder for each")
+        if isinstance(choices, str | Path):
+            raise ValueError(
+                f"choices is {str(choices)!r:.80}; give a list of labels, as in "
+                "Path('labels.txt').read_text().splitlines() where a file has one a line"
+            )
         home = resolve_folder(str(model), revision, weights=False)
-        tokenizer, chat = TaskTokenizer.from_folder(home), None
+        tokenizer, chat, shots = TaskTokenizer.from_folder(home), None, _shots(few_shot)
         if chat_template is not None:
-            shots: Any = tuple(pair if isinstance(pair, str) else tuple(pair) for pair in few_shot)
             chat = replace(read_chat(home, str(chat_template)), system=system_prompt, shots=shots)
-        elif system_prompt or few_shot:
+        elif system_prompt or shots:
             raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
         record = TaskRecord(
             name=_name_of(model),
@@ -299,6 +321,7 @@ class LLM:
             schema=None if schema is None else json.dumps(schema),
             regex=regex,
             chat=chat,
+            allow_special_tokens_in_input=allow_special_tokens_in_input,
         )
         index = None
         if corpus is not None:
@@ -409,7 +432,8 @@ class LLM:
                 Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
                 ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
                 Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``,
-                ``structured_outputs`` (as vLLM has it), ``response_format``.
+                ``structured_outputs`` (as vLLM has it), ``response_format``. None for one of these
+                drops the task's own choices, schema or regex.
                 Others: ``n`` answers to each input, ``logprobs`` (how many of the likeliest tokens
                 to tell), ``adapter`` (a name), ``draft`` (False: plain decoding).
 
@@ -591,7 +615,6 @@ class LLM:
         """Requests of the answers to all inputs; the guide, which they share, is made once."""
         builder, options = self._builder, asked.options(asked.logprobs)
         options = replace(options, guide=options.guide_for(builder.record))
-        fitting = set[int]()  # numbers of tokens that the guide is known to fit
         for index, given in enumerate(inputs):
             call = Call(
                 id=f"{index}.0",
@@ -604,9 +627,8 @@ class LLM:
             )
             try:
                 first, guide = builder.read(call, builder.record_version, call.id)
-                if first.max_tokens not in fitting:
-                    builder.guide(call, builder.record_version, first, guide)
-                    fitting.add(first.max_tokens)
+                if index == 0:
+                    builder.guide(guide)
             except ValueError as error:
                 field = error.field if isinstance(error, FieldError) else call.prompt_field
                 raise FieldError(field, f"input {index}: {error}") from error
@@ -712,9 +734,18 @@ def _parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
         if fault["type"] == UNKNOWN:
             name, nearest = context["field"], context["nearest"]
             way_out = f"did you mean {nearest}?" if nearest else "help(LLM.generate) lists them"
+            if name in _INSTEAD and not fault["loc"]:
+                raise FieldError(name, f"{name} is for HTTP requests; {_INSTEAD[name]}") from None
             raise FieldError(name, f"unknown option {name}; {way_out}") from None
         name = str(fault["loc"][0]) if fault["loc"] else "options"
         raise FieldError(name, fault_of(error)) from None
+
+
+def _shots(few_shot: Corpus) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple((row.input, row.output) for row in rows_of(few_shot))
+    except (FileError, TypeError, ValueError) as error:
+        raise type(error)(f"few_shot: {error}") from error
 
 
 def _messages(index: int, messages: list[Any]) -> list[ChatMessage]:

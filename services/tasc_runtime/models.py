@@ -12,7 +12,7 @@ from tasc_text import (
     Template,
     resolve_folder,
 )
-from tasc_text.template import TemplateError
+from tasc_text.template import TemplateError, UnquotedTemplate
 
 AUTO = "auto"  # a model's own chat template
 
@@ -36,7 +36,8 @@ def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
 
 def template_of(record: TaskRecord) -> Template:
     """How a task's prompts are made."""
-    return record.chat or PromptTemplate(record.template)
+    made = record.chat or PromptTemplate(record.template)
+    return UnquotedTemplate(made) if record.allow_special_tokens_in_input else made
 
 
 def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:

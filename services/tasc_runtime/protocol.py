@@ -26,7 +26,6 @@ class Call:
         options: Sampling and output options.
         n: Answers to this prompt that are asked for, this one counted.
         prompts: Prompts of the request, this one counted; ``options`` say which it is.
-        max_tokens_field: The request field that ``max_tokens`` came in.
         timeout_s: Seconds that the answer may take; unset: as the service's limits say.
         committed_ids: Token ids of the answer that another replica has given already.
         record_version: Version of the task's record that the answer was begun by; unset: any.
@@ -42,7 +41,6 @@ class Call:
     options: SamplingOptions = field(default_factory=SamplingOptions)
     n: int = 1
     prompts: int = 1
-    max_tokens_field: str = "max_tokens"
     timeout_s: float | None = None
     committed_ids: tuple[int, ...] = ()
     record_version: int | None = None
@@ -187,6 +185,9 @@ class Backend(Protocol):
     @property
     def store_fault(self) -> str | None:
         """Why the store does not answer; None while it does."""
+
+    async def settled(self) -> None:
+        """Wait, for seconds after the first question at most, until each task has a status."""
 
     def status(self, task: str) -> TaskStatus | None:
         """What a replica last said of itself; None when none has been heard of lately."""

@@ -13,7 +13,7 @@ import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -89,8 +89,8 @@ class AnswerGuide:
             if cut := next((choice for choice in self.spec.choices if stop in choice), None):
                 raise FieldError(
                     "stop",
-                    f"stop has {stop[:SHOWN]!r}, which is in {cut[:SHOWN]!r} of {self.name} and "
-                    "would cut it; leave it out",
+                    f"stop has {stop!r:.300}, which is in {cut!r:.300} of {self.name} and would "
+                    "cut it; leave it out",
                 )
 
 
@@ -103,6 +103,7 @@ class SamplingOptions:
         prompt: Index of the prompt in its request.
         choice: Index of the answer among the answers to its prompt.
         guide: The constraint on the answer.
+        unguided: Whether the task's own guide is not used either, where ``guide`` is None.
         logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
         adapter: Name of the adapter; None: the task's first.
         echo: Return the prompt before the answer, with log-probabilities if they are requested.
@@ -128,6 +129,7 @@ class SamplingOptions:
     prompt: int = 0
     choice: int = 0
     guide: AnswerGuide | None = None
+    unguided: bool = False
     logprobs: int | None = None
     ignore_eos: bool = False
     adapter: str | None = None
@@ -147,12 +149,12 @@ class SamplingOptions:
                 raise FieldError(field, message)
 
     def guide_for(self, record: TaskRecord) -> AnswerGuide | None:
-        """Returns the request's guide, or else the task's.
+        """Returns the request's guide, or else the task's unless the request wants none.
 
         Raises:
             FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
         """
-        guide = self.guide or guide_of(record)
+        guide = self.guide or (None if self.unguided else guide_of(record))
         self._require_ends(guide)
         return guide
 
@@ -178,10 +180,19 @@ class SamplingOptions:
         """Returns the rule: values of the request, else of the task, else those without effect.
 
         Raises:
+            FieldError: ``top_p`` is 0, and tokens are drawn.
             ValueError: A value is out of its range.
         """
         asked = {name: getattr(self, name) for name in _DEFAULTED}
         rule: dict[str, Any] = task.given | {k: v for k, v in asked.items() if v is not None}
+        if rule.get("top_p") == 0:
+            if temperature := rule.get("temperature"):
+                raise FieldError(
+                    "top_p",
+                    f"top_p is 0 and temperature is {temperature:g}; raise top_p above 0, or set "
+                    "temperature to 0, which takes the likeliest token",
+                )
+            del rule["top_p"]  # what is greedy takes no share
         own = {name: getattr(self, name) for name in ("logit_bias", "seed", "prompt", "choice")}
         return Sampling(**rule, **own)
 
@@ -206,10 +217,14 @@ class Body(BaseModel):
     Attributes:
         unsupported: Fields of other services that are refused, because they would change the
             answer; and for each, the values that change nothing and are accepted.
+        ignored: Fields that change no answer here: they are accepted and not looked at.
+        nullable: Optional fields for which null says something; for others it is the default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    nullable: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -219,19 +234,19 @@ class Body(BaseModel):
             return body
         required = _required(cls)
         for name, value in body.items():
-            if name in required:
+            if name in required or value is None or name in cls.ignored:
                 continue
             if name not in cls.unsupported:
                 near = difflib.get_close_matches(name[:SHOWN], required, 1, _NEAR)
                 context = {"field": name, "nearest": near[0] if near else ""}
                 raise PydanticCustomError(UNKNOWN, "unknown field", context)
-            if value is not None and value not in cls.unsupported[name]:
+            if value not in cls.unsupported[name]:
                 context = {"field": name, "neutral": cls.unsupported[name]}
                 raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
         return {
             name: value
             for name, value in body.items()
-            if name in required and (value is not None or required[name])
+            if name in required and (value is not None or required[name] or name in cls.nullable)
         }
 
 
@@ -337,6 +352,12 @@ class RuleFields(Body):
     """The fields about answers that all generating endpoints share."""
 
     format_field: ClassVar = "response_format"
+    nullable: ClassVar = frozenset(
+        {
+            *("structured_outputs", "guided_choice", "guided_regex", "guided_json"),
+            *("guided_grammar", "response_format"),
+        }
+    )
 
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
@@ -344,8 +365,8 @@ class RuleFields(Body):
         description=_DEFAULT.format("0: most tasks are classifications")
         + "; 0 takes the likeliest token, the first of equal ones",
     )
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(
-        None, description=_DEFAULT.format("1")
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(
+        None, description=_DEFAULT.format("1") + "; 0 with temperature 0 only, where it is unused"
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         None, description="same seed, same answers; unset: a drawn one"
@@ -429,7 +450,8 @@ class RuleFields(Body):
             frequency_penalty=self.frequency_penalty,
             logit_bias=tuple((int(token), bias) for token, bias in biases),
             seed=seed if self.seed is None else self.seed % 2**64,
-            guide=self._guide(),
+            guide=(guide := self._guide()),
+            unguided=guide is None and self._is_unguided,
             logprobs=logprobs,
             ignore_eos=self.ignore_eos,
             adapter=self.adapter,
@@ -438,6 +460,12 @@ class RuleFields(Body):
             min_tokens=self.min_tokens,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
         )
+
+    @property
+    def _is_unguided(self) -> bool:
+        """Whether the request asks for an answer of any form: as text, or by null for a guide."""
+        sent = self.nullable & self.model_fields_set
+        return isinstance(self.format, TextFormat) or any(getattr(self, f) is None for f in sent)
 
     def _guide(self) -> AnswerGuide | None:
         own = self.structured_outputs or StructuredOutputs()
@@ -490,6 +518,12 @@ class GenerationFields(RuleFields):
 
 _MOST_PARTS, MOST_MESSAGES = 1024, 4096
 _TEXTS = ("text", "input_text", "output_text")  # parts of chats, of responses and of their output
+# Clients send answers back as their library keeps them, and hints for the caches of other services.
+_KEPT = ("annotations", "cache_control", "id", "index", "logprobs", "provider_specific_fields")
+IGNORED_OF_PARTS: Final = frozenset((*_KEPT, "citations"))
+IGNORED_OF_MESSAGES: Final = frozenset(
+    (*_KEPT, "reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
+)
 
 
 def _joined(content: Any) -> Any:
@@ -502,22 +536,33 @@ def _joined(content: Any) -> Any:
     other = next((part for part in parts if not _is_text(part)), "")
     if other == "":
         return "".join(part["text"] for part in parts)
-    kind = other.get("type") if isinstance(other, dict) else None
-    named = f"; {kind[:SHOWN]} is not supported" if isinstance(kind, str) else ""
+    wrong = None
+    if isinstance(other, dict):
+        wrong = other.get("type")
+        if wrong in _TEXTS:
+            wrong = min(_named(other) - {"type", "text"}, default=None)
     raise PydanticCustomError(
         "no_text",
-        'is a string or a list of at most {most} parts {{"type": "text", "text": ...}}{named}',
-        {"most": _MOST_PARTS, "named": "" if kind in _TEXTS else named},
+        'is a string or a list of at most {most} parts {"type": "text", "text": ...}{named}',
+        {
+            "most": _MOST_PARTS,
+            "named": f"; {wrong[:SHOWN]} is not supported" if isinstance(wrong, str) else "",
+        },
     )
 
 
 def _is_text(part: Any) -> bool:
     return (
         isinstance(part, dict)
-        and part.keys() - {"annotations", "logprobs"} == {"type", "text"}
+        and _named(part) == {"type", "text"}
         and part["type"] in _TEXTS
         and isinstance(part["text"], str)
     )
+
+
+def _named(part: Mapping[str, Any]) -> set[str]:
+    """The fields of a part that say something here."""
+    return {name for name, value in part.items() if value is not None} - IGNORED_OF_PARTS
 
 
 Content = Annotated[
@@ -531,9 +576,8 @@ class ChatMessage(Body):
         "function_call": (),
         "refusal": ("",),
         "audio": (),
-        "annotations": ([],),
-        "reasoning_content": ("",),
     }
+    ignored: ClassVar = IGNORED_OF_MESSAGES
 
     role: Role
     content: Content

@@ -100,6 +100,10 @@ class ReplicaBackend:
         self.watch()
         return self._fleets[task].status
 
+    async def settled(self) -> None:
+        self.watch()
+        await asyncio.gather(*(fleet.settled() for fleet in self._fleets.values()))
+
     def watch(self) -> None:
         """Begin to look after the replicas, on the event loop that answers requests."""
         if not self._watching:

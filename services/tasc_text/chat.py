@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from tasc_text.renderer import Renderer
-from tasc_text.template import Conversation, Message, MessageError, Template, TemplateError
+from tasc_text.template import Conversation, Message, MessageError, Quote, Template, TemplateError
 
 MOST_TEMPLATE_BYTES = 256 * 1024
 MOST_TURNS_BYTES = 256 * 1024  # of system prompt and few-shot examples together
@@ -21,7 +21,8 @@ _RESERVED = (
 class ChatTemplate(Template):
     """A Jinja template, and the turns that each conversation begins with.
 
-    Prompts equal those of ``tokenizer.apply_chat_template`` in transformers.
+    Prompts equal those of ``tokenizer.apply_chat_template`` in transformers, except that messages
+    cannot spell special tokens.
 
     Attributes:
         source: The Jinja template.
@@ -56,8 +57,11 @@ class ChatTemplate(Template):
     def identity(self) -> str:
         return json.dumps(astuple(self))
 
-    def render(self, value: str | Conversation) -> str:
+    def render(self, value: str | Conversation, quote: Quote = str) -> str:
         """The prompt of a row's input, or of a conversation.
+
+        Args:
+            quote: What is done to the texts of all turns, and to the variables of the client.
 
         Raises:
             MessageError: The template refuses the conversation, fails, or reaches a limit.
@@ -65,18 +69,19 @@ class ChatTemplate(Template):
         """
         asked = Conversation((Message("user", value),)) if isinstance(value, str) else value
         effort = {"reasoning_effort": asked.reasoning_effort} if asked.reasoning_effort else {}
+        own = json.loads(quote(json.dumps({**effort, **_variables(asked)}, ensure_ascii=False)))
         wanted = {
             "source": self.source,
-            "messages": self._turns(asked.messages),
+            "messages": self._turns(asked.messages, quote),
             "add_generation_prompt": asked.add_generation_prompt is not False,
-            "variables": {**dict(self.tokens), **effort, **_variables(asked)},
+            "variables": {**dict(self.tokens), **own},
         }
         answer = _renderer().ask(wanted)
         if (text := answer.get("text")) is None:
             raise MessageError("messages", f"the task's chat template {answer['error']}")
         return str(text)
 
-    def _turns(self, messages: tuple[Message, ...]) -> list[dict[str, str]]:
+    def _turns(self, messages: tuple[Message, ...], quote: Quote) -> list[dict[str, str]]:
         begins = messages[0].role in ("system", "developer") if messages else False
         system = messages[:1] if begins else ()
         if not begins and self.system is not None:
@@ -86,13 +91,13 @@ class ChatTemplate(Template):
             for asked, answered in self.shots
             for turn in (Message("user", asked), Message("assistant", answered))
         ]
-        return [self._turn(m) for m in (*system, *shots, *messages[begins:])]
+        return [self._turn(m, quote) for m in (*system, *shots, *messages[begins:])]
 
-    def _turn(self, message: Message) -> dict[str, str]:
+    def _turn(self, message: Message, quote: Quote) -> dict[str, str]:
         # Only templates of late know the role; to the others it is what a system prompt was.
         known = message.role != "developer" or "developer" in self.source
-        turn = {"role": message.role if known else "system", "content": message.content}
-        return turn if message.name is None else {**turn, "name": message.name}
+        turn = {"role": message.role if known else "system", "content": quote(message.content)}
+        return turn if message.name is None else {**turn, "name": quote(message.name)}
 
 
 def _variables(asked: Conversation) -> dict[str, Any]:

@@ -5,13 +5,16 @@ templates are in `chat`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal, TypeAlias
 
+from tasc_text.control import Quotes
 from tasc_text.tokenizer import TaskTokenizer, TextError
 
 FIELD = "{input}"
 Role = Literal["system", "developer", "user", "assistant"]
+Quote: TypeAlias = Callable[[str], str]
 
 
 class TemplateError(TextError):
@@ -103,13 +106,12 @@ class Conversation:
 
 
 class Template(ABC):
-    """Makes prompts of inputs and of conversations.
+    """Makes prompts of inputs and of conversations."""
 
-    Attributes:
-        adds_special_tokens: Whether the tokenizer adds its special tokens to a rendered prompt.
-    """
-
-    adds_special_tokens: ClassVar[bool]
+    @property
+    @abstractmethod
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its special tokens to a rendered prompt."""
 
     @property
     @abstractmethod
@@ -117,21 +119,46 @@ class Template(ABC):
         """A text that differs from that of templates that render otherwise."""
 
     @abstractmethod
-    def render(self, value: str | Conversation) -> str:
+    def render(self, value: str | Conversation, quote: Quote = str) -> str:
         """The prompt of a row's input, or of a conversation.
+
+        Args:
+            quote: What is done to each text that is put into the template.
 
         Raises:
             MessageError: The conversation has no prompt by this template.
         """
 
     def encode(self, tokenizer: TaskTokenizer, value: str | Conversation) -> list[int]:
-        """Token ids of the prompt; raises what `render` does."""
-        return tokenizer.encode_prompt(self.render(value), self.adds_special_tokens)
+        """Token ids of the prompt; raises what `render` does.
+
+        Spellings of control tokens, such as ``<|im_end|>``, are ordinary text in what is put into
+        the template.
+        """
+        quotes = Quotes(tokenizer.control)
+        prompt = self.render(value, quotes)
+        if quotes.found:
+            return tokenizer.control.encode(prompt, self.adds_special_tokens)
+        return tokenizer.encode_prompt(prompt, self.adds_special_tokens)
+
+    def encode_rows(self, tokenizer: TaskTokenizer, inputs: Sequence[str]) -> list[list[int]]:
+        """`encode` of many inputs, in less time."""
+        quotes = [Quotes(tokenizer.control) for _ in inputs]
+        prompts = [self.render(each, own) for each, own in zip(inputs, quotes, strict=True)]
+        special = self.adds_special_tokens
+        encodings = tokenizer.backend.encode_batch_fast(prompts, add_special_tokens=special)
+        return [
+            tokenizer.control.encode(prompt, special) if own.found else list(encoding.ids)
+            for prompt, own, encoding in zip(prompts, quotes, encodings, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
 class PromptTemplate(Template):
     """Text with exactly one ``{input}``; other braces are literal.
+
+    The text ``{input}`` alone is no template: an input is then a whole prompt, and may spell
+    control tokens.
 
     Raises:
         TemplateError: ``{input}`` is missing or occurs more than once.
@@ -151,9 +178,30 @@ class PromptTemplate(Template):
     def identity(self) -> str:
         return self.text
 
-    def render(self, value: str | Conversation) -> str:
+    def render(self, value: str | Conversation, quote: Quote = str) -> str:
+        given = value if isinstance(value, str) else value.input
+        if self.text == FIELD:
+            return given
         before, after = self.text.split(FIELD)
-        return before + (value if isinstance(value, str) else value.input) + after
+        return before + quote(given) + after
+
+
+@dataclass(frozen=True)
+class UnquotedTemplate(Template):
+    """Another template, with texts that may spell control tokens."""
+
+    made: Template
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        return self.made.adds_special_tokens
+
+    @property
+    def identity(self) -> str:
+        return f"{self.made.identity} unquoted"
+
+    def render(self, value: str | Conversation, quote: Quote = str) -> str:
+        return self.made.render(value)
 
 
 def last_words(text: str, most: int) -> str:

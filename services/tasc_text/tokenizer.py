@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from tasc_text.control import ControlTokens
+
 
 class TextError(ValueError):
     """Base of this package's errors."""
@@ -130,6 +132,11 @@ class TaskTokenizer:
         """Ids that have no text in answers."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(id_ for id_, token in added.items() if token.special)
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The tokens that texts of clients may not spell."""
+        return ControlTokens(self._tokenizer, self.eos_ids)
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:

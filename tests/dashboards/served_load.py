@@ -136,6 +136,9 @@ class Backend:
     def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
         return self._calls.stream(call)
 
+    async def settled(self) -> None:
+        await self.fleet.settled()
+
     def status(self, task: str) -> TaskStatus | None:
         return self.fleet.status
 

@@ -44,6 +44,9 @@ class Broken:
             return str(error)
         return None
 
+    async def settled(self) -> None:
+        pass
+
     def status(self, task: str) -> TaskStatus | None:
         return TaskStatus(task, 1, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
 

@@ -96,6 +96,14 @@ class TaskOptions(AnswerOptions, PromptOptions):
         str | None, _option("float32, bfloat16, float16, float64", TaskRecord.dtype)
     ] = None
     quantization: Annotated[str | None, _option("nf4 (4 bits) or int8 weights.", "none")] = None
+    allow_special_tokens_in_input: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-special-tokens-in-input",
+            help="Whether inputs may spell special tokens such as <|im_end|>; else these are text.",
+            show_default="no",
+        ),
+    ] = None
     corpus: Annotated[str | None, _option("Task whose corpus to draft from.", "its own")] = None
     max_tokens: Annotated[
         int | None,

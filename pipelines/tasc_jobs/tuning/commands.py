@@ -35,7 +35,8 @@ from tasc_runtime.progress import note, show_progress
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
-from tasc_text import TaskTokenizer
+from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text.template import FIELD
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def replay_job(
     """
     named = named_proposers(proposers, bigrams is not None)
     inputs = TaskInputs(options, None, ())
-    tokenizer, template = inputs.tokenizer, inputs.named_template
+    tokenizer, template = inputs.tokenizer, inputs.named_template or PromptTemplate(FIELD)
     table = read_bigrams(bigrams, tokenizer.fingerprint) if bigrams else None
     note("reading and tokenising rows ...")
     train = read_files(options.files, options.fields)

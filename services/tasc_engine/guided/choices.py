@@ -15,7 +15,7 @@ from tasc_engine.guided.following import Guide, Masks
 from tasc_text import TaskTokenizer
 
 Int32 = NDArray[np.int32]
-_SHOWN = 40  # characters of a choice in an error
+_SHOWN = 300  # characters of a choice in an error; the rest of a longer one is counted
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,19 @@ class Choices:
         trie = LabelTrie.of([[*tokens, tokenizer.eos_id] for tokens in ids])
         return cls(trie, -(-vocab_size // 32), lengths[at] + 1, _name(at, texts[at]))
 
-    def guide(self, max_tokens: int) -> Guide:
+    def guide(self, max_tokens: int | None) -> Guide:
         """A guide for one answer.
+
+        Args:
+            max_tokens: Each choice must fit it; unset: a choice may be cut.
 
         Raises:
             GuideError: A choice does not fit ``max_tokens``.
         """
-        if self.longest > max_tokens:
+        if max_tokens is not None and self.longest > max_tokens:
             raise GuideError(
                 f"{self.name} takes {self.longest} tokens, its end included, and max_tokens is "
-                f"{max_tokens}; raise max_tokens, shorten the prompt, or leave the choice out"
+                f"{max_tokens}; raise max_tokens, or leave the choice out"
             )
         return ChoiceGuide(self)
 
@@ -102,10 +105,15 @@ def _require_sayable(
             )
         if back != text:
             raise GuideError(
-                f"{_name(at, text)} would be answered as {back[:_SHOWN]!r}: the tokenizer does not "
+                f"{_name(at, text)} would be answered as {_quoted(back)}: the tokenizer does not "
                 "give it back; write it as it comes back"
             )
 
 
 def _name(at: int, text: str) -> str:
-    return f"choice {at} ({text[:_SHOWN]!r})"
+    return f"choice {at} ({_quoted(text)})"
+
+
+def _quoted(text: str) -> str:
+    cut = len(text) > _SHOWN
+    return repr(text[:_SHOWN]) + (f" and {len(text) - _SHOWN} more characters" if cut else "")

@@ -67,7 +67,7 @@ class GuideLimits:
 
 
 class _Compiled(Protocol):
-    def guide(self, max_tokens: int) -> Guide: ...
+    def guide(self, max_tokens: int | None) -> Guide: ...
 
 
 class Guides:
@@ -94,8 +94,11 @@ class Guides:
         self._warm = False
         self._lock, self._compiling = threading.Lock(), threading.Lock()
 
-    def of(self, spec: GuideSpec, max_tokens: int) -> Guide:
-        """A guide for one answer of at most so many tokens.
+    def of(self, spec: GuideSpec, max_tokens: int | None = None) -> Guide:
+        """A guide for one answer.
+
+        Args:
+            max_tokens: Each choice must fit it; unset: an answer may be cut inside a choice.
 
         Raises:
             GuideError: No answer can be guided so, or a choice does not fit.
@@ -109,7 +112,7 @@ class Guides:
     def for_request(self, request: GenerationRequest) -> Guide | None:
         """What a request needs. Raises GuideError: its guide cannot be followed."""
         if request.guide:
-            return self.of(request.guide, request.max_tokens)
+            return self.of(request.guide)
         if not request.min_tokens:
             return None
         ends = request.stop_ids + (() if request.ignore_eos else tuple(self._tokenizer.eos_ids))

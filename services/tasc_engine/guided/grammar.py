@@ -54,7 +54,7 @@ class Grammar:
         self._lock = threading.Lock()
         self._fresh = make()
 
-    def guide(self, max_tokens: int) -> Guide:
+    def guide(self, max_tokens: int | None) -> Guide:
         """Returns a guide for one answer. The length of answers is not limited here."""
         return GrammarGuide(self)
 

@@ -134,22 +134,14 @@ class TokenRows:
         return answers(self.prompts, self.outputs, eos_id)
 
 
-def encode(
-    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: Template | None
-) -> TokenRows:
-    """Token ids of rows; prompts with what the tokenizer puts in front of one.
-
-    Args:
-        template: Without one, a row's prompt is its input as it is.
-    """
+def encode(rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: Template) -> TokenRows:
+    """Token ids of rows; prompts are those of requests with the same inputs."""
     prompts: list[Tokens] = []
     outputs: list[Tokens] = []
     rest = iter(rows)
     while batch := list(islice(rest, _BATCH)):
-        texts = [template.render(row.input) if template else row.input for row in batch]
-        special = template is None or template.adds_special_tokens
-        encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=special)
-        prompts.append(Tokens.of([e.ids[-PROMPT_TOKENS:] for e in encodings]))
+        encoded = template.encode_rows(tokenizer, [row.input for row in batch])
+        prompts.append(Tokens.of([ids[-PROMPT_TOKENS:] for ids in encoded]))
         outputs.append(Tokens.of(tokenizer.encode_outputs([row.output for row in batch])))
     return TokenRows(_joined(prompts), _joined(outputs))
 

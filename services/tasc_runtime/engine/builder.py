@@ -30,7 +30,7 @@ from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import ChatTemplate, Conversation, MessageError, TaskTokenizer, resolve_folder
+from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
 
 def device_of(device: str, gpus: float) -> str:
@@ -71,7 +71,6 @@ log = logging.getLogger(__name__)
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
 _ANY_INPUT = "a"  # what its prompt begins with, those of other inputs begin with, too
 _LONG_TEXT = 16_384  # characters: its tokens take some milliseconds
-_ENDLESS = 2**31 - 1  # tokens: what does not fit so many is not too long, it is wrong
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ class EngineBuilder:
 
     @property
     def has_chat_template(self) -> bool:
-        return isinstance(self.template, ChatTemplate)
+        return self.record.chat is not None
 
     def waits_to_render(self, call: Call) -> bool:
         """Whether `read` waits for another process or a long text, so not on an event loop."""
@@ -314,7 +313,7 @@ class EngineBuilder:
         """
         version = call.record_version or self.record_version
         request, guide = self.read(call, version, call.id)
-        self.guide(call, version, request, guide)
+        self.guide(guide)
         return request
 
     def read(
@@ -366,27 +365,25 @@ class EngineBuilder:
         self.engine.require_fit(request)
         return request, guide
 
-    def guide(
-        self, call: Call, version: int, request: GenerationRequest, guide: AnswerGuide | None
-    ) -> engine_guides.Guide | None:
+    def guide(self, guide: AnswerGuide | None) -> engine_guides.Guide | None:
         """What the engine makes of a request's guide; compiled here unless it is known.
 
         Raises:
-            FieldError: It cannot be followed, or not in so few tokens.
+            FieldError: It cannot be followed.
         """
         if guide is None:
             return None
         try:
-            return self.engine.guides.of(guide.spec, request.max_tokens)
+            return self.engine.guides.of(guide.spec)
         except GuideError as error:
-            raise self._refused(call, version, guide, error) from error
+            raise FieldError(guide.field, f"{guide.name}: {error}") from error
 
     def compile_own_guide(self) -> None:
         """Have the task's own guide ready before the first request comes."""
         guide = guide_of(self.record)
         try:
             if guide:
-                self.engine.guides.of(guide.spec, self.engine.longest)
+                self.engine.guides.of(guide.spec)
         except GuideError as error:
             log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
 
@@ -429,22 +426,6 @@ class EngineBuilder:
             if unknown := [token for token in tokens if token >= size]:
                 message = f"{field} has token {unknown[0]}; the task's model has {size}"
                 raise FieldError(field, message)
-
-    def _refused(
-        self, call: Call, version: int, guide: AnswerGuide, error: GuideError
-    ) -> FieldError:
-        """Whose fault it is: the guide's, or that of a ``max_tokens`` it does not fit."""
-        try:
-            self.engine.guides.of(guide.spec, _ENDLESS)
-        except GuideError:
-            return FieldError(guide.field, f"{guide.name}: {error}")
-        most = self.records.of(version).max_tokens
-        unsent = (
-            f"; max_tokens was not sent: the task's is {most}, and prompt and "
-            f"answer have {self.engine.longest} together"
-        )
-        message = f"{guide.name}: {error}{unsent if call.max_tokens is None else ''}"
-        return FieldError(call.max_tokens_field, message)
 
     def _draft_settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
         """The service's own settings over those tuned with the index, or over the record's."""

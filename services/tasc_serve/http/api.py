@@ -140,7 +140,7 @@ def _add_listings(app: FastAPI, backend: Backend, access: AccessControl) -> None
 
     @app.get("/v1/tasks")
     async def tasks() -> dict[str, Any]:
-        return {"object": "list", "data": _statuses(backend)}
+        return {"object": "list", "data": await _statuses(backend)}
 
 
 def _add_operations(
@@ -155,7 +155,7 @@ def _add_operations(
     async def readyz() -> dict[str, Any]:
         """Ready with any task that answers; degraded without the store, which answers need not."""
         in_flight.require_open()
-        tasks = [status["task"] for status in _statuses(backend)]
+        tasks = [status["task"] for status in await _statuses(backend)]
         if not tasks:
             raise ApiError(503, "no task has a replica that answers")
         if backend.store_fault:
@@ -176,8 +176,9 @@ def _add_operations(
         return service_discovery(list(backend.metrics_targets()))
 
 
-def _statuses(backend: Backend) -> list[dict[str, Any]]:
-    """Of the tasks that answer."""
+async def _statuses(backend: Backend) -> list[dict[str, Any]]:
+    """Of the tasks that answer; a gateway that has just begun asks the replicas first."""
+    await backend.settled()
     found = (backend.status(task) for task in backend.tasks)
     return [asdict(status) for status in found if status]
 

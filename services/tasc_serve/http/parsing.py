@@ -158,7 +158,6 @@ def calls_of(
             stream=body.stream,
             options=_sampling_options(body, limits, seed, count * n),
             n=n,
-            max_tokens_field=body.limit_field,
             record_version=record_version if count * n > 1 else None,
             timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
         )

@@ -114,8 +114,8 @@ class ResponsesRequest(TemplateFields, RequestFields):
     top_logprobs: Top | None = None
 
     @property
-    def format(self) -> AnyFormat:
-        return self.text.format
+    def format(self) -> AnyFormat | None:
+        return self.text.format if "format" in self.text.model_fields_set else None
 
     @property
     def prompts(self) -> Sequence[str | Conversation]:

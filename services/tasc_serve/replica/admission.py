@@ -85,7 +85,7 @@ class Admission:
             self._limits.require_total(call, request)
             if refusal := await self._known(guide):
                 return refusal
-            made = self._builder.guide(call, version, request, guide)
+            made = self._builder.guide(guide)
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:
@@ -124,11 +124,11 @@ class Admission:
 
     def _compile(self, guide: AnswerGuide) -> asyncio.Future[GuideError | None]:
         """Once for all who wait for it."""
-        guides, longest = self._builder.engine.guides, self._builder.engine.longest
+        guides = self._builder.engine.guides
 
         def compile_() -> GuideError | None:
             try:
-                guides.of(guide.spec, longest)
+                guides.of(guide.spec)
             except GuideError as error:
                 return error
             return None

@@ -25,6 +25,8 @@ from tasc_runtime.protocol import Pulse, TaskStatus
 log = logging.getLogger(__name__)
 
 _MOST_PULSE_S = 1.0
+_FIRST_PULSE_S = 3.0  # after the first look; Serve's report of the replicas and a pulse take one
+_SOON_S = 0.05
 _DIED = (
     RayActorError,
     NodeDiedError,
@@ -157,6 +159,18 @@ class Fleet:
         self._silence_s = heartbeat_timeout_s
         self._replicas: dict[str, SeenReplica] = {}
         self._pulses: set[asyncio.Task[None]] = set()
+        self._looked_at: float | None = None  # for the first time
+
+    async def settled(self) -> None:
+        """Waits for a replica's first pulse, until `_FIRST_PULSE_S` after the first look.
+
+        Until then the fleet does not know whether there is a replica.
+        """
+        while self.status is None:
+            since = self._looked_at
+            if since is not None and time.monotonic() - since > _FIRST_PULSE_S:
+                return
+            await asyncio.sleep(_SOON_S)
 
     @property
     def status(self) -> TaskStatus | None:
@@ -200,6 +214,8 @@ class Fleet:
 
     def look(self) -> None:
         """Asks present replicas for a pulse, gives up silent ones, and forgets those that left."""
+        if self._looked_at is None:
+            self._looked_at = time.monotonic()
         names = set(self._present())
         for name in names - self._replicas.keys():
             self._replicas[name] = SeenReplica(name)

@@ -189,7 +189,10 @@ _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 # Left out of the JSON where unset: records of before are then written as they were, so that putting
 # one again adds nothing, and programs of before read whatever uses none of these.
-_LATER = ("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat")
+_LATER = (
+    *("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat"),
+    "allow_special_tokens_in_input",
+)
 
 _PARTS: dict[str, type[Any]] = {
     "draft": DraftSettings,
@@ -226,6 +229,8 @@ class TaskRecord:
         neural: A drafter that drafts, by itself or beside n-grams; unset: n-grams alone.
         chat: The model's chat template, and the turns that conversations begin with; unset: prompts
             are made by ``template``.
+        allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
+            become these tokens in what is put into the template; else they are ordinary text.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -250,6 +255,7 @@ class TaskRecord:
     adapters: tuple[tuple[str, str], ...] = ()
     neural: NeuralDrafting | None = None
     chat: ChatTemplate | None = None
+    allow_special_tokens_in_input: bool = False
 
     def __post_init__(self) -> None:
         for name in ("name", "model", "fingerprint", "template", *_MAY_BE_UNSET):
@@ -282,6 +288,11 @@ class TaskRecord:
             )
         if not isinstance(self.neural, NeuralDrafting | None):
             raise ValueError(f"neural is {self.neural!r:.80}; it must be an object, or unset")
+        spells = self.allow_special_tokens_in_input
+        if not isinstance(spells, bool):
+            raise ValueError(
+                f"allow_special_tokens_in_input is {spells!r:.80}; it must be true or false"
+            )
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

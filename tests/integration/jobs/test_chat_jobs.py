@@ -126,6 +126,7 @@ def served(in_process, tasc, chats, task, file):
         "task", "create", task, "--model", chats.folder, "--chat-template", "auto",
         "--system-prompt", SYSTEM, "--few-shot", few, "--dtype", "float64",
         "--max-tokens", MAX_TOKENS, "--draft", "min_prob=0",
+        "--allow-special-tokens-in-input",  # as transformers do
     )  # fmt: skip
     tasc("ingest", task, file)
     tasc("build-index", task)

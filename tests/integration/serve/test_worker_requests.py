@@ -87,7 +87,6 @@ def test_a_requests_own_come_before_them(worker):
         (call(stop_token_ids=(10**6,)), "stop_token_ids"),
         (call(stop_token_ids=(5,)), "stop_token_ids"),  # would cut a choice
         (call(min_tokens=1), "min_tokens"),
-        (replace(call(), max_tokens=1), "max_tokens"),  # fewer than the task's choices have
         (replace(call(), stop=("x", "music")), "stop"),  # inside a choice
         (call((1,) * 128, guide=UNCLOSED), "messages.0.content"),  # before the guide is asked
         (call(adapter="gone"), "adapter"),
@@ -116,6 +115,12 @@ def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adap
     assert [found[i] for i in range(len(asked))] == expected
     assert expected[0] != expected[1]
     assert expected[0] != made.plain(made.prompt(asked[0][0], chat=True), 24).text
+
+
+def test_an_answer_that_is_too_short_for_its_choice_is_cut(worker):
+    (result,) = worker.engine.generate([worker.request(replace(call(), max_tokens=1))])
+    assert (len(result.tokens), result.finish_reason) == (1, "length")
+    assert any(choice.startswith(result.text) for choice in CHOICES)
 
 
 def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):

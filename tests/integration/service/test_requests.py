@@ -100,8 +100,8 @@ def test_metrics_say_how_it_went(service, client):
         ({"guided_json": {"type": "no such type"}}, "guided_json"),
         ({"guided_grammar": "this is no grammar"}, "guided_grammar"),
         ({"guided_choice": ["ok", ""]}, "guided_choice"),
-        ({"guided_choice": ["wake me up at nine am on friday"], "max_tokens": 2}, "max_tokens"),
         ({"adapter": "gone"}, "adapter"),
+        ({"top_p": 0, "temperature": 1}, "top_p"),
     ],
     ids=str,
 )
@@ -110,6 +110,16 @@ def test_what_cannot_be_met_is_refused_by_name(client, fields, param):
         complete(client, chat="messages" in fields, extra=fields)
     assert len(caught.value.message) > 20
     assert "messages" not in fields or str(MODEL_LEN) in caught.value.message
+
+
+def test_a_label_that_does_not_fit_is_cut(client):
+    label = "wake me up at nine am on friday"
+    (choice,) = complete(
+        client, extra={"guided_choice": [label], "max_tokens": 2, "top_p": 0}
+    ).choices
+    assert choice.finish_reason == "length"
+    assert label.startswith(choice.text)
+    assert label != choice.text != ""
 
 
 @pytest.mark.parametrize("stream", [False, True])

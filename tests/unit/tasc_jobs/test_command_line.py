@@ -1,6 +1,8 @@
 """What `--help` says, and that what a command is told reaches what it starts."""
 
+import json
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
@@ -19,6 +21,7 @@ from tasc_jobs.batch.inputs import Source
 from tasc_jobs.cli.main import app
 from tasc_jobs.cli.options import StoreOptions
 from tasc_jobs.errors import UsageError
+from tasc_jobs.serve import usage_of
 from tasc_jobs.tuning.refresh import Refreshed
 
 APP = typer.main.get_command(app)
@@ -216,3 +219,17 @@ def test_an_input_is_never_the_file_of_rejects_that_nobody_named(tmp_path: Path)
     with pytest.raises(UsageError):
         generate("redis://nowhere", "t", Source.of(source), output)
     assert not output.exists()
+
+
+def test_the_line_that_a_service_prints_has_the_key_that_it_asks_for() -> None:
+    for keyed in (False, True):
+        text = usage_of("http://host:1", "greet", "hi", keyed)
+        lines = text.partition("\n\n")[2].partition("import ")[0]
+        lines = lines if keyed else lines.partition("from ")[0]
+        shell = "tasc() { echo secret; }; curl() { printf '%s\\n' \"$@\"; }\n" + lines
+        told = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+        sent = told.stdout.splitlines()
+        assert "http://host:1/v1/chat/completions" in sent
+        assert ("Authorization: Bearer secret" in sent) == keyed
+        assert json.loads(sent[-1])["model"] == "greet"
+        assert ("os.environ" in text) == keyed

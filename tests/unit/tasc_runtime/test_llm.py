@@ -178,10 +178,11 @@ def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
         ({"tensor_parallel_size": 2}, ValueError, "there are adapter"),
         ({"choices": ["a"], "regex": "a"}, ValueError, "regex"),
         ({"choices": 5}, ValueError, "choices is 5"),
+        ({"choices": "labels.txt"}, ValueError, "choices is 'labels.txt'"),
         ({"stop": 5}, ValueError, "stop is 5"),
         ({"adapters": ["a"]}, ValueError, "adapters is ['a']"),
         ({"draft": {"n_max": 3}}, ValueError, "draft is {'n_max': 3}"),
-        ({"chat_template": "{{ messages }}", "few_shot": [("a", "b", "c")]}, TextError, "few_shot"),
+        ({"chat_template": "{{ messages }}", "few_shot": [("a",)]}, ValueError, "few_shot"),
         ({"draft": DraftSettings(n_max=3), "corpus": "absent.jsonl"}, FileError, "absent.jsonl"),
     ],
     ids=str,
@@ -293,6 +294,10 @@ def test_options_are_those_of_a_request(plain: LLM) -> None:
     (answer,) = plain.generate(INPUTS[0], guided_choice=labels, logprobs=1)
     assert answer.text in labels
     assert b"".join(token.utf8 for token in answer.logprobs).decode() == answer.text
+    (label,) = plain.generate(INPUTS[0], guided_choice=labels, max_tokens=2)
+    assert (len(label.tokens), label.finish_reason) == (2, "length")
+    assert label.text
+    assert any(whole.startswith(label.text) for whole in labels)
     (cut,) = plain.generate(INPUTS[0], max_tokens=3)
     assert (len(cut.tokens), cut.finish_reason) == (3, "length")
     (biased,) = plain.generate(INPUTS[0], logit_bias={5: 100.0}, max_tokens=2)
@@ -305,7 +310,7 @@ def test_a_guide_is_read_and_tried_once_for_all_inputs(folder, plain, monkeypatc
     llm = LLM(folder, choices=labels, max_tokens=24, **SIZES) if whose == "task" else plain
     asked = {} if whose == "task" else {"guided_choice": labels}
     specs, honest = [], llm.engine.guides.of
-    monkeypatch.setattr(llm.engine.guides, "of", lambda s, n: specs.append(s) or honest(s, n))
+    monkeypatch.setattr(llm.engine.guides, "of", lambda s: specs.append(s) or honest(s))
     if whose == "chat":
         found = llm.chat([[{"role": "user", "content": text}] for text in INPUTS], **asked)
     else:
@@ -405,6 +410,8 @@ def test_an_answer_ends_at_stop_tokens_and_not_before_its_least_length(plain: LL
     ("options", "field", "named"),
     [
         ({"max_token": 3}, "max_token", "max_tokens"),
+        ({"echo": True}, "echo", "text + answer.text"),
+        ({"stream": True}, "stream", "LLM.stream"),
         ({"temperature": 9}, "temperature", "9"),
         ({"guided_regex": ""}, "guided_regex", "guided_regex"),
         ({"adapter": "other"}, "adapter", "input 0"),

@@ -41,6 +41,7 @@ class FakeBackend:
     """
 
     tasks = (TASK,)
+    settles_to: TaskStatus | None = None
 
     def __init__(
         self,
@@ -83,6 +84,9 @@ class FakeBackend:
                     yield item
         finally:
             self.open -= 1
+
+    async def settled(self) -> None:
+        self._status = self._status or self.settles_to
 
     def status(self, task: str) -> TaskStatus | None:
         return self._status and replace(self._status, task=task)

@@ -37,7 +37,7 @@ class Guides:
     def known(self, spec):
         return spec in self.kept
 
-    def of(self, spec, max_tokens):
+    def of(self, spec, max_tokens=None):
         if spec not in self.kept:
             self.threads.append(threading.current_thread())
             self._make(spec)
@@ -70,8 +70,8 @@ def worker_of(guides=None, record=PLAIN, read=request):
     def read_with_guide(call, version, id):
         return read(call), call.options.guide_for(record)
 
-    def guide(call, version, request, guide):
-        return engine.guides.of(guide.spec, request.max_tokens) if guide else None
+    def guide(guide):
+        return engine.guides.of(guide.spec) if guide else None
 
     return SimpleNamespace(
         records=Records(record, VERSION),

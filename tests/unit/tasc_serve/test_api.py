@@ -49,7 +49,7 @@ BAD_VALUES = {
     "model": [None, 3],
     "max_tokens": [0, -1, 513, 10**30, "5", 5.0, True],
     "temperature": [-0.1, 2.1, NAN, "1"],
-    "top_p": [0, 1.1],
+    "top_p": [-0.1, 1.1],
     "top_k": [-2, 1.5],
     "min_p": [1.5, float("inf")],
     "repetition_penalty": [0],
@@ -345,6 +345,9 @@ def test_models_and_tasks_are_listed(service):
 
 def test_ready_means_that_some_task_answers(service):
     assert service.ask("GET", "/readyz").json() == {"status": "ready", "tasks": [TASK]}
+    starting = FakeBackend(status=None)
+    starting.settles_to = STATUS
+    assert Service(starting).ask("GET", "/readyz").json()["tasks"] == [TASK]
     away = Service(FakeBackend(status=None))
     response = away.ask("GET", "/readyz")
     assert "no task has a replica" in error_of(response, 503)["message"]

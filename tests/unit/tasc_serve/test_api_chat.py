@@ -130,9 +130,20 @@ def test_what_no_template_takes_is_refused_by_name(messages, more, field, word):
 def test_what_clients_send_back_of_an_answer_is_taken():
     said = {
         **ANSWERED, "refusal": None, "annotations": [], "audio": None, "function_call": None,
-        "tool_calls": None,
+        "tool_calls": [], "provider_specific_fields": None, "reasoning_content": "because",
+        "id": "m1", "index": 0, "logprobs": None, "thinking_blocks": [], "whatever": None,
+        "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"},
+                     "citations": None, "whatever": None}],
     }  # fmt: skip
     backend = FakeBackend(*answer("yes"))
     both = {"max_tokens": 5, "max_completion_tokens": 5}
     assert asked(backend, [MESSAGE, said, MESSAGE], **both)[1].status_code == 200
     assert backend.calls[0].prompt.messages[1] == Message("assistant", "hello")
+
+
+def test_a_part_that_is_refused_is_named_with_what_is_wrong_with_it():
+    for part, word in (({"type": "text", "text": "a", "speed": 2}, "speed"), (IMAGE, "image_url")):
+        error = error_of(asked(FakeBackend(), [{**MESSAGE, "content": [part]}])[1], 400)
+        assert word in error["message"]
+        assert '{"type": "text", "text": ...}' in error["message"]
+        assert "{{" not in error["message"]

@@ -1,6 +1,7 @@
 """Calls over replicas that die, hang and refuse: each answer whole, each piece once."""
 
 import asyncio
+import time
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
@@ -45,6 +46,25 @@ def test_a_stream_has_each_piece_once_wherever_two_replicas_die(first: int, seco
     last = next(r for r in replicas.all.values() if r.present and r.calls)
     assert last.calls[0].record_version in (None, 1)
     assert all(replica.open == 0 for replica in replicas.all.values())
+
+
+def test_a_fleet_waits_for_its_first_pulse_and_not_for_replicas_that_are_not_there() -> None:
+    slow, gone = Replicas(a=Scripted(present=False)), Replicas()
+
+    async def appears(replicas: Replicas) -> tuple[bool, float, float]:
+        begun = time.monotonic()
+        asyncio.get_running_loop().call_later(1, setattr, slow.all["a"], "present", True)
+        await replicas.fleet.settled()
+        first = time.monotonic()
+        await replicas.fleet.settled()
+        return replicas.fleet.status is not None, first - begun, time.monotonic() - first
+
+    known, first, later = Calls(slow).run(lambda _: appears(slow))
+    assert known
+    assert 1 <= first < 2
+    known, first, later = Calls(gone).run(lambda _: appears(gone))
+    assert not known
+    assert (first > 1, later < 0.1) == (True, True)
 
 
 def test_the_next_replica_is_told_what_was_said_with_less_time() -> None:

@@ -115,7 +115,7 @@ def test_input_and_instructions_are_the_conversation_of_a_chat():
 def test_fields_reach_the_replica_as_what_they_mean():
     more = {"temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": "x", "draft": False}
     call = called(max_output_tokens=7, **more)
-    assert (call.max_tokens, call.max_tokens_field) == (7, "max_output_tokens")
+    assert call.max_tokens == 7
     assert (call.stop, call.draft, call.n) == (("x",), False, 1)
     assert (call.options.temperature, call.options.top_p, call.options.seed) == (0.5, 0.9, 3)
     assert (call.options.logprobs, called(**LOGPROBS).options.logprobs) == (None, 2)
@@ -126,9 +126,12 @@ def test_fields_reach_the_replica_as_what_they_mean():
         ({"type": "json_object"}, {"type": "object"}),
         (named, SCHEMA),
     ):
-        guide = called(text={"format": format_, "verbosity": "low"}).options.guide
+        options = called(text={"format": format_, "verbosity": "low"}).options
+        guide = options.guide
+        assert options.unguided == (schema is None)
         assert (guide and json.loads(guide.spec.text)) == schema
         assert guide is None or guide.field == "text.format"
+    assert not called(text={"verbosity": "low"}).options.unguided
     guide = called(structured_outputs={"choice": ["a", "b"]}).options.guide
     assert guide.spec == GuideSpec("choice", choices=("a", "b"))
 

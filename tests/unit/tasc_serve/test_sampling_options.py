@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fake_backend import GOOD, FakeBackend, Service, answer
+from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
 
 from support import refused
 from tasc_engine import GuideSpec, Sampling
@@ -41,7 +41,10 @@ def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
         ({"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": -1}),
         ({"adapter": "fr"}, {"adapter": "fr"}),
         ({"adapter": None}, {}),
-        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "text"}}, {"unguided": True}),
+        ({"response_format": None}, {"unguided": True}),
+        ({"guided_choice": None, "stop": None}, {"unguided": True}),
+        ({"structured_outputs": None, "guided_json": None}, {"unguided": True}),
     ],
     ids=str,
 )
@@ -64,6 +67,12 @@ def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
     assert one.guide == AnswerGuide(spec, f"guided_{field}")
     (one,) = asked(path, structured_outputs={field: value})
     assert one.guide == AnswerGuide(spec, f"structured_outputs.{field}")
+
+
+@either_endpoint
+def test_a_guide_beside_one_that_is_null_holds(path):
+    (one,) = asked(path, guided_choice=None, guided_regex="x", response_format={"type": "text"})
+    assert (one.guide.field, one.unguided) == ("guided_regex", False)
 
 
 @either_endpoint
@@ -136,6 +145,17 @@ def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
     assert SamplingOptions().sampling(SamplingDefaults()) == Sampling()
 
 
+def test_a_top_p_of_0_is_taken_where_the_likeliest_token_is():
+    (none,) = asked(COMPLETIONS, top_p=0, seed=0)
+    (greedy,) = asked(COMPLETIONS, top_p=0, temperature=0, seed=0)
+    warm = SamplingDefaults(temperature=0.7, top_p=0.9)
+    assert none.sampling(SamplingDefaults(top_p=0.9)) == Sampling()
+    assert greedy.sampling(warm) == Sampling()
+    with refused(FieldError, "top_p", "0.7") as caught:
+        none.sampling(warm)
+    assert caught.value.field == "top_p"
+
+
 def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
     own = {
         "choices": (("a", "b"), GuideSpec("choice", choices=("a", "b"))),
@@ -147,6 +167,7 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
         task = record(**{field: value})
         assert SamplingOptions().guide_for(task) == AnswerGuide(spec, "model")
         assert SamplingOptions(guide=sent).guide_for(task) == sent
+        assert SamplingOptions(unguided=True).guide_for(task) is None
     assert SamplingOptions().guide_for(record()) is None
 
 

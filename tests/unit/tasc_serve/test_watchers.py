@@ -146,6 +146,7 @@ def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(fie
         "chat": ChatTemplate("{{ messages }}"),
         "neural": NeuralDrafting("d"),
         "adapters": (("a", "b"),),
+        "allow_special_tokens_in_input": True,
     }
     changed = replace(RECORD, **{field: LIVE.get(field, others.get(field, "other"))})
     assert changed != RECORD

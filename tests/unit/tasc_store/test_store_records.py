@@ -136,6 +136,7 @@ WRONG: dict[str, list[Any]] = {  # each value is refused by the field's name
     ],
     "neural": ["d"],
     "chat": ["d", ChatTemplate("a")],  # beside a format string
+    "allow_special_tokens_in_input": [1, "yes"],
 }  # fmt: skip
 WRONG_DRAFTERS: dict[str, list[Any]] = {
     "drafter": [""],
