@@ -353,10 +353,7 @@ class RuleFields(Body):
 
     format_field: ClassVar = "response_format"
     nullable: ClassVar = frozenset(
-        {
-            *("structured_outputs", "guided_choice", "guided_regex", "guided_json"),
-            *("guided_grammar", "response_format"),
-        }
+        {"structured_outputs", "guided_choice", "guided_regex", "guided_json", "guided_grammar"}
     )
 
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
@@ -451,7 +448,7 @@ class RuleFields(Body):
             logit_bias=tuple((int(token), bias) for token, bias in biases),
             seed=seed if self.seed is None else self.seed % 2**64,
             guide=(guide := self._guide()),
-            unguided=guide is None and self._is_unguided,
+            unguided=guide is None and self._drops_guide,
             logprobs=logprobs,
             ignore_eos=self.ignore_eos,
             adapter=self.adapter,
@@ -462,10 +459,12 @@ class RuleFields(Body):
         )
 
     @property
-    def _is_unguided(self) -> bool:
-        """Whether the request asks for an answer of any form: as text, or by null for a guide."""
-        sent = self.nullable & self.model_fields_set
-        return isinstance(self.format, TextFormat) or any(getattr(self, f) is None for f in sent)
+    def _drops_guide(self) -> bool:
+        """Whether the request sends null for a guide.
+
+        A ``response_format`` of null or text does not count: clients send it by themselves.
+        """
+        return any(getattr(self, field) is None for field in self.nullable & self.model_fields_set)
 
     def _guide(self) -> AnswerGuide | None:
         own = self.structured_outputs or StructuredOutputs()
