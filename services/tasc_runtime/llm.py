@@ -35,7 +35,7 @@ from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template as read_chat
-from tasc_runtime.models import template_of
+from tasc_runtime.models import template_of, trained_prompt
 from tasc_runtime.progress import Progress, note, show_progress
 from tasc_runtime.protocol import Call, TokenText, TokenTexts
 from tasc_runtime.sampling_options import (
@@ -49,7 +49,15 @@ from tasc_runtime.sampling_options import (
     Top,
 )
 from tasc_store import TaskRecord, connect
-from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
+from tasc_text import (
+    ChatTemplate,
+    Conversation,
+    MessageError,
+    PromptTemplate,
+    TaskTokenizer,
+    resolve_folder,
+)
+from tasc_text.template import FIELD
 
 _PROGRESS_ROWS = 100  # a call with more shows its progress
 
@@ -185,8 +193,9 @@ class LLM:
       max_tokens=64)``. The defaults are temperature 0, which takes the likeliest token, and the
       ``max_tokens`` of this object, 256.
     - An input is put into ``template``, so write there the prompt that the model was fine-tuned
-      with. The default is the input as it is. `generate` and `chat` use a chat template only where
-      ``chat_template`` is given.
+      with. The default is the prompt that ``tasc finetune`` keeps with its models; for others, the
+      input as it is. `generate` and `chat` use a chat template only where ``chat_template`` is
+      given, or the model was fine-tuned with one.
     - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
@@ -208,7 +217,7 @@ class LLM:
             these fields, or pairs of input and output. Its index is built once for the same
             content and kept in ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
-        template: The prompt, with ``{input}`` once.
+        template: The prompt, with ``{input}`` once; unset: see above.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
             with one, or its text. An input is then the user message of a conversation.
         system_prompt: System prompt for conversations without one; needs a chat template.
@@ -246,7 +255,7 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
         corpus: Corpus | None = None,
         revision: str | None = None,
-        template: str = "{input}",
+        template: str | None = None,
         chat_template: str | Path | None = None,
         system_prompt: str | None = None,
         few_shot: Sequence[tuple[str, str]] = (),
@@ -265,12 +274,21 @@ class LLM:
         _require("draft", draft, DraftSettings | None, "a DraftSettings")
         _require("adapters", adapters, Mapping | None, "names, and a folder for each")
         home = resolve_folder(str(model), revision, weights=False)
-        tokenizer, chat = TaskTokenizer.from_folder(home), None
+        tokenizer = TaskTokenizer.from_folder(home)
+        trained = trained_prompt(adapter, home) if template is None else None
+        chat = trained if isinstance(trained, ChatTemplate) else None
         if chat_template is not None:
+            own = read_chat(home, str(chat_template))
+            chat = replace(chat or own, source=own.source, tokens=own.tokens)
+        if chat is not None:
             shots: Any = tuple(pair if isinstance(pair, str) else tuple(pair) for pair in few_shot)
-            chat = replace(read_chat(home, str(chat_template)), system=system_prompt, shots=shots)
+            system = chat.system if system_prompt is None else system_prompt
+            chat = replace(chat, system=system, shots=shots or chat.shots)
         elif system_prompt or few_shot:
             raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
+        if template is None:
+            own_text = chat is None and isinstance(trained, PromptTemplate) and trained.text
+            template = own_text or FIELD
         record = TaskRecord(
             name=_name_of(model),
             model=_place(model),

@@ -5,6 +5,7 @@ import os
 import pty
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from support import write_rows
 from tasc_command import InProcess
 from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
+from tasc_runtime.models import chat_template, keep_prompt
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, NeuralDrafting, TaskStore
-from tasc_text import TaskTokenizer
+from tasc_text import PromptTemplate, TaskTokenizer
 from tiny import make_folder, make_model
 
 pytestmark = pytest.mark.redis
@@ -83,6 +85,30 @@ def test_a_task_with_the_models_chat_template(
         file.write_text(wrong)
         assert "--chat-template" in task("set", name, "--chat-template", file, code=2)
     assert store.get(name) == first
+
+
+def test_a_task_of_a_fine_tuned_model_keeps_the_prompt_of_the_training(
+    task: Run, tasc_here: InProcess, store: TaskStore, tmp_path: Path, name: str
+) -> None:
+    folder = make_chat_tokenizer(tmp_path / "model", "phi")
+    make_model(folder)
+    trained = replace(chat_template(folder), system="Label it.", shots=(("wake me", "alarm"),))
+    keep_prompt(folder, trained)
+    model = ("create", name, "--replace", "--model", folder)
+    for given in ((), ("--chat-template", "auto")):
+        task(*model, *given)
+        assert store.get(name).chat == trained
+        assert "another prompt" not in tasc_here.err
+    task(*model, "--system-prompt", "Be brief.")
+    assert store.get(name).chat == replace(trained, system="Be brief.")
+    assert "another prompt" in tasc_here.err
+    task(*model, "--template", "say {input}")
+    assert (store.get(name).chat, store.get(name).template) == (None, "say {input}")
+    assert "another prompt" in tasc_here.err
+    keep_prompt(folder, PromptTemplate(r"say \n {input}"))
+    task(*model, "--max-tokens", 9)
+    assert (store.get(name).chat, store.get(name).template) == (None, r"say \n {input}")
+    assert "--chat-template" in task(*model, "--system-prompt", "Be brief.", code=2)
 
 
 def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, name: str) -> None:

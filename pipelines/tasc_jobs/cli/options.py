@@ -6,6 +6,7 @@ its fields.
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -19,6 +20,7 @@ from typer.core import TyperCommand
 
 from tasc_jobs.errors import require_writable
 from tasc_jobs.finetune.hyperparameters import Setting
+from tasc_jobs.hints import use_store
 from tasc_runtime.errors import FileError
 from tasc_store import EmbeddedRedis, TaskStore, connect, redact
 
@@ -116,6 +118,7 @@ class StoreOptions:
         Raises:
             StoreError: Redis cannot be used, or it has neither a record nor a corpus of ``task``.
         """
+        self._hint()
         if self.redis_url:
             _check_store(self.redis_url, task)
             yield self.redis_url
@@ -127,7 +130,16 @@ class StoreOptions:
 
     def open_if(self, needed: bool, task: str | None) -> AbstractContextManager[str | None]:
         """`open`, or None where no store is needed."""
+        self._hint()
         return self.open(task) if needed else nullcontext()
+
+    def _hint(self) -> None:
+        """Let hints name this store where the defaults and the environment do not."""
+        url, folder = self.redis_url, os.environ.get("TASC_DATA_DIR", StoreOptions.data_dir)
+        use_store(
+            redact(url) if url and url != os.environ.get("REDIS_URL") else None,
+            self.data_dir if not url and self.data_dir != Path(folder) else None,
+        )
 
     def in_words(self, url: str) -> str:
         """Which store is used, and how other commands reach one of our own; no login is shown."""

@@ -9,7 +9,9 @@ import typer
 
 from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
 from tasc_jobs.errors import JobError, UsageError
+from tasc_jobs.hints import command
 from tasc_jobs.tasks.options import TaskOptions
+from tasc_runtime.models import template_of, trained_prompt
 from tasc_runtime.progress import note
 from tasc_store import CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 
@@ -61,7 +63,8 @@ def task_create(
         typer.Option(
             "--from",
             help="Folder that `LLM.save` wrote: all options of the task and its draft index. "
-            "Without it, --model and --template or --chat-template must be given.",
+            "Without it, --model must be given, and --template or --chat-template except for a "
+            "model that `tasc finetune` made.",
             show_default="none",
         ),
     ] = None,
@@ -88,6 +91,7 @@ def task_create(
             lines = taken(name, saved, artifact)
     print(f"{name} version {new.version}{registered(new)}{lines}")
     _note_ranking(new.record)
+    _note_prompt(new.record)
 
 
 @task_app.command("set", epilog=_CHANGES)
@@ -125,8 +129,9 @@ def task_set(
     print(f"{name} version {new.version}: {changes_in_words(changed) or 'no changes'}{labels}")
     if old.fingerprint != new.record.fingerprint:
         corpus = new.record.corpus_name
-        note(f"the tokenizer has changed: run `tasc build-index {corpus}`")
+        note(f"the tokenizer has changed: run `{command('build-index', corpus)}`")
     _note_ranking(new.record)
+    _note_prompt(new.record)
 
 
 def _note_ranking(record: TaskRecord) -> None:
@@ -134,7 +139,16 @@ def _note_ranking(record: TaskRecord) -> None:
         corpus = record.corpus_name
         note(
             "the drafter uses the newest vocabulary ranking of the corpus; if there is none, "
-            f"create one with `tasc rank-vocabulary {corpus} --from raw`"
+            f"create one with `{command('rank-vocabulary', corpus, '--from', 'raw')}`"
+        )
+
+
+def _note_prompt(record: TaskRecord) -> None:
+    trained = trained_prompt(record.adapter, record.model)
+    if trained and trained.render("a") != template_of(record).render("a"):
+        note(
+            "the model was fine-tuned with another prompt than this task has; `tasc task create` "
+            "without options for the prompt, system prompt and examples takes that one"
         )
 
 
