@@ -7,16 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tasc_draft import DraftError
 from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
 from tasc_jobs.errors import JobError, UsageError
 from tasc_jobs.hints import command
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_runtime.models import template_of, trained_prompt
 from tasc_runtime.progress import note
-from tasc_store import CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
+from tasc_store import (
+    ArtifactStore,
+    CorpusStore,
+    CorruptArtifact,
+    TaskRecord,
+    TaskStore,
+    UnknownTask,
+    connect,
+)
 
 if TYPE_CHECKING:
     import redis
+
+    from tasc_jobs.index.publish import Tuned
 
 task_app = typer.Typer(
     help="Register, show, change, roll back and delete tasks.", no_args_is_help=True
@@ -123,15 +134,33 @@ def task_set(
     from tasc_jobs.tasks.shown import changes, changes_in_words, registered
 
     with store.open() as url:
-        old, new = change(TaskStore(connect(url)), name, options, unset or ())
+        client = connect(url)
+        old, new = change(TaskStore(client), name, options, unset or ())
+        by_tune = _tuned(client, new.record)
     changed = changes(old, new.record)
     labels = registered(new) if "choices" in changed else ""
     print(f"{name} version {new.version}: {changes_in_words(changed) or 'no changes'}{labels}")
+    if by_tune and (unused := sorted(changed.keys() & asdict(by_tune.settings).keys())):
+        note(
+            f"{', '.join(unused)}: the settings that `tasc tune` chose with index version "
+            f"{by_tune.index_version} count instead; `tasc index use` goes back to an older index"
+        )
     if old.fingerprint != new.record.fingerprint:
         corpus = new.record.corpus_name
         note(f"the tokenizer has changed: run `{command('build-index', corpus)}`")
     _note_ranking(new.record)
     _note_prompt(new.record)
+
+
+def _tuned(client: "redis.Redis", record: TaskRecord) -> "Tuned | None":
+    """The tuned settings that the record is drafted with; None also where the index is unusable."""
+    from tasc_jobs.index.publish import tuned
+
+    try:
+        return tuned(ArtifactStore(client, record.corpus_name, record.fingerprint))
+    except (CorruptArtifact, DraftError) as error:
+        note(str(error))
+        return None
 
 
 def _note_ranking(record: TaskRecord) -> None:
@@ -163,21 +192,28 @@ def task_show(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show every field of a task, its versions, and what each version changed."""
+    """Show every field of a task, its versions, and what each version changed.
+
+    Draft settings that `tasc tune` chose come with the current index and are shown where they
+    replace those of the record.
+    """
     from tasc_jobs.tasks import shown
 
     with store.open() as url:
-        tasks = TaskStore(connect(url))
+        client = connect(url)
+        tasks = TaskStore(client)
         versions = list(shown.history(tasks, name))
         shown_version = versions[-1].version if version is None else version
         record = tasks.get(name, shown_version)
+        by_tune = _tuned(client, record)
     content = {
         "name": name,
         "version": shown_version,
         "record": asdict(record),
+        "tuned": by_tune and asdict(by_tune),
         "versions": [asdict(each) for each in versions],
     }
-    print_result(content, shown.table(record, shown_version, versions), as_json)
+    print_result(content, shown.table(record, shown_version, versions, by_tune), as_json)
 
 
 @task_app.command("list", epilog="tasc task list")

@@ -234,7 +234,9 @@ def tune_job(
     price = priced.price(held.context)
     with show_progress(f"tune {name}", planned(held), "replays") as bar:
         tuned = tune(held, task.record.draft, price, bar.advance)
-    settings = replace(tuned.chosen.settings, recent_tokens=task.record.draft.recent_tokens)
+    settings = tuned.chosen.settings
+    if "recent" in settings.sources:
+        settings = replace(settings, recent_tokens=task.record.draft.recent_tokens)
     index = task.index or index_of(task.rows, task.tokenizer)
     index = replace(index, weights=tuned.weights, settings=settings)
     forecast = tuned.chosen.replay.tokens_per_step
