@@ -107,7 +107,7 @@ def _option(option: Any, context: Context) -> tuple[str, str, str, str]:
     elif option.secondary_opts:
         default = f"`{(option.opts if option.default else option.secondary_opts)[0]}`"
     else:
-        default = f"`{str(option.default).replace(str(Path.home()), '~')}`"
+        default = f"`{option.default}`"
     text = _plain(option.help or "")
     if option.envvar:
         text += f" Environment variable: `{option.envvar}`."
@@ -137,6 +137,12 @@ def settings_page() -> str:
         "`tasc serve --config FILE` reads these settings from a YAML file. Only `tasks` is "
         "required: `tasks: [{name: my-task}]` is a whole file. Unknown fields are refused. "
         "[deploy/serve.yaml](../../deploy/serve.yaml) shows every field with its default.",
+        "Files that can be made again, which are draft indexes, measured step costs and compiled "
+        "code, are in the folder `tasc-serve` of `XDG_CACHE_HOME`, by default `~/.cache`. The data "
+        "of a Redis server that `tasc` starts is in `tasc-serve` of `XDG_DATA_HOME`, by default "
+        "`~/.local/share`, unless `--data-dir` or `TASC_DATA_DIR` names a folder. Nothing is "
+        "written to `XDG_CONFIG_HOME` or `XDG_STATE_HOME`. The variables count where a process "
+        "runs: on a cluster, set them for Ray on each node.",
     ]
     for path, model in sections():
         lines.append(f"## {path or 'Top level'}")

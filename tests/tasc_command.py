@@ -49,7 +49,7 @@ class Command:
         self.err = ""
         self.mark = uuid.uuid4().hex
         self.data_dir = folder / "redis"
-        unset = ("REDIS_URL", "RAY_ADDRESS")
+        unset = ("REDIS_URL", "RAY_ADDRESS", "XDG_CACHE_HOME", "XDG_DATA_HOME")
         self.env = {k: v for k, v in os.environ.items() if k not in unset}
         self.env |= {"TASC_TEST_MARK": self.mark, "TASC_DATA_DIR": str(self.data_dir)}
         self.env["HOME"] = str(folder)

@@ -230,7 +230,8 @@ class LLM:
         dtype: float32, bfloat16, float16 or float64.
         quantization: nf4 or int8, by bitsandbytes.
         draft: How drafts are made, such as ``tasc_draft.DraftSettings(num_speculative_tokens=8)``.
-        cache_dir: Folder of indexes; unset: ``~/.cache/tasc-serve/local-indexes``.
+        cache_dir: Folder of indexes; unset: ``tasc-serve/local-indexes`` in
+            ``XDG_CACHE_HOME``, by default ``~/.cache``.
         engine: Fields of ``tasc_runtime.engine_settings.EngineSettings``: ``rows`` decoded together
             (8), ``max_model_len``, most tokens of prompt and answer (up to 1024), ``device``
             (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, which torch then has

@@ -441,7 +441,9 @@ class ServeSettings(Section):
         2.0, gt=0, description="Maximum time until a new index or task version is noticed."
     )
     cache_dir: Path | None = Field(
-        None, description="Folder for draft indexes on each node; unset: a folder of the user."
+        None,
+        description="Folder for draft indexes on each node; unset: `tasc-serve/indexes` in "
+        "XDG_CACHE_HOME, by default `~/.cache`.",
     )
 
     @property

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 import typer
 from typer.core import TyperCommand
 
+from tasc_draft.user_folders import data_folder
 from tasc_jobs.errors import require_writable
 from tasc_jobs.finetune.hyperparameters import Setting
 from tasc_jobs.hints import use_store
@@ -72,8 +73,10 @@ DataDir = Annotated[
     typer.Option(
         envvar="TASC_DATA_DIR",
         help="Where the Redis server that the command starts keeps its data.",
+        show_default="tasc-serve in XDG_DATA_HOME, by default ~/.local/share",
     ),
 ]
+_DATA_DIR = data_folder()
 
 Command: TypeAlias = Callable[..., None]
 
@@ -106,7 +109,7 @@ class StoreOptions:
             show_default="a server on --data-dir",
         ),
     ] = None
-    data_dir: DataDir = Path.home() / ".local" / "share" / "tasc-serve"
+    data_dir: DataDir = _DATA_DIR
 
     @contextmanager
     def open(self, task: str | None = None) -> Iterator[str]:
