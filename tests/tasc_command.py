@@ -12,6 +12,7 @@ import pytest
 
 from support import DEADLINE_S, eventually
 from tasc_jobs.cli.main import main
+from tasc_jobs.hints import use_store
 
 
 class InProcess:
@@ -32,6 +33,7 @@ class InProcess:
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
+        use_store(None, None)  # as in the next process
         self.out, self.err = self._capsys.readouterr()
         assert (ended.value.code or 0) == code, self.err
         assert "Traceback" not in self.err, self.err

@@ -420,8 +420,8 @@ class ServeSettings(Section):
     redis_url: str | None = Field(
         None,
         repr=False,
-        description="URL of Redis; unset: the environment variable REDIS_URL, else an embedded "
-        "server.",
+        description="URL of Redis, unless the option --redis-url or the environment variable "
+        "REDIS_URL names one; without any: an embedded server.",
     )
     tasks: tuple[ServedTask, ...] = Field(min_length=1, description="Tasks to serve, at least one.")
     http: HttpSettings = Field(HttpSettings(), description="Where the service listens.")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tasc_jobs.report.document import ReportDocument
     from tasc_runtime.data.rows import Fields
     from tasc_runtime.engine_settings import EngineSettings
+    from tasc_serve.settings import ServeSettings
 
 Task = Annotated[str, typer.Argument(help="Name of the task.")]
 MaxTokens = Annotated[
@@ -130,6 +131,11 @@ class StoreOptions:
         with EmbeddedRedis.start(self.data_dir) as server:
             _check_store(server.url, task)
             yield server.url
+
+    def or_of(self, settings: "ServeSettings | None") -> "StoreOptions":
+        """The store of a settings file, unless the option or the environment names one."""
+        of_file = settings.redis_url if settings else None
+        return StoreOptions(self.redis_url or of_file, self.data_dir)
 
     def open_if(self, needed: bool, task: str | None) -> AbstractContextManager[str | None]:
         """`open`, or None where no store is needed."""
