@@ -60,8 +60,13 @@ def cli_page() -> str:
         _GENERATED,
         "Results go to stdout, progress and errors to stderr. The exit code is 0 if the command "
         "succeeded, 1 if it failed (the message says why and what to do), 2 if it was used "
-        "wrongly, 130 after Ctrl-C and 143 after SIGTERM. `tasc --version` prints the version, and "
+        "wrongly, 130 after Ctrl-C and 143 after SIGTERM. A missing file or task is a failure; a "
+        "value that an option does not take is wrong use. `tasc --version` prints the version, and "
         "`tasc --install-completion` adds shell completion.",
+        "With `--json`, stdout has one JSON object on one line, and nothing else; `tasc replay`, "
+        "`tasc worker` and `tasc refresh --every` write one for each result. If a command fails, "
+        "stdout is empty, also with `--json`. Only `tasc doctor` prints what it found before it "
+        "exits with 1.",
     ]
     panels: dict[str, list[tuple[str, str]]] = {}
     for name, command in found.items():

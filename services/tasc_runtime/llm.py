@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -336,7 +337,8 @@ class LLM:
         if saved.record.neural and saved.record.neural.is_ranked:
             raise ServiceError(
                 f"the task in {folder} drafts from a ranked vocabulary, which is in its store; "
-                f"`tasc task create NAME --from {folder}` registers it, LLM.from_task opens it"
+                f"`tasc task create NAME --from {quote(str(folder))}` registers it, LLM.from_task "
+                "opens it"
             )
         settings = _settings({**saved.engine.model_dump(), **engine})
         llm = cls.__new__(cls)

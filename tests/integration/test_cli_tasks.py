@@ -133,6 +133,20 @@ def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, n
     assert out == f"{name} version 4: max_tokens 40 -> 256, mixture trie -> mixed, n_max 5 -> 6\n"
 
 
+def test_each_change_can_be_printed_as_one_json_object(
+    task: Run, store: TaskStore, create: tuple[object, ...], name: str
+) -> None:
+    made = json.loads(task(*create, "--choice=yes", "--json"))
+    assert (made["name"], made["version"], made["index"]) == (name, 1, None)
+    assert (made["record"]["choices"], made["longest_label"]) == (["yes"], 3)
+    changed = json.loads(task("set", name, "--max-tokens", 9, "--json"))
+    assert (changed["version"], changed["changed"]) == (2, {"max_tokens": [256, 9]})
+    used = json.loads(task("use", name, 1, "--json"))
+    assert (used["version"], used["same_as"]) == (3, 1)
+    assert json.loads(task("delete", name, "--yes", "--json"))["name"] == name
+    assert name not in store.names()
+
+
 def test_a_task_is_shown(task: Run, create: tuple[object, ...], folder: Path, name: str) -> None:
     out = task(*create, "--choice=yes", "--choice=no")
     assert out == f"{name} version 1; 2 labels, the longest 3 tokens with its end\n"

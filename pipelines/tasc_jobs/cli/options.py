@@ -369,4 +369,4 @@ def show(
 
 
 def print_result(content: dict[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(content) if as_json else text)
+    print(json.dumps(content) if as_json else text, flush=True)

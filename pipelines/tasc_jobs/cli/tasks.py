@@ -88,19 +88,27 @@ def task_create(
         ),
     ] = False,
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Register a task, after checking that its model supports what the options ask for."""
     from tasc_jobs.tasks.register import create, create_from
     from tasc_jobs.tasks.shown import registered, taken
 
-    lines = ""
+    lines, index = "", None
     with store.open() as url:
         if from_ is None:
             new = create(TaskStore(connect(url)), name, options, replace)
         else:
-            new, saved, artifact = create_from(connect(url), name, from_, options, replace)
-            lines = taken(name, saved, artifact)
-    print(f"{name} version {new.version}{registered(new)}{lines}")
+            new, saved, index = create_from(connect(url), name, from_, options, replace)
+            lines = taken(name, saved, index)
+    content = {
+        "name": name,
+        "version": new.version,
+        "record": asdict(new.record),
+        "longest_label": new.longest_label,
+        "index": index and asdict(index),
+    }
+    print_result(content, f"{name} version {new.version}{registered(new)}{lines}", as_json)
     _note_ranking(new.record)
     _note_prompt(new.record)
 
@@ -120,6 +128,7 @@ def task_set(
         ),
     ] = None,
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Add a new version of a task that changes only the given options.
 
@@ -139,7 +148,8 @@ def task_set(
         by_tune = _tuned(client, new.record)
     changed = changes(old, new.record)
     labels = registered(new) if "choices" in changed else ""
-    print(f"{name} version {new.version}: {changes_in_words(changed) or 'no changes'}{labels}")
+    text = f"{name} version {new.version}: {changes_in_words(changed) or 'no changes'}{labels}"
+    print_result({"name": name, "version": new.version, "changed": changed}, text, as_json)
     if by_tune and (unused := sorted(changed.keys() & asdict(by_tune.settings).keys())):
         note(
             f"{', '.join(unused)}: the settings that `tasc tune` chose with index version "
@@ -235,12 +245,14 @@ def task_use(
     name: Task,
     version: Annotated[int, typer.Argument(help="Version number, as `tasc task show` lists it.")],
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Roll back to an older version by copying it to a new, newest version."""
     with store.open() as url:
         newest = TaskStore(connect(url)).use(name, version)
     same = "" if newest == version else f", the same as version {version}"
-    print(f"{name} version {newest}{same}")
+    content = {"name": name, "version": newest, "same_as": version}
+    print_result(content, f"{name} version {newest}{same}", as_json)
 
 
 @task_app.command("delete", epilog="tasc task delete tickets --yes")
@@ -255,6 +267,7 @@ def task_delete(
         ),
     ] = False,
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a task permanently: its versions, its corpus and its draft indexes.
 
@@ -268,7 +281,7 @@ def task_delete(
         if not yes:
             _confirm(f"Delete {description}?")
         TaskStore(client).delete(name)
-    print(f"deleted {description}")
+    print_result({"name": name, "deleted": description}, f"deleted {description}", as_json)
 
 
 def _description(client: "redis.Redis", name: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tasc_jobs.hints import command
 from tasc_jobs.index.publish import Tuned
 from tasc_jobs.tasks.register import Registered
 from tasc_jobs.tasks.values import CHAT, NEURAL, flat
@@ -123,7 +124,7 @@ def taken(name: str, saved: SavedTask, artifact: Artifact | None) -> str:
         lines = (
             f"\nindex version {artifact.version} is current: "
             f"{saved.index.corpus.documents:,} outputs\nnot taken: the rows of the corpus, which "
-            f"the folder does not have; `tasc ingest` them before `tasc build-index {name}`"
+            f"the folder does not have; `tasc ingest` them before `{command('build-index', name)}`"
         )
     if engine := saved.engine.model_dump(exclude_defaults=True):
         settings = ", ".join(f"{field}: {value}" for field, value in engine.items())

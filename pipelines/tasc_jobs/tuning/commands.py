@@ -11,6 +11,7 @@ import redis
 from tasc_draft import BigramTable, DraftIndex, DraftSettings, write_index
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.hints import command
 from tasc_jobs.index.publish import IndexSize, current_index, publish_file
 from tasc_jobs.report.document import ReportDocument
 from tasc_jobs.task_inputs import InputOptions, TaskInputs, corpus_rows, read_files
@@ -311,11 +312,12 @@ def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTa
     note("reading and tokenising rows ...")
     task = read_task(client, name)
     if task.newer_rows:
-        note(f"{task.newer_rows} newer rows are not in the index; `tasc build-index` takes them in")
+        build = command("build-index", name)
+        note(f"{task.newer_rows} newer rows are not in the index; `{build}` takes them in")
     if task.index is not None and task.index_rows is None:
         note(
             "the current index came with the task: which rows are in it is unknown, and figures "
-            f"are of an index of the corpus; `tasc build-index {name}` builds that one"
+            f"are of an index of the corpus; `{command('build-index', name)}` builds that one"
         )
     held = HeldOut(
         task.rows,
