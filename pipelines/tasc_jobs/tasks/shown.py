@@ -58,7 +58,7 @@ def changes_in_words(found: Changes) -> str:
     return ", ".join(_change(name, old, new) for name, (old, new) in found.items())
 
 
-def table(record: TaskRecord, version: int, past: list[Past], by_tune: Tuned | None) -> str:
+def table(record: TaskRecord, version: int, past: list[Past], by_tune: Tuned | None = None) -> str:
     """A line for each value, then one for each version.
 
     Args:
