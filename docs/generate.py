@@ -61,8 +61,13 @@ def cli_page() -> str:
         _GENERATED,
         "Results go to stdout, progress and errors to stderr. The exit code is 0 if the command "
         "succeeded, 1 if it failed (the message says why and what to do), 2 if it was used "
-        "wrongly, 130 after Ctrl-C and 143 after SIGTERM. `tasc --version` prints the version, and "
+        "wrongly, 130 after Ctrl-C and 143 after SIGTERM. A missing file or task is a failure; a "
+        "value that an option does not take is wrong use. `tasc --version` prints the version, and "
         "`tasc --install-completion` adds shell completion.",
+        "With `--json`, stdout has one JSON object on one line, and nothing else; `tasc replay`, "
+        "`tasc worker` and `tasc refresh --every` write one for each result. If a command fails, "
+        "stdout is empty, also with `--json`. Only `tasc doctor` prints what it found before it "
+        "exits with 1.",
     ]
     panels: dict[str, list[tuple[str, str]]] = {}
     for name, command in found.items():
@@ -108,7 +113,7 @@ def _option(option: Any, context: Context) -> tuple[str, str, str, str]:
     elif option.secondary_opts:
         default = f"`{(option.opts if option.default else option.secondary_opts)[0]}`"
     else:
-        default = f"`{str(option.default).replace(str(Path.home()), '~')}`"
+        default = f"`{option.default}`"
     text = _plain(option.help or "")
     if option.envvar:
         text += f" Environment variable: `{option.envvar}`."
@@ -138,6 +143,12 @@ def settings_page() -> str:
         "`tasc serve --config FILE` reads these settings from a YAML file. Only `tasks` is "
         "required: `tasks: [{name: my-task}]` is a whole file. Unknown fields are refused. "
         "[deploy/serve.yaml](../../deploy/serve.yaml) shows every field with its default.",
+        "Files that can be made again, which are draft indexes, measured step costs and compiled "
+        "code, are in the folder `tasc-serve` of `XDG_CACHE_HOME`, by default `~/.cache`. The data "
+        "of a Redis server that `tasc` starts is in `tasc-serve` of `XDG_DATA_HOME`, by default "
+        "`~/.local/share`, unless `--data-dir` or `TASC_DATA_DIR` names a folder. Nothing is "
+        "written to `XDG_CONFIG_HOME` or `XDG_STATE_HOME`. The variables count where a process "
+        "runs: on a cluster, set them for Ray on each node.",
     ]
     for path, model in sections():
         lines.append(f"## {path or 'Top level'}")

@@ -12,6 +12,7 @@ import pytest
 
 from support import DEADLINE_S, eventually
 from tasc_jobs.cli.main import main
+from tasc_jobs.hints import use_store
 
 
 class InProcess:
@@ -32,6 +33,7 @@ class InProcess:
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
+        use_store(None, None)  # as in the next process
         self.out, self.err = self._capsys.readouterr()
         assert (ended.value.code or 0) == code, self.err
         assert "Traceback" not in self.err, self.err
@@ -49,7 +51,7 @@ class Command:
         self.err = ""
         self.mark = uuid.uuid4().hex
         self.data_dir = folder / "redis"
-        unset = ("REDIS_URL", "RAY_ADDRESS")
+        unset = ("REDIS_URL", "RAY_ADDRESS", "XDG_CACHE_HOME", "XDG_DATA_HOME")
         self.env = {k: v for k, v in os.environ.items() if k not in unset}
         self.env |= {"TASC_TEST_MARK": self.mark, "TASC_DATA_DIR": str(self.data_dir)}
         self.env["HOME"] = str(folder)

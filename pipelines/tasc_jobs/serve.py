@@ -14,6 +14,7 @@ from typing import Self
 
 from ray.serve.schema import ApplicationStatus
 
+from tasc_jobs.hints import command
 from tasc_jobs.tasks.model_folders import BaseModel
 from tasc_runtime.engine.versions import engine_digest, fixed_changes, newest_version
 from tasc_runtime.models import load_tokenizer
@@ -205,7 +206,7 @@ class RecordUpdates:
         for name, (before, version) in update.tasks.items():
             self._tell(
                 f"task {name}: the rolling update to version {version} {what}: {reasons}; put it "
-                f"right, or go back with `tasc task use {name} {before}`"
+                f"right, or go back with `{command('task', 'use', name, before)}`"
             )
 
     def _newer(self, name: str) -> tuple[TaskRecord, int] | None:
@@ -239,7 +240,7 @@ class RecordUpdates:
             self._trouble(
                 name,
                 f"version {version} cannot be used, version {now} stays in use: {error}; put it "
-                f"right, or go back with `tasc task use {name} {now}`",
+                f"right, or go back with `{command('task', 'use', name, now)}`",
             )
             return None
         self._refused.pop(name, None)

@@ -1,7 +1,8 @@
 """What a job runs on: model, prompt and rows, from options, files and a task of the store.
 
 All commands that run or train a model follow one rule: what an option names counts, the task's
-record says the rest, and rows come from the files named, else from the task's corpus.
+record says the rest, and rows come from the files named, else from the task's corpus. A model that
+an option names is asked as it was fine-tuned, if it says how.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_runtime.data.rows import BadRow, Fields, read_corpus
-from tasc_runtime.models import chat_template, load_tokenizer, template_of
+from tasc_runtime.models import chat_template, load_tokenizer, template_of, trained_prompt
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import ChatTemplate, PromptTemplate, TaskTokenizer, Template, resolve_folder
 from tasc_text.template import UnquotedTemplate
@@ -62,7 +63,16 @@ class InputOptions:
 
     @property
     def names_template(self) -> bool:
-        return bool(self.template or self.chat_template)
+        return bool(self.template or self.chat_template or self.trained)
+
+    @property
+    def trained(self) -> Template | None:
+        """The prompt of the fine-tune that made the model or the adapter named, where it is known.
+
+        Raises:
+            ServiceError: It cannot be read.
+        """
+        return trained_prompt(self.adapter, self.model)
 
 
 @dataclass(frozen=True)
@@ -142,7 +152,7 @@ class TaskInputs:
 
     @property
     def named_template(self) -> Template | None:
-        """The template that options name; None where they name none.
+        """The template that options name, or that of a fine-tuned model; None where there is none.
 
         Raises:
             UsageError: Both kinds are named, or turns without a chat template.
@@ -155,16 +165,20 @@ class TaskInputs:
                     "--template is given with an option of chat templates; give one kind"
                 )
             return PromptTemplate(given.template.replace("\\n", "\n"))
+        trained = given.trained
         if given.chat_template is None:
             if not (given.system_prompt or given.few_shot):
-                return None
-            if self.record is None or self.record.chat is None:
+                return trained
+            made = trained or (self.record and self.record.chat)
+            if not isinstance(made, ChatTemplate):
                 raise UsageError(
                     "--system-prompt and --few-shot need --chat-template; give it, too"
                 )
-            return changed_turns(self.record.chat, given.system_prompt, given.few_shot)
-        folder = given.tokenizer or resolve_folder(*self.named_model, weights=False)
-        made = chat_template(folder, given.chat_template)
+        else:
+            folder = given.tokenizer or resolve_folder(*self.named_model, weights=False)
+            made = chat_template(folder, given.chat_template)
+            if isinstance(trained, ChatTemplate):
+                made = replace(made, system=trained.system, shots=trained.shots)
         return changed_turns(made, given.system_prompt, given.few_shot)
 
     @property

@@ -17,6 +17,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from tasc_draft.user_folders import cache_folder
+
 _KEPT_S = 86_400
 
 
@@ -72,7 +74,7 @@ def _cache_dir(folders: tuple[Path, ...]) -> Path:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         home = Path(chosen)
     elif not os.access(home if home.is_dir() else folder, os.W_OK):
-        home = Path.home() / ".cache" / "tasc-serve"
+        home = cache_folder()
     options = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]  # numba's key omits them
     own = home / f"compiled-{folder.name}-{digest_of(*folders)}-{options}"
     _remove_unused(own, f"compiled-{folder.name}-*")

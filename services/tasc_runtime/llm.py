@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -35,7 +36,7 @@ from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
-from tasc_runtime.models import template_of
+from tasc_runtime.models import template_of, trained_prompt
 from tasc_runtime.progress import Progress, note, show_progress
 from tasc_runtime.protocol import Call, TokenText, TokenTexts
 from tasc_runtime.sampling_options import (
@@ -49,7 +50,15 @@ from tasc_runtime.sampling_options import (
     Top,
 )
 from tasc_store import TaskRecord, connect
-from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
+from tasc_text import (
+    ChatTemplate,
+    Conversation,
+    MessageError,
+    PromptTemplate,
+    TaskTokenizer,
+    resolve_folder,
+)
+from tasc_text.template import FIELD
 
 _PROGRESS_ROWS = 100  # a call with more shows its progress
 # Fields of HTTP requests that are no options here, and what stands for each.
@@ -209,8 +218,9 @@ class LLM:
       max_tokens=64)``. The defaults are temperature 0, which takes the likeliest token, and the
       ``max_tokens`` of this object, 256.
     - An input is put into ``template``, so write there the prompt that the model was fine-tuned
-      with. The default is the input as it is. `generate` and `chat` use a chat template only where
-      ``chat_template`` is given.
+      with. The default is the prompt that ``tasc finetune`` keeps with its models; for others, the
+      input as it is. `generate` and `chat` use a chat template only where ``chat_template`` is
+      given, or the model was fine-tuned with one.
     - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
@@ -232,7 +242,7 @@ class LLM:
             these fields, or pairs of input and output. Its index is built once for the same
             content and kept in ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
-        template: The prompt, with ``{input}`` once.
+        template: The prompt, with ``{input}`` once; unset: see above.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
             with one, or its text. An input is then the user message of a conversation.
         system_prompt: System prompt for conversations without one; needs a chat template.
@@ -249,7 +259,8 @@ class LLM:
         dtype: float32, bfloat16, float16 or float64.
         quantization: nf4 or int8, by bitsandbytes.
         draft: How drafts are made, such as ``tasc_draft.DraftSettings(num_speculative_tokens=8)``.
-        cache_dir: Folder of indexes; unset: ``~/.cache/tasc-serve/local-indexes``.
+        cache_dir: Folder of indexes; unset: ``tasc-serve/local-indexes`` in
+            ``XDG_CACHE_HOME``, by default ``~/.cache``.
         engine: Fields of ``tasc_runtime.engine_settings.EngineSettings``: ``rows`` decoded together
             (8), ``max_model_len``, most tokens of prompt and answer (up to 1024), ``device``
             (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, which torch then has
@@ -274,7 +285,7 @@ class LLM:
         adapters: Mapping[str, str | Path] | None = None,
         corpus: Corpus | None = None,
         revision: str | None = None,
-        template: str = "{input}",
+        template: str | None = None,
         chat_template: str | Path | None = None,
         system_prompt: str | None = None,
         few_shot: Corpus = (),
@@ -299,11 +310,20 @@ class LLM:
                 "Path('labels.txt').read_text().splitlines() where a file has one a line"
             )
         home = resolve_folder(str(model), revision, weights=False)
-        tokenizer, chat, shots = TaskTokenizer.from_folder(home), None, _shots(few_shot)
+        tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)
+        trained = trained_prompt(adapter, home) if template is None else None
+        chat = trained if isinstance(trained, ChatTemplate) else None
         if chat_template is not None:
-            chat = replace(read_chat(home, str(chat_template)), system=system_prompt, shots=shots)
+            own = read_chat(home, str(chat_template))
+            chat = replace(chat or own, source=own.source, tokens=own.tokens)
+        if chat is not None:
+            system = chat.system if system_prompt is None else system_prompt
+            chat = replace(chat, system=system, shots=shots or chat.shots)
         elif system_prompt or shots:
             raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
+        if template is None:
+            own_text = chat is None and isinstance(trained, PromptTemplate) and trained.text
+            template = own_text or FIELD
         record = TaskRecord(
             name=_name_of(model),
             model=_place(model),
@@ -351,7 +371,8 @@ class LLM:
         if saved.record.neural and saved.record.neural.is_ranked:
             raise ServiceError(
                 f"the task in {folder} drafts from a ranked vocabulary, which is in its store; "
-                f"`tasc task create NAME --from {folder}` registers it, LLM.from_task opens it"
+                f"`tasc task create NAME --from {quote(str(folder))}` registers it, LLM.from_task "
+                "opens it"
             )
         settings = _settings({**saved.engine.model_dump(), **engine})
         llm = cls.__new__(cls)

@@ -1,6 +1,8 @@
-"""What is known of a model without loading it: name, tokenizer and chat template. No torch."""
+"""What is known of a model without loading it: name, tokenizer and prompts. No torch."""
 
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
@@ -15,6 +17,8 @@ from tasc_text import (
 from tasc_text.template import TemplateError, UnquotedTemplate
 
 AUTO = "auto"  # a model's own chat template
+_PROMPT = "tasc_prompt.json"
+_TEMPLATES = TypeAdapter[Template](PromptTemplate | ChatTemplate)
 
 
 def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
@@ -77,6 +81,32 @@ def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
     except MessageError as error:
         raise TemplateError(f"chat_template cannot be used: {error}") from error
     return made
+
+
+def keep_prompt(folder: Path, template: Template) -> None:
+    """Write beside a model or an adapter how it was asked when it was fine-tuned."""
+    text = _TEMPLATES.dump_json(template, indent=1)
+    (folder / _PROMPT).write_bytes(text)
+
+
+def trained_prompt(*places: str | Path | None) -> Template | None:
+    """The prompt that `keep_prompt` wrote to the first of these folders that has one.
+
+    Args:
+        places: Folders of adapters and models; names of the hub and None are passed over.
+
+    Raises:
+        ServiceError: The file is damaged.
+    """
+    for path in (Path(place).expanduser() / _PROMPT for place in places if place):
+        if path.is_file():
+            try:
+                return _TEMPLATES.validate_json(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise ServiceError(
+                    f"{path} is not what `tasc finetune` wrote; remove it, and name the prompt"
+                ) from error
+    return None
 
 
 def model_name(record: TaskRecord) -> str:

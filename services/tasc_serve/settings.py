@@ -420,8 +420,8 @@ class ServeSettings(Section):
     redis_url: str | None = Field(
         None,
         repr=False,
-        description="URL of Redis; unset: the environment variable REDIS_URL, else an embedded "
-        "server.",
+        description="URL of Redis, unless the option --redis-url or the environment variable "
+        "REDIS_URL names one; without any: an embedded server.",
     )
     tasks: tuple[ServedTask, ...] = Field(min_length=1, description="Tasks to serve, at least one.")
     http: HttpSettings = Field(HttpSettings(), description="Where the service listens.")
@@ -441,7 +441,9 @@ class ServeSettings(Section):
         2.0, gt=0, description="Maximum time until a new index or task version is noticed."
     )
     cache_dir: Path | None = Field(
-        None, description="Folder for draft indexes on each node; unset: a folder of the user."
+        None,
+        description="Folder for draft indexes on each node; unset: `tasc-serve/indexes` in "
+        "XDG_CACHE_HOME, by default `~/.cache`.",
     )
 
     @property

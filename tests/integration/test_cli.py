@@ -15,6 +15,7 @@ from killable import pids
 from listeners import Listener, listeners
 from support import DEADLINE_S, read_rows, write_rows
 from tasc_command import Command, InProcess
+from tasc_serve import app
 from tiny import SENTENCES, make_folder
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray]
@@ -192,6 +193,26 @@ def test_what_cannot_be_done_is_said_in_one_line(
     err = run(*args, code=code)
     assert message in err
     assert "secret" not in err
+
+
+@pytest.mark.parametrize("command", [("serve",), ("worker", "--once")])
+def test_the_store_is_that_of_the_option_else_the_environment_else_the_file(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str]
+) -> None:
+    config = tmp_path / "serve.yaml"
+    config.write_text("redis_url: redis://127.0.0.1:1/3\ntasks: [{name: t}]\nhttp: {port: 0}\n")
+    given = (*command, "--config", config)
+    assert "no Redis answers at redis://127.0.0.1:1/3 " in run(*given, code=1)
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/2")
+    assert "no Redis answers at redis://127.0.0.1:1/2 " in run(*given, code=1)
+    deployed = app.Deployed(settings=config)
+    monkeypatch.setattr(app, "build", lambda settings, url, digests: url)
+    monkeypatch.setattr(app, "newest_digests", lambda settings, url: {})
+    assert app.app(deployed) == "redis://127.0.0.1:1/2"
+    asked = ("--redis-url", "redis://127.0.0.1:1/1")
+    assert "no Redis answers at redis://127.0.0.1:1/1 " in run(*given, *asked, code=1)
+    monkeypatch.delenv("REDIS_URL")
+    assert app.app(deployed) == "redis://127.0.0.1:1/3"
 
 
 def test_a_process_that_fails_says_why_and_has_its_code(tasc: Command) -> None:

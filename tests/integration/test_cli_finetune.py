@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import redis
 
 from support import record_of, write_rows
-from tasc_store import CorpusRow, CorpusStore, TaskStore
+from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
 from tasc_text import TaskTokenizer
 from tiny import END, make_folder
 
@@ -133,6 +134,9 @@ def test_files_are_enough_to_finetune(run: Run, file: Path, folder: Path, tmp_pa
     assert TaskTokenizer.from_folder(output / "model").vocab_size == (
         TaskTokenizer.from_folder(enriched).vocab_size
     )
+    # A model that was fine-tuned knows its prompt: none is named.
+    measured = ("evaluate", "--test", file, "--model", output / "model", "--limit", 2)
+    assert last_line(run(*measured, "--plain", "--repeats", 1, "--json"))["rows"] == 2
 
 
 @pytest.mark.redis
@@ -141,8 +145,34 @@ def test_a_task_knows_what_to_tune(run: Run, redis_url: str, task: str, tmp_path
     enriched, output = tmp_path / "enriched", tmp_path / "out"
     assert "x fewer tokens" in run("enrich", task, "--budget", 5, "--output", enriched, *url)
     few = ("--epochs", 1, "--tokenizer", enriched, "--output", output)
-    assert "5 new tokens" in run("finetune", task, *few, *url)
-    template = ("--template", r"{input}\n", "--corpus", task)
-    made = run("task", "create", f"{task}-ft", "--model", output / "model", *template, *url)
-    assert f"{task}-ft" in made
-    assert str(output) in run("finetune", task, *few, *url, code=1)  # it holds a result
+    said = run("finetune", task, *few, *url)
+    assert "5 new tokens" in said
+    again = run("finetune", task, *few, *url)
+    assert again == said  # the same steps, seconds and folder: nothing was trained again
+    assert str(output) in run("finetune", task, *few, "--seed", 1, *url, code=1)
+    create, build = said.splitlines()[-2:]
+    assert build == f"tasc build-index {task}-ft --redis-url {redis_url}"
+    assert create.startswith("tasc ")
+    run(*shlex.split(create)[1:])
+    with connect(redis_url) as client:
+        made, original = TaskStore(client).get(f"{task}-ft"), TaskStore(client).get(task)
+    assert (made.template, made.corpus_name) == (original.template, task)
+    assert Path(made.model) == output / "model"
+    assert f"create {task}-ft-ft " in run("finetune", task, *few, *url)
+
+
+def test_a_fine_tune_of_files_says_how_to_make_its_task(
+    run: Run, file: Path, folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "two words"
+    place.mkdir()
+    rows = file.rename(place / "rows.jsonl")
+    given = ("--train", rows, "--model", folder, "--template", r"say {input}\n", "--epochs", 0.01)
+    data_dir = ("--data-dir", tmp_path / "my store")
+    said = run("finetune", "calls", *given, "--output", place / "out", *data_dir)
+    create, ingest, build = (shlex.split(line)[1:] for line in said.splitlines()[-3:])
+    assert "calls version 1" in run(*create)
+    assert "20 rows added" in run(*ingest)
+    assert build == ["build-index", "calls", "--data-dir", str(tmp_path / "my store")]
+    shown = json.loads(run("task", "show", "calls", *data_dir, "--json"))["record"]
+    assert shown["template"] == "say {input}\n"

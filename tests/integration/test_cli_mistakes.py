@@ -86,6 +86,14 @@ def test_a_mistake_is_reported_before_anything_slow(
         "MODEL": str(Path(demo.__path__[0]) / "tasc-demo-7m"),
     }
     Path(files["CONFIG"]).write_text("tasks: [{name: nothing}]\nhttp: {port: 0}\n")
+    group = typer.main.get_command(app)
+    without = {
+        name
+        for name, command in group.commands.items()
+        if not hasattr(command, "commands") and all(p.name != "as_json" for p in command.params)
+    }
+    assert without == {"serve", "demo"}
+    commands = [each if each[0] in without else [*each, "--json"] for each in commands]
     filled = json.loads(re.sub("[A-Z]{4,}", lambda name: files[name[0]], json.dumps(commands)))
     ran = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(filled)],

@@ -1,6 +1,8 @@
 """``tasc index``, ``refresh`` and ``key``: what is in the store is shown, changed, made anew."""
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +12,19 @@ import redis
 
 from support import record_of
 from tasc_command import InProcess
+from tasc_jobs import hints
 from tasc_jobs.cli import index as cli_refresh
-from tasc_store import ApiKeys, ArtifactStore, CollectedRow, CollectedRows, TaskRecord, TaskStore
+from tasc_store import (
+    ApiKeys,
+    ArtifactStore,
+    CollectedRow,
+    CollectedRows,
+    EmbeddedRedis,
+    TaskRecord,
+    TaskStore,
+    connect,
+    redact,
+)
 from tasc_store.access import digest_of
 from tiny import make_tokenizer
 
@@ -76,8 +89,37 @@ def test_versions_are_listed_and_used(run: Run, record: TaskRecord, store: Artif
     assert [v["forecast"] for v in printed] == [None, 4.25, None]
 
 
+def test_hints_name_the_store_and_are_quoted_for_a_shell(
+    in_process: InProcess, record: TaskRecord, redis_url: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run = in_process.run
+    monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+    asked = ("index", "list", record.name)
+    (hint,) = re.findall("`(.*)`", run(*asked, "--redis-url", redis_url))
+    assert shlex.split(hint) == ["tasc", "build-index", record.name, "--redis-url", redis_url]
+    monkeypatch.delenv("REDIS_URL")
+    folder = tmp_path / "of mine"
+    monkeypatch.setenv("TASC_DATA_DIR", str(folder))
+    with EmbeddedRedis.start(folder) as server, connect(server.url) as client:
+        TaskStore(client).put(record)
+    assert "--data-dir" not in run(*asked)
+    monkeypatch.delenv("TASC_DATA_DIR")
+    (hint,) = re.findall("`(.*)`", run(*asked, "--data-dir", folder))
+    assert shlex.split(hint)[3:] == ["--data-dir", str(folder)]
+
+
+def test_a_hint_shows_no_password() -> None:
+    hints.use_store(redact("redis://user:secret@host:6379/0"), None)
+    said = hints.command("task", "use", "t", 1)
+    hints.use_store(None, None)
+    assert said == "tasc task use t 1 --redis-url 'redis://***@host:6379/0'"
+    assert hints.command("task", "use", "t", 1) == "tasc task use t 1"
+
+
 def test_what_is_not_there_is_said(run: Run, record: TaskRecord) -> None:
-    assert run("index", "list", record.name) == f"none yet; run `tasc build-index {record.name}`\n"
+    said = f"none yet; run `tasc build-index {record.name} --redis-url redis://"
+    assert run("index", "list", record.name).startswith(said)
     said = run("index", "use", record.name, 7, code=1)
     assert "no index version 7" in said
     assert "there are: none" in said

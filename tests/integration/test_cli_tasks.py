@@ -5,6 +5,7 @@ import os
 import pty
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from support import write_rows
 from tasc_command import InProcess
 from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
+from tasc_runtime.models import chat_template, keep_prompt
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, NeuralDrafting, TaskStore
-from tasc_text import TaskTokenizer
+from tasc_text import PromptTemplate, TaskTokenizer
 from tiny import make_folder, make_model
 
 pytestmark = pytest.mark.redis
@@ -85,6 +87,30 @@ def test_a_task_with_the_models_chat_template(
     assert store.get(name) == first
 
 
+def test_a_task_of_a_fine_tuned_model_keeps_the_prompt_of_the_training(
+    task: Run, tasc_here: InProcess, store: TaskStore, tmp_path: Path, name: str
+) -> None:
+    folder = make_chat_tokenizer(tmp_path / "model", "phi")
+    make_model(folder)
+    trained = replace(chat_template(folder), system="Label it.", shots=(("wake me", "alarm"),))
+    keep_prompt(folder, trained)
+    model = ("create", name, "--replace", "--model", folder)
+    for given in ((), ("--chat-template", "auto")):
+        task(*model, *given)
+        assert store.get(name).chat == trained
+        assert "another prompt" not in tasc_here.err
+    task(*model, "--system-prompt", "Be brief.")
+    assert store.get(name).chat == replace(trained, system="Be brief.")
+    assert "another prompt" in tasc_here.err
+    task(*model, "--template", "say {input}")
+    assert (store.get(name).chat, store.get(name).template) == (None, "say {input}")
+    assert "another prompt" in tasc_here.err
+    keep_prompt(folder, PromptTemplate(r"say \n {input}"))
+    task(*model, "--max-tokens", 9)
+    assert (store.get(name).chat, store.get(name).template) == (None, r"say \n {input}")
+    assert "--chat-template" in task(*model, "--system-prompt", "Be brief.", code=2)
+
+
 def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, name: str) -> None:
     out = task(
         "create", name, "--model", folder, "--template", r"say {input}\n", "--stop", r"\n",
@@ -105,6 +131,20 @@ def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, n
     assert store.versions(name) == [1, 2, 3]
     out = task("set", name, "--unset", "draft", "--unset", "max-tokens")
     assert out == f"{name} version 4: max_tokens 40 -> 256, mixture trie -> mixed, n_max 5 -> 6\n"
+
+
+def test_each_change_can_be_printed_as_one_json_object(
+    task: Run, store: TaskStore, create: tuple[object, ...], name: str
+) -> None:
+    made = json.loads(task(*create, "--choice=yes", "--json"))
+    assert (made["name"], made["version"], made["index"]) == (name, 1, None)
+    assert (made["record"]["choices"], made["longest_label"]) == (["yes"], 3)
+    changed = json.loads(task("set", name, "--max-tokens", 9, "--json"))
+    assert (changed["version"], changed["changed"]) == (2, {"max_tokens": [256, 9]})
+    used = json.loads(task("use", name, 1, "--json"))
+    assert (used["version"], used["same_as"]) == (3, 1)
+    assert json.loads(task("delete", name, "--yes", "--json"))["name"] == name
+    assert name not in store.names()
 
 
 def test_a_task_is_shown(task: Run, create: tuple[object, ...], folder: Path, name: str) -> None:

@@ -1,6 +1,7 @@
 """``tasc train-drafter``, from files or from a task and its corpus."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from drafter_training import INPUTS, ROWS, make
 from support import read_rows, record_of, write_rows
 from tasc_jobs.drafter.hyperparameters import DrafterSettings
-from tasc_store import CorpusStore, TaskStore, connect
+from tasc_store import CorpusStore, NeuralDrafting, TaskStore, connect
 
 Run = Callable[..., str]
 SHORT = ("--epochs", 1, "--batch-rows", 8, "--max-tokens", 12, "--json")
@@ -40,9 +41,9 @@ def test_files_are_enough(run: Run, file: Path, folder: Path, tmp_path: Path) ->
     assert "3 steps on 19 answers (0 were left out), loss " in said
     assert "of 1 answers held out" in said
     assert json.loads((tmp_path / "i" / "config.json").read_text())["hidden_size"] == 16
-    assert "has a drafter already" in run(
-        *given, "--kind", "eagle", "--output", tmp_path / "e", "--train", file, *SHORT, code=1
-    )
+    assert json.loads(run(*given, *own, "--train", file, *SHORT)) == found
+    other = ("--kind", "eagle", "--output", tmp_path / "e", "--train", file, *SHORT)
+    assert "different noise; choose another output" in run(*given, *other, code=1)
 
 
 @pytest.mark.redis
@@ -53,6 +54,10 @@ def test_a_task_will_do(run: Run, redis_url: str, folder: Path, name: str, tmp_p
     url = ("--redis-url", redis_url)
     given = ("train-drafter", name, "--kind", "eagle", "--output", tmp_path)
     found = json.loads(run(*given, *SHORT, *url))
+    create = run(*given, *SHORT[:-1], *url).splitlines()[-1].partition(": tasc ")[2]
+    run(*shlex.split(create))
+    with connect(redis_url) as client:
+        assert TaskStore(client).get(name).neural == NeuralDrafting(str(tmp_path))
     assert (found["task"], found["rows"]) == (name, 38)
     assert {row["input"] for row in read_rows(tmp_path / "answers.jsonl")} == set(INPUTS)
     lone = ("--kind", "eagle", "--output", tmp_path, "--adapter", folder, *url)

@@ -88,7 +88,7 @@ Measured costs: tasc tune tickets --step-cost costs.json --report tune.html""",
     "evaluate": """\
 A task: tasc evaluate tickets --test test.jsonl --metrics labels
 
-A model that is no task yet: tasc evaluate --model tuned/model --template 'label: {input}\\n'
+A model that is no task yet: tasc evaluate --model tuned/model
 --test test.jsonl""",
     "measure_cost": "tasc measure-cost ./my-model --json > costs.json",
 }

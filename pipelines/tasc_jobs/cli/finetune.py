@@ -1,5 +1,6 @@
 """The command `tasc finetune`: train a model on a task's outputs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,9 @@ from tasc_jobs.cli.options import (
     require_files,
 )
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
+from tasc_jobs.hints import command
 from tasc_jobs.tasks.options import PromptOptions
+from tasc_store import TaskStore, connect
 
 Output = Annotated[Path, typer.Option(help="Folder for the model and for checkpoints.")]
 Model = Annotated[
@@ -59,7 +62,10 @@ def finetune(
     ends with the same weights. Ctrl-C saves a checkpoint first, unless --workers is above 1.
 
     OUTPUT/adapter is for transformers and PEFT. OUTPUT/model has the adapter merged into its
-    weights; serve it like any model (`tasc task create TASK --model ...`).
+    weights; serve it like any model (`tasc task create TASK --model ...`). Both keep the prompt of
+    the training, which tasks have that are made of them without options for another.
+
+    A run that is finished already is reported again.
     """
     require_files(*data.files, tokenizer)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs
@@ -75,16 +81,28 @@ def finetune(
         fields=data.fields,
     )
     with store.open_if(not options.names_everything, task) as url:
-        from tasc_jobs.finetune.finetuning import (
-            STAGES,
-            finetune_with,
-            in_words,
-            job_of,
-            refuse_made,
-        )
+        from tasc_jobs.finetune.finetuning import STAGES, finetune_with, in_words, job_of
 
-        refuse_made(output)
-        job = job_of(TaskInputs.read(url, options), settings, output, checkpoint_s)
+        inputs = TaskInputs.read(url, options)
+        job = job_of(inputs, settings, output, checkpoint_s)
+        registered = TaskStore(connect(url)).names() if url else []
     with Stages(f"fine-tune {task}", STAGES) as stages:
         found = finetune_with(workers, threads, job, stages, stages.tell)
-    print_result(found, in_words(found), as_json)
+    name = task
+    while name in registered:
+        name += "-ft"
+    corpus = inputs.record.corpus_name if inputs.record else task
+    steps = _to_serve(name, output / "model", data, None if data.files else corpus)
+    print_result(found, "\n".join([in_words(found), "to serve it:", *steps]), as_json)
+
+
+def _to_serve(name: str, model: Path, data: TrainOptions, corpus: str | None) -> Iterator[str]:
+    """Commands that make a task of the model, on the rows that it was trained on."""
+    if corpus:
+        yield command("task", "create", name, "--model", model, "--corpus", corpus)
+    else:
+        yield command("task", "create", name, "--model", model)
+        own, usual = data.fields, TrainOptions().fields
+        fields = ("--input-field", own.input, "--output-field", own.output)
+        yield command("ingest", name, *data.files, *(() if own == usual else fields))
+    yield command("build-index", name)

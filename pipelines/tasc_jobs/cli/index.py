@@ -8,6 +8,7 @@ import typer
 
 from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
 from tasc_jobs.errors import in_short, known_errors
+from tasc_jobs.hints import command
 from tasc_runtime.progress import note
 from tasc_store import Artifact, ArtifactStore, TaskStore, connect
 
@@ -87,7 +88,7 @@ def index_list(*, task: Task, store: StoreOptions, as_json: AsJson = False) -> N
     now = current.version if current else None
     listed = [{**asdict(artifact), "current": artifact.version == now} for artifact in found]
     lines = [_line(artifact, now) for artifact in found]
-    text = "\n".join(lines) or f"none yet; run `tasc build-index {task}`"
+    text = "\n".join(lines) or f"none yet; run `{command('build-index', task)}`"
     print_result({"task": task, "versions": listed}, text, as_json)
 
 

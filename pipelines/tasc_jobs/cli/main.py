@@ -30,7 +30,6 @@ from tasc_jobs.cli.keys import key_app
 from tasc_jobs.cli.options import (
     AsJson,
     Command,
-    DataDir,
     ModelOptions,
     NamedTask,
     RowIdOptions,
@@ -48,6 +47,7 @@ from tasc_jobs.cli.train_drafter import train_drafter
 from tasc_jobs.cli.tuning import forecast, replay, tune
 from tasc_jobs.cli.worker import worker
 from tasc_jobs.errors import exit_code, in_short, known_errors, require_writable
+from tasc_jobs.hints import use_store
 from tasc_runtime.progress import Clock, note, show_progress
 from tasc_store import connect
 
@@ -181,11 +181,17 @@ def build_index(
     print_result(report.as_json, report.in_words, as_json)
 
 
+@grouped()
 def serve(
+    *,
     config: Annotated[Path, typer.Option(help="Settings file; see deploy/serve.yaml.")],
-    data_dir: DataDir = StoreOptions.data_dir,
+    store: StoreOptions,
 ) -> None:
-    """Serve tasks over HTTP until Ctrl-C or SIGTERM."""
+    """Serve tasks over HTTP until Ctrl-C or SIGTERM.
+
+    The store is that of --redis-url, else of REDIS_URL, else of `redis_url` in the settings file.
+    Without any of them, the command starts a Redis server on --data-dir.
+    """
     clock = Clock()
     clock.note(f"reading {config}")
     from tasc_serve.settings import load_settings, require_free
@@ -193,8 +199,10 @@ def serve(
 
     settings = load_settings(config)
     require_free(settings.http.host, settings.http.port)
-    store = StoreOptions(settings.redis_url or os.environ.get("REDIS_URL"), data_dir)
+    store = store.or_of(settings)
     with store.open() as url:
+        if not store.redis_url:
+            use_store(url, None)  # other commands need it while ours runs
         clock.note(f"store: {store.in_words(url)}")
         for served in settings.tasks:
             TaskStore(connect(url)).get(served.name)  # fails for an unknown task before Ray starts

@@ -6,6 +6,7 @@ its fields.
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 import typer
 from typer.core import TyperCommand
 
+from tasc_draft.user_folders import data_folder
 from tasc_jobs.errors import require_writable
 from tasc_jobs.finetune.hyperparameters import Setting
+from tasc_jobs.hints import use_store
 from tasc_runtime.errors import FileError
 from tasc_store import EmbeddedRedis, TaskStore, connect, redact
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from tasc_jobs.report.document import ReportDocument
     from tasc_runtime.data.rows import Fields
     from tasc_runtime.engine_settings import EngineSettings
+    from tasc_serve.settings import ServeSettings
 
 Task = Annotated[str, typer.Argument(help="Name of the task.")]
 MaxTokens = Annotated[
@@ -70,8 +74,10 @@ DataDir = Annotated[
     typer.Option(
         envvar="TASC_DATA_DIR",
         help="Where the Redis server that the command starts keeps its data.",
+        show_default="tasc-serve in XDG_DATA_HOME, by default ~/.local/share",
     ),
 ]
+_DATA_DIR = data_folder()
 
 Command: TypeAlias = Callable[..., None]
 
@@ -104,7 +110,7 @@ class StoreOptions:
             show_default="a server on --data-dir",
         ),
     ] = None
-    data_dir: DataDir = Path.home() / ".local" / "share" / "tasc-serve"
+    data_dir: DataDir = _DATA_DIR
 
     @contextmanager
     def open(self, task: str | None = None) -> Iterator[str]:
@@ -116,6 +122,7 @@ class StoreOptions:
         Raises:
             StoreError: Redis cannot be used, or it has neither a record nor a corpus of ``task``.
         """
+        self._hint()
         if self.redis_url:
             _check_store(self.redis_url, task)
             yield self.redis_url
@@ -125,9 +132,23 @@ class StoreOptions:
             _check_store(server.url, task)
             yield server.url
 
+    def or_of(self, settings: "ServeSettings | None") -> "StoreOptions":
+        """The store of a settings file, unless the option or the environment names one."""
+        of_file = settings.redis_url if settings else None
+        return StoreOptions(self.redis_url or of_file, self.data_dir)
+
     def open_if(self, needed: bool, task: str | None) -> AbstractContextManager[str | None]:
         """`open`, or None where no store is needed."""
+        self._hint()
         return self.open(task) if needed else nullcontext()
+
+    def _hint(self) -> None:
+        """Let hints name this store where the defaults and the environment do not."""
+        url, folder = self.redis_url, os.environ.get("TASC_DATA_DIR", StoreOptions.data_dir)
+        use_store(
+            redact(url) if url and url != os.environ.get("REDIS_URL") else None,
+            self.data_dir if not url and self.data_dir != Path(folder) else None,
+        )
 
     def in_words(self, url: str) -> str:
         """Which store is used, and how other commands reach one of our own; no login is shown."""
@@ -348,4 +369,4 @@ def show(
 
 
 def print_result(content: dict[str, Any], text: str, as_json: bool) -> None:
-    print(json.dumps(content) if as_json else text)
+    print(json.dumps(content) if as_json else text, flush=True)

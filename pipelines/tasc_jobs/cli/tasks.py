@@ -7,14 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tasc_draft import DraftError
 from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
 from tasc_jobs.errors import JobError, UsageError
+from tasc_jobs.hints import command
 from tasc_jobs.tasks.options import TaskOptions
+from tasc_runtime.models import template_of, trained_prompt
 from tasc_runtime.progress import note
-from tasc_store import CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
+from tasc_store import (
+    ArtifactStore,
+    CorpusStore,
+    CorruptArtifact,
+    TaskRecord,
+    TaskStore,
+    UnknownTask,
+    connect,
+)
 
 if TYPE_CHECKING:
     import redis
+
+    from tasc_jobs.index.publish import Tuned
 
 task_app = typer.Typer(
     help="Register, show, change, roll back and delete tasks.", no_args_is_help=True
@@ -61,7 +74,8 @@ def task_create(
         typer.Option(
             "--from",
             help="Folder that `LLM.save` wrote: all options of the task and its draft index. "
-            "Without it, --model and --template or --chat-template must be given.",
+            "Without it, --model must be given, and --template or --chat-template except for a "
+            "model that `tasc finetune` made.",
             show_default="none",
         ),
     ] = None,
@@ -74,20 +88,29 @@ def task_create(
         ),
     ] = False,
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Register a task, after checking that its model supports what the options ask for."""
     from tasc_jobs.tasks.register import create, create_from
     from tasc_jobs.tasks.shown import registered, taken
 
-    lines = ""
+    lines, index = "", None
     with store.open() as url:
         if from_ is None:
             new = create(TaskStore(connect(url)), name, options, replace)
         else:
-            new, saved, artifact = create_from(connect(url), name, from_, options, replace)
-            lines = taken(name, saved, artifact)
-    print(f"{name} version {new.version}{registered(new)}{lines}")
+            new, saved, index = create_from(connect(url), name, from_, options, replace)
+            lines = taken(name, saved, index)
+    content = {
+        "name": name,
+        "version": new.version,
+        "record": asdict(new.record),
+        "longest_label": new.longest_label,
+        "index": index and asdict(index),
+    }
+    print_result(content, f"{name} version {new.version}{registered(new)}{lines}", as_json)
     _note_ranking(new.record)
+    _note_prompt(new.record)
 
 
 @task_app.command("set", epilog=_CHANGES)
@@ -105,6 +128,7 @@ def task_set(
         ),
     ] = None,
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Add a new version of a task that changes only the given options.
 
@@ -119,14 +143,34 @@ def task_set(
     from tasc_jobs.tasks.shown import changes, changes_in_words, registered
 
     with store.open() as url:
-        old, new = change(TaskStore(connect(url)), name, options, unset or ())
+        client = connect(url)
+        old, new = change(TaskStore(client), name, options, unset or ())
+        by_tune = _tuned(client, new.record)
     changed = changes(old, new.record)
     labels = registered(new) if "choices" in changed else ""
-    print(f"{name} version {new.version}: {changes_in_words(changed) or 'no changes'}{labels}")
+    text = f"{name} version {new.version}: {changes_in_words(changed) or 'no changes'}{labels}"
+    print_result({"name": name, "version": new.version, "changed": changed}, text, as_json)
+    if by_tune and (unused := sorted(changed.keys() & asdict(by_tune.settings).keys())):
+        note(
+            f"{', '.join(unused)}: the settings that `tasc tune` chose with index version "
+            f"{by_tune.index_version} count instead; `tasc index use` goes back to an older index"
+        )
     if old.fingerprint != new.record.fingerprint:
         corpus = new.record.corpus_name
-        note(f"the tokenizer has changed: run `tasc build-index {corpus}`")
+        note(f"the tokenizer has changed: run `{command('build-index', corpus)}`")
     _note_ranking(new.record)
+    _note_prompt(new.record)
+
+
+def _tuned(client: "redis.Redis", record: TaskRecord) -> "Tuned | None":
+    """The tuned settings that the record is drafted with; None also where the index is unusable."""
+    from tasc_jobs.index.publish import tuned
+
+    try:
+        return tuned(ArtifactStore(client, record.corpus_name, record.fingerprint))
+    except (CorruptArtifact, DraftError) as error:
+        note(str(error))
+        return None
 
 
 def _note_ranking(record: TaskRecord) -> None:
@@ -134,7 +178,16 @@ def _note_ranking(record: TaskRecord) -> None:
         corpus = record.corpus_name
         note(
             "the drafter uses the newest vocabulary ranking of the corpus; if there is none, "
-            f"create one with `tasc rank-vocabulary {corpus} --from raw`"
+            f"create one with `{command('rank-vocabulary', corpus, '--from', 'raw')}`"
+        )
+
+
+def _note_prompt(record: TaskRecord) -> None:
+    trained = trained_prompt(record.adapter, record.model)
+    if trained and trained.render("a") != template_of(record).render("a"):
+        note(
+            "the model was fine-tuned with another prompt than this task has; `tasc task create` "
+            "without options for the prompt, system prompt and examples takes that one"
         )
 
 
@@ -149,21 +202,28 @@ def task_show(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show every field of a task, its versions, and what each version changed."""
+    """Show every field of a task, its versions, and what each version changed.
+
+    Draft settings that `tasc tune` chose come with the current index and are shown where they
+    replace those of the record.
+    """
     from tasc_jobs.tasks import shown
 
     with store.open() as url:
-        tasks = TaskStore(connect(url))
+        client = connect(url)
+        tasks = TaskStore(client)
         versions = list(shown.history(tasks, name))
         shown_version = versions[-1].version if version is None else version
         record = tasks.get(name, shown_version)
+        by_tune = _tuned(client, record)
     content = {
         "name": name,
         "version": shown_version,
         "record": asdict(record),
+        "tuned": by_tune and asdict(by_tune),
         "versions": [asdict(each) for each in versions],
     }
-    print_result(content, shown.table(record, shown_version, versions), as_json)
+    print_result(content, shown.table(record, shown_version, versions, by_tune), as_json)
 
 
 @task_app.command("list", epilog="tasc task list")
@@ -185,12 +245,14 @@ def task_use(
     name: Task,
     version: Annotated[int, typer.Argument(help="Version number, as `tasc task show` lists it.")],
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Roll back to an older version by copying it to a new, newest version."""
     with store.open() as url:
         newest = TaskStore(connect(url)).use(name, version)
     same = "" if newest == version else f", the same as version {version}"
-    print(f"{name} version {newest}{same}")
+    content = {"name": name, "version": newest, "same_as": version}
+    print_result(content, f"{name} version {newest}{same}", as_json)
 
 
 @task_app.command("delete", epilog="tasc task delete tickets --yes")
@@ -205,6 +267,7 @@ def task_delete(
         ),
     ] = False,
     store: StoreOptions,
+    as_json: AsJson = False,
 ) -> None:
     """Delete a task permanently: its versions, its corpus and its draft indexes.
 
@@ -218,7 +281,7 @@ def task_delete(
         if not yes:
             _confirm(f"Delete {description}?")
         TaskStore(client).delete(name)
-    print(f"deleted {description}")
+    print_result({"name": name, "deleted": description}, f"deleted {description}", as_json)
 
 
 def _description(client: "redis.Redis", name: str) -> str:

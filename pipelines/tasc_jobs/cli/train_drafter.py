@@ -20,6 +20,7 @@ from tasc_jobs.cli.options import (
 )
 from tasc_jobs.drafter.hyperparameters import OF_KIND, DrafterSettings
 from tasc_jobs.errors import UsageError
+from tasc_jobs.hints import command
 from tasc_jobs.tasks.options import PromptOptions
 from tasc_runtime.progress import Stages
 
@@ -68,7 +69,7 @@ def train_drafter(
     The model answers the inputs of the rows, and the drafter is trained on the answers. Of the rows
     that fit --max-length, the last 5 % are held out to measure how often the drafter predicts the
     model's next token. An interrupted run resumes when it is run again, and ends with the same
-    weights.
+    weights. A run that is finished already is reported again.
     """
     _refuse_other_settings(settings, context)
     require_files(*data.files, answers)
@@ -95,7 +96,10 @@ def train_drafter(
         job = job_of(inputs, answers, settings, engine.setup, output, checkpoint_s)
     with Stages(f"train {settings.kind} drafter {task}", STAGES) as stages:
         report = run(job, stages, stages.tell)
-    print_result(report, in_words(report), as_json)
+    text = in_words(report)
+    if inputs.record:
+        text += f"\nto use it: {command('task', 'set', task, '--drafter', output)}"
+    print_result(report, text, as_json)
 
 
 def _refuse_other_settings(settings: DrafterSettings, context: typer.Context) -> None:

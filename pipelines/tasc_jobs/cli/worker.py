@@ -16,7 +16,6 @@ from tasc_jobs.cli.options import (
     PoolOptions,
     StoreOptions,
     grouped,
-    require_files,
 )
 from tasc_jobs.errors import UsageError
 from tasc_runtime.progress import note
@@ -46,8 +45,9 @@ Tasks = Annotated[
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="Settings file of the service, whose limits also apply to lines.",
-        show_default="default limits",
+        help="Settings file of the service: its engine, its limits, which also apply to lines, and "
+        "its store, unless --redis-url or REDIS_URL names one.",
+        show_default="default settings",
     ),
 ]
 WorkDir = Annotated[
@@ -96,8 +96,11 @@ def worker(
     built (no model folder, memory or Redis), the batch does not fail; the task is left to other
     workers for a while. With --json, each batch that ends is printed as one JSON object.
     """
+    from tasc_serve.settings import LimitSettings, load_settings
+
     named = _names(tasks)
-    require_files(config)
+    service = load_settings(config) if config else None
+    store = store.or_of(service)
     with store.open() as url:
         note(f"store: {store.in_words(url)}")
         folder = work_dir or store.data_dir / "batches"
@@ -107,10 +110,8 @@ def worker(
         from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
         from tasc_jobs.worker.one_batch import WorkerSettings
         from tasc_runtime.engine_settings import EngineSettings
-        from tasc_serve.settings import LimitSettings, load_settings
         from tasc_store import connect
 
-        service = load_settings(config) if config else None
         engine = pool.engine(service.engine if service else EngineSettings())
         limits = service.gateway_limits if service else LimitSettings()
         settings = WorkerSettings(url, folder, engine, limits, pool.actors, pool.gpus)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from shutil import which
 from typing import Any
 
@@ -42,8 +43,8 @@ ROWS = 256
 ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1, device="cpu")
 # The same rows are asked several times: answers of before must not be drafted from.
 FORGETFUL = DraftOverrides(recent_tokens=0)
-_NEXT = """next: `make serve` keeps a service on port 8000, `{tasc} task create --help` begins a
-task of your own, and docs/get-started shows both step by step"""
+_NEXT = """next: `{tasc} demo --serve` keeps a service on port 8000, and `{tasc} task create --help`
+shows how to make a task of your own"""
 
 
 def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> dict[str, Any]:
@@ -211,7 +212,7 @@ def _command() -> str:
     own, found = Path(sys.argv[0]), which("tasc")
     if not own.is_file() or (found and own.samefile(found)):
         return "tasc"
-    return os.path.relpath(own)
+    return quote(os.path.relpath(own))
 
 
 def _came_up(deployment: str, running: int) -> None:

@@ -1,5 +1,6 @@
 """Train a drafter on its target's own answers. A killed run goes on from its last checkpoint."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -74,17 +75,17 @@ def train_drafter(
 ) -> dict[str, Any]:
     """Answer, train, write the result, and say what it is like. Run again, a killed run goes on.
 
+    A run that has ended is only reported again.
+
     Args:
         say: Told in words how the training goes.
 
     Raises:
         FinetuneError: Nothing to train on, a loss that is no number, no memory, no room on disk, or
-            an output that is another process's or no drafter's.
+            an output that is another process's, another drafter's or no drafter's.
         JobError: The target cannot be loaded, or answers cannot be made or read.
     """
     with claimed(job.output, DRAFTER):
-        if (job.output / CARD).is_file():
-            raise FinetuneError(f"{job.output} has a drafter already; name another output")
         return _trained(job, progress, say)
 
 
@@ -92,18 +93,16 @@ def _trained(
     job: DrafterJob, progress: StageProgress, say: Callable[[str], None]
 ) -> dict[str, Any]:
     tokenizer = TaskTokenizer.from_folder(job.source.folder)
+    run = _run_of(job, tokenizer)
+    if (job.output / CARD).is_file():
+        return _finished(job.output, run)
     trained, held_out, left_out = _learnable(job, tokenizer, progress)
     torch.set_num_threads(job.setup.threads)
     torch.manual_seed(job.settings.seed)
     trainable = _trainable(job)
     trainer = DrafterTrainer(trainable, trained, job.settings)
-    pins = {
-        **asdict(job.settings),
-        "target": job.target,
-        "tokenizer": tokenizer.fingerprint,
-        "answers": digest_of(trained),
-    }
-    checkpoints = Checkpoints(job.output / CHECKPOINT, pins)
+    pins = {name: value for name, value in run.items() if name != "asked"}
+    checkpoints = Checkpoints(job.output / CHECKPOINT, {**pins, "answers": digest_of(trained)})
     if there := checkpoints.load():
         note(f"resuming after step {there.step} of {trainer.steps}")
         trainer.resume(there)
@@ -111,12 +110,36 @@ def _trained(
     metrics["parameters"] = sum(p.numel() for p in trainable.model.parameters() if p.requires_grad)
     metrics["agreement"] = agreement(trainable, held_out, job.settings.micro_rows)
     data = {"task": job.task, "rows": len(trained), "held_out": len(held_out), "left_out": left_out}
-    report = {**data, **asdict(job.settings), **metrics, "output": str(job.output)}
+    report = {**data, **run, **metrics, "output": str(job.output)}
     progress("write", 0, 1)
     _write(job, trainable, tokenizer, report)
     checkpoints.remove()
     progress("write", 1, 1)
     return report
+
+
+def _run_of(job: DrafterJob, tokenizer: TaskTokenizer) -> dict[str, Any]:
+    """All that was asked for, by name; known before anything is answered."""
+    asked = [job.generation.template.identity, job.generation.max_tokens, job.generation.stop]
+    rows = [(row.key, row.input) for row in job.rows] if job.answers is None else job.answers
+    return {
+        **asdict(job.settings),
+        "target": job.target,
+        "tokenizer": tokenizer.fingerprint,
+        "asked": hashlib.sha256(repr((asked, rows)).encode()).hexdigest(),
+    }
+
+
+def _finished(output: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """The report of the run that has ended there; raises FinetuneError if it was another one."""
+    report: dict[str, Any] = json.loads((output / REPORT).read_text(encoding="utf-8"))
+    if changed := [name for name, value in run.items() if report.get(name) != value]:
+        raise FinetuneError(
+            f"{output} has a drafter already, of a run with different {', '.join(changed)}; choose "
+            "another output to train a new one"
+        )
+    note(f"{output} has the result of this run already; nothing is trained again")
+    return {**report, "output": str(output)}
 
 
 def _learnable(

@@ -108,14 +108,6 @@ def _write_kind(lock: IO[str], output: Path, kind: OutputKind) -> None:
 FINETUNE = OutputKind("a fine-tune", ("adapter", "model", "README.md", REPORT))
 
 
-def require_unfinished(output: Path) -> None:
-    """Raises FinetuneError if the folder has the result of a finished fine-tune."""
-    if (output / REPORT).is_file():
-        raise FinetuneError(
-            f"{output} already has a fine-tuned model; choose another output to train a new one"
-        )
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """The state from which a run resumes.

@@ -16,8 +16,8 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from torch import Tensor, distributed
 
 from tasc_jobs.errors import FinetuneError
-from tasc_jobs.finetune.checkpoints import FINETUNE, claimed, require_unfinished
-from tasc_jobs.finetune.finetuning import Finetune, finetune, plan_of, refuse_made, report_of
+from tasc_jobs.finetune.checkpoints import FINETUNE, claimed
+from tasc_jobs.finetune.finetuning import Finetune, finetune, plan_of, report_of
 from tasc_runtime.progress import StageProgress, silent
 
 _LOOK_S = 0.5
@@ -73,10 +73,9 @@ def finetune_by(
     Raises:
         FinetuneError: See `finetune`; or the workers failed more than ``retries`` times.
     """
-    refuse_made(job.output)
     plan_of(job)  # its errors are raised before workers are started
     with claimed(job.output, FINETUNE):
-        require_unfinished(job.output)
+        pass
     board = _Board.remote()  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory(prefix="tasc-train-") as folder:
         trainer = TorchTrainer(

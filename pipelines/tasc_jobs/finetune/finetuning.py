@@ -1,9 +1,10 @@
 """Fine-tunes a model on the rows of a task. A killed run resumes from its last checkpoint."""
 
 import gc
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from tasc_jobs.finetune.checkpoints import (
     REPORT,
     Checkpoints,
     claimed,
-    require_unfinished,
 )
 from tasc_jobs.finetune.examples import Example, digest_of, examples_of
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
@@ -102,8 +102,8 @@ def finetune(
 ) -> dict[str, Any]:
     """Train a model, write the result and return its report. Resumes a killed run.
 
-    If a group restarts after it has written its result, this only returns the report. Workers of a
-    group do not wait for the first to write it: the others return an empty report.
+    If the output has the result of this very run, this only returns the report. Workers of a group
+    do not wait for the first to write it: the others return an empty report.
 
     Args:
         group: The workers that share the training, by default this process alone.
@@ -111,8 +111,8 @@ def finetune(
 
     Raises:
         FinetuneError: There is nothing to train on, the tokenizer does not fit the model, the loss
-            is not a number, memory or disk space runs out, or another process is training in the
-            output folder.
+            is not a number, memory or disk space runs out, another process is training in the
+            output folder, or that has the result of another run.
         TokenizerError: A tokenizer cannot be read.
     """
     is_first = group.rank == 0
@@ -122,20 +122,19 @@ def finetune(
     new = {"new_tokens": len(plan.vocabulary.parts), "end": plan.vocabulary.end}
     settings = {**asdict(job.settings), **new, **plan.precision}
     with claimed(job.output, FINETUNE, lock_wait_s) if is_first else nullcontext():
-        finished = is_first and _is_finished_by(
-            job.output, {"data": data, "settings": settings}, group
-        )
+        finished = is_first and _is_finished(job, plan)
         # The others wait here, so that no one reads a checkpoint before the first has the lock.
         if _broadcast_from_first(finished, group, plan.device):
             return report_of(job.output)
-        result = Result(job.output, plan.vocabulary) if is_first else None
+        result = Result(job.output, plan.vocabulary, job.template) if is_first else None
         checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))
         metrics = _trained(job, plan, checkpoints, result, (progress, say), group)
         if not result:
             return {}
         _free()
         progress("write", 0, 1)
-        result.end(job.base, Made(job.base_reference, job.revision, data, settings, metrics))
+        run = _run_of(job, plan)
+        result.end(job.base, Made(job.base_reference, job.revision, data, settings, metrics, run))
         checkpoints.remove()
         progress("write", 1, 1)
         return report_of(job.output)
@@ -148,43 +147,45 @@ def report_of(output: Path) -> dict[str, Any]:
     return {**made["data"], **made["settings"], **made["metrics"], **about}
 
 
-def refuse_made(output: Path) -> None:
-    """Raises FinetuneError if the folder has a finished fine-tune.
+def made_before(job: Finetune) -> dict[str, Any] | None:
+    """The report of this very run, where it is in the output; None if nothing is finished there.
 
-    Removes temporary files that the fine-tune may have left.
+    Raises:
+        FinetuneError, TokenizerError: See `finetune`.
     """
-    try:
-        require_unfinished(output)
-    except FinetuneError:
-        with suppress(FinetuneError), claimed(output, FINETUNE):
-            _clear(output)
-        raise
+    if not (job.output / REPORT).is_file():
+        return None
+    plan = plan_of(job)
+    with claimed(job.output, FINETUNE):
+        return report_of(job.output) if _is_finished(job, plan) else None
 
 
-def _is_finished_by(output: Path, expected: Mapping[str, Any], group: WorkerGroup) -> bool:
-    """Returns whether this group has already written its result.
+def _is_finished(job: Finetune, plan: TrainingPlan) -> bool:
+    """Whether this very run has written its result. Removes what else is left of it then.
 
-    That happens if a worker died after the result was written and the group was restarted.
-
-    Args:
-        expected: Contents of the group's report, without the metrics.
+    A group may start again after one of its workers died behind the end.
 
     Raises:
         FinetuneError: The folder has the result of another run.
     """
-    if not (output / REPORT).is_file():
+    if not (job.output / REPORT).is_file():
         return False
-    _clear(output)
-    report = json.loads((output / REPORT).read_text())
-    if group is ALONE or any(report[name] != value for name, value in expected.items()):
-        require_unfinished(output)
+    discard(job.output)
+    Checkpoints(job.output / CHECKPOINT, {}).remove()
+    made = json.loads((job.output / REPORT).read_text())
+    if made.get("run") != _run_of(job, plan):
+        raise FinetuneError(
+            f"{job.output} has a model that was fine-tuned from other rows, another base or prompt,"
+            " or with other settings; choose another output to train a new one"
+        )
     return True
 
 
-def _clear(output: Path) -> None:
-    """Removes the temporary files and checkpoints of a finished run."""
-    discard(output)
-    Checkpoints(output / CHECKPOINT, {}).remove()
+def _run_of(job: Finetune, plan: TrainingPlan) -> str:
+    """A hash of all that was asked for. The machine, which affects the result, is not in it."""
+    asked = [job.base_reference, job.revision, plan.vocabulary.tokenizer.fingerprint]
+    text = json.dumps([*asked, asdict(job.settings), digest_of(plan.examples)])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _broadcast_from_first(value: bool, group: WorkerGroup, device: str) -> bool:
@@ -278,9 +279,7 @@ def in_words(report: dict[str, Any]) -> str:
     return (
         f"{report['steps']} steps on {report['rows']:,} rows ({report['too_long']} too long, left"
         f" out), loss {report['first_loss']:.3f} -> {report['loss']:.3f}, {report['new_tokens']}"
-        f" new tokens, {report['seconds']:.0f} s"
-        f"\n{report['output']}; run `tasc evaluate --model {report['output']}/model` to measure "
-        "its quality and how often it uses the new tokens"
+        f" new tokens, {report['seconds']:.0f} s\n{report['output']}"
     )
 
 
@@ -299,6 +298,9 @@ def finetune_with(
     Raises:
         FinetuneError, TokenizerError: See `finetune`.
     """
+    if found := made_before(job):
+        note(f"{job.output} has the result of this run already; nothing is trained again")
+        return found
     if workers == 1:
         if threads:
             torch.set_num_threads(threads)

@@ -174,8 +174,8 @@ def _parts(tokens: Any, known: set[int]) -> dict[int, list[int]]:
 
 def _of_another(folder: Path, base: TaskTokenizer) -> str:
     return (
-        f"{folder} was not enriched from the tokenizer of {base.path.parent}; run `tasc enrich "
-        f"--tokenizer {base.path.parent}`, or choose the model whose tokenizer was enriched"
+        f"{folder} was not enriched from the tokenizer of {base.path.parent}; run `tasc enrich` "
+        f"with --tokenizer {base.path.parent}, or choose the model whose tokenizer was enriched"
     )
 
 

@@ -22,6 +22,8 @@ from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import DISK_FULL, REPORT, flush
 from tasc_jobs.finetune.model import AddedVocabulary, add_rows
 from tasc_jobs.finetune.training import memory_to
+from tasc_runtime.models import keep_prompt
+from tasc_text import Template
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Made:
         data: Where the rows came from, and how many there were.
         settings: What it is reproducible by.
         metrics: What was measured, by name.
+        run: A hash of all that was asked for.
     """
 
     base: str
@@ -41,6 +44,7 @@ class Made:
     data: Mapping[str, Any]
     settings: Mapping[str, Any]
     metrics: Mapping[str, Any]
+    run: str
 
 
 def card(made: Made, adapter: str, model: str) -> str:
@@ -83,10 +87,11 @@ class Result:
 
     Args:
         output: Of `finetune`; it is there.
+        template: The prompt of the training, which is kept beside model and adapter.
     """
 
-    def __init__(self, output: Path, vocabulary: AddedVocabulary) -> None:
-        self._output, self._vocabulary = output, vocabulary
+    def __init__(self, output: Path, vocabulary: AddedVocabulary, template: Template) -> None:
+        self._output, self._vocabulary, self._template = output, vocabulary, template
         self._begun = output / _BEGUN
 
     def begin(self, model: "PeftModel", base: str, revision: str | None) -> None:
@@ -105,7 +110,7 @@ class Result:
             model.save_pretrained(str(folder), save_embedding_layers=False)
             (folder / CARD).unlink(missing_ok=True)  # PEFT's own, with nothing filled in
             as_readable_as(folder / "adapter_config.json")
-            self._copy_tokenizer(folder)
+            self._add_tokenizer_and_prompt(folder)
 
     def end(self, base: Path, made: Made) -> None:
         """Merge the adapter as it was saved, so that what is served is what others load; publish.
@@ -147,9 +152,10 @@ class Result:
             settings.write_text("{}")
         for file in (settings, folder / "config.json"):
             _change(file, eos_token_id=self._vocabulary.ends)
-        self._copy_tokenizer(folder)
+        self._add_tokenizer_and_prompt(folder)
 
-    def _copy_tokenizer(self, folder: Path) -> None:
+    def _add_tokenizer_and_prompt(self, folder: Path) -> None:
+        keep_prompt(folder, self._template)
         for name in _TOKENIZER_FILES:
             file = self._vocabulary.tokenizer.path.parent / name
             if file.is_file():

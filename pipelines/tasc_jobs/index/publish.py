@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasc_draft import DraftIndex, read_index
+from tasc_draft import DraftIndex, DraftSettings, read_index
+from tasc_draft.index.draft_index import HEAD_BYTES, settings_in
 from tasc_store import Artifact, ArtifactStore
 
 _SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
@@ -28,6 +29,27 @@ def current_index(store: ArtifactStore) -> DraftIndex | None:
         index = read_index(path)  # the mapped file lives on when its name is gone
     index.check_integrity()
     return index
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Draft settings that `tasc tune` chose, and the version of the index that they come with."""
+
+    index_version: int
+    settings: DraftSettings
+
+
+def tuned(store: ArtifactStore) -> Tuned | None:
+    """What counts in place of the record's draft settings; read from the head of the index.
+
+    Raises:
+        DraftError: The index is damaged, or of a format this program does not read.
+        StoreError: Redis fails.
+    """
+    if (artifact := store.current()) is None:
+        return None
+    settings = settings_in(store.head(artifact, HEAD_BYTES), f"index version {artifact.version}")
+    return None if settings is None else Tuned(artifact.version, settings)
 
 
 def publish_file(

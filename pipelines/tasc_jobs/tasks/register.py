@@ -13,6 +13,7 @@ from tasc_jobs.index.publish import publish_file
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, check_drafter
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import (
+    CHAT,
     GROUPS,
     Values,
     by_option,
@@ -25,11 +26,12 @@ from tasc_jobs.tasks.values import (
 )
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.models import chat_template, template_of
+from tasc_runtime.models import chat_template, template_of, trained_prompt
 from tasc_runtime.sampling_options import AnswerGuide, guide_of
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask
 from tasc_store.keys import checked_task
-from tasc_text import TextError, is_unicode, resolve_folder
+from tasc_text import ChatTemplate, PromptTemplate, TextError, is_unicode, resolve_folder
+from tasc_text.template import FIELD
 
 _TEXT = "a"  # in every vocabulary
 _CUT = "\ufffd"  # what decoders write for bytes that are no character
@@ -59,6 +61,7 @@ def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> 
     """
     newest = _replaceable(store, name, replace)
     values = given_values(options)
+    values = {**_trained(values), **values}
     needed = {"model": "--model", "template": "--template or --chat-template"}
     if missing := [said for name, said in needed.items() if name not in values]:
         raise UsageError(
@@ -147,6 +150,21 @@ def _put(store: TaskStore, values: Values, newest: int) -> Registered:
     labels = model.tokenizer.encode_outputs(record.choices) if record.choices else ()
     longest = max((len(label) + 1 for label in labels), default=0)
     return Registered(store.put(record, after=newest), record, longest)
+
+
+def _trained(given: Values) -> Values:
+    """The prompt of the fine-tune that made the model or adapter, where none is given.
+
+    Raises:
+        ServiceError: It cannot be read.
+    """
+    trained = trained_prompt(given.get("adapter"), given.get("model"))
+    if isinstance(trained, PromptTemplate):
+        return {} if "template" in given else {"template": trained.text}
+    if trained is None or ("template" in given and "chat_template" not in given):
+        return {}
+    assert isinstance(trained, ChatTemplate)
+    return {"template": FIELD, **{name: getattr(trained, own) for name, own in CHAT.items()}}
 
 
 def _replaceable(store: TaskStore, name: str, replace: bool) -> int:

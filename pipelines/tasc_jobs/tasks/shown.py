@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tasc_jobs.hints import command
+from tasc_jobs.index.publish import Tuned
 from tasc_jobs.tasks.register import Registered
 from tasc_jobs.tasks.values import CHAT, NEURAL, flat
 from tasc_runtime.data.saved_task import SavedTask
@@ -56,8 +58,12 @@ def changes_in_words(found: Changes) -> str:
     return ", ".join(_change(name, old, new) for name, (old, new) in found.items())
 
 
-def table(record: TaskRecord, version: int, past: list[Past]) -> str:
-    """A line for each value, then one for each version."""
+def table(record: TaskRecord, version: int, past: list[Past], by_tune: Tuned | None = None) -> str:
+    """A line for each value, then one for each version.
+
+    Args:
+        by_tune: Draft settings that count in place of the record's.
+    """
     values = flat(record)
     if record.neural is None:
         values = {k: v for k, v in values.items() if k == "drafter" or k not in NEURAL}
@@ -65,7 +71,14 @@ def table(record: TaskRecord, version: int, past: list[Past]) -> str:
         values = {k: v for k, v in values.items() if k == "chat_template" or k not in CHAT}
     width = max(map(len, values)) + 2
     lines = [f"{'version':{width}}{version} of {len(past)}"]
-    lines += [f"{k:{width}}{_value(k, v, _MOST_IN_TABLE)}" for k, v in values.items()]
+    shown = {k: _value(k, v, _MOST_IN_TABLE) for k, v in values.items()}
+    if by_tune:
+        lines.append(f"{'tuned':{width}}by tasc tune, with index version {by_tune.index_version}")
+        for name, value in asdict(by_tune.settings).items():
+            if value != values[name]:
+                own = _value(name, value, _MOST_IN_TABLE)
+                shown[name] = f"{own} (tuned; the record has {shown[name]})"
+    lines += [f"{name:{width}}{value}" for name, value in shown.items()]
     lines += ["", "versions"]
     lines += [f"{each.version:>4}  {_past(each)}" for each in past]
     return "\n".join(lines)
@@ -111,7 +124,7 @@ def taken(name: str, saved: SavedTask, artifact: Artifact | None) -> str:
         lines = (
             f"\nindex version {artifact.version} is current: "
             f"{saved.index.corpus.documents:,} outputs\nnot taken: the rows of the corpus, which "
-            f"the folder does not have; `tasc ingest` them before `tasc build-index {name}`"
+            f"the folder does not have; `tasc ingest` them before `{command('build-index', name)}`"
         )
     if engine := saved.engine.model_dump(exclude_defaults=True):
         settings = ", ".join(f"{field}: {value}" for field, value in engine.items())

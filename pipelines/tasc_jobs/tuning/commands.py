@@ -12,6 +12,7 @@ from tasc_draft import BigramTable, DraftIndex, DraftSettings, Replay, write_ind
 from tasc_draft.index.bigrams import read_bigrams
 from tasc_engine.request import GenerationRequest
 from tasc_jobs.errors import EmptyCorpusError
+from tasc_jobs.hints import command
 from tasc_jobs.index.publish import IndexSize, current_index, publish_file
 from tasc_jobs.preview import Preview, preview
 from tasc_jobs.report.document import ReportDocument
@@ -249,7 +250,9 @@ def tune_job(
     price = priced.price(held.context, held.prompt_tokens)
     with show_progress(f"tune {name}", planned(held), "replays") as bar:
         tuned = tune(held, task.record.draft, price, bar.advance)
-    settings = replace(tuned.chosen.settings, recent_tokens=task.record.draft.recent_tokens)
+    settings = tuned.chosen.settings
+    if "recent" in settings.sources:
+        settings = replace(settings, recent_tokens=task.record.draft.recent_tokens)
     index = task.index or index_of(task.rows, task.tokenizer)
     index = replace(index, weights=tuned.weights, settings=settings)
     forecast = tuned.chosen.replay.tokens_per_step
@@ -387,11 +390,12 @@ def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTa
     note("reading and tokenising rows ...")
     task = read_task(client, name)
     if task.newer_rows:
-        note(f"{task.newer_rows} newer rows are not in the index; `tasc build-index` takes them in")
+        build = command("build-index", name)
+        note(f"{task.newer_rows} newer rows are not in the index; `{build}` takes them in")
     if task.index is not None and task.index_rows is None:
         note(
             "the current index came with the task: which rows are in it is unknown, and figures "
-            f"are of an index of the corpus; `tasc build-index {name}` builds that one"
+            f"are of an index of the corpus; `{command('build-index', name)}` builds that one"
         )
     held = HeldOut(
         task.rows,

@@ -118,6 +118,7 @@ def _worth_row(worth: Worth) -> dict[str, str]:
         "tokens/step with it": f"{worth.with_it:.3f}",
         "without it": f"{worth.without_it:.3f}",
         "gain": f"{worth.gain:+.3f}",
+        "used": "yes" if worth.kept else "no",
     }
 
 

@@ -17,7 +17,6 @@ BUDGETS = (4, 8, 16, 32)
 NEIGHBOURS = (0, 16, 32, 64)
 MIN_PROBS = (0.0, 0.02, 0.05, 0.1, 0.2)
 _FIRST_BUDGET = 8
-_WORTHWHILE = 1.005  # less of a gain is chance
 
 Price: TypeAlias = Callable[[Replay], float]
 
@@ -68,11 +67,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Worth:
-    """Tokens per step with a source and, weights learnt anew, without it."""
+    """Tokens per step with a source and, weights learnt anew, without it.
+
+    Attributes:
+        kept: Whether the settings that were chosen use it.
+    """
 
     source: str
     with_it: float
     without_it: float
+    kept: bool
 
     @property
     def gain(self) -> float:
@@ -103,7 +107,7 @@ class Tuned:
 
 
 def planned(held: HeldOut) -> int:
-    """How many replays `tune` makes."""
+    """How many replays `tune` makes, those of several absent sources not counted."""
     return len(NEIGHBOURS) + len(BUDGETS) * len(MIN_PROBS) + len(held.sources)
 
 
@@ -111,6 +115,9 @@ def tune(
     held: HeldOut, base: DraftSettings, price: Price, progress: Callable[[], None] = lambda: None
 ) -> Tuned:
     """Try neighbours, then budgets and least probabilities, then each source's absence.
+
+    A source is left out if the expected speed-up without it is no less. Recent answers, of which
+    the held-out rows have few, are left out only if it is more.
 
     Args:
         base: What is not varied; its mixture becomes ``mixed``.
@@ -129,9 +136,7 @@ def tune(
         for min_prob in MIN_PROBS
     ]
     best = max(grid, key=lambda trial: trial.speed_up)
-    worths, without = _leave_one_out(bench, best, weights)
-    fewer = max(without, key=lambda trial: trial.speed_up)
-    chosen = fewer if fewer.speed_up > best.speed_up * _WORTHWHILE else best
+    worths, chosen = _leave_one_out(bench, best, weights)
     return Tuned(
         chosen,
         tuple(trial for trial, _ in first),
@@ -144,31 +149,50 @@ def tune(
 class _Bench:
     def __init__(self, held: HeldOut, price: Price, progress: Callable[[], None]) -> None:
         self.held = held
-        self._price, self._progress = price, progress
+        self.price, self._progress = price, progress
 
     def tried(self, settings: DraftSettings, weights: Weights) -> Trial:
         found = self.held.replay(settings, weights)
         self._progress()
-        return Trial(settings, found, self._price(found))
+        return Trial(settings, found, self.price(found))
 
     def learnt(self, settings: DraftSettings) -> tuple[Trial, Weights]:
         weights = self.held.weights(settings)
         return self.tried(settings, weights), weights
 
 
-def _leave_one_out(bench: _Bench, best: Trial, weights: Weights) -> tuple[list[Worth], list[Trial]]:
-    """Each source's worth, and the trials without one; recent answers are put in instead."""
-    worths: list[Worth] = []
-    trials: list[Trial] = []
+def _leave_one_out(bench: _Bench, best: Trial, weights: Weights) -> tuple[list[Worth], Trial]:
+    """Each source's worth, and the best trial without sources that are worth nothing.
+
+    Two sources may stand in for each other: of those that can be left out alone, each further one
+    is tried together with those before it. Recent answers are put in, for they are in no trial.
+    """
     whole = best.replay.tokens_per_step
+    found: dict[str, tuple[float, float]] = {}
+    idle: list[tuple[Trial, str]] = []
+    recent = best
     for source in bench.held.sources:
         if source == "recent":
             online = replace(best.settings, recent_tokens=DraftSettings().recent_tokens)
-            with_it = bench.tried(online, weights).replay.tokens_per_step
-            worths.append(Worth(source, with_it, whole))
+            recent = bench.tried(online, weights)
+            found[source] = recent.replay.tokens_per_step, whole
             continue
-        others = tuple(name for name in best.settings.sources if name != source)
-        trial, _ = bench.learnt(replace(best.settings, sources=others))
-        trials.append(trial)
-        worths.append(Worth(source, whole, trial.replay.tokens_per_step))
-    return worths, trials
+        trial, _ = bench.learnt(_without(best.settings, source))
+        found[source] = whole, trial.replay.tokens_per_step
+        if trial.speed_up >= best.speed_up:
+            idle.append((trial, source))
+    idle.sort(key=lambda each: each[0].speed_up, reverse=True)
+    chosen = idle[0][0] if idle else best
+    uncounted = _Bench(bench.held, bench.price, lambda: None)
+    for _, source in idle[1:]:
+        trial, _ = uncounted.learnt(_without(chosen.settings, source))
+        if trial.speed_up >= chosen.speed_up:
+            chosen = trial
+    if recent.speed_up < best.speed_up:
+        chosen = replace(chosen, settings=_without(chosen.settings, "recent"))
+    kept = chosen.settings.sources
+    return [Worth(source, *pair, source in kept) for source, pair in found.items()], chosen
+
+
+def _without(settings: DraftSettings, source: str) -> DraftSettings:
+    return replace(settings, sources=tuple(name for name in settings.sources if name != source))

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -174,6 +175,7 @@ FORMAT = 3
 _ALIGN = 64
 _PREFIX = len(MAGIC) + 8
 _MOST_HEADER = 1 << 20
+HEAD_BYTES = _PREFIX + _MOST_HEADER
 _DTYPES = ("<i4", "<u4", "<f4", "|u1")
 _PARTS: dict[str, Any] = {
     "corpus": CorpusIndex,
@@ -211,7 +213,8 @@ def read_index(path: Path) -> DraftIndex:
         IndexFileError: The file is not a draft index, is truncated or damaged, or has another
             format version.
     """
-    header, begin = _read_header(path)
+    with path.open("rb") as file:
+        header, begin = _read_header(file, path)
     size, promised = path.stat().st_size - begin, header.get("bytes")
     if size != promised:
         raise IndexFileError(
@@ -227,6 +230,23 @@ def read_index(path: Path) -> DraftIndex:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise IndexFileError(f"{path} has a damaged header; fetch it again") from error
+
+
+def settings_in(head: bytes, name: str) -> DraftSettings | None:
+    """The settings of an index of which only the first HEAD_BYTES are there.
+
+    Args:
+        name: Of the index, for messages.
+
+    Raises:
+        IndexFileError: See `read_index`.
+    """
+    header, _ = _read_header(BytesIO(head), name)
+    try:
+        found = header["parts"].get("settings")
+        return None if found is None else DraftSettings(**found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise IndexFileError(f"{name} has a damaged header; build the index again") from error
 
 
 def _split(index: DraftIndex) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -284,13 +304,12 @@ def _pad(file: BinaryIO) -> None:
     file.write(bytes(-file.tell() % _ALIGN))
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    with path.open("rb") as file:
-        prefix = file.read(_PREFIX)
-        if prefix[: len(MAGIC)] != MAGIC:
-            raise IndexFileError(f"{path} is not a draft index; `tasc build-index` makes one")
-        length = int.from_bytes(prefix[len(MAGIC) :], "little")
-        encoded = file.read(min(length, _MOST_HEADER))
+def _read_header(file: BinaryIO, path: Path | str) -> tuple[dict[str, Any], int]:
+    prefix = file.read(_PREFIX)
+    if prefix[: len(MAGIC)] != MAGIC:
+        raise IndexFileError(f"{path} is not a draft index; `tasc build-index` makes one")
+    length = int.from_bytes(prefix[len(MAGIC) :], "little")
+    encoded = file.read(min(length, _MOST_HEADER))
     try:
         header = json.loads(encoded)
         version = header["format"]

@@ -29,6 +29,7 @@ from tasc_draft import (
 )
 from tasc_draft.compiled import digest_of
 from tasc_draft.learning import answers
+from tasc_draft.user_folders import cache_folder
 from tasc_runtime.data.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
@@ -41,11 +42,6 @@ _BATCH = 1000
 _KEPT_S = 30 * 86_400.0
 # Files, a table (pandas, Polars, Arrow, `datasets.Dataset`), pairs of input and output, or objects.
 Corpus: TypeAlias = Any
-
-
-def default_index_dir() -> Path:
-    """Where indexes of corpora that are in no store are kept."""
-    return Path.home() / ".cache" / "tasc-serve" / "local-indexes"
 
 
 def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
@@ -189,14 +185,14 @@ def local_index(
 
     Args:
         folder: Where indexes are kept, for a month after their last use; unset:
-            `default_index_dir`. A folder that cannot be written to is logged, and nothing is kept.
+            in `cache_folder`. A folder that cannot be written to is logged, and nothing is kept.
 
     Raises:
         ValueError: There are no rows.
     """
     if not rows:
         raise ValueError("the corpus has no rows; give at least one, or leave corpus out")
-    folder = default_index_dir() if folder is None else folder
+    folder = cache_folder() / "local-indexes" if folder is None else folder
     path = folder / f"{_digest(rows, tokenizer, template, settings)}.tasc"
     if path.is_file():
         try:

@@ -16,13 +16,14 @@ import redis
 import torch
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
+from tasc_draft.user_folders import cache_folder
 from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
 from tasc_engine import guided as engine_guides
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import GuideError
 from tasc_engine.model.loading import max_positions
 from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
-from tasc_runtime.engine.indexes import DraftIndexes, default_cache_dir, empty_index
+from tasc_runtime.engine.indexes import DraftIndexes, empty_index
 from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Pinned, Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
@@ -207,7 +208,7 @@ class EngineBuilder:
             record, version = newest_version(store, task, digest)
         tokenizer = load_tokenizer(record)
         artifacts = ArtifactStore(client, record.corpus_name, record.fingerprint)
-        cache = ArtifactCache(cache_dir or default_cache_dir())
+        cache = ArtifactCache(cache_dir or cache_folder() / "indexes")
         indexes = DraftIndexes(task, artifacts, cache, tokenizer)
         artifact, index = indexes.pinned(pinned.index_version) if pinned else indexes.current()
         built = cls(

@@ -236,9 +236,9 @@ def _vocabulary(
     if ranking is None:
         raise ServiceError(
             f"task {record.name} drafts from a ranked vocabulary, and the corpus of {corpus} has "
-            f"none for tokenizer {record.fingerprint}; run `tasc rank-vocabulary {corpus}` (a "
-            f"job that has begun keeps its version of the task: after `tasc task set "
-            f"{record.name} --draft-vocabulary full` it needs --restart)"
+            f"none for tokenizer {record.fingerprint}; run `tasc rank-vocabulary {corpus} "
+            "--from raw` (a job that has begun keeps its version of the task: after `tasc task "
+            f"set {record.name} --draft-vocabulary full` it needs --restart)"
         )
     chosen = ranking.top(neural.ranked_tokens)
     if neural.vocabulary == "ranked":

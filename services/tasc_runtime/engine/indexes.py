@@ -4,7 +4,6 @@ Drafting can do without an index, so a damaged one costs speed and never an answ
 """
 
 import logging
-from pathlib import Path
 
 from tasc_draft import DraftError, DraftIndex, IndexFileError, IndexFormatError, read_index
 from tasc_runtime.errors import IndexRefused
@@ -12,11 +11,6 @@ from tasc_store import Artifact, ArtifactCache, ArtifactStore, CorruptArtifact
 from tasc_text import TaskTokenizer
 
 log = logging.getLogger(__name__)
-
-
-def default_cache_dir() -> Path:
-    """Of indexes on this node."""
-    return Path.home() / ".cache" / "tasc-serve" / "indexes"
 
 
 def empty_index(tokenizer: TaskTokenizer) -> DraftIndex:

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 import tasc_engine
 from tasc_draft.compiled import digest_of
+from tasc_draft.user_folders import cache_folder
 from tasc_engine import ModelSource, Target
 from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure, processor, write
 
@@ -25,10 +26,6 @@ WAIT_S = 120.0  # for others that measure on this machine; the start-up limit is
 PATIENCE_S = 1.0  # others may only be reading, which is nothing to tell people
 
 log = logging.getLogger(__name__)
-
-
-def default_cost_dir() -> Path:
-    return Path.home() / ".cache" / "tasc-serve" / "costs"
 
 
 def step_costs(
@@ -41,11 +38,11 @@ def step_costs(
     """What this target's steps cost here, and what keeps corrected costs for the next start.
 
     Args:
-        folder: Where files of costs lie; made if need be.
+        folder: Where files of costs lie; made if need be. Unset: in `cache_folder`.
         say: Told, in a line for people who wait, of what takes seconds.
         seconds: Most that a measurement takes.
     """
-    folder = folder or default_cost_dir()
+    folder = folder or cache_folder() / "costs"
     path = folder / f"{_key(target, source)}.json"
 
     def measured() -> StepCosts:

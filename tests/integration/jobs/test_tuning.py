@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +63,18 @@ def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_p
     settings = asdict(index.settings)
     assert {**settings, "sources": list(settings["sources"])} == printed["settings"]
     assert index.settings.mixture == "mixed"
-    assert index.settings.recent_tokens == record.draft.recent_tokens
+    in_use = "recent" in index.settings.sources
+    assert index.settings.recent_tokens == record.draft.recent_tokens * in_use
     assert index.weights is not None
     assert (index.weights.values != Weights.initial().values).any()
     assert index.corpus.documents == ROWS
     replays = len(printed["trials"]) + len(printed["sources"])
     assert f"{replays}/{replays} replays" in tasc_here.err
+    kept = {worth["source"] for worth in printed["sources"] if worth["kept"]}
+    assert kept <= set(settings["sources"])
+    for worth in printed["sources"]:
+        assert worth["kept"] or worth["source"] not in settings["sources"]
+        assert worth["gain"] >= 0 or not worth["kept"]
     html = report.read_text(encoding="utf-8")
     assert html.count("<svg") == 3
     assert "Gain by source" in html
@@ -122,6 +128,42 @@ def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, t
     assert index.settings != before.settings is None
     artifacts.download(artifacts.get(1), path)
     assert read_index(path).settings is None
+
+
+def test_what_tune_chose_is_shown_with_the_task(client, record, tmp_path, tasc_here):
+    assert json.loads(tasc_here.run("task", "show", record.name, "--json"))["tuned"] is None
+    rows = encode(read_rows(client, record), load_tokenizer(record), PromptTemplate("{input}"))
+    chosen = replace(record.draft, num_speculative_tokens=5, sources=("corpus", "prompt"))
+    tokenizer = load_tokenizer(record)
+    index = build_index(
+        rows.outputs, rows.prompts, fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id,
+    )  # fmt: skip
+    path, store = tmp_path / "index", ArtifactStore(client, record.name, record.fingerprint)
+    for version, settings in ((1, None), (2, chosen)):
+        write_index(replace(index, settings=settings), path)
+        store.announce(store.publish(path, ROWS).version)
+        found = json.loads(tasc_here.run("task", "show", record.name, "--json"))["tuned"]
+        in_json = json.loads(json.dumps(settings and asdict(settings)))
+        assert found == (settings and {"index_version": version, "settings": in_json})
+    lines = tasc_here.run("task", "show", record.name).partition("\n\n")[0].splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines)
+    assert "index version 2" in shown["tuned"]
+    assert shown["num_speculative_tokens"].startswith("5 ")
+    assert str(record.draft.num_speculative_tokens) in shown["num_speculative_tokens"]
+    assert shown["sources"].startswith("corpus, prompt ")
+    assert shown["min_prob"] == str(record.draft.min_prob)
+    tasc_here.run("task", "set", record.name, "--num-speculative-tokens", 9)
+    assert "num_speculative_tokens: the settings that `tasc tune` chose" in tasc_here.err
+    tasc_here.run("index", "use", record.name, 1)
+    assert "tuned" not in tasc_here.run("task", "show", record.name)
+    client.delete(f"tasc:{{{record.name}}}:index:{record.fingerprint}:chunk:1:0")
+    tasc_here.run("task", "show", record.name)
+    assert "index version 1" in tasc_here.err
+
+
+def read_rows(client: redis.Redis, record: TaskRecord) -> list[CorpusRow]:
+    return list(CorpusStore(client, record.name).read(0, ROWS))
 
 
 def test_a_forecast_says_where_to_draft_and_where_not(record, tmp_path, tasc_here, costs):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -82,7 +83,7 @@ def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
     assert said.keys() - created.keys() == {"--unset"}
     assert created.keys() - said.keys() == {"--replace", "--from"}
     with_default = {name for name, text in said.items() if "[default: " in text}
-    assert with_default == {"--redis-url", "--data-dir"}
+    assert with_default == {"--redis-url", "--data-dir", "--json"}
 
 
 def test_the_version_is_that_of_the_package():
@@ -112,6 +113,20 @@ def test_examples_are_shown_as_they_are_to_be_typed(name):
     said = " ".join(" ".join(rows(f"task {name}")).split())
     for example in examples:
         assert example in said
+
+
+def test_every_example_of_every_help_is_a_command_with_the_options_it_needs():
+    tried = 0
+    for each in commands(APP):
+        for paragraph in (each.epilog or "").split("\n\n"):
+            said = " ".join(paragraph.replace("\\[", "[").split())
+            for example in re.findall(r"(?:^|: |; |\$\()(tasc [a-z][^;]*)", said):
+                command, (_, *words) = APP, shlex.split(example.partition(" > ")[0].rstrip(")"))
+                while inner := getattr(command, "commands", None):
+                    command = inner[words.pop(0)]
+                command.make_context(command.name, words)  # fails for a wrong or a missing option
+                tried += 1
+    assert tried > 60
 
 
 def test_commands_stand_in_panels_by_purpose():

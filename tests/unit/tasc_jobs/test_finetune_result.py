@@ -24,11 +24,21 @@ from support import files_up_to, refused
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune import finetuning, result
 from tasc_jobs.finetune.checkpoints import FINETUNE, LOCK, REPORT, Checkpoints, OutputKind, claimed
-from tasc_jobs.finetune.finetuning import CHECKPOINT, Finetune, finetune
+from tasc_jobs.finetune.finetuning import (
+    CHECKPOINT,
+    Finetune,
+    finetune,
+    finetune_with,
+    made_before,
+)
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.finetune.training import Trainer
 from tasc_jobs.task_inputs import InputOptions, TaskInputs
+from tasc_runtime.errors import ServiceError
+from tasc_runtime.models import trained_prompt
+from tasc_runtime.progress import silent
 from tasc_store import CorpusRow
+from tasc_text import ChatTemplate, PromptTemplate, Template
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 PARTS = {"adapter", "model", "README.md", REPORT}
@@ -187,9 +197,50 @@ def test_what_a_killed_run_left_beside_its_result_goes_when_it_is_run_again(lear
     with at_call(owner, name, 1, Killed()), pytest.raises(Killed):
         finetune(learnt)
     assert names(learnt.output) > {*PARTS, LOCK}
-    with pytest.raises(FinetuneError):
-        finetune(learnt)
+    with refused(FinetuneError, str(learnt.output), "choose another output"):
+        finetune(replace(learnt, settings=replace(learnt.settings, rank=4)))
+    assert finetune(learnt)["steps"] == 3
     assert names(learnt.output) == {*PARTS, LOCK}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        PromptTemplate("say {input}\n"),
+        ChatTemplate(
+            "{{ messages[-1].content }}", (("bos_token", "a"),), "Be brief.", (("a", "b"),)
+        ),
+    ],
+)
+def test_a_result_keeps_the_prompt_of_its_training(learnt: Finetune, template: Template) -> None:
+    (learnt.output / CHECKPOINT).unlink()  # it is of another prompt
+    finetune(replace(learnt, template=template, settings=replace(learnt.settings, epochs=0.01)))
+    for part in ("adapter", "model"):
+        assert trained_prompt(None, "acme/none", learnt.output / part) == template
+        named = InputOptions(model=str(learnt.output / part))
+        assert TaskInputs(named, None, ()).template == template
+    (learnt.output / "model" / "tasc_prompt.json").write_text("{")
+    with refused(ServiceError, "tasc_prompt.json"):
+        trained_prompt(learnt.output / "model")
+
+
+def test_the_same_run_again_is_known_and_another_one_refused(
+    learnt: Finetune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert made_before(learnt) is None
+    found = finetune(learnt)
+    monkeypatch.setattr(finetuning, "_trained", None)  # nothing may be trained again
+    again = finetune_with(1, None, replace(learnt, checkpoint_s=5.0), silent, print)
+    assert again == found == finetune(learnt)
+    assert made_before(learnt) == {**found, "output": str(learnt.output)}
+    for changes in (
+        {"rows": learnt.rows[1:]},
+        {"template": PromptTemplate("{input} =>")},
+        {"base_name": "acme/other"},
+        {"settings": replace(learnt.settings, seed=1)},
+    ):
+        with refused(FinetuneError, str(learnt.output), "choose another output"):
+            finetune_with(1, None, replace(learnt, **changes), silent, print)
 
 
 def test_the_base_is_the_one_trained_on_and_told_with_its_revision(learnt: Finetune) -> None:

@@ -68,8 +68,14 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not(
         assert next(at for name, at in seen if name == "train") == done - 1
     assert same(tmp_path / WEIGHTS, short.folder / WEIGHTS)
     assert not (tmp_path / CHECKPOINT).exists()
-    with pytest.raises(FinetuneError):
-        train_drafter(job)  # what is made stays
+    found = train_drafter(replace(job, checkpoint_s=9.0), killed_at("answer", len(ROWS)))
+    assert found["steps"] == 10  # reported again, and nothing is answered or trained
+    for name, other in (
+        ("seed", replace(job, settings=replace(job.settings, seed=5))),
+        ("asked", replace(job, rows=job.rows[:-1])),
+    ):
+        with refused(FinetuneError, str(tmp_path), f"different {name};"):
+            train_drafter(other)  # what is made stays
 
 
 def test_half_a_line_of_a_killed_run_is_answered_again(target: Bench, tmp_path: Path) -> None:

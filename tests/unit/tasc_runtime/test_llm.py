@@ -62,6 +62,16 @@ def llm(folder: Path, pairs: Any, tmp_path_factory: pytest.TempPathFactory) -> L
     return LLM(folder, corpus=pairs, template=TEMPLATE, max_tokens=24, cache_dir=cache, **SIZES)
 
 
+def test_indexes_and_costs_are_kept_where_xdg_says(folder, pairs, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    LLM(folder, corpus=pairs, **{**SIZES, "cost_aware": True}, cost_seconds=0.01)
+    kept = tmp_path / "cache" / "tasc-serve"
+    assert list(kept.glob("local-indexes/*.tasc"))
+    assert list(kept.glob("costs/*.json"))
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_corpus_speeds_up_and_changes_no_answer(llm: LLM, expected: list[str]) -> None:
     answers = llm.generate(INPUTS)
     assert [answer.text for answer in answers] == expected

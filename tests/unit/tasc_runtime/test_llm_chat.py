@@ -1,6 +1,8 @@
 """`LLM` with a chat template: answers are those of transformers to the same conversation."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from chat_families import make_chat_tokenizer
 from support import refused
 from tasc_runtime.errors import FileError
 from tasc_runtime.llm import LLM
+from tasc_runtime.models import chat_template, keep_prompt
 from tasc_runtime.sampling_options import FieldError
+from tasc_text import PromptTemplate
 
 SIZES: dict[str, Any] = {"dtype": "float64", "rows": 2, "max_model_len": 256, "cost_aware": False}
 SYSTEM = "Say what it is."
@@ -128,6 +132,20 @@ def test_a_format_string_takes_the_last_user_message(chats: Chats) -> None:
             llm.chat(TALK, **options)
     with refused(FieldError, field="messages"):
         llm.chat(TALK[1:2])
+
+
+def test_a_fine_tuned_model_is_asked_as_in_its_training(chats: Chats, tmp_path: Path) -> None:
+    model = shutil.copytree(chats.folder, tmp_path / "model")
+    trained = replace(chat_template(model), system=SYSTEM, shots=tuple(SHOTS))
+    keep_prompt(model, trained)
+    assert LLM(model, **SIZES).record.chat == trained
+    other = LLM(model, chat_template="auto", system_prompt="Be brief.", **SIZES)
+    assert other.record.chat == replace(trained, system="Be brief.")
+    assert LLM(model, template="a {input}", **SIZES).record.chat is None
+    keep_prompt(model, PromptTemplate("say {input}"))
+    assert LLM(model, **SIZES).record.template == "say {input}"
+    found = LLM(model, chat_template="auto", **SIZES).record
+    assert (found.template, found.chat) == ("{input}", chat_template(model))
 
 
 def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:

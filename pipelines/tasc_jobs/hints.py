@@ -1,0 +1,25 @@
+"""Commands that messages suggest, complete enough to be pasted into a shell."""
+
+import shlex
+from pathlib import Path
+
+_store: list[str] = []
+
+
+def use_store(redis_url: str | None, data_dir: Path | None) -> None:
+    """Set the store of all later hints.
+
+    Args:
+        redis_url, data_dir: Those of this command, without a login; None where the next command
+            finds the same by its defaults or the environment.
+    """
+    _store.clear()
+    if redis_url is not None:
+        _store.extend(("--redis-url", redis_url))
+    elif data_dir is not None:
+        _store.extend(("--data-dir", str(data_dir)))
+
+
+def command(*words: object) -> str:
+    """A `tasc` command on the store of this one, quoted for a shell."""
+    return shlex.join(["tasc", *map(str, words), *_store])
