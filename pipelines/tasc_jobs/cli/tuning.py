@@ -73,18 +73,27 @@ def replay(
     eos: Eos = None,
     bigrams: Bigrams = None,
     online: Online = False,
+    choices: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of labels that answers are limited to, one a line or a .json list.",
+            show_default="none",
+        ),
+    ] = None,
     report: Report = None,
     row: RowIdOptions,
     as_json: AsJsonLines = False,
 ) -> None:
     """Estimate what drafting would save, by replaying known answers.
 
-    This needs no model and no Redis. Without a template, the prompt is the input of the row.
+    This needs no model and no Redis. Without a template, the prompt is the input of the row. With
+    labels (--choices), tokens that they force take no forward pass, with drafts or without.
 
     Drafts are trees, as in the service, except for mixed-chain, tasc and corpus, which draft
     chains.
     """
     from tasc_jobs.task_inputs import InputOptions
+    from tasc_jobs.tasks.values import labels_of
     from tasc_jobs.tuning.commands import replay_job
 
     check_report(report)
@@ -96,6 +105,7 @@ def replay(
         budgets=numbers("--budget", budget or _BUDGETS, 1, _MOST_BUDGET),
         bigrams=bigrams,
         online=online,
+        choices=labels_of(choices) if choices else (),
         emit=_print_line if as_json else lambda figures: None,
     )
     show(page, None, report, as_json)

@@ -10,7 +10,7 @@ import redis
 
 from tasc_draft import BigramTable, DraftIndex, DraftSettings, Replay, write_index
 from tasc_draft.index.bigrams import read_bigrams
-from tasc_engine.request import GenerationRequest
+from tasc_engine.request import GenerationRequest, GuideSpec
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.hints import command
 from tasc_jobs.index.publish import IndexSize, current_index, publish_file
@@ -18,6 +18,7 @@ from tasc_jobs.preview import Preview, preview
 from tasc_jobs.report.document import ReportDocument
 from tasc_jobs.task_inputs import InputOptions, TaskInputs, corpus_rows, read_files
 from tasc_jobs.tuning.forecast import CostFile, outlook, replayed
+from tasc_jobs.tuning.guided_answers import GuidedAnswers
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import forecast_page, replay_page, tune_page
 from tasc_jobs.tuning.replays import (
@@ -126,6 +127,7 @@ def replay_job(
     budgets: Sequence[int],
     bigrams: Path | None,
     online: bool,
+    choices: tuple[str, ...] = (),
     emit: Callable[[dict[str, Any]], None],
 ) -> ReportDocument:
     """Replay the answers of files; see `tasc replay --help`.
@@ -133,6 +135,7 @@ def replay_job(
     Args:
         options: Name the tokenizer, the prompt and the files that are indexed.
         limit: Replay only so many rows of ``test``.
+        choices: Labels that answers are limited to.
         emit: Given the figures of each proposer and budget as soon as there are some.
 
     Raises:
@@ -148,7 +151,11 @@ def replay_job(
     train = read_files(options.files, options.fields)
     judged = read_files(test, options.fields, limit)
     train_rows, test_rows = (encode(each.rows, tokenizer, template) for each in (train, judged))
-    comparison = Comparison(train_rows, test_rows, tokenizer, named, budgets, table, online)
+    guided = None
+    if choices:
+        answers = [answer for _, answer in test_rows.answers(tokenizer.eos_id)]
+        guided = GuidedAnswers.of(GuideSpec("choice", choices), answers, tokenizer)
+    comparison = Comparison(train_rows, test_rows, tokenizer, named, budgets, table, online, guided)
     common = {
         "train_rows": len(train.rows),
         "train_refused": train.refused,

@@ -103,6 +103,7 @@ class Comparison:
         budgets: Most draft tokens of a step.
         bigrams: The target's own table, a source of every proposer with weights.
         online: Whether answers replayed so far are drafted from.
+        guided: The guide of the test answers, if they have one.
     """
 
     train: TokenRows
@@ -112,6 +113,7 @@ class Comparison:
     budgets: Sequence[int]
     bigrams: BigramTable | None = None
     online: bool = False
+    guided: GuidedAnswers | None = None
 
     @property
     def replayed_rows(self) -> int:
@@ -183,6 +185,7 @@ def replay_figures(found: Replay) -> dict[str, Any]:
         "rows": found.rows,
         "steps": found.steps,
         "tokens": found.tokens,
+        "plain_steps": found.plain_steps,
         "tokens_per_step": found.tokens_per_step,
         "drafted_steps": found.drafted_steps,
         "coverage": found.drafted_steps / found.steps,
@@ -244,6 +247,7 @@ def compare(
                 branching=proposer.branching,
                 tokenizer=comparison.tokenizer,
                 progress=progress,
+                guided=comparison.guided,
             )
             found = replayed(settings)
             still = replayed(replace(settings, learning_rate=0.0)) if proposer.learns else found
