@@ -34,7 +34,6 @@ from benchmarks.common import (
     finish,
     folder,
     in_turn,
-    listed,
     median_of,
     parser_of,
     read_rows,
@@ -263,11 +262,17 @@ def model_tasks(home: Path, data: Path) -> list[Task]:
     ]  # fmt: skip
 
 
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(";") if part.strip())
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     add_data(parser)
     parser.add_argument("--model", type=folder, help="an instruct model; needs --data")
-    parser.add_argument("--tasks", type=listed, default=(), help="parts of names; all of them")
+    parser.add_argument(
+        "--tasks", type=_parts, default=(), help="parts of names, with ; between; all"
+    )
     parser.add_argument("--warm", type=at_least(0), default=200, help="rows before the pairs (200)")
     parser.add_argument("--rows", type=at_least(8), default=48, help="rows of a pair (48)")
     add_repeats(parser, 9)

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.model.folder import in_words, recurrent_state, require_model_alone
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import device_here
 from tasc_jobs.tasks.model_folders import (
@@ -153,6 +155,8 @@ def _settings(config: dict[str, Any]) -> Iterator[Finding]:
     if config.get("is_encoder_decoder"):
         text = f"{kind} is an encoder-decoder; only causal LMs are served: name one"
         yield Finding("architecture", "fail", text)
+    elif state := recurrent_state(config):
+        yield Finding("architecture", "fail", in_words(state))
     elif isinstance(experts := next(filter(None, map(config.get, _EXPERTS)), None), int):
         text = (
             f"{kind} is a mixture of {experts} experts, run by the code of transformers; rows and "
@@ -183,6 +187,7 @@ def _weights(model: str) -> Finding:
     """Whether weight files are there and whole, by their headers."""
     try:
         folder = resolve_folder(model)
+        require_model_alone(folder)
         names = {path.name for path in weight_files(folder)}
         if not names:
             raise ValueError(
@@ -198,7 +203,7 @@ def _weights(model: str) -> Finding:
                     "fetch the model again"
                 )
         numbers = sum(map(prod, float_shapes(folder).values()))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, UnsupportedModel) as error:
         return Finding("weights", "fail", str(error))
     text = f"{numbers / 1e6:,.1f} million numbers in safetensors, {len(names)} files"
     return Finding("weights", "ok", text, {"parameters": numbers})

@@ -124,7 +124,7 @@ class RowLabels:
         before = self._bases
         if id(labels) not in before:
             self._tries = list({id(t): t for t in self._of_row.values()}.values())
-            sizes = [len(t.token) for t in self._tries]
+            sizes = [len(t.token) + 1 for t in self._tries]
             begins = np.cumsum([0, *sizes])[:-1].tolist()
             self._bases = dict(zip(map(id, self._tries), begins, strict=True))
             self.forest = _joined(self._tries)
@@ -145,16 +145,21 @@ def warm_up() -> None:
 
 
 def _joined(tries: list[LabelTrie]) -> Forest:
+    """Tries with a node behind each, which none leads to: it ends the children of the last one."""
     parts: tuple[list[Int32], ...] = ([], [], [])
     base = 0
     for trie in tries:
-        parts[0].append(trie.token)
-        parts[1].append(trie.first[:-1] + base)
-        parts[2].append(trie.ahead)
-        base += len(trie.token)
+        for part, own, end in zip(
+            parts,
+            (trie.token, trie.first + base, trie.ahead),
+            (NOWHERE, None, NO_BRANCH),
+            strict=True,
+        ):
+            part += [own] if end is None else [own, np.array([end], np.int32)]
+        base += len(trie.token) + 1
     parts[1].append(np.array([base], np.int32))
-    token, first, ahead = (np.concatenate([*p, np.zeros(0, np.int32)]) for p in parts)
-    return Forest(*(read_only(a.astype(np.int32)) for a in (token, first, ahead)))
+    token, first, ahead = (np.concatenate([*part, np.zeros(0, np.int32)]) for part in parts)
+    return Forest(*(read_only(array.astype(np.int32)) for array in (token, first, ahead)))
 
 
 @compiled

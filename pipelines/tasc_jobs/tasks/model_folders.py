@@ -14,7 +14,8 @@ from typing import Any, Self, TypeAlias
 from safetensors import SafetensorError, safe_open
 
 from tasc_engine.drafting.neural.card import fitting_card, target_fingerprint
-from tasc_engine.errors import EngineError
+from tasc_engine.errors import EngineError, UnsupportedModel
+from tasc_engine.model.folder import in_words, recurrent_state, require_model_alone
 from tasc_jobs.errors import UsageError
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import TaskTokenizer, TextError, resolve_folder
@@ -48,13 +49,17 @@ class BaseModel:
         """Find a model; of one on the hub only settings and tokenizer are fetched.
 
         Raises:
-            UsageError: There is no such model, or it lacks a tokenizer or ``config.json``.
+            UsageError: There is no such model, it lacks a tokenizer or ``config.json``, an adapter
+                lies beside its weights, or it keeps a recurrent state.
         """
         try:
             folder = resolve_folder(model, revision, weights=False)
+            require_model_alone(folder)
             tokenizer = TaskTokenizer.from_folder(folder)
             config = model_settings(folder / _CONFIG)
-        except (ValueError, OSError) as error:
+            if state := recurrent_state(config):
+                raise UnsupportedModel(in_words(state))
+        except (ValueError, OSError, UnsupportedModel) as error:
             raise UsageError(f"--model: {error}") from error
         vocab_size = config.get("vocab_size") or tokenizer.vocab_size
         positions = next((config[name] for name in _POSITIONS if config.get(name)), None)

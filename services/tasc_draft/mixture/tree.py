@@ -128,7 +128,8 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
             begin, n = n, _add_segment(state, x, n, path, external, labels)
             limits[i] -= n - begin
             last = nodes[n - 1]
-            if not is_eos[last.token] and last.depth < growth.most:
+            goes_on = last.label == UNLIMITED or decides(labels, last.label)
+            if goes_on and not is_eos[last.token] and last.depth < growth.most:
                 _push(heap, growth.child_chance * path, n - 1, True)
         if growth.branching or end == 0:
             _push_best_child(nodes[x], x, heap, growth, labels)

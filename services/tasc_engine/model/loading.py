@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from tasc_engine.errors import UnsupportedModel, is_out_of_memory
 from tasc_engine.lora.adapter_files import safe_weights
+from tasc_engine.model.folder import in_words, recurrent_state, require_model_alone
 
 DTYPES = {
     "float64": torch.float64,
@@ -99,8 +100,9 @@ def load_model(source: ModelSource) -> Any:
 
     Raises:
         UnsupportedModel: It is no causal LM, its weights are not in safetensors, are damaged, are
-            not all there or have other shapes than its settings say, it needs a package that is
-            missing, or it is quantised in a way in which rows change each other.
+            not all there or have other shapes than its settings say, an adapter lies beside them,
+            it keeps a recurrent state, it needs a package that is missing, or it is quantised in a
+            way in which rows change each other.
     """
     transformers_logging.disable_progress_bar()
     # It logs which kernels of other packages it lacks, and at each int8 product that it rounds.
@@ -109,6 +111,9 @@ def load_model(source: ModelSource) -> Any:
     config = _config(source.folder)
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
+    if state := recurrent_state(config.get_text_config().to_dict()):
+        raise UnsupportedModel(in_words(state))
+    require_model_alone(source.folder)
     if not any(source.folder.glob("*.safetensors")):
         raise UnsupportedModel(
             f"{source.folder} has no weights in safetensors; load it once where you trust it and "

@@ -1,6 +1,7 @@
 """What is read from a model's folder, quantised how, which models are taken, what is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     BloomConfig,
     GPT2Config,
+    Lfm2Config,
+    MambaConfig,
     MistralConfig,
     T5Config,
 )
@@ -25,6 +28,7 @@ from support import SMALL, failing_where, refused
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import OutOfMemory, UnsupportedModel
 from tasc_engine.layout import plain_feed
+from tasc_engine.model import loading
 from tasc_engine.model import target as target_module
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_engine.model.target import Target
@@ -205,6 +209,64 @@ def test_what_cannot_be_decoded_in_a_batch_is_refused(tmp_path: Path, why: str) 
     kind.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel):
         Target.load(ModelSource(tmp_path), SMALL)
+
+
+LFM2 = Lfm2Config(
+    vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=3, conv_L_cache=3,
+    num_attention_heads=4, num_key_value_heads=2, block_multiple_of=8,
+    layer_types=["conv", "full_attention", "conv"],
+)  # fmt: skip
+STATES = {
+    "convolutions": LFM2,
+    "state spaces": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, state_size=4),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_state_that_cannot_be_rolled_back_is_named(tmp_path: Path, kind: str) -> None:
+    AutoModelForCausalLM.from_config(STATES[kind]).save_pretrained(tmp_path)
+    with refused(UnsupportedModel, "state", "rolled back"):
+        Target.load(ModelSource(tmp_path), SMALL)
+
+
+def test_steps_of_one_token_find_a_state_that_settings_do_not_tell(tmp_path, monkeypatch) -> None:
+    """A convolution sees three tokens, so that the last one of a prompt's part comes out right."""
+    model = AutoModelForCausalLM.from_config(LFM2)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.mul_(20 if "conv.conv" in name else 1)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "recurrent_state", lambda config: None)
+    with pytest.raises(UnsupportedModel):
+        Target.load(ModelSource(tmp_path), SMALL)
+
+
+@pytest.mark.parametrize("broken", ["moved drafts", "wrong tokens stay"])
+def test_drafts_that_leave_a_wrong_cache_are_found_at_load(tmp_path, monkeypatch, broken) -> None:
+    """Positive control: the steps with drafts, and the one behind a rollback, are looked at."""
+    folder, honest = make_folder(tmp_path), target_module.lay_out
+
+    def wrong(feed):
+        step = honest(feed)
+        if broken == "moved drafts" and len(feed.drafts.tokens):
+            return replace(step, positions=step.positions + (step.tree > 0))
+        rollback = feed.starts[0] == 13 and not len(feed.drafts.tokens)
+        return replace(step, slots=step.slots + 1) if rollback else step
+
+    monkeypatch.setattr(target_module, "lay_out", wrong)
+    with pytest.raises(UnsupportedModel):
+        Target.load(ModelSource(folder), SMALL)
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    """transformers would add it to weights that have it already."""
+    folder = make_folder(tmp_path)
+    Target.load(ModelSource(folder), SMALL)
+    make_adapter(folder, tmp_path / "lora")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(tmp_path / "lora" / name, folder)
+    with refused(UnsupportedModel, "adapter_config.json", "merged"):
+        Target.load(ModelSource(folder), SMALL)
 
 
 def test_learned_positions_work_too(tmp_path: Path) -> None:

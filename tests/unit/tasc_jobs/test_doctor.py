@@ -82,6 +82,11 @@ def with_a_layer_more(folder: Path) -> None:
     save_file(load_file(folder / WEIGHTS) | more, folder / WEIGHTS, {"format": "pt"})
 
 
+def adapter_beside(folder: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(folder / ADAPTER / name, folder)
+
+
 # What is broken, how, and the subject that says so; in the second table torch is needed to know.
 TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no folder": (shutil.rmtree, "config"),
@@ -90,6 +95,8 @@ TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "config no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config"),
     "no model type": (config(model_type=None), "architecture"),
     "encoder-decoder": (config(model_type="t5", is_encoder_decoder=True), "architecture"),
+    "a state of convolutions": (config(layer_types=["conv", "full_attention"]), "architecture"),
+    "an adapter beside the weights": (adapter_beside, "weights"),
     "GPTQ": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantization"),
     "AWQ": (config(quantization_config={"quant_method": "awq", "bits": 4}), "quantization"),
     "no weights": (lost(WEIGHTS), "weights"),
