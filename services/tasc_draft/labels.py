@@ -149,13 +149,9 @@ def _joined(tries: list[LabelTrie]) -> Forest:
     parts: tuple[list[Int32], ...] = ([], [], [])
     base = 0
     for trie in tries:
-        for part, own, end in zip(
-            parts,
-            (trie.token, trie.first + base, trie.ahead),
-            (NOWHERE, None, NO_BRANCH),
-            strict=True,
-        ):
-            part += [own] if end is None else [own, np.array([end], np.int32)]
+        parts[0].extend((trie.token, np.array([NOWHERE], np.int32)))
+        parts[1].append(trie.first + base)
+        parts[2].extend((trie.ahead, np.array([NO_BRANCH], np.int32)))
         base += len(trie.token) + 1
     parts[1].append(np.array([base], np.int32))
     token, first, ahead = (np.concatenate([*part, np.zeros(0, np.int32)]) for part in parts)
