@@ -9,6 +9,7 @@ with siblings by token, so that children are neighbours: those of node i are ``f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numba
@@ -160,7 +161,10 @@ _SHOWN = 40  # characters of a choice in an error
 
 @dataclass(frozen=True)
 class Choices:
-    """Texts as a trie of their tokens, each with the end of sequence behind it.
+    """Texts as a trie of their tokens, each with an end of sequence behind it.
+
+    A text that goes on to another one may end with any end of sequence. Behind the others, where
+    nothing else may follow, there is only the tokenizer's first, which is then forced.
 
     Attributes:
         longest: Tokens of the longest, its end included.
@@ -181,10 +185,18 @@ class Choices:
                 ends an answer, or is not what its tokens say.
         """
         ids = tokenizer.encode_outputs(texts)
+        ends = [end for end in tokenizer.eos_ids if end < vocab_size]
         _require_sayable(texts, ids, tokenizer, vocab_size)
         lengths = [len(tokens) for tokens in ids]
         at = int(np.argmax(lengths))
-        trie = Trie.of([[*tokens, tokenizer.eos_id] for tokens in ids])
+        begun = _begun(ids)
+        trie = Trie.of(
+            [
+                [*tokens, end]
+                for tokens in ids
+                for end in (ends if tuple(tokens) in begun else ends[:1])
+            ]
+        )
         return cls(trie, -(-vocab_size // 32), lengths[at] + 1, _name(at, texts[at]))
 
     def guide(self, max_tokens: int) -> Guide:
@@ -227,9 +239,9 @@ def _require_sayable(
 ) -> None:
     ends = set(tokenizer.eos_ids)
     decoded = tokenizer.backend.decode_batch(list(ids), skip_special_tokens=True)
-    if tokenizer.eos_id >= vocab_size:
+    if min(ends) >= vocab_size:
         raise GuideError(
-            f"the end of sequence is token {tokenizer.eos_id}, and the model knows {vocab_size}; "
+            f"the end of sequence is token {min(ends)}, and the model knows {vocab_size}; "
             "set eos_token_id to the model's own"
         )
     for at, (text, tokens, back) in enumerate(zip(texts, ids, decoded, strict=True)):
@@ -245,6 +257,12 @@ def _require_sayable(
                 f"{_name(at, text)} would be answered as {back[:_SHOWN]!r}: the tokenizer does not "
                 "give it back; write it as it comes back"
             )
+
+
+def _begun(sequences: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
+    """Those sequences that others begin with."""
+    known = sorted({tuple(sequence) for sequence in sequences})
+    return {one for one, other in pairwise(known) if other[: len(one)] == one}
 
 
 def _name(at: int, text: str) -> str:
