@@ -35,6 +35,7 @@ from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template
 from tasc_store.embedded import redis_binaries
 from tasc_text import TaskTokenizer, TextError, resolve_folder
+from tasc_text.ends import CONFIG, GENERATION, named_ends
 from tasc_text.tokenizer import FILE, open_to_encode
 
 if TYPE_CHECKING:
@@ -142,7 +143,9 @@ def _model(asked: Examination) -> Iterator[Finding]:
     yield from settings
     if any(finding.level == "fail" for finding in settings):
         return
-    yield _tokenizer(folder, config)
+    yield (tokenizer := _tokenizer(folder, config))
+    if tokenizer.level != "fail":
+        yield from _ends(folder)
     yield (weights := _weights(asked.model))
     if asked.adapter is not None and weights.level == "ok":
         yield _adapter(asked.adapter, folder, config)
@@ -220,6 +223,26 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Finding:
     )
     only_added = tokenizer.backend.get_vocab_size(with_added_tokens=False) <= size
     return Finding("tokenizer", "warn" if ends and only_added else "fail", text)
+
+
+def _ends(folder: Path) -> Iterator[Finding]:
+    """Files that name different ends of answers than those by which transformers generates."""
+    named = named_ends(folder)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    used = next((named[name] for name in (GENERATION, CONFIG) if name in named), tokenizer.eos_ids)
+    if {*tokenizer.eos_ids} == {*used}:
+        return
+
+    def shown(ids: tuple[int, ...]) -> str:
+        return " and ".join(f"{id_} ({tokenizer.backend.id_to_token(id_)!r})" for id_ in ids)
+
+    files = "; ".join(f"{name}: {shown(ids)}" for name, ids in named.items())
+    text = (
+        f"files disagree about what ends an answer ({files}); each of them ends one, and "
+        f"{shown(tokenizer.eos_ids[:1])} is drafted: remove what is wrong, and list the others as "
+        f"eos_token_id in {GENERATION}"
+    )
+    yield Finding("end of answers", "warn", text)
 
 
 def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from tasc_text.tokenizer import TaskTokenizer, TextError
+from tasc_text.errors import TextError
+from tasc_text.tokenizer import TaskTokenizer
 
 FIELD = "{input}"
 Role = Literal["system", "developer", "user", "assistant"]

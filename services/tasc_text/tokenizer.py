@@ -8,20 +8,13 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-
-class TextError(ValueError):
-    """Base of this package's errors."""
-
-
-class TokenizerError(TextError):
-    """A model folder whose tokenizer cannot be used."""
-
+from tasc_text.ends import named_ends
+from tasc_text.errors import TextError, TokenizerError
 
 SETTINGS_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors",)
@@ -74,7 +67,8 @@ class TaskTokenizer:
 
     Args:
         path: A ``tokenizer.json``.
-        eos_ids: Each of them ends an answer; the first is appended to corpus documents.
+        eos_ids: Each of them ends an answer; the first is appended to corpus documents and ends
+            answers where a guide leaves only the end.
 
     Raises:
         TokenizerError: The file is missing or unreadable, or there is no end-of-sequence id.
@@ -96,7 +90,7 @@ class TaskTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TaskTokenizer":
-        """Load ``tokenizer.json`` and find the end-of-sequence ids in the folder's settings."""
+        """Load ``tokenizer.json``, and the ends of answers that any file names (`named_ends`)."""
         path = folder / "tokenizer.json"
         if not folder.is_dir():
             raise TokenizerError(f"there is no folder {folder}; check the spelling of the path")
@@ -104,7 +98,8 @@ class TaskTokenizer:
             raise TokenizerError(
                 f"{folder} has no tokenizer.json; save the tokenizer in the fast format there"
             )
-        return cls(path, _eos_ids(folder, path))
+        ends = named_ends(folder).values()
+        return cls(path, list(dict.fromkeys(id_ for ids in ends for id_ in ids)))
 
     @property
     def backend(self) -> Tokenizer:
@@ -236,29 +231,6 @@ def _letters_of_bytes() -> dict[str, int]:
 
 
 _BYTES = _letters_of_bytes()
-
-
-def _eos_ids(folder: Path, path: Path) -> list[int]:
-    for name in ("generation_config.json", "config.json"):
-        found = _read_json(folder / name).get("eos_token_id")
-        if found is not None:
-            return list(found) if isinstance(found, list) else [int(found)]
-    token = _read_json(folder / "tokenizer_config.json").get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if text is None:
-        return []
-    vocab = {t["content"]: t["id"] for t in _read_json(path).get("added_tokens", [])}
-    return [vocab[text]] if text in vocab else []
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} cannot be read as JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
 
 
 FILE = "tokenizer.json"

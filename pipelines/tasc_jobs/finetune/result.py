@@ -22,6 +22,7 @@ from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.checkpoints import DISK_FULL, REPORT, flush
 from tasc_jobs.finetune.model import AddedVocabulary, add_rows
 from tasc_jobs.finetune.training import memory_to
+from tasc_text.ends import TOKENIZER, named_ends
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,11 @@ class Result:
             if file.is_file():
                 shutil.copyfile(file, folder / name)
         tokenizer = self._vocabulary.tokenizer
-        if tokenizer.eos_id in tokenizer.special_ids:  # transformers would make another one special
+        special = tokenizer.eos_id in tokenizer.special_ids  # transformers would make it so
+        if special or not set(named_ends(folder).get(TOKENIZER, ())) <= {*tokenizer.eos_ids}:
             for name in _NAME_END:
                 if (folder / name).is_file():
-                    _change(folder / name, eos_token=self._vocabulary.end)
+                    _change(folder / name, eos_token=self._vocabulary.end if special else None)
 
     @contextmanager
     def _room(self, do: str) -> Iterator[None]:

@@ -70,6 +70,10 @@ def more_ends(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 400]}')
 
 
+def other_end(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
+
+
 def without_a_tensor(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     tensors.pop(next(name for name in tensors if "down_proj" in name))
@@ -159,6 +163,7 @@ def test_a_model_that_works_is_loaded_and_timed(base: Path, tmp_path: Path) -> N
     report = examine(Examination(str(base), f"{base}/{ADAPTER}", **SMALL))
     assert report.works
     by_subject = {finding.subject: finding for finding in report.findings}
+    assert "end of answers" not in by_subject
     source, shape = ModelSource(base), EngineConfig(rows=2, max_model_len=64)
     target = Target.load(source, shape)
     figures = by_subject["memory"].figures
@@ -205,6 +210,7 @@ def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
         (lambda folder: make_tokenizer(folder / ADAPTER, ["entirely other words"], 280), "adapter"),
         (with_a_layer_more, "load"),
         (more_tokens, "tokenizer"),
+        (other_end, "end of answers"),
     ],
 )
 def test_what_may_be_wrong_is_a_warning(base, tmp_path, change, subject):

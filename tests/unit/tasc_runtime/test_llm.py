@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -398,6 +399,34 @@ def test_an_answer_ends_at_stop_tokens_and_not_before_its_least_length(plain: LL
     stop = next(character for character in whole.text[3:] if character.isascii())
     (kept,) = plain.generate(INPUTS[0], ignore_eos=True, stop=stop, include_stop_str_in_output=True)
     assert kept.text == whole.text[: whole.text.index(stop) + 1]
+
+
+@pytest.mark.parametrize(("named", "ends"), [(True, [5, 0]), (True, 5), (False, [5, 0])])
+def test_the_end_that_the_model_writes_ends_guided_answers_too(folder, tmp_path, named, ends):
+    """A settings file may list several ends, or an end that the model does not write."""
+    other = Path(shutil.copytree(folder, tmp_path / "model"))
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    if not named:
+        (other / "tokenizer_config.json").unlink()
+    llm = LLM(other, template=TEMPLATE, max_tokens=48, **SIZES)
+    first = llm.tokenizer.eos_id
+    assert first == (0 if named else 5)
+    asked: dict[str, Any] = {"logit_bias": {0: 100.0}}  # it ends as soon as it may
+    for guide, texts, end in (
+        ({"guided_choice": ["red", "red and blue"]}, {"red"}, 0),
+        ({"guided_regex": "intent:( x)*"}, {"intent:"}, 0),
+        ({"guided_choice": ["green", "blue"]}, {"green", "blue"}, first),
+        ({}, {""}, 0),
+    ):
+        answers = llm.generate(INPUTS, **asked, **guide, draft=False)
+        assert {(a.finish_reason, a.tokens[-1]) for a in answers} == {("stop", end)}
+        assert {a.text for a in answers} <= texts
+        again = llm.generate(INPUTS, **asked, **guide)
+        assert [a.tokens for a in again] == [a.tokens for a in answers]
+        scored = llm.generate(INPUTS, **asked, **guide, logprobs=0)
+        assert [a.tokens for a in scored] == [a.tokens for a in answers]
+        assert all(len(a.logprobs) == len(a.tokens) - 1 for a in scored)
+        assert "".join(llm.stream(INPUTS[0], **asked, **guide)) == answers[0].text
 
 
 @pytest.mark.parametrize(

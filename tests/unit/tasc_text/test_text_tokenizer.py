@@ -63,15 +63,47 @@ def test_another_vocabulary_or_end_of_sequence_is_another_tokenizer(folder: Path
     assert len({each.fingerprint for each in (one, other, ends)}) == 3
 
 
-def test_the_generation_config_decides_then_the_config_then_the_tokenizers(folder: Path) -> None:
+def test_every_end_that_a_file_names_ends_answers_the_tokenizers_first(folder: Path) -> None:
     write(folder, "generation_config.json", eos_token_id=[3, 0])
     write(folder, "config.json", eos_token_id=5)
-    assert TaskTokenizer.from_folder(folder).eos_ids == (3, 0)
-    assert TaskTokenizer.from_folder(folder).eos_id == 3
+    assert TaskTokenizer.from_folder(folder).eos_ids == (0, 3, 5)
+    assert TaskTokenizer.from_folder(folder).eos_id == 0
+    (folder / "tokenizer_config.json").unlink()
+    assert TaskTokenizer.from_folder(folder).eos_ids == (3, 0, 5)
     (folder / "generation_config.json").unlink()
     assert TaskTokenizer.from_folder(folder).eos_ids == (5,)
+    write(folder, "special_tokens_map.json", eos_token={"content": END})
     write(folder, "config.json", eos_token_id=None)
     assert TaskTokenizer.from_folder(folder).eos_ids == (0,)
+
+
+TURNS = "{% for m in messages %}<|role|>{{ m.role }}:{{ m.content }}"
+
+
+@pytest.mark.parametrize(
+    ("behind", "ends"),
+    [
+        ("<|turn|>\n{% endfor %}", ["<|turn|>", END]),  # Gemma 3, Phi-3
+        (" {{ eos_token }}{% endfor %}", [END]),  # Llama 2
+        ("\n{% endfor %}<|role|>assistant:", ["<|role|>", END]),
+        ("{% endfor %}", [END]),
+        ("\nend<|turn|>{% endfor %}", [END]),
+        ("{% endfor %}{{ raise_exception('no answers') }}<|turn|>", [END]),
+        ("{% endfor <|turn|>", [END]),
+    ],
+)
+@pytest.mark.parametrize("place", ["file", "settings", "named"])
+def test_the_end_of_a_turn_in_the_chat_template_comes_first(folder, behind, ends, place) -> None:
+    folder = resave(folder, lambda t: t.add_special_tokens(["<|role|>", "<|turn|>"])).path.parent
+    source = TURNS + behind
+    if place == "file":
+        (folder / "chat_template.jinja").write_text(source)
+    else:
+        named = [{"name": "tool", "template": ""}, {"name": "default", "template": source}]
+        template = named if place == "named" else source
+        write(folder, "tokenizer_config.json", eos_token=END, chat_template=template)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    assert [*map(tokenizer.backend.id_to_token, tokenizer.eos_ids)] == ends
 
 
 @pytest.mark.parametrize("token", [END, {"content": END, "special": True}])
