@@ -35,7 +35,7 @@ from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template
 from tasc_store.embedded import redis_binaries
 from tasc_text import TaskTokenizer, TextError, resolve_folder
-from tasc_text.ends import CONFIG, GENERATION, named_ends
+from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
 
 if TYPE_CHECKING:
@@ -226,23 +226,31 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Finding:
 
 
 def _ends(folder: Path) -> Iterator[Finding]:
-    """Files that name different ends of answers than those by which transformers generates."""
-    named = named_ends(folder)
-    tokenizer = TaskTokenizer.from_folder(folder)
-    used = next((named[name] for name in (GENERATION, CONFIG) if name in named), tokenizer.eos_ids)
-    if {*tokenizer.eos_ids} == {*used}:
-        return
+    """Files that disagree about ends of answers, and a tokenizer that appends one to prompts."""
+    named, tokenizer = named_ends(folder), TaskTokenizer.from_folder(folder)
 
     def shown(ids: tuple[int, ...]) -> str:
         return " and ".join(f"{id_} ({tokenizer.backend.id_to_token(id_)!r})" for id_ in ids)
 
-    files = "; ".join(f"{name}: {shown(ids)}" for name, ids in named.items())
-    text = (
-        f"files disagree about what ends an answer ({files}); each of them ends one, and "
-        f"{shown(tokenizer.eos_ids[:1])} is drafted: remove what is wrong, and list the others as "
-        f"eos_token_id in {GENERATION}"
-    )
-    yield Finding("end of answers", "warn", text)
+    ends = tokenizer.eos_ids
+    used = next((named[name] for name in (GENERATION, CONFIG) if name in named), ends)
+    if {*ends} != {*used}:  # transformers generates by these
+        files = "; ".join(f"{name}: {shown(ids)}" for name, ids in named.items())
+        text = (
+            f"files disagree about what ends an answer ({files}); each of them ends one, and "
+            f"{shown(ends[:1])} is drafted: remove what is wrong, and list the others as "
+            f"eos_token_id in {GENERATION}"
+        )
+        yield Finding("end of answers", "warn", text)
+    flag = read_json(folder / TOKENIZER).get("add_eos_token") is True
+    if tokenizer.appended_ends or flag:
+        place = f"the post_processor of {FILE}" if tokenizer.appended_ends else TOKENIZER
+        text = (
+            f"the tokenizer appends {shown(tokenizer.appended_ends or ends[:1])} to texts, as "
+            f"{place} says; prompts are encoded without it here, and other programs may end them "
+            f"with it: load the tokenizer with add_eos_token=False and save it again"
+        )
+        yield Finding("end of prompts", "warn", text)
 
 
 def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:

@@ -125,9 +125,19 @@ class Template(ABC):
             MessageError: The conversation has no prompt by this template.
         """
 
-    def encode(self, tokenizer: TaskTokenizer, value: str | Conversation) -> list[int]:
-        """Token ids of the prompt; raises what `render` does."""
-        return tokenizer.encode_prompt(self.render(value), self.adds_special_tokens)
+    def encode(
+        self,
+        tokenizer: TaskTokenizer,
+        value: str | Conversation,
+        add_special_tokens: bool | None = None,
+    ) -> list[int]:
+        """Token ids of the prompt; raises what `render` does.
+
+        Args:
+            add_special_tokens: None: as `adds_special_tokens` says.
+        """
+        add = self.adds_special_tokens if add_special_tokens is None else add_special_tokens
+        return tokenizer.encode_prompt(self.render(value), add)
 
 
 @dataclass(frozen=True)

@@ -165,13 +165,43 @@ class TaskTokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a prompt, by default with the special tokens that the tokenizer adds."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Ids of a prompt, by default with the special tokens that the tokenizer adds.
+
+        Those in front are not added to a prompt that begins with them, and an end of sequence is
+        never added: nothing would follow it.
+        """
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._with_special(ids) if add_special_tokens else ids
+
+    def encode_prompts(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode_prompt` of several prompts at once."""
+        found = self.encode_outputs(texts)
+        return [self._with_special(ids) for ids in found] if add_special_tokens else found
 
     def encode_outputs(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of task outputs, without special tokens."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [list(e.ids) for e in encodings]
+
+    def _with_special(self, ids: list[int]) -> list[int]:
+        before, behind = self._special_around
+        rest = [id_ for id_ in behind if id_ not in self.eos_ids]
+        return [*([] if ids[: len(before)] == before else before), *ids, *rest]
+
+    @property
+    def appended_ends(self) -> tuple[int, ...]:
+        """Ends of sequence that the tokenizer itself would put behind each text."""
+        return tuple(id_ for id_ in self._special_around[1] if id_ in self.eos_ids)
+
+    @cached_property
+    def _special_around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer's post-processor puts in front of a text and behind it."""
+        encoding = self._tokenizer.encode(_INSIDE, add_special_tokens=True)
+        inner = [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
+        first, last = (inner[0], inner[-1]) if inner else (len(encoding.ids), len(encoding.ids))
+        return list(encoding.ids[:first]), list(encoding.ids[last + 1 :])
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -148,8 +148,8 @@ def encode(
     while batch := list(islice(rest, _BATCH)):
         texts = [template.render(row.input) if template else row.input for row in batch]
         special = template is None or template.adds_special_tokens
-        encodings = tokenizer.backend.encode_batch_fast(texts, add_special_tokens=special)
-        prompts.append(Tokens.of([e.ids[-PROMPT_TOKENS:] for e in encodings]))
+        ids = tokenizer.encode_prompts(texts, special)
+        prompts.append(Tokens.of([each[-PROMPT_TOKENS:] for each in ids]))
         outputs.append(Tokens.of(tokenizer.encode_outputs([row.output for row in batch])))
     return TokenRows(_joined(prompts), _joined(outputs))
 

@@ -391,12 +391,13 @@ class EngineBuilder:
             log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
 
     def _prompt(self, call: Call) -> tuple[int, ...]:
+        add = call.options.add_special_tokens
         if isinstance(call.prompt, tuple):
             return call.prompt
         if isinstance(call.prompt, str) and not call.templated:
-            return tuple(self.tokenizer.encode_prompt(call.prompt))
+            return tuple(self.tokenizer.encode_prompt(call.prompt, add is not False))
         try:
-            return tuple(self.template.encode(self.tokenizer, call.prompt))
+            return tuple(self.template.encode(self.tokenizer, call.prompt, add))
         except MessageError as error:
             raise FieldError(error.field, str(error)) from error
 

@@ -9,8 +9,11 @@ from transformers import AutoTokenizer, PreTrainedModel
 import tiny
 from chat_families import make_chat_tokenizer
 from support import refused
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.llm import LLM
-from tasc_runtime.sampling_options import FieldError
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import FieldError, SamplingOptions
 
 SIZES: dict[str, Any] = {"dtype": "float64", "rows": 2, "max_model_len": 256, "cost_aware": False}
 SYSTEM = "Say what it is."
@@ -61,6 +64,36 @@ def test_conversations_are_answered_as_transformers_answers_them(chats: Chats, b
     (open_end,) = bare.chat(TALK, add_generation_prompt=False)
     assert open_end.text == chats.says(TALK, add_generation_prompt=False)
     assert bare.chat([]) == []
+
+
+def test_special_tokens_stand_before_a_prompt_once_and_as_asked(chats: Chats, bare: LLM) -> None:
+    plain = LLM(chats.folder, template="say {input}", max_tokens=1, **SIZES)
+    rows = EngineSettings(rows=2, max_model_len=256, cost_aware=False)
+    builder, bos = EngineBuilder(plain.record, 1, rows), chats.theirs.bos_token
+    (mark,) = builder.tokenizer.encode_outputs([bos])[0]
+
+    def prompt(text: str, add: bool | None, templated: bool) -> tuple[int, ...]:
+        options = SamplingOptions(add_special_tokens=add)
+        return builder.request(Call("1", text, templated, options=options)).prompt
+
+    for templated, begin in ((False, ""), (True, "say ")):
+        for text, add, marked in (
+            ("wake me", None, True),
+            ("wake me", True, True),
+            ("wake me", False, False),
+            (f"{bos}wake me", None, True),
+            (f"{bos}wake me", False, False),
+        ):
+            ids = tuple(builder.tokenizer.encode_outputs([begin + text])[0])
+            expected = (mark, *ids) if marked and ids[0] != mark else ids
+            assert prompt(text, add, templated) == expected, (text, add, templated)
+    for llm, own in ((plain, True), (bare, False)):
+        whole, added, without = (
+            llm.generate("wake me", add_special_tokens=add, max_tokens=1)[0].prompt_tokens
+            for add in (None, True, False)
+        )
+        # The chat template writes the beginning itself.
+        assert (whole, without) == (added, added - own)
 
 
 def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(chats, tmp_path) -> None:

@@ -159,6 +159,34 @@ def test_prompts_have_the_special_tokens_and_outputs_have_none(folder: Path) -> 
     assert [tokenizer.encode_prompt(s) for s in SENTENCES] == [[mark, *ids] for ids in plain]
 
 
+@pytest.mark.parametrize("front", ["<|begin|> ", ""])
+def test_no_end_stands_behind_a_prompt_and_no_second_beginning_before_it(folder, front) -> None:
+    def append_end(tokenizer: Tokenizer) -> None:
+        tokenizer.add_special_tokens(["<|begin|>"])
+        special = [(token, tokenizer.token_to_id(token)) for token in ("<|begin|>", END)]
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(),
+                processors.TemplateProcessing(f"{front}$A {END}", None, special),
+            ]
+        )
+
+    tokenizer = resave(folder, append_end)
+    mark = [tokenizer.vocab_size - 1]
+    plain = tokenizer.encode_outputs(SENTENCES)
+    expected = [[*mark * bool(front), *ids] for ids in plain]
+    assert tokenizer.backend.encode(SENTENCES[0]).ids == [*expected[0], 0]
+    assert [tokenizer.encode_prompt(text) for text in SENTENCES] == expected
+    assert tokenizer.encode_prompts(SENTENCES) == expected
+    assert tokenizer.encode_prompts(SENTENCES, False) == plain
+    rendered = [f"<|begin|>{text}" for text in SENTENCES]
+    assert [tokenizer.encode_prompt(text) for text in rendered] == [[*mark, *ids] for ids in plain]
+    # An end that the prompt itself has stays.
+    assert tokenizer.encode_prompt(f"{SENTENCES[0]}{END}") == [*expected[0], 0]
+    assert tokenizer.encode_prompt("") == mark * bool(front)
+    assert tokenizer.appended_ends == (0,)
+
+
 def test_outputs_come_back_as_text_without_the_end(tokenizer: TaskTokenizer) -> None:
     texts = ["ab a", "", "東 🙂\nb"]
     outputs = tokenizer.encode_outputs(texts)
