@@ -121,10 +121,15 @@ class TaskTokenizer:
         return frozenset(i for i in ids if i is not None)
 
     @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of special tokens by what they are written as."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {str(token.content): id_ for id_, token in added.items() if token.special}
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that have no text in answers."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(id_ for id_, token in added.items() if token.special)
+        return frozenset(self.special_tokens.values())
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
@@ -288,7 +293,7 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
         return TaskTokenizer(file, [_id_of(bare, eos, file)])
     if file.name == FILE and (found := _as_settings_say(file.parent)):
         return found
-    special = _special(bare)
+    special = bare.special_tokens
     usual = next((special[name] for name in _USUAL if name in special), None)
     if usual is None:
         shown = ", ".join(list(special)[:_SHOWN]) or "none"
@@ -328,8 +333,3 @@ def _as_settings_say(folder: Path) -> TaskTokenizer | None:
         if error.__cause__:  # a settings file that cannot be read
             raise
         return None
-
-
-def _special(tokenizer: TaskTokenizer) -> dict[str, int]:
-    added = tokenizer.backend.get_added_tokens_decoder()
-    return {str(token.content): id_ for id_, token in added.items() if token.special}
