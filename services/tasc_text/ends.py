@@ -37,8 +37,8 @@ def named_ends(folder: Path) -> dict[str, tuple[int, ...]]:
     found = {
         TEMPLATE: _turn_end(folder, settings, special, ids),
         TOKENIZER: _known((special.get("eos_token"),), ids),
-        GENERATION: _ids(read_json(folder / GENERATION).get("eos_token_id")),
-        CONFIG: _ids(read_json(folder / CONFIG).get("eos_token_id")),
+        GENERATION: _ids(_eos(read_json(folder / GENERATION))),
+        CONFIG: _ids(_eos(read_json(folder / CONFIG))),
     }
     return {name: ends for name, ends in found.items() if ends}
 
@@ -70,6 +70,12 @@ def _text(token: Any) -> str | None:
 
 def _known(texts: tuple[str | None, ...], ids: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(ids[text] for text in texts if text is not None and text in ids)
+
+
+def _eos(settings: Mapping[str, Any]) -> Any:
+    """Returns what settings name; a model of several parts may name it with its text part."""
+    named, text = settings.get("eos_token_id"), settings.get("text_config")
+    return text.get("eos_token_id") if named is None and isinstance(text, dict) else named
 
 
 def _ids(named: Any) -> tuple[int, ...]:

@@ -74,6 +74,11 @@ def other_end(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
 
 
+def adapter_with_another_end(folder: Path) -> None:
+    make_tokenizer(folder / ADAPTER)
+    (folder / ADAPTER / "generation_config.json").write_text('{"eos_token_id": 5}')
+
+
 def appended_end(folder: Path) -> None:
     end = {"SpecialToken": {"id": END, "type_id": 0}}
     text = {"Sequence": {"id": "A", "type_id": 0}}
@@ -216,6 +221,7 @@ def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
     ("change", "subject"),
     [
         (lambda folder: make_tokenizer(folder / ADAPTER, ["entirely other words"], 280), "adapter"),
+        (adapter_with_another_end, "adapter"),
         (with_a_layer_more, "load"),
         (more_tokens, "tokenizer"),
         (other_end, "end of answers"),

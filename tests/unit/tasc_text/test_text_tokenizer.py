@@ -72,6 +72,8 @@ def test_every_end_that_a_file_names_ends_answers_the_tokenizers_first(folder: P
     assert TaskTokenizer.from_folder(folder).eos_ids == (3, 0, 5)
     (folder / "generation_config.json").unlink()
     assert TaskTokenizer.from_folder(folder).eos_ids == (5,)
+    write(folder, "config.json", text_config={"eos_token_id": [7]})
+    assert TaskTokenizer.from_folder(folder).eos_ids == (7,)
     write(folder, "special_tokens_map.json", eos_token={"content": END})
     write(folder, "config.json", eos_token_id=None)
     assert TaskTokenizer.from_folder(folder).eos_ids == (0,)
