@@ -163,8 +163,8 @@ _SHOWN = 40  # characters of a choice in an error
 class Choices:
     """Texts as a trie of their tokens, each with an end of sequence behind it.
 
-    A text that goes on to another one may end with any end of sequence. Behind the others, where
-    nothing else may follow, there is only the tokenizer's first, which is then forced.
+    A text that another one begins with may end with any end of sequence. Behind the others, where
+    nothing else may follow, there is only the tokenizer's first end, which is then forced.
 
     Attributes:
         longest: Tokens of the longest, its end included.
