@@ -264,11 +264,11 @@ def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
         return Finding("adapter", "fail", str(error))
     if own.backend.get_vocab() == ours.backend.get_vocab():
         ends = {id_ for ids in named_ends(folder).values() for id_ in ids}
-        if more := sorted(ends.difference(TaskTokenizer.from_folder(base).eos_ids)):
+        if unknown := sorted(ends.difference(TaskTokenizer.from_folder(base).eos_ids)):
             text = (
-                f"it was saved with a tokenizer that ends answers with {more[0]} "
-                f"({own.backend.id_to_token(more[0])!r}), which no file of the model names: add it "
-                f"to eos_token_id in {GENERATION} of the model"
+                f"it was saved with a tokenizer that ends answers with {unknown[0]} "
+                f"({own.backend.id_to_token(unknown[0])!r}), which no file of the model names: "
+                f"add it to eos_token_id in {GENERATION} of the model"
             )
             return Finding("adapter", "warn", text)
         return Finding("adapter", "ok", "its shapes and its tokenizer are those of the model")
