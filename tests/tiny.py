@@ -115,9 +115,10 @@ def make_model(
     ``sharpness`` scales the LM head, so that the best token stands clear of the second.
     """
     torch.manual_seed(seed)
-    vocab = TaskTokenizer.from_folder(folder).vocab_size
+    tokenizer = TaskTokenizer.from_folder(folder)
     make, differs = ARCHITECTURES[architecture]
-    config = make(**{**SHAPE, "vocab_size": vocab, "tie_word_embeddings": tied, **differs})
+    own = {"vocab_size": tokenizer.vocab_size, "eos_token_id": list(tokenizer.eos_ids)}
+    config = make(**{**SHAPE, **own, "tie_word_embeddings": tied, **differs})
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
         for p in model.parameters():

@@ -37,6 +37,7 @@ from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template
 from tasc_store.embedded import redis_binaries
 from tasc_text import TaskTokenizer, TextError, resolve_folder
+from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
 
 if TYPE_CHECKING:
@@ -144,7 +145,9 @@ def _model(asked: Examination) -> Iterator[Finding]:
     yield from settings
     if any(finding.level == "fail" for finding in settings):
         return
-    yield _tokenizer(folder, config)
+    yield (tokenizer := _tokenizer(folder, config))
+    if tokenizer.level != "fail":
+        yield from _ends(folder)
     yield (weights := _weights(asked.model))
     if asked.adapter is not None and weights.level == "ok":
         yield _adapter(asked.adapter, folder, config)
@@ -227,6 +230,34 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Finding:
     return Finding("tokenizer", "warn" if ends and only_added else "fail", text)
 
 
+def _ends(folder: Path) -> Iterator[Finding]:
+    """Files that disagree about ends of answers, and a tokenizer that appends one to prompts."""
+    named, tokenizer = named_ends(folder), TaskTokenizer.from_folder(folder)
+
+    def shown(ids: tuple[int, ...]) -> str:
+        return " and ".join(f"{id_} ({tokenizer.backend.id_to_token(id_)!r})" for id_ in ids)
+
+    ends = tokenizer.eos_ids
+    used = next((named[name] for name in (GENERATION, CONFIG) if name in named), ends)
+    if {*ends} != {*used}:  # transformers generates by these
+        files = "; ".join(f"{name}: {shown(ids)}" for name, ids in named.items())
+        text = (
+            f"files disagree about what ends an answer ({files}); each of them ends one, and "
+            f"{shown(ends[:1])} is drafted: remove what is wrong, and list the others as "
+            f"eos_token_id in {GENERATION}"
+        )
+        yield Finding("end of answers", "warn", text)
+    flag = read_json(folder / TOKENIZER).get("add_eos_token") is True
+    if tokenizer.appended_ends or flag:
+        place = f"the post_processor of {FILE}" if tokenizer.appended_ends else TOKENIZER
+        text = (
+            f"the tokenizer appends {shown(tokenizer.appended_ends or ends[:1])} to texts, as "
+            f"{place} says; prompts are encoded without it here, and other programs may end them "
+            f"with it: load the tokenizer with add_eos_token=False and save it again"
+        )
+        yield Finding("end of prompts", "warn", text)
+
+
 def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
     try:
         folder = resolve_folder(adapter)
@@ -237,6 +268,14 @@ def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
     except (ValueError, OSError) as error:
         return Finding("adapter", "fail", str(error))
     if own.backend.get_vocab() == ours.backend.get_vocab():
+        ends = {id_ for ids in named_ends(folder).values() for id_ in ids}
+        if unknown := sorted(ends.difference(TaskTokenizer.from_folder(base).eos_ids)):
+            text = (
+                f"it was saved with a tokenizer that ends answers with {unknown[0]} "
+                f"({own.backend.id_to_token(unknown[0])!r}), which no file of the model names: "
+                f"add it to eos_token_id in {GENERATION} of the model"
+            )
+            return Finding("adapter", "warn", text)
         return Finding("adapter", "ok", "its shapes and its tokenizer are those of the model")
     text = (
         f"it was saved with a tokenizer of {own.vocab_size} ids, the model's has "

@@ -449,7 +449,8 @@ class LLM:
             options: The fields of an HTTP request of the same names.
                 Length: ``max_tokens``, ``min_tokens``, ``stop`` (a string or a list),
                 ``include_stop_str_in_output``, ``stop_token_ids``, ``ignore_eos``,
-                ``truncate_prompt_tokens`` (the last of a prompt that count).
+                ``truncate_prompt_tokens`` (the last of a prompt that count),
+                ``add_special_tokens`` (those of the tokenizer, in front of a prompt of text).
                 Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
                 ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
                 Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``,
@@ -639,7 +640,7 @@ class LLM:
         for index, given in enumerate(inputs):
             call = Call(
                 id=f"{index}.0",
-                prompt=self._prompt(index, given),
+                prompt=self._prompt(index, given, asked.add_special_tokens),
                 templated=False,
                 max_tokens=asked.max_tokens,
                 stop=asked.stops,
@@ -658,11 +659,14 @@ class LLM:
                 sampling = replace(first.sampling, choice=choice)
                 yield replace(first, id=f"{index}.{choice}", sampling=sampling)
 
-    def _prompt(self, index: int, given: Input | Conversation) -> tuple[int, ...]:
+    def _prompt(
+        self, index: int, given: Input | Conversation, add_special_tokens: bool | None
+    ) -> tuple[int, ...]:
         try:
             if isinstance(given, str | Conversation):
                 str(given).encode()  # raises UnicodeEncodeError
-                given = self._builder.template.encode(self.tokenizer, given)
+                encode = self._builder.template.encode
+                given = encode(self.tokenizer, given, add_special_tokens)
             return tuple(given)
         except MessageError as error:
             raise FieldError(error.field, f"input {index}: {error}") from error

@@ -112,6 +112,8 @@ class SamplingOptions:
         min_tokens: Nothing ends the answer before it has this many tokens.
         truncate_prompt_tokens: Keep this many last tokens of the prompt; None and 0: all, -1: as
             many as a row has room for.
+        add_special_tokens: Whether the tokenizer adds its special tokens to a prompt of text; None:
+            as the template says, and to a prompt without one it does.
 
     Raises:
         FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.
@@ -138,6 +140,7 @@ class SamplingOptions:
     include_stop_str_in_output: bool = False
     min_tokens: int = 0
     truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
 
     def __post_init__(self) -> None:
         self._require_ends(self.guide)
@@ -509,6 +512,16 @@ class GenerationFields(RuleFields):
         None, description="answers to the prompt; with temperature 0 they are equal"
     )
     response_format: ResponseFormat | None = None
+    add_special_tokens: bool | None = Field(
+        None,
+        description="extension: whether the tokenizer adds special tokens, such as the beginning "
+        "of sequence, to a prompt of text; unset: it does, but for chat templates, which write "
+        "them; never twice, and no end of sequence",
+    )
+
+    def options(self, logprobs: int | None, seed: int | None = None) -> SamplingOptions:
+        found = super().options(logprobs, seed)
+        return dataclasses.replace(found, add_special_tokens=self.add_special_tokens)
 
     @property
     def format(self) -> AnyFormat | None:

@@ -2,8 +2,9 @@
 
 from tasc_text.chat import ChatTemplate, is_unicode
 from tasc_text.detokenizer import IncrementalDetokenizer
+from tasc_text.errors import TextError, TokenizerError
 from tasc_text.template import Conversation, Message, MessageError, PromptTemplate, Template
-from tasc_text.tokenizer import TaskTokenizer, TextError, TokenizerError, resolve_folder
+from tasc_text.tokenizer import TaskTokenizer, resolve_folder
 
 __all__ = [
     "ChatTemplate",

@@ -2,10 +2,9 @@
 
 import json
 from dataclasses import astuple, dataclass
-from functools import cache
 from typing import Any
 
-from tasc_text.renderer import Renderer
+from tasc_text.renderer import shared_renderer
 from tasc_text.template import Conversation, Message, MessageError, Quote, Template, TemplateError
 
 MOST_TEMPLATE_BYTES = 256 * 1024
@@ -76,7 +75,7 @@ class ChatTemplate(Template):
             "add_generation_prompt": asked.add_generation_prompt is not False,
             "variables": {**dict(self.tokens), **own},
         }
-        answer = _renderer().ask(wanted)
+        answer = shared_renderer().ask(wanted)
         if (text := answer.get("text")) is None:
             raise MessageError("messages", f"the task's chat template {answer['error']}")
         return str(text)
@@ -108,11 +107,6 @@ def _variables(asked: Conversation) -> dict[str, Any]:
             f"chat_template_kwargs has {taken[0]}, which is not the client's to set; remove it",
         )
     return found
-
-
-@cache
-def _renderer() -> Renderer:
-    return Renderer()
 
 
 def _is_pair(value: object) -> bool:

@@ -48,10 +48,13 @@ class ControlTokens:
             return text, bool(self._spelled.search(self._normalizer.normalize_str(text)))
         return quoted, quoted != text
 
-    def encode(self, prompt: str, add_special_tokens: bool) -> list[int]:
-        """Ids of a prompt with quoted spellings, which become ordinary tokens."""
+    def encode(self, prompt: str) -> list[int]:
+        """Ids of a prompt with quoted spellings, which become ordinary tokens.
+
+        Special tokens that the tokenizer adds to texts are not added.
+        """
         text = self._quoted.sub(self._unquoted, prompt)
-        encoding = self._renamed.encode(text, add_special_tokens=add_special_tokens)
+        encoding = self._renamed.encode(text, add_special_tokens=False)
         ids = list[int]()
         for id_, token, (begin, end) in zip(
             encoding.ids, encoding.tokens, encoding.offsets, strict=True
@@ -83,7 +86,7 @@ class ControlTokens:
     def _renamed(self) -> Tokenizer:
         """The copy. It shares the model, so that it costs neither time nor memory."""
         made = Tokenizer(self._backend.model)
-        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(self._backend, part)) is not None:
                 setattr(made, part, value)
         flags = ("lstrip", "rstrip", "single_word", "normalized", "special")

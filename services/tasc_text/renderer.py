@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 from io import BytesIO
 from typing import Any, Final, cast
 
@@ -98,6 +99,12 @@ class Renderer:
             )
             self._owner = os.getpid()
         return there
+
+
+@cache
+def shared_renderer() -> Renderer:
+    """The renderer of this process."""
+    return Renderer()
 
 
 class _Late(BaseException):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tasc_text.control import Quotes
-from tasc_text.tokenizer import TaskTokenizer, TextError
+from tasc_text.errors import TextError
+from tasc_text.tokenizer import TaskTokenizer
 
 FIELD = "{input}"
 Role = Literal["system", "developer", "user", "assistant"]
@@ -129,28 +130,41 @@ class Template(ABC):
             MessageError: The conversation has no prompt by this template.
         """
 
-    def encode(self, tokenizer: TaskTokenizer, value: str | Conversation) -> list[int]:
+    def encode(
+        self,
+        tokenizer: TaskTokenizer,
+        value: str | Conversation,
+        add_special_tokens: bool | None = None,
+    ) -> list[int]:
         """Token ids of the prompt; raises what `render` does.
 
         Spellings of control tokens, such as ``<|im_end|>``, are ordinary text in what is put into
         the template.
+
+        Args:
+            add_special_tokens: None: as `adds_special_tokens` says.
         """
         quotes = Quotes(tokenizer.control)
         prompt = self.render(value, quotes)
         if quotes.found:
-            return tokenizer.control.encode(prompt, self.adds_special_tokens)
-        return tokenizer.encode_prompt(prompt, self.adds_special_tokens)
+            ids = tokenizer.control.encode(prompt)
+        else:
+            ids = tokenizer.encode_prompt(prompt, add_special_tokens=False)
+        add = self.adds_special_tokens if add_special_tokens is None else add_special_tokens
+        return tokenizer.with_special_tokens(ids) if add else ids
 
     def encode_rows(self, tokenizer: TaskTokenizer, inputs: Sequence[str]) -> list[list[int]]:
         """`encode` of many inputs, in less time."""
         quotes = [Quotes(tokenizer.control) for _ in inputs]
         prompts = [self.render(each, own) for each, own in zip(inputs, quotes, strict=True)]
-        special = self.adds_special_tokens
-        encodings = tokenizer.backend.encode_batch_fast(prompts, add_special_tokens=special)
-        return [
-            tokenizer.control.encode(prompt, special) if own.found else list(encoding.ids)
-            for prompt, own, encoding in zip(prompts, quotes, encodings, strict=True)
+        found = [
+            tokenizer.control.encode(prompt) if own.found else ids
+            for prompt, own, ids in zip(
+                prompts, quotes, tokenizer.encode_prompts(prompts, False), strict=True
+            )
         ]
+        add = self.adds_special_tokens
+        return [tokenizer.with_special_tokens(ids) for ids in found] if add else found
 
 
 @dataclass(frozen=True)

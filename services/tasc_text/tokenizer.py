@@ -8,22 +8,14 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tasc_text.control import ControlTokens
-
-
-class TextError(ValueError):
-    """Base of this package's errors."""
-
-
-class TokenizerError(TextError):
-    """A model folder whose tokenizer cannot be used."""
-
+from tasc_text.ends import named_ends
+from tasc_text.errors import TextError, TokenizerError
 
 SETTINGS_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors",)
@@ -76,7 +68,8 @@ class TaskTokenizer:
 
     Args:
         path: A ``tokenizer.json``.
-        eos_ids: Each of them ends an answer; the first is appended to corpus documents.
+        eos_ids: Each of them ends an answer; the first is appended to corpus documents and ends
+            answers where a guide leaves only the end.
 
     Raises:
         TokenizerError: The file is missing or unreadable, or there is no end-of-sequence id.
@@ -98,7 +91,7 @@ class TaskTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TaskTokenizer":
-        """Load ``tokenizer.json`` and find the end-of-sequence ids in the folder's settings."""
+        """Load ``tokenizer.json``, and the ends of answers that any file names (`named_ends`)."""
         path = folder / "tokenizer.json"
         if not folder.is_dir():
             raise TokenizerError(f"there is no folder {folder}; check the spelling of the path")
@@ -106,7 +99,8 @@ class TaskTokenizer:
             raise TokenizerError(
                 f"{folder} has no tokenizer.json; save the tokenizer in the fast format there"
             )
-        return cls(path, _eos_ids(folder, path))
+        ends = named_ends(folder).values()
+        return cls(path, list(dict.fromkeys(id_ for ids in ends for id_ in ids)))
 
     @property
     def backend(self) -> Tokenizer:
@@ -128,10 +122,15 @@ class TaskTokenizer:
         return frozenset(i for i in ids if i is not None)
 
     @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of special tokens by what they are written as."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {str(token.content): id_ for id_, token in added.items() if token.special}
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that have no text in answers."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(id_ for id_, token in added.items() if token.special)
+        return frozenset(self.special_tokens.values())
 
     @cached_property
     def control(self) -> ControlTokens:
@@ -177,13 +176,44 @@ class TaskTokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a prompt, by default with the special tokens that the tokenizer adds."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Ids of a prompt, by default with the special tokens that the tokenizer adds.
+
+        Those in front are not added to a prompt that begins with them, and an end of sequence is
+        never added: nothing would follow it.
+        """
+        ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.with_special_tokens(ids) if add_special_tokens else ids
+
+    def encode_prompts(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode_prompt` of several prompts at once."""
+        found = self.encode_outputs(texts)
+        return [self.with_special_tokens(ids) for ids in found] if add_special_tokens else found
 
     def encode_outputs(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of task outputs, without special tokens."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [list(e.ids) for e in encodings]
+
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        """Ids of a prompt with the special tokens that the tokenizer adds; see `encode_prompt`."""
+        before, behind = self._special_around
+        rest = [id_ for id_ in behind if id_ not in self.eos_ids]
+        return [*([] if ids[: len(before)] == before else before), *ids, *rest]
+
+    @property
+    def appended_ends(self) -> tuple[int, ...]:
+        """Ends of sequence that the tokenizer itself would put behind each text."""
+        return tuple(id_ for id_ in self._special_around[1] if id_ in self.eos_ids)
+
+    @cached_property
+    def _special_around(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer's post-processor puts in front of a text and behind it."""
+        encoding = self._tokenizer.encode(_INSIDE, add_special_tokens=True)
+        inner = [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
+        first, last = (inner[0], inner[-1]) if inner else (len(encoding.ids), len(encoding.ids))
+        return list(encoding.ids[:first]), list(encoding.ids[last + 1 :])
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -245,29 +275,6 @@ def _letters_of_bytes() -> dict[str, int]:
 _BYTES = _letters_of_bytes()
 
 
-def _eos_ids(folder: Path, path: Path) -> list[int]:
-    for name in ("generation_config.json", "config.json"):
-        found = _read_json(folder / name).get("eos_token_id")
-        if found is not None:
-            return list(found) if isinstance(found, list) else [int(found)]
-    token = _read_json(folder / "tokenizer_config.json").get("eos_token")
-    text = token.get("content") if isinstance(token, dict) else token
-    if text is None:
-        return []
-    vocab = {t["content"]: t["id"] for t in _read_json(path).get("added_tokens", [])}
-    return [vocab[text]] if text in vocab else []
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} cannot be read as JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
-
-
 FILE = "tokenizer.json"
 # Usual names of the token that ends an answer, the most common first.
 _USUAL = ("<|endoftext|>", "</s>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|eos|>", "[EOS]")
@@ -293,7 +300,7 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
         return TaskTokenizer(file, [_id_of(bare, eos, file)])
     if file.name == FILE and (found := _as_settings_say(file.parent)):
         return found
-    special = _special(bare)
+    special = bare.special_tokens
     usual = next((special[name] for name in _USUAL if name in special), None)
     if usual is None:
         shown = ", ".join(list(special)[:_SHOWN]) or "none"
@@ -333,8 +340,3 @@ def _as_settings_say(folder: Path) -> TaskTokenizer | None:
         if error.__cause__:  # a settings file that cannot be read
             raise
         return None
-
-
-def _special(tokenizer: TaskTokenizer) -> dict[str, int]:
-    added = tokenizer.backend.get_added_tokens_decoder()
-    return {str(token.content): id_ for id_, token in added.items() if token.special}

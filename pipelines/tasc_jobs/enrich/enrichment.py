@@ -174,24 +174,18 @@ def write_settings(base: TaskTokenizer, folder: Path) -> None:
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     config.pop("auto_map", None)
     special = _read(beside / SPECIAL)
-    if end := _end(base, {**config, **special}):
-        config["eos_token"] = end
-        if "eos_token" in special:
-            special["eos_token"] = end
+    end = _end(base, {**config, **special})
+    for named in (config, special):
+        if end is None:  # the tokenizer's own would end answers, too
+            named.pop("eos_token", None)
+        elif named is config or "eos_token" in special:
+            named["eos_token"] = end
     _write_settings(folder / CONFIG, config)
     if special:
         _write_settings(folder / SPECIAL, special)
     _write_settings(folder / ENDS, {"eos_token_id": list(base.eos_ids)})
     if (beside / _TEMPLATE).is_file():
         shutil.copyfile(beside / _TEMPLATE, folder / _TEMPLATE)
-
-
-def named_end(tokenizer: TaskTokenizer) -> int | None:
-    """Returns the id of the ``eos_token`` in a tokenizer's settings, if it ends answers."""
-    beside = tokenizer.path.parent
-    named = _named({**_read(beside / CONFIG), **_read(beside / SPECIAL)})
-    id_ = tokenizer.backend.token_to_id(named) if named else None
-    return id_ if id_ in tokenizer.eos_ids else None
 
 
 def _named(settings: dict[str, Any]) -> str | None:
@@ -270,7 +264,7 @@ def save(
             whole.rename(folder)
     except OSError as error:
         raise FileError(f"the tokenizer cannot be saved in {folder}: {error}") from error
-    return TaskTokenizer(folder / _FILE, base.eos_ids)
+    return TaskTokenizer.from_folder(folder)
 
 
 def require_new(folder: Path) -> None:

@@ -13,10 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
-from tasc_jobs.enrich.enrichment import RECORD, named_end
+from tasc_jobs.enrich.enrichment import RECORD
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_text import TaskTokenizer, TokenizerError
+from tasc_text.ends import GENERATION, named_ends
 from tasc_text.tokenizer import open_tokenizer
 
 Parts = Mapping[int, Sequence[int]]
@@ -60,7 +61,7 @@ def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> AddedVoca
             folders name different EOS tokens.
         TokenizerError: A tokenizer cannot be read or does not have the token ``eos``.
     """
-    given = open_tokenizer(folder, eos) if eos else _with_named_eos(folder)
+    given = open_tokenizer(folder, eos) if eos else _with_own_eos(folder)
     if folder.resolve() == base.resolve():
         return AddedVocabulary(given, {})
     base_eos_ids = _eos_ids_of(base)
@@ -72,22 +73,14 @@ def vocabulary_of(base: Path, folder: Path, eos: str | None = None) -> AddedVoca
     return AddedVocabulary(tokenizer, _new_token_parts(tokenizer, base_tokenizer, base_eos_ids))
 
 
-def _with_named_eos(folder: Path) -> TaskTokenizer:
-    """Loads a tokenizer, with the EOS token that its settings name as the first one.
-
-    If there are several EOS tokens, chat templates end answers with the named one.
-    """
+def _with_own_eos(folder: Path) -> TaskTokenizer:
+    """Loads a tokenizer with the EOS tokens that its folder names."""
     try:
-        tokenizer = TaskTokenizer.from_folder(folder)
+        return TaskTokenizer.from_folder(folder)
     except TokenizerError as error:
         if error.__cause__ or not (folder / "tokenizer.json").is_file():
             raise
         raise FinetuneError(f"{folder} does not name an EOS token; give --eos") from error
-    named = named_end(tokenizer)
-    if named is None:
-        return tokenizer
-    others = (id_ for id_ in tokenizer.eos_ids if id_ != named)
-    return TaskTokenizer(tokenizer.path, (named, *others))
 
 
 def _eos_ids_of(folder: Path) -> tuple[int, ...]:
@@ -144,7 +137,8 @@ def _new_token_parts(
                 f"{file} is damaged ({error!r}); run `tasc enrich` again"
             ) from error
         # The fingerprint covers the EOS ids, and `tasc enrich --eos` may have replaced them.
-        candidates = {base.eos_ids, tuple(base_eos_ids), _eos_ids_of(folder)} - {()}
+        written = named_ends(folder).get(GENERATION, ())
+        candidates = {base.eos_ids, tuple(base_eos_ids), _eos_ids_of(folder), written} - {()}
         fingerprints = [TaskTokenizer(base.path, each).fingerprint for each in candidates]
         if fingerprint not in fingerprints or vocab_size != base.vocab_size:
             raise FinetuneError(_of_another(folder, base))

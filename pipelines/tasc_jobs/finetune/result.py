@@ -24,6 +24,7 @@ from tasc_jobs.finetune.model import AddedVocabulary, add_rows
 from tasc_jobs.finetune.training import memory_to
 from tasc_runtime.models import keep_prompt
 from tasc_text import Template
+from tasc_text.ends import TOKENIZER, named_ends
 
 
 @dataclass(frozen=True)
@@ -161,10 +162,11 @@ class Result:
             if file.is_file():
                 shutil.copyfile(file, folder / name)
         tokenizer = self._vocabulary.tokenizer
-        if tokenizer.eos_id in tokenizer.special_ids:  # transformers would make another one special
+        special = tokenizer.eos_id in tokenizer.special_ids  # transformers would make it so
+        if special or not set(named_ends(folder).get(TOKENIZER, ())) <= {*tokenizer.eos_ids}:
             for name in _NAME_END:
                 if (folder / name).is_file():
-                    _change(folder / name, eos_token=self._vocabulary.end)
+                    _change(folder / name, eos_token=self._vocabulary.end if special else None)
 
     @contextmanager
     def _room(self, do: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ Other ways to write the same text are not allowed: the corpus, and so what is dr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,10 @@ _SHOWN = 300  # characters of a choice in an error; the rest of a longer one is 
 
 @dataclass(frozen=True)
 class Choices:
-    """Texts as a trie of their tokens, each with the end of sequence behind it.
+    """Texts as a trie of their tokens, each with an end of sequence behind it.
+
+    A text that another one begins with may end with any end of sequence. Behind the others, where
+    nothing else may follow, there is only the tokenizer's first end, which is then forced.
 
     Attributes:
         longest: Tokens of the longest, its end included.
@@ -41,10 +45,18 @@ class Choices:
                 ends an answer, or is not what its tokens say.
         """
         ids = tokenizer.encode_outputs(texts)
+        ends = [end for end in tokenizer.eos_ids if end < vocab_size]
         _require_sayable(texts, ids, tokenizer, vocab_size)
         lengths = [len(tokens) for tokens in ids]
         at = int(np.argmax(lengths))
-        trie = LabelTrie.of([[*tokens, tokenizer.eos_id] for tokens in ids])
+        begun = _begun(ids)
+        trie = LabelTrie.of(
+            [
+                [*tokens, end]
+                for tokens in ids
+                for end in (ends if tuple(tokens) in begun else ends[:1])
+            ]
+        )
         return cls(trie, -(-vocab_size // 32), lengths[at] + 1, _name(at, texts[at]))
 
     def guide(self, max_tokens: int | None) -> Guide:
@@ -90,9 +102,9 @@ def _require_sayable(
 ) -> None:
     ends = set(tokenizer.eos_ids)
     decoded = tokenizer.backend.decode_batch(list(ids), skip_special_tokens=True)
-    if tokenizer.eos_id >= vocab_size:
+    if min(ends) >= vocab_size:
         raise GuideError(
-            f"the end of sequence is token {tokenizer.eos_id}, and the model knows {vocab_size}; "
+            f"the end of sequence is token {min(ends)}, and the model knows {vocab_size}; "
             "set eos_token_id to the model's own"
         )
     for at, (text, tokens, back) in enumerate(zip(texts, ids, decoded, strict=True)):
@@ -108,6 +120,12 @@ def _require_sayable(
                 f"{_name(at, text)} would be answered as {_quoted(back)}: the tokenizer does not "
                 "give it back; write it as it comes back"
             )
+
+
+def _begun(sequences: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
+    """Those sequences that others begin with."""
+    known = sorted({tuple(sequence) for sequence in sequences})
+    return {one for one, other in pairwise(known) if other[: len(one)] == one}
 
 
 def _name(at: int, text: str) -> str:

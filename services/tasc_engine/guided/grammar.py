@@ -39,17 +39,18 @@ class Grammar:
     """A compiled grammar, for any number of answers and threads.
 
     Args:
-        never: ``uint32[words]``, a mask of tokens that are never allowed.
+        ends: Each of them ends an answer. The first one stands for all where only they are allowed.
+        words: Words of a mask.
 
     Attributes:
         make: Makes a matcher at the start of the grammar, with a new lexer.
-        eos_id: The token that ends an answer.
     """
 
-    def __init__(self, make: Callable[[], "LLMatcher"], eos_id: int, never: Masks) -> None:
-        self.eos_id = eos_id
-        self.words = len(never)
-        self._never = never if never.any() else None
+    def __init__(self, make: Callable[[], "LLMatcher"], ends: tuple[int, ...], words: int) -> None:
+        self.ends = ends
+        self.words = words
+        others = _bits(ends[1:], words)
+        self._other_ends = others if others.any() else None
         self.make = make
         self._lock = threading.Lock()
         self._fresh = make()
@@ -84,13 +85,17 @@ class Grammar:
         if matcher.is_error():
             return False
         # A grammar may contain the end-of-sequence token where its text is not yet complete.
-        early = _allows(mask, self.eos_id) and not (matcher.is_stopped() or matcher.is_accepting())
-        if not early and self._never is None:
+        eos_id = self.ends[0]
+        may_end = _allows(mask, eos_id)
+        early = may_end and not (matcher.is_stopped() or matcher.is_accepting())
+        if not early and self._other_ends is None:
             return True
         if early:
-            mask[self.eos_id >> 5] &= ~np.uint32(1 << (self.eos_id & 31))
-        if self._never is not None:
-            mask &= ~self._never
+            mask[eos_id >> 5] &= ~np.uint32(1 << (eos_id & 31))
+        if self._other_ends is not None:
+            mask &= ~self._other_ends  # the grammar may have them as text
+            if may_end and not early and _only(mask) is None:
+                mask |= self._other_ends
         return bool(mask.any())
 
 
@@ -120,7 +125,7 @@ class GrammarGuide:
         for token in tokens.tolist():
             if self._ended or self.error:
                 return
-            if token == self._grammar.eos_id:
+            if token in self._grammar.ends:
                 self._ended = True
                 return
             self._said.append(token)
@@ -139,10 +144,10 @@ class GrammarGuide:
             if token is None:
                 break
             found.append(token)
-            if token == self._grammar.eos_id:
+            if token in self._grammar.ends:
                 break
             going = self._matcher.consume_token(token) and self._grammar.fill(self._matcher, mask)
-        back = len(found) - (found[-1:] == [self._grammar.eos_id])
+        back = len(found) - (found[-1:] == [self._grammar.ends[0]])
         if not self._matcher.rollback(back):
             self._revive()
         return np.array(found, np.int32)
@@ -169,7 +174,7 @@ class GrammarGuide:
                 del path[-back:]
             if not _allows(masks[1 + parents[x]], tokens[x]):
                 continue
-            if tokens[x] == self._grammar.eos_id:
+            if tokens[x] in self._grammar.ends:
                 kept[x], masks[1 + x] = True, 0
                 continue
             if not self._matcher.consume_token(tokens[x]):
@@ -253,8 +258,10 @@ class Library:
 
     def __init__(self, tokenizer: TaskTokenizer, vocab_size: int, effort: Effort) -> None:
         text = tokenizer.backend.to_str()
+        self._ends = tuple(e for e in tokenizer.eos_ids if e < vocab_size) or tokenizer.eos_ids[:1]
+        self._words = -(-vocab_size // 32)
         try:
-            self._tokens = make_tokens(text, vocab_size, tokenizer.eos_id)
+            self._tokens = make_tokens(text, vocab_size, self._ends[0])
         except ImportError as error:
             raise GuideError(
                 "a guide by JSON schema, regular expression or grammar needs the library "
@@ -265,9 +272,7 @@ class Library:
                 f"llguidance does not support this tokenizer ({error}); use a guide of choices"
             ) from error
         self._blank_in_front = _blank_in_front(self._tokens, tokenizer)
-        self._sandbox = Sandbox(text, vocab_size, tokenizer.eos_id, effort)
-        self._eos_id = tokenizer.eos_id
-        self._never = _bits(tokenizer.eos_ids[1:], vocab_size)
+        self._sandbox = Sandbox(text, vocab_size, self._ends[0], effort)
 
     def compile(self, spec: GuideSpec) -> Grammar:
         """Compiles a JSON schema, an expression or a grammar.
@@ -280,7 +285,7 @@ class Library:
         if refusal := self._sandbox.refusal(source):
             raise GuideError(f"no answer can be guided by this {spec.kind}: {refusal}")
         tokens = self._tokens
-        return Grammar(lambda: make_matcher(tokens, source), self._eos_id, self._never)
+        return Grammar(lambda: make_matcher(tokens, source), self._ends, self._words)
 
     def _source(self, spec: GuideSpec) -> str:
         grammar = _top_grammar(spec)
@@ -329,10 +334,9 @@ def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
     return fronts == {" "}
 
 
-def _bits(ids: tuple[int, ...], vocab_size: int) -> Masks:
+def _bits(ids: tuple[int, ...], words: int) -> Masks:
     """Returns the mask of some tokens, ``uint32[words]``."""
-    mask = np.zeros(-(-vocab_size // 32), np.uint32)
+    mask = np.zeros(words, np.uint32)
     for i in ids:
-        if i < vocab_size:
-            mask[i // 32] |= np.uint32(1 << i % 32)
+        mask[i // 32] |= np.uint32(1 << i % 32)
     return mask

@@ -230,8 +230,9 @@ class Sequence:
         now = time.monotonic()
         if self.writer and self.writer.stopped:
             text = self.writer.text
-        else:
-            text = tokenizer.decode(self.answer)
+        else:  # an end may be an ordinary token, whose text is no part of the answer
+            ended = not self.request.ignore_eos and set(self.answer[-1:]) & {*tokenizer.eos_ids}
+            text = tokenizer.decode(self.answer[:-1] if ended else self.answer)
         return GenerationResult(
             id=self.request.id,
             tokens=tuple(self.answer),

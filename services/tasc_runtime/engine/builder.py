@@ -29,7 +29,13 @@ from tasc_runtime.engine.versions import Pinned, Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions, guide_of
+from tasc_runtime.sampling_options import (
+    SHOWN,
+    AnswerGuide,
+    FieldError,
+    SamplingOptions,
+    guide_of,
+)
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
 from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
@@ -351,7 +357,7 @@ class EngineBuilder:
             max_tokens=most,
             stop=(*record.stop, *call.stop),
             keep_stop=asked.include_stop_str_in_output,
-            stop_ids=asked.stop_token_ids,
+            stop_ids=asked.stop_token_ids + self._special_stops(record, call),
             min_tokens=asked.min_tokens,
             draft=call.draft,
             stream=call.stream,
@@ -389,12 +395,13 @@ class EngineBuilder:
             log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
 
     def _prompt(self, call: Call) -> tuple[int, ...]:
+        add = call.options.add_special_tokens
         if isinstance(call.prompt, tuple):
             return call.prompt
         if isinstance(call.prompt, str) and not call.templated:
-            return tuple(self.tokenizer.encode_prompt(call.prompt))
+            return tuple(self.tokenizer.encode_prompt(call.prompt, add is not False))
         try:
-            return tuple(self.template.encode(self.tokenizer, call.prompt))
+            return tuple(self.template.encode(self.tokenizer, call.prompt, add))
         except MessageError as error:
             raise FieldError(error.field, str(error)) from error
 
@@ -419,6 +426,26 @@ class EngineBuilder:
                 "truncate_prompt_tokens",
             )
         return longest - len(prompt)
+
+    def _special_stops(self, record: TaskRecord, call: Call) -> tuple[int, ...]:
+        """Returns the stop strings that are special tokens, as ids: answers' texts lack them.
+
+        Raises:
+            FieldError: A stop string has a special token and other text, which no answer has.
+        """
+        special, found = self.tokenizer.special_tokens, list[int]()
+        for field, stops in (("stop", call.stop), ("model", record.stop)):
+            for stop in stops:
+                if (id_ := special.get(stop)) is not None:
+                    found += [id_] if id_ < self.engine.vocab_size else []
+                elif held := next((text for text in special if text in stop), None):
+                    raise FieldError(
+                        field,
+                        f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special "
+                        f"token, which has no text there; send {held!r} alone, or "
+                        f"stop_token_ids: [{special[held]}]",
+                    )
+        return tuple(found)
 
     def _require_tokens(self, asked: SamplingOptions) -> None:
         size = self.engine.vocab_size

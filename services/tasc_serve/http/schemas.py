@@ -137,7 +137,7 @@ _Prompts = Annotated[
 class CompletionRequest(_Generation):
     """Each prompt is sent to the model as it is, without the task's template."""
 
-    unsupported: ClassVar = {**UNSUPPORTED_FIELDS, "add_special_tokens": (True,)}
+    unsupported: ClassVar = UNSUPPORTED_FIELDS
 
     prompt: _Prompts = Field(description="one or several, as text or as token ids")
     max_tokens: int | None = Field(
@@ -175,7 +175,7 @@ class CompletionRequest(_Generation):
 class ChatRequest(ChatFields, _Generation):
     """By the task's template: a chat template takes all, a format string the last user message."""
 
-    unsupported: ClassVar = {**UNSUPPORTED_FIELDS, "echo": (False,), "add_special_tokens": (False,)}
+    unsupported: ClassVar = {**UNSUPPORTED_FIELDS, "echo": (False,)}
 
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None

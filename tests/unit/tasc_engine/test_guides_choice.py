@@ -18,7 +18,7 @@ from support import refused
 from tasc_draft import Drafts
 from tasc_draft.labels import LabelTrie
 from tasc_engine.errors import GuideError
-from tasc_engine.guided import GuideLimits, Guides, factory, follow
+from tasc_engine.guided import Guide, GuideLimits, Guides, factory, follow
 from tasc_engine.guided.choices import ChoiceGuide, Choices
 from tasc_engine.guided.following import LeastTokens
 from tasc_engine.request import GuideSpec
@@ -112,11 +112,21 @@ def test_choices_are_said_as_the_tokenizer_writes_them(tokenizer: TaskTokenizer)
     assert sorted(map(tokenizer.decode, found)) == sorted(TEXTS)
 
 
-def test_only_the_first_end_of_sequence_is_allowed(folder: Path) -> None:
+def test_a_choice_that_goes_on_to_another_may_end_with_any_end(folder: Path) -> None:
+    """Behind another choice only an end may follow; the first one stands for all, and is forced."""
     other = TaskTokenizer.from_folder(folder).encode_outputs(["z"])[0][0]
-    both = TaskTokenizer(folder / "tokenizer.json", [EOS, other])
-    guides, friday = Guides(both, both.vocab_size), both.encode_outputs(["friday"])[0]
-    assert allowed(behind(lambda: guides.of(choice("friday"), 9), friday)) == [EOS]
+    both = TaskTokenizer(folder / "tokenizer.json", [other, EOS, 10**6])
+    guides = Guides(both, both.vocab_size)
+    short, long = both.encode_outputs(["red", "red and blue"])
+    assert long[: len(short)] == short
+
+    def behind_label(label: list[int]) -> Guide:
+        return behind(lambda: guides.of(choice("red", "red and blue"), 99), label)
+
+    assert allowed(behind_label(short)) == sorted([EOS, other, long[len(short)]])
+    assert look(behind_label(short), [EOS, other], [-1, -1])[1] == [True, True]
+    assert not len(behind_label(short).forced(9))
+    assert allowed(behind_label(long)) == behind_label(long).forced(9).tolist() == [other]
     with pytest.raises(GuideError):
         guides.of(choice("friday", "z"), 9)
 

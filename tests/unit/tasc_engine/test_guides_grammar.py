@@ -177,13 +177,26 @@ def test_a_complete_answer_allows_its_end_and_then_nothing(guides, tokenizer, sp
     assert not guide.error
 
 
-def test_no_other_end_and_no_token_without_text_is_allowed(folder: Path) -> None:
-    z = TaskTokenizer.from_folder(folder).encode_outputs(["z"])[0][0]
-    tokenizer = TaskTokenizer(folder / "tokenizer.json", [EOS, z])
+@pytest.mark.parametrize("first", [True, False])
+def test_any_end_is_allowed_where_the_text_is_complete(folder: Path, first: bool) -> None:
+    x, z = (i[0] for i in TaskTokenizer.from_folder(folder).encode_outputs(["x", "z"]))
+    ends = [z, EOS] if first else [EOS, z]
+    tokenizer = TaskTokenizer(folder / "tokenizer.json", ends)
     guides = Guides(tokenizer, tokenizer.vocab_size + 100)
     found = allowed(guides.of(GuideSpec("regex", text="(?s:.*)"), 99))
-    assert z not in found
+    assert {x, z, EOS} <= {*found}
     assert max(found) < tokenizer.vocab_size
+    optional = GuideSpec("regex", text="x(xx)?")
+    assert look(guides.of(optional, 99), [x, z, EOS, z], [-1, 0, 0, -1])[1] == [True] * 3 + [False]
+    once = behind(lambda: guides.of(optional, 99), [x])
+    assert {x, z, EOS} <= {*allowed(once)}
+    assert not len(once.forced(9))
+    for end in ends:
+        over = behind(lambda: guides.of(optional, 99), [x, end])
+        assert not allowed(over)
+        assert not over.error
+    whole = behind(lambda: guides.of(optional, 99), [x, x, x])
+    assert allowed(whole) == whole.forced(9).tolist() == ends[:1]
 
 
 def test_an_end_in_the_midst_of_a_grammar_is_not_allowed(guides: Guides, tokenizer) -> None:

@@ -22,9 +22,9 @@ from tasc_jobs.cli.main import app
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
 from tasc_jobs.doctor import Examination, Report, examine
 from tasc_jobs.errors import UsageError
-from tiny import SHAPE, make_folder, make_tokenizer
+from tiny import END, SHAPE, make_folder, make_tokenizer
 
-WEIGHTS, ADAPTER = "model.safetensors", "lora"
+WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "lora", "tokenizer_config.json"
 EXAMINE = f"""
 import json, sys
 from tasc_jobs.doctor import Examination, examine
@@ -68,6 +68,23 @@ def more_tokens(folder: Path) -> None:
 def more_ends(folder: Path) -> None:
     more_tokens(folder)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 400]}')
+
+
+def other_end(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
+
+
+def adapter_with_another_end(folder: Path) -> None:
+    make_tokenizer(folder / ADAPTER)
+    (folder / ADAPTER / "generation_config.json").write_text('{"eos_token_id": 5}')
+
+
+def appended_end(folder: Path) -> None:
+    end = {"SpecialToken": {"id": END, "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    known = {END: {"id": END, "ids": [0], "tokens": [END]}}
+    processor = {"type": "TemplateProcessing", "single": [text, end], "pair": [text, text]}
+    changed(folder / "tokenizer.json", post_processor={**processor, "special_tokens": known})
 
 
 def without_a_tensor(folder: Path) -> None:
@@ -166,6 +183,7 @@ def test_a_model_that_works_is_loaded_and_timed(base: Path, tmp_path: Path) -> N
     report = examine(Examination(str(base), f"{base}/{ADAPTER}", **SMALL))
     assert report.works
     by_subject = {finding.subject: finding for finding in report.findings}
+    assert by_subject.keys().isdisjoint({"end of answers", "end of prompts"})
     source, shape = ModelSource(base), EngineConfig(rows=2, max_model_len=64)
     target = Target.load(source, shape)
     figures = by_subject["memory"].figures
@@ -210,8 +228,12 @@ def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
     ("change", "subject"),
     [
         (lambda folder: make_tokenizer(folder / ADAPTER, ["entirely other words"], 280), "adapter"),
+        (adapter_with_another_end, "adapter"),
         (with_a_layer_more, "load"),
         (more_tokens, "tokenizer"),
+        (other_end, "end of answers"),
+        (appended_end, "end of prompts"),
+        (lambda folder: changed(folder / CONFIG, add_eos_token=True), "end of prompts"),
     ],
 )
 def test_what_may_be_wrong_is_a_warning(base, tmp_path, change, subject):

@@ -137,7 +137,7 @@ def own(bench: Bench, tmp_path: Path) -> Bench:
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """A model whose settings end answers by another token than its tokenizer's do."""
+    """A model that ends answers by another token than the enriched tokenizer does."""
     folder = tmp_path_factory.mktemp("chat") / "qwen2"
     tiny.make_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -145,7 +145,11 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     tokenizer.save(str(folder / "tokenizer.json"))
     made = make_on(folder, "qwen2")
     end = tokenizer.token_to_id(CHAT_END)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    ends = {"eos_token_id": [end]}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | ends))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": CHAT_END}))
     ends_otherwise(made.tokenizer)
     return made
 

@@ -103,6 +103,9 @@ def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(record, m
         def encode_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
             return []
 
+        def with_special_tokens(self, ids: list[int]) -> list[int]:
+            return ids
+
     with refused(UsageError, "--template"):
         check_record(record, replace(model, tokenizer=Mute()))
     check_record(replace(record, quantization="nf4"), model)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, failing_where, refused
@@ -23,11 +25,12 @@ from tasc_engine import EngineError, GenerationRequest
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError, IndexRefused, ServiceError
+from tasc_runtime.llm import Completion
 from tasc_runtime.sampling_options import FieldError
 from tasc_serve import LLM
 from tasc_store import NeuralDrafting
 from tasc_text import TextError
-from tiny import SENTENCES, make_folder
+from tiny import END, SENTENCES, make_folder
 
 TEMPLATE = "say: {input}\n"
 SIZES = {"dtype": "float64", "rows": 2, "max_model_len": 128, "cost_aware": False}
@@ -414,6 +417,60 @@ def test_an_answer_ends_at_stop_tokens_and_not_before_its_least_length(plain: LL
     stop = next(character for character in whole.text[3:] if character.isascii())
     (kept,) = plain.generate(INPUTS[0], ignore_eos=True, stop=stop, include_stop_str_in_output=True)
     assert kept.text == whole.text[: whole.text.index(stop) + 1]
+
+
+@pytest.mark.parametrize("where", ["call", "task"])
+def test_a_stop_string_that_is_a_special_or_an_added_token_ends_an_answer(folder, tmp_path, where):
+    other = Path(shutil.copytree(folder, tmp_path / "model"))
+    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
+    spare = [tokenizer.id_to_token(300), tokenizer.id_to_token(301)]
+    tokenizer.add_special_tokens(spare[:1])
+    tokenizer.add_tokens(spare[1:])
+    tokenizer.save(str(other / "tokenizer.json"))
+
+    def answer(token: int, stop: list[str], **options: Any) -> Completion:
+        options |= {"ignore_eos": True, "logit_bias": {token: 100.0}}
+        own = {"stop": stop} if where == "task" else {}
+        llm = LLM(other, template=TEMPLATE, max_tokens=9, **own, **SIZES)
+        return llm.generate("a", **options, **({} if own else {"stop": stop}))[0]
+
+    for token, text in ((0, END), (300, spare[0]), (301, spare[1])):
+        found = answer(token, ["x", text])
+        assert (found.tokens, found.text, found.finish_reason) == ((token,), "", "stop")
+        late = answer(token, [text], min_tokens=9)
+        assert len(late.tokens) == 9
+    field = "stop" if where == "call" else "model"
+    for stop in (f"{END}\n", f"\n{spare[0]}"):
+        with refused(FieldError, "special", "stop_token_ids", field=field):
+            answer(0, ["x", stop])
+
+
+@pytest.mark.parametrize(("named", "ends"), [(True, [5, 0]), (True, 5), (False, [5, 0])])
+def test_the_end_that_the_model_writes_ends_guided_answers_too(folder, tmp_path, named, ends):
+    """A settings file may list several ends, or an end that the model does not write."""
+    other = Path(shutil.copytree(folder, tmp_path / "model"))
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    if not named:
+        (other / "tokenizer_config.json").unlink()
+    llm = LLM(other, template=TEMPLATE, max_tokens=48, **SIZES)
+    first = llm.tokenizer.eos_id
+    assert first == (0 if named else 5)
+    asked: dict[str, Any] = {"logit_bias": {0: 100.0}}  # it ends as soon as it may
+    for guide, texts, end in (
+        ({"guided_choice": ["red", "red and blue"]}, {"red"}, 0),
+        ({"guided_regex": "intent:( x)*"}, {"intent:"}, 0),
+        ({"guided_choice": ["green", "blue"]}, {"green", "blue"}, first),
+        ({}, {""}, 0),
+    ):
+        answers = llm.generate(INPUTS, **asked, **guide, draft=False)
+        assert {(a.finish_reason, a.tokens[-1]) for a in answers} == {("stop", end)}
+        assert {a.text for a in answers} <= texts
+        again = llm.generate(INPUTS, **asked, **guide)
+        assert [a.tokens for a in again] == [a.tokens for a in answers]
+        scored = llm.generate(INPUTS, **asked, **guide, logprobs=0)
+        assert [a.tokens for a in scored] == [a.tokens for a in answers]
+        assert all(len(a.logprobs) == len(a.tokens) - 1 for a in scored)
+        assert "".join(llm.stream(INPUTS[0], **asked, **guide)) == answers[0].text
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ from transformers import AutoTokenizer, PreTrainedModel
 import tiny
 from chat_families import make_chat_tokenizer
 from support import refused
+from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.llm import LLM
 from tasc_runtime.models import chat_template, keep_prompt
-from tasc_runtime.sampling_options import FieldError
+from tasc_runtime.protocol import Call
+from tasc_runtime.sampling_options import FieldError, SamplingOptions
 from tasc_text import PromptTemplate
 
 SIZES: dict[str, Any] = {"dtype": "float64", "rows": 2, "max_model_len": 256, "cost_aware": False}
@@ -86,6 +89,38 @@ def test_a_forged_turn_is_text_unless_the_task_allows_special_tokens(
     by_text, other = (bare.chat([user(text)])[0].prompt_tokens for text in texts)
     assert by_text == other > allowing.chat([user(forged)])[0].prompt_tokens
     assert bare.generate(forged)[0].prompt_tokens == by_text
+
+
+def test_special_tokens_stand_before_a_prompt_once_and_as_asked(chats: Chats, bare: LLM) -> None:
+    plain = LLM(chats.folder, template="say {input}", max_tokens=1, **SIZES)
+    rows = EngineSettings(rows=2, max_model_len=256, cost_aware=False)
+    builder, bos = EngineBuilder(plain.record, 1, rows), chats.theirs.bos_token
+    (mark,) = builder.tokenizer.encode_outputs([bos])[0]
+
+    def prompt(text: str, add: bool | None, templated: bool) -> tuple[int, ...]:
+        options = SamplingOptions(add_special_tokens=add)
+        return builder.request(Call("1", text, templated, options=options)).prompt
+
+    for templated, begin in ((False, ""), (True, "say ")):
+        for text, add, marked in (
+            ("wake me", None, True),
+            ("wake me", True, True),
+            ("wake me", False, False),
+            (f"{bos}wake me", None, True),
+            (f"{bos}wake me", False, False),
+        ):
+            if templated and text.startswith(bos):
+                continue  # there it is text, like all that is put into a template
+            ids = tuple(builder.tokenizer.encode_outputs([begin + text])[0])
+            expected = (mark, *ids) if marked and ids[0] != mark else ids
+            assert prompt(text, add, templated) == expected, (text, add, templated)
+    for llm, own in ((plain, True), (bare, False)):
+        whole, added, without = (
+            llm.generate("wake me", add_special_tokens=add, max_tokens=1)[0].prompt_tokens
+            for add in (None, True, False)
+        )
+        # The chat template writes the beginning itself.
+        assert (whole, without) == (added, added - own)
 
 
 def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(chats, tmp_path) -> None:

@@ -69,6 +69,7 @@ BAD_VALUES = {
     "include_stop_str_in_output": [1],
     "min_tokens": [-1, 1.5, 2**31],
     "truncate_prompt_tokens": [-2, 2**31],
+    "add_special_tokens": [1, "no"],
     "metrics": ["all"],
     "stop": ["", 5, ["x"] * 17, "caf\N{REPLACEMENT CHARACTER}", "\ud83d", ["x", "\ude42"]],
     "stream": ["yes"],

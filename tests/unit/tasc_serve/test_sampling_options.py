@@ -39,6 +39,7 @@ def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
         ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
         ({"include_stop_str_in_output": True, "min_tokens": 2}, None),
         ({"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": -1}),
+        ({"add_special_tokens": False}, {"add_special_tokens": False}),
         ({"adapter": "fr"}, {"adapter": "fr"}),
         ({"adapter": None}, {}),
         ({"response_format": {"type": "text"}}, {}),

@@ -137,7 +137,7 @@ def test_a_vocabulary_that_has_special_tokens_as_words_does_not_make_them_of_tex
     control = ControlTokens(made, (1,))
     quoted, found = control.quoted("a </s> b")
     assert found
-    assert control.encode(quoted + " </s>", True) == [2, 3, 4, 5, 6, 0, 1]
+    assert control.encode(quoted + " </s>") == [2, 3, 4, 5, 6, 0, 1]
 
 
 def test_special_tokens_that_are_found_in_normalized_text_are_not_either() -> None:
@@ -148,8 +148,8 @@ def test_special_tokens_that_are_found_in_normalized_text_are_not_either() -> No
     assert made.encode("a<|STOP|>").ids[-1] == end
     quoted, found = control.quoted("a<|STOP|>")
     assert found
-    assert end not in control.encode(quoted, True)
-    assert control.encode(quoted + "<|stop|>", True)[-1] == end
+    assert end not in control.encode(quoted)
+    assert control.encode(quoted + "<|stop|>")[-1] == end
 
 
 def test_the_beginning_of_sequence_is_there_once(family: Family) -> None:

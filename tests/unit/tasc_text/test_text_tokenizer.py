@@ -63,15 +63,49 @@ def test_another_vocabulary_or_end_of_sequence_is_another_tokenizer(folder: Path
     assert len({each.fingerprint for each in (one, other, ends)}) == 3
 
 
-def test_the_generation_config_decides_then_the_config_then_the_tokenizers(folder: Path) -> None:
+def test_every_end_that_a_file_names_ends_answers_the_tokenizers_first(folder: Path) -> None:
     write(folder, "generation_config.json", eos_token_id=[3, 0])
     write(folder, "config.json", eos_token_id=5)
-    assert TaskTokenizer.from_folder(folder).eos_ids == (3, 0)
-    assert TaskTokenizer.from_folder(folder).eos_id == 3
+    assert TaskTokenizer.from_folder(folder).eos_ids == (0, 3, 5)
+    assert TaskTokenizer.from_folder(folder).eos_id == 0
+    (folder / "tokenizer_config.json").unlink()
+    assert TaskTokenizer.from_folder(folder).eos_ids == (3, 0, 5)
     (folder / "generation_config.json").unlink()
     assert TaskTokenizer.from_folder(folder).eos_ids == (5,)
+    write(folder, "config.json", text_config={"eos_token_id": [7]})
+    assert TaskTokenizer.from_folder(folder).eos_ids == (7,)
+    write(folder, "special_tokens_map.json", eos_token={"content": END})
     write(folder, "config.json", eos_token_id=None)
     assert TaskTokenizer.from_folder(folder).eos_ids == (0,)
+
+
+TURNS = "{% for m in messages %}<|role|>{{ m.role }}:{{ m.content }}"
+
+
+@pytest.mark.parametrize(
+    ("behind", "ends"),
+    [
+        ("<|turn|>\n{% endfor %}", ["<|turn|>", END]),  # Gemma 3, Phi-3
+        (" {{ eos_token }}{% endfor %}", [END]),  # Llama 2
+        ("\n{% endfor %}<|role|>assistant:", ["<|role|>", END]),
+        ("{% endfor %}", [END]),
+        ("\nend<|turn|>{% endfor %}", [END]),
+        ("{% endfor %}{{ raise_exception('no answers') }}<|turn|>", [END]),
+        ("{% endfor <|turn|>", [END]),
+    ],
+)
+@pytest.mark.parametrize("place", ["file", "settings", "named"])
+def test_the_end_of_a_turn_in_the_chat_template_comes_first(folder, behind, ends, place) -> None:
+    folder = resave(folder, lambda t: t.add_special_tokens(["<|role|>", "<|turn|>"])).path.parent
+    source = TURNS + behind
+    if place == "file":
+        (folder / "chat_template.jinja").write_text(source)
+    else:
+        named = [{"name": "tool", "template": ""}, {"name": "default", "template": source}]
+        template = named if place == "named" else source
+        write(folder, "tokenizer_config.json", eos_token=END, chat_template=template)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    assert [*map(tokenizer.backend.id_to_token, tokenizer.eos_ids)] == ends
 
 
 @pytest.mark.parametrize("token", [END, {"content": END, "special": True}])
@@ -125,6 +159,34 @@ def test_prompts_have_the_special_tokens_and_outputs_have_none(folder: Path) -> 
     mark = tokenizer.vocab_size - 1
     assert tokenizer.encode_outputs(SENTENCES) == plain
     assert [tokenizer.encode_prompt(s) for s in SENTENCES] == [[mark, *ids] for ids in plain]
+
+
+@pytest.mark.parametrize("front", ["<|begin|> ", ""])
+def test_no_end_stands_behind_a_prompt_and_no_second_beginning_before_it(folder, front) -> None:
+    def append_end(tokenizer: Tokenizer) -> None:
+        tokenizer.add_special_tokens(["<|begin|>"])
+        special = [(token, tokenizer.token_to_id(token)) for token in ("<|begin|>", END)]
+        tokenizer.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(),
+                processors.TemplateProcessing(f"{front}$A {END}", None, special),
+            ]
+        )
+
+    tokenizer = resave(folder, append_end)
+    mark = [tokenizer.vocab_size - 1]
+    plain = tokenizer.encode_outputs(SENTENCES)
+    expected = [[*mark * bool(front), *ids] for ids in plain]
+    assert tokenizer.backend.encode(SENTENCES[0]).ids == [*expected[0], 0]
+    assert [tokenizer.encode_prompt(text) for text in SENTENCES] == expected
+    assert tokenizer.encode_prompts(SENTENCES) == expected
+    assert tokenizer.encode_prompts(SENTENCES, False) == plain
+    rendered = [f"<|begin|>{text}" for text in SENTENCES]
+    assert [tokenizer.encode_prompt(text) for text in rendered] == [[*mark, *ids] for ids in plain]
+    # An end that the prompt itself has stays.
+    assert tokenizer.encode_prompt(f"{SENTENCES[0]}{END}") == [*expected[0], 0]
+    assert tokenizer.encode_prompt("") == mark * bool(front)
+    assert tokenizer.appended_ends == (0,)
 
 
 def test_outputs_come_back_as_text_without_the_end(tokenizer: TaskTokenizer) -> None:
