@@ -250,7 +250,7 @@ class Library:
     """
 
     def __init__(self, tokenizer: TaskTokenizer, vocab_size: int, effort: Effort) -> None:
-        text = tokenizer.backend.to_str()
+        text = _readable(tokenizer)
         try:
             self._tokens = make_tokens(text, vocab_size, tokenizer.eos_id)
         except ImportError as error:
@@ -266,6 +266,7 @@ class Library:
         self._sandbox = Sandbox(text, vocab_size, tokenizer.eos_id, effort)
         self._eos_id = tokenizer.eos_id
         self._never = _bits(tokenizer.eos_ids[1:], vocab_size)
+        self._never |= _bits(_misread(self._tokens, tokenizer, self._blank_in_front), vocab_size)
 
     def compile(self, spec: GuideSpec) -> Grammar:
         """Compiles a JSON schema, an expression or a grammar.
@@ -308,6 +309,30 @@ def _top_grammar(spec: GuideSpec) -> dict[str, object]:
         raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error
 
 
+def _readable(tokenizer: TaskTokenizer) -> str:
+    """Returns the ``tokenizer.json`` with a decoder of a kind that llguidance knows.
+
+    llguidance looks only for ``ByteFallback`` or ``ByteLevel``. Tokenizers converted from GGUF have
+    both, and it takes the first, though only ``ByteLevel`` has an effect on their tokens.
+    `_misread` checks the result.
+    """
+    text = tokenizer.backend.to_str()
+    content = json.loads(text)
+    decoder = content["decoder"] or {}
+    steps = decoder.get("decoders", [decoder])
+    kinds = {step.get("type"): step for step in steps}
+    if "ByteLevel" in kinds:
+        content["decoder"] = kinds["ByteLevel"]
+    elif "ByteFallback" not in kinds and kinds.keys() & {"Metaspace", "Replace"}:
+        if blank := kinds.get("Metaspace"):
+            pattern = {"String": blank["replacement"]}
+            steps = [{"type": "Replace", "pattern": pattern, "content": " "}]
+        content["decoder"] = {"type": "Sequence", "decoders": [*steps, {"type": "ByteFallback"}]}
+    else:
+        return text
+    return json.dumps(content)
+
+
 def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
     """Whether the tokenizer adds a blank before a text, and drops it when it decodes.
 
@@ -320,11 +345,34 @@ def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
     kept = [(p, i) for p, i in zip(_PROBES, ids, strict=True) if tokenizer.decode(i) == p]
     fronts = {tokens.decode_bytes(i).decode(errors="replace").removesuffix(p) for p, i in kept}
     if fronts not in ({""}, {" "}):
+        kind = type(tokenizer.backend.decoder).__name__
         raise GuideError(
-            "llguidance decodes this tokenizer's tokens differently than the tokenizer; "
-            "use a guide of choices"
+            f"llguidance decodes this tokenizer's tokens (decoder {kind}) differently than the "
+            "tokenizer; use a guide of choices"
         )
     return fronts == {" "}
+
+
+def _misread(tokens: "LLTokenizer", tokenizer: TaskTokenizer, blank: bool) -> tuple[int, ...]:
+    """Returns the tokens that would not be in an answer the text that llguidance takes them for.
+
+    Such are added tokens with characters that the decoder converts, or that stop it from
+    converting, and ``<0x61>`` where the decoder does not make a byte of it.
+    """
+    found = []
+    added = tokenizer.backend.get_added_tokens_decoder()
+    odd = {i for i, token in added.items() if not token.special} | tokenizer.byte_ids
+    [around] = tokenizer.encode_outputs(_PROBES[:1])
+    for i in range(tokenizer.vocab_size):
+        alone = tokens.decode_bytes([i])
+        same = not alone or alone == tokenizer.token_bytes(i)
+        if same and i in odd:
+            ids = [*around, i, *around]
+            text = tokens.decode_bytes(ids).decode(errors="replace")
+            same = tokenizer.decode(ids) == text.removeprefix(" " * blank)
+        if not same:
+            found.append(i)
+    return tuple(found)
 
 
 def _bits(ids: tuple[int, ...], vocab_size: int) -> Masks:

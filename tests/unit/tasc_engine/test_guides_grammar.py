@@ -12,7 +12,7 @@ import pytest
 from guide_walks import allowed, answers, behind, ids, look, path_to, random_answer, regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from support import refused
 from tasc_draft import Drafts
@@ -23,6 +23,7 @@ from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
 from tasc_engine.guided.trial import make_matcher
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
+from tiny import sentencepiece
 
 SCHEMA = {
     "type": "object",
@@ -290,6 +291,78 @@ def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(folder, tmp_path
         Guides(tokenizer, tokenizer.vocab_size).of(regex("friday"), 99)
     with refused(GuideError, "vocab size"):
         Guides(tokenizer, 100).of(regex("friday"), 99)
+
+
+GGUF = [
+    decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()
+]  # fmt: skip
+
+
+def with_decoder(folder: Path, decoder: decoders.Decoder, *added: str) -> TaskTokenizer:
+    """The tokenizer of a folder with another decoder, and with tokens that are not special."""
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.decoder = decoder
+    made.add_tokens([AddedToken(text, normalized=False) for text in added])
+    return saved(made, folder)
+
+
+def saved(made: Tokenizer, folder: Path) -> TaskTokenizer:
+    path = folder / "other.json"
+    made.save(str(path))
+    return TaskTokenizer(path, [EOS])
+
+
+@pytest.mark.parametrize(
+    "decoder", [decoders.Sequence(GGUF), decoders.Sequence([decoders.ByteLevel()])]
+)
+def test_byte_level_decoders_in_a_sequence_are_followed(folder: Path, decoder) -> None:
+    tokenizer = with_decoder(folder, decoder)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    texts = ["a 東", "naïve 🙂"]
+    found = answers(lambda: guides.of(regex(*texts), 99), EOS, most=20)
+    assert {tokenizer.decode(tokens) for tokens in found} == set(texts)
+    assert found >= {tuple(tokens) for tokens in tokenizer.encode_outputs(texts)}
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+@pytest.mark.parametrize("prepend", [True, False])
+def test_sentencepiece_decoders_are_followed(folder: Path, fallback: bool, prepend: bool) -> None:
+    pieces = [*sorted(set("".join(grammar._PROBES)) - {" "}), "▁", "▁a", "▁b"]
+    made = sentencepiece(pieces, [("▁", "a"), ("▁", "b")], ["</s>", "<unk>"], prepend)
+    if not fallback:  # as of Unigram models
+        scheme = "always" if prepend else "never"
+        made.normalizer = None
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+        made.decoder = decoders.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer = saved(made, folder)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    found = answers(lambda: guides.of(regex("a b", "ba"), 99), EOS)
+    assert {tokenizer.decode(tokens) for tokens in found} == {"a b", "ba"}
+    assert found >= {tuple(tokens) for tokens in tokenizer.encode_outputs(["a b", "ba"])}
+
+
+def test_no_answer_has_a_token_that_is_decoded_otherwise(folder: Path) -> None:
+    for decoder, texts, exact in (
+        (decoders.ByteLevel(), ["a b", "\n\n"], ["a b", "\n\n"]),
+        (decoders.Sequence(GGUF[-1:]), ["Ġx"], ["Ġx"]),  # letters that stand for bytes
+        (decoders.Sequence(GGUF), ["a b"], []),  # the fused text is no longer bytes
+    ):
+        tokenizer = with_decoder(folder, decoder, *texts)
+        guides = Guides(tokenizer, tokenizer.vocab_size)
+        ids = {text: tokenizer.backend.token_to_id(text) for text in texts}
+        found = allowed(guides.of(GuideSpec("regex", text="(?s:.*)"), 99))
+        assert [text for text in texts if ids[text] in found] == exact
+
+
+def test_word_pieces_are_refused(folder: Path) -> None:
+    letters = [c for c in sorted(set("".join(grammar._PROBES))) if c != " "]
+    names = ["[UNK]", *letters, *(f"##{c}" for c in letters)]
+    made = Tokenizer(models.WordPiece({n: i for i, n in enumerate(names)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    tokenizer = saved(made, folder)
+    with refused(GuideError, "WordPiece", "choices"):
+        Guides(tokenizer, tokenizer.vocab_size).of(regex("a"), 99)
 
 
 @pytest.mark.parametrize(
