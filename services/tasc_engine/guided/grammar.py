@@ -233,10 +233,10 @@ if TYPE_CHECKING:
 
 # Texts that show which bytes a tokenizer's tokens stand for.
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
-# White space between elements of JSON. The library's default is unlimited, and a model that was not
-# trained on JSON may write blanks up to its last token. At most one blank allows `{"a": 1}` and
-# `{"a":1}`; a schema's own "x-guidance" can allow indentation.
-_JSON_DEFAULTS: "JsonCompileOptions" = {"whitespace_pattern": " ?"}
+# White space at a place where JSON allows it: up to two blanks, and up to two line breaks with an
+# indentation. So a model may write its usual layout. The library's default is unlimited, and a
+# model that was not trained on JSON may write blanks up to its last token.
+_WHITE_SPACE = r"[ \t]{0,2}((\r?\n){1,2}[ \t]{0,40})?"
 
 
 class Library:
@@ -303,7 +303,12 @@ def _top_grammar(spec: GuideSpec) -> dict[str, object]:
             "or {} to allow any value"
         )
     try:
-        text = LLMatcher.grammar_from_json_schema(spec.text, defaults=_JSON_DEFAULTS)
+        schema = json.loads(spec.text)
+        own = schema.get("x-guidance")
+        defaults: JsonCompileOptions = {"whitespace_pattern": _WHITE_SPACE}
+        if isinstance(own, dict) and "whitespace_flexible" in own:
+            defaults = {}  # a pattern would take precedence
+        text = LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
         return dict(json.loads(text)["grammars"][0])
     except (ValueError, RecursionError) as error:
         raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error

@@ -129,25 +129,54 @@ def test_any_walk_of_a_schema_is_json_of_it(guides: Guides, tokenizer, seed: int
     assert set(found["tags"]) <= {"x", "naïve", "東"}
 
 
+LAYOUTS = {
+    "compact": {"separators": (",", ":")},
+    "one line": {},
+    "two": {"indent": 2},
+    "four": {"indent": 4},
+    "tabs": {"indent": "\t"},
+    "wide": {"separators": (",", ":" + " " * 3)},
+    "long": {"indent": 50},
+}
+
+
 @pytest.mark.parametrize(
-    ("layout", "followed"),
+    ("options", "followed"),
     [
-        ({"separators": (",", ":")}, True),
-        ({}, True),
-        ({"separators": (",", ":  ")}, False),
-        ({"indent": 2}, False),
+        (None, ["compact", "one line", "two", "four", "tabs"]),
+        ({"whitespace_pattern": " ?"}, ["compact", "one line"]),
+        ({"whitespace_pattern": "[ \\n]{0,9}"}, ["compact", "one line", "two", "four", "wide"]),
+        ({"whitespace_flexible": False}, ["compact"]),
+        ({"whitespace_flexible": True}, list(LAYOUTS)),
     ],
+    ids=str,
 )
-def test_json_has_at_most_one_blank_at_a_place_unless_its_schema_says_otherwise(
-    guides: Guides, tokenizer: TaskTokenizer, layout: dict, followed: bool
+def test_json_is_laid_out_as_models_do_unless_its_schema_says_otherwise(
+    guides: Guides, tokenizer: TaskTokenizer, options: dict | None, followed: list[str]
 ) -> None:
     value = {"name": "a b", "n": 12, "tags": ["x", "東"]}
-    said = tokenizer.encode_outputs([json.dumps(value, ensure_ascii=False, **layout)])[0]
-    kept = look(guides.of(SPECS[0], 99), said, range(-1, len(said) - 1))[1]
-    assert all(kept) == followed
-    roomy = {**SCHEMA, "x-guidance": {"whitespace_pattern": "[ \\n]{0,9}"}}
-    own = guides.of(GuideSpec("json_schema", text=json.dumps(roomy)), 99)
-    assert all(look(own, said, range(-1, len(said) - 1))[1])
+    schema = SCHEMA | ({"x-guidance": options} if options else {})
+    found = []
+    for name, layout in LAYOUTS.items():
+        said = tokenizer.encode_outputs([json.dumps(value, ensure_ascii=False, **layout)])[0]
+        guide = guides.of(GuideSpec("json_schema", text=json.dumps(schema)), 99)
+        if all(look(guide, said, range(-1, len(said) - 1))[1]):
+            found.append(name)
+    assert found == followed
+
+
+def test_white_space_between_items_ends(guides: Guides, tokenizer: TaskTokenizer) -> None:
+    """A model that prefers white space comes to the items."""
+    guide = guides.of(GuideSpec("json_schema", text='{"items": {"enum": ["a"]}, "minItems": 1}'), 9)
+    guide.advance(ids(tokenizer.encode_outputs(["["])[0]))
+    for _ in range(60):
+        found = allowed(guide)
+        blank = [token for token in found if not tokenizer.token_bytes(token).strip()]
+        if not blank:
+            break
+        guide.advance(ids(blank[:1]))
+    assert not blank
+    assert found
 
 
 FRIDAY = [regex("friday"), GuideSpec("choice", ("friday",))]
