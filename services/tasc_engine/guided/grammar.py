@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from tasc_engine.errors import GuideError
 from tasc_engine.guided.following import Guide, Int32, Masks
 from tasc_engine.guided.sandbox import Effort, Sandbox
+from tasc_engine.guided.schemas import LENIENT, Prepared, prepared
 from tasc_engine.guided.trial import make_matcher, make_tokens, reason
+from tasc_engine.guided.unique import Place, Unique
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -40,13 +42,21 @@ class Grammar:
 
     Args:
         never: ``uint32[words]``, a mask of tokens that are never allowed.
+        unique: Which tokens would repeat an item of an array; None if nothing is to be unique.
 
     Attributes:
         make: Makes a matcher at the start of the grammar, with a new lexer.
         eos_id: The token that ends an answer.
     """
 
-    def __init__(self, make: Callable[[], "LLMatcher"], eos_id: int, never: Masks) -> None:
+    def __init__(
+        self,
+        make: Callable[[], "LLMatcher"],
+        eos_id: int,
+        never: Masks,
+        unique: Unique | None = None,
+    ) -> None:
+        self.unique = unique
         self.eos_id = eos_id
         self.words = len(never)
         self._never = never if never.any() else None
@@ -78,19 +88,25 @@ class Grammar:
         with self._lock:
             self._fresh = fresh
 
-    def fill(self, matcher: "LLMatcher", mask: Masks) -> bool:
+    def behind(self, place: Place | None, token: int) -> Place | None:
+        """Returns the position behind a token; None if nothing is to be unique."""
+        return self.unique.behind(place, token) if self.unique and place else None
+
+    def fill(self, matcher: "LLMatcher", place: Place | None, mask: Masks) -> bool:
         """Writes the tokens that a matcher allows; returns False if there are none or it failed."""
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             return False
         # A grammar may contain the end-of-sequence token where its text is not yet complete.
         early = _allows(mask, self.eos_id) and not (matcher.is_stopped() or matcher.is_accepting())
-        if not early and self._never is None:
+        if not early and self._never is None and not self.unique:
             return True
         if early:
             mask[self.eos_id >> 5] &= ~np.uint32(1 << (self.eos_id & 31))
         if self._never is not None:
             mask &= ~self._never
+        if self.unique and place:
+            self.unique.narrow(place, mask)
         return bool(mask.any())
 
 
@@ -106,6 +122,7 @@ class GrammarGuide:
         self._matcher = self._origin.deep_copy()
         self._made = 0
         self._said: list[int] = []
+        self._place = Place() if grammar.unique else None
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
         kept[:] = False
@@ -122,6 +139,7 @@ class GrammarGuide:
                 self._ended = True
                 return
             self._said.append(token)
+            self._place = self._grammar.behind(self._place, token)
             if not self._matcher.consume_token(token):
                 self._revive()
 
@@ -129,7 +147,7 @@ class GrammarGuide:
         found: list[int] = []
         most = min(most, MOST_FORCED)
         mask = np.empty(self.words, np.uint32)
-        going = self._now(mask)
+        place, going = self._place, self._now(mask)
         if not going:
             return np.array(found, np.int32)
         while going and len(found) < most:
@@ -139,7 +157,10 @@ class GrammarGuide:
             found.append(token)
             if token == self._grammar.eos_id:
                 break
-            going = self._matcher.consume_token(token) and self._grammar.fill(self._matcher, mask)
+            place = self._grammar.behind(place, token)
+            going = self._matcher.consume_token(token) and self._grammar.fill(
+                self._matcher, place, mask
+            )
         back = len(found) - (found[-1:] == [self._grammar.eos_id])
         if not self._matcher.rollback(back):
             self._revive()
@@ -149,7 +170,7 @@ class GrammarGuide:
         """Writes the tokens that may come next; returns False if there are none."""
         if self._ended or self.error:
             return False
-        return self._grammar.fill(self._matcher, mask) or self._revive(mask)
+        return self._grammar.fill(self._matcher, self._place, mask) or self._revive(mask)
 
     def _walk(
         self, tokens: list[int], parents: list[int], kept: NDArray[np.bool_], masks: Masks
@@ -158,7 +179,7 @@ class GrammarGuide:
         below: dict[int, list[int]] = {}
         for x in range(len(tokens) - 1, -1, -1):
             below.setdefault(parents[x], []).append(x)
-        pending, path = below.get(-1, []), [-1]
+        pending, path, places = below.get(-1, []), [-1], {-1: self._place}
         while pending:
             x = pending.pop()
             back = len(path) - 1 - path.index(parents[x])
@@ -173,7 +194,8 @@ class GrammarGuide:
             if not self._matcher.consume_token(tokens[x]):
                 return False
             path.append(x)
-            if not self._grammar.fill(self._matcher, masks[1 + x]):
+            places[x] = self._grammar.behind(places[parents[x]], tokens[x])
+            if not self._grammar.fill(self._matcher, places[x], masks[1 + x]):
                 return False
             kept[x] = True
             pending += below.get(x, [])
@@ -210,7 +232,7 @@ class GrammarGuide:
     def _restart(self, origin: "LLMatcher", mask: Masks | None = None) -> bool:
         self._origin, self._matcher = origin, origin.deep_copy()
         return self._matcher.consume_tokens(self._said) and (
-            mask is None or self._grammar.fill(self._matcher, mask)
+            mask is None or self._grammar.fill(self._matcher, self._place, mask)
         )
 
 
@@ -237,6 +259,8 @@ _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
 # indentation. So a model may write its usual layout. The library's default is unlimited, and a
 # model that was not trained on JSON may write blanks up to its last token.
 _WHITE_SPACE = r"[ \t]{0,2}((\r?\n){1,2}[ \t]{0,40})?"
+
+_UNKNOWN = ("Unimplemented keys", "Unknown format", "oneOf constraints")  # refusals by the library
 
 
 class Library:
@@ -265,6 +289,7 @@ class Library:
         self._blank_in_front = _blank_in_front(self._tokens, tokenizer)
         self._sandbox = Sandbox(text, vocab_size, tokenizer.eos_id, effort)
         self._eos_id = tokenizer.eos_id
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._never = _bits(tokenizer.eos_ids[1:], vocab_size)
         self._never |= _bits(_misread(self._tokens, tokenizer, self._blank_in_front), vocab_size)
 
@@ -275,40 +300,52 @@ class Library:
             GuideError: The text is invalid, unsupported by llguidance, allows nothing, or exceeds
                 the limits.
         """
-        source = self._source(spec)
+        schema = _schema_of(spec) if spec.kind == "json_schema" else None
+        source = self._source(_top_grammar(spec, schema))
         if refusal := self._sandbox.refusal(source):
-            raise GuideError(f"no answer can be guided by this {spec.kind}: {refusal}")
+            way_out = f"; leave it out, {LENIENT}" if refusal.startswith(_UNKNOWN) else ""
+            raise GuideError(f"no answer can be guided by this {spec.kind}: {refusal}{way_out}")
+        unique = None
+        if schema and schema.members:
+            unique = Unique(schema, self._tokenizer, self._vocab_size)
         tokens = self._tokens
-        return Grammar(lambda: make_matcher(tokens, source), self._eos_id, self._never)
+        return Grammar(lambda: make_matcher(tokens, source), self._eos_id, self._never, unique)
 
-    def _source(self, spec: GuideSpec) -> str:
-        grammar = _top_grammar(spec)
+    def _source(self, grammar: dict[str, object]) -> str:
         if not self._blank_in_front:
             return json.dumps({"grammars": [grammar]})
         begin = {"lark_grammar": 'start: " " @answer'}
         return json.dumps({"grammars": [begin, {**grammar, "name": "answer"}]})
 
 
-def _top_grammar(spec: GuideSpec) -> dict[str, object]:
-    """Returns a text in llguidance's format of a grammar."""
-    from llguidance import LLMatcher
-
-    if spec.kind == "grammar":
-        return {"lark_grammar": spec.text}
-    if spec.kind == "regex":
-        return dict(json.loads(LLMatcher.grammar_from_regex(spec.text))["grammars"][0])
+def _schema_of(spec: GuideSpec) -> Prepared:
     if spec.text.lstrip()[:1] not in ("{", ""):
         raise GuideError(
             f"this json_schema is not a JSON object but {spec.text[:20]!r}; send an object, "
             "or {} to allow any value"
         )
     try:
-        schema = json.loads(spec.text)
-        own = schema.get("x-guidance")
-        defaults: JsonCompileOptions = {"whitespace_pattern": _WHITE_SPACE}
-        if isinstance(own, dict) and "whitespace_flexible" in own:
-            defaults = {}  # a pattern would take precedence
-        text = LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
+        return prepared(json.loads(spec.text))
+    except (ValueError, RecursionError) as error:
+        raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error
+    except (TypeError, AttributeError, KeyError) as error:
+        raise GuideError(f"this json_schema is not a valid schema: {error}") from error
+
+
+def _top_grammar(spec: GuideSpec, schema: Prepared | None) -> dict[str, object]:
+    """Returns a text in llguidance's format of a grammar."""
+    from llguidance import LLMatcher
+
+    if schema is None:
+        if spec.kind == "grammar":
+            return {"lark_grammar": spec.text}
+        return dict(json.loads(LLMatcher.grammar_from_regex(spec.text))["grammars"][0])
+    own = schema.root.get("x-guidance")
+    defaults: JsonCompileOptions = {"whitespace_pattern": _WHITE_SPACE}
+    if isinstance(own, dict) and "whitespace_flexible" in own:
+        defaults = {}  # a pattern would take precedence
+    try:
+        text = LLMatcher.grammar_from_json_schema(schema.root, defaults=defaults)
         return dict(json.loads(text)["grammars"][0])
     except (ValueError, RecursionError) as error:
         raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,127 @@ def test_white_space_between_items_ends(guides: Guides, tokenizer: TaskTokenizer
     assert found
 
 
+def texts_of(guides: Guides, tokenizer: TaskTokenizer, schema: dict, most: int) -> set[str]:
+    """All answers that a schema allows without white space."""
+    compact = schema | {"x-guidance": {"whitespace_flexible": False}}
+    spec = GuideSpec("json_schema", text=json.dumps(compact))
+    found = answers(lambda: guides.of(spec, 99), EOS, most)
+    return {tokenizer.decode(tokens) for tokens in found}
+
+
+def fits(guides: Guides, tokenizer: TaskTokenizer, schema: dict, value: object) -> bool:
+    """Whether a schema allows a value, both as a draft and as an answer."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    said = [*tokenizer.encode_outputs([text])[0], EOS]
+    spec = GuideSpec("json_schema", text=json.dumps(schema))
+    guide = guides.of(spec, 99)
+    drafted = all(look(guide, said, range(-1, len(said) - 1))[1])
+    allowed_now = [token in allowed(guide) and not guide.advance(ids([token])) for token in said]
+    assert drafted == all(allowed_now)
+    return drafted
+
+
+def unique(items: dict, **more: object) -> dict:
+    return {"type": "array", "items": items, "uniqueItems": True, **more}
+
+
+@pytest.mark.parametrize(
+    ("items", "values"),
+    [
+        ({"enum": ["a", "ab", "b東"]}, ["a", "ab", "b東"]),
+        ({"enum": ["a", 1, None, True], "type": ["integer", "null"]}, [1, None]),
+        ({"$ref": "#/$defs/E"}, ["x", "y"]),
+        ({"type": "integer", "minimum": 9, "maximum": 11}, [9, 10, 11]),
+        ({"anyOf": [{"const": "a"}, {"type": "boolean"}]}, ["a", True, False]),
+    ],
+    ids=str,
+)
+def test_items_of_a_set_come_in_any_order_and_once(guides, tokenizer, items, values) -> None:
+    schema = unique(items) | {"$defs": {"E": {"enum": ["x", "y"]}}}
+    every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
+    dumped = {json.dumps(v, separators=(",", ":"), ensure_ascii=False) for v in every}
+    assert texts_of(guides, tokenizer, schema, 40) == dumped
+    two = unique(items, minItems=2, maxItems=2) | {"$defs": schema["$defs"]}
+    found = texts_of(guides, tokenizer, two, 40)
+    assert {len(json.loads(text)) for text in found} == {2}
+
+
+def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskTokenizer) -> None:
+    labels = unique({"enum": ["a", "b"]})
+
+    def kind(name: str, tags: dict) -> dict:
+        properties = {"kind": {"const": name}, "tags": tags}
+        return {"type": "object", "properties": properties, "required": [*properties]}
+
+    schema = {
+        "$defs": {"tree": {"type": "object", "properties": {
+            "of": labels, "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}},
+        "type": "object",
+        "properties": {
+            "tree": {"$ref": "#/$defs/tree"},
+            "pair": {"type": "array", "prefixItems": [labels, {"items": {"enum": ["a"]}}]},
+            "maybe": {"anyOf": [labels, {"type": "null"}]},
+            "pet": {"oneOf": [kind("cat", labels), kind("dog", labels | {"uniqueItems": False})]},
+            "map": {"type": "object", "additionalProperties": labels},
+            "named": {"type": "object", "patternProperties": {"^x": labels}},
+        },
+    }  # fmt: skip
+
+    def ok(value: object) -> bool:
+        return fits(guides, tokenizer, schema, value)
+
+    assert ok({"tree": {"of": ["b", "a"], "kids": [{"of": ["a"], "kids": []}, {"of": ["a"]}]}})
+    assert not ok({"tree": {"of": ["b"], "kids": [{"of": ["a", "a"]}]}})
+    assert ok({"pair": [["a", "b"], ["a", "a"]]})
+    assert not ok({"pair": [["a", "a"], []]})
+    assert ok({"maybe": None})
+    assert ok({"maybe": ["a"]})
+    assert not ok({"maybe": ["b", "b"]})
+    assert ok({"pet": {"kind": "dog", "tags": ["a", "a"]}})
+    assert not ok({"pet": {"kind": "cat", "tags": ["a", "a"]}})
+    assert ok({"map": {'"tags": [': ["a"], "[\\": ["a", "b"]}})
+    assert not ok({"map": {"x": ["a"], "y": ["b", "b"]}})
+    assert ok({"named": {"x": ["a", "b"], "y": 1}})
+    assert not ok({"named": {"x": ["a", "a"]}})
+    assert not ok('{"maybe": [\n  "a",\n  "a"')
+
+
+def test_a_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
+    tokenizer = with_decoder(folder, decoders.ByteLevel(), '["a","a"', '["a","b"', ',"b","b"')
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    found = texts_of(guides, tokenizer, unique({"enum": ["a", "b"]}), 9)
+    assert found == {"[]", '["a"]', '["b"]', '["a","b"]', '["b","a"]'}
+    tokens = [tokenizer.backend.token_to_id(text) for text in ('["a","a"', '["a","b"')]
+    spec = GuideSpec("json_schema", text=json.dumps(unique({"enum": ["a", "b"]})))
+    assert [token in allowed(guides.of(spec, 9)) for token in tokens] == [False, True]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_walk_of_many_labels_has_each_once(guides: Guides, tokenizer, seed: int) -> None:
+    labels = [f"label {n}" for n in range(60)]
+    schema = {"properties": {"labels": unique({"enum": labels}, minItems=40)}}
+    schema |= {"type": "object", "required": ["labels"], "additionalProperties": False}
+    spec = GuideSpec("json_schema", text=json.dumps(schema))
+    found = json.loads(tokenizer.decode(random_answer(guides.of(spec, 9999), seed, 9999)))["labels"]
+    assert 40 <= len(found) == len(set(found)) <= 60
+
+
+@pytest.mark.parametrize("leaf", [{"enum": []}, {"const": "a"}])
+def test_values_of_items_that_refer_on_and_on_are_counted_once(guides: Guides, leaf: dict) -> None:
+    two = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
+    schema = {"type": "array", "items": {"$ref": "#/$defs/0"}, "uniqueItems": True}
+    schema["$defs"] = two | {"60": leaf}
+    with refused(GuideError, "uniqueItems" if "const" in leaf else ""):
+        guides.of(GuideSpec("json_schema", text=json.dumps(schema | {"minItems": 1})), 99)
+
+
+def test_lenient_schemas_ignore_what_cannot_be_enforced(guides: Guides, tokenizer) -> None:
+    lenient = {"x-guidance": {"lenient": True}}
+    assert fits(guides, tokenizer, unique({"type": "string"}) | lenient, ["a", "a"])
+    assert fits(guides, tokenizer, {"type": "string", "format": "regex"} | lenient, '"(("')
+    assert not fits(guides, tokenizer, unique({"enum": ["a", "b"]}) | lenient, ["a", "a"])
+
+
 FRIDAY = [regex("friday"), GuideSpec("choice", ("friday",))]
 
 
@@ -279,7 +401,20 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
         ("json_schema", '{"type": "integer"}, "lark_grammar": "start: /a/"', ""),
         ("json_schema", '{"items": ' * 3000 + "{}" + "}" * 3000, ""),
         ("json_schema", '{"type": "foo"}', "foo"),
-        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "lenient"),
+        ("json_schema", '{"items": {"type": "string"}, "uniqueItems": true}', "enum"),
+        ("json_schema", '{"items": {"enum": [1]}, "minItems": 2, "uniqueItems": true}', "minItems"),
+        ("json_schema", '{"items": {"enum": [1.5]}, "uniqueItems": true}', "uniqueItems"),
+        (
+            "json_schema",
+            '{"anyOf": [{"items": {"enum": ["a"]}, "type": "array", '
+            '"uniqueItems": true}, {"type": "array"}]}',
+            "anyOf",
+        ),
+        ("json_schema", '{"items": {"enum": ["a"]}, "uniqueItems": true, "$ref": "b"}', "$ref"),
+        ("json_schema", '{"type": "array", "contains": {}}', "lenient"),
+        ("json_schema", '{"format": "regex"}', "lenient"),
+        ("json_schema", '{"properties": 3, "anyOf": 4}', ""),
         ("json_schema", '{"$ref": "file:///etc/passwd"}', "retriev"),
         ("grammar", "start: foo", "foo"),
         ("grammar", '{"grammars": [{"json_schema": {}}]}', ""),
