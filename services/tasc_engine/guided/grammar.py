@@ -11,6 +11,7 @@ answer end with an error. So an answer does not depend on other answers.
 import json
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from tasc_engine.guided.following import Guide, Int32, Masks
 from tasc_engine.guided.sandbox import Effort, Sandbox
 from tasc_engine.guided.schemas import LENIENT, Prepared, prepared
 from tasc_engine.guided.trial import make_matcher, make_tokens, reason
-from tasc_engine.guided.unique import Place, Unique
+from tasc_engine.guided.unique import Place, Unique, opening
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -140,7 +141,9 @@ class GrammarGuide:
                 return
             self._said.append(token)
             self._place = self._grammar.behind(self._place, token)
-            if not self._matcher.consume_token(token):
+            if self._grammar.unique and not self._place:
+                self.error = "an item of an array with unique items is repeated"
+            elif not self._matcher.consume_token(token):
                 self._revive()
 
     def forced(self, most: int) -> Int32:
@@ -307,9 +310,13 @@ class Library:
             raise GuideError(f"no answer can be guided by this {spec.kind}: {refusal}{way_out}")
         unique = None
         if schema and schema.members:
-            unique = Unique(schema, self._tokenizer, self._vocab_size)
+            unique = Unique(schema, self._tokenizer, self._opening)
         tokens = self._tokens
         return Grammar(lambda: make_matcher(tokens, source), self._eos_id, self._never, unique)
+
+    @cached_property
+    def _opening(self) -> Masks:
+        return opening(self._tokenizer, self._vocab_size)
 
     def _source(self, grammar: dict[str, object]) -> str:
         if not self._blank_in_front:

@@ -49,18 +49,26 @@ class Place(NamedTuple):
     is_key: bool = False
 
 
-class Unique:
-    """Follows answers of one schema that has arrays with unique items."""
+def opening(tokenizer: TaskTokenizer, vocab_size: int) -> Masks:
+    """Returns the tokens that open an array and say more than one of its items."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    for i in range(min(tokenizer.vocab_size, vocab_size)):
+        bits[i] = b"," in tokenizer.token_bytes(i).partition(b"[")[2]
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
-    def __init__(self, schema: Prepared, tokenizer: TaskTokenizer, vocab_size: int) -> None:
+
+class Unique:
+    """Follows answers of one schema that has arrays with unique items.
+
+    Args:
+        several: What `opening` returns.
+    """
+
+    def __init__(self, schema: Prepared, tokenizer: TaskTokenizer, several: Masks) -> None:
         self._schema = schema
         self._tokenizer = tokenizer
+        self._several = several
         self._root = tuple(schema.expand([schema.root]))
-        bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-        for i in range(min(tokenizer.vocab_size, vocab_size)):
-            bits[i] = b"," in tokenizer.token_bytes(i).partition(b"[")[2]
-        # Tokens that open an array and say more than one of its items.
-        self._several = np.packbits(bits, bitorder="little").view(np.uint32)
 
     def behind(self, place: Place, token: int) -> Place | None:
         """Returns the position behind a token; None if it repeats an item."""

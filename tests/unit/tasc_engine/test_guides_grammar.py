@@ -166,6 +166,18 @@ def test_json_is_laid_out_as_models_do_unless_its_schema_says_otherwise(
     assert found == followed
 
 
+def test_a_model_that_writes_indented_json_says_as_many_items(guides, tokenizer) -> None:
+    """It goes on as it would where that is allowed, else with any token that is."""
+    wanted = tokenizer.encode_outputs([json.dumps(["a", "b", "c"], indent=2)])[0]
+    guide = guides.of(GuideSpec("json_schema", text='{"items": {"type": "string"}}'), 99)
+    said: list[int] = []
+    for token in [*wanted, EOS]:
+        if found := allowed(guide):
+            said.append(token if token in found else found[0])
+            guide.advance(ids(said[-1:]))
+    assert json.loads(tokenizer.decode(said)) == ["a", "b", "c"]
+
+
 def test_white_space_between_items_ends(guides: Guides, tokenizer: TaskTokenizer) -> None:
     """A model that prefers white space comes to the items."""
     guide = guides.of(GuideSpec("json_schema", text='{"items": {"enum": ["a"]}, "minItems": 1}'), 9)
@@ -273,6 +285,14 @@ def test_a_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
     tokens = [tokenizer.backend.token_to_id(text) for text in ('["a","a"', '["a","b"')]
     spec = GuideSpec("json_schema", text=json.dumps(unique({"enum": ["a", "b"]})))
     assert [token in allowed(guides.of(spec, 9)) for token in tokens] == [False, True]
+
+
+def test_a_repeated_item_in_an_answer_is_an_error(guides: Guides, tokenizer) -> None:
+    spec = GuideSpec("json_schema", text=json.dumps(unique({"enum": ["a", "b"]})))
+    guide = guides.of(spec, 99)
+    guide.advance(ids(tokenizer.encode_outputs(['["a", "a"'])[0]))
+    assert "unique" in guide.error
+    assert not allowed(guide)
 
 
 @pytest.mark.parametrize("seed", range(3))
