@@ -454,8 +454,9 @@ class LLM:
                 Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
                 ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
                 Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``,
-                ``structured_outputs`` (as vLLM has it), ``response_format``. None for one of these
-                drops the task's own choices, schema or regex.
+                ``guided_whitespace_pattern``, ``structured_outputs`` (as vLLM has it),
+                ``response_format``. None for a ``guided_`` field or ``structured_outputs`` drops
+                the task's own choices, schema or regex.
                 Others: ``n`` answers to each input, ``logprobs`` (how many of the likeliest tokens
                 to tell), ``adapter`` (a name), ``draft`` (False: plain decoding).
 

@@ -299,7 +299,9 @@ class JsonObjectFormat(Body):
 class JsonSchema(Body):
     name: str = Field(max_length=256)
     schema_: dict[str, Any] = Field(alias="schema", description="what the answer always fits")
-    strict: bool | None = Field(None, description="the schema is kept to either way")
+    strict: bool | None = Field(
+        None, description="false: keywords that cannot be enforced are ignored"
+    )
     description: str | None = None
 
 
@@ -311,12 +313,41 @@ class JsonSchemaFormat(Body):
 AnyFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchema | JsonSchemaFormat
 
 
+def _with_guidance(schema: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a schema with further options for how it is followed."""
+    own = schema.get("x-guidance", {})
+    if not more or not isinstance(own, dict):
+        return schema
+    return {**schema, "x-guidance": {**own, **more}}
+
+
+def _parsed_schema(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise PydanticCustomError("no_json", "is no JSON: {why}", {"why": str(error)}) from error
+    if not isinstance(found, dict):
+        raise PydanticCustomError(
+            "no_object",
+            "is the JSON of {shown}; send a schema, which is an object",
+            {"shown": value[:SHOWN]},
+        )
+    return found
+
+
+_Schema = Annotated[
+    dict[str, Any], BeforeValidator(_parsed_schema, json_schema_input_type=dict[str, Any] | str)
+]
+
+
 def _schema_of(format: AnyFormat | None) -> Mapping[str, Any] | None:
     """Returns the JSON schema of a format; None if the format sets no guide."""
     if isinstance(format, JsonSchemaFormat):
         format = format.json_schema
     if isinstance(format, JsonSchema):
-        return format.schema_
+        return _with_guidance(format.schema_, {"lenient": True} if format.strict is False else {})
     return _ANY if isinstance(format, JsonObjectFormat) else None
 
 
@@ -333,17 +364,17 @@ class StructuredOutputs(Body):
 
     unsupported: ClassVar = {
         "disable_fallback": (False, True),  # there is nothing to fall back to
-        "disable_any_whitespace": (False,),
         "disable_additional_properties": (False,),
-        "whitespace_pattern": (),
         "structural_tag": (),
     }
 
     choice: _Choices | None = None
     regex: str | None = None
-    json_: dict[str, Any] | None = Field(None, alias="json")
+    json_: _Schema | None = Field(None, alias="json")
     json_object: bool = False
     grammar: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
 
 
 Top = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
@@ -405,10 +436,14 @@ class RuleFields(Body):
         None, description="extension: the answer is one of these"
     )
     guided_regex: str | None = Field(None, description="extension: the whole answer matches it")
-    guided_json: dict[str, Any] | None = Field(
-        None, description="extension: a JSON schema that the answer fits"
+    guided_json: _Schema | None = Field(
+        None, description="extension: a JSON schema that the answer fits, or its text"
     )
     guided_grammar: str | None = Field(None, description="extension: a grammar in Lark's syntax")
+    guided_whitespace_pattern: str | None = Field(
+        None,
+        description="extension: an expression for the white space at each place of a JSON guide",
+    )
     adapter: str | None = Field(
         None,
         max_length=64,
@@ -489,9 +524,18 @@ class RuleFields(Body):
         if self.structured_outputs and not (given and given[0].startswith("structured_outputs")):
             message = "structured_outputs says no guide; say one, or leave it out"
             raise FieldError("structured_outputs", message)
+        layout_field, layout = self._layout(own)
         if not given:
+            if layout_field:
+                message = f"{layout_field} needs a JSON guide; send guided_json, or leave it out"
+                raise FieldError(layout_field, message)
             return None
         field, (kind, value) = given[0], fields[given[0]]
+        if kind == "json_schema":
+            value = _with_guidance(value, layout)
+        elif layout_field:
+            message = f"{layout_field} is about JSON, and {field} is not; leave it out"
+            raise FieldError(layout_field, message)
         if value in ([], ""):
             message = f"{field} is empty; say what the answer may be, or leave it out"
             raise FieldError(field, message)
@@ -502,6 +546,22 @@ class RuleFields(Body):
             return AnswerGuide(GuideSpec(kind, text=text), field)
         except (ValueError, RecursionError) as error:
             raise FieldError(field, f"{field}: {error}") from error
+
+    def _layout(self, own: StructuredOutputs) -> tuple[str, Mapping[str, Any]]:
+        """Returns the field about white space, empty if there is none, and what it asks for."""
+        patterns = {
+            "guided_whitespace_pattern": self.guided_whitespace_pattern,
+            "structured_outputs.whitespace_pattern": own.whitespace_pattern,
+            "structured_outputs.disable_any_whitespace": "" if own.disable_any_whitespace else None,
+        }
+        given = [name for name, pattern in patterns.items() if pattern is not None]
+        if len(given) > 1:
+            raise FieldError(given[1], f"{' and '.join(given)} are sent; send one of them")
+        if not given:
+            return "", {}
+        pattern = patterns[given[0]]
+        compact = {"whitespace_flexible": False, "whitespace_pattern": None}
+        return given[0], {"whitespace_pattern": pattern} if pattern else compact
 
 
 class GenerationFields(RuleFields):

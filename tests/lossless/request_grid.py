@@ -35,6 +35,11 @@ GUIDES = (
         '"additionalProperties":false}',
     ),
     GuideSpec("grammar", text='start: "a" ("b" | "c")+ "."'),
+    GuideSpec(
+        "json_schema",
+        text='{"type":"array","items":{"enum":["alarm","alarm set","a"]},"uniqueItems":true,'
+        '"minItems":2}',
+    ),
 )
 
 

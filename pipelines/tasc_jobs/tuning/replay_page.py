@@ -64,8 +64,6 @@ def _row(measured: Measured) -> dict[str, str]:
         "proposer": measured.proposer,
         "budget": str(measured.budget),
         "tokens/step": f"{figures['tokens_per_step']:.3f}",
-        "forwards/answer": f"{figures['steps'] / figures['rows']:.2f}",
-        "without drafts": f"{figures['plain_steps'] / figures['rows']:.2f}",
         "frozen": f"{figures['tokens_per_step_frozen']:.3f}",
         "coverage": f"{figures['coverage']:.1%}",
         "nodes/step": f"{figures['nodes_per_step']:.2f}",

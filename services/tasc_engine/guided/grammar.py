@@ -10,7 +10,8 @@ answer end with an error. So an answer does not depend on other answers.
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 from tasc_engine.errors import GuideError
 from tasc_engine.guided.following import Guide, Int32, Masks
 from tasc_engine.guided.sandbox import Effort, Sandbox
+from tasc_engine.guided.schemas import LENIENT, Prepared, prepared
 from tasc_engine.guided.trial import make_matcher, make_tokens, reason
+from tasc_engine.guided.unique import Place, Unique, opening
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 
@@ -40,17 +43,27 @@ class Grammar:
 
     Args:
         ends: Each of them ends an answer. The first one stands for all where only they are allowed.
-        words: Words of a mask.
+        never: ``uint32[words]``, a mask of tokens that are never allowed.
+        unique: Which tokens would repeat an item of an array; None if nothing is to be unique.
 
     Attributes:
         make: Makes a matcher at the start of the grammar, with a new lexer.
     """
 
-    def __init__(self, make: Callable[[], "LLMatcher"], ends: tuple[int, ...], words: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[], "LLMatcher"],
+        ends: tuple[int, ...],
+        never: Masks,
+        unique: Unique | None = None,
+    ) -> None:
+        self.unique = unique
         self.ends = ends
-        self.words = words
-        others = _bits(ends[1:], words)
+        self.words = len(never)
+        others = _bits(ends[1:], self.words)
         self._other_ends = others if others.any() else None
+        never = never | others  # the grammar may have them as text
+        self._never = never if never.any() else None
         self.make = make
         self._lock = threading.Lock()
         self._fresh = make()
@@ -79,7 +92,11 @@ class Grammar:
         with self._lock:
             self._fresh = fresh
 
-    def fill(self, matcher: "LLMatcher", mask: Masks) -> bool:
+    def behind(self, place: Place | None, token: int) -> Place | None:
+        """Returns the position behind a token; None if nothing is to be unique."""
+        return self.unique.behind(place, token) if self.unique and place else None
+
+    def fill(self, matcher: "LLMatcher", place: Place | None, mask: Masks) -> bool:
         """Writes the tokens that a matcher allows; returns False if there are none or it failed."""
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
@@ -88,14 +105,16 @@ class Grammar:
         eos_id = self.ends[0]
         may_end = _allows(mask, eos_id)
         early = may_end and not (matcher.is_stopped() or matcher.is_accepting())
-        if not early and self._other_ends is None:
+        if not early and self._never is None and not self.unique:
             return True
         if early:
             mask[eos_id >> 5] &= ~np.uint32(1 << (eos_id & 31))
-        if self._other_ends is not None:
-            mask &= ~self._other_ends  # the grammar may have them as text
-            if may_end and not early and _only(mask) is None:
-                mask |= self._other_ends
+        if self._never is not None:
+            mask &= ~self._never
+        if self.unique and place:
+            self.unique.narrow(place, mask)
+        if self._other_ends is not None and may_end and not early and _only(mask) is None:
+            mask |= self._other_ends
         return bool(mask.any())
 
 
@@ -113,6 +132,7 @@ class GrammarGuide:
         self._matcher = self._origin.deep_copy()
         self._made = 0
         self._said: list[int] = []
+        self._place = Place() if grammar.unique else None
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
         kept[:] = False
@@ -129,14 +149,17 @@ class GrammarGuide:
                 self._ended = True
                 return
             self._said.append(token)
-            if not self._matcher.consume_token(token):
+            self._place = self._grammar.behind(self._place, token)
+            if self._grammar.unique and not self._place:
+                self.error = "an item of an array with unique items is repeated"
+            elif not self._matcher.consume_token(token):
                 self._revive()
 
     def forced(self, most: int) -> Int32:
         found: list[int] = []
         most = min(most, MOST_FORCED)
         mask = np.empty(self.words, np.uint32)
-        going = self._now(mask)
+        place, going = self._place, self._now(mask)
         if not going:
             return np.array(found, np.int32)
         while going and len(found) < most:
@@ -146,7 +169,10 @@ class GrammarGuide:
             found.append(token)
             if token in self._grammar.ends:
                 break
-            going = self._matcher.consume_token(token) and self._grammar.fill(self._matcher, mask)
+            place = self._grammar.behind(place, token)
+            going = self._matcher.consume_token(token) and self._grammar.fill(
+                self._matcher, place, mask
+            )
         back = len(found) - (found[-1:] == [self._grammar.ends[0]])
         if not self._matcher.rollback(back):
             self._revive()
@@ -156,7 +182,7 @@ class GrammarGuide:
         """Writes the tokens that may come next; returns False if there are none."""
         if self._ended or self.error:
             return False
-        return self._grammar.fill(self._matcher, mask) or self._revive(mask)
+        return self._grammar.fill(self._matcher, self._place, mask) or self._revive(mask)
 
     def _walk(
         self, tokens: list[int], parents: list[int], kept: NDArray[np.bool_], masks: Masks
@@ -165,7 +191,7 @@ class GrammarGuide:
         below: dict[int, list[int]] = {}
         for x in range(len(tokens) - 1, -1, -1):
             below.setdefault(parents[x], []).append(x)
-        pending, path = below.get(-1, []), [-1]
+        pending, path, places = below.get(-1, []), [-1], {-1: self._place}
         while pending:
             x = pending.pop()
             back = len(path) - 1 - path.index(parents[x])
@@ -180,7 +206,8 @@ class GrammarGuide:
             if not self._matcher.consume_token(tokens[x]):
                 return False
             path.append(x)
-            if not self._grammar.fill(self._matcher, masks[1 + x]):
+            places[x] = self._grammar.behind(places[parents[x]], tokens[x])
+            if not self._grammar.fill(self._matcher, places[x], masks[1 + x]):
                 return False
             kept[x] = True
             pending += below.get(x, [])
@@ -217,7 +244,7 @@ class GrammarGuide:
     def _restart(self, origin: "LLMatcher", mask: Masks | None = None) -> bool:
         self._origin, self._matcher = origin, origin.deep_copy()
         return self._matcher.consume_tokens(self._said) and (
-            mask is None or self._grammar.fill(self._matcher, mask)
+            mask is None or self._grammar.fill(self._matcher, self._place, mask)
         )
 
 
@@ -240,10 +267,12 @@ if TYPE_CHECKING:
 
 # Texts that show which bytes a tokenizer's tokens stand for.
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
-# White space between elements of JSON. The library's default is unlimited, and a model that was not
-# trained on JSON may write blanks up to its last token. At most one blank allows `{"a": 1}` and
-# `{"a":1}`; a schema's own "x-guidance" can allow indentation.
-_JSON_DEFAULTS: "JsonCompileOptions" = {"whitespace_pattern": " ?"}
+# White space at a place where JSON allows it: up to two blanks, and up to two line breaks with an
+# indentation. So a model may write its usual layout. The library's default is unlimited, and a
+# model that was not trained on JSON may write blanks up to its last token.
+_WHITE_SPACE = r"[ \t]{0,2}((\r?\n){1,2}[ \t]{0,40})?"
+
+_UNKNOWN = ("Unimplemented keys", "Unknown format", "oneOf constraints")  # refusals by the library
 
 
 class Library:
@@ -257,9 +286,8 @@ class Library:
     """
 
     def __init__(self, tokenizer: TaskTokenizer, vocab_size: int, effort: Effort) -> None:
-        text = tokenizer.backend.to_str()
+        text = _readable(tokenizer)
         self._ends = tuple(e for e in tokenizer.eos_ids if e < vocab_size) or tokenizer.eos_ids[:1]
-        self._words = -(-vocab_size // 32)
         try:
             self._tokens = make_tokens(text, vocab_size, self._ends[0])
         except ImportError as error:
@@ -273,6 +301,9 @@ class Library:
             ) from error
         self._blank_in_front = _blank_in_front(self._tokens, tokenizer)
         self._sandbox = Sandbox(text, vocab_size, self._ends[0], effort)
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        misread = _misread(self._tokens, tokenizer, self._blank_in_front)
+        self._never = _bits([i for i in misread if i < vocab_size], -(-vocab_size // 32))
 
     def compile(self, spec: GuideSpec) -> Grammar:
         """Compiles a JSON schema, an expression or a grammar.
@@ -281,38 +312,83 @@ class Library:
             GuideError: The text is invalid, unsupported by llguidance, allows nothing, or exceeds
                 the limits.
         """
-        source = self._source(spec)
+        schema = _schema_of(spec) if spec.kind == "json_schema" else None
+        source = self._source(_top_grammar(spec, schema))
         if refusal := self._sandbox.refusal(source):
-            raise GuideError(f"no answer can be guided by this {spec.kind}: {refusal}")
+            way_out = f"; leave it out, {LENIENT}" if refusal.startswith(_UNKNOWN) else ""
+            raise GuideError(f"no answer can be guided by this {spec.kind}: {refusal}{way_out}")
+        unique = None
+        if schema and schema.members:
+            unique = Unique(schema, self._tokenizer, self._opening)
         tokens = self._tokens
-        return Grammar(lambda: make_matcher(tokens, source), self._ends, self._words)
+        return Grammar(lambda: make_matcher(tokens, source), self._ends, self._never, unique)
 
-    def _source(self, spec: GuideSpec) -> str:
-        grammar = _top_grammar(spec)
+    @cached_property
+    def _opening(self) -> Masks:
+        return opening(self._tokenizer, self._vocab_size)
+
+    def _source(self, grammar: dict[str, object]) -> str:
         if not self._blank_in_front:
             return json.dumps({"grammars": [grammar]})
         begin = {"lark_grammar": 'start: " " @answer'}
         return json.dumps({"grammars": [begin, {**grammar, "name": "answer"}]})
 
 
-def _top_grammar(spec: GuideSpec) -> dict[str, object]:
-    """Returns a text in llguidance's format of a grammar."""
-    from llguidance import LLMatcher
-
-    if spec.kind == "grammar":
-        return {"lark_grammar": spec.text}
-    if spec.kind == "regex":
-        return dict(json.loads(LLMatcher.grammar_from_regex(spec.text))["grammars"][0])
+def _schema_of(spec: GuideSpec) -> Prepared:
     if spec.text.lstrip()[:1] not in ("{", ""):
         raise GuideError(
             f"this json_schema is not a JSON object but {spec.text[:20]!r}; send an object, "
             "or {} to allow any value"
         )
     try:
-        text = LLMatcher.grammar_from_json_schema(spec.text, defaults=_JSON_DEFAULTS)
+        return prepared(json.loads(spec.text))
+    except (ValueError, RecursionError) as error:
+        raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error
+    except (TypeError, AttributeError, KeyError) as error:
+        raise GuideError(f"this json_schema is not a valid schema: {error}") from error
+
+
+def _top_grammar(spec: GuideSpec, schema: Prepared | None) -> dict[str, object]:
+    """Returns a text in llguidance's format of a grammar."""
+    from llguidance import LLMatcher
+
+    if schema is None:
+        if spec.kind == "grammar":
+            return {"lark_grammar": spec.text}
+        return dict(json.loads(LLMatcher.grammar_from_regex(spec.text))["grammars"][0])
+    own = schema.root.get("x-guidance")
+    defaults: JsonCompileOptions = {"whitespace_pattern": _WHITE_SPACE}
+    if isinstance(own, dict) and "whitespace_flexible" in own:
+        defaults = {}  # a pattern would take precedence
+    try:
+        text = LLMatcher.grammar_from_json_schema(schema.root, defaults=defaults)
         return dict(json.loads(text)["grammars"][0])
     except (ValueError, RecursionError) as error:
         raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error
+
+
+def _readable(tokenizer: TaskTokenizer) -> str:
+    """Returns the ``tokenizer.json`` with a decoder of a kind that llguidance knows.
+
+    llguidance looks only for ``ByteFallback`` or ``ByteLevel``. Tokenizers converted from GGUF have
+    both, and it takes the first, though only ``ByteLevel`` has an effect on their tokens.
+    `_misread` checks the result.
+    """
+    text = tokenizer.backend.to_str()
+    content = json.loads(text)
+    decoder = content["decoder"] or {}
+    steps = decoder.get("decoders", [decoder])
+    kinds = {step.get("type"): step for step in steps}
+    if "ByteLevel" in kinds:
+        content["decoder"] = kinds["ByteLevel"]
+    elif "ByteFallback" not in kinds and kinds.keys() & {"Metaspace", "Replace"}:
+        if blank := kinds.get("Metaspace"):
+            pattern = {"String": blank["replacement"]}
+            steps = [{"type": "Replace", "pattern": pattern, "content": " "}]
+        content["decoder"] = {"type": "Sequence", "decoders": [*steps, {"type": "ByteFallback"}]}
+    else:
+        return text
+    return json.dumps(content)
 
 
 def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
@@ -327,14 +403,37 @@ def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
     kept = [(p, i) for p, i in zip(_PROBES, ids, strict=True) if tokenizer.decode(i) == p]
     fronts = {tokens.decode_bytes(i).decode(errors="replace").removesuffix(p) for p, i in kept}
     if fronts not in ({""}, {" "}):
+        kind = type(tokenizer.backend.decoder).__name__
         raise GuideError(
-            "llguidance decodes this tokenizer's tokens differently than the tokenizer; "
-            "use a guide of choices"
+            f"llguidance decodes this tokenizer's tokens (decoder {kind}) differently than the "
+            "tokenizer; use a guide of choices"
         )
     return fronts == {" "}
 
 
-def _bits(ids: tuple[int, ...], words: int) -> Masks:
+def _misread(tokens: "LLTokenizer", tokenizer: TaskTokenizer, blank: bool) -> tuple[int, ...]:
+    """Returns the tokens that would not be in an answer the text that llguidance takes them for.
+
+    Such are added tokens with characters that the decoder converts, or that stop it from
+    converting, and ``<0x61>`` where the decoder does not make a byte of it.
+    """
+    found = []
+    added = tokenizer.backend.get_added_tokens_decoder()
+    odd = {i for i, token in added.items() if not token.special} | tokenizer.byte_ids
+    [around] = tokenizer.encode_outputs(_PROBES[:1])
+    for i in range(tokenizer.vocab_size):
+        alone = tokens.decode_bytes([i])
+        same = not alone or alone == tokenizer.token_bytes(i)
+        if same and i in odd:
+            ids = [*around, i, *around]
+            text = tokens.decode_bytes(ids).decode(errors="replace")
+            same = tokenizer.decode(ids) == text.removeprefix(" " * blank)
+        if not same:
+            found.append(i)
+    return tuple(found)
+
+
+def _bits(ids: Sequence[int], words: int) -> Masks:
     """Returns the mask of some tokens, ``uint32[words]``."""
     mask = np.zeros(words, np.uint32)
     for i in ids:

@@ -69,7 +69,6 @@ UNSUPPORTED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
     "bad_words": ([],),
     "cache_salt": (),  # prompts share a cache
     "early_stopping": (False,),
-    "guided_whitespace_pattern": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "prompt_logprobs": (),

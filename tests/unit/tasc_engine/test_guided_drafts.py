@@ -189,7 +189,8 @@ def test_with_logprobs_each_token_keeps_its_forward(answered) -> None:
 def test_forced_tokens_of_a_schema_are_no_draft_tokens(answered) -> None:
     schema = json.dumps(
         {"type": "object", "properties": {"name": {"enum": ["alarm_set", "play_music"]},
-         "n": {"enum": [1, 2]}}, "required": ["name", "n"], "additionalProperties": False}
+         "n": {"enum": [1, 2]}}, "required": ["name", "n"], "additionalProperties": False,
+         "x-guidance": {"whitespace_flexible": False}}
     )  # fmt: skip
     guide = GuideSpec("json_schema", text=schema)
     asked = [replace(request, guide=guide, max_tokens=50) for request in requests(("a",), 4)]

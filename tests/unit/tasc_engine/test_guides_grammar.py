@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from guide_walks import allowed, answers, behind, ids, look, path_to, random_answer, regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from support import refused
 from tasc_draft import Drafts
@@ -23,6 +24,7 @@ from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
 from tasc_engine.guided.trial import make_matcher
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
+from tiny import sentencepiece
 
 SCHEMA = {
     "type": "object",
@@ -128,25 +130,195 @@ def test_any_walk_of_a_schema_is_json_of_it(guides: Guides, tokenizer, seed: int
     assert set(found["tags"]) <= {"x", "naïve", "東"}
 
 
+LAYOUTS = {
+    "compact": {"separators": (",", ":")},
+    "one line": {},
+    "two": {"indent": 2},
+    "four": {"indent": 4},
+    "tabs": {"indent": "\t"},
+    "wide": {"separators": (",", ":" + " " * 3)},
+    "long": {"indent": 50},
+}
+
+
 @pytest.mark.parametrize(
-    ("layout", "followed"),
+    ("options", "followed"),
     [
-        ({"separators": (",", ":")}, True),
-        ({}, True),
-        ({"separators": (",", ":  ")}, False),
-        ({"indent": 2}, False),
+        (None, ["compact", "one line", "two", "four", "tabs"]),
+        ({"whitespace_pattern": " ?"}, ["compact", "one line"]),
+        ({"whitespace_pattern": "[ \\n]{0,9}"}, ["compact", "one line", "two", "four", "wide"]),
+        ({"whitespace_flexible": False}, ["compact"]),
+        ({"whitespace_flexible": True}, list(LAYOUTS)),
     ],
+    ids=str,
 )
-def test_json_has_at_most_one_blank_at_a_place_unless_its_schema_says_otherwise(
-    guides: Guides, tokenizer: TaskTokenizer, layout: dict, followed: bool
+def test_json_is_laid_out_as_models_do_unless_its_schema_says_otherwise(
+    guides: Guides, tokenizer: TaskTokenizer, options: dict | None, followed: list[str]
 ) -> None:
     value = {"name": "a b", "n": 12, "tags": ["x", "東"]}
-    said = tokenizer.encode_outputs([json.dumps(value, ensure_ascii=False, **layout)])[0]
-    kept = look(guides.of(SPECS[0], 99), said, range(-1, len(said) - 1))[1]
-    assert all(kept) == followed
-    roomy = {**SCHEMA, "x-guidance": {"whitespace_pattern": "[ \\n]{0,9}"}}
-    own = guides.of(GuideSpec("json_schema", text=json.dumps(roomy)), 99)
-    assert all(look(own, said, range(-1, len(said) - 1))[1])
+    schema = SCHEMA | ({"x-guidance": options} if options else {})
+    found = []
+    for name, layout in LAYOUTS.items():
+        said = tokenizer.encode_outputs([json.dumps(value, ensure_ascii=False, **layout)])[0]
+        guide = guides.of(GuideSpec("json_schema", text=json.dumps(schema)), 99)
+        if all(look(guide, said, range(-1, len(said) - 1))[1]):
+            found.append(name)
+    assert found == followed
+
+
+def test_a_model_that_writes_indented_json_says_as_many_items(guides, tokenizer) -> None:
+    """It goes on as it would where that is allowed, else with any token that is."""
+    wanted = tokenizer.encode_outputs([json.dumps(["a", "b", "c"], indent=2)])[0]
+    guide = guides.of(GuideSpec("json_schema", text='{"items": {"type": "string"}}'), 99)
+    said: list[int] = []
+    for token in [*wanted, EOS]:
+        if found := allowed(guide):
+            said.append(token if token in found else found[0])
+            guide.advance(ids(said[-1:]))
+    assert json.loads(tokenizer.decode(said)) == ["a", "b", "c"]
+
+
+def test_white_space_between_items_ends(guides: Guides, tokenizer: TaskTokenizer) -> None:
+    """A model that prefers white space comes to the items."""
+    guide = guides.of(GuideSpec("json_schema", text='{"items": {"enum": ["a"]}, "minItems": 1}'), 9)
+    guide.advance(ids(tokenizer.encode_outputs(["["])[0]))
+    for _ in range(60):
+        found = allowed(guide)
+        blank = [token for token in found if not tokenizer.token_bytes(token).strip()]
+        if not blank:
+            break
+        guide.advance(ids(blank[:1]))
+    assert not blank
+    assert found
+
+
+def texts_of(guides: Guides, tokenizer: TaskTokenizer, schema: dict, most: int) -> set[str]:
+    """All answers that a schema allows without white space."""
+    compact = schema | {"x-guidance": {"whitespace_flexible": False}}
+    spec = GuideSpec("json_schema", text=json.dumps(compact))
+    found = answers(lambda: guides.of(spec, 99), EOS, most)
+    return {tokenizer.decode(tokens) for tokens in found}
+
+
+def fits(guides: Guides, tokenizer: TaskTokenizer, schema: dict, value: object) -> bool:
+    """Whether a schema allows a value, both as a draft and as an answer."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    said = [*tokenizer.encode_outputs([text])[0], EOS]
+    spec = GuideSpec("json_schema", text=json.dumps(schema))
+    guide = guides.of(spec, 99)
+    drafted = all(look(guide, said, range(-1, len(said) - 1))[1])
+    allowed_now = [token in allowed(guide) and not guide.advance(ids([token])) for token in said]
+    assert drafted == all(allowed_now)
+    return drafted
+
+
+def unique(items: dict, **more: object) -> dict:
+    return {"type": "array", "items": items, "uniqueItems": True, **more}
+
+
+@pytest.mark.parametrize(
+    ("items", "values"),
+    [
+        ({"enum": ["a", "ab", "b東"]}, ["a", "ab", "b東"]),
+        ({"enum": ["a", 1, None, True], "type": ["integer", "null"]}, [1, None]),
+        ({"$ref": "#/$defs/E"}, ["x", "y"]),
+        ({"type": "integer", "minimum": 9, "maximum": 11}, [9, 10, 11]),
+        ({"anyOf": [{"const": "a"}, {"type": "boolean"}]}, ["a", True, False]),
+    ],
+    ids=str,
+)
+def test_items_of_a_set_come_in_any_order_and_once(guides, tokenizer, items, values) -> None:
+    schema = unique(items) | {"$defs": {"E": {"enum": ["x", "y"]}}}
+    every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
+    dumped = {json.dumps(v, separators=(",", ":"), ensure_ascii=False) for v in every}
+    assert texts_of(guides, tokenizer, schema, 40) == dumped
+    two = unique(items, minItems=2, maxItems=2) | {"$defs": schema["$defs"]}
+    found = texts_of(guides, tokenizer, two, 40)
+    assert {len(json.loads(text)) for text in found} == {2}
+
+
+def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskTokenizer) -> None:
+    labels = unique({"enum": ["a", "b"]})
+
+    def kind(name: str, tags: dict) -> dict:
+        properties = {"kind": {"const": name}, "tags": tags}
+        return {"type": "object", "properties": properties, "required": [*properties]}
+
+    schema = {
+        "$defs": {"tree": {"type": "object", "properties": {
+            "of": labels, "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}},
+        "type": "object",
+        "properties": {
+            "tree": {"$ref": "#/$defs/tree"},
+            "pair": {"type": "array", "prefixItems": [labels, {"items": {"enum": ["a"]}}]},
+            "maybe": {"anyOf": [labels, {"type": "null"}]},
+            "pet": {"oneOf": [kind("cat", labels), kind("dog", labels | {"uniqueItems": False})]},
+            "map": {"type": "object", "additionalProperties": labels},
+            "named": {"type": "object", "patternProperties": {"^x": labels}},
+        },
+    }  # fmt: skip
+
+    def ok(value: object) -> bool:
+        return fits(guides, tokenizer, schema, value)
+
+    assert ok({"tree": {"of": ["b", "a"], "kids": [{"of": ["a"], "kids": []}, {"of": ["a"]}]}})
+    assert not ok({"tree": {"of": ["b"], "kids": [{"of": ["a", "a"]}]}})
+    assert ok({"pair": [["a", "b"], ["a", "a"]]})
+    assert not ok({"pair": [["a", "a"], []]})
+    assert ok({"maybe": None})
+    assert ok({"maybe": ["a"]})
+    assert not ok({"maybe": ["b", "b"]})
+    assert ok({"pet": {"kind": "dog", "tags": ["a", "a"]}})
+    assert not ok({"pet": {"kind": "cat", "tags": ["a", "a"]}})
+    assert ok({"map": {'"tags": [': ["a"], "[\\": ["a", "b"]}})
+    assert not ok({"map": {"x": ["a"], "y": ["b", "b"]}})
+    assert ok({"named": {"x": ["a", "b"], "y": 1}})
+    assert not ok({"named": {"x": ["a", "a"]}})
+    assert not ok('{"maybe": [\n  "a",\n  "a"')
+
+
+def test_a_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
+    tokenizer = with_decoder(folder, decoders.ByteLevel(), '["a","a"', '["a","b"', ',"b","b"')
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    found = texts_of(guides, tokenizer, unique({"enum": ["a", "b"]}), 9)
+    assert found == {"[]", '["a"]', '["b"]', '["a","b"]', '["b","a"]'}
+    tokens = [tokenizer.backend.token_to_id(text) for text in ('["a","a"', '["a","b"')]
+    spec = GuideSpec("json_schema", text=json.dumps(unique({"enum": ["a", "b"]})))
+    assert [token in allowed(guides.of(spec, 9)) for token in tokens] == [False, True]
+
+
+def test_a_repeated_item_in_an_answer_is_an_error(guides: Guides, tokenizer) -> None:
+    spec = GuideSpec("json_schema", text=json.dumps(unique({"enum": ["a", "b"]})))
+    guide = guides.of(spec, 99)
+    guide.advance(ids(tokenizer.encode_outputs(['["a", "a"'])[0]))
+    assert "unique" in guide.error
+    assert not allowed(guide)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_walk_of_many_labels_has_each_once(guides: Guides, tokenizer, seed: int) -> None:
+    labels = [f"label {n}" for n in range(60)]
+    schema = {"properties": {"labels": unique({"enum": labels}, minItems=40)}}
+    schema |= {"type": "object", "required": ["labels"], "additionalProperties": False}
+    spec = GuideSpec("json_schema", text=json.dumps(schema))
+    found = json.loads(tokenizer.decode(random_answer(guides.of(spec, 9999), seed, 9999)))["labels"]
+    assert 40 <= len(found) == len(set(found)) <= 60
+
+
+@pytest.mark.parametrize("leaf", [{"enum": []}, {"const": "a"}])
+def test_values_of_items_that_refer_on_and_on_are_counted_once(guides: Guides, leaf: dict) -> None:
+    two = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
+    schema = {"type": "array", "items": {"$ref": "#/$defs/0"}, "uniqueItems": True}
+    schema["$defs"] = two | {"60": leaf}
+    with refused(GuideError, "uniqueItems" if "const" in leaf else ""):
+        guides.of(GuideSpec("json_schema", text=json.dumps(schema | {"minItems": 1})), 99)
+
+
+def test_lenient_schemas_ignore_what_cannot_be_enforced(guides: Guides, tokenizer) -> None:
+    lenient = {"x-guidance": {"lenient": True}}
+    assert fits(guides, tokenizer, unique({"type": "string"}) | lenient, ["a", "a"])
+    assert fits(guides, tokenizer, {"type": "string", "format": "regex"} | lenient, '"(("')
+    assert not fits(guides, tokenizer, unique({"enum": ["a", "b"]}) | lenient, ["a", "a"])
 
 
 FRIDAY = [regex("friday"), GuideSpec("choice", ("friday",))]
@@ -262,7 +434,20 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
         ("json_schema", '{"type": "integer"}, "lark_grammar": "start: /a/"', ""),
         ("json_schema", '{"items": ' * 3000 + "{}" + "}" * 3000, ""),
         ("json_schema", '{"type": "foo"}', "foo"),
-        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "lenient"),
+        ("json_schema", '{"items": {"type": "string"}, "uniqueItems": true}', "enum"),
+        ("json_schema", '{"items": {"enum": [1]}, "minItems": 2, "uniqueItems": true}', "minItems"),
+        ("json_schema", '{"items": {"enum": [1.5]}, "uniqueItems": true}', "uniqueItems"),
+        (
+            "json_schema",
+            '{"anyOf": [{"items": {"enum": ["a"]}, "type": "array", '
+            '"uniqueItems": true}, {"type": "array"}]}',
+            "anyOf",
+        ),
+        ("json_schema", '{"items": {"enum": ["a"]}, "uniqueItems": true, "$ref": "b"}', "$ref"),
+        ("json_schema", '{"type": "array", "contains": {}}', "lenient"),
+        ("json_schema", '{"format": "regex"}', "lenient"),
+        ("json_schema", '{"properties": 3, "anyOf": 4}', ""),
         ("json_schema", '{"$ref": "file:///etc/passwd"}', "retriev"),
         ("grammar", "start: foo", "foo"),
         ("grammar", '{"grammars": [{"json_schema": {}}]}', ""),
@@ -303,6 +488,78 @@ def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(folder, tmp_path
         Guides(tokenizer, tokenizer.vocab_size).of(regex("friday"), 99)
     with refused(GuideError, "vocab size"):
         Guides(tokenizer, 100).of(regex("friday"), 99)
+
+
+GGUF = [
+    decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()
+]  # fmt: skip
+
+
+def with_decoder(folder: Path, decoder: decoders.Decoder, *added: str) -> TaskTokenizer:
+    """The tokenizer of a folder with another decoder, and with tokens that are not special."""
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.decoder = decoder
+    made.add_tokens([AddedToken(text, normalized=False) for text in added])
+    return saved(made, folder)
+
+
+def saved(made: Tokenizer, folder: Path) -> TaskTokenizer:
+    path = folder / "other.json"
+    made.save(str(path))
+    return TaskTokenizer(path, [EOS])
+
+
+@pytest.mark.parametrize(
+    "decoder", [decoders.Sequence(GGUF), decoders.Sequence([decoders.ByteLevel()])]
+)
+def test_byte_level_decoders_in_a_sequence_are_followed(folder: Path, decoder) -> None:
+    tokenizer = with_decoder(folder, decoder)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    texts = ["a 東", "naïve 🙂"]
+    found = answers(lambda: guides.of(regex(*texts), 99), EOS, most=20)
+    assert {tokenizer.decode(tokens) for tokens in found} == set(texts)
+    assert found >= {tuple(tokens) for tokens in tokenizer.encode_outputs(texts)}
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+@pytest.mark.parametrize("prepend", [True, False])
+def test_sentencepiece_decoders_are_followed(folder: Path, fallback: bool, prepend: bool) -> None:
+    pieces = [*sorted(set("".join(grammar._PROBES)) - {" "}), "▁", "▁a", "▁b"]
+    made = sentencepiece(pieces, [("▁", "a"), ("▁", "b")], ["</s>", "<unk>"], prepend)
+    if not fallback:  # as of Unigram models
+        scheme = "always" if prepend else "never"
+        made.normalizer = None
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+        made.decoder = decoders.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer = saved(made, folder)
+    guides = Guides(tokenizer, tokenizer.vocab_size)
+    found = answers(lambda: guides.of(regex("a b", "ba"), 99), EOS)
+    assert {tokenizer.decode(tokens) for tokens in found} == {"a b", "ba"}
+    assert found >= {tuple(tokens) for tokens in tokenizer.encode_outputs(["a b", "ba"])}
+
+
+def test_no_answer_has_a_token_that_is_decoded_otherwise(folder: Path) -> None:
+    for decoder, texts, exact in (
+        (decoders.ByteLevel(), ["a b", "\n\n"], ["a b", "\n\n"]),
+        (decoders.Sequence(GGUF[-1:]), ["Ġx"], ["Ġx"]),  # letters that stand for bytes
+        (decoders.Sequence(GGUF), ["a b"], []),  # the fused text is no longer bytes
+    ):
+        tokenizer = with_decoder(folder, decoder, *texts)
+        guides = Guides(tokenizer, tokenizer.vocab_size)
+        ids = {text: tokenizer.backend.token_to_id(text) for text in texts}
+        found = allowed(guides.of(GuideSpec("regex", text="(?s:.*)"), 99))
+        assert [text for text in texts if ids[text] in found] == exact
+
+
+def test_word_pieces_are_refused(folder: Path) -> None:
+    letters = [c for c in sorted(set("".join(grammar._PROBES))) if c != " "]
+    names = ["[UNK]", *letters, *(f"##{c}" for c in letters)]
+    made = Tokenizer(models.WordPiece({n: i for i, n in enumerate(names)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    tokenizer = saved(made, folder)
+    with refused(GuideError, "WordPiece", "choices"):
+        Guides(tokenizer, tokenizer.vocab_size).of(regex("a"), 99)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ BAD_VALUES = {
     "response_format": [{}, {"type": "yaml"}],
     "guided_choice": [[], "yes"],
     "guided_regex": [""],
-    "guided_json": ["{}", {"maximum": NAN}],
+    "guided_json": ["", "{", "[1]", "a schema", {"maximum": NAN}],
     "guided_grammar": [""],
     "ignore_eos": [1],
     "structured_outputs": [[], "a", "{}", {}, {"disable_fallback": True, "json_object": False}],
@@ -98,8 +98,27 @@ BAD_PLACES = [
     ({"structured_outputs": {"choise": ["a"]}}, "structured_outputs.choise"),
     ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.json"),
-    ({"structured_outputs": {"json": "{}"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"regex": "a"}, "guided_json": {}}, "structured_outputs.regex"),
+    ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
+    ({"guided_choice": ["a"], "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
+    (
+        {
+            "structured_outputs": {
+                "json": {},
+                "whitespace_pattern": " ",
+                "disable_any_whitespace": 1,
+            }
+        },
+        "structured_outputs.disable_any_whitespace",
+    ),
+    (
+        {
+            "structured_outputs": {"json": {}, "whitespace_pattern": " "},
+            "guided_whitespace_pattern": " ",
+        },
+        "structured_outputs.whitespace_pattern",
+    ),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ({"stop": ["a", ""]}, "stop.1"),
     ({"stop": ["x", "\N{REPLACEMENT CHARACTER}"]}, "stop.1"),

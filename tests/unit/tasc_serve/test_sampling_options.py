@@ -85,6 +85,8 @@ def test_a_guide_beside_one_that_is_null_holds(path):
         ("response_format", {"type": "json_object"}, {"type": "object"}),
         ("structured_outputs.json", {"json": SCHEMA}, SCHEMA),
         ("structured_outputs.json_object", {"json_object": True}, {"type": "object"}),
+        ("guided_json", json.dumps(SCHEMA), SCHEMA),
+        ("structured_outputs.json", {"json": json.dumps(SCHEMA, indent=1)}, SCHEMA),
     ],
 )
 def test_a_schema_arrives_with_its_properties_in_their_order(path, field, value, schema):
@@ -93,6 +95,42 @@ def test_a_schema_arrives_with_its_properties_in_their_order(path, field, value,
     found = json.loads(one.guide.spec.text)
     assert found == schema
     assert json.dumps(found) == json.dumps(schema)
+
+
+LENIENT = {"name": "x", "schema": SCHEMA, "strict": False}
+
+
+@either_endpoint
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, {"whitespace_pattern": " ?"}),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ \n]{0,3}"}},
+            {"whitespace_pattern": "[ \n]{0,3}"},
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            {"whitespace_flexible": False, "whitespace_pattern": None},
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": ""},
+            {"whitespace_flexible": False, "whitespace_pattern": None},
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": LENIENT}}, {"lenient": True}),
+        (
+            {
+                "guided_json": SCHEMA | {"x-guidance": {"lenient": True}},
+                "guided_whitespace_pattern": " ?",
+            },
+            {"lenient": True, "whitespace_pattern": " ?"},
+        ),
+    ],
+    ids=str,
+)
+def test_fields_about_a_schema_are_options_in_it(path, fields, options):
+    (one,) = asked(path, **fields)
+    assert json.loads(one.guide.spec.text)["x-guidance"] == options
 
 
 def test_logprobs_are_a_number_for_completions_and_two_fields_for_chats():
