@@ -186,7 +186,7 @@ class Backend(Protocol):
 
     @property
     def store_fault(self) -> str | None:
-        """Why the store does not answer; None while it does."""
+        """Why the store takes no writes, or does not answer; None if it does."""
 
     def status(self, task: str) -> TaskStatus | None:
         """What a replica last said of itself; None when none has been heard of lately."""
