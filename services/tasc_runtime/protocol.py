@@ -60,9 +60,10 @@ class Call:
     def is_acknowledged(self) -> bool:
         """Whether its stream begins with an empty piece, as soon as it is admitted.
 
+        A client gets its status code and headers then, and waits for a free row behind them.
         Nothing of an answer is sent before all calls of its request are admitted.
         """
-        return self.stream and self.n * self.prompts > 1 and not self.committed_ids
+        return self.stream and not self.committed_ids
 
 
 @dataclass(frozen=True)
