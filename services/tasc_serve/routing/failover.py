@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -187,7 +187,7 @@ class Failover:
             if self._has_changed(run):
                 return Refusal("changed", self._changed(run))
             if run.full:
-                return min(run.full.values(), key=lambda refusal: refusal.retry_after_s or 0)
+                return _soonest(run.full.values())
             if time.monotonic() > deadline:
                 raise ApiError(503, f"no replica of {self._task} answers; try again later")
             await asyncio.sleep(pause_s)
@@ -240,3 +240,11 @@ class Failover:
             run.behind.add(replica.name)
             return True
         return False
+
+
+def _soonest(refusals: Collection[Refusal]) -> Refusal:
+    """The refusal with the shortest wait, shared by all replicas that free places meanwhile."""
+    soonest = min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+    if not soonest.retry_after_s:
+        return soonest
+    return dataclasses.replace(soonest, retry_after_s=soonest.retry_after_s / len(refusals))

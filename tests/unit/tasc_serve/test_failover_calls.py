@@ -94,7 +94,7 @@ def test_an_only_replica_that_is_silent_is_waited_for() -> None:
     ("a", "b", "said", "asked"),
     [
         ({"refuses": FULL}, {"outstanding": 5}, None, [1, 1]),
-        ({"refuses": FULL}, {"refuses": SOONER}, SOONER, [1, 1]),
+        ({"refuses": FULL}, {"refuses": SOONER}, replace(SOONER, retry_after_s=1.5), [1, 1]),
         ({"refuses": INVALID}, {"outstanding": 5}, INVALID, [1, 0]),  # of all of this version
         ({"refuses": INVALID}, NEWER | {"outstanding": ROWS}, None, [1, 1]),
         ({"refuses": INVALID}, NEWER | {"refuses": FULL}, FULL, [1, 1]),
