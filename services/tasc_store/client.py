@@ -40,6 +40,7 @@ _FULL = "when used memory"
 _REPLICA = "read only replica"
 _CUT_OFF = "Link with MASTER is down"
 _TOO_FEW_REPLICAS = "Not enough good replicas"
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _NOT_PRIMARY = (_REPLICA, _CUT_OFF, _TOO_FEW_REPLICAS)
 _OF_CLUSTER = (AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 
@@ -197,6 +198,11 @@ def _explained(shown: str, error: RedisError) -> StoreError:
         )
     if isinstance(error, BusyLoadingError):
         return StoreUnreachable(f"Redis at {shown} is loading its data; wait until it has ended")
+    if _UNTRUSTED in text:
+        return StoreUnreachable(
+            f"the certificate of Redis at {shown} is not trusted ({text}); name the file of its"
+            " authority in the URL: ?ssl_ca_certs=/path/ca.pem"
+        )
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return StoreUnreachable(
             f"no Redis answers at {shown} ({text}); start it, or correct the URL (REDIS_URL)"
