@@ -30,7 +30,8 @@ def said(answer: str) -> Any:
 
 
 def streamed() -> str:
-    *lines, done = post(PATH, CHAT | {"stream": True}, "-N").split("\n\n")[:-1]
+    events = post(PATH, CHAT | {"stream": True}, "-N").split("\n\n")[:-1]
+    *lines, done = (event for event in events if not event.startswith(":"))  # comments
     assert done == "data: [DONE]"
     deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines]
     return "".join(delta.get("content") or "" for delta in deltas)

@@ -58,9 +58,10 @@ class Call:
     def is_acknowledged(self) -> bool:
         """Whether its stream begins with an empty piece, as soon as it is admitted.
 
+        A client gets its status code and headers then, and waits for a free row behind them.
         Nothing of an answer is sent before all calls of its request are admitted.
         """
-        return self.stream and self.n * self.prompts > 1 and not self.committed_ids
+        return self.stream and not self.committed_ids
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class Backend(Protocol):
 
     @property
     def store_fault(self) -> str | None:
-        """Why the store does not answer; None while it does."""
+        """Why the store takes no writes, or does not answer; None if it does."""
 
     async def settled(self) -> None:
         """Wait, for seconds after the first question at most, until each task has a status."""

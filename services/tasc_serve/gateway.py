@@ -19,7 +19,7 @@ from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http.proxy_guard import answer_directly
-from tasc_serve.metrics.discovery import MetricsPort, live_targets, node_address
+from tasc_serve.metrics.discovery import MetricsPort, StoreWatch, node_address
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet
@@ -34,7 +34,6 @@ from tasc_store.batches.leases import BatchQueue
 log = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 2.0
-_STORE_LOOK_S = 1.0
 _COUNT_BATCHES_S = 5.0
 
 
@@ -54,11 +53,9 @@ class ReplicaBackend:
         own_target: str,
         metrics: GatewayMetrics,
     ) -> None:
-        self._client = client
         self._own_target = own_target
         self._scraper = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S)
-        self._targets: list[str] = []
-        self._store = RepeatedCall("read metrics ports", self._look_at_store, _STORE_LOOK_S)
+        self._store = StoreWatch(client, settings.metrics.ttl_s)
         self._replica_clients: list[ReplicaClient] = []
         self._fleets: dict[str, Fleet] = {}
         self._calls: dict[str, Failover] = {}
@@ -112,18 +109,15 @@ class ReplicaBackend:
             self._watching = [asyncio.create_task(each) for each in (*woken, *watched)]
 
     async def metrics(self) -> Sequence[str]:
-        others = [t for t in self._targets if t != self._own_target]
+        others = [t for t in self._store.targets if t != self._own_target]
         texts = await asyncio.gather(*(self._scrape(t) for t in others))
         return [text for text in texts if text is not None]
 
     def metrics_targets(self) -> Sequence[str]:
-        return self._targets
+        return self._store.targets
 
     def close(self) -> None:
-        self._store.close(0)
-
-    def _look_at_store(self) -> None:
-        self._targets = live_targets(self._client)
+        self._store.close()
 
     async def _scrape(self, target: str) -> str | None:
         """One process's metrics, or None when it is gone: its listing runs out by itself."""

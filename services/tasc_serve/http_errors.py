@@ -16,7 +16,7 @@ from starlette.routing import Match
 
 from tasc_runtime.protocol import Refusal
 from tasc_runtime.sampling_options import SHOWN, UNKNOWN, UNSUPPORTED
-from tasc_store import CorruptArtifact, StoreError, StoreFull
+from tasc_store import CorruptArtifact, StoreError, StoreFull, StoreReadOnly
 from tasc_store.errors import (
     BatchEnded,
     BatchesFull,
@@ -118,6 +118,8 @@ def of_store(error: StoreError) -> ApiError:
             return ApiError(status, str(error), code=code)
     if isinstance(error, StoreFull):
         return ApiError(503, "the store is full; delete files that you need no more")
+    if isinstance(error, StoreReadOnly):
+        return ApiError(503, "the store takes no writes at the moment; try again later")
     return ApiError(503, "the store cannot be reached at the moment; try again later")
 
 

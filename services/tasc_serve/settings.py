@@ -59,6 +59,12 @@ class LimitSettings(Section):
     request_timeout_s: float = Field(
         60.0, gt=0, description="Maximum time of a request; after it the answer is 504."
     )
+    stream_keep_alive_s: float = Field(
+        3.0,
+        gt=0,
+        description="Maximum silence of a stream; after it, a comment is sent, so that no proxy "
+        "ends the connection. Also the maximum wait for the status code of a stream.",
+    )
     idempotency_ttl_s: int = Field(
         3600,
         ge=1,

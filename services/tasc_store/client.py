@@ -1,12 +1,24 @@
 """A checked connection to Redis, and the library's errors as this package's errors."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
 from tasc_store.errors import (
@@ -21,6 +33,16 @@ from tasc_store.keys import WRITE_PROBE
 OLDEST = (6, 2)
 # With the library's ten retries a silent host would take a minute to be called silent.
 _RETRIES = 2
+_Result = TypeVar("_Result")
+
+# What servers say, without the code, which they hide inside a Lua script before Redis 7.
+_FULL = "when used memory"
+_REPLICA = "read only replica"
+_CUT_OFF = "Link with MASTER is down"
+_TOO_FEW_REPLICAS = "Not enough good replicas"
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_NOT_PRIMARY = (_REPLICA, _CUT_OFF, _TOO_FEW_REPLICAS)
+_OF_CLUSTER = (AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 
 _LOGIN = re.compile(r"^([a-zA-Z]+://)?.*@", re.DOTALL)
 _QUERY_PASSWORD = re.compile(r"([?&]\w*password=)[^&]*")
@@ -48,6 +70,9 @@ def as_text(value: bytes | str) -> str:
 
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     """A client whose server answers, is new enough and takes writes.
+
+    It follows a failover behind one address: where a server says that it is not the primary any
+    more, the client drops its idle connections and tries the call again on a new one.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
@@ -86,9 +111,10 @@ def translated(url: str) -> Iterator[None]:
     """Turns what the Redis library raises in the block into this package's errors.
 
     Raises:
-        StoreUnreachable: The server is gone, silent, still loading, or refuses the login.
+        StoreUnreachable: The server is gone, silent, still loading, a replica without its primary,
+            or refuses the login.
         StoreFull: The server is at its ``maxmemory``.
-        StoreReadOnly: The server is a replica or cannot save.
+        StoreReadOnly: The server is a replica, cannot save, or has too few replicas.
         StoreError: Any other error of the server or the library.
     """
     try:
@@ -97,13 +123,44 @@ def translated(url: str) -> Iterator[None]:
         raise _explained(redact(url), error) from error
 
 
+class _NotPrimary(redis.ConnectionError):
+    """The server at the other end of a connection is not the primary any more."""
+
+
+class _Reconnecting(Retry):
+    """Tries again on a new connection also where the server is not the primary any more.
+
+    Another server may answer at the same address by now. Idle connections go, too: they would read
+    old values, which the former primary does not refuse. One that is in use goes with its next
+    refused write.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(ExponentialWithJitterBackoff(), _RETRIES)
+        self.drop_idle: Callable[[], object] = lambda: None
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # each connection copies it, and all belong to one pool
+
+    def call_with_retry(self, do: Callable[[], _Result], *args: Any, **options: Any) -> _Result:
+        def tried() -> _Result:
+            try:
+                return do()
+            except ResponseError as error:
+                if not any(text in str(error) for text in _NOT_PRIMARY):
+                    raise
+                self.drop_idle()
+                raise _NotPrimary(str(error)) from error
+
+        result: _Result = super().call_with_retry(tried, *args, **options)
+        return result
+
+
 def _client(url: str, timeout_s: float) -> redis.Redis:
+    retry = _Reconnecting()
     try:
         client = redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(ExponentialWithJitterBackoff(), _RETRIES),
+            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry
         )
         client.connection_pool.make_connection()  # makes an object, no connection: reads options
     except (TypeError, ValueError):
@@ -112,6 +169,7 @@ def _client(url: str, timeout_s: float) -> redis.Redis:
             f"{redact(url)} is no Redis URL; write redis://[user:password@]host:port/db, with"
             " special characters of the password percent-encoded"
         ) from None
+    retry.drop_idle = partial(client.connection_pool.disconnect, inuse_connections=False)
     return client
 
 
@@ -121,19 +179,39 @@ def _explained(shown: str, error: RedisError) -> StoreError:
         return StoreUnreachable(
             f"Redis at {shown} refuses the login ({text}); correct user and password in the URL"
         )
+    if _FULL in text:
+        return StoreFull(
+            f"Redis at {shown} is full ({text}); raise its maxmemory or prune old index versions"
+        )
+    if _REPLICA in text:
+        return StoreReadOnly(f"Redis at {shown} is a read-only replica; use the primary's URL")
+    if _TOO_FEW_REPLICAS in text:
+        return StoreReadOnly(
+            f"Redis at {shown} refuses writes, since it has fewer replicas than its"
+            " min-replicas-to-write; repair them, or lower it"
+        )
+    if "MISCONF" in text:
+        return StoreReadOnly(f"Redis at {shown} refuses writes, see to its disk: {text}")
+    if _CUT_OFF in text:
+        return StoreUnreachable(
+            f"Redis at {shown} is a replica that has lost its primary; use the primary's URL"
+        )
+    if isinstance(error, BusyLoadingError):
+        return StoreUnreachable(f"Redis at {shown} is loading its data; wait until it has ended")
+    if _UNTRUSTED in text:
+        return StoreUnreachable(
+            f"the certificate of Redis at {shown} is not trusted ({text}); name the file of its"
+            " authority in the URL: ?ssl_ca_certs=/path/ca.pem"
+        )
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return StoreUnreachable(
             f"no Redis answers at {shown} ({text}); start it, or correct the URL (REDIS_URL)"
         )
-    # By text, since inside a Lua script the server hides the error's code.
-    if "when used memory" in text:
-        return StoreFull(
-            f"Redis at {shown} is full ({text}); raise its maxmemory or prune old index versions"
+    if isinstance(error, _OF_CLUSTER):
+        return StoreError(
+            f"Redis at {shown} is a node of a Redis Cluster ({text}); use a server with cluster"
+            " mode off, which has all keys"
         )
-    if "read only replica" in text:
-        return StoreReadOnly(f"Redis at {shown} is a read-only replica; use the primary's URL")
-    if "MISCONF" in text:
-        return StoreReadOnly(f"Redis at {shown} refuses writes, see to its disk: {text}")
     if isinstance(error, NoPermissionError):
         return StoreError(f"Redis at {shown} forbids a command; widen the user's ACL: {text}")
     return StoreError(f"Redis at {shown} answers: {text}")

@@ -6,11 +6,11 @@ class StoreError(Exception):
 
 
 class StoreUnreachable(StoreError):
-    """No Redis answers at the URL, it refuses the login, or it went away."""
+    """No Redis answers at the URL, it is loading or cut off, refuses the login, or went away."""
 
 
 class StoreReadOnly(StoreError):
-    """Redis answers but refuses writes: a replica, or a server that cannot save to its disk."""
+    """Redis answers but refuses writes: it is a replica, cannot save, or has too few replicas."""
 
 
 class StoreFull(StoreError):

@@ -153,7 +153,10 @@ def _add_operations(
 
     @app.get("/readyz")
     async def readyz() -> dict[str, Any]:
-        """Ready with any task that answers; degraded without the store, which answers need not."""
+        """Ready with any task that answers; degraded, and 200, if the store takes no writes.
+
+        Answers do not need the store.
+        """
         in_flight.require_open()
         tasks = [status["task"] for status in await _statuses(backend)]
         if not tasks:

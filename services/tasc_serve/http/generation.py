@@ -46,6 +46,9 @@ _MANY_TOKENS = 256  # with log-probabilities; fewer are written in a few millise
 _MOST_NAMED = 20  # messages in a header
 IGNORED = "x-tasc-ignored"
 _EVENTS, _JSON = "text/event-stream", "application/json"
+# Proxies such as nginx would hold events back, or keep them for others.
+_UNBUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_KEEP_ALIVE: Final = b": keep-alive\n\n"
 _Result = TypeVar("_Result")
 _Reply = Reply | ResponsesReply
 
@@ -163,7 +166,8 @@ class Generation:
         permit = self._access.admit(key, task, min(body.prompt_count, self._limits.max_prompts))
         group, retry = await self._calls(request, raw, body, task, key)
         media_type = _EVENTS if body.stream else _JSON
-        if retry and (known := retry.response(media_type, permit.headers)):
+        known_headers = {**permit.headers, **(_UNBUFFERED if body.stream else {})}
+        if retry and (known := retry.response(media_type, known_headers)):
             return known
         reply = endpoint.reply(body, task, group)
         if body.stream:
@@ -216,24 +220,32 @@ class Generation:
         permit: Permit,
         retry: IdempotentRequest | None,
     ) -> StreamingResponse:
-        """Wait for the first piece, so that a refusal still has a status code of its own."""
+        """Wait a moment until it is admitted, so that a refusal has a status code of its own.
+
+        Where that takes longer, the headers go first: proxies give up on a silent service. A
+        refusal is an event then.
+        """
         deadline = asyncio.get_running_loop().time() + (group.timeout_s or 0)
-        pieces = permit.counting(choices.stream(self._backend, reply.task, group))
+        patience_s = min(self._limits.stream_keep_alive_s, group.timeout_s or 0)
+        pieces = _Pieces(permit.counting(choices.stream(self._backend, reply.task, group)))
         try:
             with scope.waiting():
-                async with _WhileConnected(request), asyncio.timeout_at(deadline):
-                    first = await anext(pieces)
-        except TimeoutError as error:
-            raise _too_late(group) from error
-        if isinstance(first[1], Refusal):
+                async with _WhileConnected(request):
+                    await asyncio.wait({pieces.first}, timeout=patience_s)
+            if pieces.first.done():
+                _, first = pieces.first.result()
+                if isinstance(first, Refusal):
+                    raise of_refusal(first)
+            elif patience_s != self._limits.stream_keep_alive_s:
+                raise _too_late(group)
+        except BaseException:
             await pieces.aclose()
-            raise of_refusal(first[1])
-        events = reply.events(first, pieces)
+            raise
+        events = reply.events(pieces.first, pieces.rest)
         if retry:
             events = retry.keeping(events)
-        headers = {**permit.headers, **self._ignored(reply.task, group)}
-        longest_s = self._limits.request_timeout_s
-        return _Events(events, reply.failure, pieces, deadline, longest_s, group, scope, headers)
+        headers = {**permit.headers, **self._ignored(reply.task, group), **_UNBUFFERED}
+        return _Events(events, reply.failure, pieces, deadline, self._limits, group, scope, headers)
 
     def _ignored(self, task: str, group: CallGroup) -> Mapping[str, str]:
         """A header with the messages that did not enter the prompt, which are counted.
@@ -283,45 +295,90 @@ class _WhileConnected:
             self._task.cancel()
 
 
-class _WhileRead:
-    """A block that is cancelled, and left, when a client takes too long to read what it is sent.
+class _Pieces:
+    """The pieces of a stream, the first of which is waited for at once."""
+
+    def __init__(self, pieces: AsyncGenerator[choices.Numbered, None]) -> None:
+        self.rest = pieces
+        self.first = asyncio.create_task(self._next())
+
+    async def _next(self) -> choices.Numbered:
+        return await anext(self.rest)
+
+    async def aclose(self) -> None:
+        self.first.cancel()
+        await asyncio.gather(self.first, return_exceptions=True)
+        await self.rest.aclose()
+
+
+class _SteadySend:
+    """A block that sends a stream, with comments while nothing else is sent.
+
+    It is cancelled, and left, when a client takes too long to read what it is sent.
 
     Args:
-        longest_s: Longest time of one `send`; twice that may pass until it is noticed.
+        longest_s: Longest time of one `send`; a little more may pass until it is noticed.
+        keep_alive_s: Longest silence.
     """
 
-    def __init__(self, send: Send, longest_s: float) -> None:
-        self._send, self._longest_s = send, longest_s
-        self._since: float | None = None  # when the send began that has not ended
+    def __init__(self, send: Send, longest_s: float, keep_alive_s: float) -> None:
+        self._send, self._longest_s, self._keep_alive_s = send, longest_s, keep_alive_s
+        self._shortest_s = min(longest_s, keep_alive_s)
+        self._sending = False
+        self._comment: asyncio.Task[None] | None = None
+        self._failed: OSError | None = None
         self._stalled = False
 
     async def send(self, message: Message) -> None:
-        self._since = self._loop.time()
+        if self._comment:  # the last message must not overtake it
+            await self._comment
+            self._comment = None
+        self._since, self._sending = self._loop.time(), True
         await self._send(message)
-        self._since = None
+        self._sending = False
 
     async def __aenter__(self) -> Send:
         self._loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         self._task, self._cancelling = task, task.cancelling()
-        self._timer = self._loop.call_later(self._longest_s, self._look)
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(self._shortest_s, self._look)
         return self.send
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         self._timer.cancel()
-        if not self._stalled:
+        if self._comment:
+            self._comment.cancel()
+        if not (self._stalled or self._failed):
             return False
         nobody_else = self._task.uncancel() <= self._cancelling
-        return nobody_else and isinstance(error, asyncio.CancelledError)
+        if not (nobody_else and isinstance(error, asyncio.CancelledError)):
+            return False
+        if self._failed:
+            raise self._failed
+        return True
 
     def _look(self) -> None:
         """One timer for a stream: most sends do not wait, and a timer for each costs too much."""
-        if self._since is not None and self._loop.time() - self._since >= self._longest_s:
+        now = self._loop.time()
+        if self._sending and now - self._since >= self._longest_s:
             log.warning("a client did not read for %g s; its stream is cut", self._longest_s)
             self._stalled = True
             self._task.cancel()
-        else:
-            self._timer = self._loop.call_later(self._longest_s, self._look)
+            return
+        if not self._sending and now - self._since >= self._keep_alive_s:
+            self._since, self._sending = now, True
+            self._comment = asyncio.create_task(self._keep_alive())
+        ends = self._since + (self._longest_s if self._sending else self._keep_alive_s)
+        self._timer = self._loop.call_at(min(ends, now + self._shortest_s), self._look)
+
+    async def _keep_alive(self) -> None:
+        try:
+            await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+        except OSError as error:  # the client is gone
+            self._failed = error
+            self._task.cancel()
+        self._sending = False
 
 
 class _Events(StreamingResponse):
@@ -335,15 +392,15 @@ class _Events(StreamingResponse):
         self,
         events: AsyncIterator[str],
         failure: Callable[[ApiError], str],
-        pieces: AsyncGenerator[choices.Numbered, None],
+        pieces: _Pieces,
         deadline: float,
-        longest_send_s: float,
+        limits: LimitSettings,
         group: CallGroup,
         scope: RequestScope,
         headers: Mapping[str, str],
     ) -> None:
         self._pieces, self._scope, self._failure = pieces, scope, failure
-        self._deadline, self._longest_send_s, self._group = deadline, longest_send_s, group
+        self._deadline, self._limits, self._group = deadline, limits, group
         self._code = CLIENT_CLOSED_REQUEST
         self._events = self._ended(events)
         super().__init__(self._events, headers=headers, media_type=_EVENTS)
@@ -358,8 +415,9 @@ class _Events(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         # Else a client that does not read would keep its place in this gateway.
-        reading = _WhileRead(send, self._longest_send_s)
-        async with reading as timed, aclosing(self._pieces), aclosing(self._events):
+        limits = self._limits
+        steady = _SteadySend(send, limits.request_timeout_s, limits.stream_keep_alive_s)
+        async with aclosing(self._pieces), aclosing(self._events), steady as timed:
             await super().stream_response(timed)
 
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:

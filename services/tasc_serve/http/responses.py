@@ -7,7 +7,7 @@ vLLM's per-request and acceptance metrics; the draft index is added.
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,19 +235,21 @@ class Reply:
             "choices": choices,
         }
 
-    async def events(self, first: Numbered, rest: AsyncIterator[Numbered]) -> AsyncIterator[str]:
+    async def events(
+        self, first: Awaitable[Numbered], rest: AsyncIterator[Numbered]
+    ) -> AsyncIterator[str]:
         """One event for each piece that has text or ends its choice, and the end mark.
 
         Log-probabilities of tokens whose text is held back come with the next event of their
         choice.
 
         Raises:
-            ApiError: An answer failed, or was refused behind the first piece.
+            ApiError: An answer failed or was refused.
         """
         begun: set[int] = set()
         held: defaultdict[int, tuple[TokenText, ...]] = defaultdict(tuple)
         results: dict[int, GenerationResult] = {}
-        numbered: Numbered | None = first
+        numbered: Numbered | None = await first
         while numbered is not None:
             index, piece = numbered
             if isinstance(piece, Refusal):

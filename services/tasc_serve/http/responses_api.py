@@ -5,7 +5,7 @@ Nothing is kept: a request brings its whole conversation, and the answer is one 
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -155,11 +155,13 @@ class ResponsesReply:
         part = self._part(answer.result.text, answer.tokens)
         return self._response(answer.result, [self._message(answer.result, [part])])
 
-    async def events(self, first: Numbered, rest: AsyncIterator[Numbered]) -> AsyncIterator[str]:
+    async def events(
+        self, first: Awaitable[Numbered], rest: AsyncIterator[Numbered]
+    ) -> AsyncIterator[str]:
         """Those of OpenAI's API, with a delta for each piece that has text.
 
         Raises:
-            ApiError: The answer failed.
+            ApiError: The answer failed or was refused.
         """
         event = self._event
         item: dict[str, Any] = {"output_index": 0}
@@ -171,7 +173,7 @@ class ResponsesReply:
         yield event("response.content_part.added", **place, part=self._part("", ()))
         texts, tokens, told = list[str](), list[TokenText](), 0
         result: GenerationResult | None = None
-        numbered: Numbered | None = first
+        numbered: Numbered | None = await first
         while numbered is not None:
             _, piece = numbered
             if isinstance(piece, Refusal):

@@ -4,6 +4,7 @@ Prometheus itself scrapes each process: a merged counter falls when a process en
 """
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
 from typing import Final, Self, cast
 
@@ -21,8 +22,9 @@ from prometheus_client.samples import Sample
 
 from tasc_runtime.errors import SettingsError
 from tasc_serve.store_calls import RepeatedCall
-from tasc_store import translated
+from tasc_store import StoreError, translated
 from tasc_store.client import url_of
+from tasc_store.keys import WRITE_PROBE
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 _NO_SUMMANDS = ("_info", "_ratio", "_per_step", "_reachable", "_timestamp_seconds")
@@ -89,6 +91,7 @@ def merge(texts: Iterable[str]) -> str:
 
 _TARGETS: Final = "tasc:metrics-targets"  # sorted set: host:port by the time it is forgotten
 _WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 (refused, not bound)
+_LOOK_S: Final = 1.0
 _LIST_S: Final = 2.0  # that opening a port waits for Redis, and closing it
 _log = logging.getLogger(__name__)
 
@@ -181,6 +184,49 @@ def live_targets(client: redis.Redis) -> list[str]:
     with translated(url_of(client)):
         targets = cast(list[bytes], client.zrangebyscore(_TARGETS, _now(client), "+inf"))
     return sorted(target.decode() for target in targets)
+
+
+class StoreWatch:
+    """Looks every second at the store: whether it takes writes, and which processes have metrics.
+
+    Listings run out while the store takes no writes, although their processes live. So the targets
+    known before stay listed meanwhile, and for ``ttl_s`` more, until all have renewed their own.
+
+    Args:
+        client: Redis; it stays open.
+        ttl_s: That of the listings.
+        every_s: Seconds between two looks.
+
+    Attributes:
+        targets: The ``host:port`` of every live process, sorted.
+    """
+
+    def __init__(self, client: redis.Redis, ttl_s: float, every_s: float = _LOOK_S) -> None:
+        self._client, self._ttl_s = client, ttl_s
+        self._kept_until = 0.0
+        self.targets: list[str] = []
+        self._looks = RepeatedCall("look at the store", self._look, every_s)
+
+    @property
+    def fault(self) -> str | None:
+        """Why the store takes no writes, or does not answer; None if it does."""
+        return self._looks.fault
+
+    def close(self) -> None:
+        """Look no more; does not wait for Redis."""
+        self._looks.close(0)
+
+    def _look(self) -> None:
+        try:
+            with translated(url_of(self._client)):
+                # A full server refuses SET, too; it takes UNLINK.
+                self._client.set(WRITE_PROBE, "", px=1)
+            targets = live_targets(self._client)
+        except StoreError:
+            self._kept_until = time.monotonic() + self._ttl_s
+            raise
+        kept = self.targets if time.monotonic() < self._kept_until else []
+        self.targets = sorted({*targets, *kept})
 
 
 def service_discovery(targets: list[str]) -> list[dict[str, object]]:

@@ -6,7 +6,9 @@ finds the queue full should come again.
 """
 
 import asyncio
+import heapq
 import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,40 +22,62 @@ from tasc_runtime.sampling_options import AnswerGuide, FieldError
 from tasc_serve.settings import LimitSettings
 
 _KEPT = 64  # endings that the rate is measured over
-_LONGEST_S = 60
+_LONGEST_S = 60  # older clients of OpenAI take no longer one
+_UNKNOWN_S = 1.0  # that an answer is taken to last before any has ended
+_SLACK = 4  # the part of the queue that is to be empty when the first of the refused come again
 
 
 class DrainRate:
-    """The rate at which places become free, over the last endings."""
+    """The rate at which places become free, and when those who found none should come again.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._ends: deque[float] = deque(maxlen=_KEPT)
+    Args:
+        rows: Calls that are answered at once.
+    """
+
+    def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rows, self._clock = rows, clock
+        self._marks: deque[float] = deque(maxlen=_KEPT + 1)  # when it began, and the endings
+        self._known = rows / _UNKNOWN_S
+        self._expected: list[float] = []  # a heap: when those who were refused come again
+
+    def began(self) -> None:
+        """There is something to end again."""
+        self._marks.append(self._clock())
 
     def ended(self) -> None:
         """A place has become free."""
-        self._ends.append(self._clock())
+        self._marks.append(self._clock())
 
     def idle(self) -> None:
         """There is nothing left to end: time until more comes says nothing about the rate."""
-        self._ends.clear()
+        if len(self._marks) > self._rows:  # fewer had not all rows
+            self._known = self.per_second()
+        self._marks.clear()
 
     def per_second(self) -> float:
-        """0 while nothing is known; it falls while nothing ends."""
-        if len(self._ends) < 2:
-            return 0.0
-        spent = self._clock() - self._ends[0]
-        return (len(self._ends) - 1) / spent if spent > 0 else math.inf
+        """It falls while nothing ends. Before anything has, it is that of the last time."""
+        spent = self._clock() - self._marks[0] if self._marks else 0.0
+        if len(self._marks) < 2:
+            return min(self._known, self._rows / spent if spent > 0 else math.inf)
+        return (len(self._marks) - 1) / spent if spent > 0 else math.inf
 
-    def retry_after_s(self, ahead: int) -> int:
-        """Whole seconds until as many as ``ahead`` have ended: at least 1, at most 60.
+    def retry_after_s(self, waiting: int) -> float:
+        """Seconds until a call that is refused now should come again: at most 60.
 
-        1 where nothing has ended yet: nothing speaks for waiting longer.
+        Each call gets a time of its own, behind those that were refused before it, as fast as
+        places become free. Where that is later than 60 s, they come in any of the last 30.
+
+        Args:
+            waiting: Calls in the queue.
         """
-        rate = self.per_second()
-        if rate == 0:
-            return 1
-        return max(1, min(math.ceil(ahead / rate), _LONGEST_S))
+        now = self._clock()
+        while self._expected and self._expected[0] <= now:
+            heapq.heappop(self._expected)
+        wait_s = (1 + waiting / _SLACK + len(self._expected)) / self.per_second()
+        if wait_s > _LONGEST_S:
+            return random.uniform(_LONGEST_S / 2, _LONGEST_S)  # noqa: S311 (no secret)
+        heapq.heappush(self._expected, now + wait_s)
+        return wait_s
 
 
 _COMPILERS = 2  # guides by choices and by grammars need not wait for one another

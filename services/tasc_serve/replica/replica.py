@@ -67,7 +67,7 @@ class TaskReplica:
         self._capacity = settings.engine.rows + limits.max_queued_requests
         self._outstanding = 0
         self._numbers = itertools.count()
-        self._drain = DrainRate()
+        self._drain = DrainRate(settings.engine.rows)
         self._timeout_s = limits.request_timeout_s
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
         self.builder = EngineBuilder.of_task(
@@ -131,6 +131,8 @@ class TaskReplica:
             yield refusal
             return
         self._here = asyncio.get_running_loop()
+        if not self._outstanding:
+            self._drain.began()
         self._outstanding += 1
         taken = False
         try:
@@ -183,7 +185,7 @@ class TaskReplica:
         if outstanding >= self._capacity:
             message = f"{outstanding} requests are in this replica already"
             waiting = outstanding - self.builder.engine.config.rows
-            return Refusal("full", message, None, self._drain.retry_after_s(max(waiting, 1)))
+            return Refusal("full", message, None, self._drain.retry_after_s(waiting))
         if not (call.record_version is None or call.record_version in self.builder.records):
             message = f"the answer was begun by version {call.record_version}, this is {version}"
             return Refusal("changed", message)

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -55,6 +55,7 @@ class _Run:
     Attributes:
         call: The original call.
         committed: Token ids received so far.
+        begun: Whether a replica has taken it, so that its client has a status code.
         record_version: Version of the task's record that must answer; None: any.
         full: Replicas that refused it because they are full or changed, and their refusals.
         behind: Replicas that refused it as invalid, but serve an older version than others.
@@ -62,6 +63,7 @@ class _Run:
 
     call: Call
     committed: list[int] = field(init=False)
+    begun: bool = field(init=False)
     record_version: int | None = field(init=False)
     losses: int = 0
     full: dict[str, Refusal] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.committed = list(self.call.committed_ids)
+        self.begun = bool(self.committed)
         self.record_version = self.call.record_version
 
     def rest(self) -> Call:
@@ -87,8 +90,10 @@ class _Run:
         )
 
     def took(self, piece: Piece) -> None:
+        self.begun = True
         self.committed += piece.ids
-        self.record_version = piece.record_version
+        if piece.ids:  # before the first token, any version may answer
+            self.record_version = piece.record_version
 
 
 class Failover:
@@ -175,14 +180,14 @@ class Failover:
             if found := self._fleet.pick(run.full.keys() | run.behind, run.record_version):
                 return found
             pause_s = _LOOK_S
-            if run.committed and run.full:  # an answer that has begun waits for a free place
+            if run.begun and run.full:  # one that a replica had taken waits for a free place
                 waits = (refusal.retry_after_s or _LOOK_S for refusal in run.full.values())
                 pause_s = min(_MOST_PAUSE_S, *waits)
                 run.full.clear()
             if self._has_changed(run):
                 return Refusal("changed", self._changed(run))
             if run.full:
-                return min(run.full.values(), key=lambda refusal: refusal.retry_after_s or 0)
+                return _soonest(run.full.values())
             if time.monotonic() > deadline:
                 raise ApiError(503, f"no replica of {self._task} answers; try again later")
             await asyncio.sleep(pause_s)
@@ -235,3 +240,11 @@ class Failover:
             run.behind.add(replica.name)
             return True
         return False
+
+
+def _soonest(refusals: Collection[Refusal]) -> Refusal:
+    """The refusal with the shortest wait, shared by all replicas that free places meanwhile."""
+    soonest = min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
+    if not soonest.retry_after_s:
+        return soonest
+    return dataclasses.replace(soonest, retry_after_s=soonest.retry_after_s / len(refusals))

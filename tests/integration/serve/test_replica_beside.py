@@ -153,7 +153,7 @@ async def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
 
 async def test_a_full_house_says_how_long_its_whole_answers_take(start, monkeypatch):
     seconds = itertools.count(step=10)  # between two looks at the clock
-    monkeypatch.setattr(replica_module, "DrainRate", partial(DrainRate, seconds.__next__))
+    monkeypatch.setattr(replica_module, "DrainRate", partial(DrainRate, clock=seconds.__next__))
     replica = start(limits={"max_queued_requests": 1})
     refusal = await replica.refusal_of_a_full_house(places=5)
     assert refusal.kind == "full"

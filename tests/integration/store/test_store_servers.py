@@ -30,6 +30,7 @@ from tasc_store import (
     TaskStore,
     connect,
     open_url,
+    translated,
 )
 from tasc_store.embedded import redis_binaries
 
@@ -213,6 +214,58 @@ def test_a_read_only_replica_is_named(
         with refused(StoreReadOnly, server.url):
             connect(server.url)
         assert ArtifactStore(replica, "task", "finger").get(1) == artifact
+
+
+REFUSALS: dict[str, tuple[type[StoreError], str, int]] = {
+    # what a server says, as what it is raised, a word of the message, how often it is tried
+    "READONLY You can't write against a read only replica.": (StoreReadOnly, "primary", 3),
+    "NOREPLICAS Not enough good replicas to write.": (StoreReadOnly, "min-replicas-to-write", 3),
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.": (
+        *(StoreUnreachable, "lost its primary", 3),
+    ),
+    "LOADING Redis is loading the dataset in memory": (StoreUnreachable, "loading", 3),
+    "NOAUTH Authentication required.": (StoreUnreachable, "login", 3),
+    "MISCONF Redis is configured to save RDB snapshots, but": (StoreReadOnly, "disk", 1),
+    "OOM command not allowed when used memory > 'maxmemory'.": (StoreFull, "maxmemory", 1),
+    "NOPERM this user has no permissions to run the 'set' command": (StoreError, "ACL", 1),
+    "MOVED 3999 127.0.0.1:6381": (StoreError, "cluster mode", 1),
+    "ASK 3999 127.0.0.1:6381": (StoreError, "cluster mode", 1),
+    "CROSSSLOT Keys in request don't hash to the same slot": (StoreError, "cluster mode", 1),
+    "CLUSTERDOWN The cluster is down": (StoreError, "cluster mode", 1),
+}
+
+
+@pytest.mark.parametrize("said", REFUSALS, ids=lambda said: said.partition(" ")[0])
+def test_each_refusal_is_named_and_tried_again_if_another_server_may_answer(
+    redis_url: str, client: redis.Redis, said: str
+) -> None:
+    kind, named, tries = REFUSALS[said]
+    script = "redis.call('INCR', 'tries') return redis.error_reply(ARGV[1])"
+    with (
+        connect(redis_url) as connected,
+        refused(StoreError, redis_url, named) as caught,
+        translated(redis_url),
+    ):
+        connected.eval(script, 0, said)
+    assert type(caught.value) is kind
+    assert int(client.get("tries")) == tries
+
+
+def test_a_primary_without_enough_replicas_is_named(
+    redis_url: str, server: EmbeddedRedis, source: Path
+) -> None:
+    with connect(server.url) as client:
+        client.config_set("min-replicas-to-write", 1)
+        with refused(StoreReadOnly, server.url, "min-replicas-to-write"):
+            WRITES["append"](client, source)
+
+
+def test_a_replica_that_lost_its_primary_is_named(server: EmbeddedRedis, source: Path) -> None:
+    with connect(server.url) as client:
+        client.config_set("replica-serve-stale-data", "no")
+        client.replicaof("127.0.0.1", 1)
+        with refused(StoreUnreachable, server.url, "lost its primary"):
+            TaskStore(client).names()
 
 
 def test_an_old_server_is_refused_and_a_silent_one_given_up(

@@ -31,13 +31,15 @@ GOOD: Final[dict[str, dict[str, object]]] = {
 }
 STATUS: Final = TaskStatus(TASK, 1, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
 
-Item = Piece | Refusal | Exception | str
+ADMITTED: Final = Piece("", record_version=1)  # what a replica sends before a row is free
+
+Item = Piece | Refusal | Exception | str | float
 
 
 class FakeBackend:
     """Plays the same script for every call, or ``by_choice`` that of its place in the response.
 
-    It notes the calls and how many are still open.
+    A number in it is a pause in seconds. It notes the calls and how many are still open.
     """
 
     tasks = (TASK,)
@@ -78,7 +80,9 @@ class FakeBackend:
             for item in self.by_choice.get(place, self.script):
                 if isinstance(item, Exception):
                     raise item
-                if isinstance(item, str):
+                if isinstance(item, float):
+                    await asyncio.sleep(item)
+                elif isinstance(item, str):
                     await asyncio.Event().wait()
                 else:
                     yield item

@@ -2,15 +2,33 @@
 
 import asyncio
 import json
+import threading
+from contextlib import contextmanager
 
 import pytest
-from fake_backend import FOREVER, GOOD, TASK, FakeBackend, Service, answer, events
+import uvicorn
+from fake_backend import (
+    ADMITTED,
+    FOREVER,
+    GOOD,
+    MESSAGE,
+    TASK,
+    FakeBackend,
+    Service,
+    answer,
+    error_of,
+    events,
+)
+from openai import APIError, InternalServerError, OpenAI
 from starlette.requests import ClientDisconnect
 
+from support import eventually, free_port
 from tasc_runtime.protocol import Refusal
 from tasc_serve.http_errors import ApiError
 
 TEXTS = ("na", "", "ïve\n\n", "data: 東京 🙂")
+COMMENT = ": keep-alive\n\n"
+PAUSE_S, KEEP_ALIVE_S = 0.2, 0.05
 either_endpoint = pytest.mark.parametrize("path", GOOD)
 
 
@@ -75,6 +93,40 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_and_the_end_mark(path, th
     assert service.counted(TASK, code) == 1
 
 
+@either_endpoint
+def test_proxies_are_asked_to_pass_events_on_at_once(path):
+    response = stream(Service(FakeBackend(*answer("one"))), path)
+    assert response.headers["x-accel-buffering"] == "no"
+    assert response.headers["cache-control"] == "no-cache"
+
+
+@either_endpoint
+@pytest.mark.parametrize("script", [(ADMITTED, PAUSE_S), (PAUSE_S,)], ids=["queued", "no replica"])
+def test_a_silent_stream_has_comments_before_and_between_its_events(path, script):
+    first, last = answer("one", "two")
+    backend = FakeBackend(*script, first, PAUSE_S, last)
+    response = stream(Service(backend, stream_keep_alive_s=KEEP_ALIVE_S), path)
+    before, one, two, end = parts = response.text.split("data: ")
+    assert before.replace(COMMENT, "") == ""
+    assert [part.endswith(COMMENT) for part in parts] == [True, True, False, False]
+    assert ("one" in one, "two" in two, end) == (True, True, "[DONE]\n\n")
+
+
+@either_endpoint
+@pytest.mark.parametrize("script", [(ADMITTED, PAUSE_S), (PAUSE_S,)], ids=["queued", "no replica"])
+def test_a_refusal_behind_the_headers_is_an_event_and_one_at_once_has_a_status(path, script):
+    full = Refusal("full", "no place", None, 11.2)
+    service = Service(FakeBackend(*script, full), stream_keep_alive_s=KEEP_ALIVE_S)
+    late = stream(service, path).text.replace(COMMENT, "")
+    assert (
+        json.loads(late.split("\n\n")[0].removeprefix("data: "))["error"]["message"] == "no place"
+    )
+    assert service.counted(TASK, 503) == 1
+    at_once = Service(FakeBackend(full)).ask("POST", path, json=GOOD[path] | {"stream": True})
+    error_of(at_once, 503)
+    assert at_once.headers["retry-after"] == "12"
+
+
 class Client:
     """Speaks ASGI itself, since httpx's transport cannot hang up half-way."""
 
@@ -85,7 +137,7 @@ class Client:
         self.scope |= {"path": path, "raw_path": path.encode(), "query_string": b""}
         self.scope |= {"root_path": "", "scheme": "http", "headers": []}
         self._requests = [{"type": "http.request", "body": body, "more_body": False}]
-        self.has_piece, self.is_gone = asyncio.Event(), asyncio.Event()
+        self.has_head, self.has_piece, self.is_gone = (asyncio.Event() for _ in range(3))
         self.reads = reads
 
     async def receive(self):
@@ -97,6 +149,7 @@ class Client:
     async def send(self, message):
         if self.is_gone.is_set():
             raise OSError("the connection is closed")
+        self.has_head.set()
         if message.get("body"):
             self.has_piece.set()
             while not self.reads:
@@ -169,3 +222,71 @@ def test_a_whole_answer_that_nobody_waits_for_is_given_up_and_counted(path, how,
 
     assert asyncio.run(cancel()) == 0
     assert service.counted(TASK, 499) == 1
+
+
+@either_endpoint
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
+def test_a_queued_stream_has_its_headers_and_its_client_may_leave(path, n, spec_version):
+    backend = FakeBackend(ADMITTED, FOREVER)
+    service = Service(backend, stream_keep_alive_s=KEEP_ALIVE_S)
+
+    async def leave_with_the_headers():
+        client = Client(path, spec_version, n)
+        serving = asyncio.ensure_future(service.app(client.scope, client.receive, client.send))
+        await client.has_head.wait()
+        assert not client.has_piece.is_set()
+        client.is_gone.set()
+        async with asyncio.timeout(30):
+            await asyncio.gather(serving, return_exceptions=True)
+        return backend.open
+
+    assert asyncio.run(leave_with_the_headers()) == 0
+    assert service.counted(TASK, 499) == 1
+
+
+@contextmanager
+def listening(service):
+    """The service on a port of its own, asked by OpenAI's client without retries."""
+    server = uvicorn.Server(uvicorn.Config(service.app, port=free_port(), log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started)
+        base = f"http://127.0.0.1:{server.config.port}/v1"
+        with OpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def chat(client):
+    events = client.chat.completions.create(model=TASK, messages=[MESSAGE], stream=True)
+    return "".join(event.choices[0].delta.content or "" for event in events)
+
+
+def completion(client):
+    events = client.completions.create(model=TASK, prompt="hi", stream=True)
+    return "".join(event.choices[0].text for event in events)
+
+
+def response(client):
+    events = client.responses.create(model=TASK, input="hi", stream=True)
+    return "".join(getattr(event, "delta", "") for event in events)
+
+
+def test_openais_client_skips_comments_and_raises_what_a_stream_says():
+    full = Refusal("full", "no place")
+    backend = FakeBackend()
+    with listening(Service(backend, stream_keep_alive_s=KEEP_ALIVE_S)) as client:
+        for ask in (chat, completion, response):
+            backend.script = (ADMITTED, PAUSE_S, *answer("one", "two"))
+            assert ask(client) == "onetwo"
+            backend.script = (ADMITTED, PAUSE_S, full)
+            with pytest.raises(APIError, match="no place") as queued:
+                ask(client)
+            assert queued.value.code == "service_full"
+            backend.script = (full,)
+            with pytest.raises(InternalServerError, match="no place"):
+                ask(client)

@@ -24,7 +24,7 @@ NEWER = {"record_version": 2}
 
 
 async def streamed(failover: Failover) -> list[Piece | Refusal]:
-    async with aclosing(failover.stream(CALL)) as items:
+    async with aclosing(failover.stream(replace(CALL, stream=True))) as items:
         return [item async for item in items]
 
 
@@ -114,7 +114,7 @@ def test_an_only_replica_that_is_silent_is_waited_for() -> None:
     ("a", "b", "said", "asked"),
     [
         ({"refuses": FULL}, {"outstanding": 5}, None, [1, 1]),
-        ({"refuses": FULL}, {"refuses": SOONER}, SOONER, [1, 1]),
+        ({"refuses": FULL}, {"refuses": SOONER}, replace(SOONER, retry_after_s=1.5), [1, 1]),
         ({"refuses": INVALID}, {"outstanding": 5}, INVALID, [1, 0]),  # of all of this version
         ({"refuses": INVALID}, NEWER | {"outstanding": ROWS}, None, [1, 1]),
         ({"refuses": INVALID}, NEWER | {"refuses": FULL}, FULL, [1, 1]),
@@ -277,7 +277,10 @@ def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
 
 
 @pytest.mark.parametrize("retry_after_s", [0.5, 7.0])
-def test_a_begun_stream_waits_for_a_place_without_asking_all_the_time(retry_after_s: float) -> None:
+@pytest.mark.parametrize("pieces", [0, 4])
+def test_an_admitted_stream_waits_for_a_place_without_asking_all_the_time(
+    retry_after_s: float, pieces: int
+) -> None:
     async def full_for_a_while(failover: Failover) -> list[Piece | Refusal]:
         asked = asyncio.create_task(streamed(failover))
         while not replicas.all["b"].calls:
@@ -287,7 +290,7 @@ def test_a_begun_stream_waits_for_a_place_without_asking_all_the_time(retry_afte
         return await asked
 
     full = Refusal("full", "no place", None, retry_after_s)
-    replicas = Replicas(a=Scripted(dies_after=4), b=Scripted(outstanding=5, refuses=full))
+    replicas = Replicas(a=Scripted(dies_after=pieces), b=Scripted(outstanding=5, refuses=full))
     assert text(Calls(replicas).run(full_for_a_while)) == text_of(WHOLE)
     assert len(replicas.all["b"].calls) <= 12
 

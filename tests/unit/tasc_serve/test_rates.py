@@ -1,6 +1,9 @@
 """Token buckets admit exactly their limit and keep a bound; rates predict waiting times."""
 
+import heapq
 import math
+import random
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -173,43 +176,104 @@ def test_retry_after_is_whole_seconds_and_never_too_few(wait_s: float, said: str
     assert retry_after(wait_s) == said
 
 
+ROWS = 8
+
+
 def rate_of(*ends: float) -> tuple[DrainRate, FakeClock]:
+    """Places have become free at these times since 0."""
     clock = FakeClock(0.0)
-    drain = DrainRate(clock)
+    drain = DrainRate(ROWS, clock)
+    drain.began()
     for clock.now in ends:
         drain.ended()
     return drain, clock
 
 
-def test_the_wait_is_what_is_ahead_over_the_rate():
-    drain, _ = rate_of(*(i / 4 for i in range(9)))
+def test_those_who_are_refused_come_one_by_one_as_places_become_free():
+    drain, clock = rate_of(*(i / 4 for i in range(1, 9)))
     assert drain.per_second() == 4
-    assert [drain.retry_after_s(n) for n in (1, 4, 5, 40)] == [1, 1, 2, 10]
+    assert [drain.retry_after_s(0) for _ in range(4)] == [0.25, 0.5, 0.75, 1]
+    clock.now += 0.5  # two of them have come, at a rate that falls
+    assert drain.retry_after_s(0) == 3 / drain.per_second()
 
 
-def test_the_wait_has_a_least_and_a_most():
-    assert rate_of()[0].retry_after_s(100) == rate_of(3.0)[0].retry_after_s(100) == 1
-    assert rate_of(0, 100)[0].retry_after_s(1000) == 60
+def test_a_part_of_a_long_queue_is_to_end_first():
+    waits = [rate_of(*(i / 4 for i in range(1, 9)))[0].retry_after_s(n) for n in (0, 40, 80)]
+    assert waits == [0.25, 2.75, 5.25]
+
+
+def test_who_would_wait_too_long_comes_in_the_second_half_of_a_minute():
+    drain, _ = rate_of(100)
+    waits = {drain.retry_after_s(1000) for _ in range(50)}
+    assert all(30 <= wait <= 60 for wait in waits)
+    assert len(waits) > 40
 
 
 def test_the_rate_falls_while_nothing_ends():
-    drain, clock = rate_of(0, 1, 2)
+    drain, clock = rate_of(1, 2)
     clock.now = 10
     assert drain.per_second() == 0.2
-    assert drain.retry_after_s(4) == 20
+    drain, clock = rate_of()
+    assert drain.per_second() == ROWS
+    clock.now = 10
+    assert drain.per_second() == ROWS / 10
 
 
 def test_the_rate_is_that_of_the_last_endings():
-    ends = [float(i) for i in range(100)] + [99 + i / 100 for i in range(1, 65)]
+    ends = [float(i) for i in range(1, 100)] + [99 + i / 100 for i in range(1, 66)]
     assert round(rate_of(*ends)[0].per_second()) == 100
 
 
-def test_time_without_requests_does_not_count():
-    drain, clock = rate_of(*(i / 100 for i in range(64)))
+def test_time_without_requests_does_not_count_and_the_rate_stays_known():
+    drain, clock = rate_of(*(i / 100 for i in range(1, 64)))
     drain.idle()
-    for clock.now in (600 + i / 100 for i in range(20)):
+    clock.now += 600
+    drain.began()
+    assert round(drain.per_second()) == 100
+    drain.idle()
+    for at in (700.0, 800.0):  # one request by itself says little about full rows
+        clock.now = at
+        drain.began()
+        clock.now += 1
         drain.ended()
-    assert drain.retry_after_s(100) == 2
+        drain.idle()
+    drain.began()
+    assert round(drain.per_second()) == 100
+
+
+def lost(callers: int, queued: int, answer_s: float, tries: int = 3) -> int:
+    """How many are refused at each of their tries, if they come again when they are told to.
+
+    All come at once to a replica that has answered nothing before.
+    """
+    drain, clock = rate_of()
+    chance = random.Random(0)
+    tried: Counter[int] = Counter()
+    events = [(0.0, caller) for caller in range(callers)]
+    waiting = running = refused = 0
+    while events:
+        clock.now, caller = heapq.heappop(events)
+        if caller < 0:
+            running -= 1
+            drain.ended()
+        elif waiting + running < ROWS + queued:
+            waiting += 1
+        else:
+            tried[caller] += 1
+            wait_s = math.ceil(drain.retry_after_s(waiting))
+            if tried[caller] < tries:
+                heapq.heappush(events, (clock.now + wait_s, caller))
+            else:
+                refused += 1
+        while waiting and running < ROWS:
+            waiting, running = waiting - 1, running + 1
+            heapq.heappush(events, (clock.now + chance.uniform(0.8, 1.2) * answer_s, -1))
+    return refused
+
+
+@pytest.mark.parametrize("answer_s", [0.05, 0.2, 0.4, 0.8, 1.6])
+def test_a_crowd_three_times_the_queue_is_answered_in_three_tries(answer_s: float) -> None:
+    assert lost(800, 256, answer_s) == 0
 
 
 def deployments(**running: int) -> dict[str, SimpleNamespace]:

@@ -1,0 +1,92 @@
+"""Redis behind TLS with a private certificate authority, as managed services have it."""
+
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from support import refused
+from tasc_store import StoreUnreachable, TaskRecord, TaskStore, connect
+
+pytestmark = pytest.mark.redis
+KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+MADE = (
+    f"req -x509 {KEY} -days 1 -subj /CN=authority -keyout ca.key -out ca.pem",
+    f"req {KEY} -subj /CN=localhost -keyout tls.key -out tls.csr",
+    "x509 -req -days 1 -in tls.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile names"
+    " -out tls.crt",
+)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``ca.pem``, and ``tls.crt`` of 127.0.0.1 with its key, signed by it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not on PATH; it makes the certificates of this test")
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    for command in MADE:
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def secured(certificates: Path, redis_url: str) -> Iterator[str]:
+    """URL of the Redis behind a server that ends TLS, since not every redis-server can."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
+    port = int(redis_url.rpartition(":")[2].removesuffix("/0"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    threads: list[threading.Thread] = []
+
+    def begin(run: Callable[..., None], *args: socket.socket) -> None:
+        threads.append(threading.Thread(target=run, args=args))
+        threads[-1].start()
+
+    def serve(plain: socket.socket) -> None:
+        with (
+            suppress(OSError),
+            plain,
+            context.wrap_socket(plain, server_side=True) as taken,
+            socket.create_connection(("127.0.0.1", port)) as other,
+        ):
+            peers = {taken: other, other: taken}
+            while True:
+                for ready in select.select(list(peers), [], [])[0]:
+                    if not (data := ready.recv(65536)):
+                        return
+                    peers[ready].sendall(data)
+
+    def accept() -> None:
+        with listener, suppress(OSError):
+            while True:
+                begin(serve, listener.accept()[0])
+
+    begin(accept)
+    yield f"rediss://127.0.0.1:{listener.getsockname()[1]}/0"
+    listener.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join()
+
+
+def test_a_private_authority_is_named_in_the_url(secured: str, certificates: Path) -> None:
+    record = TaskRecord("tls", "m", "f" * 32, "{input}")
+    with connect(f"{secured}?ssl_ca_certs={certificates / 'ca.pem'}") as client:
+        TaskStore(client).put(record)
+        assert TaskStore(client).get("tls").model == "m"
+
+
+def test_a_certificate_that_is_not_trusted_is_named_with_the_way_out(
+    secured: str, certificates: Path
+) -> None:
+    with refused(StoreUnreachable, secured, "ssl_ca_certs"):
+        connect(secured)
+    with refused(StoreUnreachable, "ssl_ca_certs", "no-such.pem"):
+        connect(f"{secured}?ssl_ca_certs={certificates / 'no-such.pem'}")

@@ -1,0 +1,178 @@
+"""Redis fails over behind one address: two real servers, and a forwarder in front of them."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+import redis
+from fake_backend import FakeBackend, Service
+from prometheus_client import CollectorRegistry
+from storage_service import FORM, line
+
+from support import eventually
+from tasc_serve.http.batches.files_api import BatchStorage
+from tasc_serve.metrics.discovery import MetricsPort, StoreWatch, live_targets
+from tasc_store import EmbeddedRedis, connect
+
+pytestmark = pytest.mark.redis
+HOST = "127.0.0.1"
+
+
+def port_of(server: EmbeddedRedis) -> int:
+    return int(server.url.rpartition(":")[2].removesuffix("/0"))
+
+
+class Forwarder:
+    """Sends each new connection to ``server``; connections that there are stay where they are."""
+
+    def __init__(self, server: EmbeddedRedis) -> None:
+        self.server = server
+        self._listener = socket.create_server((HOST, 0))
+        self.url = f"redis://{HOST}:{self._listener.getsockname()[1]}/0"
+        self._threads: list[threading.Thread] = []
+        self._begin(self._accept)
+
+    def close(self) -> None:
+        """Wait for the end of all connections, which clients must have closed."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends accept
+        for thread in self._threads:
+            thread.join()
+
+    def _begin(self, run: Callable[..., None], *args: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=run, args=args))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                taken, _ = self._listener.accept()
+                other = socket.create_connection((HOST, port_of(self.server)))
+                self._begin(self._copy, taken, other)
+                self._begin(self._copy, other, taken)
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket) -> None:
+        with source, suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+class Pair:
+    """A primary and its replica, which change places, and a client by way of the forwarder."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        servers = [stack.enter_context(EmbeddedRedis.start()) for _ in range(2)]
+        self.primary, self.replica = servers
+        self.direct = {s.url: stack.enter_context(redis.Redis.from_url(s.url)) for s in servers}
+        self.follow(self.replica, self.primary)
+        self.forwarder = Forwarder(self.primary)
+        stack.callback(self.forwarder.close)
+        self.client = stack.enter_context(connect(self.forwarder.url))
+
+    def follow(self, replica: EmbeddedRedis, primary: EmbeddedRedis) -> None:
+        at = self.direct[replica.url]
+        at.replicaof(HOST, port_of(primary))
+        eventually(lambda: at.info("replication")["master_link_status"] == "up")
+
+    def promote(self) -> None:
+        """Swap the two; the forwarder sends to the former primary until `redirect`."""
+        self.direct[self.primary.url].wait(1, 10_000)
+        self.direct[self.replica.url].replicaof("NO", "ONE")
+        self.primary, self.replica = self.replica, self.primary
+        self.follow(self.replica, self.primary)
+
+    def redirect(self) -> None:
+        self.forwarder.server = self.primary
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(stack)
+
+
+class Watched(FakeBackend):
+    """A backend that answers, and says of the store what a gateway says of it."""
+
+    def __init__(self, watch: StoreWatch) -> None:
+        self._watch = watch
+        super().__init__()
+
+    store_fault = property(lambda self: self._watch.fault, lambda self, fault: None)
+
+    def metrics_targets(self) -> list[str]:
+        return self._watch.targets
+
+
+def test_a_gateway_follows_a_failover_and_meanwhile_says_what_it_lacks(pair: Pair) -> None:
+    ttl_s = 1.0
+    with ExitStack() as stack:
+        port = MetricsPort(pair.client, CollectorRegistry(), host=HOST, ttl_s=ttl_s)
+        watch = StoreWatch(pair.client, ttl_s, every_s=0.02)
+        stack.callback(watch.close)
+        stack.callback(port.close)
+        service = Service(Watched(watch), storage=BatchStorage(pair.client))
+        shown: list[list[str]] = []
+
+        def get(path: str) -> object:
+            shown.append(service.ask("GET", "/sd").json()[0]["targets"])
+            found = service.ask("GET", path)
+            assert found.status_code == 200  # a load balancer goes on sending chats
+            return found.json()["status"]
+
+        def upload() -> int:
+            files = {"file": ("in.jsonl", line().encode())}
+            return service.ask("POST", "/v1/files", data=FORM, files=files).status_code
+
+        eventually(lambda: watch.targets == [port.target])
+        assert (get("/readyz"), upload()) == ("ready", 200)
+        pair.promote()
+        eventually(lambda: get("/readyz") == "degraded")
+        assert upload() == 503
+        with redis.Redis.from_url(pair.replica.url) as stale:
+            eventually(lambda: live_targets(stale) == [])  # the listing has run out
+        pair.redirect()
+        eventually(lambda: get("/readyz") == "ready")
+        assert upload() == 200
+        get("/readyz")
+        assert all(targets == [port.target] for targets in shown)
+
+
+def test_after_one_refused_write_no_idle_connection_reads_from_the_former_primary(
+    pair: Pair,
+) -> None:
+    pool = pair.client.connection_pool
+    for connection in [pool.get_connection() for _ in range(4)]:
+        pool.release(connection)
+    pair.promote()
+    pair.redirect()
+    with pair.client.pipeline() as pipe:
+        pipe.set("key", "new")
+        pipe.set("other", "new")
+        assert pipe.execute() == [True, True]
+    used = [pool.get_connection() for _ in range(4)]
+    for connection in used:
+        connection.send_command("ROLE")
+    assert {connection.read_response()[0] for connection in used} == {b"master"}
+    for connection in used:
+        pool.release(connection)
+
+
+def test_a_script_follows_a_failover(pair: Pair) -> None:
+    write = pair.client.register_script("return redis.call('INCR', KEYS[1])")
+    assert write(["n"]) == 1
+    pair.promote()
+    pair.redirect()
+    assert write(["n"]) == 2
+
+
+def test_a_full_store_makes_the_service_degraded(pair: Pair) -> None:
+    watch = StoreWatch(pair.client, 1.0, every_s=0.02)
+    pair.client.config_set("maxmemory", 1)
+    eventually(lambda: "maxmemory" in (watch.fault or ""))
+    pair.client.config_set("maxmemory", 0)
+    eventually(lambda: watch.fault is None)
+    watch.close()
