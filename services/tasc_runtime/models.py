@@ -84,8 +84,12 @@ def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
 
 
 def keep_prompt(folder: Path, template: Template) -> None:
-    """Write beside a model or an adapter how it was asked when it was fine-tuned."""
-    text = _TEMPLATES.dump_json(template, indent=1)
+    """Write beside a model or an adapter how it was asked when it was fine-tuned.
+
+    Whether inputs may spell special tokens stays a setting of each task.
+    """
+    made = template.made if isinstance(template, UnquotedTemplate) else template
+    text = _TEMPLATES.dump_json(made, indent=1)
     (folder / _PROMPT).write_bytes(text)
 
 

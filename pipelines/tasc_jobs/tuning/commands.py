@@ -277,6 +277,7 @@ def tune_job(
         "version": artifact.version,
         "corpus_rows": artifact.corpus_rows,
         "judged_rows": held.rows,
+        "prompt_tokens": held.prompt_tokens,
         "price": priced.figures(),
         "index": size.figures(),
         "settings": asdict(settings),
@@ -329,6 +330,7 @@ def forecast_job(
         "task": name,
         **machine,
         "judged_rows": held.rows,
+        "prompt_tokens": held.prompt_tokens,
         "settings": asdict(task.settings),
         "outlooks": [each.figures() for each in outlooks],
     }
