@@ -307,7 +307,7 @@ class LLM:
         if isinstance(choices, str | Path):
             raise ValueError(
                 f"choices is {str(choices)!r:.80}; give a list of labels, as in "
-                "Path('labels.txt').read_text().splitlines() where a file has one a line"
+                "Path('labels.txt').read_text('utf-8-sig').splitlines() where a file has one a line"
             )
         home = resolve_folder(str(model), revision, weights=False)
         tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)

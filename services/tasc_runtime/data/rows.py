@@ -20,6 +20,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasc_runtime.data.file_kinds import HEAD_BYTES, MARK, wrong_kind
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 
@@ -75,13 +76,15 @@ def check_file(path: Path, columns: Sequence[str] = ()) -> None:
 
     Raises:
         FileError: The suffix is not known, the file is missing, unreadable or not what its suffix
-            says, or a Parquet file lacks one of the columns.
+            says, it holds something else than a JSON object on each line, or a Parquet file lacks
+            one of the columns.
     """
     _require_suffix(path)
     try:
         if path.suffix != ".parquet":
             with closing(_open(path)) as stream:
-                stream.read(1)
+                if words := wrong_kind(stream.read(HEAD_BYTES)):
+                    raise FileError(f"{path} {words}")
             return
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
@@ -192,9 +195,10 @@ def read_raw_rows(
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1, without the line's end.
+    """Lines with their numbers from 1, without the line's end and without a byte order mark.
 
-    Of a longer line the first ``max_bytes + 1`` bytes come, so its length tells.
+    A mark may stand before each line, since files are joined by ``cat``. Of a longer line the first
+    ``max_bytes + 1`` bytes come, so its length tells.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -202,11 +206,11 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """
     with closing(_open(path)) as stream:
         line = 0
-        while raw := stream.readline(max_bytes + 1):
+        while raw := stream.readline(len(MARK) + max_bytes + 1):
             line, rest = line + 1, raw
             while rest and not rest.endswith(b"\n"):
                 rest = stream.readline(_SKIP_BYTES)
-            yield line, raw.removesuffix(b"\n")
+            yield line, raw.removeprefix(MARK).removesuffix(b"\n")[: max_bytes + 1]
 
 
 def json_line(value: Any) -> bytes:

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import tracemalloc
+from codecs import BOM_UTF8
 from contextlib import suppress
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_runtime.data.rows import BadRow, Fields, check_file, read_rows, row_writer
+from tasc_runtime.data.rows import BadRow, Fields, check_file, read_corpus, read_rows, row_writer
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 
@@ -82,6 +83,50 @@ def test_a_line_over_the_bound_is_refused_and_not_held_in_memory(tmp_path):
     assert peak < 5_000_000
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_byte_order_mark_before_any_line_is_skipped(tmp_path, name):
+    # Also before a later line: `cat` joins files that have a mark each.
+    path = write(tmp_path, BOM_UTF8 + GOOD, GOOD, BOM_UTF8 + GOOD, BOM_UTF8, name=name)
+    check_file(path, ("input", "output"))
+    assert read(path) == [CorpusRow("r", "x", "y")] * 3
+    # The mark does not count towards the bound of a line, and does not hide a longer one.
+    assert read(path, max_row_bytes=len(GOOD)) == [CorpusRow("r", "x", "y")] * 3
+    path = write(tmp_path, BOM_UTF8 + GOOD + b" ", GOOD, name=name)
+    bad, good = read(path, max_row_bytes=len(GOOD))
+    assert (bad.line, bad.reason, good.key) == (1, f"longer than {len(GOOD)} bytes", "r")
+
+
+ARRAY = json.dumps([json.loads(GOOD)] * 2, indent=1).encode()
+OTHER_KINDS = [
+    *((GOOD.decode().encode(name), name.upper()) for name in ("utf-16-le", "utf-16-be", "utf-32")),
+    ((GOOD + b"\r\n").decode().encode("utf-16"), "UTF-16"),
+    *((mark + ARRAY, "JSON array") for mark in (b"", b"\n ", BOM_UTF8)),
+    (b"[" + GOOD + b"]", "JSON array"),
+    (json.dumps(json.loads(GOOD), indent=1).encode(), "several lines"),
+    (b"PK\x03\x04", "ZIP"),
+    (b"PAR1", "Parquet"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+@pytest.mark.parametrize(("content", "said"), OTHER_KINDS, ids=range(len(OTHER_KINDS)))
+def test_a_file_of_another_kind_has_one_error_that_names_the_kind(tmp_path, name, content, said):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with refused(FileError, str(path), said):
+        check_file(path)
+    with refused(FileError, str(path), said):
+        list(read_corpus([path], Fields()))
+
+
+def test_a_gzipped_file_is_named_so(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(gzip.compress(GOOD))
+    with refused(FileError, str(path), ".jsonl.gz"):
+        check_file(path)
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_rows_that_are_written_are_read_and_appear_whole_or_not_at_all(tmp_path, name):
     path = tmp_path / name
@@ -134,7 +179,7 @@ def test_no_bytes_at_all_stop_the_reading(tmp_path_factory, lines):
     path = write(tmp_path_factory.mktemp("any"), *lines, GOOD)
     found = read(path)
     assert found[-1] == CorpusRow("r", "x", "y")
-    assert len(found) == 1 + sum(bool(line.strip()) for line in lines)
+    assert len(found) == 1 + sum(bool(line.removeprefix(BOM_UTF8).strip()) for line in lines)
 
 
 def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
