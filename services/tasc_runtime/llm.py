@@ -239,8 +239,9 @@ class LLM:
             (``adapter=name``), by default the first.
         corpus: Rows of the task: JSONL or Parquet files with fields ``input`` and ``output``, a
             table (pandas, Polars, Arrow, ``datasets.Dataset``) with these columns, objects with
-            these fields, or pairs of input and output. Its index is built once for the same
-            content and kept in ``cache_dir``.
+            these fields, or pairs of input and output. Values that are no texts are read as JSON,
+            and ``messages`` are read too. Its index is built once for the same content and kept in
+            ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once; unset: see above.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file

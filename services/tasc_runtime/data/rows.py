@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasc_runtime.data.file_kinds import HEAD_BYTES, MARK, wrong_kind
+from tasc_runtime.data.row_texts import MESSAGES, RowTexts
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 
@@ -60,6 +61,13 @@ class RawRow:
     text: str
     reason: str = ""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The value; raises ValueError, with the reason, where it is no object."""
+        if not self.reason and isinstance(self.value, dict):
+            return self.value
+        raise ValueError(self.reason or "not a JSON object")
+
 
 @dataclass(frozen=True)
 class BadRow:
@@ -90,7 +98,8 @@ def check_file(path: Path, columns: Sequence[str] = ()) -> None:
             names = file.schema_arrow.names
     except (*_DAMAGED_GZIP, *_DAMAGED_PARQUET) as error:
         raise FileError(f"cannot read rows from {path}: {error}") from error
-    if missing := [column for column in columns if column not in names]:
+    missing = [column for column in columns if column not in names]
+    if missing and MESSAGES not in names:
         raise FileError(
             f"{path} has no column {missing[0]!r}; it has {', '.join(names)}: name the one to use"
         )
@@ -146,9 +155,10 @@ def read_rows(
 ) -> Iterator[CorpusRow | BadRow]:
     """Corpus rows of one file in order.
 
-    The key of a row is its id, a string or an integer. A row without an id gets
+    The key of a row is its id, a string or a whole number. A row without an id gets
     ``<hash>:<line>`` with the first 16 hex digits of the file's SHA-256, so reading the same file
-    again gives the same keys. The input may be empty, the output may not.
+    again gives the same keys. The input may be empty, the output may not. Values that are no texts
+    are read as `RowTexts` says.
 
     Raises:
         FileError: The suffix is not known.
@@ -157,10 +167,11 @@ def read_rows(
     """
     _require_suffix(path)
     file_hash = functools.cache(lambda: file_sha256(path)[:_HASH_DIGITS])
-    columns = (fields.input, fields.output, fields.id)
+    texts = RowTexts(str(path))
+    columns = (fields.input, fields.output, fields.id, MESSAGES)
     for record in read_raw_rows(path, columns, max_row_bytes=max_row_bytes):
         try:
-            yield _corpus_row(record, fields, file_hash)
+            yield _corpus_row(record, fields, texts, file_hash)
         except ValueError as error:  # ours, or that of CorpusRow
             yield BadRow(str(path), record.line, str(error), record.text)
 
@@ -298,25 +309,14 @@ def _count_lines(stream: IO[bytes] | gzip.GzipFile, each: Callable[[bytes], None
     return lines + (last != b"\n")
 
 
-def _corpus_row(record: RawRow, fields: Fields, file_hash: Callable[[], str]) -> CorpusRow:
+def _corpus_row(
+    record: RawRow, fields: Fields, texts: RowTexts, file_hash: Callable[[], str]
+) -> CorpusRow:
     """Raises ValueError: why the record is no row."""
-    if record.reason:
-        raise ValueError(record.reason)
-    value = record.value
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    key = value.get(fields.id)
-    if isinstance(key, bool) or not isinstance(key, str | int | None):
-        raise ValueError(f"field {fields.id!r} is neither a string nor an integer")
-    for name in (fields.input, fields.output):
-        if name not in value:
-            raise ValueError(f"no field {name!r}")
-        if not isinstance(value[name], str):
-            raise ValueError(f"field {name!r} is not a string")
-    if not value[fields.output].strip():
-        raise ValueError("empty output")
-    name = f"{file_hash()}:{record.line}" if key is None else str(key)
-    return CorpusRow(name, value[fields.input], value[fields.output])
+    row = record.fields
+    key = texts.id(row, fields.id)
+    found = texts.input(row, fields.input), texts.output(row, fields.output)
+    return CorpusRow(f"{file_hash()}:{record.line}" if key is None else key, *found)
 
 
 def _too_long(max_bytes: int) -> str:

@@ -6,7 +6,9 @@ import json
 import tracemalloc
 from codecs import BOM_UTF8
 from contextlib import suppress
+from datetime import date
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
+from tasc_runtime.data.local_corpus import rows_of
 from tasc_runtime.data.rows import BadRow, Fields, check_file, read_corpus, read_rows, row_writer
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
@@ -48,12 +51,23 @@ def parquet(tmp_path, **columns):
         (b"null", "not a JSON object"),
         (b'{"output": "y"}', "no field 'input'"),
         (b'{"input": "x"}', "no field 'output'"),
-        (b'{"input": 1, "output": "y"}', "field 'input' is not a string"),
-        (b'{"input": "x", "output": null}', "field 'output' is not a string"),
+        (b'{"input": null, "output": "y"}', "field 'input' is null"),
+        (b'{"input": "x", "output": null}', "field 'output' is null"),
+        (b'{"input": NaN, "output": "y"}', "field 'input' is no text and no JSON"),
         (b'{"input": "x", "output": ""}', "empty output"),
         (b'{"input": "x", "output": " \\n"}', "empty output"),
         (b'{"id": 1.5, "input": "x", "output": "y"}', "field 'id' is neither"),
         (b'{"id": true, "input": "x", "output": "y"}', "field 'id' is neither"),
+        (b'{"id": 1e16, "input": "x", "output": "y"}', "field 'id' is neither"),
+        (b'{"id": NaN, "input": "x", "output": "y"}', "field 'id' is neither"),
+        (b'{"messages": []}', "field 'messages' is no list of messages"),
+        (b'{"messages": "x"}', "field 'messages' is no list of messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "roles user; a row is "),
+        (b'{"messages": [{"role": "assistant", "content": "x"}]}', "roles assistant; a row is "),
+        (
+            b'{"messages": [{"role": "user", "content": null}, {"role": "assistant"}]}',
+            "the content of message 0 is a string or a list",
+        ),
         (b'{"id": "", "input": "x", "output": "y"}', "needs a key"),
         (b'{"id": "s", "input": "\\ud800", "output": "y"}', "lone surrogate"),
     ],
@@ -182,6 +196,70 @@ def test_no_bytes_at_all_stop_the_reading(tmp_path_factory, lines):
     assert len(found) == 1 + sum(bool(line.removeprefix(BOM_UTF8).strip()) for line in lines)
 
 
+TURNS = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+PARTS = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]
+
+
+@pytest.mark.parametrize(
+    ("row", "input_", "output"),
+    [
+        ({"input": 42, "output": 0.5}, "42", "0.5"),
+        (
+            {"input": "x", "output": {"label": "naïve", "n": [1]}},
+            "x",
+            '{"label": "naïve", "n": [1]}',
+        ),
+        ({"input": ["a"], "output": True}, '["a"]', "true"),
+        ({"messages": TURNS}, "x", "y"),
+        ({"messages": PARTS}, "x", "y"),
+        ({"messages": [{"role": "system", "content": "s"}, *TURNS]}, "x", "y"),
+        ({"messages": TURNS[:1], "output": "z"}, "x", "z"),
+        ({"input": "z", "output": "y", "messages": TURNS}, "z", "y"),
+        ({"input": TURNS[:1], "output": TURNS[1:]}, "x", "y"),
+    ],
+)
+def test_values_that_are_no_text_are_json_and_messages_are_a_row(tmp_path, row, input_, output):
+    path = write(tmp_path, json.dumps(row).encode())
+    assert [(found.input, found.output) for found in read(path)] == [(input_, output)]
+    path = parquet(tmp_path, **{name: [value] for name, value in row.items()})
+    check_file(path, ("input", "output"))
+    assert [(found.input, found.output) for found in read(path)] == [(input_, output)]
+    assert [(found.input, found.output) for found in rows_of([row])] == [(input_, output)]
+    if row.keys() == {"input", "output"}:
+        for table in (pd.DataFrame([row]), [(row["input"], row["output"])]):
+            assert [(found.input, found.output) for found in rows_of(table)] == [(input_, output)]
+
+
+def test_conversations_of_several_turns_and_values_without_json_are_refused(tmp_path):
+    (bad,) = read(write(tmp_path, json.dumps({"messages": TURNS * 2}).encode()))
+    assert "user, assistant, user, assistant" in bad.reason
+    (bad,) = read(parquet(tmp_path, input=["x"], output=[date(2026, 1, 1)]))
+    assert "field 'output'" in bad.reason
+    assert [(row.input, row.output) for row in rows_of([TURNS, TURNS])] == [("x", "y")] * 2
+    assert [row.input for row in rows_of(pa.table({"messages": [TURNS]}))] == ["x"]
+
+
+def test_each_kind_of_change_is_told_once_for_a_file(tmp_path, caplog):
+    system = {"role": "system", "content": "s"}
+    rows = [{"input": "x", "output": 1}, {"messages": [system, *TURNS]}]
+    path = write(tmp_path, *(json.dumps(row).encode() for row in rows * 3))
+    assert len(read(path)) == 6
+    as_json, left_out = caplog.messages
+    assert all(str(path) in said for said in caplog.messages)
+    assert "'output'" in as_json
+    assert "--system-prompt" in left_out
+
+
+def test_ids_that_pandas_made_floats_are_keys(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pd.DataFrame({"id": [7, None, -1], "input": "x", "output": "y"}).to_parquet(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert [row.key for row in read(path)] == ["7", f"{digest}:2", "-1"]
+    assert [
+        row.key for row in read(write(tmp_path, b'{"id": 7.0, "input": "", "output": "y"}'))
+    ] == ["7"]
+
+
 def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
     path = parquet(
         tmp_path,
@@ -193,7 +271,7 @@ def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     first, second, null, empty = read(path)
     assert (first, second) == (CorpusRow("a", "x", "y"), CorpusRow(f"{digest}:2", "", "y"))
-    assert (null.line, null.reason) == (3, "field 'input' is not a string")
+    assert (null.line, null.reason) == (3, "field 'input' is null, not a text")
     assert (empty.line, empty.reason, len(empty.text)) == (4, "empty output", 200)
     assert json.loads(null.text) == {"id": "c", "input": None, "output": "y"}
     text = pa.StringArray.from_buffers(
