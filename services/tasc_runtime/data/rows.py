@@ -8,6 +8,7 @@ that a reader never sees half of one.
 import functools
 import gzip
 import hashlib
+import io
 import json
 import os
 import zlib
@@ -91,7 +92,8 @@ def check_file(path: Path, columns: Sequence[str] = ()) -> None:
     try:
         if path.suffix != ".parquet":
             with closing(_open(path)) as stream:
-                if words := wrong_kind(stream.read(HEAD_BYTES)):
+                # A whole read would fail where a short file is damaged further behind.
+                if words := wrong_kind(stream.read1(HEAD_BYTES)):
                     raise FileError(f"{path} {words}")
             return
         with pq.ParquetFile(path) as file:
@@ -293,7 +295,7 @@ def _require_suffix(path: Path) -> None:
         raise FileError(f"{path} is none of {', '.join(SUFFIXES)}; convert or rename it")
 
 
-def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
+def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 

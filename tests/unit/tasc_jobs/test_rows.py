@@ -28,6 +28,11 @@ def read(path, **settings):
     return list(read_rows(path, Fields(), **settings))
 
 
+def read_corpus_and_bad(paths):
+    bad = []
+    return [*read_corpus(paths, Fields(), bad.append), *bad]
+
+
 def write(tmp_path, *lines, name="rows.jsonl"):
     path = tmp_path / name
     content = b"".join(line + b"\n" for line in lines)
@@ -186,6 +191,16 @@ def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, dama
     assert bad == BadRow(str(path), len(rows) + 1, bad.reason, "")
     assert bad.reason.startswith("damaged gzip, the rest is lost: ")
     assert said in bad.reason
+    check_file(path)
+
+
+@pytest.mark.parametrize("cut", [1, 9])
+def test_a_short_gzip_that_is_damaged_at_its_end_gives_its_lines(tmp_path, cut):
+    path = write(tmp_path, GOOD, name="r.jsonl.gz")
+    path.write_bytes(path.read_bytes()[:-cut])
+    row, bad = read_corpus_and_bad([path])
+    assert row == CorpusRow("r", "x", "y")
+    assert bad.reason.startswith("damaged gzip")
 
 
 @given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=8))
