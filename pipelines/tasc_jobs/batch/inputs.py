@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tasc_jobs.batch.work import Row
 from tasc_jobs.errors import EmptyCorpusError, UsageError, require_writable
-from tasc_runtime.data.row_texts import MESSAGES, RowTexts
+from tasc_runtime.data.row_texts import RowTexts
 from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusStore, connect
@@ -201,7 +201,7 @@ def _file_rows(files: Sequence[tuple[str, Path]], input_field: str, id_field: st
     with SeenIds() as seen:
         for number, (name, path) in enumerate(files):
             texts = RowTexts(str(path))
-            for record in read_raw_rows(path, (input_field, id_field, MESSAGES)):
+            for record in read_raw_rows(path, (input_field, id_field)):
                 ordinal = next(ordinals)
                 file = name if several else None
                 row = _row(record, ordinal, file, texts, input_field, id_field)
@@ -224,8 +224,9 @@ def _row(
     """The row, refused if it has no input, under its own id as far as it has one."""
     row_id = str(record.line) if file is None else f"{file}:{record.line}"
     payload, refused = "", None
+    value = record.value if isinstance(record.value, dict) else {}
     try:
-        if (own := texts.id(record.fields, id_field)) is not None:
+        if (own := texts.id(value, id_field)) is not None:
             row_id = own
         payload = texts.input(record.fields, input_field)
         if not is_unicode(f"{row_id}{payload}"):

@@ -191,8 +191,8 @@ class TableSum:
 
 def _counts_of(table: pa.Table, side: str, unit: str, units: Units) -> NgramCounts:
     total, n = NgramTotal(), units.orders[unit]
-    before = unit == WORDS and units.words_before
-    befores = table[f"previous_{side}"].to_pylist() if before else [""] * table.num_rows
+    runs_on = unit == WORDS and units.words_before > 0
+    befores = table[f"previous_{side}"].to_pylist() if runs_on else [""] * table.num_rows
     symbols = units.symbols(unit, table[side].to_pylist())
     for row, before in zip(symbols, befores, strict=True):
         total.add_row(row, n, before)

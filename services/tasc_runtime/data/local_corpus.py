@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +92,16 @@ def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] 
         if name not in names and MESSAGES not in names:
             known = ", ".join(map(str, names))
             raise ValueError(f"the table has no column {name!r}; it has {known}")
-        column = table[name if name in names else MESSAGES]
-        found.append(column.to_pylist() if hasattr(column, "to_pylist") else column)
+        found.append(_listed(table[name if name in names else MESSAGES]))
     return found[0], found[1]
+
+
+def _listed(column: Any) -> Iterable[Any]:
+    """The values as Python has them, also of Arrow (``to_pylist``), pandas and Polars."""
+    for method in ("to_pylist", "to_list"):
+        if hasattr(column, method):
+            return cast(Iterable[Any], getattr(column, method)())
+    return cast(Iterable[Any], column)
 
 
 def _row(number: int, given: Any, fields: Fields, texts: RowTexts) -> CorpusRow:
@@ -115,7 +122,7 @@ def _row(number: int, given: Any, fields: Fields, texts: RowTexts) -> CorpusRow:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a table as Python has it: numpy's numbers and arrays of pandas are not."""
+    """A value as Python has it, also one of numpy, whose arrays pandas keeps in columns."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

@@ -170,7 +170,7 @@ def read_rows(
     _require_suffix(path)
     file_hash = functools.cache(lambda: file_sha256(path)[:_HASH_DIGITS])
     texts = RowTexts(str(path))
-    columns = (fields.input, fields.output, fields.id, MESSAGES)
+    columns = (fields.input, fields.output, fields.id)
     for record in read_raw_rows(path, columns, max_row_bytes=max_row_bytes):
         try:
             yield _corpus_row(record, fields, texts, file_hash)
@@ -187,7 +187,8 @@ def read_raw_rows(
     the rest of the row group.
 
     Args:
-        columns: Of a Parquet file, read only those of these that it has; None reads all.
+        columns: Of a Parquet file, read only those of these that it has, and ``messages`` where one
+            before the last, the id, is missing; None reads all.
         max_row_bytes: A longer line is not kept in memory; its record says so.
 
     Raises:
@@ -348,7 +349,10 @@ def _parquet_records(
 ) -> Iterator[RawRow]:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        present = None if columns is None else [name for name in columns if name in names]
+        present = None
+        if columns is not None:
+            wanted = columns if {*columns[:-1]} <= {*names} else (*columns, MESSAGES)
+            present = [name for name in wanted if name in names]
         end = 0
         for group in range(file.num_row_groups):
             line, end = end, end + file.metadata.row_group(group).num_rows

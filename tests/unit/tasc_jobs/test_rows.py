@@ -251,7 +251,15 @@ def test_conversations_of_several_turns_and_values_without_json_are_refused(tmp_
     (bad,) = read(parquet(tmp_path, input=["x"], output=[date(2026, 1, 1)]))
     assert "field 'output'" in bad.reason
     assert [(row.input, row.output) for row in rows_of([TURNS, TURNS])] == [("x", "y")] * 2
-    assert [row.input for row in rows_of(pa.table({"messages": [TURNS]}))] == ["x"]
+    table = pa.table({"messages": [TURNS]})
+    for same in (table, table.to_pandas()):
+        assert [(row.input, row.output) for row in rows_of(same)] == [("x", "y")]
+
+
+def test_messages_of_a_table_are_not_read_where_it_has_both_fields(tmp_path):
+    long = [{"role": "user", "content": "z" * 500}]
+    path = parquet(tmp_path, id=["r"], input=["x"], output=["y"], messages=[long])
+    assert read(path, max_row_bytes=100) == [CorpusRow("r", "x", "y")]
 
 
 def test_each_kind_of_change_is_told_once_for_a_file(tmp_path, caplog):
