@@ -239,8 +239,9 @@ class LLM:
             (``adapter=name``), by default the first.
         corpus: Rows of the task: JSONL or Parquet files with fields ``input`` and ``output``, a
             table (pandas, Polars, Arrow, ``datasets.Dataset``) with these columns, objects with
-            these fields, or pairs of input and output. Its index is built once for the same
-            content and kept in ``cache_dir``.
+            these fields, or pairs of input and output. Values that are no texts are read as JSON,
+            and ``messages`` are read too. Its index is built once for the same content and kept in
+            ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once; unset: see above.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
@@ -307,7 +308,7 @@ class LLM:
         if isinstance(choices, str | Path):
             raise ValueError(
                 f"choices is {str(choices)!r:.80}; give a list of labels, as in "
-                "Path('labels.txt').read_text().splitlines() where a file has one a line"
+                "Path('labels.txt').read_text('utf-8-sig').splitlines() where a file has one a line"
             )
         home = resolve_folder(str(model), revision, weights=False)
         tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)

@@ -598,8 +598,12 @@ IGNORED_OF_MESSAGES: Final = frozenset(
 )
 
 
-def _joined(content: Any) -> Any:
-    """Joins the text parts of a message's content; a string is returned as it is."""
+def joined_text(content: Any) -> Any:
+    """Joins the text parts of a message's content; a string is returned as it is.
+
+    Raises:
+        PydanticCustomError: It is neither, or a part is no text; a ValueError.
+    """
     if isinstance(content, str):
         return content
     parts: list[Any] = (
@@ -638,7 +642,7 @@ def _named(part: Mapping[str, Any]) -> set[str]:
 
 
 Content = Annotated[
-    str, BeforeValidator(_joined, json_schema_input_type=str | list[dict[str, str]])
+    str, BeforeValidator(joined_text, json_schema_input_type=str | list[dict[str, str]])
 ]
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from tasc_jobs.batch.work import Row
 from tasc_jobs.errors import EmptyCorpusError, UsageError, require_writable
+from tasc_runtime.data.row_texts import RowTexts
 from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusStore, connect
@@ -151,7 +152,7 @@ def open_input(source: Source, url: str, begun: Any = None) -> Input:
 def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
     """Hash each file and count its lines.
 
-    The id of a row is its own, a string or an integer. A row without one gets the number of its
+    The id of a row is its own, a string or a whole number. A row without one gets the number of its
     line, behind the name of its file if there are several.
 
     Raises:
@@ -199,9 +200,11 @@ def _file_rows(files: Sequence[tuple[str, Path]], input_field: str, id_field: st
     ordinals = count()
     with SeenIds() as seen:
         for number, (name, path) in enumerate(files):
+            texts = RowTexts(str(path))
             for record in read_raw_rows(path, (input_field, id_field)):
                 ordinal = next(ordinals)
-                row = _row(record, ordinal, name if several else None, input_field, id_field)
+                file = name if several else None
+                row = _row(record, ordinal, file, texts, input_field, id_field)
                 place = record.line * len(files) + number
                 yield row if row.refused else _once(row, seen.first(row.id, place), place, files)
 
@@ -215,25 +218,23 @@ def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) ->
     return Row(row.ordinal, row.id, "", row.line, row.file, f"id {row.id!r} is that of {where}")
 
 
-def _row(record: RawRow, ordinal: int, file: str | None, input_field: str, id_field: str) -> Row:
+def _row(
+    record: RawRow, ordinal: int, file: str | None, texts: RowTexts, input_field: str, id_field: str
+) -> Row:
+    """The row, refused if it has no input, under its own id as far as it has one."""
+    row_id = str(record.line) if file is None else f"{file}:{record.line}"
+    payload, refused = "", None
     value = record.value if isinstance(record.value, dict) else {}
-    own, text = value.get(id_field), value.get(input_field)
-    given = isinstance(own, str | int) and not isinstance(own, bool)
-    unnamed = str(record.line) if file is None else f"{file}:{record.line}"
-    reason = record.reason
-    if not reason and not isinstance(record.value, dict):
-        reason = "not a JSON object"
-    elif not reason and not isinstance(text, str):
-        reason = f"no string field {input_field!r}"
-    elif not reason and own is not None and not given:
-        reason = f"field {id_field!r} is neither a string nor a whole number"
-    row_id = str(own) if given else unnamed
-    if not reason and not is_unicode(f"{row_id}{text}"):
-        reason = "it holds a lone surrogate, which no text has"
+    try:
+        if (own := texts.id(value, id_field)) is not None:
+            row_id = own
+        payload = texts.input(record.fields, input_field)
+        if not is_unicode(f"{row_id}{payload}"):
+            raise ValueError("it holds a lone surrogate, which no text has")
+    except ValueError as error:
+        payload, refused = "", str(error)
     shown = row_id.encode(errors="backslashreplace").decode()
-    if reason:
-        return Row(ordinal, shown, "", record.line, file, reason)
-    return Row(ordinal, shown, str(text), record.line, file)
+    return Row(ordinal, shown, payload, record.line, file, refused)
 
 
 def _corpus_rows(url: str, task: str, total: int) -> Iterator[Row]:

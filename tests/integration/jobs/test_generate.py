@@ -74,7 +74,7 @@ def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: 
     assert len(read_rows(reject)) >= 3
     report = run(max_errors=4)
     assert (report.rows, report.errors, report.stopped) == (5, 4, False)
-    assert report.first_error == "row 2: no string field 'input'"
+    assert report.first_error == "row 2: no field 'input'"
     assert [row["id"] for row in read_rows(output)] == ["a"]
     found = read_rows(reject)
     assert [(r["file"], r["line"], r["id"]) for r in found] == [

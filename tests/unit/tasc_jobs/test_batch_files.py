@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,7 +36,7 @@ def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path
         (1, "b.jsonl:2", "2", 2, "b.jsonl", None),
         (2, "7", "3", 3, "b.jsonl", None),
         (3, "c.parquet:1", "4", 1, "c.parquet", None),
-        (4, "c.parquet:2", "", 2, "c.parquet", "no string field 'input'"),
+        (4, "c.parquet:2", "", 2, "c.parquet", "field 'input' is null, not a text"),
     ]
     assert list(found.rows()) == rows
     assert found.total == 6  # a blank line too
@@ -44,7 +45,7 @@ def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path
 
 def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    bad = ['"text"', '{"id": 1.5, "input": "x"}', '{"input": 3}', "{", '{"input": "\\ud800"}']
+    bad = ['"text"', '{"id": 1.5, "input": "x"}', '{"question": "x"}', "{", '{"input": "\\ud800"}']
     path.write_text("\n".join(['{"id": "a", "input": "1"}', *bad, '{"id": "a", "input": "2"}']))
     found = open_files([path], "input", "id")
     assert found.total == 7
@@ -53,7 +54,7 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     said = (
         "not a JSON object",
         "field 'id' is neither a string nor a whole number",
-        "no string field 'input'",
+        "no field 'input'",
         "not JSON: ",
         "lone surrogate",
         "id 'a' is that of line 1",
@@ -61,6 +62,31 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     assert rows[0].refused is None
     assert all(why in str(row.refused) for row, why in zip(rows[1:], said, strict=True))
     assert [row.file for row in rows] == [None] * 7
+
+
+def test_inputs_are_read_from_values_of_other_kinds_and_from_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [{"role": "user", "content": "hi"}]
+    answered = [*asked, {"role": "assistant", "content": "ho"}]
+    path = tmp_path / "in.jsonl"
+    inputs: list[dict[str, object]] = [{"input": 42}, {"input": {"a": "ü"}}, {"messages": answered}]
+    write_rows(path, [*inputs, {"input": asked}, {"messages": [*answered, *answered]}])
+    *good, several = open_files([path], "input", "id").rows()
+    assert [(row.payload, row.refused) for row in good] == [
+        ("42", None), ('{"a": "ü"}', None), ("hi", None), ("hi", None),
+    ]  # fmt: skip
+    assert several.refused is not None
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{path}: ")
+    check_places(Source.of(path), tmp_path / "out.jsonl", tmp_path / "no.jsonl")
+
+
+def test_ids_that_pandas_made_floats_are_whole_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pd.DataFrame({"id": [7, None, 9], "input": ["a", "b", "c"]}).to_parquet(path)
+    rows = list(open_files([path], "input", "id").rows())
+    assert [(row.id, row.payload) for row in rows] == [("7", "a"), ("2", "b"), ("9", "c")]
 
 
 def test_another_content_is_another_input_and_another_time_is_not(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`LLM`: the engine from Python, its corpora, its folder, and how a call ends."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -160,7 +161,9 @@ def test_of_a_folder_only_old_indexes_are_removed(llm, folder, pairs: Any, tmp_p
 def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     pairs = (
         [("a", "b"), ("c", " ")],
-        [("a", "b"), ("c", 1)],
+        [("a", "b"), ("c", None)],
+        [("a", "b"), ("c", math.nan)],
+        [b"ab"],
         [("a", "b", "c")],
         [{"input": "a"}],
         [],
