@@ -23,15 +23,19 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.model.folder import in_words, recurrent_state, require_model_alone
+from tasc_engine.model.folder import (
+    float_shapes,
+    in_words,
+    recurrent_state,
+    require_weights,
+    weight_files,
+)
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import device_here
 from tasc_jobs.tasks.model_folders import (
     check_adapter,
-    float_shapes,
     json_object,
     model_settings,
-    weight_files,
 )
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template
@@ -190,13 +194,8 @@ def _weights(model: str) -> Finding:
     """Whether weight files are there and whole, by their headers."""
     try:
         folder = resolve_folder(model)
-        require_model_alone(folder)
+        require_weights(folder)
         names = {path.name for path in weight_files(folder)}
-        if not names:
-            raise ValueError(
-                f"{folder} has no weights in safetensors; load it once where you trust it and save "
-                "it with save_pretrained(folder)"
-            )
         if (folder / _INDEX).is_file():
             placed = json_object(folder / _INDEX, "transformers").get("weight_map")
             shards = set(placed.values()) if isinstance(placed, dict) else set()

@@ -262,7 +262,12 @@ def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
         given.append((f"--adapter {record.adapter}", record.adapter))
     for said, place in given:
         try:
-            check_adapter(resolve_folder(place), model.folder)
+            check_adapter(
+                resolve_folder(place),
+                model.folder,
+                by_row=record.adapter is None,
+                quantized=record.quantization is not None,
+            )
         except (ValueError, OSError) as error:
             raise UsageError(f"{said}: {error}") from error
 

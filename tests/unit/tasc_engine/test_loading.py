@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from adapter_folders import ROWS, SPACE, logits_of, of_rows, relative
-from safetensors.torch import load_file
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -70,6 +72,64 @@ def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(tmp_path, m
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # no model is read in vain
     with pytest.raises(UnsupportedModel):
         Target.load(ModelSource(base, **how), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"more_tokens": 2}, "[322, 32]"),
+        ({"more_tokens": 2, "modules_to_save": ["embed_tokens", "lm_head"]}, "[322, 32]"),
+        ({"more_tokens": 2, "trainable_token_indices": [320, 321]}, "322"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"target_modules": ["up_proj"], "modules_to_save": ["q_proj"]}, "quantization"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_names_the_reason(tmp_path, monkeypatch, config, named):
+    base = make_folder(tmp_path / "base")
+    adapter = make_adapter(base, tmp_path / "adapter", **config)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # no model is read in vain
+    with refused(UnsupportedModel, str(adapter), named):
+        quantised = {"quantization": "int8"} if named == "quantization" else {}
+        load_model(ModelSource(base, adapter, **quantised))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+        {"trainable_token_indices": [5, 6]},
+        {"target_modules": ["embed_tokens", "up_proj"]},
+        {"target_modules": ["lm_head", "up_proj"]},
+    ],
+)
+@torch.inference_mode()
+def test_an_adapter_of_embeddings_gives_the_logits_of_peft(tmp_path, config, tied) -> None:
+    """Merged LoRA of a head that shares its weights would change the embeddings, too."""
+    base = make_folder(tmp_path / "base", dtype=torch.float32, tied=tied)
+    adapter = make_adapter(base, tmp_path / "adapter", **config)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    whole = {name: t + 0.1 * t.roll(1) for name, t in tensors.items() if "lora_" not in name}
+    save_file(tensors | whole, adapter / "adapter_model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    ids = torch.arange(1, 20)[None]
+    apart = model(ids).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft, about embeddings
+        expected = PeftModel.from_pretrained(model, str(adapter)).eval()(ids).logits
+    assert relative(apart, expected) > 0.01
+    assert relative(load_model(ModelSource(base, adapter))(ids).logits, expected) < 1e-5
+
+
+def test_an_adapter_with_weights_that_have_no_place_is_refused(tmp_path: Path) -> None:
+    """As those of a classifier's head; peft leaves them out."""
+    base = make_folder(tmp_path / "base")
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["up_proj"])
+    load_model(ModelSource(base, adapter))
+    path = adapter / "adapter_model.safetensors"
+    save_file(load_file(path) | {"base_model.model.score.weight": torch.ones(2, 32)}, path)
+    with refused(UnsupportedModel, str(adapter), "score.weight"):
+        load_model(ModelSource(base, adapter))
 
 
 def test_sources_that_say_two_things_are_refused() -> None:
