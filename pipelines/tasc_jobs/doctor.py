@@ -7,6 +7,7 @@ there is not loaded.
 import importlib.util
 import logging
 import re
+import shlex
 import shutil
 import statistics
 import time
@@ -32,6 +33,7 @@ from tasc_engine.model.folder import (
 )
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import device_here
+from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.model_folders import (
     check_adapter,
     json_object,
@@ -152,6 +154,7 @@ def _model(asked: Examination) -> Iterator[Finding]:
     yield (tokenizer := _tokenizer(folder, config))
     if tokenizer.level != "fail":
         yield from _ends(folder)
+        yield from _generation(folder)
     yield (weights := _weights(asked.model))
     if asked.adapter is not None and weights.level == "ok":
         yield _adapter(asked.adapter, folder, config)
@@ -255,6 +258,13 @@ def _ends(folder: Path) -> Iterator[Finding]:
             f"with it: load the tokenizer with add_eos_token=False and save it again"
         )
         yield Finding("end of prompts", "warn", text)
+
+
+def _generation(folder: Path) -> Iterator[Finding]:
+    """How the model's files choose tokens where tasks choose them otherwise."""
+    defaults = GenerationDefaults.of(folder)
+    if text := defaults.in_words(f"give it {shlex.join(defaults.options)}"):
+        yield Finding("generation defaults", "warn", text)
 
 
 def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:

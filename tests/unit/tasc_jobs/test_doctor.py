@@ -74,6 +74,10 @@ def other_end(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
 
 
+def repetition_penalty(folder: Path) -> None:
+    changed(folder / "generation_config.json", repetition_penalty=1.1)
+
+
 def adapter_with_another_end(folder: Path) -> None:
     make_tokenizer(folder / ADAPTER)
     (folder / ADAPTER / "generation_config.json").write_text('{"eos_token_id": 5}')
@@ -183,7 +187,7 @@ def test_a_model_that_works_is_loaded_and_timed(base: Path, tmp_path: Path) -> N
     report = examine(Examination(str(base), f"{base}/{ADAPTER}", **SMALL))
     assert report.works
     by_subject = {finding.subject: finding for finding in report.findings}
-    assert by_subject.keys().isdisjoint({"end of answers", "end of prompts"})
+    assert by_subject.keys().isdisjoint({"end of answers", "end of prompts", "generation defaults"})
     source, shape = ModelSource(base), EngineConfig(rows=2, max_model_len=64)
     target = Target.load(source, shape)
     figures = by_subject["memory"].figures
@@ -232,6 +236,7 @@ def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
         (with_a_layer_more, "load"),
         (more_tokens, "tokenizer"),
         (other_end, "end of answers"),
+        (repetition_penalty, "generation defaults"),
         (appended_end, "end of prompts"),
         (lambda folder: changed(folder / CONFIG, add_eos_token=True), "end of prompts"),
     ],
