@@ -27,7 +27,9 @@ from tasc_engine.errors import UnsupportedModel
 from tasc_engine.model.folder import (
     float_shapes,
     in_words,
+    quantization_fault,
     recurrent_state,
+    require_model,
     require_weights,
     weight_files,
 )
@@ -53,8 +55,6 @@ Level = Literal["ok", "warn", "fail"]
 STEPS = 20
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _INDEX = "model.safetensors.index.json"
-# Methods of quantisation, and packages by which transformers loads them; we depend on none.
-_NEEDED = {"gptq": ("optimum", "gptqmodel"), "awq": ("gptqmodel",)}
 _GB = 1e9
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Of processors, in /proc/cpuinfo.
@@ -143,11 +143,13 @@ def _model(asked: Examination) -> Iterator[Finding]:
     """What can be said without torch."""
     try:
         folder = resolve_folder(asked.model, weights=False)
+        if not (fault := quantization_fault(folder)):
+            require_model(folder)
         config = model_settings(folder / "config.json")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, UnsupportedModel) as error:
         yield Finding("config", "fail", str(error))
         return
-    settings = list(_settings(config))
+    settings = list(_settings(config, fault))
     yield from settings
     if any(finding.level == "fail" for finding in settings):
         return
@@ -160,7 +162,8 @@ def _model(asked: Examination) -> Iterator[Finding]:
         yield _adapter(asked.adapter, folder, config)
 
 
-def _settings(config: dict[str, Any]) -> Iterator[Finding]:
+def _settings(config: dict[str, Any], fault: str | None) -> Iterator[Finding]:
+    """What ``config.json`` says; ``fault`` is why quantised weights cannot be loaded."""
     kind = config.get("model_type")
     if config.get("is_encoder_decoder"):
         text = f"{kind} is an encoder-decoder; only causal LMs are served: name one"
@@ -178,19 +181,15 @@ def _settings(config: dict[str, Any]) -> Iterator[Finding]:
     else:
         text = "config.json names no model_type; save the model again with save_pretrained(folder)"
         yield Finding("architecture", "fail", text)
-    if own := config.get("quantization_config"):
+    if fault:
+        yield Finding("quantization", "fail", fault)
+    elif own := config.get("quantization_config"):
         method = str(own.get("quant_method")) if isinstance(own, dict) else str(own)
-        needed = _NEEDED.get(method.lower(), ())
-        absent = [name for name in needed if importlib.util.find_spec(name) is None]
-        way_out = "name the unquantised model; a task's --quantization nf4 or int8 saves memory"
-        if absent:
-            text = f"{method.upper()} weights need {', '.join(absent)}, not installed; {way_out}"
-            yield Finding("quantization", "fail", text)
-        elif method == "bitsandbytes":
+        if method == "bitsandbytes":
             yield Finding("quantization", "ok", "weights are quantised by bitsandbytes")
         else:
             text = f"quant_method is {method}, which is loaded but not tested; if it fails, "
-            yield Finding("quantization", "warn", text + way_out)
+            yield Finding("quantization", "warn", f"{text}name the unquantised model")
 
 
 def _weights(model: str) -> Finding:

@@ -13,7 +13,12 @@ from tasc_engine.drafting.neural.card import fitting_card, target_fingerprint
 from tasc_engine.errors import EngineError, UnsupportedModel
 from tasc_engine.lora.adapter_folder import MERGE, settings_of
 from tasc_engine.model.adapter_fit import require_fit, trained_ids
-from tasc_engine.model.folder import in_words, recurrent_state, require_model_alone
+from tasc_engine.model.folder import (
+    in_words,
+    recurrent_state,
+    require_model,
+    require_model_alone,
+)
 from tasc_jobs.errors import UsageError
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import TaskTokenizer, TextError, resolve_folder
@@ -44,11 +49,12 @@ class BaseModel:
         """Find a model; of one on the hub only settings and tokenizer are fetched.
 
         Raises:
-            UsageError: There is no such model, it lacks a tokenizer or ``config.json``, an adapter
-                lies beside its weights, or it keeps a recurrent state.
+            UsageError: There is no such model, it is of another format, lacks a tokenizer or
+                ``config.json``, an adapter lies beside its weights, or it keeps a recurrent state.
         """
         try:
             folder = resolve_folder(model, revision, weights=False)
+            require_model(folder)
             require_model_alone(folder)
             tokenizer = TaskTokenizer.from_folder(folder)
             config = model_settings(folder / _CONFIG)

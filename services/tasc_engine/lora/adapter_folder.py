@@ -86,7 +86,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} has no {CONFIG}; name a folder saved by peft") from None
+        found = " and holds a whole model" if (folder / "config.json").is_file() else ""
+        raise ValueError(f"{folder} has no {CONFIG}{found}; name a folder saved by peft") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON ({error}); fetch or save it again") from error
     if not isinstance(content, dict):

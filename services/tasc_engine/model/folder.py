@@ -1,5 +1,6 @@
 """What files of a model folder say before it is loaded, without torch and transformers."""
 
+import importlib.util
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -9,17 +10,80 @@ from typing import Any, TypeAlias
 from safetensors import SafetensorError, safe_open
 
 from tasc_engine.errors import UnsupportedModel
+from tasc_text.formats import other_format
 
 Shape: TypeAlias = tuple[int, ...]
 ADAPTER_CONFIG, CONFIG = "adapter_config.json", "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Shards of a distributed checkpoint, which transformers prefers to all other files.
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+# Methods of quantisation, and packages by which transformers loads them; we depend on none.
+_NEEDED = {
+    "aqlm": ("aqlm",),
+    "auto-round": ("auto_round",),
+    "awq": ("gptqmodel",),
+    "compressed-tensors": ("compressed_tensors",),
+    "eetq": ("kernels",),
+    "fbgemm_fp8": ("fbgemm_gpu",),
+    "gptq": ("optimum", "gptqmodel"),
+    "higgs": ("flute",),
+    "hqq": ("hqq",),
+    "quanto": ("optimum",),
+    "quark": ("quark",),
+    "spqr": ("spqr_quant",),
+    "torchao": ("torchao",),
+    "vptq": ("vptq",),
+}
+# Beside a config.json that does not say so, as older programs wrote it.
+_FILES_OF_METHODS = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 _FLOATS = ("F64", "F32", "F16", "BF16")  # others are packed: their shapes say nothing
 # Layers that keep keys and values alone. Others keep a state that each token overwrites.
 _ATTENTION = ("attention", "sliding", "full", "chunked")
 _STATE_FIELDS = ("mamba_", "ssm_", "conv_L_cache", "linear_conv_kernel_dim", "lru_width", "xlstm_")
 _STATE_FAMILIES = ("mamba", "rwkv", "xlstm", "recurrent_gemma")
+
+
+def require_model(folder: Path) -> None:
+    """Refuse a folder that is no transformers model, or one that is quantised for other programs.
+
+    Raises:
+        UnsupportedModel: It is an adapter, a model of another format, or needs packages that are
+            not installed.
+    """
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
+        base = _object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        raise UnsupportedModel(
+            f"{folder} holds an adapter without its model; name {base or 'the base model'} as the "
+            "model, and this folder as the adapter"
+        )
+    if found := other_format(folder):
+        raise UnsupportedModel(found)
+    if not (folder / CONFIG).is_file() and "gguf" in str(folder).lower():  # of a hub, no weights
+        raise UnsupportedModel(
+            f"{folder} has no {CONFIG}; GGUF files of llama.cpp are not read: name the model that "
+            "they were made from"
+        )
+    if fault := quantization_fault(folder):
+        raise UnsupportedModel(fault)
+
+
+def quantization_fault(folder: Path) -> str | None:
+    """Why quantised weights of a folder cannot be loaded here, and the way out."""
+    way_out = "name the unquantised model; a task's --quantization nf4 or int8 saves memory"
+    config = _object(folder / CONFIG)
+    own = config.get("quantization_config") or config.get("quantization")
+    if isinstance(own, dict) and "bits" in own and "quant_method" not in own:
+        return f"{folder} is quantised by MLX, which transformers does not read; {way_out}"
+    method = str(own.get("quant_method")) if isinstance(own, dict) else ""
+    for name, file in _FILES_OF_METHODS.items():
+        if not method and (folder / file).is_file():
+            method = name
+    absent = [
+        name for name in _NEEDED.get(method.lower(), ()) if importlib.util.find_spec(name) is None
+    ]
+    if not absent:
+        return None
+    return f"{method.upper()} weights need {', '.join(absent)}, not installed; {way_out}"
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from tasc_engine.errors import UnsupportedModel, is_out_of_memory
 from tasc_engine.lora.adapter_folder import MERGE, safe_weights
 from tasc_engine.model.adapter_fit import require_fit
-from tasc_engine.model.folder import in_words, recurrent_state, require_weights
+from tasc_engine.model.folder import in_words, recurrent_state, require_model, require_weights
 
 DTYPES = {
     "float64": torch.float64,
@@ -110,6 +110,7 @@ def load_model(source: ModelSource) -> Any:
     # It logs which kernels of other packages it lacks, and at each int8 product that it rounds.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     logging.getLogger("transformers.modeling_utils").addFilter(_no_report)
+    require_model(source.folder)
     config = _config(source.folder)
     if config.is_encoder_decoder:
         raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")

@@ -108,6 +108,28 @@ def adapter_beside(folder: Path) -> None:
         shutil.copy(folder / ADAPTER / name, folder)
 
 
+def weights_as(name: str) -> Callable[[Path], None]:
+    """The weights are those of another program."""
+
+    def change(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / WEIGHTS).rename(folder / name)
+
+    return change
+
+
+def gguf_alone(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "model-q4.gguf").write_bytes(b"GGUF")
+
+
+def adapter_alone(folder: Path) -> None:
+    adapter_beside(folder)
+    for name in ("config.json", WEIGHTS):
+        (folder / name).unlink()
+
+
 # What is broken, how, and the subject that says so; in the second table torch is needed to know.
 TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no folder": (shutil.rmtree, "config"),
@@ -120,7 +142,20 @@ TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "an adapter beside the weights": (adapter_beside, "weights"),
     "GPTQ": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantization"),
     "AWQ": (config(quantization_config={"quant_method": "awq", "bits": 4}), "quantization"),
+    "AWQ of before": (
+        lambda folder: (folder / "quant_config.json").write_text("{}"),
+        "quantization",
+    ),
+    "MLX": (config(quantization={"bits": 4, "group_size": 64}), "quantization"),
+    "HQQ": (config(quantization_config={"quant_method": "hqq"}), "quantization"),
+    "GGUF alone": (gguf_alone, "config"),
+    "GGUF beside settings": (weights_as("model.Q4_K_M.gguf"), "config"),
+    "ONNX": (weights_as("onnx/model.onnx"), "config"),
+    "OpenVINO": (weights_as("openvino_model.xml"), "config"),
+    "pickled": (weights_as("pytorch_model.bin"), "config"),
+    "an adapter as the model": (adapter_alone, "config"),
     "no weights": (lost(WEIGHTS), "weights"),
+    "weights by another name": (weights_as("consolidated.safetensors"), "weights"),
     "weights cut off": (cut_off, "weights"),
     "shard missing": (without_shard, "weights"),
     "no tokenizer": (lost("tokenizer.json"), "tokenizer"),

@@ -25,6 +25,8 @@ from tasc_runtime.sampling_options import guide_of
 from tasc_store import NeuralDrafting, TaskRecord
 from tiny import END, SENTENCES
 
+WEIGHTS = "model.safetensors"
+
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> BaseModel:
@@ -39,10 +41,20 @@ def record(folder: Path, model: BaseModel) -> TaskRecord:
 def copied(folder: Path, to: Path, **settings: Any) -> Path:
     """The folder with other settings; those that are None are gone."""
     shutil.copytree(folder, to)
-    path = to / "config.json"
+    set_config(to, **settings)
+    return to
+
+
+def set_config(folder: Path, **settings: Any) -> None:
+    path = folder / "config.json"
     changed = {**json.loads(path.read_text()), **settings}
     path.write_text(json.dumps({k: v for k, v in changed.items() if v is not None}))
-    return to
+
+
+def adapter_alone(folder: Path, **settings: Any) -> None:
+    adapter(folder, **settings)
+    for name in ("config.json", WEIGHTS):
+        (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -149,6 +161,13 @@ def test_settings_of_a_model_are_read_wherever_they_stand(folder: Path, tmp_path
         (lambda f: (f / "config.json").write_text('{"vocab_size": "a"}'), "vocab_size"),
         (lambda f: (f / "config.json").unlink(), "config.json"),
         (shutil.rmtree, "folder"),
+        (lambda f: (f / WEIGHTS).rename(f / "a.gguf"), "gguf_file='a.gguf'"),
+        (lambda f: (f / WEIGHTS).rename(f / "model.onnx"), "ONNX"),
+        (lambda f: (f / WEIGHTS).rename(f / "openvino_model.xml"), "OpenVINO"),
+        (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), "pytorch_model.bin"),
+        (lambda f: (f / "quantize_config.json").write_text("{}"), "gptqmodel"),
+        (lambda f: set_config(f, quantization={"bits": 4, "group_size": 64}), "MLX"),
+        (lambda f: adapter_alone(f, base_model_name_or_path="org/its-base"), "org/its-base"),
     ],
 )
 def test_what_is_no_model_is_refused(folder: Path, tmp_path: Path, spoil: Any, named: str) -> None:
