@@ -22,6 +22,7 @@ from transformers import (
     Lfm2Config,
     MambaConfig,
     MistralConfig,
+    Qwen2MoeConfig,
     T5Config,
 )
 
@@ -35,7 +36,7 @@ from tasc_engine.model import target as target_module
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
-from tiny import make_folder, plain
+from tiny import SHAPE, make_folder, plain
 
 CONFIG = EngineConfig(rows=len(ROWS), max_model_len=SPACE)
 ADAPTERS = tuple((task, HERE / "adapters" / task) for task in TASKS)
@@ -316,6 +317,19 @@ def test_drafts_that_leave_a_wrong_cache_are_found_at_load(tmp_path, monkeypatch
     monkeypatch.setattr(target_module, "lay_out", wrong)
     with pytest.raises(UnsupportedModel):
         Target.load(ModelSource(folder), SMALL)
+
+
+def test_a_window_that_stands_in_a_mask_alone_limits_a_row(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    config = Qwen2MoeConfig(
+        **{**SHAPE, "vocab_size": 300}, **window, **experts,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    Target.load(ModelSource(tmp_path), replace(SMALL, max_model_len=32))
+    with refused(UnsupportedModel, "qwen2_moe", "32", "33"):
+        Target.load(ModelSource(tmp_path), replace(SMALL, max_model_len=33))
 
 
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
