@@ -110,13 +110,7 @@ def load_model(source: ModelSource) -> Any:
     # It logs which kernels of other packages it lacks, and at each int8 product that it rounds.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     logging.getLogger("transformers.modeling_utils").addFilter(_no_report)
-    require_model(source.folder)
-    config = _config(source.folder)
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
-    if state := recurrent_state(config.get_text_config().to_dict()):
-        raise UnsupportedModel(in_words(state))
-    require_weights(source.folder)
+    config = checked_config(source.folder)
     if source.adapter is not None:
         quantized = source.quantization is not None
         require_fit(source.adapter, source.folder, quantized=quantized)  # before the model is read
@@ -138,10 +132,27 @@ def load_model(source: ModelSource) -> Any:
             raise
         raise _unloadable(source.folder, error) from error
     model, found = loaded
-    _require_whole(source.folder, found)
+    require_whole(source.folder, found)
     if source.adapter is not None:
         model = _adapted(model, source.adapter, merge=not quantised)
     return (model if quantised else model.to(source.device)).eval()
+
+
+def checked_config(folder: Path) -> Any:
+    """The transformers config of a folder with a causal LM that can be served.
+
+    Raises:
+        UnsupportedModel: It has none, other files would change its weights, or the model keeps a
+            recurrent state.
+    """
+    require_model(folder)
+    config = _config(folder)
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
+    if state := recurrent_state(config.get_text_config().to_dict()):
+        raise UnsupportedModel(in_words(state))
+    require_weights(folder)
+    return config
 
 
 def _config(folder: Path) -> Any:
@@ -152,7 +163,7 @@ def _config(folder: Path) -> Any:
 
 
 def _no_report(record: logging.LogRecord) -> bool:
-    """Leaves out the table of weights that do not fit: `_require_whole` says it in a line each."""
+    """Leaves out the table of weights that do not fit: `require_whole` says it in a line each."""
     return "LOAD REPORT" not in str(record.msg)
 
 
@@ -169,8 +180,17 @@ def _short(error: Exception) -> str:
     return kind + textwrap.shorten(str(error), 200, placeholder=" ...")
 
 
-def _require_whole(folder: Path, found: Mapping[str, Any]) -> None:
-    """Weights that a file lacks would be random ones; others may be those of images or sound."""
+def require_whole(folder: Path, found: Mapping[str, Any]) -> None:
+    """Check that a model's files have all of its weights; those that they lack would be random.
+
+    Weights without a place may be those of images or sound: they are logged.
+
+    Args:
+        found: The loading info of transformers.
+
+    Raises:
+        UnsupportedModel: Weights are missing or have other shapes.
+    """
     if unused := sorted(found["unexpected_keys"]):
         log.warning(
             "%s has %d weights that config.json has no place for, such as %s; they are left out: "
