@@ -33,6 +33,7 @@ from tasc_engine.errors import OutOfMemory, UnsupportedModel
 from tasc_engine.layout import plain_feed
 from tasc_engine.model import loading
 from tasc_engine.model import target as target_module
+from tasc_engine.model.folder import weight_files
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
@@ -341,6 +342,31 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "lora" / name, folder)
     with refused(UnsupportedModel, "adapter_config.json", "merged"):
         Target.load(ModelSource(folder), SMALL)
+
+
+def test_shards_of_a_distributed_checkpoint_are_refused(tmp_path: Path) -> None:
+    """transformers prefers them to model.safetensors."""
+    folder = make_folder(tmp_path)
+    shard = "shard-00001-model-00001-of-00001.safetensors"
+    shutil.copy(folder / "model.safetensors", folder / shard)
+    with refused(UnsupportedModel, str(folder), shard):
+        load_model(ModelSource(folder))
+
+
+def test_weights_are_those_that_transformers_reads_among_copies(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "model.safetensors").rename(folder / "own.safetensors")
+    with refused(UnsupportedModel, "own.safetensors"):
+        load_model(ModelSource(folder))
+    path = folder / "config.json"
+    named = {"transformers_weights": "own.safetensors"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    save_file({"a": torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+    save_file({"b": torch.ones(1)}, folder / "model.fp16.safetensors", {"format": "pt"})
+    assert [file.name for file in weight_files(folder)] == ["own.safetensors"]
+    expected = load_file(folder / "own.safetensors")
+    found = load_model(ModelSource(folder, dtype="float64")).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_learned_positions_work_too(tmp_path: Path) -> None:
