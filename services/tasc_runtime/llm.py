@@ -29,6 +29,7 @@ from tasc_engine import (
     GenerationResult,
     StepRecord,
 )
+from tasc_engine.model.folder import require_model
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
@@ -311,6 +312,7 @@ class LLM:
                 "Path('labels.txt').read_text('utf-8-sig').splitlines() where a file has one a line"
             )
         home = resolve_folder(str(model), revision, weights=False)
+        require_model(home)
         tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)
         trained = trained_prompt(adapter, home) if template is None else None
         chat = trained if isinstance(trained, ChatTemplate) else None

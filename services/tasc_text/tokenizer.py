@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tasc_text.control import ControlTokens
 from tasc_text.ends import named_ends
 from tasc_text.errors import TextError, TokenizerError
+from tasc_text.formats import file_in_words
 
 SETTINGS_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors",)
@@ -30,11 +31,14 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
         weights: Whether the weights are needed besides tokenizer and configuration.
 
     Raises:
-        TextError: ``model`` is not a folder, and the hub does not have it or cannot be reached.
+        TextError: ``model`` is a file, or is not a folder, and the hub does not have it or cannot
+            be reached.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if folder.is_file():
+        raise TextError(file_in_words(folder))
     if model.startswith((".", "/", "~")):
         raise TextError(f"there is no folder {model}; check the spelling of the path")
     # Imported here, so that local folders need neither the network nor `huggingface_hub`.
@@ -93,6 +97,8 @@ class TaskTokenizer:
     def from_folder(cls, folder: Path) -> "TaskTokenizer":
         """Load ``tokenizer.json``, and the ends of answers that any file names (`named_ends`)."""
         path = folder / "tokenizer.json"
+        if folder.is_file():
+            raise TokenizerError(file_in_words(folder))
         if not folder.is_dir():
             raise TokenizerError(f"there is no folder {folder}; check the spelling of the path")
         if not path.is_file():
