@@ -4,6 +4,7 @@ Nothing here waits for an engine that is not there: rows go to those that are up
 with room for few has few.
 """
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -194,14 +195,15 @@ class Answering:
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
     """Answer a few rows with drafts and without, and time it."""
     requests: list[GenerationRequest] = []
-    refused = 0
+    refused: list[str] = []
     for row in rows:
         try:
             calls = named(row, strategy.calls(row, builder))
             requests += [builder.request(call) for call in calls]
-        except ValueError:
-            refused += 1
-    return preview(builder.engine, requests, refused)
+        except ValueError as error:
+            refused.append(f"row {row.ordinal + 1}: {' '.join(str(error).split())}")
+    found = preview(builder.engine, requests, len(refused))
+    return dataclasses.replace(found, first_error=next(iter(refused), None))
 
 
 @dataclass(frozen=True)

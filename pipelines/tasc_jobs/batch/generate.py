@@ -29,7 +29,15 @@ from tasc_jobs.batch.inputs import (
     reject_file,
 )
 from tasc_jobs.batch.job import preview_job, run_job
-from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Record, Row
+from tasc_jobs.batch.work import (
+    JobProgress,
+    JobReport,
+    JobSpec,
+    Record,
+    Row,
+    TooManyErrors,
+)
+from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
 from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine_settings import EngineSettings
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder
 
 PREVIEW_ROWS = 20
+_LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # rows that may have no answer
 COLUMNS = pa.schema(
     [
         ("id", pa.string()),
@@ -105,7 +114,8 @@ def generate(
         reject: File for rows without an answer, as JSON lines with ``line``, ``id`` and ``reason``,
             and ``file`` if the input has several. It exists only if there are such rows. None
             uses a file next to the output.
-        job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``.
+        job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``. Without
+            ``max_errors``, a tenth of the rows may have no answer, and 10 rows in any case.
 
     Raises:
         UsageError: See `check_places`.
@@ -118,7 +128,12 @@ def generate(
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
     strategy = RowAnswers(asked or SamplingOptions(), draft)
     finish = partial(write_files, output, rejects)
-    return run_job(spec, opened.rows, strategy, finish, should_stop=should_stop, progress=progress)
+    try:
+        return run_job(
+            spec, opened.rows, strategy, finish, should_stop=should_stop, progress=progress
+        )
+    except TooManyErrors as error:
+        raise TooManyErrors(f"{error}; see {rejects}") from error
 
 
 def dry_run(
@@ -140,7 +155,7 @@ def dry_run(
     Raises:
         UsageError: See `check_places`.
         FileError: The input cannot be read or has no valid row.
-        JobError: No engine can be built.
+        JobError: No engine can be built, or none of these rows can be answered.
     """
     check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
@@ -149,7 +164,13 @@ def dry_run(
     if not rows:
         raise FileError("the input has no valid row; check --input-field")
     strategy = RowAnswers(asked or SamplingOptions(), draft=True)
-    return preview_job(spec, rows, strategy), opened.total
+    found = preview_job(spec, rows, strategy)
+    if not found.rows:
+        raise JobError(
+            f"none of the first {len(rows)} valid rows can be answered (first: "
+            f"{found.first_error}); fix the input or the settings"
+        )
+    return found, opened.total
 
 
 def _spec(
@@ -168,6 +189,8 @@ def _spec(
         # The job is finished, but its output was deleted.
         begun, job = None, {**job, "restart": True}
     opened = open_input(source, url, begun.pins.get("input") if begun else None)
+    if job.get("max_errors") is None:
+        job = {**job, "max_errors": max(_LEAST_ERRORS, opened.total // _ROWS_PER_ERROR)}
     pins = {
         "input": opened.pins,
         "input_field": source.input_field,

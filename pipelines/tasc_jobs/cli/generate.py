@@ -50,8 +50,9 @@ MaxErrors = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Maximum number of rows without an answer; with more the job fails.",
-        show_default="any number",
+        help="Maximum number of rows without an answer; with more the job fails. It also fails if "
+        "no row has one.",
+        show_default="a tenth of the rows, and at least 10",
     ),
 ]
 DryRun = Annotated[

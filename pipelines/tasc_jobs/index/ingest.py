@@ -21,12 +21,19 @@ _BATCH_CHARACTERS = 4 << 20
 
 @dataclass(frozen=True)
 class IngestReport:
-    """Rows added, rows whose key was there already, lines refused and the file that lists them."""
+    """What an ingest did.
+
+    Attributes:
+        known: Rows whose key was there already.
+        reject_file: Lists the rejected lines.
+        first_rejected: File, line and reason of the first of them.
+    """
 
     added: int
     known: int
     rejected: int
     reject_file: str | None
+    first_rejected: str | None = None
 
 
 def ingest(
@@ -63,17 +70,24 @@ def ingest(
     _check(files, (fields.input, fields.output), reject)
     found = chain.from_iterable(read_rows(file, fields) for file in files)
     added = known = rejected = 0
+    first = None
     with ExitStack() as stack:
         for batch in _batches(found):
             appended = store.append([item for item in batch if isinstance(item, CorpusRow)])
             added, known = added + appended.added, known + appended.known
             for bad in (item for item in batch if isinstance(item, BadRow)):
                 if not rejected:
+                    first = f"{_printable(bad.file)}, line {bad.line}: {bad.reason}"
                     rejects = stack.enter_context(reject.open("wb"))
                 rejects.write(json_line(asdict(bad)))
                 rejected += 1
             progress(len(batch))
-    return IngestReport(added, known, rejected, str(reject) if rejected else None)
+    return IngestReport(added, known, rejected, str(reject) if rejected else None, first)
+
+
+def _printable(file: str) -> str:
+    """A name that is no UTF-8 has its bytes as escapes."""
+    return file.encode(errors="backslashreplace").decode()
 
 
 def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:

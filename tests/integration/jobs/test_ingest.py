@@ -57,7 +57,9 @@ def test_refused_lines_are_listed_with_file_line_reason_and_text(client, task, t
     for known in (0, 4):
         told = []
         report = ingest(client, task, files, reject=reject, progress=told.append)
-        assert report == IngestReport(4 - known, known, 4, str(reject))
+        first = report.first_rejected
+        assert report == IngestReport(4 - known, known, 4, str(reject), first)
+        assert all(part in str(first) for part in ("\\udcff.jsonl", "line 2: not JSON"))
         assert sum(told) == 8
     listed = read_rows(reject)
     assert [(bad["file"], bad["line"], bad["text"]) for bad in listed] == [
