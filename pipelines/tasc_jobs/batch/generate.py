@@ -8,17 +8,18 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tasc_jobs.batch.columns import ANSWER, LOGPROBS, OwnColumns, OwnRow, json_row
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.inputs import (
     Input,
@@ -51,17 +52,6 @@ if TYPE_CHECKING:
 
 PREVIEW_ROWS = 20
 _LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # rows that may have no answer
-COLUMNS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("text", pa.string()),
-        ("tokens", pa.list_(pa.int32())),
-        ("finish_reason", pa.string()),
-        ("model", pa.string()),
-        ("adapter", pa.string()),
-        ("index_version", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class RowAnswers:
         self, row: Row, answers: Sequence[Answer], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         result = answers[0].result
-        return {
+        content: dict[str, Any] = {
             "text": result.text,
             "tokens": list(result.tokens),
             "finish_reason": result.finish_reason,
@@ -87,6 +77,9 @@ class RowAnswers:
             "adapter": self.asked.adapter_of(builder.record) or builder.record.adapter,
             "index_version": result.index_version,
         }
+        if self.asked.logprobs is not None:
+            content[LOGPROBS.name] = [token.as_json for token in answers[0].tokens]
+        return content
 
 
 def generate(
@@ -110,7 +103,7 @@ def generate(
 
     Args:
         draft: Whether to use drafts.
-        asked: Sampling options.
+        asked: Sampling options. With ``logprobs``, an answer has a column of that name, too.
         reject: File for rows without an answer, as JSON lines with ``line``, ``id`` and ``reason``,
             and ``file`` if the input has several. It exists only if there are such rows. None
             uses a file next to the output.
@@ -127,7 +120,8 @@ def generate(
     check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
     strategy = RowAnswers(asked or SamplingOptions(), draft)
-    finish = partial(write_files, output, rejects)
+    columns = ANSWER if strategy.asked.logprobs is None else ANSWER.append(LOGPROBS)
+    finish = partial(write_files, output, rejects, columns=columns, own=opened.own)
     try:
         return run_job(
             spec, opened.rows, strategy, finish, should_stop=should_stop, progress=progress
@@ -198,6 +192,7 @@ def _spec(
         "task": task,
         "draft": draft,
         "max_model_len": engine.max_model_len,
+        **({"keep_columns": True} if source.keep_columns else {}),
         **_pins_of(asked or SamplingOptions()),
     }
     spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)
@@ -214,25 +209,46 @@ def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
     return pins
 
 
-def write_files(output: Path, reject: Path, records: Iterable[Record], whole: bool) -> None:
+def write_files(
+    output: Path,
+    reject: Path,
+    records: Iterable[Record],
+    whole: bool,
+    *,
+    columns: pa.Schema = ANSWER,
+    own: OwnColumns | None = None,
+) -> None:
     """Write the rejects, if there are any, and the output if ``whole``.
 
     Args:
         whole: Whether ``records`` are all records of the job.
+        columns: Those of the answers.
+        own: Those of the user, which are written beside them.
 
     Raises:
+        JobError: There are more records than rows with columns of their own.
         OSError: A file cannot be written.
     """
     rejected = 0
+    own_rows: Iterator[OwnRow] = own.rows() if own and whole else repeat({})
+    shown: Callable[[OwnRow], OwnRow] = json_row
+    if own and whole and output.suffix == ".parquet":
+        schema, shown = own.table()
+        columns = pa.schema([*columns, *schema])
     with ExitStack() as stack:
-        answers = stack.enter_context(row_writer(output, COLUMNS)) if whole else None
+        answers = stack.enter_context(row_writer(output, columns)) if whole else None
         refusals = stack.enter_context(row_writer(reject))
         for record in records:
+            if (own_row := next(own_rows, None)) is None:
+                raise JobError(
+                    f"the input ends before row {record.ordinal + 1}, which was answered; it was "
+                    "changed meanwhile: run the job again with --restart"
+                )
             if record.content is None:
                 rejected += 1
                 refusals(_refusal(record))
             elif answers:
-                answers({"id": record.id, **record.content})
+                answers({"id": record.id, **record.content, **shown(own_row)})
     if not rejected:
         reject.unlink()
 
