@@ -26,8 +26,10 @@ from tasc_jobs.batch.inputs import (
     Source,
     check_places,
     job_folder,
+    named_from,
     open_input,
     reject_file,
+    require_own,
 )
 from tasc_jobs.batch.job import preview_job, run_job
 from tasc_jobs.batch.work import (
@@ -104,9 +106,9 @@ def generate(
     Args:
         draft: Whether to use drafts.
         asked: Sampling options. With ``logprobs``, an answer has a column of that name, too.
-        reject: File for rows without an answer, as JSON lines with ``line``, ``id`` and ``reason``,
-            and ``file`` if the input has several. It exists only if there are such rows. None
-            uses a file next to the output.
+        reject: File for rows without an answer, as JSON lines with ``output``, ``line``, ``id`` and
+            ``reason``, and ``file`` if the input has several. It exists only if there are such
+            rows. None uses a file next to the output.
         job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``. Without
             ``max_errors``, a tenth of the rows may have no answer, and 10 rows in any case.
 
@@ -226,9 +228,11 @@ def write_files(
         own: Those of the user, which are written beside them.
 
     Raises:
-        JobError: There are more records than rows with columns of their own.
+        JobError: The file for rejects has those of another output, or there are more records than
+            rows with columns of their own.
         OSError: A file cannot be written.
     """
+    require_own(reject, output)
     rejected = 0
     own_rows: Iterator[OwnRow] = own.rows() if own and whole else repeat({})
     shown: Callable[[OwnRow], OwnRow] = json_row
@@ -246,7 +250,7 @@ def write_files(
                 )
             if record.content is None:
                 rejected += 1
-                refusals(_refusal(record))
+                refusals({"output": named_from(reject, output), **_refusal(record)})
             elif answers:
                 answers({"id": record.id, **record.content, **shown(own_row)})
     if not rejected:

@@ -6,6 +6,7 @@ earlier row has. Ids are remembered in bounded memory. A fingerprint tells a cha
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -20,8 +21,15 @@ import pyarrow.parquet as pq
 
 from tasc_jobs.batch.columns import OwnColumns, OwnRow, beside
 from tasc_jobs.batch.work import Row
-from tasc_jobs.errors import EmptyCorpusError, UsageError, require_writable
-from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
+from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError, require_writable
+from tasc_runtime.data.rows import (
+    MAX_ROW_BYTES,
+    SUFFIXES,
+    RawRow,
+    check_file,
+    count_rows,
+    read_raw_rows,
+)
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow, CorpusStore, connect
 from tasc_text import is_unicode
@@ -68,8 +76,31 @@ def job_folder(output: Path) -> Path:
 
 
 def reject_file(output: Path) -> Path:
-    """The default file for rows without an answer."""
-    return output.with_name(f"{output.stem}.rejected.jsonl")
+    """The default file for rows without an answer; no other output has the same."""
+    return output.with_name(f"{output.name}.rejected.jsonl")
+
+
+def named_from(reject: Path, output: Path) -> str:
+    """The output of a job, as each row of its file of rejected rows names it."""
+    return os.path.relpath(output.resolve(), reject.resolve().parent)
+
+
+def require_own(reject: Path, output: Path) -> None:
+    """Raises JobError if the file has rejected rows of another output, or other content."""
+    try:
+        with reject.open("rb") as file:
+            line = file.readline(MAX_ROW_BYTES)
+        owner = json.loads(line).get("output") if line else named_from(reject, output)
+    except FileNotFoundError:
+        return
+    except (ValueError, AttributeError):
+        owner = None
+    if owner != named_from(reject, output):
+        content = "other content" if owner is None else f"the rejected rows of {owner}"
+        raise JobError(
+            f"{reject} has {content}, which would be lost; name another file with --reject, or "
+            "move that one away"
+        )
 
 
 def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
@@ -100,7 +131,8 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
 
     Raises:
         UsageError: A file is not what its suffix says, or would be written to, a corpus is named
-            with something else, or no file can be written to a place.
+            with something else, no file can be written to a place, or the one for rejected rows
+            has those of another output.
     """
     if source.is_corpus and len(source.given) > 1:
         named = " and ".join(source.given)
@@ -121,6 +153,10 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
                 one.is_dir() and path.resolve().parent == one.resolve()
             ):
                 raise UsageError(f"{option} is {path}, and {one} is read; name another place")
+    try:
+        require_own(reject, output)
+    except JobError as error:
+        raise UsageError(f"--reject: {error}") from error
 
 
 @dataclass(frozen=True)

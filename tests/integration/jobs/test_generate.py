@@ -40,7 +40,7 @@ def test_every_row_once_in_order_with_the_answer_of_generate(
     assert [row["tokens"] for row in out] == right
     assert {row["index_version"] for row in out} == {artifact.version}
     assert {(row["model"], row["adapter"]) for row in out} == {(str(folder), None)}
-    assert not (tmp_path / "out.rejected.jsonl").exists()
+    assert not (tmp_path / "out.jsonl.rejected.jsonl").exists()
 
     # The same inputs out of the corpus; rows that come later are none of the job's.
     output = tmp_path / "corpus.parquet"

@@ -121,7 +121,6 @@ def test_what_may_not_be_read_or_written_is_refused_by_option(tmp_path: Path) ->
         with refused(UsageError, *named):
             check_places(source, output, reject)
     assert corpus.files == []
-    assert reject_file(tmp_path / "out.jsonl") == tmp_path / "out.rejected.jsonl"
 
 
 def test_ids_are_known_by_where_they_were_first() -> None:
@@ -153,7 +152,7 @@ def test_good_rows_and_rejects_go_to_their_files_if_any(tmp_path: Path, name: st
         found = read_rows(output)
     assert found == [{"id": f"r{i}", **CONTENT} for i in range(3)]
     assert json.loads(reject.read_text()) == {
-        "file": "f", "line": 4, "id": "r3", "reason": "too long",
+        "output": name, "file": "f", "line": 4, "id": "r3", "reason": "too long",
     }  # fmt: skip
     write_files(output, reject, iter(records()), True)
     assert output.read_bytes() == first
@@ -164,6 +163,38 @@ def test_good_rows_and_rejects_go_to_their_files_if_any(tmp_path: Path, name: st
     assert len(read_rows(reject)) == 1
     write_files(output, reject, iter(records()[:3]), True)
     assert not reject.exists()
+
+
+def test_rejected_rows_of_two_outputs_never_share_a_file(tmp_path: Path) -> None:
+    one, other = tmp_path / "out.jsonl", tmp_path / "out.parquet"
+    assert reject_file(one) != reject_file(other)
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "1"}]))
+    reject = tmp_path / "no.jsonl"
+    for output in (one, other):
+        check_places(source, output, reject)  # two jobs begin
+    write_files(one, reject, records(), True)
+    first = reject.read_bytes()
+    with refused(JobError, str(reject), "out.jsonl", "--reject"):
+        write_files(other, reject, records(), True)
+    with refused(UsageError, "--reject", "out.jsonl"):
+        check_places(source, other, reject)
+    assert (reject.read_bytes(), other.exists()) == (first, False)
+    write_files(other, tmp_path / "others.jsonl", records(), True)
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
+    check_places(Source.of(moved / "in.jsonl"), moved / one.name, moved / reject.name)
+    write_files(moved / one.name, moved / reject.name, records()[:3], True)
+    assert not (moved / reject.name).exists()
+
+
+@pytest.mark.parametrize("content", ["notes\n", '{"id": 1}\n', "[1]\n", "{}"])
+def test_no_other_file_is_taken_for_rejected_rows(tmp_path: Path, content: str) -> None:
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "1"}]))
+    reject, output = tmp_path / "notes", tmp_path / "out.jsonl"
+    reject.touch()
+    check_places(source, output, reject)  # nothing is lost with an empty file
+    reject.write_text(content)
+    with refused(UsageError, "--reject", str(reject)):
+        check_places(source, output, reject)
 
 
 TOKEN = {"token": "n", "logprob": -0.5, "bytes": [110]}
