@@ -77,7 +77,7 @@ def beside(names: Iterable[str], id_field: str) -> dict[str, str]:
 
     A name that the answers have gets ``input_`` in front, and so does one that would be the same
     then: ``text`` becomes ``input_text``, and ``input_text`` becomes ``input_input_text``. If the
-    ids of rows are in ``id``, the answers have them already.
+    ids of rows are in ``id``, the answers have them already. Lone surrogates become escapes.
     """
     found = {}
     for name in names:
@@ -85,7 +85,8 @@ def beside(names: Iterable[str], id_field: str) -> dict[str, str]:
         while own.startswith(_PREFIX) and own not in _TAKEN:
             own = own.removeprefix(_PREFIX)
         if name != "id" or name != id_field:
-            found[name] = _PREFIX + name if own in _TAKEN else name
+            shown = name.encode(errors="backslashreplace").decode()
+            found[name] = _PREFIX + shown if own in _TAKEN else shown
     return found
 
 

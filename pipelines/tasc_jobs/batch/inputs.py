@@ -273,7 +273,8 @@ def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
     if any(isinstance(type_, pa.BaseExtensionType) for type_ in found.types):
         return None
     names = beside(found.names, id_field).items()
-    return pa.schema([found.field(own).with_name(name) for own, name in names])
+    fields = ((name, found.field(own).type) for own, name in names)
+    return pa.schema(list(fields))  # a column that a file lacks is null, whatever its field says
 
 
 def _file_rows(

@@ -220,18 +220,18 @@ def answered(ordinal: int, **own: object) -> dict[str, object]:
 def test_the_users_columns_stand_beside_the_answers(tmp_path: Path) -> None:
     """A name that the answers have, too, gets a prefix; no two names become one."""
     first = {"id": 7, "text": "hi", "input_text": "ho", "n": 1, "tags": ["a", 2], "big": 2**70}
-    second = {"text": "x", "n": 0.5, "ok": True, "logprobs": None, "odd": "\ud800", "input_": {}}
+    second = {"text": "x", "n": 0.5, "ok": True, "logprobs": None, "odd": "\ud800", "\ud801": {}}
     rows = write_rows(tmp_path / "in.jsonl", [first, second])
     source = Source.of(rows, input_field="text", keep_columns=True)
     own = {"input_text": "hi", "input_input_text": "ho", "n": 1, "tags": ["a", 2], "big": 2**70}
-    others = {"n": 0.5, "ok": True, "input_logprobs": None, "odd": "\ud800", "input_": {}}
+    others = {"n": 0.5, "ok": True, "input_logprobs": None, "odd": "\ud800", r"\ud801": {}}
     found = written(source, tmp_path / "out.jsonl")
     assert found == [answered(0, **own), answered(1, input_text="x", **others)]
 
     table = written(source, tmp_path / "out.parquet")
     kinds = {field.name: str(field.type) for field in pq.read_schema(tmp_path / "out.parquet")}
     assert (kinds["n"], kinds["ok"], kinds["tags"]) == ("double", "bool", "string")
-    texts = {"tags": '["a", 2]', "big": str(2**70), "odd": '"\\ud800"', "input_": "{}"}
+    texts = {"tags": '["a", 2]', "big": str(2**70), "odd": '"\\ud800"', r"\ud801": "{}"}
     for row, kept in zip(table, found, strict=True):
         assert {k: v for k, v in row.items() if v is not None} == {
             name: texts.get(name, value) for name, value in kept.items() if value is not None
@@ -260,6 +260,12 @@ def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
     assert found.select(["day", "small", "raw"]).equals(table.select(["day", "small", "raw"]))
     assert found.schema.field("input_model").type == pa.list_(pa.float32())
     assert found.column("model").to_pylist() == ["m", "m"]
+    whole = pa.schema([pa.field("input", pa.string()), pa.field("n", pa.int8(), nullable=False)])
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"input": ["a"], "n": [1]}, whole), tmp_path / "in" / "1.parquet")
+    pq.write_table(pa.table({"input": ["a"]}), tmp_path / "in" / "2.parquet")
+    both = written(Source.of(tmp_path / "in", keep_columns=True), tmp_path / "out.parquet")
+    assert [row["n"] for row in both] == [1, None]
     lines = written(source, tmp_path / "out.jsonl")
     own = {"input": "a", "day": "2026-01-02T03:00:00+00:00", "small": 1, "raw": "/w=="}
     assert lines[0] == answered(0, **own, input_model=[1.5])
