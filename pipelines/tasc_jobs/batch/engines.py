@@ -213,7 +213,7 @@ def _asked(
 
 def _way_out(error: PromptTooLong, positions: int) -> str:
     if error.tokens >= positions:
-        return f"shorten the row: the model has {positions} positions"
+        return f"shorten the row: the model takes at most {positions} tokens"
     most = f", up to {positions}," if positions < sys.maxsize else ""
     return f"shorten the row, or raise --max-model-len{most} and add --restart"
 

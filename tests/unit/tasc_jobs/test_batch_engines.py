@@ -338,7 +338,7 @@ def test_a_row_too_long_is_refused_alone_in_words_of_the_command(builder: Engine
     assert all(part in str(refused.error) for part in parts)
     assert not any(word in str(refused.error) for word in ("messages", "truncate", "kv_cache"))
     (refused,) = answered(builder, strategy, "wake me " * builder.positions)
-    assert f" {builder.positions} positions" in str(refused.error)
+    assert f" {builder.positions} tokens" in str(refused.error)
     assert "--max-model-len" not in str(refused.error)
     found = measure(builder, strategy, [row(0, long), row(1, "hi")])
     assert (found.rows, found.refused) == (1, 1)
