@@ -233,7 +233,7 @@ def write_files(
         OSError: A file cannot be written.
     """
     require_own(reject, output)
-    rejected = 0
+    rejected, output_name = 0, named_from(reject, output)
     own_rows: Iterator[OwnRow] = own.rows() if own and whole else repeat({})
     shown: Callable[[OwnRow], OwnRow] = json_row
     if own and whole and output.suffix == ".parquet":
@@ -250,7 +250,7 @@ def write_files(
                 )
             if record.content is None:
                 rejected += 1
-                refusals({"output": named_from(reject, output), **_refusal(record)})
+                refusals({"output": output_name, **_refusal(record)})
             elif answers:
                 answers({"id": record.id, **record.content, **shown(own_row)})
     if not rejected:
