@@ -97,20 +97,19 @@ def test_a_command_fails_if_no_row_could_be_used(
     """The exit code and the last line say so, with the first reason and where all of them are."""
     create(in_process, folder)
     wrong = write_rows(tmp_path / "wrong.jsonl", [{"text": i} for i in range(3)])
-    rejects = tmp_path / "rejects.jsonl"
+    lines, rejects = tmp_path / "lines.jsonl", tmp_path / "out.jsonl.rejected.jsonl"
 
     def failed(*command: object) -> str:
-        return in_process.run(*command, "--reject", rejects, code=1).splitlines()[-1]
+        return in_process.run(*command, code=1).splitlines()[-1]
 
-    last = failed("ingest", "t", wrong)
-    assert all(part in last for part in ("no rows", "3 lines", "line 1: ", str(rejects)))
-    rejects.unlink()
+    last = failed("ingest", "t", wrong, "--reject", lines)
+    assert all(part in last for part in ("no rows", "3 lines", "line 1: ", str(lines)))
     last = failed("generate", "t", "--input", wrong, "--output", tmp_path / "out.jsonl")
     assert all(part in last for part in ("none of 3 rows", "row 1: ", str(rejects)))
     assert not (tmp_path / "out.jsonl").exists()
     assert len(read_rows(rejects)) == 3
     wrong.write_text("\n")
-    assert "no rows" in failed("ingest", "t", wrong)
+    assert "no rows" in failed("ingest", "t", wrong, "--reject", lines)
     # A tenth of the rows may have no answer, and at least ten.
     for good, bad, name in ((1, 11, "few"), (150, 17, "many")):
         rows = [*({"text": 1} for _ in range(bad)), *({"input": str(i)} for i in range(good))]
