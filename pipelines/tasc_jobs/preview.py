@@ -40,6 +40,7 @@ class Preview:
         rows: That were answered.
         refused: Rows that cannot be answered.
         identical: Rows whose answers are the same with drafts and without.
+        first_error: Why the first of the refused rows cannot be answered.
     """
 
     rows: int
@@ -47,6 +48,7 @@ class Preview:
     identical: int
     plain: PreviewSide
     drafted: PreviewSide
+    first_error: str | None = None
 
     @property
     def speed_up(self) -> float:

@@ -56,6 +56,24 @@ class FieldError(ValueError):
         self.field = field
 
 
+class PromptTooLong(FieldError):
+    """A prompt leaves no room for an answer in a row.
+
+    Attributes:
+        tokens: Number of tokens of the prompt.
+        longest: Most tokens of a row, prompt and answer together.
+    """
+
+    def __init__(self, field: str, tokens: int, longest: int) -> None:
+        super().__init__(
+            field,
+            f"{field} has {tokens} tokens; a row holds {longest}, the answer included "
+            "(max_model_len, kv_cache_bytes): shorten it, or have it cut by "
+            "truncate_prompt_tokens",
+        )
+        self.tokens, self.longest = tokens, longest
+
+
 @dataclass(frozen=True)
 class AnswerGuide:
     """A guide, and where it comes from.

@@ -33,6 +33,7 @@ from tasc_runtime.sampling_options import (
     SHOWN,
     AnswerGuide,
     FieldError,
+    PromptTooLong,
     SamplingOptions,
     guide_of,
 )
@@ -130,6 +131,7 @@ class EngineBuilder:
         proposer: The n-grams; beside them, or instead of them, a drafter may draft.
         drafter: Of the record the engine was built of, if it names one.
         indexes: Of a task in a store, see `of_task`.
+        positions: Most tokens that a row of the model can have, whatever ``max_model_len`` says.
     """
 
     indexes: DraftIndexes
@@ -152,7 +154,8 @@ class EngineBuilder:
         self.artifact = artifact
         torch.set_num_threads(settings.torch_threads)
         source = model_source(record, device_of(settings.device, options.get("gpus", 0.0)))
-        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
+        self.positions = max_positions(source.folder)
+        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, self.positions)
         config = EngineConfig(
             rows=settings.rows,
             max_model_len=length,
@@ -335,7 +338,8 @@ class EngineBuilder:
             id: The request's id in the engine; it must be unique there.
 
         Raises:
-            FieldError: A field is wrong, or the prompt leaves no room for an answer in a row.
+            FieldError: A field is wrong.
+            PromptTooLong: The prompt leaves no room for an answer in a row.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         record = self.records.of(version)
@@ -416,15 +420,10 @@ class EngineBuilder:
         return prompt[-most:] if most else prompt
 
     def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
-        """Returns the tokens that a prompt leaves for its answer; raises FieldError if none."""
+        """Returns the tokens that a prompt leaves for its answer; raises PromptTooLong if none."""
         longest = self.engine.longest
         if len(prompt) >= longest:
-            raise FieldError(
-                call.prompt_field,
-                f"{call.prompt_field} has {len(prompt)} tokens; a row holds {longest}, the answer "
-                "included (max_model_len, kv_cache_bytes): shorten it, or have it cut by "
-                "truncate_prompt_tokens",
-            )
+            raise PromptTooLong(call.prompt_field, len(prompt), longest)
         return longest - len(prompt)
 
     def _special_stops(self, record: TaskRecord, call: Call) -> tuple[int, ...]:
