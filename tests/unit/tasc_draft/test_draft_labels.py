@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasc_draft import DraftSettings, replay
-from tasc_draft.labels import NO_BRANCH, LabelTrie
+from tasc_draft.labels import NO_BRANCH, LabelTrie, RowLabels
 
 Label = tuple[int, ...]
 
@@ -136,6 +136,40 @@ def test_rows_of_different_labels_draft_as_each_does_alone(sets, rng) -> None:
             (expected,) = trees(alone.propose(dc.ids([0]), dc.ids([12])))
             (found,) = trees(together.propose(dc.ids([other]), dc.ids([12])))
             assert found.keys() == expected.keys()
+
+
+CHANGING = [trie_of([(1, n % 5 + 1, *[2] * (n % 3)), (6, 2)]) for n in range(60)]
+
+
+def test_a_row_stays_where_it_is_while_others_come_and_go() -> None:
+    proposer = dc.make_proposer(dc.full_index(), SETTINGS)
+    rows = proposer.memory.rows
+    proposer.start(0, dc.ids([7]), CHANGING[0])
+    proposer.start(1, dc.ids([7]), CHANGING[1])
+    for n, trie in enumerate(CHANGING[2:]):
+        row, other = n % 2, 1 - n % 2
+        before = rows[other].copy()
+        proposer.finish(row)
+        proposer.start(row, dc.ids([7]), trie)
+        assert rows[other] == before
+
+
+def test_tries_lie_in_the_memory_of_those_that_have_gone() -> None:
+    labels, sizes = RowLabels(), []
+    for n, trie in enumerate(CHANGING):
+        begin = labels.start(n % 3, trie)
+        np.testing.assert_array_equal(labels.forest.token[begin:][: len(trie.token)], trie.token)
+        sizes.append(len(labels.forest.token))
+    assert sizes[20] == sizes[-1] <= 8 * max(len(trie.token) for trie in CHANGING)
+
+
+def test_nothing_about_a_trie_is_left_for_the_engines_thread() -> None:
+    trie = trie_of([(1, 2, 3), (1, 4, 5)])
+    made = {*vars(trie)}
+    proposer = dc.make_proposer(dc.full_index(), SETTINGS)
+    proposer.start(0, dc.ids([7]), trie)
+    proposer.propose(dc.ids([0]), dc.ids([12]))
+    assert {*vars(trie)} == made
 
 
 def test_weights_are_learnt_behind_forced_tokens() -> None:
