@@ -31,11 +31,14 @@ class LabelTrie:
         first: ``int32[nodes + 1]`` where each node's children begin.
         ahead: ``int32[nodes]`` forced tokens from a node to its next branch, 0 for a branch itself;
             `NO_BRANCH` if there is none.
+        decides: ``int32[nodes]``, 1 if a token that is allowed at a node leads to a further branch.
+            A draft from any other node saves no forward.
     """
 
     token: Int32
     first: Int32
     ahead: Int32
+    decides: Int32
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> "LabelTrie":
@@ -50,9 +53,9 @@ class LabelTrie:
         place[by_level] = np.arange(n, dtype=np.int32)
         above = place[parent[by_level[1:]]]
         first = (1 + np.searchsorted(above, np.arange(n + 1))).astype(np.int32)
-        ahead = np.empty(n, np.int32)
-        _fill_ahead(first, ahead)
-        return cls(token[by_level], first, ahead)
+        ahead, decides = np.zeros((2, n), np.int32)
+        _look_ahead(first, ahead, decides)
+        return cls(token[by_level], first, ahead, decides)
 
     def look(
         self,
@@ -90,6 +93,7 @@ class Forest(NamedTuple):
     token: Int32
     first: Int32
     ahead: Int32
+    decides: Int32
 
 
 class RowLabels:
@@ -109,7 +113,7 @@ class RowLabels:
         self._users: Counter[int] = Counter()
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # bases by size
         self._end = 0
-        self.forest = Forest(*np.zeros((3, 1), np.int32))
+        self.forest = Forest(*np.zeros((len(Forest._fields), 1), np.int32))
 
     def start(self, row: int, labels: LabelTrie | None) -> int:
         """Limit a row to some labels, or to none.
@@ -149,6 +153,7 @@ class RowLabels:
         nodes = len(labels.token)
         self.forest.token[base : base + nodes] = labels.token
         self.forest.ahead[base : base + nodes] = labels.ahead
+        self.forest.decides[base : base + nodes] = labels.decides
         np.add(labels.first, base, out=self.forest.first[base : base + nodes + 1])
         return base
 
@@ -167,7 +172,7 @@ def _place_size(labels: LabelTrie) -> int:
 
 
 def _enlarged(forest: Forest, size: int) -> Forest:
-    enlarged = Forest(*np.zeros((3, size), np.int32))
+    enlarged = Forest(*np.zeros((len(forest), size), np.int32))
     for array, before in zip(enlarged, forest, strict=True):
         array[: len(before)] = before
     return enlarged
@@ -191,7 +196,7 @@ def _build(ids: Any, offsets: Any, token: Any, parent: Any, depth: Any, path: An
 
 
 @borrowing
-def _fill_ahead(first: Any, ahead: Any) -> None:
+def _look_ahead(first: Any, ahead: Any, decides: Any) -> None:
     for state in range(len(ahead) - 1, -1, -1):
         children = first[state + 1] - first[state]
         ahead[state] = NO_BRANCH if children == 0 else 0
@@ -199,6 +204,9 @@ def _fill_ahead(first: Any, ahead: Any) -> None:
             ahead[state] = 1 + ahead[first[state]]
         elif children == 1:
             ahead[state] = NO_BRANCH
+        for behind in range(first[state], first[state + 1]):
+            if ahead[behind] != NO_BRANCH:
+                decides[state] = 1
 
 
 @borrowing
@@ -213,15 +221,6 @@ def child(token: Any, first: Any, state: int, wanted: int) -> int:
         else:
             high = middle
     return low if low < end and token[low] == wanted else NOWHERE
-
-
-@borrowing
-def decides(labels: Any, state: int) -> bool:
-    """Whether a token that is allowed at a state leads to a further branch."""
-    for behind in range(labels.first[state], labels.first[state + 1]):
-        if labels.ahead[behind] != NO_BRANCH:
-            return True
-    return False
 
 
 @borrowing

@@ -42,6 +42,7 @@ class Spent:
         charged: Those of them that drafting has to pay for. Forced tokens of accepted drafts are
             free: without the draft, a later forward would have brought them into the cache.
         decided: Emitted tokens that were not forced, each worth one plain forward of its row.
+        reads: See `Plan.reads`.
     """
 
     rows: int
@@ -53,6 +54,7 @@ class Spent:
     decided: int
     draft_seconds: float
     verify_seconds: float
+    reads: bool = False
 
     @classmethod
     def of(cls, plan: Plan, record: StepRecord) -> Self:
@@ -69,6 +71,7 @@ class Spent:
             decided=accepted + record.bonus_tokens,
             draft_seconds=record.draft_seconds,
             verify_seconds=record.verify_seconds,
+            reads=plan.reads,
         )
 
 
@@ -114,20 +117,23 @@ class DraftBudget:
         """Whether the next step does not draft, because drafts did not pay lately."""
         return self._paused > 0 and not self._probing
 
-    def min_probs(self, rows: int, tokens: int, context: float) -> Float32 | None:
+    def min_probs(
+        self, rows: int, tokens: int, context: float, reads: bool = False
+    ) -> Float32 | None:
         """Returns the minimum probability at which each further draft token of the step pays.
 
         Args:
             rows: Number of rows that emit tokens.
             tokens: Number of tokens of the step without drafts.
             context: Mean length of the rows.
+            reads: See `Plan.reads`; such a step is no probe.
 
         Returns:
             ``float32[n]``; n may be 0. None if every token is worth verifying.
         """
         if self._costs is None:
             return None
-        self._probing = self._unprobed >= self._probe_after and tokens == rows > 0
+        self._probing = self._unprobed >= self._probe_after and rows > 0 and not reads
         if self.paused or rows == 0:
             return np.zeros(0, np.float32)
         plain, marginals = self._curve(self._costs.table, rows, tokens, context)
@@ -137,7 +143,7 @@ class DraftBudget:
 
     def time(self, spent: Spent) -> None:
         """Correct the costs by a step's time. Steps that read prompts are skipped."""
-        if self._costs is None or spent.rows == 0 or spent.tokens > spent.rows:
+        if self._costs is None or spent.rows == 0 or spent.reads:
             return
         tokens = spent.tokens + spent.verified
         error = self._costs.correct(spent.rows, tokens, spent.context, spent.verify_seconds)

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import FakeClock
-from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Target
+from tasc_engine import EngineConfig, GenerationRequest, GuideSpec, ModelSource, Target
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.step import live_costs
 from tasc_engine.step.cost import ROUNDS, Conditions, Cost, StepCosts, _points, kept, measure, write
@@ -26,6 +26,7 @@ from tasc_engine.step.draft_budget import (
     LIKELY,
     LONGEST_PAUSE,
     PROBE,
+    TRIAL,
     DraftBudget,
     Spent,
     convex_steps,
@@ -293,6 +294,27 @@ def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
     assert sum(record.paused for record in records) > len(records) / 2
 
 
+def test_labels_that_one_token_decides_pause_no_drafts(make_engine) -> None:
+    """Nothing is drafted for them, which says nothing about what drafts of others are worth."""
+    records, guide = [], GuideSpec("choice", ("alarm set", "play music", "friday"))
+    engine = make_engine(on_step=records.append, costs=FREE)
+    requests = [GenerationRequest(str(i), (5, 9, 30), 40, guide=guide) for i in range(64)]
+    assert len(list(engine.generate(requests))) == 64
+    assert len(records) > 2 * TRIAL
+    assert not any(record.paused for record in records)
+
+
+def test_steps_with_forced_tokens_correct_the_costs(make_engine) -> None:
+    """No step but the first, which reads prompts, brings one token for each row."""
+    records, parts = [], itertools.product(("alarm", "play"), ("set", "friday"), ("off", "music"))
+    guide = GuideSpec("choice", tuple(" intent: ".join(part) for part in parts))
+    engine = make_engine(on_step=records.append, costs=FREE)
+    requests = [GenerationRequest(str(i), (5, 9, 30), 40, guide=guide) for i in range(2)]
+    assert len(list(engine.generate(replace(r, draft=False) for r in requests))) == 2
+    assert all(record.forced_tokens for record in records[:-1])
+    assert records[-1].cost_error > 0
+
+
 # Of the tiny engine of these tests: drafts cost nothing, or a draft token as much as a whole step.
 FREE = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1.0), Cost(2, 10, 64, 1.0 + 1e-6)))
 DEAR = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1e-9), Cost(2, 10, 64, 8e-9)))
@@ -446,3 +468,19 @@ def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int
         assert next(n for n in range(2000) if step()) == PROBE
         for _ in range(plain):
             step(draft=False)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_forced_tokens_of_rows_do_not_hide_what_steps_cost(reads: bool) -> None:
+    """Each step brings tokens beside those of its rows: forced ones, or those of a prompt."""
+    far = costs_of((8, 1e-3), (24, 1e-3), (108, 1.0))
+    budget, probes, brought = budget_of(far), 0, 12
+    for _ in range(2 * PROBE):
+        least = budget.min_probs(ROWS, ROWS + brought, CONTEXT, reads)
+        probes += bool(least.max() <= LIKELY)
+        n = int((least <= LIKELY / 2).sum())
+        spent = Spent(ROWS, ROWS + brought, CONTEXT, n, n, n, ROWS + n, 1e-4, 2e-3, reads)
+        budget.time(spent)
+        budget.learn(spent)
+    assert (probes > 0) == (not reads)
+    assert (budget.cost_error > 0) == (not reads)
