@@ -50,7 +50,6 @@ class Spent:
     context: float
     verified: int
     charged: int
-    accepted: int
     decided: int
     draft_seconds: float
     verify_seconds: float
@@ -59,7 +58,6 @@ class Spent:
     @classmethod
     def of(cls, plan: Plan, record: StepRecord) -> Self:
         """Reads the costs and tokens of a step from its plan and its record."""
-        accepted = int(record.accepted.sum())
         verified = int(record.drafted.sum()) + record.carried_tokens
         return cls(
             rows=len(plan.emitting),
@@ -67,12 +65,16 @@ class Spent:
             context=plan.context,
             verified=verified,
             charged=verified - record.carried_kept,
-            accepted=accepted,
-            decided=accepted + record.bonus_tokens,
+            decided=int(record.accepted.sum()) + record.bonus_tokens,
             draft_seconds=record.draft_seconds,
             verify_seconds=record.verify_seconds,
             reads=plan.reads,
         )
+
+    @property
+    def saved(self) -> int:
+        """Forwards that drafts saved. One that ends an answer saves none: nothing follows it."""
+        return self.decided - self.rows
 
 
 class DraftBudget:
@@ -166,7 +168,7 @@ class DraftBudget:
         if self.paused:
             self._paused -= 1
             return
-        self._gain = FADE * self._gain + (spent.accepted - self._rate * extra)
+        self._gain = FADE * self._gain + (spent.saved - self._rate * extra)
         self._tried += 1
         if self._tried >= TRIAL and self._gain < 0:
             self._pause = min(max(2 * self._pause, TRIAL), LONGEST_PAUSE)
