@@ -6,6 +6,9 @@ Each source keeps a state at a node that follows from its parent's state by one 
 and its probability p(v) = exp(score(v)) / Z, where Z includes a score for "none of the candidates".
 The weights maximise the likelihood of the tokens that the target emitted (log-linear mixing of
 n-gram evidence). So probabilities of paths are calibrated and no mixing constant has to be chosen.
+
+Where a row is limited to labels, only tokens that they allow are candidates. Those without evidence
+share the probability of "none of the candidates", so that weights learnt without labels fit.
 """
 
 import math
