@@ -46,7 +46,7 @@ class Proposed:
     """A step's drafts, what guides allow of them, and whether and how long drafts were made.
 
     Attributes:
-        may_draft: Whether a request allows drafts and has room for them.
+        may_draft: Whether a request allows drafts, has room for them and may gain by them.
     """
 
     drafts: Drafts
@@ -262,7 +262,8 @@ class Engine:
         """Drafts that are worth their time, without what guides forbid."""
         budget, least = plan.budget(self.config.max_draft_tokens), None
         if may_draft := bool(budget.any()):
-            least = self._draft_budget.min_probs(len(plan.emitting), len(plan.tokens), plan.context)
+            shape = len(plan.emitting), len(plan.tokens), plan.context
+            least = self._draft_budget.min_probs(*shape, plan.reads)
         began = time.perf_counter()
         drafts = self._proposer.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()

@@ -85,6 +85,10 @@ class ChoiceGuide:
         self.labels = choices.trie
         self._state = 0
 
+    @property
+    def draftable(self) -> bool:
+        return self._state != NOWHERE and bool(self.labels.decides[self._state])
+
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
         self.labels.look(self._state, tokens, parents, kept, masks)
 

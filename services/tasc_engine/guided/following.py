@@ -32,6 +32,10 @@ class Guide(Protocol):
         """The labels that the answer is one of, so that drafts are made of them; None: others."""
 
     @property
+    def draftable(self) -> bool:
+        """Whether a draft may save a forward; not if the next token decides all that follow."""
+
+    @property
     def error(self) -> str:
         """Why the answer cannot go on, and empty while it can. Nothing is allowed then."""
 
@@ -67,6 +71,7 @@ class LeastTokens:
 
     error = ""
     labels = None
+    draftable = True
 
     def __init__(self, ends: Iterable[int], vocab_size: int, missing: int) -> None:
         self._ends, self._missing = frozenset(ends), missing

@@ -122,6 +122,7 @@ class GrammarGuide:
     """The position of one answer in a grammar; see `Guide`."""
 
     labels = None
+    draftable = True
 
     def __init__(self, grammar: Grammar) -> None:
         self.words = grammar.words

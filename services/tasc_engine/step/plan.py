@@ -116,6 +116,12 @@ class Sequence:
         return self.guide.labels if self.guide is not None and self.forces else None
 
     @property
+    def drafts(self) -> bool:
+        """Whether drafts are allowed and may save a forward."""
+        guide = self.guide if self.forces else None
+        return self.request.draft and (guide is None or guide.draftable)
+
+    @property
     def answer_ids(self) -> Int32:
         """``int32[n]`` the tokens of the answer so far."""
         return np.array(self.answer, np.int32)
@@ -334,6 +340,11 @@ class Plan:
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
+    def reads(self) -> bool:
+        """Whether a prompt's tokens are read, or a part of an answer that another engine began."""
+        return self.prompt_tokens > 0 or len(self.emitting) < len(self.sequences)
+
+    @property
     def context(self) -> float:
         """Tokens in the cache, mean over the rows."""
         return sum(self.starts.tolist()) / len(self.starts)
@@ -354,7 +365,7 @@ class Plan:
 
     def budget(self, most: int) -> Int32:
         """``int32[m]`` most draft tokens of each row: the bonus token needs room too."""
-        asked = (s.remaining - 1 if s.request.draft else 0 for s in self.emitting)
+        asked = (s.remaining - 1 if s.drafts else 0 for s in self.emitting)
         return np.minimum(_ints(asked), most).astype(np.int32)
 
     def guided(self, drafts: Drafts, price: float) -> tuple[Drafts, Allowed | None]:
