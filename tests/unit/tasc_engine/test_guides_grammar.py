@@ -237,6 +237,35 @@ def test_items_of_a_set_come_in_any_order_and_once(guides, tokenizer, items, val
     assert {len(json.loads(text)) for text in found} == {2}
 
 
+@pytest.mark.parametrize(
+    ("items", "values"),
+    [
+        ({"enum": [1, 2, 3, "a"], "minimum": 2}, [2, 3, "a"]),
+        ({"enum": [1, 2, True], "maximum": 1}, [1, True]),
+        ({"type": "integer", "minimum": 0.5, "maximum": 2.5}, [1, 2]),
+        ({"type": "integer", "minimum": -1.5, "maximum": 0}, [-1, 0]),
+        ({"type": "string", "anyOf": [{"const": "a"}, {"const": 1}, {"const": "b"}]}, ["a", "b"]),
+        ({"$ref": "#/$defs/E", "type": "integer"}, [1, 2]),
+        ({"$ref": "#/$defs/E", "enum": ["x", 2, 3]}, ["x", 2]),
+        ({"$ref": "#/$defs/E", "maximum": 1}, ["x", 1]),
+        ({"const": 1, "enum": [1, 2]}, [1]),
+        ({"anyOf": [{"const": 1}, {"const": True}], "type": "boolean"}, [True]),
+    ],
+    ids=str,
+)
+def test_only_items_that_all_keywords_allow_are_left_to_say(guides, tokenizer, items, values):
+    """Else a comma would be allowed with no item behind it."""
+    schema = unique(items) | {"$defs": {"E": {"enum": ["x", 1, 2]}}}
+    every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
+    dumped = {json.dumps(v, separators=(",", ":")) for v in every}
+    compact = schema | {"x-guidance": {"whitespace_flexible": False}}
+    spec = GuideSpec("json_schema", text=json.dumps(compact))
+    assert texts_of(guides, tokenizer, schema, 40) == dumped
+    (*most, _), end = tokenizer.encode_outputs([json.dumps(values, separators=(",", ":"))])[0], "]"
+    found = allowed(behind(lambda: guides.of(spec, 99), most))
+    assert {tokenizer.decode([token]) for token in found} == {end}
+
+
 def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskTokenizer) -> None:
     labels = unique({"enum": ["a", "b"]})
 
@@ -443,6 +472,14 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
             '{"anyOf": [{"items": {"enum": ["a"]}, "type": "array", '
             '"uniqueItems": true}, {"type": "array"}]}',
             "anyOf",
+        ),
+        *(
+            (
+                "json_schema",
+                json.dumps({name: [unique({"enum": ["a", "b"]}), unique({"enum": ["a", other]})]}),
+                name,
+            )
+            for name, other in (("anyOf", "c"), ("oneOf", "c"), ("allOf", "a"))
         ),
         ("json_schema", '{"items": {"enum": ["a"]}, "uniqueItems": true, "$ref": "b"}', "$ref"),
         ("json_schema", '{"type": "array", "contains": {}}', "lenient"),
