@@ -21,7 +21,9 @@ from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide, GuideLimits, Guides, follow, grammar, sandbox, trial
 from tasc_engine.guided.grammar import MOST_FORCED, MOST_MADE
 from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
+from tasc_engine.guided.schemas import prepared
 from tasc_engine.guided.trial import make_matcher
+from tasc_engine.guided.unique import Place, Unique, opening
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 from tiny import sentencepiece
@@ -304,6 +306,33 @@ def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskToke
     assert ok({"named": {"x": ["a", "b"], "y": 1}})
     assert not ok({"named": {"x": ["a", "a"]}})
     assert not ok('{"maybe": [\n  "a",\n  "a"')
+
+
+def test_no_text_is_kept_of_strings_and_numbers_that_decide_nothing(tokenizer) -> None:
+    labels = unique({"enum": ["a", "b"]})
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"const": "cat"}, "text": {"type": "string"}, "labels": labels},
+    }
+    several = opening(tokenizer, tokenizer.vocab_size)
+    followed = Unique(prepared(schema), tokenizer, several)
+
+    def behind_text(text: str) -> Place:
+        place: Place | None = Place()
+        for token in tokenizer.encode_outputs([text])[0]:
+            assert place is not None
+            place = followed.behind(place, token)
+        assert place is not None
+        return place
+
+    for begin in ('{"text": "', '{"labels": ["a"], "text": "', '{"text": 1'):
+        assert behind_text(begin + "12" * 999) == behind_text(begin + "12")
+    for begin in ('{"kind": "', '{"labels": ["a", "', '{"'):
+        assert behind_text(begin + "b").text == b'"b'
+    (comma,) = tokenizer.encode_outputs([","])[0]
+    place = behind_text('{"text": "' + "a[,\\\"" * 99 + '", "labels": ["a"')
+    assert followed.behind(place, comma)
+    assert followed.behind(behind_text('{"text": "[", "labels": ["b", "a"'), comma) is None
 
 
 def test_a_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
