@@ -219,8 +219,8 @@ class LLM:
       ``max_tokens`` of this object, 256.
     - An input is put into ``template``, so write there the prompt that the model was fine-tuned
       with. The default is the prompt that ``tasc finetune`` keeps in its models' folders; for other
-      models, also those of the hub, the input as it is. `generate` and `chat` use a chat template only where ``chat_template`` is
-      given, or the model was fine-tuned with one.
+      models, also those of the hub, the input as it is. `generate` and `chat` use a chat template
+      only where ``chat_template`` is given, or the model was fine-tuned with one.
     - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and

@@ -28,7 +28,7 @@ _LIMITS |= {"multipleOf", "allOf", "not", "if"}
 _HEX = "[0-9a-fA-F]"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _NETWORK = rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])"
-# What stands for formats that llguidance does not know; nothing where any text has the format.
+# Replacements of formats that llguidance does not know; empty where any text has the format.
 _FORMATS: Mapping[str, Node] = {
     **{name: {} for name in ("password", "binary", "path", "file-path", "directory-path")},
     **{
@@ -49,8 +49,8 @@ class Prepared:
     """A schema for llguidance, and what it cannot say.
 
     Attributes:
-        members: Of each array with unique items, by the ``id`` of its node in ``root``: the JSON
-            texts that its items may be, sorted.
+        members: The JSON texts that the items of each array with unique items may be, sorted; the
+            key is the ``id`` of the array's node in ``root``.
     """
 
     root: Node
@@ -170,10 +170,10 @@ def _values(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> li
     """Returns the scalars that a schema allows; None if they are too many, or not known.
 
     Args:
-        known: What has been found for schemas so far, by their ``id``.
+        known: The values of schemas that have been found so far, by their ``id``.
     """
     if id(node) not in known:
-        known[id(node)] = None  # of a schema that refers to itself
+        known[id(node)] = None  # for a schema that refers to itself
         found = _found(made, node, known)
         known[id(node)] = found if found is not None and len(found) <= MOST_MEMBERS else None
     return known[id(node)]

@@ -23,12 +23,12 @@ from tasc_serve.settings import LimitSettings
 
 _KEPT = 64  # endings that the rate is measured over
 _LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
-_UNKNOWN_S = 1.0  # that an answer is taken to last before any has ended
-_SLACK = 4  # the part of the queue that is to be empty when the first of the refused come again
+_UNKNOWN_S = 1.0  # assumed for an answer before any has ended
+_SLACK = 4  # a quarter of the queue is to be empty when the first refused calls come again
 
 
 class DrainRate:
-    """The rate at which places become free, and when those who found none should come again.
+    """The rate at which places become free, and the times for refused calls to come again.
 
     Args:
         rows: Calls that are answered at once.

@@ -330,7 +330,7 @@ def test_no_text_is_kept_of_strings_and_numbers_that_decide_nothing(tokenizer) -
     for begin in ('{"kind": "', '{"labels": ["a", "', '{"'):
         assert behind_text(begin + "b").text == b'"b'
     (comma,) = tokenizer.encode_outputs([","])[0]
-    place = behind_text('{"text": "' + "a[,\\\"" * 99 + '", "labels": ["a"')
+    place = behind_text('{"text": "' + 'a[,\\"' * 99 + '", "labels": ["a"')
     assert followed.behind(place, comma)
     assert followed.behind(behind_text('{"text": "[", "labels": ["b", "a"'), comma) is None
 
