@@ -19,7 +19,7 @@ class PreviewSide:
     """The requests, decoded one way.
 
     Attributes:
-        tokens: Of all answers, end-of-sequence included.
+        tokens: Tokens of all answers, end-of-sequence included.
         steps: Forward passes of all rows together.
     """
 
@@ -55,7 +55,7 @@ class Preview:
         return self.plain.seconds / self.drafted.seconds if self.drafted.seconds else 0.0
 
     def seconds_of(self, total: int, engines: int, draft: bool) -> float | None:
-        """Of a job of so many rows on so many engines that do not share a processor."""
+        """Seconds of a job of ``total`` rows on ``engines`` that do not share a processor."""
         side = self.drafted if draft else self.plain
         return total * side.seconds / self.rows / engines if self.rows else None
 

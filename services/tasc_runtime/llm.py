@@ -219,9 +219,9 @@ class LLM:
       max_tokens=64)``. The defaults are temperature 0, which takes the likeliest token, and the
       ``max_tokens`` of this object, 256.
     - An input is put into ``template``, so write there the prompt that the model was fine-tuned
-      with. The default is the prompt that ``tasc finetune`` keeps with its models; for others, the
-      input as it is. `generate` and `chat` use a chat template only where ``chat_template`` is
-      given, or the model was fine-tuned with one.
+      with. The default is the prompt that ``tasc finetune`` keeps in its models' folders; for other
+      models, also those of the hub, the input as it is. `generate` and `chat` use a chat template
+      only where ``chat_template`` is given, or the model was fine-tuned with one.
     - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
@@ -247,9 +247,11 @@ class LLM:
         template: The prompt, with ``{input}`` once; unset: see above.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
             with one, or its text. An input is then the user message of a conversation.
-        system_prompt: System prompt for conversations without one; needs a chat template.
+        system_prompt: System prompt for conversations without one; needs a chat template. Unset:
+            that of the fine-tune, if any; an empty text is none.
         few_shot: Inputs and answers that every prompt has as examples, in the forms of a corpus,
-            such as pairs or a JSONL file; needs a chat template.
+            such as pairs or a JSONL file; needs a chat template. Unset: those of the fine-tune, if
+            any; an empty list is none.
         allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
             become these tokens in what is put into a template; else they are ordinary text. With
             the template ``{input}``, an input is a whole prompt and may spell them in any case.
@@ -290,7 +292,7 @@ class LLM:
         template: str | None = None,
         chat_template: str | Path | None = None,
         system_prompt: str | None = None,
-        few_shot: Corpus = (),
+        few_shot: Corpus | None = None,
         allow_special_tokens_in_input: bool = False,
         stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
@@ -314,14 +316,14 @@ class LLM:
         home = resolve_folder(str(model), revision, weights=False)
         require_model(home)
         tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)
-        trained = trained_prompt(adapter, home) if template is None else None
+        trained = trained_prompt(adapter, model) if template is None else None
         chat = trained if isinstance(trained, ChatTemplate) else None
         if chat_template is not None:
             own = read_chat(home, str(chat_template))
             chat = replace(chat or own, source=own.source, tokens=own.tokens)
         if chat is not None:
-            system = chat.system if system_prompt is None else system_prompt
-            chat = replace(chat, system=system, shots=shots or chat.shots)
+            system = chat.system if system_prompt is None else system_prompt or None
+            chat = replace(chat, system=system, shots=chat.shots if shots is None else shots)
         elif system_prompt or shots:
             raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
         if template is None:
@@ -770,7 +772,9 @@ def _parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
         raise FieldError(name, fault_of(error)) from None
 
 
-def _shots(few_shot: Corpus) -> tuple[tuple[str, str], ...]:
+def _shots(few_shot: Corpus | None) -> tuple[tuple[str, str], ...] | None:
+    if few_shot is None:
+        return None
     try:
         return tuple((row.input, row.output) for row in rows_of(few_shot))
     except (FileError, TypeError, ValueError) as error:

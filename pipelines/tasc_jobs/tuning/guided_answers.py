@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GuidedAnswers:
-    """What a guide leaves to decide in some answers.
+    """The decisions that a guide leaves open in some answers.
 
     Attributes:
         labels: The labels that answers are limited to, if the guide is a set of labels.

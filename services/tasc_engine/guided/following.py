@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from tasc_draft import Drafts
 from tasc_draft.drafts import FORCED
 from tasc_draft.labels import LabelTrie
+from tasc_engine.errors import GuideError
 from tasc_engine.sampling.row_parameters import Allowed
+from tasc_text import TaskTokenizer
 
 Int32 = NDArray[np.int32]
 Masks = NDArray[np.uint32]
@@ -59,6 +61,23 @@ class Guide(Protocol):
 
         It goes on while exactly one token is allowed, and stops behind an end of sequence.
         """
+
+
+def known_ends(tokenizer: TaskTokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Returns the tokens that end an answer and that the model knows.
+
+    Raises:
+        GuideError: It knows none of them.
+    """
+    ends = tuple(end for end in tokenizer.eos_ids if end < vocab_size)
+    if not ends:
+        raise GuideError(
+            f"an answer ends with one of the tokens {tokenizer.eos_ids}, as the files in "
+            f"{tokenizer.path.parent} say, and the model knows only tokens below {vocab_size}; "
+            "correct eos_token_id in config.json and generation_config.json, or the end that the "
+            "chat template or tokenizer_config.json names"
+        )
+    return ends
 
 
 class LeastTokens:

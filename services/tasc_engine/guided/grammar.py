@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_engine.errors import GuideError
-from tasc_engine.guided.following import Guide, Int32, Masks
+from tasc_engine.guided.following import Guide, Int32, Masks, known_ends
 from tasc_engine.guided.sandbox import Effort, Sandbox
 from tasc_engine.guided.schemas import LENIENT, Prepared, prepared
 from tasc_engine.guided.trial import make_matcher, make_tokens, reason
@@ -283,12 +283,12 @@ class Library:
         effort: Limits for compiling one text.
 
     Raises:
-        GuideError: llguidance is not installed, or does not support the tokenizer.
+        GuideError: llguidance is not installed, or does not support the tokenizer, or the model
+            knows no end of answers.
     """
 
     def __init__(self, tokenizer: TaskTokenizer, vocab_size: int, effort: Effort) -> None:
-        text = _readable(tokenizer)
-        self._ends = tuple(e for e in tokenizer.eos_ids if e < vocab_size) or tokenizer.eos_ids[:1]
+        text, self._ends = _readable(tokenizer), known_ends(tokenizer, vocab_size)
         try:
             self._tokens = make_tokens(text, vocab_size, self._ends[0])
         except ImportError as error:

@@ -1,4 +1,4 @@
-"""What files of a model folder say before it is loaded, without torch and transformers."""
+"""Checks of a model folder by its files, before it is loaded, without torch and transformers."""
 
 import importlib.util
 import json
@@ -191,22 +191,26 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def recurrent_state(config: Mapping[str, Any]) -> str | None:
-    """What in a model's settings says that layers keep a recurrent or convolutional state.
+    """Returns the setting by which layers keep a recurrent or convolutional state; None if none do.
 
-    Such a state is overwritten by each token, so that rejected drafts cannot be taken back.
+    Each token overwrites such a state, so that rejected drafts cannot be taken back.
 
     Args:
         config: The content of ``config.json``, its text part over the rest.
     """
     kinds = config.get("layer_types")
-    for kind in kinds if isinstance(kinds, list) else ():
-        if "linear" in str(kind) or not any(name in str(kind) for name in _ATTENTION):
-            return f"layers of the type {kind}"
+    if isinstance(kinds, list) and kinds:  # hybrid families also have models of attention alone
+        kept = next((kind for kind in map(str, kinds) if not _attends(kind)), None)
+        return kept and f"layers of the type {kept}"
     for name in config:
         if name.startswith(_STATE_FIELDS):
             return f"the setting {name}"
     family = str(config.get("model_type", ""))
-    return f"the family {family}" if family.startswith(_STATE_FAMILIES) else None
+    return f"the family {family}" if any(name in family for name in _STATE_FAMILIES) else None
+
+
+def _attends(kind: str) -> bool:
+    return "linear" not in kind and any(name in kind for name in _ATTENTION)
 
 
 def in_words(state: str) -> str:

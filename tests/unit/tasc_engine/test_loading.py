@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    BambaConfig,
     BloomConfig,
+    FalconMambaConfig,
     GPT2Config,
+    GraniteMoeHybridConfig,
     Lfm2Config,
+    LlamaConfig,
     MambaConfig,
     MistralConfig,
     Qwen2MoeConfig,
@@ -33,7 +37,7 @@ from tasc_engine.errors import OutOfMemory, UnsupportedModel
 from tasc_engine.layout import plain_feed
 from tasc_engine.model import loading
 from tasc_engine.model import target as target_module
-from tasc_engine.model.folder import weight_files
+from tasc_engine.model.folder import recurrent_state, weight_files
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
@@ -278,6 +282,11 @@ LFM2 = Lfm2Config(
     num_attention_heads=4, num_key_value_heads=2, block_multiple_of=8,
     layer_types=["conv", "full_attention", "conv"],
 )  # fmt: skip
+GRANITE = GraniteMoeHybridConfig(
+    vocab_size=300, hidden_size=32, intermediate_size=64, shared_intermediate_size=64,
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_local_experts=0,
+    mamba_n_heads=8, mamba_d_head=8, layer_types=["attention"] * 2,
+)  # fmt: skip
 STATES = {
     "convolutions": LFM2,
     "state spaces": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, state_size=4),
@@ -289,6 +298,28 @@ def test_a_state_that_cannot_be_rolled_back_is_named(tmp_path: Path, kind: str) 
     AutoModelForCausalLM.from_config(STATES[kind]).save_pretrained(tmp_path)
     with refused(UnsupportedModel, "state", "rolled back"):
         Target.load(ModelSource(tmp_path), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("config", "keeps"),
+    [
+        (GRANITE, False),
+        (GraniteMoeHybridConfig(layer_types=["attention", "mamba"], num_hidden_layers=2), True),
+        (Lfm2Config(num_hidden_layers=2, layer_types=["full_attention"] * 2), False),
+        (FalconMambaConfig(), True),
+        (MambaConfig(), True),
+        (BambaConfig(), True),
+        (LlamaConfig(), False),
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_a_model_keeps_a_state_by_the_kinds_of_its_layers_else_by_its_settings(config, keeps):
+    assert bool(recurrent_state(config.to_dict())) == keeps
+
+
+def test_a_model_of_a_hybrid_family_that_only_attends_is_loaded(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(GRANITE).save_pretrained(tmp_path)
+    Target.load(ModelSource(tmp_path), SMALL)
 
 
 def test_steps_of_one_token_find_a_state_that_settings_do_not_tell(tmp_path, monkeypatch) -> None:

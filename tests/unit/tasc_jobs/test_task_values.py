@@ -267,6 +267,7 @@ def test_jobs_render_by_the_chat_template_that_options_or_the_record_name(tmp_pa
     assert TaskInputs(InputOptions(), CHATS, ()).template == CHATS.chat
     changed = TaskInputs(InputOptions(system_prompt="do"), CHATS, ()).template
     assert changed.render("hi") == "doabhi"
+    assert TaskInputs(InputOptions(system_prompt=""), CHATS, ()).template.render("hi") == "abhi"
     assert TaskInputs(InputOptions(template="{input}"), CHATS, ()).template.render("hi") == "hi"
 
 

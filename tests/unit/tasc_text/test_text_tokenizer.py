@@ -109,6 +109,21 @@ def test_the_end_of_a_turn_in_the_chat_template_comes_first(folder, behind, ends
     assert [*map(tokenizer.backend.id_to_token, tokenizer.eos_ids)] == ends
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages if m.role == 'user' %}<|role|>{{ m.content }}<|turn|>{% endfor %}",
+        TURNS.replace("m.content", "m.content|upper") + "<|turn|>{% endfor %}",
+        TURNS.replace("m.content", "m.content|replace('-', ' ')") + "<|turn|>{% endfor %}",
+    ],
+)
+def test_a_chat_template_that_does_not_write_the_answer_as_it_is_names_no_end(folder, source):
+    folder = resave(folder, lambda t: t.add_special_tokens(["<|role|>", "<|turn|>"])).path.parent
+    write(folder, "tokenizer_config.json", eos_token=END, chat_template=source)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    assert [*map(tokenizer.backend.id_to_token, tokenizer.eos_ids)] == [END]
+
+
 @pytest.mark.parametrize("token", [END, {"content": END, "special": True}])
 def test_the_tokenizers_own_end_is_a_string_or_a_dict(folder: Path, token: object) -> None:
     tokenizer = resave(folder, lambda t: t.add_special_tokens(["<|other|>"]))
