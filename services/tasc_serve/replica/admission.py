@@ -23,6 +23,7 @@ from tasc_serve.settings import LimitSettings
 
 _KEPT = 64  # endings that the rate is measured over
 _LONGEST_S = 60  # older clients of OpenAI take no longer one
+_LATEST_S = 5  # the part of it in which all come that have to wait longer
 _UNKNOWN_S = 1.0  # that an answer is taken to last before any has ended
 _SLACK = 4  # the part of the queue that is to be empty when the first of the refused come again
 
@@ -65,7 +66,8 @@ class DrainRate:
         """Seconds until a call that is refused now should come again: at most 60.
 
         Each call gets a time of its own, behind those that were refused before it, as fast as
-        places become free. Where that is later than 60 s, they come in any of the last 30.
+        places become free. Where that is later than 60 s, they come in the last 5 of them, since
+        whoever comes sooner only uses up a retry.
 
         Args:
             waiting: Calls in the queue.
@@ -75,7 +77,7 @@ class DrainRate:
             heapq.heappop(self._expected)
         wait_s = (1 + waiting / _SLACK + len(self._expected)) / self.per_second()
         if wait_s > _LONGEST_S:
-            return random.uniform(_LONGEST_S / 2, _LONGEST_S)  # noqa: S311 (no secret)
+            return random.uniform(_LONGEST_S - _LATEST_S, _LONGEST_S)  # noqa: S311 (no secret)
         heapq.heappush(self._expected, now + wait_s)
         return wait_s
 
