@@ -46,12 +46,12 @@ async def crowd(options: argparse.Namespace) -> dict[str, Any]:
     """Ask once with each client; returns figures by their name."""
     from openai import APIError, AsyncOpenAI, DefaultAsyncHttpxClient
 
-    refused, waits = Counter[str](), list[int]()
+    refused, waits = Counter[str](), list[float]()
 
     async def saw(response: Any) -> None:
         if response.status_code != 200:
             refused[str(response.status_code)] += 1
-            waits.append(int(response.headers.get("retry-after", 0)))
+            waits.append(float(response.headers.get("retry-after", 0)))
 
     http = DefaultAsyncHttpxClient(event_hooks={"response": [saw]})
     client = AsyncOpenAI(
@@ -80,7 +80,7 @@ async def crowd(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "clients": options.clients,
         "errors": errors.total(),
-        "seconds_to_last_answer": round(last, 1),
+        "seconds_to_last_answer": round(last, 3),
         "seconds": round(time.monotonic() - began, 1),
         "refusals": dict(refused),
         "longest_retry_after": max(waits, default=0),
