@@ -23,6 +23,7 @@ from tasc_serve.settings import LimitSettings
 
 _KEPT = 64  # endings that the rate is measured over
 _LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
+_LATEST_S = 5  # the last seconds of it, for all calls that have to wait longer
 _UNKNOWN_S = 1.0  # assumed for an answer before any has ended
 _SLACK = 4  # a quarter of the queue is to be empty when the first refused calls come again
 
@@ -72,7 +73,8 @@ class DrainRate:
 
         Each call gets a time of its own, behind those that were refused before it, as fast as
         places become free. A call that asks before its time keeps that time. Where the time would
-        be later than 60 s, the call comes at any time in the last 30.
+        be later than 60 s, the call comes in the last 5 of them, since an earlier try would only
+        use up one of the client's retries.
 
         Args:
             waiting: Calls in the queue.
@@ -86,7 +88,7 @@ class DrainRate:
             return self._expected[call_id] - now
         wait_s = (1 + waiting / _SLACK + len(self._expected)) / self.per_second()
         if wait_s > _LONGEST_S:
-            return random.uniform(_LONGEST_S / 2, _LONGEST_S)  # noqa: S311 (no secret)
+            return random.uniform(_LONGEST_S - _LATEST_S, _LONGEST_S)  # noqa: S311 (no secret)
         self._expected[call_id] = now + wait_s
         heapq.heappush(self._times, (now + wait_s, call_id))
         return wait_s
