@@ -7,7 +7,7 @@ prompt in which only given ones are control tokens. `template` finds out which o
 
 import re
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ class Spellings:
         if self.normalizer is not None and any(t.normalized for t in self.added.values()):
             self._finder.normalizer = self.normalizer
         self._finder.add_tokens(list(self.added.values()))
-        self._ids = {self._finder.token_to_id(t.content): id_ for id_, t in self.added.items()}
+        self._ids = _numbers(self._finder, {t.content: id_ for id_, t in self.added.items()})
 
     def find(self, text: str) -> list[Span]:
         """The added tokens in a text, in order."""
@@ -169,7 +169,7 @@ class ControlTokens:
         added = self._spellings.added
         names = {self._secret.get(id_, token.content): id_ for id_, token in added.items()}
         made.add_tokens([self._copied(name, id_) for name, id_ in names.items()])
-        return made, {made.token_to_id(name): id_ for name, id_ in names.items()}
+        return made, _numbers(made, names)
 
     def _copied(self, name: str, id_: int) -> AddedToken:
         flags = {
@@ -179,6 +179,12 @@ class ControlTokens:
         if id_ in self._contents:  # written by the template, whatever a text has beside it
             flags["single_word"] = False
         return AddedToken(name, **flags)
+
+
+def _numbers(copy: Tokenizer, names: Mapping[str, int]) -> dict[int, int]:
+    """The ids of tokens by those that they have in a copy."""
+    pairs = ((copy.token_to_id(name), id_) for name, id_ in names.items())
+    return {number: id_ for number, id_ in pairs if number is not None}
 
 
 def _replaced(text: str, others: Iterable[tuple[Span, str]]) -> str:

@@ -133,6 +133,12 @@ class TaskTokenizer:
         """Ids that have no text in answers."""
         return frozenset(self.special_tokens.values())
 
+    def special_in(self, text: str) -> str | None:
+        """The first special token that a text has, as it is written."""
+        added = self.spellings.added
+        found = (added[span.id] for span in self.spellings.find(text))
+        return next((t.content for t in found if t.special and t.content in text), None)
+
     @cached_property
     def spellings(self) -> Spellings:
         """Finds added tokens in texts."""
