@@ -126,7 +126,7 @@ class ControlTokens:
         Args:
             written: The places of these spellings, in order.
         """
-        named = _replaced(text, [(span, self._secret[span.id]) for span in written])
+        named = _replaced(text, [(span, self._named(text, span)) for span in written])
         copy, real = self._renamed
         encoding = copy.encode(named, add_special_tokens=False)
         # The model makes a control token of text that is one in its vocabulary.
@@ -142,6 +142,12 @@ class ControlTokens:
             else:
                 ids.append(real.get(id_, id_))
         return ids
+
+    def _named(self, text: str, span: Span) -> str:
+        """A spelling with the secret name, and the white space around it that the token takes."""
+        spelled = text[span.begin : span.end]
+        begin = len(spelled) - len(spelled.lstrip())
+        return spelled[:begin] + self._secret[span.id] + spelled[len(spelled.rstrip()) :]
 
     @cached_property
     def _unknown(self) -> Collection[int]:

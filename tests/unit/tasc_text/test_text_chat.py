@@ -25,7 +25,7 @@ from tasc_text import (
     TextError,
 )
 from tasc_text.template import UnquotedTemplate
-from tiny import END, byte_level
+from tiny import END, byte_level, sentencepiece
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 WELL = ChatTemplate(TURNS)
@@ -244,6 +244,15 @@ def test_special_tokens_that_are_found_in_normalized_text_are_not_either(tmp_pat
         for written in (token.upper(), token.lower()):  # the template may spell them so, too
             ids = PromptTemplate("{input}-" + written).encode(tokenizer, "a" + spelled)
             assert said(tokenizer, ids) == f"a{token.lower()}-[{token}]"
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "normalized"])
+def test_a_special_token_that_takes_the_blank_before_it_takes_it_beside_spellings(tmp_path, flag):
+    made = sentencepiece([*"▁ab<>/s"], [], ["<unk>"], prepend=True)
+    made.add_special_tokens([AddedToken("</s>", **{"normalized": False, flag: True})])
+    tokenizer = saved(made, tmp_path, "</s>")
+    ids = PromptTemplate("{input} </s>").encode(tokenizer, "b</s>a")
+    assert said(tokenizer, ids) == " b</s>a[</s>]"
 
 
 def test_a_letter_that_only_a_special_token_has_is_left_out(tmp_path: Path) -> None:
