@@ -251,8 +251,8 @@ def test_a_special_token_that_takes_the_blank_before_it_takes_it_beside_spelling
     made = sentencepiece([*"▁ab<>/s"], [], ["<unk>"], prepend=True)
     made.add_special_tokens([AddedToken("</s>", **{"normalized": False, flag: True})])
     tokenizer = saved(made, tmp_path, "</s>")
-    ids = PromptTemplate("{input} </s>").encode(tokenizer, "b</s>a")
-    assert said(tokenizer, ids) == " b</s>a[</s>]"
+    ids = PromptTemplate("{input} </s>").encode(tokenizer, "b </s>a")
+    assert said(tokenizer, ids) == " b </s>a[</s>]"
 
 
 def test_a_letter_that_only_a_special_token_has_is_left_out(tmp_path: Path) -> None:
