@@ -32,7 +32,7 @@ from tasc_engine import (
 from tasc_engine.model.folder import require_model
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
-from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.builder import EngineBuilder, require_stops
 from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
@@ -348,6 +348,7 @@ class LLM:
             chat=chat,
             allow_special_tokens_in_input=allow_special_tokens_in_input,
         )
+        require_stops(tokenizer, record.stop)
         index = None
         if corpus is not None:
             rows = list(rows_of(corpus))

@@ -5,7 +5,7 @@ Online replicas and batch actors build their engines with it.
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,22 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
         quantization=record.quantization,
         adapters=tuple((name, resolve_folder(place)) for name, place in record.adapters),
     )
+
+
+def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
+    """Check that answers can have stop strings.
+
+    Raises:
+        FieldError: One has a special token and other text, which no answer has.
+    """
+    for stop in stops:
+        if (held := tokenizer.special_in(stop)) not in (None, stop):
+            raise FieldError(
+                "stop",
+                f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special token, "
+                f"which has no text there; give {held!r} alone, or stop_token_ids: "
+                f"[{tokenizer.special_tokens[held]}]",
+            )
 
 
 log = logging.getLogger(__name__)
@@ -430,21 +446,12 @@ class EngineBuilder:
         """Returns the stop strings that are special tokens, as ids: answers' texts lack them.
 
         Raises:
-            FieldError: A stop string has a special token and other text, which no answer has.
+            FieldError: See `require_stops`; those of the task were checked when it was made.
         """
-        special, found = self.tokenizer.special_tokens, list[int]()
-        for field, stops in (("stop", call.stop), ("model", record.stop)):
-            for stop in stops:
-                if (id_ := special.get(stop)) is not None:
-                    found += [id_] if id_ < self.engine.vocab_size else []
-                elif held := next((text for text in special if text in stop), None):
-                    raise FieldError(
-                        field,
-                        f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special "
-                        f"token, which has no text there; send {held!r} alone, or "
-                        f"stop_token_ids: [{special[held]}]",
-                    )
-        return tuple(found)
+        require_stops(self.tokenizer, call.stop)
+        special = self.tokenizer.special_tokens
+        found = (special.get(stop) for stop in (*call.stop, *record.stop))
+        return tuple(id_ for id_ in found if id_ is not None and id_ < self.engine.vocab_size)
 
     def _require_tokens(self, asked: SamplingOptions) -> None:
         size = self.engine.vocab_size

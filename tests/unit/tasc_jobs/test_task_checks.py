@@ -110,7 +110,8 @@ def test_a_faulty_adapter_is_named(record: TaskRecord, model: BaseModel, tmp_pat
 
 def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(record, model):
     class Mute:
-        control = model.tokenizer.control
+        guards = model.tokenizer.guards
+        spellings, control = model.tokenizer.spellings, model.tokenizer.control
 
         def encode_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
             return []

@@ -442,10 +442,12 @@ def test_a_stop_string_that_is_a_special_or_an_added_token_ends_an_answer(folder
         assert (found.tokens, found.text, found.finish_reason) == ((token,), "", "stop")
         late = answer(token, [text], min_tokens=9)
         assert len(late.tokens) == 9
-    field = "stop" if where == "call" else "model"
     for stop in (f"{END}\n", f"\n{spare[0]}"):
-        with refused(FieldError, "special", "stop_token_ids", field=field):
-            answer(0, ["x", stop])
+        with refused(FieldError, "special", "stop_token_ids", field="stop"):
+            if where == "call":
+                answer(0, ["x", stop])
+            else:  # at once, not with the first call
+                LLM(other, template=TEMPLATE, stop=["x", stop], **SIZES)
 
 
 @pytest.mark.parametrize(("named", "ends"), [(True, [5, 0]), (True, 5), (False, [5, 0])])

@@ -195,8 +195,7 @@ def test_no_end_stands_behind_a_prompt_and_no_second_beginning_before_it(folder,
     expected = [[*mark * bool(front), *ids] for ids in plain]
     assert tokenizer.backend.encode(SENTENCES[0]).ids == [*expected[0], 0]
     assert [tokenizer.encode_prompt(text) for text in SENTENCES] == expected
-    assert tokenizer.encode_prompts(SENTENCES) == expected
-    assert tokenizer.encode_prompts(SENTENCES, False) == plain
+    assert [tokenizer.encode_prompt(text, False) for text in SENTENCES] == plain
     rendered = [f"<|begin|>{text}" for text in SENTENCES]
     assert [tokenizer.encode_prompt(text) for text in rendered] == [[*mark, *ids] for ids in plain]
     # An end that the prompt itself has stays.
