@@ -204,8 +204,9 @@ class Engine:
         self._proposer.use(proposer)
         self._draft_budget.begin_again(self._most_of_step(proposer))
         for sequence in self.scheduler.active:
-            answer = sequence.answer_ids
-            self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
+            if sequence.request.draft:
+                answer = sequence.answer_ids
+                self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
     def step(self) -> list[Delta]:
         """Advance all rows by one verify forward; does nothing when there is no request."""
@@ -254,7 +255,8 @@ class Engine:
         plan = self.scheduler.plan(self.verifier.moves)
         for sequence in plan.admitted:
             row, prompt, begun = sequence.row, sequence.prompt, sequence.answer_ids
-            self._proposer.start(row, prompt, sequence.labels, begun)
+            if sequence.request.draft:
+                self._proposer.start(row, prompt, sequence.labels, begun)
             self._sampler.start(row, prompt, sequence.request.sampling, begun)
         return plan
 

@@ -293,7 +293,7 @@ def tune_job(
         f"{held.rows:,} rows that neither the index nor the weights had seen. {_ASSUMED}",
         priced.in_words(),
         f"Its index: {size.in_words}.",
-        _measured_in_words(measured),
+        _measured_in_words(measured, priced.rows),
     )
     return figures, tune_page(name, tuned, summary)
 
@@ -387,14 +387,14 @@ def _preview_figures(found: Preview) -> dict[str, Any]:
     }
 
 
-def _measured_in_words(found: Preview | None) -> str:
+def _measured_in_words(found: Preview | None, b: int) -> str:
     if found is None:
         return "Not measured: `tasc tune --rows N` runs the model on N rows to measure it."
     if not found.rows:
         return f"Not measured: none of {found.refused} rows can be answered."
     return (
-        f"Measured: {found.speed_up:.2f} x on {found.rows} rows that the model answered, "
-        f"{found.forwards(True):.2f} forward passes an answer ({found.forwards(False):.2f} without "
+        f"Measured: {found.speed_up:.2f} x on {found.rows} rows that the model answered, up to "
+        f"{min(found.rows, b)} at a time, {found.forwards(True):.2f} forward passes an answer ({found.forwards(False):.2f} without "
         f"drafts), {found.identical} of {found.rows} answers identical."
     )
 
