@@ -394,8 +394,9 @@ def _measured_in_words(found: Preview | None, b: int) -> str:
         return f"Not measured: none of {found.refused} rows can be answered."
     return (
         f"Measured: {found.speed_up:.2f} x on {found.rows} rows that the model answered, up to "
-        f"{min(found.rows, b)} at a time, {found.forwards(True):.2f} forward passes an answer ({found.forwards(False):.2f} without "
-        f"drafts), {found.identical} of {found.rows} answers identical."
+        f"{min(found.rows, b)} at a time, {found.forwards(True):.2f} forward passes an answer "
+        f"({found.forwards(False):.2f} without drafts), {found.identical} of {found.rows} "
+        "answers identical."
     )
 
 

@@ -258,20 +258,22 @@ def priced(
     """What a replay's drafts bring where steps cost this much.
 
     With b rows, n nodes a step and row, s and s' steps an answer with drafts and without, C the
-    curve, d the drafting of one row and P what b prompts add to a step that reads them:
-    speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P).
+    curve, d the drafting of one row and P what b prompts and the forced tokens of b answers add to
+    the steps that read them: speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P).
+    Forced tokens of accepted drafts belong to P and not to n.
 
     Args:
         draft_seconds: d, as measured on the machine; None takes the replay's own.
         prompt_tokens: Tokens of a prompt that each row reads itself, a mean.
     """
-    nodes = found.nodes / found.steps
+    nodes = found.charged / found.steps
     if draft_seconds is None:
         draft_seconds = (sum(found.draft_us) + sum(found.start_us)) / found.steps * 1e-6
     verify = curve.at(curve.rows * (1 + nodes))
     step = None if verify is None else verify + curve.rows * draft_seconds
     speed_up = None
     if step is not None:
-        prompts = found.rows * curve.rows * prompt_tokens * curve.of_token
-        speed_up = (found.plain_steps * curve.plain + prompts) / (found.steps * step + prompts)
-    return Option(budget, found.tokens_per_step, nodes, draft_seconds, step, speed_up)
+        common = (found.rows * prompt_tokens + found.forced) * curve.rows * curve.of_token
+        speed_up = (found.plain_steps * curve.plain + common) / (found.steps * step + common)
+    per_step = found.nodes / found.steps
+    return Option(budget, found.tokens_per_step, per_step, draft_seconds, step, speed_up)

@@ -191,6 +191,8 @@ def replay_figures(found: Replay) -> dict[str, Any]:
         "coverage": found.drafted_steps / found.steps,
         "nodes": found.nodes,
         "nodes_per_step": found.nodes / found.steps,
+        "carried": found.carried,
+        "forced": found.forced,
         "reached": found.reached,
         "accepted": found.accepted,
         "acceptance": rates(found),

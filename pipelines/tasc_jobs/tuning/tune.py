@@ -24,13 +24,15 @@ Price: TypeAlias = Callable[[Replay], float]
 def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
     """Expected speed-up where a token costs this share of a step without drafts.
 
+    Prompt tokens and forced tokens cost as much as draft tokens, with drafts and without.
+
     Args:
-        prompt_tokens: Of a row's prompt, a mean; each costs what a draft token costs.
+        prompt_tokens: Mean number of tokens of a row's prompt.
     """
 
     def speed_up(found: Replay) -> float:
-        prompts = cost * prompt_tokens * found.rows
-        return (found.plain_steps + prompts) / (found.steps + cost * found.nodes + prompts)
+        common = cost * (prompt_tokens * found.rows + found.forced)
+        return (found.plain_steps + common) / (found.steps + cost * found.charged + common)
 
     return speed_up
 
@@ -58,6 +60,8 @@ class Trial:
             "tokens": found.tokens,
             "steps": found.steps,
             "nodes": found.nodes,
+            "carried": found.carried,
+            "forced": found.forced,
             "plain_steps": found.plain_steps,
             "tokens_per_step": found.tokens_per_step,
             "nodes_per_step": found.nodes / found.steps,

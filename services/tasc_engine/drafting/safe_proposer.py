@@ -41,8 +41,8 @@ def most_tokens(proposer: Proposer) -> int:
 class SafeProposer:
     """A proposer that cannot fail; see `tasc_draft.Proposer`.
 
-    A row in use may be started again, which `tasc_draft.Proposer` does not allow. The proposer hears
-    nothing of a row that was not started; its budget must be 0.
+    A row in use may be started again, which `tasc_draft.Proposer` does not allow. A row that
+    was not started is unknown to the proposer and has a budget of 0.
 
     Args:
         limit_s: Longest seconds of a drafted step, as a median. A proposer that takes longer, or
