@@ -210,6 +210,13 @@ def decides(labels: Any, state: int) -> bool:
 
 
 @borrowing
+def fill_decides(labels: Any, states: Any, found: Any) -> None:
+    """Write for each state whether a token behind it can save a forward; see `decides`."""
+    for i, state in enumerate(states):
+        found[i] = state == UNLIMITED or (state >= 0 and decides(labels, state))
+
+
+@borrowing
 def _fill(token: Any, first: Any, state: int, mask: Any) -> None:
     mask[:] = 0
     for behind in range(first[state], first[state + 1]):

@@ -11,7 +11,7 @@ from tasc_draft.errors import DraftError
 from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
-from tasc_draft.labels import UNLIMITED, LabelTrie, RowLabels
+from tasc_draft.labels import UNLIMITED, LabelTrie, RowLabels, fill_decides
 from tasc_draft.mixture import tree
 from tasc_draft.mixture.external_tree import NO_TREE, ExternalTree
 from tasc_draft.mixture.memory import Memory
@@ -133,6 +133,16 @@ class NgramProposer:
         n = tree.grow(self.state, rows, limits, least, linked, self._labels.forest)
         return self.memory.drafts(n, len(rows))
 
+    def may_save(self, rows: Int32) -> NDArray[np.bool_]:
+        """``bool[m]`` for which rows a draft token can save a forward, as `propose` last saw them.
+
+        It cannot if the next decision between the row's labels is the last one, or there is none.
+        """
+        states = np.where(self._lengths[rows] > 0, self.memory.rows["label"][rows], UNLIMITED)
+        found = np.empty(len(rows), bool)
+        fill_decides(self._labels.forest, states, found)
+        return found
+
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         lengths, texts = self._lengths, self.memory.texts
         begin = lengths[row]
@@ -226,6 +236,7 @@ class NgramProposer:
         token = np.zeros(1, np.int32)
         self.start(0, token)
         self.propose(token, np.ones(1, np.int32))
+        self.may_save(token)
         self.finish(0)  # without an answer, so nothing is learnt or remembered
 
 
