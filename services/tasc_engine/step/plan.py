@@ -222,9 +222,12 @@ class Sequence:
         return Delta(self.request.id, tokens, rest, result, logprobs)
 
     def failed(self, error: str, tokenizer: TaskTokenizer) -> Delta:
-        """The last delta of a request that cannot be answered to its end."""
-        result = replace(self.result("error", tokenizer), error=error)
-        return Delta(self.request.id, (), "", result)
+        """The last delta of a request that cannot be answered to its end.
+
+        Its tokens are those that no delta has had yet, such as forced ones of the opening.
+        """
+        delta = self.delta("error", tokenizer)
+        return replace(delta, result=delta.result and replace(delta.result, error=error))
 
     def result(self, reason: FinishReason, tokenizer: TaskTokenizer) -> GenerationResult:
         now = time.monotonic()
