@@ -39,9 +39,9 @@ class Preview:
     """A few requests, answered with drafts and without.
 
     Attributes:
-        rows: That were answered.
-        refused: Rows that cannot be answered.
-        identical: Rows whose answers are the same with drafts and without.
+        rows: Number of answered rows.
+        refused: Number of rows that cannot be answered.
+        identical: Number of rows whose answers are the same with drafts and without.
     """
 
     rows: int
@@ -71,7 +71,7 @@ def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: in
     are made as they are in use: the engine's proposer gets no answers of the plain side.
 
     Args:
-        refused: Rows beside them that cannot be answered.
+        refused: Number of rows beside them that cannot be answered.
     """
     for draft in (False, True):  # compile and load what the first request needs
         _timed(engine, [dataclasses.replace(request, id="0") for request in requests[:1]], draft)

@@ -69,7 +69,7 @@ class StoredTask:
 
     @property
     def max_bytes(self) -> int | None:
-        """What the corpus part of an index takes from which a cap left outputs out; else None."""
+        """Bytes of the index's corpus part if a cap left outputs out; else None."""
         if self.index is None or self.index_rows in (None, self.index.corpus.documents):
             return None
         return self.index.corpus.nbytes
@@ -200,7 +200,7 @@ def _names(paths: Sequence[Path]) -> str:
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """What a drafted token costs: a share of a plain step, or a machine's costs at b rows."""
+    """The cost of a drafted token: a share of a plain step, or a machine's costs at b rows."""
 
     node_cost: float
     costs: CostFile | None
@@ -210,7 +210,7 @@ class PriceRequest:
         """The price at a context; raises JobError where there are no costs for so many rows.
 
         Args:
-            prompt_tokens: That each row reads itself, a mean.
+            prompt_tokens: Mean number of prompt tokens that each row reads itself.
         """
         if self.costs is None:
             return by_node(self.node_cost, prompt_tokens)
@@ -231,7 +231,7 @@ class PriceRequest:
         )
 
     def figures(self) -> dict[str, Any]:
-        """What was assumed, for machines; of ``node_cost`` and ``step_cost`` one is None."""
+        """The assumptions, for machines; either ``node_cost`` or ``step_cost`` is None."""
         if self.costs is None:
             return {"node_cost": self.node_cost, "step_cost": None}
         machine = self.costs.model_dump(include={"model", "device", "dtype"})

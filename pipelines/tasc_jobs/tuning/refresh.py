@@ -61,7 +61,7 @@ class RefreshOptions:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What was done, and why.
+    """The result of a refresh, and the reason.
 
     Attributes:
         moved: Collected rows that are new to the corpus; ``known`` were there already.

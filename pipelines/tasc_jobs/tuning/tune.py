@@ -92,7 +92,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was chosen, why, and the weights that go with it.
+    """The chosen settings, the trials behind the choice, and the weights to use with it.
 
     Attributes:
         by_neighbours: Trials of so many neighbours, each with weights of its own.
@@ -124,7 +124,7 @@ def tune(
     the held-out rows have few, are left out only if it is more.
 
     Args:
-        base: What is not varied; its mixture becomes ``mixed``.
+        base: The settings that are not varied; their mixture becomes ``mixed``.
         price: The speed-up to expect of a replay.
         progress: Called behind each replay.
     """

@@ -40,7 +40,7 @@ class Place(NamedTuple):
     Attributes:
         mode: ``v`` before a value, ``s`` in a string, ``e`` behind its backslash, ``n`` in a number
             or a name, ``a`` behind a value, ``k`` in an object before a key.
-        text: Of the string, number or name so far.
+        text: The string, number or name so far.
     """
 
     frames: tuple[_Frame, ...] = ()
@@ -61,7 +61,7 @@ class Unique:
     """Follows answers of one schema that has arrays with unique items.
 
     Args:
-        several: What `opening` returns.
+        several: The mask that `opening` returns.
     """
 
     def __init__(self, schema: Prepared, tokenizer: TaskTokenizer, several: Masks) -> None:
