@@ -28,7 +28,7 @@ class Choices:
 
     Attributes:
         longest: Tokens of the longest, its end included.
-        name: That one, for errors.
+        name: The longest text, for errors.
     """
 
     trie: LabelTrie

@@ -20,7 +20,7 @@ Masks = NDArray[np.uint32]
 
 
 class Guide(Protocol):
-    """What one answer may say next. Owned by one sequence, moved by one thread at a time.
+    """The next tokens of one answer. Owned by one sequence, moved by one thread at a time.
 
     A mask is a row of ``words`` words: bit b of word w is token ``32 * w + b``.
     """
@@ -198,7 +198,7 @@ def _without(
     taken, parents, mask_of = (np.empty(k, np.int32) for k in (n, n, n + rows))
     offsets = np.zeros(rows + 1, np.int32)
     scratch = np.empty(len(kept), np.int32)
-    _leave_out(
+    _keep_only(
         drafts.parents, drafts.offsets, kept, mask_at, taken, parents, offsets, mask_of, scratch
     )
     only = None
@@ -287,10 +287,11 @@ def _select(
 
 
 @numba.njit(cache=True, nogil=True)
-def _leave_out(
+def _keep_only(
     parents: Any, offsets: Any, kept: Any, mask_at: Any,
     taken: Any, new_parents: Any, new_offsets: Any, mask_of: Any, new_place: Any,
 ) -> None:  # fmt: skip
+    """Write the kept nodes, their new parents and offsets, and the mask of each place."""
     n = place = 0
     for i in range(len(mask_at)):
         begin, first = offsets[i], n

@@ -48,6 +48,7 @@ class Grammar:
 
     Attributes:
         make: Makes a matcher at the start of the grammar, with a new lexer.
+        opening: ``int32[n]`` the tokens that every answer begins with, at most `MOST_FORCED`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Grammar:
         self.make = make
         self._lock = threading.Lock()
         self._fresh = make()
+        self.opening = GrammarGuide(self).computed(MOST_FORCED)
 
     def guide(self, max_tokens: int | None) -> Guide:
         """Returns a guide for one answer. The length of answers is not limited here."""
@@ -157,8 +159,13 @@ class GrammarGuide:
                 self._revive()
 
     def forced(self, most: int) -> Int32:
+        if self._said or self._ended or self.error:
+            return self.computed(min(most, MOST_FORCED))
+        return self._grammar.opening[:most]
+
+    def computed(self, most: int) -> Int32:
+        """Compute what `forced` returns."""
         found: list[int] = []
-        most = min(most, MOST_FORCED)
         mask = np.empty(self.words, np.uint32)
         place, going = self._place, self._now(mask)
         if not going:

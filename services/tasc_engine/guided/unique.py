@@ -62,7 +62,7 @@ class Unique:
     """Follows answers of one schema that has arrays with unique items.
 
     Args:
-        several: What `opening` returns.
+        several: The mask that `opening` returns.
     """
 
     def __init__(self, schema: Prepared, tokenizer: TaskTokenizer, several: Masks) -> None:

@@ -40,7 +40,7 @@ class Sequence:
         entered: Those of the prompt that were there already, prefilled for another.
         answer: Tokens emitted so far. The newest is not in the cache yet, nor are forced ones.
         writer: Incremental text, only for who streams or has stop strings.
-        guide: What the answer may be.
+        guide: The limits of the answer; None if it may be anything.
         adapter: Number of the target's adapter; 0 for none.
         logprobs: One of each token of the answer, where they are asked for; the prompt's first.
         told: How many of these deltas have told.
@@ -107,7 +107,7 @@ class Sequence:
 
     @property
     def forces(self) -> bool:
-        """Whether tokens that the guide forces need no forward. Those with log-probabilities do."""
+        """Whether tokens that the guide forces need no forward; for log-probabilities they do."""
         return self.guide is not None and self.request.logprobs is None
 
     @property
@@ -151,7 +151,7 @@ class Sequence:
         return self.request.prompt_logprobs and self.prefilling
 
     def next_tokens(self, chunk: int) -> Int32:
-        """What goes into the next forward before any draft: prompt tokens, then emitted ones."""
+        """The next forward's tokens in front of any draft: prompt tokens, then emitted ones."""
         begin = self.cached - len(self.prompt)
         if begin >= 0:
             return np.array(self.answer[begin : begin + chunk], np.int32)
@@ -228,9 +228,12 @@ class Sequence:
         return Delta(self.request.id, tokens, rest, result, logprobs)
 
     def failed(self, error: str, tokenizer: TaskTokenizer) -> Delta:
-        """The last delta of a request that cannot be answered to its end."""
-        result = replace(self.result("error", tokenizer), error=error)
-        return Delta(self.request.id, (), "", result)
+        """The last delta of a request that cannot be answered to its end.
+
+        Its tokens are those that no delta has had yet, such as forced ones of the opening.
+        """
+        delta = self.delta("error", tokenizer)
+        return replace(delta, result=delta.result and replace(delta.result, error=error))
 
     def result(self, reason: FinishReason, tokenizer: TaskTokenizer) -> GenerationResult:
         now = time.monotonic()
@@ -261,7 +264,7 @@ class Plan:
     """One step before it is drafted for; n rows take part, m of them may emit.
 
     Attributes:
-        sequences: Of the rows, ascending.
+        sequences: Those that take part, by row.
         emitting: Those of them that may emit: prompt and answer are in the cache, or will be.
         rows: ``int32[n]`` their rows of the batch.
         firsts, starts, offsets, tokens, draft_of: See `Feed`.

@@ -43,8 +43,10 @@ def wrong_kind(head: bytes) -> str | None:
     if encoding := wrong_encoding(head):
         return encoding
     text = head.removeprefix(MARK).lstrip()
-    if text.startswith(b"["):
+    first, _, rest = text.partition(b"\n")
+    is_line = first.rstrip().endswith(b"]") and rest.lstrip().startswith(b"{")
+    if first.startswith(b"[") and not is_line:
         return "is a JSON array; write one object on each line, as `jq -c '.[]'` does"
-    if text.partition(b"\n")[0].strip() == b"{":
+    if first.strip() == b"{":
         return "has JSON objects over several lines; write each on one line, as `jq -c .` does"
     return None

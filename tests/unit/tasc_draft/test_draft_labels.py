@@ -259,5 +259,30 @@ def test_a_replay_counts_the_forwards_that_a_guide_leaves() -> None:
     assert found.plain_steps == 5
     assert found.steps == 3  # each first branch's draft reaches the second branch
     assert found.tokens == 5 + 5 + 3
+    assert (found.carried, found.forced) == (4, 4)  # two tokens between the branches, twice
+    assert found.charged == found.nodes - 4
     free = replay(dc.make_proposer(dc.make_index([[1, 2, 3, 4]] * 9), SETTINGS), rows, 0)
     assert free.plain_steps == free.steps == free.tokens == 13
+
+
+@pytest.mark.parametrize(
+    ("forced", "nodes", "carried", "plain_steps"),
+    [
+        ([0, 0, 1, 1, 1], 1, 0, 2),  # behind the second token nothing is decided
+        ([0, 1, 1, 0, 1], 3, 2, 2),  # the draft reaches the second decision, and not beyond
+        ([0, 1, 1, 1, 1], 0, 0, 1),
+        ([0, 0, 0, 0, 0], 4, 0, 5),  # a guide that forces nothing; an end saves no forward
+    ],
+)
+def test_a_replay_leaves_out_what_an_engine_would(forced, nodes, carried, plain_steps) -> None:
+    index = dc.make_index([[1, 2, 3, 4]] * 9)
+    proposer = dc.make_proposer(index, SETTINGS, branching=False)
+    rows = [(dc.ids([7]), dc.ids([1, 2, 3, 4, dc.EOS]))]
+    found = replay(proposer, rows, 12, forced=[np.array(forced, bool)])
+    positions = nodes - carried
+    assert found.accepted == found.reached == [1] * positions
+    assert (found.nodes, found.carried, found.plain_steps) == (nodes, carried, plain_steps)
+    assert (found.steps, found.tokens) == (1, 5)
+    proposer = dc.make_proposer(index, SETTINGS, branching=False)
+    free = replay(proposer, rows, 12, forced=[None])
+    assert (free.accepted[:4], free.plain_steps) == ([1] * 4, 5)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from support import refused
+from support import failing, refused
 from tasc_draft import Drafts
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide, GuideLimits, Guides, follow, grammar, sandbox, trial
@@ -118,6 +118,20 @@ def test_a_long_stretch_is_forced_a_piece_at_a_time(guides: Guides, tokenizer) -
         guide.advance(piece)
         said += piece.tolist()
     assert json.loads(tokenizer.decode(said)) == text
+
+
+def test_what_all_answers_begin_with_is_computed_once(guides: Guides, monkeypatch) -> None:
+    spec = GuideSpec("json_schema", text=json.dumps({"enum": ["alarm set now", "alarm set ever"]}))
+    first = guides.of(spec, 99)
+    opening = first.forced(99)
+    assert len(opening) > 2
+    monkeypatch.setattr(grammar.Grammar, "fill", failing(AssertionError("a mask was computed")))
+    later = guides.of(spec, 99)
+    assert later.forced(2).tolist() == opening[:2].tolist()
+    assert later.forced(99).tolist() == opening.tolist()
+    monkeypatch.undo()
+    later.advance(opening[:2])
+    assert later.forced(99).tolist() == opening[2:].tolist()
 
 
 @pytest.mark.parametrize("seed", range(5))
