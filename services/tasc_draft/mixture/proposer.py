@@ -69,6 +69,7 @@ class NgramProposer:
         self._lengths = self.memory.rows["length"]
         self._least = np.zeros(self._budget, np.float32)
         self._labels = RowLabels()
+        self._unread = set[int]()  # rows whose prompts have not been analysed
         self._open(index)
         self._warm_up()
 
@@ -103,7 +104,8 @@ class NgramProposer:
         it["caught"] = it["num_contexts"] = it["begun"] = 0
         it["root"] = NONE
         it["label_root"] = it["label"] = self._labels.start(row, labels)
-        self._analyse(row, prompt)
+        it["similarity"] = it["words"] = 0  # as far as the prompt is not analysed
+        self._unread.add(row)
 
     def propose(
         self,
@@ -130,6 +132,8 @@ class NgramProposer:
         limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
         linked = NO_TREE if external is None else _linked(external)
+        if self._unread:
+            self._read_prompts(rows, budget, bool(len(least)))
         n = tree.grow(self.state, rows, limits, least, linked, self._labels.forest)
         return self.memory.drafts(n, len(rows))
 
@@ -147,6 +151,7 @@ class NgramProposer:
 
     def finish(self, row: int) -> None:
         tree.release(self.state, row, self._labels.forest)
+        self._unread.discard(row)
         self._labels.finish(row)
 
     def teach(self, prompt: Int32, answer: Int32, rate: float) -> None:
@@ -157,6 +162,7 @@ class NgramProposer:
         """
         self._require_fit(answer, len(prompt) + len(answer))
         self.start(0, prompt)
+        self._analyse(0, prompt)
         tree.teach(self.state, 0, answer, rate, self._labels.forest)
         self.finish(0)
 
@@ -178,6 +184,7 @@ class NgramProposer:
             forget_neighbours(self.state, row)
             prompt = self.memory.texts[row, : self.memory.rows[row]["begin"]]
             self._analyse(int(row), prompt)
+            self._unread.discard(int(row))
             reset(self.state, row)
 
     def _open(self, index: DraftIndex) -> None:
@@ -201,6 +208,19 @@ class NgramProposer:
                 f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has {ids}; "
                 "tokenise with the target's own tokenizer"
             )
+
+    def _read_prompts(self, rows: Int32, budget: Int32, drafts: bool) -> None:
+        """Analyse the prompts of rows that may be drafted for, at their first step.
+
+        A row that begins where nothing is drafted goes without, as that would cost more than all
+        the rest of drafting for it.
+        """
+        for row, most in zip(rows.tolist(), budget.tolist(), strict=True):
+            if row in self._unread:
+                self._unread.discard(row)
+                if drafts and most > 0:
+                    prompt = self.memory.texts[row, : self.memory.rows[row]["begin"]]
+                    self._analyse(row, prompt)
 
     def _analyse(self, row: int, prompt: Int32) -> None:
         """Find the prompt's neighbours and words."""

@@ -181,6 +181,17 @@ def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
         proposer.propose(dc.ids([0, 1, 2, 0]), dc.ids([5] * 4))
 
 
+@pytest.mark.parametrize(("budget", "least"), [(0, None), (4, np.zeros(0, np.float32))])
+def test_a_prompt_is_not_analysed_where_nothing_is_drafted(budget, least) -> None:
+    index = dc.full_index(1)
+    proposer = dc.make_proposer(index, DraftSettings(min_prob=0.0, neighbours=2))
+    for most, at_least, is_analysed in ((budget, least, False), (4, None, True)):
+        proposer.start(0, dc.ids([2, 1, 4]))
+        proposer.propose(dc.ids([0]), dc.ids([most]), at_least)
+        assert (proposer.memory.rows["words"][0] > 0) == is_analysed
+        proposer.finish(0)
+
+
 def test_an_empty_prompt_drafts_from_the_document_mark() -> None:
     setting = DraftSettings(mixture="tasc")
     proposer = dc.started(dc.make_index([[1, 2]]), setting, ([], []))
