@@ -25,8 +25,8 @@ from tasc_engine.step.plan import Plan
 Float32 = NDArray[np.float32]
 
 FADE = 0.9  # factor per step of the running averages
-TRIAL = 8  # drafted steps before drafting may pause; steps of the first pause
-LONGEST_PAUSE = 512  # steps
+TRIAL = 8  # drafted steps before drafting may pause
+SHORTEST_PAUSE, LONGEST_PAUSE = 4, 512  # steps; short at first, while the weights still learn
 PROBE, LONGEST_PROBE = 32, 1024  # steps between two that draft all likely tokens
 LIKELY = 0.5
 _CONTEXT_GRAIN, _TOKENS_GRAIN = 64, 8
@@ -173,7 +173,7 @@ class DraftBudget:
         self._gain = FADE * self._gain + (spent.saved - self._rate * extra)
         self._tried += 1
         if self._tried >= TRIAL and self._gain < 0:
-            self._pause = min(max(2 * self._pause, TRIAL), LONGEST_PAUSE)
+            self._pause = min(max(2 * self._pause, SHORTEST_PAUSE), LONGEST_PAUSE)
             self._paused, self._tried, self._gain = self._pause, TRIAL // 2, 0.0
         elif self._tried >= 2 * TRIAL:
             self._pause = 0
