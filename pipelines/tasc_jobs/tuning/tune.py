@@ -122,8 +122,8 @@ def tune(
     """Try neighbours, then budgets and least probabilities, then each source's absence.
 
     A source is left out if the expected speed-up without it is no less. Recent answers are left out
-    only if they lose more than ALLOWED: a model that does not answer like the corpus is drafted for
-    by its own answers, which a replay of the corpus cannot show.
+    only if they lose more than ALLOWED. If a model answers unlike the corpus, its drafts come from
+    its own earlier answers, and a replay of the corpus cannot show that.
 
     Args:
         base: The settings that are not varied; their mixture becomes ``mixed``.
