@@ -80,7 +80,8 @@ async def crowd(options: argparse.Namespace) -> dict[str, Any]:
         except APIError as error:
             errors[f"{type(error).__name__}: {error}"[:90]] += 1
         else:
-            if (tokens := answer.usage.completion_tokens) == options.tokens:
+            tokens = answer.usage.completion_tokens if answer.usage else 0
+            if tokens == options.tokens:
                 last = time.monotonic() - began
             else:
                 errors[f"{tokens} tokens instead of {options.tokens}"] += 1
