@@ -30,6 +30,12 @@ _TOP = pa.list_(pa.struct(_TOKEN))
 LOGPROBS = pa.field("logprobs", pa.list_(pa.struct([*_TOKEN, ("top_logprobs", _TOP)])))
 _TAKEN = (*ANSWER.names, LOGPROBS.name)
 _PREFIX = "input_"
+
+
+class _NoFloat:
+    """An integer that is rounded as a float, as most beyond 2**53 are."""
+
+
 _TYPES: Mapping[frozenset[type], pa.DataType] = {
     frozenset(): pa.string(),
     frozenset({str}): pa.string(),
@@ -37,6 +43,7 @@ _TYPES: Mapping[frozenset[type], pa.DataType] = {
     frozenset({int}): pa.int64(),
     frozenset({float}): pa.float64(),
     frozenset({int, float}): pa.float64(),
+    frozenset({int, _NoFloat}): pa.int64(),
 }
 OwnRow: TypeAlias = Mapping[str, Any]
 """Values as JSON has them; those of Parquet files are arrays of length 1."""
@@ -60,7 +67,8 @@ class OwnColumns:
         """Types for Parquet, and a function that gives a row's values these types.
 
         Types that the input does not have are found by reading its rows. A column then has a type
-        of its own if all its values are texts, numbers or booleans; others become JSON texts.
+        of its own if all its values are texts, numbers or booleans; others become JSON texts, and
+        so do floats beside integers that a float cannot hold.
         """
         if self.schema is not None:
             return self.schema, dict
@@ -157,6 +165,8 @@ def _kind(value: Any) -> tuple[type, ...]:
         return (object,)
     if type(value) is str and not is_unicode(value):
         return (object,)
+    if type(value) is int and float(value) != value:
+        return (int, _NoFloat)
     return (type(value),)
 
 

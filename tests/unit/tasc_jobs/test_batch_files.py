@@ -270,6 +270,25 @@ def test_the_users_columns_stand_beside_the_answers(tmp_path: Path) -> None:
     assert open_input(Source.of(rows, input_field="text"), "redis://nowhere").own is None
 
 
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([2**53 + 1, 2], pa.int64()),
+        ([2**53 + 1, None], pa.int64()),
+        ([2**53, 0.5], pa.float64()),
+        ([2**53 + 1, 0.5], pa.string()),
+        ([0.5, -(2**53) - 1], pa.string()),
+        ([2**53 + 1, "a"], pa.string()),
+    ],
+)
+def test_whole_numbers_stay_exact(tmp_path: Path, values: list[object], type_: object) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", [{"input": "a", "n": one} for one in values])
+    found = written(Source.of(rows, keep_columns=True), tmp_path / "out.parquet")
+    assert pq.read_schema(tmp_path / "out.parquet").field("n").type == type_
+    kept = [row["n"] for row in found]
+    assert [json.loads(n) for n in kept] == values if type_ == pa.string() else kept == values
+
+
 def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
     day = datetime(2026, 1, 2, 3, tzinfo=UTC)
     table = pa.table(
