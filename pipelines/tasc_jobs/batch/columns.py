@@ -116,6 +116,8 @@ def _python(value: Any) -> Any:
     match value:
         case _ if not value.is_valid:
             return None
+        case pa.UuidScalar():
+            return str(value.as_py())
         case pa.ExtensionScalar() | pa.DictionaryScalar():
             return _python(value.value)
         case pa.ListScalar():  # of maps, too: their pairs are structs

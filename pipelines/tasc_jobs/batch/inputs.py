@@ -291,8 +291,6 @@ def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
         found = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
     except pa.ArrowException:
         return None
-    if any(isinstance(type_, pa.BaseExtensionType) for type_ in found.types):
-        return None
     names = beside(found.names, id_field).items()
     fields = ((name, found.field(own).type) for own, name in names)
     return pa.schema(list(fields))  # a column that a file lacks is null, whatever its field says

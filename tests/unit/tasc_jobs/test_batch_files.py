@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import UUID
 
 import pandas as pd
 import pyarrow as pa
@@ -336,6 +337,7 @@ def test_values_of_parquet_are_copied_as_they_are(tmp_path: Path) -> None:
             "map": pa.array([[("k", late)], []], pa.map_(pa.string(), pa.timestamp("us"))),
             "kind": pa.array(["x", "y"], pa.dictionary(pa.int8(), pa.string())),
             "list": pa.array([None, [1.5, 2.5]], pa.list_(pa.float32(), 2)),
+            "key": pa.array([UUID(int=5).bytes, None], pa.uuid()),
         }
     )
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=1)
@@ -361,6 +363,7 @@ def test_values_of_parquet_are_copied_as_they_are(tmp_path: Path) -> None:
         map=[["k", "10000-01-01T00:00:00.000000"]],
         kind="x",
         list=None,
+        key=str(UUID(int=5)),
     )
     assert (second["zone"], second["map"]) == ("1970-01-01T01:00:00+01:00", [])
 
