@@ -1,11 +1,12 @@
 """The columns of an output: those of the answers, and the user's own beside them."""
 
 import base64
-import datetime
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,6 +30,12 @@ _TOP = pa.list_(pa.struct(_TOKEN))
 LOGPROBS = pa.field("logprobs", pa.list_(pa.struct([*_TOKEN, ("top_logprobs", _TOP)])))
 _TAKEN = (*ANSWER.names, LOGPROBS.name)
 _PREFIX = "input_"
+
+
+class _NoFloat:
+    """An integer that is rounded as a float, as most beyond 2**53 are."""
+
+
 _TYPES: Mapping[frozenset[type], pa.DataType] = {
     frozenset(): pa.string(),
     frozenset({str}): pa.string(),
@@ -36,8 +43,10 @@ _TYPES: Mapping[frozenset[type], pa.DataType] = {
     frozenset({int}): pa.int64(),
     frozenset({float}): pa.float64(),
     frozenset({int, float}): pa.float64(),
+    frozenset({int, _NoFloat}): pa.int64(),
 }
 OwnRow: TypeAlias = Mapping[str, Any]
+"""Values as JSON has them; those of Parquet files are arrays of length 1."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +55,31 @@ class OwnColumns:
 
     Attributes:
         rows: Opens those of all rows, in order; a line that gives no row has none.
+        unchanged: Reads the input's fingerprint, and says whether it is that of the job.
         schema: Their types, if the input has types.
     """
 
     rows: Callable[[], Iterator[OwnRow]]
+    unchanged: Callable[[], bool]
     schema: pa.Schema | None = None
 
     def table(self) -> tuple[pa.Schema, Callable[[OwnRow], OwnRow]]:
         """Types for Parquet, and a function that gives a row's values these types.
 
         Types that the input does not have are found by reading its rows. A column then has a type
-        of its own if all its values are texts, numbers or booleans; others become JSON texts.
+        of its own if all its values are texts, numbers or booleans; others become JSON texts, and
+        so do floats beside integers that a float cannot hold.
         """
         if self.schema is not None:
             return self.schema, dict
         kinds = defaultdict[str, set[type]](set)
         for row in self.rows():
             for name, value in row.items():
-                kinds[name].update(_kind(value))
+                kinds[name].update(_kind(_python(value)))
         types = {name: _TYPES.get(frozenset(found)) for name, found in kinds.items()}
 
         def typed(row: OwnRow) -> OwnRow:
-            return {name: _cell(value, types[name]) for name, value in row.items()}
+            return {name: _cell(_python(value), types[name]) for name, value in row.items()}
 
         return pa.schema([(n, t or pa.string()) for n, t in types.items()]), typed
 
@@ -92,7 +104,44 @@ def beside(names: Iterable[str], id_field: str) -> dict[str, str]:
 
 def json_row(row: OwnRow) -> OwnRow:
     """A row for JSON lines: times as ISO texts, bytes in base64, NaN and infinities as null."""
-    return {name: _plain(value) for name, value in row.items()}
+    return {name: _plain(_python(value)) for name, value in row.items()}
+
+
+def _python(value: Any) -> Any:
+    """A value without Arrow: times as ISO texts, which have any year and any fraction."""
+    if isinstance(value, pa.Array):
+        value = value[0]
+    if not isinstance(value, pa.Scalar):
+        return value
+    match value:
+        case _ if not value.is_valid:
+            return None
+        case pa.UuidScalar():
+            return str(value.as_py())
+        case pa.ExtensionScalar() | pa.DictionaryScalar():
+            return _python(value.value)
+        case pa.ListScalar():  # of maps, too: their pairs are structs
+            items = map(_python, value.values)
+            return [[*item.values()] if pa.types.is_map(value.type) else item for item in items]
+        case pa.StructScalar():
+            return {key: _python(one) for key, one in value.items()}
+        case pa.StringScalar():
+            return value.as_buffer().to_pybytes().decode(errors="backslashreplace")
+    return _time(value) if pa.types.is_temporal(value.type) else value.as_py()
+
+
+def _time(value: pa.Scalar) -> Any:
+    """Python's text of a time, or Arrow's of one that has nanoseconds or another year."""
+    if getattr(value.type, "unit", "") != "ns":
+        with suppress(ValueError, OverflowError, LookupError):
+            found = value.as_py()
+            return str(found) if pa.types.is_duration(value.type) else found.isoformat()
+    if pa.types.is_duration(value.type):
+        return f"{value.value} {value.type.unit}"
+    if pa.types.is_interval(value.type):
+        return value.as_py()
+    text = str(value.cast(pa.string())).replace(" ", "T").replace("Z", "+00:00")
+    return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text)
 
 
 def _plain(value: Any) -> Any:
@@ -105,8 +154,6 @@ def _plain(value: Any) -> Any:
             return {str(key): _plain(one) for key, one in value.items()}
         case list() | tuple():
             return [_plain(one) for one in value]
-        case datetime.date() | datetime.time():
-            return value.isoformat()
         case bytes():
             return base64.b64encode(value).decode()
     return str(value)
@@ -120,6 +167,8 @@ def _kind(value: Any) -> tuple[type, ...]:
         return (object,)
     if type(value) is str and not is_unicode(value):
         return (object,)
+    if type(value) is int and float(value) != value:
+        return (int, _NoFloat)
     return (type(value),)
 
 

@@ -183,7 +183,7 @@ class JobFolder:
         with suppress(FileNotFoundError), self._records.open("rb") as lines:
             for line in lines:
                 try:
-                    record = Record(*json.loads(line))
+                    record = Record(**dict(zip(_FIELDS, json.loads(line), strict=True)))
                 except (ValueError, TypeError):
                     return
                 if not line.endswith(b"\n"):

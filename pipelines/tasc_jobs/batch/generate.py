@@ -228,33 +228,43 @@ def write_files(
         own: Those of the user, which are written beside them.
 
     Raises:
-        JobError: The file for rejects has those of another output, or there are more records than
-            rows with columns of their own.
+        JobError: The file for rejects has those of another output, or the input with the user's
+            columns changed.
         OSError: A file cannot be written.
     """
     require_own(reject, output)
     rejected, output_name = 0, named_from(reject, output)
-    own_rows: Iterator[OwnRow] = own.rows() if own and whole else repeat({})
+    own_rows: Iterator[OwnRow] = repeat({})
     shown: Callable[[OwnRow], OwnRow] = json_row
-    if own and whole and output.suffix == ".parquet":
-        schema, shown = own.table()
-        columns = pa.schema([*columns, *schema])
+    if own and whole:
+        _require_unchanged(own)
+        own_rows = own.rows()
+        if output.suffix == ".parquet":
+            schema, shown = own.table()
+            columns = pa.schema([*columns, *schema])
     with ExitStack() as stack:
         answers = stack.enter_context(row_writer(output, columns)) if whole else None
         refusals = stack.enter_context(row_writer(reject))
         for record in records:
-            if (own_row := next(own_rows, None)) is None:
-                raise JobError(
-                    f"the input ends before row {record.ordinal + 1}, which was answered; it was "
-                    "changed meanwhile: run the job again with --restart"
-                )
+            own_row = next(own_rows, {})
             if record.content is None:
                 rejected += 1
                 refusals({"output": output_name, **_refusal(record)})
             elif answers:
                 answers({"id": record.id, **record.content, **shown(own_row)})
+        if own and whole:
+            _require_unchanged(own)  # while its rows were read
     if not rejected:
         reject.unlink()
+
+
+def _require_unchanged(own: OwnColumns) -> None:
+    if not own.unchanged():
+        raise JobError(
+            "the input changed while the job ran, so --keep-columns would write the columns of "
+            "other rows; put the old input back and run the job again, which keeps its answers, "
+            "or answer the new input with --restart"
+        )
 
 
 def _refusal(record: Record) -> dict[str, Any]:

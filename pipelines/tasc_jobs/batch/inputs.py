@@ -206,18 +206,35 @@ def open_files(
         FileError: A file is missing or damaged, or there are no rows.
     """
     files = files_of(given)
+    pins, total = _counted(files)
+    if not total:
+        told = " and ".join(name for name, _ in files[:3])
+        raise FileError(f"{told} has no rows; there is nothing to generate")
+    read = partial(read_raw_rows, columns=(input_field, id_field), keep=keep_columns)
+    found_rows = partial(_file_rows, files, input_field, id_field, read)
+    own = None
+    if keep_columns:
+        schema = _schema_of([path for _, path in files], id_field)
+        unchanged = partial(_unchanged, files, pins)
+        own = OwnColumns(partial(_own_rows, files, id_field, read), unchanged, schema)
+    return Input(pins, total, found_rows, own)
+
+
+def _counted(files: Sequence[tuple[str, Path]]) -> tuple[list[dict[str, Any]], int]:
+    """The fingerprint of files, and how many rows they have."""
     pins, total = [], 0
     for name, path in files:
         rows, digest = count_rows(path)
         pins.append({"file": name, "bytes": path.stat().st_size, "sha256": digest})
         total += rows
-    if not total:
-        told = " and ".join(name for name, _ in files[:3])
-        raise FileError(f"{told} has no rows; there is nothing to generate")
-    fields = None if keep_columns else (input_field, id_field)
-    found_rows = partial(_file_rows, files, input_field, id_field, fields)
-    own = _own_of_files(files, id_field) if keep_columns else None
-    return Input(pins, total, found_rows, own)
+    return pins, total
+
+
+def _unchanged(files: Sequence[tuple[str, Path]], pins: Any) -> bool:
+    try:
+        return _counted(files)[0] == pins
+    except (OSError, pa.ArrowException):
+        return False
 
 
 def open_corpus(url: str, task: str, rows: int | None = None, keep_columns: bool = False) -> Input:
@@ -247,20 +264,23 @@ def open_corpus(url: str, task: str, rows: int | None = None, keep_columns: bool
     def own() -> Iterator[OwnRow]:
         return ({"input": row.input, "output": row.output} for row in found_rows())
 
+    def unchanged() -> bool:
+        return bool(open_corpus(url, task, total).pins == pins)
+
     def asked() -> Iterator[Row]:
         return (Row(n, row.key, row.input, n + 1) for n, row in enumerate(found_rows()))
 
-    return Input(pins, total, asked, OwnColumns(own, _CORPUS) if keep_columns else None)
+    kept = OwnColumns(own, unchanged, _CORPUS) if keep_columns else None
+    return Input(pins, total, asked, kept)
 
 
-def _own_of_files(files: Sequence[tuple[str, Path]], id_field: str) -> OwnColumns:
-    def rows() -> Iterator[OwnRow]:
-        for _, path in files:
-            for record in read_raw_rows(path):
-                row = record.value if isinstance(record.value, dict) else {}
-                yield {name: row[own] for own, name in beside(row, id_field).items()}
-
-    return OwnColumns(rows, _schema_of([path for _, path in files], id_field))
+def _own_rows(
+    files: Sequence[tuple[str, Path]], id_field: str, read: Callable[[Path], Iterator[RawRow]]
+) -> Iterator[OwnRow]:
+    for _, path in files:
+        for record in read(path):
+            row = record.kept or (record.value if isinstance(record.value, dict) else {})
+            yield {name: row[own] for own, name in beside(row, id_field).items()}
 
 
 def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
@@ -271,8 +291,6 @@ def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
         found = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
     except pa.ArrowException:
         return None
-    if any(isinstance(type_, pa.BaseExtensionType) for type_ in found.types):
-        return None
     names = beside(found.names, id_field).items()
     fields = ((name, found.field(own).type) for own, name in names)
     return pa.schema(list(fields))  # a column that a file lacks is null, whatever its field says
@@ -282,14 +300,14 @@ def _file_rows(
     files: Sequence[tuple[str, Path]],
     input_field: str,
     id_field: str,
-    columns: Sequence[str] | None,
+    read: Callable[[Path], Iterator[RawRow]],
 ) -> Iterator[Row]:
     several = len(files) > 1
     ordinals = count()
     with SeenIds() as seen:
         for number, (name, path) in enumerate(files):
             texts = RowTexts(str(path))
-            for record in read_raw_rows(path, columns):
+            for record in read(path):
                 ordinal = next(ordinals)
                 file = name if several else None
                 row = _row(record, ordinal, file, texts, input_field, id_field)

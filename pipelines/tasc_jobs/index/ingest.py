@@ -4,6 +4,7 @@ Rows are known by their key, so running it again adds nothing.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -64,8 +65,9 @@ def ingest(
         files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``.
         fields: Names of the fields or columns. A row without an id gets one of
             the file's hash and the line.
-        reject: Where refused lines go, as JSON lines ``file, line, reason, text``. Those of files
-            that an earlier ingest read stay there; without any line there is no such file.
+        reject: Where refused lines go, as JSON lines ``file, line, reason, text``, with the whole
+            path of the file. Those of files that only an earlier ingest read stay there; without
+            any line there is no such file.
         progress: Told how many more lines are done.
 
     Raises:
@@ -77,7 +79,7 @@ def ingest(
     """
     store = CorpusStore(client, task)
     _check(files, (fields.input, fields.output), reject)
-    others = _others(reject, files)
+    kept = sum(1 for _ in _others(reject, files))
     found = chain.from_iterable(read_rows(file, fields) for file in files)
     added = known = rejected = 0
     first = None
@@ -89,26 +91,28 @@ def ingest(
                 if not rejected:
                     first = f"{_printable(bad.file)}, line {bad.line}: {bad.reason}"
                     rejects = stack.enter_context(whole_file(reject))
-                    rejects.writelines(others)
-                rejects.write(json_line(asdict(bad)))
+                    rejects.writelines(_others(reject, files))
+                rejects.write(json_line({**asdict(bad), "file": os.path.realpath(bad.file)}))
                 rejected += 1
             progress(len(batch))
-    if not rejected and reject.exists():
+    if not rejected and kept:
         with whole_file(reject) as rejects:
-            rejects.writelines(others)
-        if not others:
-            reject.unlink()
+            rejects.writelines(_others(reject, files))
+    elif not rejected:
+        reject.unlink(missing_ok=True)
     return IngestReport(added, known, rejected, str(reject) if rejected else None, first)
 
 
-def _others(reject: Path, files: Sequence[Path]) -> list[bytes]:
+def _others(reject: Path, files: Sequence[Path]) -> Iterator[bytes]:
     """The lines that an earlier ingest refused of files that are not read now."""
     if not reject.exists():
-        return []
-    names = {str(file) for file in files}
+        return
+    names = {os.path.realpath(file) for file in files}
     try:
-        lines = reject.read_bytes().splitlines(keepends=True)
-        return [line for line in lines if BadRow(**json.loads(line)).file not in names]
+        with reject.open("rb") as lines:
+            for line in lines:
+                if os.path.realpath(BadRow(**json.loads(line)).file) not in names:
+                    yield line
     except (ValueError, TypeError) as error:
         raise FileError(
             f"{reject} has other content than lines that `tasc ingest` refused, which would be "

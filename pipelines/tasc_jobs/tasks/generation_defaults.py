@@ -5,12 +5,14 @@ task takes the most likely token unless its options say otherwise.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tasc_jobs.tasks.values import option
+from tasc_jobs.errors import UsageError
+from tasc_jobs.tasks.values import option, record_of
 from tasc_text.ends import CONFIG, GENERATION, read_json
+from tasc_text.template import FIELD
 
 # What `generate` samples by if the files do not say, and what a task does without options.
 _SAMPLING = {"temperature": (1.0, 0.0), "top_k": (50, 0), "top_p": (1.0, 1.0), "min_p": (0.0, 0.0)}
@@ -48,13 +50,16 @@ class GenerationDefaults:
 
     Attributes:
         file: The file that has them.
-        values: Of a task, by name, with which it answers in the same way.
+        values: Of a task, by name, with which it answers in the same way; those that a task may
+            not have are left out.
         others: Settings that no option of a task stands for.
+        unsaid: Names of values that the file does not say, and that `generate` has by default.
     """
 
     file: str
     values: Mapping[str, Any]
     others: Mapping[str, Any]
+    unsaid: Collection[str] = ()
 
     @classmethod
     def of(cls, folder: Path) -> "GenerationDefaults":
@@ -74,20 +79,29 @@ class GenerationDefaults:
         if settings.get("repetition_penalty", 1) != 1:
             values["repetition_penalty"] = settings["repetition_penalty"]
         if stops := settings.get("stop_strings"):
-            values["stop"] = [stops] if isinstance(stops, str) else stops
+            given = stops if isinstance(stops, list) else [stops]
+            values["stop"] = [text for text in given if _valid("stop", (text,))]
+        values = {name: v for name, v in values.items() if v != [] and _valid(name, v)}
         own = {name: settings[name] for name in others if name in settings}
-        return cls(file, values, {k: v for k, v in own.items() if v not in others[k]})
+        changing = {k: v for k, v in own.items() if v not in others[k]}
+        return cls(file, values, changing, _SAMPLING.keys() - settings)
 
     def without(self, names: Collection[str]) -> "GenerationDefaults":
         """Those but the values of these names."""
         values = {name: value for name, value in self.values.items() if name not in names}
-        return GenerationDefaults(self.file, values, self.others)
+        return replace(self, values=values)
 
     @property
     def options(self) -> list[str]:
         """Words of a command line that give a task the values."""
         given = {name: v if isinstance(v, list) else [v] for name, v in self.values.items()}
-        return [word for name in given for v in given[name] for word in (option(name), str(v))]
+        pairs = [(option(name), str(v)) for name in given for v in given[name]]
+        # A value with a hyphen in front would be read as an option.
+        return [
+            word
+            for name, v in pairs
+            for word in ((f"{name}={v}",) if v.startswith("-") else (name, v))
+        ]
 
     def in_words(self, way_out: str) -> str:
         """A line on what is not taken over; empty where there is nothing.
@@ -97,15 +111,28 @@ class GenerationDefaults:
         """
         said = []
         if self.values:
+            sampled = ["do_sample"] if self.values.keys() & self.unsaid else []
+            shown = (
+                f"{name} {value}{' by default' if name in self.unsaid else ''}"
+                for name, value in self.values.items()
+            )
             said.append(
-                f"{_listed(self.values)}, which a task uses only if its options say so: {way_out}"
+                f"{', '.join([*sampled, *shown])}, which a task uses only if its options say so: "
+                f"{way_out}"
             )
         if self.others:
             found = [field for name, field in _OF_REQUESTS.items() if name in self.others]
             requests = f" (requests have {' and '.join(found)})" if found else ""
-            said.append(f"{_listed(self.others)}, for which tasks have no option{requests}")
+            listed = ", ".join(f"{name} {value}" for name, value in self.others.items())
+            said.append(f"{listed}, for which tasks have no option{requests}")
         return f"{self.file} of the model says {'; and '.join(said)}" if said else ""
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+def _valid(name: str, value: Any) -> bool:
+    """Whether a task may have a value."""
+    value = tuple(value) if isinstance(value, list) else value
+    try:
+        record_of({"name": "t", "model": "m", "fingerprint": "f", "template": FIELD, name: value})
+    except UsageError:
+        return False
+    return True

@@ -280,6 +280,7 @@ _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
 # model that was not trained on JSON may write blanks up to its last token.
 _WHITE_SPACE = r"[ \t]{0,2}((\r?\n){1,2}[ \t]{0,40})?"
 
+_SHOWN = 200  # characters of an error
 _UNKNOWN = ("Unimplemented keys", "Unknown format", "oneOf constraints")  # refusals by the library
 
 
@@ -350,10 +351,17 @@ def _schema_of(spec: GuideSpec) -> Prepared:
         )
     try:
         return prepared(json.loads(spec.text))
+    except GuideError:
+        raise
     except (ValueError, RecursionError) as error:
-        raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error
-    except (TypeError, AttributeError, KeyError) as error:
+        raise _unreadable(error) from error
+    except (TypeError, AttributeError, KeyError, ArithmeticError) as error:
         raise GuideError(f"this json_schema is not a valid schema: {error}") from error
+
+
+def _unreadable(error: Exception) -> GuideError:
+    shown = f"{error!s:.{_SHOWN}}"  # it may quote a number of thousands of digits
+    return GuideError(f"this json_schema is not a JSON object, or too deep: {shown}")
 
 
 def _top_grammar(spec: GuideSpec, schema: Prepared | None) -> dict[str, object]:
@@ -372,7 +380,7 @@ def _top_grammar(spec: GuideSpec, schema: Prepared | None) -> dict[str, object]:
         text = LLMatcher.grammar_from_json_schema(schema.root, defaults=defaults)
         return dict(json.loads(text)["grammars"][0])
     except (ValueError, RecursionError) as error:
-        raise GuideError(f"this json_schema is not a JSON object, or too deep: {error}") from error
+        raise _unreadable(error) from error
 
 
 def _readable(tokenizer: TaskTokenizer) -> str:

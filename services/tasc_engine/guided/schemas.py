@@ -214,8 +214,8 @@ def _of_kind(kinds: Sequence[str], low: float, high: float) -> list[Any] | None:
     """Returns all values of a type; None if they are too many, or there are several types."""
     if len(kinds) != 1:
         return None
-    if kinds[0] == "integer" and math.isfinite(low) and math.isfinite(high):
-        few = high - low < MOST_MEMBERS
+    if kinds[0] == "integer" and -math.inf < low and high < math.inf:
+        few = high < low + MOST_MEMBERS  # compared, since an integer may be too large for a float
         return list(range(math.ceil(low), math.floor(high) + 1)) if few else None
     single: Mapping[str, list[Any]] = {"boolean": [False, True], "null": [None]}
     return single.get(kinds[0])
@@ -233,8 +233,8 @@ def _require_certain(made: Prepared) -> None:
         reference = node.get("$ref", "#")
         if _target(made.root, reference) is None:
             raise GuideError(
-                f"uniqueItems together with the $ref {reference!r} is not supported; refer to "
-                f"#/$defs, {LENIENT}"
+                f"this json_schema has uniqueItems and the $ref {reference!r}, which is not "
+                f"supported together; refer to #/$defs, {LENIENT}"
             )
         groups: list[list[Any]] = [[node]]
         if patterns := node.get("patternProperties"):  # which of them a name matches is unknown
@@ -250,8 +250,9 @@ def _require_certain(made: Prepared) -> None:
         arrays = [[other for other in group if can_be("array", other)] for group in reached]
         if any(len({made.members.get(id(other)) for other in group}) > 1 for group in arrays):
             raise GuideError(
-                "uniqueItems in one of several arrays of anyOf, oneOf, allOf or patternProperties "
-                "is not supported; give all of them unique items of the same values, "
+                "this json_schema has uniqueItems in one of several arrays of anyOf, oneOf, allOf "
+                "or patternProperties, which is not supported; give all of them unique items of "
+                "the same values, "
                 f"{LENIENT}"
             )
 

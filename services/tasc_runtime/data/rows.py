@@ -12,9 +12,9 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +35,7 @@ _SHOWN_CHARACTERS = 200
 _BLOCK_BYTES = 1 << 20
 _SKIP_BYTES = 1 << 16
 _READ_ROWS, _WRITE_ROWS = 256, 10_000  # of Parquet, at once
+_READ_BYTES, _WRITE_BYTES = 32 << 20, 64 << 20  # about as many at most, but one row in any case
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ class RawRow:
         value: The parsed JSON, or a Parquet row as a dictionary.
         text: The line's first 200 characters.
         reason: Why the line cannot be read; empty if it can.
+        kept: All columns of a Parquet row, if they were asked for, as arrays of length 1.
     """
 
     line: int
     value: Any
     text: str
     reason: str = ""
+    kept: Mapping[str, pa.Array] = field(default_factory=dict)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -179,7 +182,11 @@ def read_rows(
 
 
 def read_raw_rows(
-    path: Path, columns: Sequence[str] | None = None, *, max_row_bytes: int = MAX_ROW_BYTES
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    max_row_bytes: int = MAX_ROW_BYTES,
+    keep: bool = False,
 ) -> Iterator[RawRow]:
     """Every line of a file in order, except blank ones, or every row of a Parquet file.
 
@@ -189,13 +196,16 @@ def read_raw_rows(
     Args:
         columns: Of a Parquet file, read only those of these that it has, and ``messages`` where one
             before the last, the id, is missing; None reads all.
-        max_row_bytes: A longer line is not kept in memory; its record says so.
+        max_row_bytes: A longer line is not kept in memory; its record says so. In Parquet, the
+            columns that are read count, as JSON.
+        keep: Whether rows of a Parquet file have all columns in `RawRow.kept`, too. They have no
+            limit of their own: some 32 MiB of rows are read at once, or one row that is larger.
 
     Raises:
         ArrowException, OSError: The file cannot be opened, or the disk fails.
     """
     if path.suffix == ".parquet":
-        yield from _parquet_records(path, columns, max_row_bytes)
+        yield from _parquet_records(path, columns, max_row_bytes, keep)
         return
     line = 0
     try:
@@ -264,27 +274,57 @@ def row_writer(path: Path, schema: Any = None) -> Iterator[Callable[[dict[str, A
 
     Args:
         path: A ``.parquet`` file is written as such, any other as JSON lines.
-        schema: A `pyarrow.Schema`; needed for Parquet only.
+        schema: A `pyarrow.Schema`; needed for Parquet only. A value for Parquet may be an array of
+            length 1, which is written as it is. Up to 10,000 rows or about 64 MiB are in memory.
     """
     with whole_file(path) as file:
         if path.suffix != ".parquet":
             yield lambda row: _write_line(file, row)
             return
         rows: list[dict[str, Any]] = []
+        size = 0
         with pq.ParquetWriter(file, schema) as writer:
 
             def flush() -> None:
-                writer.write_table(pa.Table.from_pylist(rows, schema))
+                nonlocal size
+                columns = [_column([row.get(f.name) for row in rows], f.type) for f in schema]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
                 rows.clear()
+                size = 0
 
             def write(row: dict[str, Any]) -> None:
+                nonlocal size
                 rows.append(row)
-                if len(rows) == _WRITE_ROWS:
+                size += _size(row)
+                if len(rows) == _WRITE_ROWS or size >= _WRITE_BYTES:
                     flush()
 
             yield write
             if rows:
                 flush()
+
+
+def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
+    if not any(isinstance(value, pa.Array) for value in values):
+        return pa.array(values, type_)
+    plain = type_.value_type if pa.types.is_dictionary(type_) else type_
+    kept = (pa.nulls(1, plain) if value is None else value for value in values)
+    whole = pa.concat_arrays([one if one.type == plain else one.cast(plain) for one in kept])
+    return whole if plain is type_ else whole.dictionary_encode().cast(type_)
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value takes."""
+    match value:
+        case str() | bytes():
+            return len(value)
+        case pa.Array():
+            return int(value.nbytes)
+        case dict():
+            return sum(map(_size, value.values()))
+        case list() | tuple():
+            return sum(map(_size, value))
+    return 8
 
 
 def _write_line(file: IO[bytes], row: dict[str, Any]) -> None:
@@ -345,35 +385,55 @@ def _parsed(line: int, raw: bytes) -> RawRow:
 
 
 def _parquet_records(
-    path: Path, columns: Sequence[str] | None, max_row_bytes: int
+    path: Path, columns: Sequence[str] | None, max_row_bytes: int, keep: bool
 ) -> Iterator[RawRow]:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        present = None
+        present = names
         if columns is not None:
             wanted = columns if {*columns[:-1]} <= {*names} else (*columns, MESSAGES)
             present = [name for name in wanted if name in names]
         end = 0
         for group in range(file.num_row_groups):
-            line, end = end, end + file.metadata.row_group(group).num_rows
+            found = file.metadata.row_group(group)
+            line, end = end, end + found.num_rows
+            row_bytes = max(1, found.total_byte_size // max(1, found.num_rows))
+            at_once = max(1, min(_READ_ROWS, _READ_BYTES // row_bytes))
+            read = None if keep else present
             try:
-                for batch in file.iter_batches(_READ_ROWS, row_groups=[group], columns=present):
+                for batch in file.iter_batches(at_once, row_groups=[group], columns=read):
+                    kept_columns = map(_plain, batch.columns) if keep else ()
+                    whole = dict(zip(names, kept_columns, strict=keep))
                     for at in range(batch.num_rows):
                         line += 1
-                        yield _parquet_record(line, batch, at, max_row_bytes)
+                        record = _parquet_record(line, batch, present, at, max_row_bytes)
+                        kept = {name: column.slice(at, 1) for name, column in whole.items()}
+                        yield replace(record, kept=kept) if keep else record
             except _DAMAGED_PARQUET as error:
                 reason = f"damaged Parquet, lost up to row {end}: {error}"
                 yield RawRow(line + 1, None, "", reason)
 
 
-def _parquet_record(line: int, batch: pa.RecordBatch, at: int, max_row_bytes: int) -> RawRow:
+def _plain(column: pa.Array) -> pa.Array:
+    """The column without a dictionary, which each of its parts would have whole."""
+    return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
+
+
+def _parquet_record(
+    line: int, batch: pa.RecordBatch, names: Sequence[str], at: int, max_row_bytes: int
+) -> RawRow:
     value = {}
-    for name in batch.schema.names:
+    for name in names:
         try:
             value[name] = batch.column(name)[at].as_py()
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 in column {name!r} at byte {error.start}"
             return RawRow(line, None, "", reason)
+        except (ValueError, OverflowError) as error:  # a time that Python has no value for
+            return RawRow(line, None, "", f"column {name!r} cannot be read: {error}")
     text = json.dumps(value, ensure_ascii=False, default=str)
-    reason = _too_long(max_row_bytes) if len(text.encode()) > max_row_bytes else ""
+    reason = ""
+    if (size := len(text.encode())) > max_row_bytes:
+        largest = max(value, key=lambda name: len(str(value[name])))
+        reason = f"{_too_long(max_row_bytes)}: {size} bytes; shorten the column {largest!r}"
     return RawRow(line, value, text[:_SHOWN_CHARACTERS], reason)

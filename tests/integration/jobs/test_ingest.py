@@ -1,6 +1,7 @@
 """Ingest into a real Redis: nothing lost, nothing twice, and every refused line accounted for."""
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -87,6 +88,34 @@ def test_refused_lines_of_other_files_stay_and_those_of_a_mended_file_go(client,
     assert listed(one) == ["other", "one", "one"]
     assert listed(numbered(one, 1)) == ["other"]
     assert listed(numbered(other, 1)) is None
+
+
+def test_a_file_is_the_same_by_every_path(client, task, tmp_path, monkeypatch):
+    reject = tmp_path / "bad.jsonl"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text("{\n")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "in" / "a.jsonl")
+    for folder, name in ((".", "in/a.jsonl"), ("in", "a.jsonl"), ("in", "../in/a.jsonl")):
+        monkeypatch.chdir(tmp_path / folder)
+        ingest(client, task, [Path(name)], reject=reject)
+        assert [bad["file"] for bad in read_rows(reject)] == [str(tmp_path / "in" / "a.jsonl")]
+    monkeypatch.chdir(tmp_path)
+    ingest(client, task, [Path("link.jsonl")], reject=reject)
+    assert len(read_rows(reject)) == 1
+
+
+def test_refused_lines_of_other_files_are_not_held_in_memory(client, task, tmp_path):
+    one, reject = numbered(tmp_path / "one.jsonl", 1), tmp_path / "bad.jsonl"
+    other = {"file": "/other", "line": 1, "reason": "long", "text": "x" * 200}
+    write_rows(reject, [other] * 3000)
+    before = reject.read_bytes()
+    tracemalloc.start()
+    try:
+        ingest(client, task, [one], reject=reject)
+        assert tracemalloc.get_traced_memory()[1] < len(before) / 2
+    finally:
+        tracemalloc.stop()
+    assert reject.read_bytes() == before
 
 
 def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):

@@ -510,6 +510,15 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
         ("json_schema", '{"items": {"type": "string"}, "uniqueItems": true}', "enum"),
         ("json_schema", '{"items": {"enum": [1]}, "minItems": 2, "uniqueItems": true}', "minItems"),
         ("json_schema", '{"items": {"enum": [1.5]}, "uniqueItems": true}', "uniqueItems"),
+        *(
+            ("json_schema", json.dumps(unique({"type": "integer", **limits})), "uniqueItems")
+            for limits in (
+                {"minimum": 0, "maximum": 10**400},
+                {"minimum": 0.5, "maximum": 10**400},
+                {"minimum": -(10**400), "maximum": 0.5},
+            )
+        ),
+        ("json_schema", json.dumps({"type": "integer", "maximum": 10**400}), ""),
         (
             "json_schema",
             '{"anyOf": [{"items": {"enum": ["a"]}, "type": "array", '
@@ -539,6 +548,7 @@ def test_what_cannot_guide_is_refused_with_the_reason(guides: Guides, kind, text
     with refused(GuideError, kind, named) as caught:
         guides.of(GuideSpec(kind, text=text), 99)
     assert len(str(caught.value)) < 400
+    assert guides.known(GuideSpec(kind, text=text))
 
 
 @pytest.mark.parametrize(("seconds", "exponent"), [(0.3, 33), (60.0, 25)])

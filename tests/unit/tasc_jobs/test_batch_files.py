@@ -1,20 +1,23 @@
 """A job's rows in order with their places, its folder that keeps what is finished, its output."""
 
+import base64
 import gzip
 import json
 import math
 import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import UUID
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support import files_up_to, read_rows, refused, write_rows
@@ -268,6 +271,25 @@ def test_the_users_columns_stand_beside_the_answers(tmp_path: Path) -> None:
     assert open_input(Source.of(rows, input_field="text"), "redis://nowhere").own is None
 
 
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([2**53 + 1, 2], pa.int64()),
+        ([2**53 + 1, None], pa.int64()),
+        ([2**53, 0.5], pa.float64()),
+        ([2**53 + 1, 0.5], pa.string()),
+        ([0.5, -(2**53) - 1], pa.string()),
+        ([2**53 + 1, "a"], pa.string()),
+    ],
+)
+def test_whole_numbers_stay_exact(tmp_path: Path, values: list[object], type_: object) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", [{"input": "a", "n": one} for one in values])
+    found = written(Source.of(rows, keep_columns=True), tmp_path / "out.parquet")
+    assert pq.read_schema(tmp_path / "out.parquet").field("n").type == type_
+    kept = [row["n"] for row in found]
+    assert [json.loads(n) for n in kept] == values if type_ == pa.string() else kept == values
+
+
 def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
     day = datetime(2026, 1, 2, 3, tzinfo=UTC)
     table = pa.table(
@@ -298,6 +320,79 @@ def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
     assert lines[1]["input_model"] == [None]
 
 
+def test_values_of_parquet_are_copied_as_they_are(tmp_path: Path) -> None:
+    """Years and fractions beyond Python's, and values that differ between row groups."""
+    late, nested = 253402300800_000000, pa.list_(pa.struct([("at", pa.timestamp("us"))]))
+    table = pa.table(
+        {
+            "input": ["a", "b"],
+            "late": pa.array([late, None], pa.timestamp("us")),
+            "zone": pa.array([late, 0], pa.timestamp("us", "Europe/Berlin")),
+            "day": pa.array([2932897, None], pa.date32()),
+            "clock": pa.array([1, 2], pa.time64("ns")),
+            "fine": pa.array([1, -1], pa.timestamp("ns", "UTC")),
+            "took": pa.array([1, None], pa.duration("ns")),
+            "span": pa.array([90_000, None], pa.duration("s")),
+            "nested": pa.array([[{"at": late}, None], None], nested),
+            "map": pa.array([[("k", late)], []], pa.map_(pa.string(), pa.timestamp("us"))),
+            "kind": pa.array(["x", "y"], pa.dictionary(pa.int8(), pa.string())),
+            "list": pa.array([None, [1.5, 2.5]], pa.list_(pa.float32(), 2)),
+            "key": pa.array([UUID(int=5).bytes, None], pa.uuid()),
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=1)
+    source = Source.of(tmp_path / "in.parquet", keep_columns=True)
+    own = open_input(source, "redis://nowhere").own
+    found = [Record(i, f"r{i}", i + 1, None, CONTENT, None) for i in range(2)]
+    write_files(tmp_path / "out.parquet", tmp_path / "no", found, True, own=own)
+    copied = pq.read_table(tmp_path / "out.parquet").select(table.column_names)
+    assert copied.cast(table.schema).equals(table)
+    assert copied.schema.field("kind").type.value_type == pa.string()
+    first, second = written(source, tmp_path / "out.jsonl")
+    assert first == answered(
+        0,
+        input="a",
+        late="10000-01-01T00:00:00.000000",
+        zone="10000-01-01T01:00:00.000000+01:00",
+        day="10000-01-01",
+        clock="00:00:00.000000001",
+        fine="1970-01-01T00:00:00.000000001+00:00",
+        took="1 ns",
+        span="1 day, 1:00:00",
+        nested=[{"at": "10000-01-01T00:00:00.000000"}, None],
+        map=[["k", "10000-01-01T00:00:00.000000"]],
+        kind="x",
+        list=None,
+        key=str(UUID(int=5)),
+    )
+    assert (second["zone"], second["map"]) == ("1970-01-01T01:00:00+01:00", [])
+
+    (tmp_path / "both").mkdir()
+    pq.write_table(table, tmp_path / "both" / "1.parquet")
+    write_rows(tmp_path / "both" / "2.jsonl", [{"input": "c", "list": [1]}])
+    mixed = Source.of(tmp_path / "both", keep_columns=True)
+    row, _ = written(mixed, tmp_path / "mixed.parquet")
+    assert (row["late"], row["clock"], row["list"]) == (first["late"], first["clock"], None)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_kept_columns_have_no_part_in_the_limit_of_a_row(tmp_path: Path, name: str) -> None:
+    images = [bytes(range(256)) * 8000, b"x"]  # 2 MB
+    table = pa.table({"input": ["a", "a" * (1 << 20)], "image": images})
+    pq.write_table(table, tmp_path / "in.parquet")
+    opened = open_input(Source.of(tmp_path / "in.parquet", keep_columns=True), "redis://nowhere")
+    rows = list(opened.rows())
+    assert rows[0].refused is None
+    assert all(part in str(rows[1].refused) for part in ("1048576", "1048589", "'input'"))
+    found = [Record.of(row, None if row.refused else CONTENT, row.refused) for row in rows]
+    write_files(tmp_path / name, tmp_path / "no", found, True, own=opened.own)
+    if name == "out.parquet":
+        assert pq.read_table(tmp_path / name).column("image").to_pylist() == images[:1]
+    else:
+        (row,) = read_rows(tmp_path / name)
+        assert base64.b64decode(row["image"]) == images[0]
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 def test_log_probabilities_are_a_column_of_the_answers(tmp_path: Path, name: str) -> None:
     rows = write_rows(tmp_path / "in.jsonl", [{"input": "a", "logprobs": 3}] * 2)
@@ -319,11 +414,46 @@ def test_a_job_goes_on_with_the_same_columns_only(tmp_path: Path, monkeypatch) -
     assert all(pins.count(one) == 1 for one in pins)
 
 
-def test_an_input_that_became_shorter_is_not_written_with_wrong_columns(tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("changed", ["ba", "a", "abc", None])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.parquet"])
+def test_an_input_that_changed_is_not_written_with_wrong_columns(
+    tmp_path: Path, name: str, changed: str | None, late: bool
+) -> None:
+    """Before its columns are read, or while they are."""
+    file, output = tmp_path / name, tmp_path / "out.jsonl"
+
+    def write(inputs: str) -> None:
+        rows = [{"input": one, "n": one} for one in inputs]
+        if name == "in.jsonl":
+            write_rows(file, rows)
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), file)
+
+    def change() -> None:
+        if changed is None:
+            file.unlink()
+        else:
+            write(changed)
+
+    answers = [Record(i, f"r{i}", i + 1, None, CONTENT, None) for i in range(2)]
+
+    def then_changed() -> Iterator[Record]:
+        yield from answers
+        change()
+
+    write("ab")
+    own = open_input(Source.of(file, keep_columns=True), "redis://nowhere").own
+    if not late:
+        change()
     with refused(JobError, "--restart"):
-        written(Source.of(rows, keep_columns=True), tmp_path / "out.jsonl")
-    assert not (tmp_path / "out.jsonl").exists()
+        found = then_changed() if late else answers
+        write_files(output, tmp_path / "no", found, True, own=own)
+    assert not output.exists()
+    file.unlink(missing_ok=True)
+    write("ab")
+    write_files(output, tmp_path / "no", answers, True, own=own)
+    assert [row["n"] for row in read_rows(output)] == ["a", "b"]
 
 
 def test_nothing_appears_when_a_record_cannot_be_had(tmp_path: Path) -> None:
@@ -374,6 +504,7 @@ def test_records_are_read_in_order_with_their_sums(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 400), st.binary(max_size=20))
+@example(228, b"]")  # a record without its counts
 def test_rows_behind_a_damaged_record_are_to_be_answered_again(cut: int, junk: bytes) -> None:
     with TemporaryDirectory() as path, JobFolder.held(Path(path)) as folder:
         folder.add(finished(0, 8))

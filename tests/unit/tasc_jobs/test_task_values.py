@@ -298,6 +298,9 @@ def test_without_a_store_rows_are_those_of_files(tmp_path: Path) -> None:
         ({"do_sample": True, "top_k": 0}, "--temperature 1.0", set()),
         ({"stop_strings": ["a", "b"]}, "--stop a --stop b", set()),
         ({"stop_strings": "ab"}, "--stop ab", set()),
+        ({"stop_strings": ["-x", "", 1, "a"]}, "--stop=-x --stop a", set()),
+        ({"stop_strings": 5, "repetition_penalty": 0}, "", set()),
+        ({"do_sample": True, "top_k": -1, "temperature": "hot", "top_p": 2}, "", set()),
         ({"no_repeat_ngram_size": 3, "num_beams": 4}, "", {"no_repeat_ngram_size", "num_beams"}),
         ({"suppress_tokens": [5], "typical_p": 0.2}, "", {"suppress_tokens"}),
     ],
@@ -313,3 +316,13 @@ def test_generation_settings_that_a_task_does_not_take_over(
         assert bool(found.in_words("a way out")) == bool(options or others)
         (tmp_path / "config.json").write_text('{"repetition_penalty": 9}')
     assert not found.without(found.values).options
+
+
+def test_generation_settings_that_a_file_does_not_say_are_called_defaults(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.5}')
+    found = GenerationDefaults.of(tmp_path)
+    assert found.values.keys() - found.unsaid == {"temperature"}
+    words = found.in_words("a way out")
+    assert "top_k 50 by default" in words
+    assert "temperature 0.5 by default" not in words
+    assert "by default" not in found.without(["top_k"]).in_words("a way out")
