@@ -18,8 +18,9 @@ from tasc_engine.request import (
     GuideSpec,
     Timings,
 )
-from tasc_engine.sampling.parameters import Sampling, TokenLogprob
+from tasc_engine.sampling.parameters import TokenLogprob
 from tasc_engine.stats import EngineTotals, StepRecord
+from tasc_protocol import Sampling
 
 if TYPE_CHECKING:
     from tasc_engine.engine import Engine

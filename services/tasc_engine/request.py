@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-from tasc_engine.sampling.parameters import Sampling, TokenLogprob
+from tasc_engine.sampling.parameters import TokenLogprob
+from tasc_protocol import Sampling
 
 FinishReason = Literal["stop", "length", "error"]
 GuideKind = Literal["choice", "json_schema", "regex", "grammar"]

@@ -31,6 +31,7 @@ from tasc_jobs.batch.inputs import (
 from tasc_jobs.batch.job import preview_job, run_job
 from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Record, Row
 from tasc_jobs.preview import Preview
+from tasc_protocol import PARAMETERS
 from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
@@ -184,6 +185,7 @@ def _spec(
 def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
     """Returns the options that affect answers. A guide is hashed, because it may be long."""
     pins = dataclasses.asdict(asked)
+    pins |= dict.fromkeys(PARAMETERS) | pins.pop("parameters")
     if asked.guide:
         text = json.dumps([asked.guide.spec.choices, asked.guide.spec.text])
         pins["guide"] = [asked.guide.spec.kind, hashlib.sha256(text.encode()).hexdigest()]

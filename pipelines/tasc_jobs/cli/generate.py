@@ -115,9 +115,7 @@ def generate(
         from tasc_runtime.sampling_options import SamplingOptions
 
         asked = SamplingOptions(
-            temperature=answers.temperature,
-            top_p=answers.top_p,
-            top_k=answers.top_k,
+            parameters=answers.parameters,
             seed=seed,
             guide=_guide(answers),
             adapter=adapter,

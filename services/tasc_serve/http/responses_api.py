@@ -227,8 +227,7 @@ class ResponsesReply:
             "tool_choice": "none",
             "tools": [],
             "max_output_tokens": body.max_output_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
+            **{name: getattr(body, name) for name in ("temperature", "top_p")},
             "usage": result and _usage(result),
         }
         if result and body.metrics != "none":

@@ -12,10 +12,11 @@ from serving import running_replica
 
 import tiny
 from support import eventually, refused
+from tasc_protocol import SamplingDefaults
 from tasc_runtime.engine.versions import MOST_KNOWN, Records
 from tasc_runtime.protocol import Answer, Call, Refusal
 from tasc_runtime.sampling_options import SamplingOptions
-from tasc_store import SamplingDefaults, TaskStore
+from tasc_store import TaskStore
 
 pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 PROMPT = tiny.SENTENCES[0]

@@ -31,7 +31,7 @@ def asked(**values):
     [
         (CALL, REQUEST),
         (replace(CALL, n=3, stream=True, draft=False, max_tokens=4), REQUEST),
-        (asked(temperature=0.0, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
+        (asked(parameters={"temperature": 0.0}, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
         (CALL, replace(REQUEST, guide=OWN)),  # the task's own
     ],
 )
@@ -48,8 +48,8 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
         asked(guide=AnswerGuide(OWN, "guided_choice")),
         asked(adapter="other"),
         asked(logit_bias=((1, 2.0),)),
-        asked(repetition_penalty=1.2),
-        asked(top_k=1),
+        asked(parameters={"repetition_penalty": 1.2}),
+        asked(parameters={"top_k": 1}),
         asked(choice=1),
         asked(ignore_eos=True),
         asked(stop_token_ids=(7,)),

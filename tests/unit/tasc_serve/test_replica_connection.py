@@ -35,7 +35,13 @@ ANSWER = Answer(RESULT, TOKENS)
 PIECES = [Piece("a", TOKENS, None, (5,), 4), Piece("", (), RESULT, (2**40,), 4)]
 PULSE = Pulse(status(), 3, 0.5)
 GUIDE = AnswerGuide(GuideSpec("choice", ("a", "b")), "guided_choice")
-OPTIONS = SamplingOptions(0.5, logit_bias=((3, -100.0),), seed=2**64 - 1, guide=GUIDE, logprobs=2)
+OPTIONS = SamplingOptions(
+    {"temperature": 0.5, "top_k": 3},
+    logit_bias=((3, -100.0),),
+    seed=2**64 - 1,
+    guide=GUIDE,
+    logprobs=2,
+)
 CALL = Call("c", "ü\0", True, 9, ("stop",), options=OPTIONS, committed_ids=(1,))
 
 
