@@ -1,5 +1,6 @@
 """LoRA adapters of the tests' tiny models, and what models with them merged say by themselves."""
 
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,24 @@ from tasc_engine.model.loading import ModelSource, load_model
 WEIGHTS = "adapter_model.safetensors"
 
 
-def make_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Path:
+def make_adapter(
+    base: Path, folder: Path, seed: int = 0, more_tokens: int = 0, **config: Any
+) -> Path:
     """A random adapter that changes answers; without a configuration, of all linear layers.
 
-    With ``init_lora_weights=True`` it is as new, and changes nothing.
+    With ``init_lora_weights=True`` it is as new, and changes nothing. ``more_tokens`` are added to
+    the model's embeddings before.
     """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if more_tokens:
+        rows = model.get_input_embeddings().num_embeddings
+        model.resize_token_embeddings(rows + more_tokens, mean_resizing=False)
     config = {"target_modules": "all-linear", "init_lora_weights": False, **config}
     lora = LoraConfig(task_type="CAUSAL_LM", **config)
-    get_peft_model(model, lora).save_pretrained(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft, about embeddings
+        get_peft_model(model, lora).save_pretrained(folder)
     return folder
 
 

@@ -61,8 +61,8 @@ class Task:
     Attributes:
         llm: Arguments of `LLM`.
         corpus: Rows that drafts are made from.
-        inputs: What is asked.
-        max_tokens: Of an answer.
+        inputs: The texts to answer.
+        max_tokens: The maximum number of tokens of an answer.
     """
 
     name: str

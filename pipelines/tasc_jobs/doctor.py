@@ -7,6 +7,7 @@ there is not loaded.
 import importlib.util
 import logging
 import re
+import shlex
 import shutil
 import statistics
 import time
@@ -23,15 +24,22 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.model.folder import in_words, recurrent_state, require_model_alone
+from tasc_engine.model.folder import (
+    float_shapes,
+    in_words,
+    quantization_fault,
+    recurrent_state,
+    require_model,
+    require_weights,
+    weight_files,
+)
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import device_here
+from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.model_folders import (
     check_adapter,
-    float_shapes,
     json_object,
     model_settings,
-    weight_files,
 )
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template
@@ -47,8 +55,6 @@ Level = Literal["ok", "warn", "fail"]
 STEPS = 20
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _INDEX = "model.safetensors.index.json"
-# Methods of quantisation, and packages by which transformers loads them; we depend on none.
-_NEEDED = {"gptq": ("optimum", "gptqmodel"), "awq": ("gptqmodel",)}
 _GB = 1e9
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Of processors, in /proc/cpuinfo.
@@ -137,23 +143,27 @@ def _model(asked: Examination) -> Iterator[Finding]:
     """What can be said without torch."""
     try:
         folder = resolve_folder(asked.model, weights=False)
+        if not (fault := quantization_fault(folder)):
+            require_model(folder)
         config = model_settings(folder / "config.json")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, UnsupportedModel) as error:
         yield Finding("config", "fail", str(error))
         return
-    settings = list(_settings(config))
+    settings = list(_settings(config, fault))
     yield from settings
     if any(finding.level == "fail" for finding in settings):
         return
     yield (tokenizer := _tokenizer(folder, config))
     if tokenizer.level != "fail":
         yield from _ends(folder)
+        yield from _generation(folder)
     yield (weights := _weights(asked.model))
     if asked.adapter is not None and weights.level == "ok":
         yield _adapter(asked.adapter, folder, config)
 
 
-def _settings(config: dict[str, Any]) -> Iterator[Finding]:
+def _settings(config: dict[str, Any], fault: str | None) -> Iterator[Finding]:
+    """What ``config.json`` says; ``fault`` is why quantised weights cannot be loaded."""
     kind = config.get("model_type")
     if config.get("is_encoder_decoder"):
         text = f"{kind} is an encoder-decoder; only causal LMs are served: name one"
@@ -171,32 +181,23 @@ def _settings(config: dict[str, Any]) -> Iterator[Finding]:
     else:
         text = "config.json names no model_type; save the model again with save_pretrained(folder)"
         yield Finding("architecture", "fail", text)
-    if own := config.get("quantization_config"):
+    if fault:
+        yield Finding("quantization", "fail", fault)
+    elif own := config.get("quantization_config"):
         method = str(own.get("quant_method")) if isinstance(own, dict) else str(own)
-        needed = _NEEDED.get(method.lower(), ())
-        absent = [name for name in needed if importlib.util.find_spec(name) is None]
-        way_out = "name the unquantised model; a task's --quantization nf4 or int8 saves memory"
-        if absent:
-            text = f"{method.upper()} weights need {', '.join(absent)}, not installed; {way_out}"
-            yield Finding("quantization", "fail", text)
-        elif method == "bitsandbytes":
+        if method == "bitsandbytes":
             yield Finding("quantization", "ok", "weights are quantised by bitsandbytes")
         else:
             text = f"quant_method is {method}, which is loaded but not tested; if it fails, "
-            yield Finding("quantization", "warn", text + way_out)
+            yield Finding("quantization", "warn", f"{text}name the unquantised model")
 
 
 def _weights(model: str) -> Finding:
     """Whether weight files are there and whole, by their headers."""
     try:
         folder = resolve_folder(model)
-        require_model_alone(folder)
+        require_weights(folder)
         names = {path.name for path in weight_files(folder)}
-        if not names:
-            raise ValueError(
-                f"{folder} has no weights in safetensors; load it once where you trust it and save "
-                "it with save_pretrained(folder)"
-            )
         if (folder / _INDEX).is_file():
             placed = json_object(folder / _INDEX, "transformers").get("weight_map")
             shards = set(placed.values()) if isinstance(placed, dict) else set()
@@ -256,6 +257,13 @@ def _ends(folder: Path) -> Iterator[Finding]:
             f"with it: load the tokenizer with add_eos_token=False and save it again"
         )
         yield Finding("end of prompts", "warn", text)
+
+
+def _generation(folder: Path) -> Iterator[Finding]:
+    """How the model's files choose tokens where tasks choose them otherwise."""
+    defaults = GenerationDefaults.of(folder)
+    if text := defaults.in_words(f"give it {shlex.join(defaults.options)}"):
+        yield Finding("generation defaults", "warn", text)
 
 
 def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:

@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tasc_engine.request import GenerationRequest
@@ -11,7 +12,8 @@ from tasc_engine.request import GenerationRequest
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_engine.engine import Engine
 
-_CHUNK = 32  # requests of a turn; fewer would end with rows that nothing fills
+_LEAST = 32  # requests of a turn
+_TIMES = 4  # requests of a turn for each row of the engine, so that most steps have full batches
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,8 @@ class PreviewSide:
     """The requests, decoded one way.
 
     Attributes:
-        tokens: Of all answers, end-of-sequence included.
-        steps: Forward passes of all rows together.
+        tokens: Number of tokens of all answers, end-of-sequence included.
+        steps: Number of forward passes, summed over the rows.
     """
 
     seconds: float
@@ -37,9 +39,10 @@ class Preview:
     """A few requests, answered with drafts and without.
 
     Attributes:
-        rows: That were answered.
-        refused: Rows that cannot be answered.
-        identical: Rows whose answers are the same with drafts and without.
+        rows: Number of answered rows.
+        refused: Number of rows that cannot be answered.
+        identical: Number of rows whose answers are the same with drafts and without.
+        first_error: Why the first of the refused rows cannot be answered.
     """
 
     rows: int
@@ -47,32 +50,36 @@ class Preview:
     identical: int
     plain: PreviewSide
     drafted: PreviewSide
+    first_error: str | None = None
 
     @property
     def speed_up(self) -> float:
         return self.plain.seconds / self.drafted.seconds if self.drafted.seconds else 0.0
 
     def seconds_of(self, total: int, engines: int, draft: bool) -> float | None:
-        """Of a job of so many rows on so many engines that do not share a processor."""
+        """Seconds of a job of ``total`` rows on ``engines`` that do not share a processor."""
         side = self.drafted if draft else self.plain
         return total * side.seconds / self.rows / engines if self.rows else None
 
     def forwards(self, draft: bool) -> float:
-        """Forward passes an answer."""
+        """Mean number of forward passes of an answer."""
         return (self.drafted if draft else self.plain).steps / self.rows if self.rows else 0.0
 
 
 def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: int = 0) -> Preview:
     """Answer requests with drafts and without, a part of them at a time, and time both.
 
-    Each part is answered with drafts first: drafts would be made from the plain answers otherwise.
+    Parts are as large as the engine's batch needs, and each is answered with drafts first. Drafts
+    are made as they are in use: the engine's proposer gets no answers of the plain side.
 
     Args:
-        refused: Rows beside them that cannot be answered.
+        refused: Number of rows beside them that cannot be answered.
     """
     for draft in (False, True):  # compile and load what the first request needs
         _timed(engine, [dataclasses.replace(request, id="0") for request in requests[:1]], draft)
-    parts = [requests[at : at + _CHUNK] for at in range(0, len(requests), _CHUNK)]
+    count = max(len(requests) // max(_LEAST, _TIMES * engine.config.rows), 1)
+    bounds = [len(requests) * i // count for i in range(count + 1)]
+    parts = [requests[begin:end] for begin, end in pairwise(bounds)]
     sides = {True: PreviewSide(0.0, 0, 0), False: PreviewSide(0.0, 0, 0)}
     identical = 0
     for part in parts:

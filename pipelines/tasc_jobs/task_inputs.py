@@ -167,7 +167,7 @@ class TaskInputs:
             return PromptTemplate(given.template.replace("\\n", "\n"))
         trained = given.trained
         if given.chat_template is None:
-            if not (given.system_prompt or given.few_shot):
+            if given.system_prompt is None and given.few_shot is None:
                 return trained
             made = trained or (self.record and self.record.chat)
             if not isinstance(made, ChatTemplate):
@@ -260,13 +260,15 @@ class TaskInputs:
 def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None) -> ChatTemplate:
     """A chat template with another system prompt and other examples, where they are given.
 
+    An empty system prompt is none.
+
     Raises:
         FileError, EmptyCorpusError, TemplateError: The examples cannot be used.
     """
     shots = chat.shots
     if few_shot is not None:
         shots = tuple((r.input, r.output) for r in read_files([few_shot], Fields()).rows)
-    return replace(chat, system=system or chat.system, shots=shots)
+    return replace(chat, system=chat.system if system is None else system or None, shots=shots)
 
 
 def named_source(model: str, adapter: str | None, dtype: str, device: str) -> "ModelSource":

@@ -6,15 +6,15 @@ and node 0 is the root. A node with several children is a *branch*: only there d
 decide. Between branches each token is forced.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.compiled import borrowing, compiled, read_only
+from tasc_draft.compiled import borrowing, compiled
 from tasc_draft.tokens import Int32, Tokens
 
 NOWHERE = -1  # the state behind a token that no label has
@@ -29,10 +29,16 @@ class LabelTrie:
     Attributes:
         token: ``int32[nodes]`` the token that leads to a node.
         first: ``int32[nodes + 1]`` where each node's children begin.
+        ahead: ``int32[nodes]`` forced tokens from a node to its next branch, 0 for a branch itself;
+            `NO_BRANCH` if there is none.
+        decides: ``int32[nodes]``, 1 if a token that is allowed at a node leads to a further branch.
+            A draft from any other node saves no forward.
     """
 
     token: Int32
     first: Int32
+    ahead: Int32
+    decides: Int32
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> "LabelTrie":
@@ -46,18 +52,10 @@ class LabelTrie:
         place = np.empty(n, np.int32)
         place[by_level] = np.arange(n, dtype=np.int32)
         above = place[parent[by_level[1:]]]
-        first = 1 + np.searchsorted(above, np.arange(n + 1))
-        return cls(token[by_level], first.astype(np.int32))
-
-    @cached_property
-    def ahead(self) -> Int32:
-        """``int32[nodes]`` forced tokens from a node to its next branch; `NO_BRANCH` if none.
-
-        0 for a branch itself.
-        """
-        found = np.empty(len(self.token), np.int32)
-        _fill_ahead(self.first, found)
-        return found
+        first = (1 + np.searchsorted(above, np.arange(n + 1))).astype(np.int32)
+        ahead, decides = np.zeros((2, n), np.int32)
+        _look_ahead(first, ahead, decides)
+        return cls(token[by_level], first, ahead, decides)
 
     def look(
         self,
@@ -90,50 +88,74 @@ class LabelTrie:
 
 
 class Forest(NamedTuple):
-    """Tries one after the other, for compiled code; see `LabelTrie` for the arrays."""
+    """Several tries in the same arrays, for compiled code; see `LabelTrie` for the arrays."""
 
     token: Int32
     first: Int32
     ahead: Int32
+    decides: Int32
 
 
 class RowLabels:
     """The labels that each row is limited to. Rows with equal labels share one trie.
 
+    A trie that rows use lies at one place of the forest. Places have sizes of powers of two and are
+    used again, so that nothing moves when another trie comes or goes.
+
     Attributes:
-        forest: The tries in use.
+        forest: The tries in use; other places hold anything. `start` may replace it by a larger
+            one.
     """
 
     def __init__(self) -> None:
         self._of_row: dict[int, LabelTrie] = {}
         self._bases: dict[int, int] = {}  # by the trie's identity
-        self._tries: list[LabelTrie] = []
-        self.forest = _joined([])
+        self._users: Counter[int] = Counter()
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # bases by size
+        self._end = 0
+        self.forest = Forest(*np.zeros((len(Forest._fields), 1), np.int32))
 
-    def start(self, row: int, labels: LabelTrie | None) -> dict[int, int]:
+    def start(self, row: int, labels: LabelTrie | None) -> int:
         """Limit a row to some labels, or to none.
 
         Returns:
-            By row, by how much its state's number has changed: tries that no row uses are dropped
-            when a new one comes. The row itself has the number of its root.
+            The row's state in the forest: the root of its trie, or `UNLIMITED`.
         """
         self.finish(row)
         if labels is None:
-            return {}
+            return UNLIMITED
+        key = id(labels)
+        if key not in self._bases:
+            self._bases[key] = self._add(labels)
         self._of_row[row] = labels
-        before = self._bases
-        if id(labels) not in before:
-            self._tries = list({id(t): t for t in self._of_row.values()}.values())
-            sizes = [len(t.token) + 1 for t in self._tries]
-            begins = np.cumsum([0, *sizes])[:-1].tolist()
-            self._bases = dict(zip(map(id, self._tries), begins, strict=True))
-            self.forest = _joined(self._tries)
-        moved = {r: self._bases[id(t)] - before.get(id(t), 0) for r, t in self._of_row.items()}
-        moved[row] = self._bases[id(labels)]
-        return moved
+        self._users[key] += 1
+        return self._bases[key]
 
     def finish(self, row: int) -> None:
-        self._of_row.pop(row, None)
+        labels = self._of_row.pop(row, None)
+        if labels is None:
+            return
+        key = id(labels)
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._free[_place_size(labels)].append(self._bases.pop(key))
+
+    def _add(self, labels: LabelTrie) -> int:
+        """Write a trie to a free place, and return where it begins."""
+        size = _place_size(labels)
+        if self._free[size]:
+            base = self._free[size].pop()
+        else:
+            base, self._end = self._end, self._end + size
+        if self._end > len(self.forest.token):
+            self.forest = _enlarged(self.forest, max(self._end, 2 * len(self.forest.token)))
+        nodes = len(labels.token)
+        self.forest.token[base : base + nodes] = labels.token
+        self.forest.ahead[base : base + nodes] = labels.ahead
+        self.forest.decides[base : base + nodes] = labels.decides
+        np.add(labels.first, base, out=self.forest.first[base : base + nodes + 1])
+        return base
 
 
 def warm_up() -> None:
@@ -144,18 +166,16 @@ def warm_up() -> None:
     trie.forced(0, 1)
 
 
-def _joined(tries: list[LabelTrie]) -> Forest:
-    """Tries with a node behind each, which none leads to: it ends the children of the last one."""
-    parts: tuple[list[Int32], ...] = ([], [], [])
-    base = 0
-    for trie in tries:
-        parts[0].extend((trie.token, np.array([NOWHERE], np.int32)))
-        parts[1].append(trie.first + base)
-        parts[2].extend((trie.ahead, np.array([NO_BRANCH], np.int32)))
-        base += len(trie.token) + 1
-    parts[1].append(np.array([base], np.int32))
-    token, first, ahead = (np.concatenate([*part, np.zeros(0, np.int32)]) for part in parts)
-    return Forest(*(read_only(array.astype(np.int32)) for array in (token, first, ahead)))
+def _place_size(labels: LabelTrie) -> int:
+    """Nodes of a trie and the end of the last one's children, rounded up to a power of two."""
+    return 1 << len(labels.token).bit_length()
+
+
+def _enlarged(forest: Forest, size: int) -> Forest:
+    enlarged = Forest(*np.zeros((len(forest), size), np.int32))
+    for array, before in zip(enlarged, forest, strict=True):
+        array[: len(before)] = before
+    return enlarged
 
 
 @compiled
@@ -176,7 +196,7 @@ def _build(ids: Any, offsets: Any, token: Any, parent: Any, depth: Any, path: An
 
 
 @borrowing
-def _fill_ahead(first: Any, ahead: Any) -> None:
+def _look_ahead(first: Any, ahead: Any, decides: Any) -> None:
     for state in range(len(ahead) - 1, -1, -1):
         children = first[state + 1] - first[state]
         ahead[state] = NO_BRANCH if children == 0 else 0
@@ -184,6 +204,9 @@ def _fill_ahead(first: Any, ahead: Any) -> None:
             ahead[state] = 1 + ahead[first[state]]
         elif children == 1:
             ahead[state] = NO_BRANCH
+        for behind in range(first[state], first[state + 1]):
+            if ahead[behind] != NO_BRANCH:
+                decides[state] = 1
 
 
 @borrowing
@@ -198,15 +221,6 @@ def child(token: Any, first: Any, state: int, wanted: int) -> int:
         else:
             high = middle
     return low if low < end and token[low] == wanted else NOWHERE
-
-
-@borrowing
-def decides(labels: Any, state: int) -> bool:
-    """Whether a token that is allowed at a state leads to a further branch."""
-    for behind in range(labels.first[state], labels.first[state + 1]):
-        if labels.ahead[behind] != NO_BRANCH:
-            return True
-    return False
 
 
 @borrowing

@@ -5,7 +5,9 @@ a proposer exactly: each step keeps the longest correct path of the draft and on
 answer. End-of-sequence counts as a token. The first step has a draft, too.
 
 Tokens that a guide forces need no forward, with drafts or without. They follow the token in front
-of them in the same step, and are neither drafted nor accepted tokens.
+of them in the same step, and are neither drafted nor accepted tokens. As in the engine, drafts of
+guided answers lose the nodes that the guide forbids and those that save no forward. Without labels
+only the answer shows what its guide forces: behind a wrong token, a draft stays as it is.
 """
 
 import time
@@ -33,6 +35,9 @@ class Replay:
         rows, steps, tokens: Number of answers, target forwards, and emitted tokens.
         plain_steps: Number of target forwards without drafts: of tokens that no guide forces.
         nodes: Number of verified draft tokens, those that are forced within drafts included.
+        carried: Those of them that are forced and accepted.
+        forced: Number of forced tokens in front of an answer's last decided one. They enter the
+            cache by some forward, with drafts or without.
         drafted_steps: Number of steps with a draft.
         reached: ``[positions]`` number of steps whose draft reaches depth i + 1.
         accepted: ``[positions]`` number of steps that accept a token at depth i + 1.
@@ -50,11 +55,13 @@ class Replay:
     draft_us: list[float]
     start_us: list[float]
     plain_steps: int
+    carried: int = 0
+    forced: int = 0
 
     @property
-    def forwards_saved(self) -> float:
-        """Forwards without drafts / forwards with drafts."""
-        return self.plain_steps / self.steps if self.steps else 0.0
+    def charged(self) -> int:
+        """Nodes that drafting has to pay for: accepted forced ones need a forward anyway."""
+        return self.nodes - self.carried
 
     @property
     def tokens_per_step(self) -> float:
@@ -69,7 +76,7 @@ def replay(
     progress: Callable[[], None] = lambda: None,
     *,
     labels: LabelTrie | None = None,
-    forced: Sequence[NDArray[np.bool_]] | None = None,
+    forced: Sequence[NDArray[np.bool_] | None] | None = None,
 ) -> Replay:
     """Replay rows on the proposer's row 0, in order.
 
@@ -78,21 +85,26 @@ def replay(
         budget: Most draft tokens of a step.
         progress: Called after each row.
         labels: The answers are limited to these. An answer that is none of them is not limited.
-        forced: For each answer, ``bool[n]`` which of its tokens its guide forces; by default those
-            that ``labels`` force.
+        forced: For each answer, ``bool[n]`` which of its tokens its guide forces, or None if it is
+            not limited; by default those that ``labels`` force.
     """
     tokens, nodes, start_us, draft_us = 0, 0, list[float](), list[float]()
-    plain_steps = 0
+    plain_steps = carried = all_forced = 0
     deepest, accepted = list[int](), list[int]()  # of each step
     batch, limit = np.zeros(1, np.int32), np.array([budget], np.int32)
     least = np.zeros(budget, np.float32)
     for n, (prompt, answer) in enumerate(rows):
         own = labels if labels and labels.behind(0, answer) >= 0 else None
+        needless = own.forced_in(answer) if own else None
         if forced is not None:
             needless = forced[n]
+        if guided := needless is not None:
+            decided = np.flatnonzero(~needless)
+            plain_steps += max(len(decided), 1)
+            all_forced += int(decided.max(initial=-1)) + 1 - len(decided)
         else:
-            needless = np.zeros(len(answer), bool) if own is None else own.forced_in(answer)
-        plain_steps += max(len(answer) - int(np.count_nonzero(needless)), 1)
+            needless = np.zeros(len(answer), bool)
+            plain_steps += len(answer)
         began = time.perf_counter()
         proposer.start(0, prompt, own)
         start_us.append((time.perf_counter() - began) * 1e6)
@@ -103,11 +115,16 @@ def replay(
             began = time.perf_counter()
             drafts = proposer.propose(batch, limit, least)
             drafted = time.perf_counter()
-            kept = _longest_path(drafts.tokens, drafts.parents, answer, at)
-            nodes += len(drafts.tokens)
-            state = 0 if own is None else own.behind(0, answer[:at])
-            deepest.append(_deepest(drafts, own, state))
-            accepted.append(kept - int(np.count_nonzero(needless[at : at + kept])))
+            verified_nodes, kept, depth = _outcome(
+                drafts.tokens, drafts.parents, answer, at, needless, guided
+            )
+            nodes += verified_nodes
+            deepest.append(
+                depth if own is None else _deepest(drafts, own, own.behind(0, answer[:at]))
+            )
+            free = int(np.count_nonzero(needless[at : at + kept]))
+            carried += free
+            accepted.append(kept - free)
             end = min(at + kept + 1, len(answer))
             end = _forced_end(needless, end)
             verified = time.perf_counter()
@@ -130,6 +147,8 @@ def replay(
         draft_us=draft_us,
         start_us=start_us,
         plain_steps=plain_steps,
+        carried=carried,
+        forced=all_forced,
     )
 
 
@@ -138,10 +157,8 @@ def _beyond(steps: NDArray[Any], positions: int) -> list[int]:
     return [int(np.count_nonzero(steps > at)) for at in range(positions)]
 
 
-def _deepest(drafts: Drafts, labels: LabelTrie | None, state: int) -> int:
-    """Most drafted tokens on a path of a draft, without forced ones."""
-    if labels is None:
-        return int(drafts.depths.max(initial=0))
+def _deepest(drafts: Drafts, labels: LabelTrie, state: int) -> int:
+    """Most drafted tokens on a path of a draft, without those that labels force."""
     states, positions = np.empty((2, len(drafts.tokens)), np.int32)
     return int(
         _fill_positions(
@@ -175,13 +192,40 @@ def _forced_end(forced: Any, at: int) -> int:
 
 
 @compiled
-def _longest_path(tokens: Any, parents: Any, answer: Any, at: int) -> int:
-    """Number of draft tokens on the path that the answer takes from ``at`` on."""
-    node, kept = -1, 0
-    for i in range(len(tokens)):
-        if at + kept == len(answer):
-            break
-        if parents[i] == node and tokens[i] == answer[at + kept]:
-            node = i
-            kept += 1
-    return kept
+def _outcome(
+    tokens: Any, parents: Any, answer: Any, at: int, forced: Any, guided: bool
+) -> tuple[int, int, int]:
+    """The nodes of a draft that are verified: their number, accepted ones, and deepest position.
+
+    Args:
+        at: Where the draft begins in the answer.
+        guided: Leave out nodes that the answer's guide forbids, and those that save no forward:
+            behind which it decides nothing. Off the answer's path, each node saves one.
+    """
+    n = len(tokens)
+    place, position = np.empty(n, np.int32), np.empty(n, np.int32)
+    kept, saves = np.ones(n, np.bool_), np.ones(n, np.bool_)
+    for x in range(n):
+        above = parents[x]
+        here = at  # the answer's place of this node; -1 if its parent is off the answer's path
+        if above >= 0:
+            here = place[above] + 1 if place[above] >= 0 else -1
+        on_path = 0 <= here < len(answer) and tokens[x] == answer[here]
+        place[x] = here if on_path else -1
+        position[x] = (position[above] if above >= 0 else 0) + 1
+        if guided:
+            is_forced = 0 <= here < len(answer) and forced[here]
+            position[x] -= is_forced
+            forbidden = (is_forced and not on_path) or here == len(answer)
+            kept[x] = not forbidden and (above < 0 or kept[above])
+            saves[x] = not on_path or (here + 1 < len(answer) and not forced[here + 1])
+    verified = followed = deepest = 0
+    for x in range(n - 1, -1, -1):
+        kept[x] &= saves[x]
+        if kept[x]:
+            if parents[x] >= 0:
+                saves[parents[x]] = True
+            verified += 1
+            followed += place[x] >= 0
+            deepest = max(deepest, position[x])
+    return verified, followed, deepest

@@ -46,7 +46,7 @@ class Proposed:
     """A step's drafts, what guides allow of them, and whether and how long drafts were made.
 
     Attributes:
-        may_draft: Whether a request allows drafts and has room for them.
+        may_draft: Whether a request allows drafts, has room for them and may gain by them.
     """
 
     drafts: Drafts
@@ -63,11 +63,13 @@ class Committed:
     Attributes:
         used: ``int32[m]`` tokens that each answer took.
         forced: Tokens that guides forced in front of these or behind them.
+        guide_seconds: Time that guides took to follow the answers.
     """
 
     deltas: list[Delta]
     used: Int32
     forced: int
+    guide_seconds: float
 
 
 class Engine:
@@ -204,8 +206,9 @@ class Engine:
         self._proposer.use(proposer)
         self._draft_budget.begin_again(self._most_of_step(proposer))
         for sequence in self.scheduler.active:
-            answer = sequence.answer_ids
-            self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
+            if sequence.request.draft:
+                answer = sequence.answer_ids
+                self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
     def step(self) -> list[Delta]:
         """Advance all rows by one verify forward; does nothing when there is no request."""
@@ -254,7 +257,8 @@ class Engine:
         plan = self.scheduler.plan(self.verifier.moves)
         for sequence in plan.admitted:
             row, prompt, begun = sequence.row, sequence.prompt, sequence.answer_ids
-            self._proposer.start(row, prompt, sequence.labels, begun)
+            if sequence.request.draft:
+                self._proposer.start(row, prompt, sequence.labels, begun)
             self._sampler.start(row, prompt, sequence.request.sampling, begun)
         return plan
 
@@ -262,7 +266,8 @@ class Engine:
         """Drafts that are worth their time, without what guides forbid."""
         budget, least = plan.budget(self.config.max_draft_tokens), None
         if may_draft := bool(budget.any()):
-            least = self._draft_budget.min_probs(len(plan.emitting), len(plan.tokens), plan.context)
+            shape = len(plan.emitting), len(plan.tokens), plan.context
+            least = self._draft_budget.min_probs(*shape, plan.reads)
         began = time.perf_counter()
         drafts = self._proposer.propose(plan.emitting_rows, budget, least)
         drafted = time.perf_counter()
@@ -280,7 +285,7 @@ class Engine:
             sequence.logprobs += logprobs
         own = OwnTokens(verified.drafts)
         used = np.zeros(len(plan.emitting), np.int32)
-        deltas, all_forced = [], 0
+        deltas, all_forced, guide_seconds = [], 0, 0.0
         for i, sequence in enumerate(plan.emitting):
             new, followed = accepted.tokens[i, : accepted.emitted[i]], int(accepted.followed[i])
             if not len(new):
@@ -292,11 +297,14 @@ class Engine:
             used[i] = sequence.emit(new.tolist(), verified.logprobs[i])
             path = accepted.path[i, : min(followed, int(used[i]))]
             sequence.count_draft(own.drafted[i], own.on_path(i, path))
-            sequence.follow_guide(int(used[i]))
+            if sequence.guide is not None:
+                began = time.perf_counter()
+                sequence.follow_guide(int(used[i]))
+                guide_seconds += time.perf_counter() - began
             all_forced += len(sequence.answer) - sequence.sent - int(used[i])
             deltas.append(self._advance(sequence, known))
         self.verifier.keep(plan, accepted)
-        return Committed(deltas, used, all_forced)
+        return Committed(deltas, used, all_forced, guide_seconds)
 
     def _record(
         self, plan: Plan, proposed: Proposed, verified: Verified, committed: Committed
@@ -309,7 +317,7 @@ class Engine:
             cached_tokens=self.cached_tokens,
             forced_tokens=committed.forced,
             draft_seconds=proposed.draft_seconds,
-            guide_seconds=proposed.guide_seconds,
+            guide_seconds=proposed.guide_seconds + committed.guide_seconds,
             draft_failures=self._proposer.new_failures(),
             paused=proposed.may_draft and self._draft_budget.paused,
             cost_error=self._draft_budget.cost_error,

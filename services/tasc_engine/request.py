@@ -91,6 +91,7 @@ class GenerationRequest:
         stop_ids: Tokens that end the answer and belong to it, as an end of sequence does.
         min_tokens: Nothing but the guide ends the answer before it has so many tokens.
         draft: Whether drafts may be proposed for this row. The answer is the same either way.
+            Drafts of other rows are not made from answers without drafts.
         stream: Whether each step's delta carries its text, rather than the last one all of it.
         sampling: The rule by which tokens are chosen.
         guide: What the answer may be; unset: anything.

@@ -25,7 +25,7 @@ class StepRecord:
         draft_seconds: Time spent proposing.
         verify_seconds: Time spent in the target's forward, until its tokens were read.
         draft_failures: Calls of the proposer that raised, and drafts that were no trees.
-        guide_seconds: Time spent asking guides what may come.
+        guide_seconds: Time spent asking guides what may come, and what they force.
         forced_tokens: Tokens emitted without a forward of their own: a guide allowed no other.
         carried_tokens: Forced tokens within drafts. They are verified with them, and are neither
             drafted nor accepted tokens.

@@ -29,9 +29,10 @@ from tasc_engine import (
     GenerationResult,
     StepRecord,
 )
+from tasc_engine.model.folder import require_model
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
-from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.builder import EngineBuilder, require_stops
 from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
@@ -218,9 +219,9 @@ class LLM:
       max_tokens=64)``. The defaults are temperature 0, which takes the likeliest token, and the
       ``max_tokens`` of this object, 256.
     - An input is put into ``template``, so write there the prompt that the model was fine-tuned
-      with. The default is the prompt that ``tasc finetune`` keeps with its models; for others, the
-      input as it is. `generate` and `chat` use a chat template only where ``chat_template`` is
-      given, or the model was fine-tuned with one.
+      with. The default is the prompt that ``tasc finetune`` keeps in its models' folders; for other
+      models, also those of the hub, the input as it is. `generate` and `chat` use a chat template
+      only where ``chat_template`` is given, or the model was fine-tuned with one.
     - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
@@ -239,15 +240,18 @@ class LLM:
             (``adapter=name``), by default the first.
         corpus: Rows of the task: JSONL or Parquet files with fields ``input`` and ``output``, a
             table (pandas, Polars, Arrow, ``datasets.Dataset``) with these columns, objects with
-            these fields, or pairs of input and output. Its index is built once for the same
-            content and kept in ``cache_dir``.
+            these fields, or pairs of input and output. Values that are no texts are read as JSON,
+            and ``messages`` are read too. Its index is built once for the same content and kept in
+            ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once; unset: see above.
         chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
             with one, or its text. An input is then the user message of a conversation.
-        system_prompt: System prompt for conversations without one; needs a chat template.
+        system_prompt: System prompt for conversations without one; needs a chat template. Unset:
+            that of the fine-tune, if any; an empty text is none.
         few_shot: Inputs and answers that every prompt has as examples, in the forms of a corpus,
-            such as pairs or a JSONL file; needs a chat template.
+            such as pairs or a JSONL file; needs a chat template. Unset: those of the fine-tune, if
+            any; an empty list is none.
         allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
             become these tokens in what is put into a template; else they are ordinary text. With
             the template ``{input}``, an input is a whole prompt and may spell them in any case.
@@ -288,7 +292,7 @@ class LLM:
         template: str | None = None,
         chat_template: str | Path | None = None,
         system_prompt: str | None = None,
-        few_shot: Corpus = (),
+        few_shot: Corpus | None = None,
         allow_special_tokens_in_input: bool = False,
         stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
@@ -307,18 +311,19 @@ class LLM:
         if isinstance(choices, str | Path):
             raise ValueError(
                 f"choices is {str(choices)!r:.80}; give a list of labels, as in "
-                "Path('labels.txt').read_text().splitlines() where a file has one a line"
+                "Path('labels.txt').read_text('utf-8-sig').splitlines() where a file has one a line"
             )
         home = resolve_folder(str(model), revision, weights=False)
+        require_model(home)
         tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)
-        trained = trained_prompt(adapter, home) if template is None else None
+        trained = trained_prompt(adapter, model) if template is None else None
         chat = trained if isinstance(trained, ChatTemplate) else None
         if chat_template is not None:
             own = read_chat(home, str(chat_template))
             chat = replace(chat or own, source=own.source, tokens=own.tokens)
         if chat is not None:
-            system = chat.system if system_prompt is None else system_prompt
-            chat = replace(chat, system=system, shots=shots or chat.shots)
+            system = chat.system if system_prompt is None else system_prompt or None
+            chat = replace(chat, system=system, shots=chat.shots if shots is None else shots)
         elif system_prompt or shots:
             raise ValueError("system_prompt and few_shot need a chat template; give chat_template")
         if template is None:
@@ -343,6 +348,7 @@ class LLM:
             chat=chat,
             allow_special_tokens_in_input=allow_special_tokens_in_input,
         )
+        require_stops(tokenizer, record.stop)
         index = None
         if corpus is not None:
             rows = list(rows_of(corpus))
@@ -767,7 +773,9 @@ def _parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
         raise FieldError(name, fault_of(error)) from None
 
 
-def _shots(few_shot: Corpus) -> tuple[tuple[str, str], ...]:
+def _shots(few_shot: Corpus | None) -> tuple[tuple[str, str], ...] | None:
+    if few_shot is None:
+        return None
     try:
         return tuple((row.input, row.output) for row in rows_of(few_shot))
     except (FileError, TypeError, ValueError) as error:

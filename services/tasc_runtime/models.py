@@ -1,4 +1,4 @@
-"""What is known of a model without loading it: name, tokenizer and prompts. No torch."""
+"""Name, tokenizer and prompts of a model, without loading it and without torch."""
 
 from pathlib import Path
 

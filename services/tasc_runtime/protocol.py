@@ -4,13 +4,14 @@ import codecs
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from tasc_engine import Delta, GenerationRequest, GenerationResult, TokenLogprob
 from tasc_runtime.sampling_options import SamplingOptions
 from tasc_text import Conversation, TaskTokenizer
 
 Prompt = str | tuple[int, ...] | Conversation
+LEAST_LOGPROB = -9999.0  # what OpenAI writes for tokens that cannot be
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,23 @@ class Refusal:
     retry_after_s: float | None = None
 
 
+def finite(logprob: float) -> float:
+    """A log-probability for JSON, which has no infinity."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def token_name(utf8: bytes) -> str:
+    """A token's text; of a part of a character its bytes, as OpenAI names them."""
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
+
+
+def _entry(utf8: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token_name(utf8), "logprob": finite(logprob), "bytes": list(utf8)}
+
+
 @dataclass(frozen=True)
 class TokenText:
     """A token of an answer, as who knows the tokenizer tells it to who does not.
@@ -97,6 +115,12 @@ class TokenText:
     logprob: float | None
     offset: int
     top: tuple[tuple[bytes, float], ...] = ()
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The token as in OpenAI's chats: ``token``, ``logprob``, ``bytes``, ``top_logprobs``."""
+        likeliest = [_entry(utf8, logprob) for utf8, logprob in self.top]
+        return {**_entry(self.utf8, self.logprob or 0.0), "top_logprobs": likeliest}
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,24 @@ class FieldError(ValueError):
         self.field = field
 
 
+class PromptTooLong(FieldError):
+    """A prompt leaves no room for an answer in a row.
+
+    Attributes:
+        tokens: Number of tokens of the prompt.
+        longest: Most tokens of a row, prompt and answer together.
+    """
+
+    def __init__(self, field: str, tokens: int, longest: int) -> None:
+        super().__init__(
+            field,
+            f"{field} has {tokens} tokens; a row holds {longest}, the answer included "
+            "(max_model_len, kv_cache_bytes): shorten it, or have it cut by "
+            "truncate_prompt_tokens",
+        )
+        self.tokens, self.longest = tokens, longest
+
+
 @dataclass(frozen=True)
 class AnswerGuide:
     """A guide, and where it comes from.
@@ -594,8 +612,12 @@ IGNORED_OF_MESSAGES: Final = frozenset(
 )
 
 
-def _joined(content: Any) -> Any:
-    """Joins the text parts of a message's content; a string is returned as it is."""
+def joined_text(content: Any) -> Any:
+    """Joins the text parts of a message's content; a string is returned as it is.
+
+    Raises:
+        PydanticCustomError: It is neither, or a part is no text; a ValueError.
+    """
     if isinstance(content, str):
         return content
     parts: list[Any] = (
@@ -634,7 +656,7 @@ def _named(part: Mapping[str, Any]) -> set[str]:
 
 
 Content = Annotated[
-    str, BeforeValidator(_joined, json_schema_input_type=str | list[dict[str, str]])
+    str, BeforeValidator(joined_text, json_schema_input_type=str | list[dict[str, str]])
 ]
 
 

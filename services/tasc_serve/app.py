@@ -300,7 +300,7 @@ def app(args: Deployed) -> serve.Application:
         StoreError: Redis cannot be reached, or has no such task, for ``limits.start_timeout_s``.
     """
     settings = load_settings(args.settings)
-    redis_url = os.environ.get("REDIS_URL") or settings.redis_url
+    redis_url = settings.store_url(os.environ.get("REDIS_URL"))
     if not redis_url:
         raise SettingsError(
             f"{args.settings} has no redis_url and REDIS_URL is not set; set one of them, since a"

@@ -1,5 +1,6 @@
 """The settings file of the service, read by ``tasc serve --config``."""
 
+import logging
 import math
 import socket
 from pathlib import Path
@@ -14,6 +15,9 @@ from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
 from tasc_runtime.errors import ServiceError, SettingsError
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import FieldError
+from tasc_store import redact
+
+log = logging.getLogger(__name__)
 
 
 class LimitSettings(Section):
@@ -470,6 +474,21 @@ class ServeSettings(Section):
     def most_in_flight(self) -> int:
         """Requests that a gateway reads at once: its bound on memory, above that of the queues."""
         return 3 * self.capacity
+
+    def store_url(self, named: str | None) -> str | None:
+        """Returns the URL of Redis; logs a warning where ``redis_url`` is another one.
+
+        Args:
+            named: The URL that the option or the environment names, which comes first.
+        """
+        if named and self.redis_url and named != self.redis_url:
+            log.warning(
+                "the store is %s of --redis-url or REDIS_URL, not %s of the settings file; unset "
+                "REDIS_URL to use that of the file",
+                redact(named),
+                redact(self.redis_url),
+            )
+        return named or self.redis_url
 
     @model_validator(mode="after")
     def _a_body_fits_a_message(self) -> Self:

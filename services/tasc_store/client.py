@@ -35,7 +35,7 @@ OLDEST = (6, 2)
 _RETRIES = 2
 _Result = TypeVar("_Result")
 
-# What servers say, without the code, which they hide inside a Lua script before Redis 7.
+# Errors of servers without their code, which servers before Redis 7 leave out in a Lua script.
 _FULL = "when used memory"
 _REPLICA = "read only replica"
 _CUT_OFF = "Link with MASTER is down"

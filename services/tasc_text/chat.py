@@ -1,7 +1,8 @@
 """Chat templates: a model's own Jinja template, which makes one prompt of a conversation."""
 
 import json
-from dataclasses import astuple, dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from tasc_text.renderer import shared_renderer
@@ -9,6 +10,7 @@ from tasc_text.template import Conversation, Message, MessageError, Quote, Templ
 
 MOST_TEMPLATE_BYTES = 256 * 1024
 MOST_TURNS_BYTES = 256 * 1024  # of system prompt and few-shot examples together
+_TALK = (Message("user", "a"), Message("assistant", "a"), Message("user", "a"))
 # What the renderer passes itself.
 _RESERVED = (
     *("messages", "tools", "documents", "add_generation_prompt", "conversations", "chat_template"),
@@ -21,7 +23,7 @@ class ChatTemplate(Template):
     """A Jinja template, and the turns that each conversation begins with.
 
     Prompts equal those of ``tokenizer.apply_chat_template`` in transformers, except that messages
-    cannot spell special tokens.
+    cannot spell special tokens, nor others that the template writes around messages.
 
     Attributes:
         source: The Jinja template.
@@ -56,6 +58,20 @@ class ChatTemplate(Template):
     def identity(self) -> str:
         return json.dumps(astuple(self))
 
+    @property
+    def own_texts(self) -> tuple[str, ...]:
+        turns = (text for pair in self.shots for text in pair)
+        return (*turns, *([] if self.system is None else [self.system]))
+
+    @property
+    def plain_prompts(self) -> tuple[str, ...]:
+        """Without the head of an answer, which may begin with the mark of a thought."""
+        bare, found = replace(self, system=None, shots=()), list[str]()
+        for talk in (_TALK, (Message("system", "a"), *_TALK)):
+            with suppress(MessageError):  # there may be no place for a system prompt
+                found.append(bare.render(Conversation(talk, add_generation_prompt=False)))
+        return tuple(found)
+
     def render(self, value: str | Conversation, quote: Quote = str) -> str:
         """The prompt of a row's input, or of a conversation.
 
@@ -68,12 +84,12 @@ class ChatTemplate(Template):
         """
         asked = Conversation((Message("user", value),)) if isinstance(value, str) else value
         effort = {"reasoning_effort": asked.reasoning_effort} if asked.reasoning_effort else {}
-        own = json.loads(quote(json.dumps({**effort, **_variables(asked)}, ensure_ascii=False)))
+        own = {**effort, **_variables(asked)}
         wanted = {
             "source": self.source,
             "messages": self._turns(asked.messages, quote),
             "add_generation_prompt": asked.add_generation_prompt is not False,
-            "variables": {**dict(self.tokens), **own},
+            "variables": {**dict(self.tokens), **{k: _quoted(v, quote) for k, v in own.items()}},
         }
         answer = shared_renderer().ask(wanted)
         if (text := answer.get("text")) is None:
@@ -107,6 +123,16 @@ def _variables(asked: Conversation) -> dict[str, Any]:
             f"chat_template_kwargs has {taken[0]}, which is not the client's to set; remove it",
         )
     return found
+
+
+def _quoted(value: Any, quote: Quote) -> Any:
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, list):
+        return [_quoted(each, quote) for each in value]
+    if isinstance(value, dict):
+        return {quote(name): _quoted(each, quote) for name, each in value.items()}
+    return value
 
 
 def _is_pair(value: object) -> bool:

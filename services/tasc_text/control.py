@@ -1,116 +1,217 @@
 """Keeps texts of clients from spelling control tokens, such as ``<|im_end|>`` in a chat message.
 
-A tokenizer makes special tokens of their spellings, wherever in a text they are. In a prompt only
-the template may write them. So spellings in texts are quoted before the template is rendered, and
-a rendered prompt with quoted ones is encoded by a copy of the tokenizer whose control tokens have
-secret names, which only those that the template wrote are given.
+A tokenizer makes added tokens of their spellings, wherever in a text they are. In a prompt only the
+template may write those that control the model. `ControlTokens` finds spellings, and encodes a
+prompt in which only given ones are control tokens. `template` finds out which ones those are.
 """
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
-_MARK = f"<{secrets.token_hex(8)}:"  # of a quoted spelling; a text that has it gains nothing
+MARK = "\U000f7a5c"  # stands for a character of a text; a private one, which no token has
+_UNKNOWN = "\U0010fffd"  # no tokenizer knows this private character
+_NONCE = secrets.token_hex(8)
+_REST = f"<{_NONCE}>"  # the word for all text between added tokens
 
 
-class ControlTokens:
-    """The control tokens of a tokenizer: its special tokens and those that end a sequence.
+class Span(NamedTuple):
+    """The place of an added token in a text, in characters."""
+
+    id: int
+    begin: int
+    end: int
+
+
+class Spellings:
+    """Finds the added tokens of a tokenizer in texts, by its own rules and in linear time.
 
     Args:
         backend: The tokenizer.
-        eos_ids: Ids that end a sequence.
+
+    Attributes:
+        added: The added tokens by id.
+        normalizer: That of the tokenizer, if it has one.
     """
 
-    def __init__(self, backend: Tokenizer, eos_ids: Sequence[int]) -> None:
-        self._backend = backend
-        self._added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
-        tokens = {i: t for i, t in self._added.items() if t.special or i in eos_ids}
-        self._ids = {t.content: i for i, t in tokens.items() if t.content}
-        # The longest first, as the tokenizer matches; "(?!)" matches nowhere.
-        spellings = sorted(map(re.escape, self._ids), key=len, reverse=True) or ["(?!)"]
-        self._spelled = re.compile("|".join(spellings))
-        self._quoted = re.compile("|".join((re.escape(_MARK) + "([0-9]+)>", *spellings)))
-        # Some are found in a text as it is normalized, such as in lower case.
-        self._normalizer = (
-            backend.normalizer if any(t.normalized for t in tokens.values()) else None
-        )
+    def __init__(self, backend: Tokenizer) -> None:
+        self.added: dict[int, AddedToken] = backend.get_added_tokens_decoder()
+        self.normalizer = backend.normalizer
+        self._finder = Tokenizer(models.WordLevel({_REST: 0}, unk_token=_REST))
+        if self.normalizer is not None and any(t.normalized for t in self.added.values()):
+            self._finder.normalizer = self.normalizer
+        self._finder.add_tokens(list(self.added.values()))
+        self._ids = _numbers(self._finder, {t.content: id_ for id_, t in self.added.items()})
 
-    def quoted(self, text: str) -> tuple[str, bool]:
-        """A text with its spellings quoted, and whether `encode` must encode what it is put into.
+    def find(self, text: str) -> list[Span]:
+        """The added tokens in a text, in order."""
+        found = self._finder.encode(text, add_special_tokens=False)
+        return [
+            Span(self._ids[id_], *place)
+            for id_, place in zip(found.ids, found.offsets, strict=True)
+            if id_
+        ]
 
-        It is the text itself unless it spells a control token.
+
+class ControlTokens:
+    """Some of a tokenizer's added tokens, which texts of clients may not spell.
+
+    Args:
+        backend: The tokenizer.
+        spellings: Those of the tokenizer.
+        ids: Ids of the tokens; others than those of added tokens are ignored.
+    """
+
+    def __init__(self, backend: Tokenizer, spellings: Spellings, ids: Iterable[int]) -> None:
+        self._backend, self._spellings = backend, spellings
+        added = spellings.added
+        self._contents = {i: added[i].content for i in ids if i in added and added[i].content}
+        self._ids = {content: id_ for id_, content in self._contents.items()}
+        normalizer = spellings.normalizer
+        forms = set(self._ids)
+        if normalizer is not None:
+            forms |= {text for form in forms if (text := normalizer.normalize_str(form))}
+        signs = _signs(forms)
+        self._sign = re.compile(f"[{re.escape(signs)}]" if signs else "(?!)")
+        # Normalizers make signs of letters that are not ASCII; only letters of other letters, too.
+        self._normalizes_ascii = any(sign.isalnum() for sign in signs)
+        hidden = self._sign.pattern
+        if normalizer is not None:
+            hidden += r"|\S" if self._normalizes_ascii else r"|(?!\s)[^\0-\x7f]"
+        self._hidden = re.compile(f"(?:{hidden})+")
+
+    def may_spell(self, text: str) -> bool:
+        """Whether a text can be a part of a spelling; most texts cannot."""
+        if self._sign.search(text):
+            return True
+        normalizer = self._spellings.normalizer
+        if normalizer is None or (text.isascii() and not self._normalizes_ascii):
+            return False
+        return bool(self._sign.search(normalizer.normalize_str(text)))
+
+    def find(self, text: str) -> list[Span]:
+        """The control tokens that a text spells, in order."""
+        return [span for span in self._spellings.find(text) if span.id in self._contents]
+
+    def without_signs(self, text: str) -> str:
+        """A text with marks in place of characters without which it is no part of a spelling."""
+        if not self.may_spell(text):
+            return text
+        return self._hidden.sub(lambda found: MARK * len(found[0]), text)
+
+    def without_spellings(self, text: str) -> str:
+        """A text with a mark for each character of its spellings."""
+        return _replaced(text, [(s, MARK * (s.end - s.begin)) for s in self.find(text)])
+
+    def example(self, spans: Sequence[Span]) -> str:
+        """What one of these, or of all, is written as."""
+        return next(iter([self._contents[span.id] for span in spans] or self._ids))
+
+    def beyond(self, ids: Sequence[int], spans: Sequence[Span]) -> bool:
+        """Whether ids of a text have other control tokens than it spells, but unknown text."""
+        counted = self._contents.keys() - self._unknown
+        wanted = [span.id for span in spans if span.id in counted]
+        return [id_ for id_ in ids if id_ in counted] != wanted
+
+    def encode(self, text: str, written: Sequence[Span]) -> list[int]:
+        """Ids of a text in which only some spellings are control tokens.
+
+        Special tokens that the tokenizer adds to texts are not added. A letter for which there is
+        no other token than a control token is left out.
+
+        Args:
+            written: The places of these spellings, in order.
         """
-        quoted = self._spelled.sub(lambda found: f"{_MARK}{self._ids[found[0]]}>", text)
-        if quoted == text and self._normalizer is not None:
-            return text, bool(self._spelled.search(self._normalizer.normalize_str(text)))
-        return quoted, quoted != text
-
-    def encode(self, prompt: str) -> list[int]:
-        """Ids of a prompt with quoted spellings, which become ordinary tokens.
-
-        Special tokens that the tokenizer adds to texts are not added.
-        """
-        text = self._quoted.sub(self._unquoted, prompt)
-        encoding = self._renamed.encode(text, add_special_tokens=False)
-        ids = list[int]()
-        for id_, token, (begin, end) in zip(
-            encoding.ids, encoding.tokens, encoding.offsets, strict=True
-        ):
-            if token in self._ids and text[begin:end] == token:  # a piece of the vocabulary, too
-                model = self._backend.model
-                ids += [part.id for letter in token for part in model.tokenize(letter)]
+        named = _replaced(text, [(span, self._named(text, span)) for span in written])
+        copy, real = self._renamed
+        encoding = copy.encode(named, add_special_tokens=False)
+        # The model makes a control token of text that is one in its vocabulary.
+        own = self._contents.keys() - real.keys()
+        if own.isdisjoint(found := encoding.ids):
+            return [real.get(id_, id_) for id_ in found]
+        model, ids = self._backend.model, list[int]()
+        for id_, (begin, end) in zip(found, encoding.offsets, strict=True):
+            content = self._contents[id_] if id_ in own else ""
+            if content and (id_ not in self._unknown or named[begin:end] == content):
+                parts = [part.id for letter in content for part in model.tokenize(letter)]
+                ids += [part for part in parts if part in self._unknown or part not in own]
             else:
-                ids.append(self._names.get(token, id_))
+                ids.append(real.get(id_, id_))
         return ids
 
-    def _unquoted(self, found: re.Match[str]) -> str:
-        if found[1] is None:
-            return self._secret[self._ids[found[0]]]
-        token = self._added.get(int(found[1]))
-        return token.content if token else found[0]
+    def _named(self, text: str, span: Span) -> str:
+        """A spelling with the secret name, and the white space around it that the token takes."""
+        spelled = text[span.begin : span.end]
+        begin = len(spelled) - len(spelled.lstrip())
+        return spelled[:begin] + self._secret[span.id] + spelled[len(spelled.rstrip()) :]
+
+    @cached_property
+    def _unknown(self) -> Collection[int]:
+        """Ids that the model gives to unknown text."""
+        try:
+            return {token.id for token in self._backend.model.tokenize(_UNKNOWN)}
+        except Exception:  # as the library raises it: the model has no such id
+            return set()
 
     @cached_property
     def _secret(self) -> dict[int, str]:
-        nonce = secrets.token_hex(8)
-        return {id_: f"<{nonce}:{id_}>" for id_ in self._ids.values()}
+        return {id_: f"<{_NONCE}:{id_}>" for id_ in self._contents}
 
     @cached_property
-    def _names(self) -> dict[str, int]:
-        """Ids of the added tokens by their names in the copy, which numbers them otherwise."""
-        return {self._secret.get(id_, token.content): id_ for id_, token in self._added.items()}
+    def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
+        """A copy of the tokenizer whose control tokens have secret names, and its ids' real ones.
 
-    @cached_property
-    def _renamed(self) -> Tokenizer:
-        """The copy. It shares the model, so that it costs neither time nor memory."""
+        It shares the model, so that it costs neither time nor memory. It numbers added tokens
+        otherwise.
+        """
         made = Tokenizer(self._backend.model)
         for part in ("normalizer", "pre_tokenizer"):
             if (value := getattr(self._backend, part)) is not None:
                 setattr(made, part, value)
-        flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
-        made.add_tokens(
-            [
-                AddedToken(name, **{flag: getattr(self._added[id_], flag) for flag in flags})
-                for name, id_ in self._names.items()
-            ]
+        added = self._spellings.added
+        names = {self._secret.get(id_, token.content): id_ for id_, token in added.items()}
+        made.add_tokens([self._copied(name, id_) for name, id_ in names.items()])
+        return made, _numbers(made, names)
+
+    def _copied(self, name: str, id_: int) -> AddedToken:
+        flags = {
+            flag: getattr(self._spellings.added[id_], flag)
+            for flag in ("lstrip", "rstrip", "single_word", "normalized", "special")
+        }
+        if id_ in self._contents:  # written by the template, whatever a text has beside it
+            flags["single_word"] = False
+        return AddedToken(name, **flags)
+
+
+def _numbers(copy: Tokenizer, names: Mapping[str, int]) -> dict[int, int]:
+    """The ids of tokens by those that they have in a copy."""
+    pairs = ((copy.token_to_id(name), id_) for name, id_ in names.items())
+    return {number: id_ for number, id_ in pairs if number is not None}
+
+
+def _replaced(text: str, others: Iterable[tuple[Span, str]]) -> str:
+    parts, end = list[str](), 0
+    for span, other in others:
+        parts += [text[end : span.begin], other]
+        end = span.end
+    return "".join((*parts, text[end:]))
+
+
+def _signs(texts: Collection[str]) -> str:
+    """A few characters one of which is in each text, signs rather than letters."""
+    chosen, left = "", set(texts)
+    while left:
+        letters = sorted({letter for text in left for letter in text})
+        chosen += max(
+            letters,
+            key=lambda letter: (
+                not letter.isalnum() and not letter.isspace(),
+                sum(letter in text for text in left),
+            ),
         )
-        return made
-
-
-class Quotes:
-    """Quotes the texts of one prompt.
-
-    Attributes:
-        found: Whether any of them spells a control token.
-    """
-
-    def __init__(self, control: ControlTokens) -> None:
-        self._control = control
-        self.found = False
-
-    def __call__(self, text: str) -> str:
-        quoted, found = self._control.quoted(text)
-        self.found |= found
-        return quoted
+        left = {text for text in left if chosen[-1] not in text}
+    return chosen

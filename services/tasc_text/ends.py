@@ -116,7 +116,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 @lru_cache(16)
 def _behind_answer(source: str, special: tuple[tuple[str, str], ...]) -> str:
-    """Returns what a template writes behind an answer; nothing if it renders none."""
+    """Returns the text behind an answer; nothing if the answer is not rendered as it is."""
     answer = shared_renderer().ask(
         {
             "source": source,
@@ -128,4 +128,5 @@ def _behind_answer(source: str, special: tuple[tuple[str, str], ...]) -> str:
             "variables": dict(special),
         }
     )
-    return answer.get("text", "").rpartition(_ANSWER)[2].lstrip()
+    _, found, behind = answer.get("text", "").rpartition(_ANSWER)
+    return behind.lstrip() if found else ""

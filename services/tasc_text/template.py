@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tasc_text.control import Quotes
+import numpy as np
+
+from tasc_text.control import MARK, ControlTokens
 from tasc_text.errors import TextError
 from tasc_text.tokenizer import TaskTokenizer
 
@@ -130,41 +132,138 @@ class Template(ABC):
             MessageError: The conversation has no prompt by this template.
         """
 
+    @property
+    def takes_control_tokens(self) -> bool:
+        """Whether what is put into the template may spell control tokens."""
+        return False
+
+    @property
+    def own_texts(self) -> tuple[str, ...]:
+        """Texts of the task that are put into the template besides those of a client."""
+        return ()
+
+    @property
+    def plain_prompts(self) -> tuple[str, ...]:
+        """Prompts that show which tokens the template writes around texts."""
+        return (self.render("a"),)
+
     def encode(
         self,
         tokenizer: TaskTokenizer,
         value: str | Conversation,
         add_special_tokens: bool | None = None,
     ) -> list[int]:
-        """Token ids of the prompt; raises what `render` does.
+        """Token ids of the prompt.
 
         Spellings of control tokens, such as ``<|im_end|>``, are ordinary text in what is put into
         the template.
 
         Args:
             add_special_tokens: None: as `adds_special_tokens` says.
+
+        Raises:
+            MessageError: As `render`; or texts spell control tokens, and the template changes or
+                examines these texts, so that it is unknown what it writes itself.
         """
-        quotes = Quotes(tokenizer.control)
-        prompt = self.render(value, quotes)
-        if quotes.found:
-            ids = tokenizer.control.encode(prompt)
-        else:
-            ids = tokenizer.encode_prompt(prompt, add_special_tokens=False)
+        prompt, texts = self._rendered(value)
+        ids = tokenizer.encode_prompt(prompt, False)
+        if not self.takes_control_tokens and (guard := self._guard(tokenizer)).suspects(texts):
+            ids = self._kept_apart(guard.control, value, prompt, ids)
         add = self.adds_special_tokens if add_special_tokens is None else add_special_tokens
         return tokenizer.with_special_tokens(ids) if add else ids
 
     def encode_rows(self, tokenizer: TaskTokenizer, inputs: Sequence[str]) -> list[list[int]]:
         """`encode` of many inputs, in less time."""
-        quotes = [Quotes(tokenizer.control) for _ in inputs]
-        prompts = [self.render(each, own) for each, own in zip(inputs, quotes, strict=True)]
-        found = [
-            tokenizer.control.encode(prompt) if own.found else ids
-            for prompt, own, ids in zip(
-                prompts, quotes, tokenizer.encode_prompts(prompts, False), strict=True
-            )
-        ]
+        made = [self._rendered(value) for value in inputs]
+        found = tokenizer.encode_outputs([prompt for prompt, _ in made])
+        if not self.takes_control_tokens:
+            guard = self._guard(tokenizer)
+            for at, (prompt, texts) in enumerate(made):
+                if guard.suspects(texts):
+                    found[at] = self._kept_apart(guard.control, inputs[at], prompt, found[at])
         add = self.adds_special_tokens
         return [tokenizer.with_special_tokens(ids) for ids in found] if add else found
+
+    def _rendered(self, value: str | Conversation) -> tuple[str, list[str]]:
+        """A prompt, and the texts that were put into the template."""
+        texts = list[str]()
+
+        def seen(text: str) -> str:
+            texts.append(text)
+            return text
+
+        return self.render(value, seen), texts
+
+    def _guard(self, tokenizer: TaskTokenizer) -> "_Guard":
+        known = tokenizer.guards
+        if (found := known.get(self)) is None:
+            find, prompts = tokenizer.spellings.find, self.plain_prompts
+            written = {s.id for p in prompts for s in find(p) if not p[s.begin : s.end].isspace()}
+            control = tokenizer.control(written)
+            harmless = frozenset(text for text in self.own_texts if not control.find(text))
+            found = known[self] = _Guard(control, harmless)
+        return found
+
+    def _kept_apart(
+        self, control: ControlTokens, value: str | Conversation, prompt: str, ids: list[int]
+    ) -> list[int]:
+        """Ids of a prompt in which only the template's control tokens are any.
+
+        The prompt is rendered once more with marks in texts in place of the signs that spellings
+        need. So it is known what the template wrote, whatever it does to the texts. Only where it
+        examines these signs, nothing but whole spellings has marks.
+
+        Args:
+            ids: Those of the prompt, wherever its control tokens come from.
+        """
+        spelled = control.find(prompt)
+        leaks = control.beyond(ids, spelled)
+        if not spelled and not leaks:
+            return ids
+        marked = self._marked(value, control.without_signs)
+        written = control.find(marked)
+        if not _same_but_marks(prompt, marked):
+            wanted = [span.id for span in written]
+            marked = self._marked(value, control.without_spellings)
+            written = control.find(marked)
+            known = _same_but_marks(prompt, marked)
+            if not known or [span.id for span in written] != wanted:
+                raise MessageError(
+                    "messages",
+                    f"the messages spell special tokens, such as {control.example(spelled)!r}, and "
+                    "the task's chat template changes or examines such texts; remove these "
+                    "spellings, or have the task allow them (allow_special_tokens_in_input)",
+                )
+        return control.encode(prompt, written) if leaks or {*spelled} - {*written} else ids
+
+    def _marked(self, value: str | Conversation, quote: Quote) -> str:
+        try:
+            return self.render(value, quote)
+        except MessageError:  # the template examines texts
+            return ""
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """The control tokens of a template, and the texts of its task that spell none."""
+
+    control: ControlTokens
+    harmless: frozenset[str]
+
+    def suspects(self, texts: list[str]) -> bool:
+        """Whether texts may spell control tokens; most cannot."""
+        may_spell, harmless = self.control.may_spell, self.harmless
+        return any(may_spell(text) for text in texts if text not in harmless)
+
+
+def _same_but_marks(prompt: str, marked: str) -> bool:
+    if len(prompt) != len(marked):
+        return False
+    one, other = (
+        np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        for text in (prompt, marked)
+    )
+    return bool(((one == other) | (other == ord(MARK))).all())
 
 
 @dataclass(frozen=True)
@@ -192,10 +291,12 @@ class PromptTemplate(Template):
     def identity(self) -> str:
         return self.text
 
+    @property
+    def takes_control_tokens(self) -> bool:
+        return self.text == FIELD
+
     def render(self, value: str | Conversation, quote: Quote = str) -> str:
         given = value if isinstance(value, str) else value.input
-        if self.text == FIELD:
-            return given
         before, after = self.text.split(FIELD)
         return before + quote(given) + after
 
@@ -214,8 +315,12 @@ class UnquotedTemplate(Template):
     def identity(self) -> str:
         return f"{self.made.identity} unquoted"
 
+    @property
+    def takes_control_tokens(self) -> bool:
+        return True
+
     def render(self, value: str | Conversation, quote: Quote = str) -> str:
-        return self.made.render(value)
+        return self.made.render(value, quote)
 
 
 def last_words(text: str, most: int) -> str:

@@ -5,17 +5,19 @@ Text to ids and back, fingerprints, and what drafting needs to know about tokens
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from tasc_text.control import ControlTokens
+from tasc_text.control import ControlTokens, Spellings
 from tasc_text.ends import named_ends
 from tasc_text.errors import TextError, TokenizerError
+from tasc_text.formats import file_in_words
 
 SETTINGS_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 WEIGHT_FILES = ("*.safetensors",)
@@ -30,11 +32,14 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
         weights: Whether the weights are needed besides tokenizer and configuration.
 
     Raises:
-        TextError: ``model`` is not a folder, and the hub does not have it or cannot be reached.
+        TextError: ``model`` is a file, or is not a folder, and the hub does not have it or cannot
+            be reached.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
+    if folder.is_file():
+        raise TextError(file_in_words(folder))
     if model.startswith((".", "/", "~")):
         raise TextError(f"there is no folder {model}; check the spelling of the path")
     # Imported here, so that local folders need neither the network nor `huggingface_hub`.
@@ -93,6 +98,8 @@ class TaskTokenizer:
     def from_folder(cls, folder: Path) -> "TaskTokenizer":
         """Load ``tokenizer.json``, and the ends of answers that any file names (`named_ends`)."""
         path = folder / "tokenizer.json"
+        if folder.is_file():
+            raise TokenizerError(file_in_words(folder))
         if not folder.is_dir():
             raise TokenizerError(f"there is no folder {folder}; check the spelling of the path")
         if not path.is_file():
@@ -132,10 +139,30 @@ class TaskTokenizer:
         """Ids that have no text in answers."""
         return frozenset(self.special_tokens.values())
 
+    def special_in(self, text: str) -> str | None:
+        """The first special token that a text has, as it is written."""
+        added = self.spellings.added
+        found = (added[span.id] for span in self.spellings.find(text))
+        return next((t.content for t in found if t.special and t.content in text), None)
+
     @cached_property
-    def control(self) -> ControlTokens:
-        """The tokens that texts of clients may not spell."""
-        return ControlTokens(self._tokenizer, self.eos_ids)
+    def spellings(self) -> Spellings:
+        """Finds added tokens in texts."""
+        return Spellings(self._tokenizer)
+
+    @cached_property
+    def guards(self) -> dict[Hashable, Any]:
+        """What each template keeps beside the tokenizer."""
+        return {}
+
+    def control(self, ids: Iterable[int] = ()) -> ControlTokens:
+        """The tokens that texts of clients may not spell: special ones, ends, and others.
+
+        Args:
+            ids: Those of the others.
+        """
+        own = self.special_ids.union(self.eos_ids, ids)
+        return ControlTokens(self._tokenizer, self.spellings, own)
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
@@ -183,13 +210,6 @@ class TaskTokenizer:
         """
         ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self.with_special_tokens(ids) if add_special_tokens else ids
-
-    def encode_prompts(
-        self, texts: Sequence[str], add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """`encode_prompt` of several prompts at once."""
-        found = self.encode_outputs(texts)
-        return [self.with_special_tokens(ids) for ids in found] if add_special_tokens else found
 
     def encode_outputs(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of task outputs, without special tokens."""

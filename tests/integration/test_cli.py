@@ -90,6 +90,36 @@ def test_rows_lead_to_answers(in_process: InProcess, folder: Path, tmp_path: Pat
     assert all(a["index_version"] == capped["version"] == 3 for a in answers)
 
 
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_command_fails_if_no_row_could_be_used(
+    in_process: InProcess, folder: Path, tmp_path: Path
+) -> None:
+    """The exit code and the last line say so, with the first reason and where all of them are."""
+    create(in_process, folder)
+    wrong = write_rows(tmp_path / "wrong.jsonl", [{"text": i} for i in range(3)])
+    lines, rejects = tmp_path / "lines.jsonl", tmp_path / "out.jsonl.rejected.jsonl"
+
+    def failed(*command: object) -> str:
+        return in_process.run(*command, code=1).splitlines()[-1]
+
+    last = failed("ingest", "t", wrong, "--reject", lines)
+    assert all(part in last for part in ("no rows", "3 lines", "line 1: ", str(lines)))
+    last = failed("generate", "t", "--input", wrong, "--output", tmp_path / "out.jsonl")
+    assert all(part in last for part in ("none of 3 rows", "row 1: ", str(rejects)))
+    assert not (tmp_path / "out.jsonl").exists()
+    assert len(read_rows(rejects)) == 3
+    wrong.write_text("\n")
+    assert "no rows" in failed("ingest", "t", wrong, "--reject", lines)
+    # A tenth of the rows may have no answer, and at least ten.
+    for good, bad, name in ((1, 11, "few"), (150, 17, "many")):
+        rows = [*({"text": 1} for _ in range(bad)), *({"input": str(i)} for i in range(good))]
+        write_rows(wrong, rows)
+        last = failed("generate", "t", "--input", wrong, "--output", tmp_path / f"{name}.jsonl")
+        assert f"{bad} of " in last
+        assert f"at most {max(10, len(rows) // 10)} " in last
+        assert "--max-errors" in last
+
+
 def assert_each_part_was_said(lines: list[str], tasc: Command) -> None:
     """In order, with seconds that never fall; the store's URL works from other commands."""
     found = [re.fullmatch(r" *(\d+\.\d) s  (.*)\n", line) for line in lines]

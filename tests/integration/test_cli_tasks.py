@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -109,6 +111,24 @@ def test_a_task_of_a_fine_tuned_model_keeps_the_prompt_of_the_training(
     task(*model, "--max-tokens", 9)
     assert (store.get(name).chat, store.get(name).template) == (None, r"say \n {input}")
     assert "--chat-template" in task(*model, "--system-prompt", "Be brief.", code=2)
+
+
+def test_generation_settings_of_the_model_are_offered_as_options(
+    tasc_here: InProcess, store: TaskStore, folder: Path, tmp_path: Path, name: str
+) -> None:
+    model = shutil.copytree(folder, tmp_path / "model")
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": 20, "repetition_penalty": 1.1}
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    create = ("task", "create", name, "--model", model, "--template", "{input}", "--top-k", 5)
+    tasc_here.run(*create)
+    command = tasc_here.err.partition("`tasc ")[2].partition("`")[0]
+    tasc_here.run(*shlex.split(command))
+    assert store.get(name).sampling.given == {
+        "temperature": 0.7, "top_k": 5, "repetition_penalty": 1.1,
+    }  # fmt: skip
+    chosen = ("--temperature", 0, "--repetition-penalty", 1)
+    tasc_here.run(*create, *chosen, "--replace")
+    assert "tasc task set" not in tasc_here.err
 
 
 def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, name: str) -> None:

@@ -4,6 +4,8 @@ Nothing here waits for an engine that is not there: rows go to those that are up
 with room for few has few.
 """
 
+import dataclasses
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +25,7 @@ from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import Answer, AnswerTexts, Call
+from tasc_runtime.sampling_options import PromptTooLong
 from tasc_store import connect
 
 if TYPE_CHECKING:  # a job's own process needs no torch
@@ -159,8 +162,7 @@ class Answering:
         if row.ordinal in self._open:
             return
         try:
-            calls = named(row, self._strategy.calls(row, self._builder))
-            requests = [self._builder.request(call) for call in calls]
+            calls, requests = _asked(row, self._strategy, self._builder)
         except ValueError as error:
             self._done.append(Record.of(row, None, str(error)))
             return
@@ -191,17 +193,42 @@ class Answering:
         return Answer(piece.result or result, piece.tokens)
 
 
+def _asked(
+    row: Row, strategy: Strategy, builder: "EngineBuilder"
+) -> tuple[list[Call], list[GenerationRequest]]:
+    """Raises ValueError: why a row cannot be answered, in words for who runs the job."""
+    calls, requests = named(row, strategy.calls(row, builder)), list[GenerationRequest]()
+    for call in calls:
+        try:
+            requests.append(builder.request(call))
+        except PromptTooLong as error:
+            raise ValueError(
+                f"the prompt has {error.tokens} tokens and a row holds {error.longest}, the answer "
+                f"included; {_way_out(error, builder.positions)}"
+            ) from error
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(f"request {call.id}: ")) from error
+    return calls, requests
+
+
+def _way_out(error: PromptTooLong, positions: int) -> str:
+    if error.tokens >= positions:
+        return f"shorten the row: the model takes at most {positions} tokens"
+    most = f", up to {positions}," if positions < sys.maxsize else ""
+    return f"shorten the row, or raise --max-model-len{most} and add --restart"
+
+
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
     """Answer a few rows with drafts and without, and time it."""
     requests: list[GenerationRequest] = []
-    refused = 0
+    refused: list[str] = []
     for row in rows:
         try:
-            calls = named(row, strategy.calls(row, builder))
-            requests += [builder.request(call) for call in calls]
-        except ValueError:
-            refused += 1
-    return preview(builder.engine, requests, refused)
+            requests += _asked(row, strategy, builder)[1]
+        except ValueError as error:
+            refused.append(f"row {row.ordinal + 1}: {' '.join(str(error).split())}")
+    found = preview(builder.engine, requests, len(refused))
+    return dataclasses.replace(found, first_error=next(iter(refused), None))
 
 
 @dataclass(frozen=True)

@@ -8,28 +8,39 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tasc_jobs.batch.columns import ANSWER, LOGPROBS, OwnColumns, OwnRow, json_row
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.inputs import (
     Input,
     Source,
     check_places,
     job_folder,
+    named_from,
     open_input,
     reject_file,
+    require_own,
 )
 from tasc_jobs.batch.job import preview_job, run_job
-from tasc_jobs.batch.work import JobProgress, JobReport, JobSpec, Record, Row
+from tasc_jobs.batch.work import (
+    JobProgress,
+    JobReport,
+    JobSpec,
+    Record,
+    Row,
+    TooManyErrors,
+)
+from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
 from tasc_protocol import PARAMETERS
 from tasc_runtime.data.rows import row_writer
@@ -43,17 +54,7 @@ if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder
 
 PREVIEW_ROWS = 20
-COLUMNS = pa.schema(
-    [
-        ("id", pa.string()),
-        ("text", pa.string()),
-        ("tokens", pa.list_(pa.int32())),
-        ("finish_reason", pa.string()),
-        ("model", pa.string()),
-        ("adapter", pa.string()),
-        ("index_version", pa.int64()),
-    ]
-)
+_LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # rows that may have no answer
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class RowAnswers:
         self, row: Row, answers: Sequence[Answer], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         result = answers[0].result
-        return {
+        content: dict[str, Any] = {
             "text": result.text,
             "tokens": list(result.tokens),
             "finish_reason": result.finish_reason,
@@ -79,6 +80,9 @@ class RowAnswers:
             "adapter": self.asked.adapter_of(builder.record) or builder.record.adapter,
             "index_version": result.index_version,
         }
+        if self.asked.logprobs is not None:
+            content[LOGPROBS.name] = [token.as_json for token in answers[0].tokens]
+        return content
 
 
 def generate(
@@ -102,11 +106,12 @@ def generate(
 
     Args:
         draft: Whether to use drafts.
-        asked: Sampling options.
-        reject: File for rows without an answer, as JSON lines with ``line``, ``id`` and ``reason``,
-            and ``file`` if the input has several. It exists only if there are such rows. None
-            uses a file next to the output.
-        job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``.
+        asked: Sampling options. With ``logprobs``, an answer has a column of that name, too.
+        reject: File for rows without an answer, as JSON lines with ``output``, ``line``, ``id`` and
+            ``reason``, and ``file`` if the input has several. It exists only if there are such
+            rows. None uses a file next to the output.
+        job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``. Without
+            ``max_errors``, a tenth of the rows may have no answer, and 10 rows in any case.
 
     Raises:
         UsageError: See `check_places`.
@@ -118,8 +123,14 @@ def generate(
     check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
     strategy = RowAnswers(asked or SamplingOptions(), draft)
-    finish = partial(write_files, output, rejects)
-    return run_job(spec, opened.rows, strategy, finish, should_stop=should_stop, progress=progress)
+    columns = ANSWER if strategy.asked.logprobs is None else ANSWER.append(LOGPROBS)
+    finish = partial(write_files, output, rejects, columns=columns, own=opened.own)
+    try:
+        return run_job(
+            spec, opened.rows, strategy, finish, should_stop=should_stop, progress=progress
+        )
+    except TooManyErrors as error:
+        raise TooManyErrors(f"{error}; see {rejects}") from error
 
 
 def dry_run(
@@ -141,7 +152,7 @@ def dry_run(
     Raises:
         UsageError: See `check_places`.
         FileError: The input cannot be read or has no valid row.
-        JobError: No engine can be built.
+        JobError: No engine can be built, or none of these rows can be answered.
     """
     check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
@@ -150,7 +161,13 @@ def dry_run(
     if not rows:
         raise FileError("the input has no valid row; check --input-field")
     strategy = RowAnswers(asked or SamplingOptions(), draft=True)
-    return preview_job(spec, rows, strategy), opened.total
+    found = preview_job(spec, rows, strategy)
+    if not found.rows:
+        raise JobError(
+            f"none of the first {len(rows)} valid rows can be answered (first: "
+            f"{found.first_error}); fix the input or the settings"
+        )
+    return found, opened.total
 
 
 def _spec(
@@ -169,6 +186,8 @@ def _spec(
         # The job is finished, but its output was deleted.
         begun, job = None, {**job, "restart": True}
     opened = open_input(source, url, begun.pins.get("input") if begun else None)
+    if job.get("max_errors") is None:
+        job = {**job, "max_errors": max(_LEAST_ERRORS, opened.total // _ROWS_PER_ERROR)}
     pins = {
         "input": opened.pins,
         "input_field": source.input_field,
@@ -176,6 +195,7 @@ def _spec(
         "task": task,
         "draft": draft,
         "max_model_len": engine.max_model_len,
+        **({"keep_columns": True} if source.keep_columns else {}),
         **_pins_of(asked or SamplingOptions()),
     }
     spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)
@@ -193,25 +213,48 @@ def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
     return pins
 
 
-def write_files(output: Path, reject: Path, records: Iterable[Record], whole: bool) -> None:
+def write_files(
+    output: Path,
+    reject: Path,
+    records: Iterable[Record],
+    whole: bool,
+    *,
+    columns: pa.Schema = ANSWER,
+    own: OwnColumns | None = None,
+) -> None:
     """Write the rejects, if there are any, and the output if ``whole``.
 
     Args:
         whole: Whether ``records`` are all records of the job.
+        columns: Those of the answers.
+        own: Those of the user, which are written beside them.
 
     Raises:
+        JobError: The file for rejects has those of another output, or there are more records than
+            rows with columns of their own.
         OSError: A file cannot be written.
     """
-    rejected = 0
+    require_own(reject, output)
+    rejected, output_name = 0, named_from(reject, output)
+    own_rows: Iterator[OwnRow] = own.rows() if own and whole else repeat({})
+    shown: Callable[[OwnRow], OwnRow] = json_row
+    if own and whole and output.suffix == ".parquet":
+        schema, shown = own.table()
+        columns = pa.schema([*columns, *schema])
     with ExitStack() as stack:
-        answers = stack.enter_context(row_writer(output, COLUMNS)) if whole else None
+        answers = stack.enter_context(row_writer(output, columns)) if whole else None
         refusals = stack.enter_context(row_writer(reject))
         for record in records:
+            if (own_row := next(own_rows, None)) is None:
+                raise JobError(
+                    f"the input ends before row {record.ordinal + 1}, which was answered; it was "
+                    "changed meanwhile: run the job again with --restart"
+                )
             if record.content is None:
                 rejected += 1
-                refusals(_refusal(record))
+                refusals({"output": output_name, **_refusal(record)})
             elif answers:
-                answers({"id": record.id, **record.content})
+                answers({"id": record.id, **record.content, **shown(own_row)})
     if not rejected:
         reject.unlink()
 

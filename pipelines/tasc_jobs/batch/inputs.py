@@ -6,6 +6,7 @@ earlier row has. Ids are remembered in bounded memory. A fingerprint tells a cha
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,11 +16,23 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasc_jobs.batch.columns import OwnColumns, OwnRow, beside
 from tasc_jobs.batch.work import Row
-from tasc_jobs.errors import EmptyCorpusError, UsageError, require_writable
-from tasc_runtime.data.rows import SUFFIXES, RawRow, check_file, count_rows, read_raw_rows
+from tasc_jobs.errors import EmptyCorpusError, JobError, UsageError, require_writable
+from tasc_runtime.data.row_texts import RowTexts
+from tasc_runtime.data.rows import (
+    MAX_ROW_BYTES,
+    SUFFIXES,
+    RawRow,
+    check_file,
+    count_rows,
+    read_raw_rows,
+)
 from tasc_runtime.errors import FileError
-from tasc_store import CorpusStore, connect
+from tasc_store import CorpusRow, CorpusStore, connect
 from tasc_text import is_unicode
 
 _CORPUS_BATCH = 1000
@@ -27,6 +40,7 @@ _CACHE_KIB = 32 << 10
 _DIGEST_BYTES = 16
 REDIS = "redis:"  # in front of a task's name, in place of a file
 _JSON = ("", ".jsonl", ".json", ".ndjson")
+_CORPUS = pa.schema([("input", pa.string()), ("output", pa.string())])
 
 
 @dataclass(frozen=True)
@@ -35,14 +49,16 @@ class Source:
 
     Attributes:
         given: Files and folders, or one ``redis:TASK``.
+        keep_columns: Whether all fields of a row are kept beside its answer.
     """
 
     given: tuple[str, ...]
     input_field: str = "input"
     id_field: str = "id"
+    keep_columns: bool = False
 
     @classmethod
-    def of(cls, *paths: Path | str, **fields: str) -> "Source":
+    def of(cls, *paths: Path | str, **fields: Any) -> "Source":
         return cls(tuple(map(str, paths)), **fields)
 
     @property
@@ -61,8 +77,31 @@ def job_folder(output: Path) -> Path:
 
 
 def reject_file(output: Path) -> Path:
-    """The default file for rows without an answer."""
-    return output.with_name(f"{output.stem}.rejected.jsonl")
+    """The default file for rows without an answer; no other output has the same."""
+    return output.with_name(f"{output.name}.rejected.jsonl")
+
+
+def named_from(reject: Path, output: Path) -> str:
+    """The output of a job, as each row of its file of rejected rows names it."""
+    return os.path.relpath(output.resolve(), reject.resolve().parent)
+
+
+def require_own(reject: Path, output: Path) -> None:
+    """Raises JobError if the file has rejected rows of another output, or other content."""
+    try:
+        with reject.open("rb") as file:
+            line = file.readline(MAX_ROW_BYTES)
+        owner = json.loads(line).get("output") if line else named_from(reject, output)
+    except FileNotFoundError:
+        return
+    except (ValueError, AttributeError):
+        owner = None
+    if owner != named_from(reject, output):
+        content = "other content" if owner is None else f"the rejected rows of {owner}"
+        raise JobError(
+            f"{reject} has {content}, which would be lost; name another file with --reject, or "
+            "move that one away"
+        )
 
 
 def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
@@ -93,7 +132,8 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
 
     Raises:
         UsageError: A file is not what its suffix says, or would be written to, a corpus is named
-            with something else, or no file can be written to a place.
+            with something else, no file can be written to a place, or the one for rejected rows
+            has those of another output.
     """
     if source.is_corpus and len(source.given) > 1:
         named = " and ".join(source.given)
@@ -114,6 +154,10 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
                 one.is_dir() and path.resolve().parent == one.resolve()
             ):
                 raise UsageError(f"{option} is {path}, and {one} is read; name another place")
+    try:
+        require_own(reject, output)
+    except JobError as error:
+        raise UsageError(f"--reject: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -124,11 +168,13 @@ class Input:
         pins: The input's fingerprint, for JSON.
         total: Number of rows; blank lines count here only.
         rows: Opens the input. It gives the same rows in the same order each time.
+        own: The columns that are kept beside the answers, if any are.
     """
 
     pins: Any
     total: int
     rows: Callable[[], Iterator[Row]]
+    own: OwnColumns | None = None
 
 
 def open_input(source: Source, url: str, begun: Any = None) -> Input:
@@ -142,16 +188,18 @@ def open_input(source: Source, url: str, begun: Any = None) -> Input:
         EmptyCorpusError: The corpus has no rows, or fewer than it had.
     """
     if source.files:
-        return open_files(source.files, source.input_field, source.id_field)
+        return open_files(source.files, source.input_field, source.id_field, source.keep_columns)
     task = source.given[0].removeprefix(REDIS)
     same = isinstance(begun, dict) and begun.get("corpus") == task
-    return open_corpus(url, task, begun["rows"] if same else None)
+    return open_corpus(url, task, begun["rows"] if same else None, source.keep_columns)
 
 
-def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
+def open_files(
+    given: Sequence[Path], input_field: str, id_field: str, keep_columns: bool = False
+) -> Input:
     """Hash each file and count its lines.
 
-    The id of a row is its own, a string or an integer. A row without one gets the number of its
+    The id of a row is its own, a string or a whole number. A row without one gets the number of its
     line, behind the name of its file if there are several.
 
     Raises:
@@ -166,10 +214,13 @@ def open_files(given: Sequence[Path], input_field: str, id_field: str) -> Input:
     if not total:
         told = " and ".join(name for name, _ in files[:3])
         raise FileError(f"{told} has no rows; there is nothing to generate")
-    return Input(pins, total, partial(_file_rows, files, input_field, id_field))
+    fields = None if keep_columns else (input_field, id_field)
+    found_rows = partial(_file_rows, files, input_field, id_field, fields)
+    own = _own_of_files(files, id_field) if keep_columns else None
+    return Input(pins, total, found_rows, own)
 
 
-def open_corpus(url: str, task: str, rows: int | None = None) -> Input:
+def open_corpus(url: str, task: str, rows: int | None = None, keep_columns: bool = False) -> Input:
     """Look at the first and the last rows of a task's corpus, which only grows.
 
     Args:
@@ -191,17 +242,57 @@ def open_corpus(url: str, task: str, rows: int | None = None) -> Input:
         ends = [*store.read(0, min(total, _CORPUS_BATCH)), *store.read(max(0, total - 1), total)]
     digest = hashlib.sha256(json.dumps([[r.key, r.input] for r in ends]).encode()).hexdigest()
     pins = {"corpus": task, "rows": total, "sha256": digest}
-    return Input(pins, total, partial(_corpus_rows, url, task, total))
+    found_rows = partial(_corpus_rows, url, task, total)
+
+    def own() -> Iterator[OwnRow]:
+        return ({"input": row.input, "output": row.output} for row in found_rows())
+
+    def asked() -> Iterator[Row]:
+        return (Row(n, row.key, row.input, n + 1) for n, row in enumerate(found_rows()))
+
+    return Input(pins, total, asked, OwnColumns(own, _CORPUS) if keep_columns else None)
 
 
-def _file_rows(files: Sequence[tuple[str, Path]], input_field: str, id_field: str) -> Iterator[Row]:
+def _own_of_files(files: Sequence[tuple[str, Path]], id_field: str) -> OwnColumns:
+    def rows() -> Iterator[OwnRow]:
+        for _, path in files:
+            for record in read_raw_rows(path):
+                row = record.value if isinstance(record.value, dict) else {}
+                yield {name: row[own] for own, name in beside(row, id_field).items()}
+
+    return OwnColumns(rows, _schema_of([path for _, path in files], id_field))
+
+
+def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
+    """The types of columns beside the answers, where all files are Parquet and agree."""
+    if any(path.suffix != ".parquet" for path in files):
+        return None
+    try:
+        found = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
+    except pa.ArrowException:
+        return None
+    if any(isinstance(type_, pa.BaseExtensionType) for type_ in found.types):
+        return None
+    names = beside(found.names, id_field).items()
+    fields = ((name, found.field(own).type) for own, name in names)
+    return pa.schema(list(fields))  # a column that a file lacks is null, whatever its field says
+
+
+def _file_rows(
+    files: Sequence[tuple[str, Path]],
+    input_field: str,
+    id_field: str,
+    columns: Sequence[str] | None,
+) -> Iterator[Row]:
     several = len(files) > 1
     ordinals = count()
     with SeenIds() as seen:
         for number, (name, path) in enumerate(files):
-            for record in read_raw_rows(path, (input_field, id_field)):
+            texts = RowTexts(str(path))
+            for record in read_raw_rows(path, columns):
                 ordinal = next(ordinals)
-                row = _row(record, ordinal, name if several else None, input_field, id_field)
+                file = name if several else None
+                row = _row(record, ordinal, file, texts, input_field, id_field)
                 place = record.line * len(files) + number
                 yield row if row.refused else _once(row, seen.first(row.id, place), place, files)
 
@@ -215,28 +306,26 @@ def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) ->
     return Row(row.ordinal, row.id, "", row.line, row.file, f"id {row.id!r} is that of {where}")
 
 
-def _row(record: RawRow, ordinal: int, file: str | None, input_field: str, id_field: str) -> Row:
+def _row(
+    record: RawRow, ordinal: int, file: str | None, texts: RowTexts, input_field: str, id_field: str
+) -> Row:
+    """The row, refused if it has no input, under its own id as far as it has one."""
+    row_id = str(record.line) if file is None else f"{file}:{record.line}"
+    payload, refused = "", None
     value = record.value if isinstance(record.value, dict) else {}
-    own, text = value.get(id_field), value.get(input_field)
-    given = isinstance(own, str | int) and not isinstance(own, bool)
-    unnamed = str(record.line) if file is None else f"{file}:{record.line}"
-    reason = record.reason
-    if not reason and not isinstance(record.value, dict):
-        reason = "not a JSON object"
-    elif not reason and not isinstance(text, str):
-        reason = f"no string field {input_field!r}"
-    elif not reason and own is not None and not given:
-        reason = f"field {id_field!r} is neither a string nor a whole number"
-    row_id = str(own) if given else unnamed
-    if not reason and not is_unicode(f"{row_id}{text}"):
-        reason = "it holds a lone surrogate, which no text has"
+    try:
+        if (own := texts.id(value, id_field)) is not None:
+            row_id = own
+        payload = texts.input(record.fields, input_field)
+        if not is_unicode(f"{row_id}{payload}"):
+            raise ValueError("it holds a lone surrogate, which no text has")
+    except ValueError as error:
+        payload, refused = "", str(error)
     shown = row_id.encode(errors="backslashreplace").decode()
-    if reason:
-        return Row(ordinal, shown, "", record.line, file, reason)
-    return Row(ordinal, shown, str(text), record.line, file)
+    return Row(ordinal, shown, payload, record.line, file, refused)
 
 
-def _corpus_rows(url: str, task: str, total: int) -> Iterator[Row]:
+def _corpus_rows(url: str, task: str, total: int) -> Iterator[CorpusRow]:
     with closing(connect(url)) as client:
         store = CorpusStore(client, task)
         for first in range(0, total, _CORPUS_BATCH):
@@ -246,8 +335,7 @@ def _corpus_rows(url: str, task: str, total: int) -> Iterator[Row]:
                     f"the corpus of task {task!r} shrank below {total} rows while it was read; "
                     "run the job again when nobody deletes it"
                 )
-            for ordinal, row in enumerate(found, first):
-                yield Row(ordinal, row.key, row.input, ordinal + 1)
+            yield from found
 
 
 class SeenIds:

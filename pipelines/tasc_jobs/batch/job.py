@@ -28,6 +28,7 @@ from tasc_jobs.batch.work import (
     Strategy,
     TooManyErrors,
 )
+from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
 from tasc_jobs.ray_local import require_ray
 from tasc_runtime.engine.versions import Pinned
@@ -70,7 +71,7 @@ def run_job(
         JobChanged: The job was started earlier with other pins.
         JobStalled: No row was finished for ``stall_s``.
         NoEngine: No engine was running for ``stall_s``.
-        TooManyErrors: More than ``max_errors`` rows have no answer.
+        TooManyErrors: More than ``max_errors`` rows have no answer, or no row has one.
         UnknownTask, UnknownVersion: The task, or the version of it that the job was started with,
             does not exist.
         StoreError: Redis fails when the job starts.
@@ -148,7 +149,7 @@ class _Job:
                 self._turn()
                 self._require_progress()
                 stopped = should_stop()
-            self._require_few_errors(finish)
+            self._require_few_errors(finish, ended=self._window.empty)
         finally:
             self._pool.close()
         self._report_progress()
@@ -176,16 +177,24 @@ class _Job:
         report = self._folder.totals.report(self._resumed)
         self._progress(JobProgress(report, self._spec.total, self._pool.up, self._pool.held))
 
-    def _require_few_errors(self, finish: Finish) -> None:
+    def _require_few_errors(self, finish: Finish, *, ended: bool = False) -> None:
         max_errors, totals = self._spec.max_errors, self._folder.totals
-        if max_errors is None or totals.errors <= max_errors:
+        all_failed = ended and totals.errors == totals.rows
+        if max_errors is None or (totals.errors <= max_errors and not all_failed):
             return
+        if not totals.rows:
+            raise JobError("the input has no rows, only blank lines; name another")
         finish(self._folder.records(), False)
         first = f" (first: {' '.join((totals.first_error or '').split())})"
+        if all_failed:
+            raise TooManyErrors(
+                f"none of {totals.rows} rows has an answer{first}; fix the input or the settings "
+                "and run the job again with --restart"
+            )
         raise TooManyErrors(
-            f"{totals.errors} of {totals.rows} rows have no answer{first}, and --max-errors is "
-            f"{max_errors}; raise it and run the job again, which resumes it, or fix the input and"
-            " add --restart"
+            f"{totals.errors} of {totals.rows} rows have no answer{first}, and at most "
+            f"{max_errors} may have none; raise --max-errors and run the job again, which resumes "
+            "it, or fix the input and add --restart"
         )
 
     def _require_progress(self) -> None:

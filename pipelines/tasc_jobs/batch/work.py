@@ -30,7 +30,8 @@ class JobSpec:
         actor_gpus: GPUs of each; without any, engines run on the CPU.
         total: Rows, if known; for progress only.
         window_rows: Rows that are read ahead of the first unfinished one, at most.
-        max_errors: More rows without an answer end the job; None: any number may have none.
+        max_errors: More rows without an answer fail the job, and so does a job without any answer.
+            None: neither does.
         stall_s: Seconds without a finished row that end the job.
         restart: Discard what an earlier start has done.
     """
@@ -220,4 +221,4 @@ class EngineFailed(ClusterError):
 
 
 class TooManyErrors(JobError):
-    """More rows were refused or failed than the job may have."""
+    """More rows were refused or failed than the job may have, or all of them."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tasc_engine.request import MOST_LOGPROBS
 from tasc_jobs.cli.options import (
     AsJson,
     IdField,
@@ -50,8 +51,9 @@ MaxErrors = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Maximum number of rows without an answer; with more the job fails.",
-        show_default="any number",
+        help="Maximum number of rows without an answer; with more the job fails. It also fails if "
+        "no row has one.",
+        show_default="a tenth of the rows, and at least 10",
     ),
 ]
 DryRun = Annotated[
@@ -67,6 +69,25 @@ Restart = Annotated[
     typer.Option("--restart", help="Discard the work of an earlier start.", show_default="off"),
 ]
 Draft = Annotated[bool, typer.Option(help="Whether to draft; the answers are the same.")]
+KeepColumns = Annotated[
+    bool,
+    typer.Option(
+        "--keep-columns",
+        help="Write all fields of a row beside its answer. A field that is named as one of the "
+        "answer's gets input_ in front.",
+        show_default="off",
+    ),
+]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MOST_LOGPROBS,
+        help="Write the log-probability of each token of an answer, and so many of the likeliest "
+        "tokens of its place.",
+        show_default="none",
+    ),
+]
 
 
 if TYPE_CHECKING:
@@ -88,6 +109,8 @@ def generate(
     stall_timeout: Stall = 600.0,
     adapter: Adapter = None,
     draft: Draft = True,
+    keep_columns: KeepColumns = False,
+    logprobs: Logprobs = None,
     answers: AnswerOptions,
     seed: Seed = 0,
     input_field: InputField = "input",
@@ -106,7 +129,7 @@ def generate(
     """
     from tasc_jobs.batch.inputs import Source, check_places, reject_file
 
-    given = Source(tuple(source), input_field, id_field)
+    given = Source(tuple(source), input_field, id_field, keep_columns)
     rejects = reject or reject_file(output)
     check_places(given, output, rejects)
     require_files(answers.choices, answers.schema)
@@ -118,6 +141,7 @@ def generate(
             parameters=answers.parameters,
             seed=seed,
             guide=_guide(answers),
+            logprobs=logprobs,
             adapter=adapter,
         )
         job: dict[str, Any] = {

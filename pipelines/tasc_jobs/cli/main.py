@@ -46,7 +46,7 @@ from tasc_jobs.cli.tasks import task_app
 from tasc_jobs.cli.train_drafter import train_drafter
 from tasc_jobs.cli.tuning import forecast, replay, tune
 from tasc_jobs.cli.worker import worker
-from tasc_jobs.errors import exit_code, in_short, known_errors, require_writable
+from tasc_jobs.errors import JobError, exit_code, in_short, known_errors, require_writable
 from tasc_jobs.hints import use_store
 from tasc_runtime.progress import Clock, note, show_progress
 from tasc_store import connect
@@ -101,7 +101,10 @@ def ingest(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Append the rows of FILES to the corpus of TASK. Rows that are already in it are skipped."""
+    """Append the rows of FILES to the corpus of TASK. Rows that are already in it are skipped.
+
+    The command fails if no line is a row.
+    """
     from tasc_jobs.index.ingest import ingest as run
     from tasc_store import TaskStore
 
@@ -116,9 +119,15 @@ def ingest(
             reject=reject or Path(f"{task}.rejected.jsonl"),
             progress=bar.advance,
         )
+    rejected = f" (first: {report.first_rejected}; see {report.reject_file})"
+    if not report.added + report.known:
+        raise JobError(
+            f"no rows in {', '.join(map(str, files))}: {report.rejected} lines were rejected"
+            f"{rejected if report.rejected else ''}. Correct them, or name the fields with "
+            "--input-field, --output-field and --id-field"
+        )
     text = f"{report.added} rows added, {report.known} already known, {report.rejected} rejected"
-    if report.reject_file:
-        text += f" (see {report.reject_file})"
+    text += rejected if report.rejected else ""
     if not known:
         text += f"; task {task} is not registered yet, see `tasc task create --help`"
     print_result(asdict(report), text, as_json)

@@ -134,8 +134,8 @@ class StoreOptions:
 
     def or_of(self, settings: "ServeSettings | None") -> "StoreOptions":
         """The store of a settings file, unless the option or the environment names one."""
-        of_file = settings.redis_url if settings else None
-        return StoreOptions(self.redis_url or of_file, self.data_dir)
+        url = settings.store_url(self.redis_url) if settings else self.redis_url
+        return StoreOptions(url, self.data_dir)
 
     def open_if(self, needed: bool, task: str | None) -> AbstractContextManager[str | None]:
         """`open`, or None where no store is needed."""

@@ -19,6 +19,15 @@ Task = Annotated[
     str | None, typer.Argument(help="Name of the task.", show_default="none, with --train")
 ]
 Words = Annotated[int, typer.Option("--n", min=1, max=16, help="Number of words in an n-gram.")]
+AcrossRows = Annotated[
+    bool,
+    typer.Option(
+        "--across-rows",
+        help="Count all rows as one running text, whose n-grams may span rows, as in the paper's "
+        "Table 1.",
+        show_default="off",
+    ),
+]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(
@@ -35,6 +44,7 @@ def stats(
     task: Task = None,
     data: TrainOptions,
     n: Words = 2,
+    across_rows: AcrossRows = False,
     tokenizer: Tokenizer = None,
     report: Report = None,
     store: StoreOptions,
@@ -53,7 +63,7 @@ def stats(
     if (task is None) == (not data.train):
         raise typer.BadParameter("name either a TASK or --train FILE")
     check_report(report)
-    units = Units.of(n, tokenizer)
+    units = Units.of(n, tokenizer, across_rows=across_rows)
     if data.train:
         name = ", ".join(path.name for path in data.train)
         with Stages("statistics", STAGES) as stages:

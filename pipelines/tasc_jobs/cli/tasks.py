@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import redis
 
     from tasc_jobs.index.publish import Tuned
+    from tasc_jobs.tasks.register import Registered
 
 task_app = typer.Typer(
     help="Register, show, change, roll back and delete tasks.", no_args_is_help=True
@@ -111,6 +112,7 @@ def task_create(
     print_result(content, f"{name} version {new.version}{registered(new)}{lines}", as_json)
     _note_ranking(new.record)
     _note_prompt(new.record)
+    _note_unused(new)
 
 
 @task_app.command("set", epilog=_CHANGES)
@@ -160,6 +162,8 @@ def task_set(
         note(f"the tokenizer has changed: run `{command('build-index', corpus)}`")
     _note_ranking(new.record)
     _note_prompt(new.record)
+    if "model" in changed:
+        _note_unused(new)
 
 
 def _tuned(client: "redis.Redis", record: TaskRecord) -> "Tuned | None":
@@ -189,6 +193,12 @@ def _note_prompt(record: TaskRecord) -> None:
             "the model was fine-tuned with another prompt than this task has; `tasc task create` "
             "without options for the prompt, system prompt and examples takes that one"
         )
+
+
+def _note_unused(new: "Registered") -> None:
+    way_out = f"run `{command('task', 'set', new.record.name, *new.unused.options)}`"
+    if text := new.unused.in_words(way_out):
+        note(text)
 
 
 @task_app.command("show", epilog="tasc task show tickets")

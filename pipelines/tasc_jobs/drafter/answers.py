@@ -17,7 +17,7 @@ from tasc_jobs.errors import JobError
 from tasc_jobs.evaluate.measured_model import MeasuredModel, Setup
 from tasc_jobs.finetune.examples import Example
 from tasc_jobs.task_inputs import GenerationSettings
-from tasc_runtime.data.rows import json_line, read_raw_rows, whole_file
+from tasc_runtime.data.rows import check_file, json_line, read_raw_rows, whole_file
 from tasc_runtime.engine_settings import fault_of
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import StageProgress
@@ -78,6 +78,7 @@ def read_answers(path: Path) -> list[TargetAnswer]:
     """Raises FileError, naming the line, where one gives no answer, or the file cannot be read."""
     found: list[TargetAnswer] = []
     parser = TypeAdapter(TargetAnswer)
+    check_file(path)
     try:
         for record in read_raw_rows(path):
             try:

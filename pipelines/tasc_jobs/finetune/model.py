@@ -13,6 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.model.loading import checked_config, require_whole
 from tasc_jobs.enrich.enrichment import RECORD
 from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.hyperparameters import FinetuneSettings
@@ -189,31 +191,33 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
         nf4: Whether to quantise the weights to NF4.
 
     Raises:
-        FinetuneError: The folder has no safetensors weights.
+        FinetuneError: The folder is no model that can be served, or lacks weights.
     """
-    if not any(folder.glob("*.safetensors")):
-        raise FinetuneError(
-            f"{folder} has no safetensors weights; if you trust the model, load it once and save "
-            "it with save_pretrained(folder)"
-        )
     _silence()
-    dtype = dtype_on(device)
-    if not nf4:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
-        return model.to(device)
-    quantised = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
-    return AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        use_safetensors=True,
-        quantization_config=quantised,
-        device_map={"": device},
-    )
+    options: dict[str, Any] = {}
+    if nf4:
+        quantised = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+        options = {"quantization_config": quantised, "device_map": {"": device}}
+    try:
+        checked_config(folder)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype_on(device),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            **options,
+        )
+        model, found = loaded
+        require_whole(folder, found)
+    except UnsupportedModel as error:
+        raise FinetuneError(str(error)) from error
+    return model if nf4 else model.to(device)
 
 
 def add_rows(model: Any, vocab_size: int, parts: Parts) -> None:

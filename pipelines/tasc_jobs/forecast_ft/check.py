@@ -122,7 +122,7 @@ def read_runs(path: Path) -> list[MeasuredRun]:
         FileError: It cannot be read, has no runs, or a line is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"cannot read runs from {path}: {error}") from error
     found = [_run(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]

@@ -3,6 +3,7 @@
 Rows are known by their key, so running it again adds nothing.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -11,7 +12,14 @@ from pathlib import Path
 
 import redis
 
-from tasc_runtime.data.rows import BadRow, Fields, check_file, json_line, read_rows
+from tasc_runtime.data.rows import (
+    BadRow,
+    Fields,
+    check_file,
+    json_line,
+    read_rows,
+    whole_file,
+)
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow, CorpusStore
 
@@ -21,12 +29,19 @@ _BATCH_CHARACTERS = 4 << 20
 
 @dataclass(frozen=True)
 class IngestReport:
-    """Rows added, rows whose key was there already, lines refused and the file that lists them."""
+    """What an ingest did.
+
+    Attributes:
+        known: Rows whose key was there already.
+        reject_file: Lists the rejected lines.
+        first_rejected: File, line and reason of the first of them.
+    """
 
     added: int
     known: int
     rejected: int
     reject_file: str | None
+    first_rejected: str | None = None
 
 
 def ingest(
@@ -49,31 +64,61 @@ def ingest(
         files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``.
         fields: Names of the fields or columns. A row without an id gets one of
             the file's hash and the line.
-        reject: Where refused lines go, as JSON lines ``file, line, reason, text``. Written anew if
-            there is one, else not touched.
+        reject: Where refused lines go, as JSON lines ``file, line, reason, text``. Those of files
+            that an earlier ingest read stay there; without any line there is no such file.
         progress: Told how many more lines are done.
 
     Raises:
-        FileError: No files, one that cannot be read, or no place for the refused lines.
+        FileError: No files, one that cannot be read, or no place for the refused lines: its folder
+            is not there, or it has other content.
         ValueError: The task name may not stand in a key.
         StoreError: Redis fails.
         OSError: The disk fails on the way.
     """
     store = CorpusStore(client, task)
     _check(files, (fields.input, fields.output), reject)
+    others = _others(reject, files)
     found = chain.from_iterable(read_rows(file, fields) for file in files)
     added = known = rejected = 0
+    first = None
     with ExitStack() as stack:
         for batch in _batches(found):
             appended = store.append([item for item in batch if isinstance(item, CorpusRow)])
             added, known = added + appended.added, known + appended.known
             for bad in (item for item in batch if isinstance(item, BadRow)):
                 if not rejected:
-                    rejects = stack.enter_context(reject.open("wb"))
+                    first = f"{_printable(bad.file)}, line {bad.line}: {bad.reason}"
+                    rejects = stack.enter_context(whole_file(reject))
+                    rejects.writelines(others)
                 rejects.write(json_line(asdict(bad)))
                 rejected += 1
             progress(len(batch))
-    return IngestReport(added, known, rejected, str(reject) if rejected else None)
+    if not rejected and reject.exists():
+        with whole_file(reject) as rejects:
+            rejects.writelines(others)
+        if not others:
+            reject.unlink()
+    return IngestReport(added, known, rejected, str(reject) if rejected else None, first)
+
+
+def _others(reject: Path, files: Sequence[Path]) -> list[bytes]:
+    """The lines that an earlier ingest refused of files that are not read now."""
+    if not reject.exists():
+        return []
+    names = {str(file) for file in files}
+    try:
+        lines = reject.read_bytes().splitlines(keepends=True)
+        return [line for line in lines if BadRow(**json.loads(line)).file not in names]
+    except (ValueError, TypeError) as error:
+        raise FileError(
+            f"{reject} has other content than lines that `tasc ingest` refused, which would be "
+            "lost; name another file with --reject, or move that one away"
+        ) from error
+
+
+def _printable(file: str) -> str:
+    """A name that is no UTF-8 has its bytes as escapes."""
+    return file.encode(errors="backslashreplace").decode()
 
 
 def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:

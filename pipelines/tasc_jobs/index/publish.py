@@ -40,7 +40,7 @@ class Tuned:
 
 
 def tuned(store: ArtifactStore) -> Tuned | None:
-    """What counts in place of the record's draft settings; read from the head of the index.
+    """The draft settings in place of the record's; read from the head of the index.
 
     Raises:
         DraftError: The index is damaged, or of a format this program does not read.

@@ -69,7 +69,7 @@ def count_corpus(
         StoreError: Redis fails.
     """
     require_ray()
-    source = RedisCorpusSource(url, task, previous_words=units.n - 1)
+    source = RedisCorpusSource(url, task, previous_words=units.words_before)
     partitions = min(parallelism or -(-source.rows // _ROWS_PER_TASK), source.rows)
     progress("count", 0, source.rows)
     here, kept = TableSum(units), list[_Block]()
@@ -141,7 +141,8 @@ def sum_partition(tables: Sequence[_Block], units: Units, partition: int) -> His
 def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
     """Returns the table of counts of some rows of a `RedisCorpusSource`.
 
-    Each row has the words before it, so the counts do not depend on how rows are batched.
+    With ``units.across_rows`` each row has the words before it, so the counts do not depend on how
+    rows are batched.
     """
     return pa.concat_tables(
         _encoded(side, unit, _counts_of(table, side, unit, units), partitions)
@@ -190,7 +191,8 @@ class TableSum:
 
 def _counts_of(table: pa.Table, side: str, unit: str, units: Units) -> NgramCounts:
     total, n = NgramTotal(), units.orders[unit]
-    befores = table[f"previous_{side}"].to_pylist() if n > 1 else [""] * table.num_rows
+    runs_on = unit == WORDS and units.words_before > 0
+    befores = table[f"previous_{side}"].to_pylist() if runs_on else [""] * table.num_rows
     symbols = units.symbols(unit, table[side].to_pylist())
     for row, before in zip(symbols, befores, strict=True):
         total.add_row(row, n, before)

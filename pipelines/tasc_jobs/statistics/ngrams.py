@@ -1,11 +1,12 @@
 """Counts of n-grams and of row lengths; their sums do not depend on how rows were batched.
 
 Figures need only a histogram: the number of n-grams by their count. It grows with the number of
-different counts, not of different n-grams. An n-gram is written as its symbols (words, or token ids
-in digits) joined by blanks, which no symbol contains. All functions are pure.
+different counts, not of different n-grams. An n-gram is written as its symbols (words, token ids in
+digits, digests of whole texts) joined by blanks, which no symbol contains. All functions are pure.
 """
 
 import functools
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from pathlib import Path
 from tasc_text.tokenizer import open_to_encode
 
 SIDES = ("input", "output")
-WORDS, TOKENS = "words", "tokens"
+WORDS, TEXTS, TOKENS = "words", "texts", "tokens"
 PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
 MOST_BINS = 40
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Units:
-    """N-grams of ``n`` words and, if there is a tokenizer, single tokens.
+    """N-grams of ``n`` words, whole texts and, if there is a tokenizer, single tokens.
 
     Words are what stands between white space. Tokens are those of a row's bare text: no template,
     no special tokens around it, no end of sequence.
@@ -30,14 +32,17 @@ class Units:
         n: Number of words of an n-gram.
         tokenizer: A tokenizer.json; it must exist on every machine that counts.
         vocabulary: Number of tokens of the tokenizer.
+        across_rows: Whether all rows of a side are one running text, so that n-grams of words may
+            span rows, as in the paper's Table 1.
     """
 
     n: int = 2
     tokenizer: Path | None = None
     vocabulary: int = 0
+    across_rows: bool = False
 
     @classmethod
-    def of(cls, n: int, tokenizer: Path | None) -> "Units":
+    def of(cls, n: int, tokenizer: Path | None, *, across_rows: bool = False) -> "Units":
         """Reads the tokenizer, so that errors are raised before anything slow begins.
 
         Args:
@@ -47,23 +52,35 @@ class Units:
             TokenizerError: The file does not exist or is damaged.
         """
         if tokenizer is None:
-            return cls(n)
+            return cls(n, across_rows=across_rows)
         found = open_to_encode(tokenizer)
         size = len(found.backend.get_vocab(with_added_tokens=True))
-        return cls(n, found.path.absolute(), size)
+        return cls(n, found.path.absolute(), size, across_rows)
 
     @property
     def orders(self) -> dict[str, int]:
         """The number of symbols of an n-gram, by unit."""
-        return {WORDS: self.n} if self.tokenizer is None else {WORDS: self.n, TOKENS: 1}
+        found = {WORDS: self.n, TEXTS: 1}
+        return found if self.tokenizer is None else {**found, TOKENS: 1}
+
+    @property
+    def words_before(self) -> int:
+        """Number of words before a row that n-grams which end in it may contain."""
+        return self.n - 1 if self.across_rows else 0
 
     def symbols(self, unit: str, texts: Sequence[str]) -> list[list[str]]:
-        """Splits each text into words, or into token ids written in digits."""
+        """Splits each text into words, token ids written in digits, or one digest of it all."""
         if unit == WORDS:
             return [text.split() for text in texts]
+        if unit == TEXTS:
+            return [[_digest(text)] for text in texts]
         assert self.tokenizer is not None
         encoded = _tokenizer(self.tokenizer).encode_outputs(texts)
         return [[str(id_) for id_ in ids] for ids in encoded]
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 _tokenizer = functools.cache(open_to_encode)  # once per process
@@ -159,8 +176,8 @@ class NgramTotal:
         """Counts a row and the n-grams that end in it.
 
         Args:
-            before: The last ``n - 1`` words before the row, or as many as exist, joined by blanks.
-                With them, the counts of rows add up to those of one running text.
+            before: The last ``n - 1`` words before the row, or as many as exist, joined by blanks,
+                where the counts of rows are to add up to those of one running text.
         """
         running = [*before.split(), *symbols]
         shifted = (running[start:] for start in range(n))

@@ -1,9 +1,9 @@
 """Statistics of a task's inputs and outputs, from Redis or from files: how variable the task is.
 
 A corpus in Redis is counted by a Ray Data job; files need neither Redis nor Ray. Both use the same
-functions. All rows of a side are one running text, so a word n-gram may span two rows. With this
-rule, two of the paper's data sets give its figures to every printed digit. Tokens are counted one
-by one, row by row.
+functions. N-grams of words are those within rows, and whole texts are counted too. If all rows of a
+side are one running text (`Units.across_rows`), two of the paper's data sets give its figures to
+every printed digit. Tokens are counted one by one, row by row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.statistics.distribution import CurvePoint, Distribution, distribution
 from tasc_jobs.statistics.ngrams import (
     SIDES,
+    TEXTS,
     TOKENS,
     WORDS,
     Lengths,
@@ -32,9 +33,10 @@ from tasc_text.template import last_words
 _PERCENTILES = {"least": "0", **{f"p{p}": p for p in ("5", "50", "90", "95", "99")}, "most": "100"}
 _RANK = "rank, the most frequent first"
 _WORDS = (
-    "Words are separated by white space, and all rows of a side are one running text. "
-    "Tokens are counted singly, in the texts alone, without end-of-sequence. Normalised: entropy "
-    "over log2 of the vocabulary's size (tokens) or of the number of different n-grams (words). "
+    "Words are separated by white space, and n-grams are those within rows, unless --across-rows "
+    "is given. A whole text is one input or one output. Tokens are counted singly, in the texts "
+    "alone, without end-of-sequence. Normalised: entropy over log2 of the vocabulary's size "
+    "(tokens) or of the number of different ones (words, texts). "
     "Typical set: 2 to the power of the Shannon entropy. For 80 %: number of the most frequent "
     "n-grams that make up 80 % of all. p95: 95 % of rows have at most this length."
 )
@@ -57,11 +59,23 @@ class SideStatistics:
 
     rows: int
     words: UnitStatistics
+    texts: Distribution
     tokens: UnitStatistics | None
 
     @property
+    def different_share(self) -> float:
+        """Number of different texts over the number of rows."""
+        return self.texts.unique_ngrams / self.rows
+
+    @property
+    def most_frequent_share(self) -> float:
+        """Share of the rows that have the most frequent text."""
+        return self.texts.curve[0].count / self.rows
+
+    @property
     def as_json(self) -> dict[str, Any]:
-        """Fields of words and, with a tokenizer, of tokens; word bigrams have further fields."""
+        """Fields of words, of whole texts and, with a tokenizer, of tokens; word bigrams have
+        further fields."""
         found: dict[str, Any] = {"rows": self.rows, WORDS: self.words.count}
         words = self.words.ngrams
         if words.n == 2:
@@ -71,7 +85,14 @@ class SideStatistics:
                 "bigram_entropy_bits": words.shannon_bits,
                 "bigrams_for_80_percent": words.ngrams_for_80_percent,
             }
-        found |= {"word_ngrams": asdict(words), "word_lengths": asdict(self.words.lengths)}
+        found |= {
+            "word_ngrams": asdict(words),
+            "word_lengths": asdict(self.words.lengths),
+            "different_texts": self.texts.unique_ngrams,
+            "different_share": self.different_share,
+            "most_frequent_share": self.most_frequent_share,
+            TEXTS: asdict(self.texts),
+        }
         if self.tokens:
             found |= {
                 TOKENS: self.tokens.count,
@@ -173,8 +194,8 @@ class _RunningCounts:
             before = self._before[side]
             for unit, n in self._units.orders.items():
                 (symbols,) = self._units.symbols(unit, [text])
-                self._totals[side, unit].add_row(symbols, n, before if n > 1 else "")
-            self._before[side] = last_words(f"{before} {text}", self._units.n - 1)
+                self._totals[side, unit].add_row(symbols, n, before if unit == WORDS else "")
+            self._before[side] = last_words(f"{before} {text}", self._units.words_before)
 
     def histograms(self) -> dict[tuple[str, str], NgramHistogram]:
         return {key: total.histogram() for key, total in self._totals.items()}
@@ -195,6 +216,7 @@ def _side(found: Mapping[str, NgramHistogram], units: Units) -> SideStatistics:
     return SideStatistics(
         found[WORDS].rows,
         _unit(found[WORDS], units.n, None),
+        distribution(found[TEXTS].frequencies, 1),
         _unit(tokens, units.orders[TOKENS], units.vocabulary) if tokens else None,
     )
 
@@ -220,17 +242,24 @@ def _sides(found: CorpusStatistics) -> tuple[tuple[str, SideStatistics], ...]:
     return ("inputs", found.input), ("outputs", found.output)
 
 
-def _units(side: SideStatistics) -> Iterator[tuple[str, UnitStatistics]]:
+def _units(side: SideStatistics) -> Iterator[tuple[str, Distribution]]:
     n = side.words.ngrams.n
-    yield f"word {n}-grams" if n > 1 else "words", side.words
+    yield f"word {n}-grams" if n > 1 else "words", side.words.ngrams
+    yield "whole texts", side.texts
     if side.tokens:
-        yield "tokens", side.tokens
+        yield "tokens", side.tokens.ngrams
 
 
 def _summary(found: CorpusStatistics) -> Iterator[str]:
-    for (unit, asked), (_, answered) in zip(_units(found.input), _units(found.output), strict=True):
-        inputs, outputs = asked.ngrams, answered.ngrams
-        if inputs.shannon_bits:
+    for name, side in _sides(found):
+        yield (
+            f"Different {name}: {side.texts.unique_ngrams:,} in {side.rows:,} rows "
+            f"({side.different_share:.1%}); the most frequent is in {side.most_frequent_share:.1%}."
+        )
+    for (unit, inputs), (_, outputs) in zip(_units(found.input), _units(found.output), strict=True):
+        if not outputs.ngrams:
+            yield f"No output has {unit}: each is shorter than {outputs.n} words."
+        elif inputs.shannon_bits:
             change = outputs.shannon_bits / inputs.shannon_bits - 1
             yield (
                 f"Entropy of {unit}: {outputs.shannon_bits:.2f} bits in outputs, "
@@ -246,16 +275,16 @@ def _ngrams(found: CorpusStatistics) -> Table:
     rows = (
         {
             "": f"{unit}, {name}",
-            "n-grams": f"{side.ngrams.ngrams:,}",
-            "different": f"{side.ngrams.unique_ngrams:,}",
-            "Shannon bits": f"{side.ngrams.shannon_bits:.2f}",
-            "Renyi-2 bits": f"{side.ngrams.renyi2_bits:.2f}",
-            "normalised": f"{side.ngrams.normalised_entropy:.3f}",
-            "typical set": f"{side.ngrams.typical_set_size:,.0f}",
-            "for 80 %": f"{side.ngrams.ngrams_for_80_percent:,}",
+            "n-grams": f"{ngrams.ngrams:,}",
+            "different": f"{ngrams.unique_ngrams:,}",
+            "Shannon bits": f"{ngrams.shannon_bits:.2f}",
+            "Renyi-2 bits": f"{ngrams.renyi2_bits:.2f}",
+            "normalised": f"{ngrams.normalised_entropy:.3f}",
+            "typical set": f"{ngrams.typical_set_size:,.0f}",
+            "for 80 %": f"{ngrams.ngrams_for_80_percent:,}",
         }
         for name, of in _sides(found)
-        for unit, side in _units(of)
+        for unit, ngrams in _units(of)
     )
     return Table.of("How n-grams are distributed", rows)
 
@@ -289,17 +318,17 @@ def _plots(found: CorpusStatistics) -> Iterator[Lines]:
 
 
 def _curves(
-    sides: list[tuple[str, UnitStatistics]], height: Callable[[CurvePoint, int], float]
+    sides: list[tuple[str, Distribution]], height: Callable[[CurvePoint, int], float]
 ) -> tuple[Curve, ...]:
     """Returns a curve for each side that has n-grams."""
     return tuple(
         Curve(
             name,
-            [point.rank for point in side.ngrams.curve],
-            [height(point, side.ngrams.ngrams) for point in side.ngrams.curve],
+            [point.rank for point in ngrams.curve],
+            [height(point, ngrams.ngrams) for point in ngrams.curve],
         )
-        for name, side in sides
-        if side.ngrams.curve
+        for name, ngrams in sides
+        if ngrams.curve
     )
 
 

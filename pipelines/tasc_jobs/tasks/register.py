@@ -10,6 +10,7 @@ import redis
 from tasc_draft import write_index
 from tasc_jobs.errors import UsageError
 from tasc_jobs.index.publish import publish_file
+from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, check_drafter
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import (
@@ -43,11 +44,13 @@ class Registered:
 
     Attributes:
         longest_label: Tokens of the longest label, its end counted; 0 without labels.
+        unused: What the model's files say of choosing tokens and the record does not.
     """
 
     version: int
     record: TaskRecord
     longest_label: int
+    unused: GenerationDefaults
 
 
 def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> Registered:
@@ -149,7 +152,12 @@ def _put(store: TaskStore, values: Values, newest: int) -> Registered:
     check_record(record, model)
     labels = model.tokenizer.encode_outputs(record.choices) if record.choices else ()
     longest = max((len(label) + 1 for label in labels), default=0)
-    return Registered(store.put(record, after=newest), record, longest)
+    given = [*record.sampling.given, *(["stop"] if record.stop else ())]
+    try:
+        unused = GenerationDefaults.of(model.folder).without(given)
+    except TextError as error:
+        raise UsageError(f"--model: {error}") from error
+    return Registered(store.put(record, after=newest), record, longest, unused)
 
 
 def _trained(given: Values) -> Values:
@@ -262,7 +270,12 @@ def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
         given.append((f"--adapter {record.adapter}", record.adapter))
     for said, place in given:
         try:
-            check_adapter(resolve_folder(place), model.folder)
+            check_adapter(
+                resolve_folder(place),
+                model.folder,
+                by_row=record.adapter is None,
+                quantized=record.quantization is not None,
+            )
         except (ValueError, OSError) as error:
             raise UsageError(f"{said}: {error}") from error
 

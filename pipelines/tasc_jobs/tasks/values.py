@@ -1,5 +1,6 @@
 """A task's record as one flat set of named values, and the values that options give."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_protocol import SamplingDefaults
+from tasc_runtime.data.file_kinds import wrong_encoding
 from tasc_runtime.data.rows import Fields
 from tasc_runtime.engine_settings import fault_of
 from tasc_store import NeuralDrafting, TaskRecord
@@ -211,9 +213,19 @@ def labels_of(path: Path) -> tuple[str, ...]:
     else:
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         labels = tuple(line for line in lines if line)
+        if text.startswith("[") and _is_json(text):
+            raise UsageError(f"--choices {path} is a JSON list; name it .json, or write one a line")
     if not labels:
         raise UsageError(f"--choices {path} holds no label; write one a line, or a .json list")
     return labels
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def read_text(name: str, path: Path, most: int) -> str:
@@ -227,6 +239,8 @@ def read_text(name: str, path: Path, most: int) -> str:
             content = file.read(most + 1)
         if len(content) > most:
             raise UsageError(f"{option(name)} {path} is larger than {most} bytes; shorten it")
+        if words := wrong_encoding(content):
+            raise UsageError(f"{option(name)} {path} {words}")
         return content.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{option(name)} {path} cannot be read: {error.strerror}") from error

@@ -1,1 +1,1 @@
-"""What a task gains from drafting: replay, tune, forecast, and their reports. No model is run."""
+"""The gain of a task from drafting: replay, tune, forecast, and their reports. No model is run."""

@@ -69,7 +69,7 @@ class StoredTask:
 
     @property
     def max_bytes(self) -> int | None:
-        """What the corpus part of an index takes from which a cap left outputs out; else None."""
+        """Bytes of the index's corpus part if a cap left outputs out; else None."""
         if self.index is None or self.index_rows in (None, self.index.corpus.documents):
             return None
         return self.index.corpus.nbytes
@@ -200,7 +200,7 @@ def _names(paths: Sequence[Path]) -> str:
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """What a drafted token costs: a share of a plain step, or a machine's costs at b rows."""
+    """The cost of a drafted token: a share of a plain step, or a machine's costs at b rows."""
 
     node_cost: float
     costs: CostFile | None
@@ -210,7 +210,7 @@ class PriceRequest:
         """The price at a context; raises JobError where there are no costs for so many rows.
 
         Args:
-            prompt_tokens: That each row reads itself, a mean.
+            prompt_tokens: Mean number of prompt tokens that each row reads itself.
         """
         if self.costs is None:
             return by_node(self.node_cost, prompt_tokens)
@@ -231,7 +231,7 @@ class PriceRequest:
         )
 
     def figures(self) -> dict[str, Any]:
-        """What was assumed, for machines; of ``node_cost`` and ``step_cost`` one is None."""
+        """The assumptions, for machines; either ``node_cost`` or ``step_cost`` is None."""
         if self.costs is None:
             return {"node_cost": self.node_cost, "step_cost": None}
         machine = self.costs.model_dump(include={"model", "device", "dtype"})
@@ -293,7 +293,7 @@ def tune_job(
         f"{held.rows:,} rows that neither the index nor the weights had seen. {_ASSUMED}",
         priced.in_words(),
         f"Its index: {size.in_words}.",
-        _measured_in_words(measured),
+        _measured_in_words(measured, priced.rows),
     )
     return figures, tune_page(name, tuned, summary)
 
@@ -387,15 +387,16 @@ def _preview_figures(found: Preview) -> dict[str, Any]:
     }
 
 
-def _measured_in_words(found: Preview | None) -> str:
+def _measured_in_words(found: Preview | None, b: int) -> str:
     if found is None:
         return "Not measured: `tasc tune --rows N` runs the model on N rows to measure it."
     if not found.rows:
         return f"Not measured: none of {found.refused} rows can be answered."
     return (
-        f"Measured: {found.speed_up:.2f} x on {found.rows} rows that the model answered, "
-        f"{found.forwards(True):.2f} forward passes an answer ({found.forwards(False):.2f} without "
-        f"drafts), {found.identical} of {found.rows} answers identical."
+        f"Measured: {found.speed_up:.2f} x on {found.rows} rows that the model answered, up to "
+        f"{min(found.rows, b)} at a time, {found.forwards(True):.2f} forward passes an answer "
+        f"({found.forwards(False):.2f} without drafts), {found.identical} of {found.rows} "
+        "answers identical."
     )
 
 

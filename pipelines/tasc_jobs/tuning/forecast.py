@@ -1,4 +1,4 @@
-"""What speed-up drafting will bring on a machine whose step costs are known, before deploying.
+"""The speed-up that drafting will bring on a machine with known step costs, before deploying.
 
 Drafts are replayed on held-out rows; the time of a step comes from a file of measured costs.
 """
@@ -140,8 +140,8 @@ class Option:
 
     Attributes:
         budget: Most draft tokens of a row's step.
-        draft_seconds: Of drafting for one row in one step.
-        step_seconds: Of a step of all rows, drafting included; None beyond what was measured.
+        draft_seconds: Time to draft for one row in one step.
+        step_seconds: Time of a step of all rows, drafting included; None beyond what was measured.
         speed_up: Tokens a second over those without drafts, prompts included; None as before.
     """
 
@@ -155,7 +155,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What to expect at ``rows`` = b rows decoded together."""
+    """The expected speed-up at ``rows`` = b rows decoded together."""
 
     rows: int
     context: int
@@ -255,23 +255,25 @@ def priced(
     draft_seconds: float | None = None,
     prompt_tokens: float = 0.0,
 ) -> Option:
-    """What a replay's drafts bring where steps cost this much.
+    """The speed-up that a replay's drafts bring if steps cost this much.
 
     With b rows, n nodes a step and row, s and s' steps an answer with drafts and without, C the
-    curve, d the drafting of one row and P what b prompts add to a step that reads them:
-    speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P).
+    curve, d the drafting of one row and P what b prompts and the forced tokens of b answers add to
+    the steps that read them: speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P).
+    Forced tokens of accepted drafts belong to P and not to n.
 
     Args:
         draft_seconds: d, as measured on the machine; None takes the replay's own.
-        prompt_tokens: Tokens of a prompt that each row reads itself, a mean.
+        prompt_tokens: Mean number of prompt tokens that each row reads itself.
     """
-    nodes = found.nodes / found.steps
+    nodes = found.charged / found.steps
     if draft_seconds is None:
         draft_seconds = (sum(found.draft_us) + sum(found.start_us)) / found.steps * 1e-6
     verify = curve.at(curve.rows * (1 + nodes))
     step = None if verify is None else verify + curve.rows * draft_seconds
     speed_up = None
     if step is not None:
-        prompts = found.rows * curve.rows * prompt_tokens * curve.of_token
-        speed_up = (found.plain_steps * curve.plain + prompts) / (found.steps * step + prompts)
-    return Option(budget, found.tokens_per_step, nodes, draft_seconds, step, speed_up)
+        common = (found.rows * prompt_tokens + found.forced) * curve.rows * curve.of_token
+        speed_up = (found.plain_steps * curve.plain + common) / (found.steps * step + common)
+    per_step = found.nodes / found.steps
+    return Option(budget, found.tokens_per_step, per_step, draft_seconds, step, speed_up)

@@ -15,25 +15,25 @@ from tasc_jobs.errors import JobError
 from tasc_text import TaskTokenizer
 
 if TYPE_CHECKING:
-    from tasc_engine.guided import Guides
+    from tasc_engine.guided import Guide
 
 
 @dataclass(frozen=True)
 class GuidedAnswers:
-    """What a guide leaves to decide in some answers.
+    """The labels or the tokens that a guide prescribes for some answers.
 
     Attributes:
         labels: The labels that answers are limited to, if the guide is a set of labels.
-        forced: For each answer, ``bool[n]`` which tokens its guide forces; None: those that
-            ``labels`` force.
+        forced: For each answer, ``bool[n]`` which tokens its guide forces, or None if the guide
+            does not allow it. None: those that ``labels`` force.
     """
 
     labels: LabelTrie | None = None
-    forced: Sequence[NDArray[np.bool_]] | None = None
+    forced: Sequence[NDArray[np.bool_] | None] | None = None
 
     @classmethod
     def of(cls, spec: GuideSpec, answers: Sequence[Int32], tokenizer: TaskTokenizer) -> Self:
-        """Reads answers by a guide. An answer that it does not allow counts as not guided.
+        """Find what a guide forces in answers. One that it does not allow counts as not guided.
 
         Args:
             answers: With their end-of-sequence.
@@ -44,23 +44,22 @@ class GuidedAnswers:
         from tasc_engine.guided import Guides  # with torch, which replays do without
 
         guides = Guides(tokenizer, tokenizer.vocab_size)
-        longest = max((len(answer) for answer in answers), default=1)
         try:
-            labels = guides.of(spec, 1 << 20).labels
+            labels = guides.of(spec).labels
             if labels is not None:
                 return cls(labels)
-            return cls(forced=[_forced(guides, spec, answer, longest) for answer in answers])
+            return cls(forced=[_forced(guides.of(spec), answer) for answer in answers])
         except GuideError as error:
             raise JobError(f"the task's {spec.kind} cannot be followed: {error}") from error
 
 
-def _forced(guides: "Guides", spec: GuideSpec, answer: Int32, longest: int) -> NDArray[np.bool_]:
-    guide, found, at = guides.of(spec, longest), np.zeros(len(answer), bool), 0
+def _forced(guide: "Guide", answer: Int32) -> NDArray[np.bool_] | None:
+    found, at = np.zeros(len(answer), bool), 0
     while at < len(answer):
         stretch = guide.forced(len(answer) - at)
         if len(stretch):
             if not np.array_equal(stretch, answer[at : at + len(stretch)]):
-                return np.zeros(len(answer), bool)
+                return None
             found[at : at + len(stretch)] = True
             guide.advance(stretch)
             at += len(stretch)
@@ -68,5 +67,5 @@ def _forced(guides: "Guides", spec: GuideSpec, answer: Int32, longest: int) -> N
             guide.advance(answer[at : at + 1])
             at += 1
         if guide.error:
-            return np.zeros(len(answer), bool)
+            return None
     return found

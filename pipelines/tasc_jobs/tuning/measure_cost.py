@@ -1,4 +1,4 @@
-"""What a model's verify forwards cost on this machine, for `tasc forecast` and `tasc tune`.
+"""The costs of a model's verify forwards on this machine, for `tasc forecast` and `tasc tune`.
 
 It loads the target as a replica does and times it; it needs no corpus, no Redis and no Ray.
 """

@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 
 from tasc_draft import DraftIndex, Int32, write_index
 from tasc_draft.learning import answers
+from tasc_engine.request import GuideSpec
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened
 from tasc_jobs.index.publish import publish_file
 from tasc_jobs.ray_local import local_ray
+from tasc_jobs.tuning.guided_answers import GuidedAnswers
 from tasc_jobs.tuning.replays import run
 from tasc_runtime.progress import StageProgress, silent
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import (
     ArtifactStore,
     CollectedRows,
@@ -58,7 +61,7 @@ class RefreshOptions:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What was done, and why.
+    """The result of a refresh, and the reason.
 
     Attributes:
         moved: Collected rows that are new to the corpus; ``known`` were there already.
@@ -110,7 +113,8 @@ def refresh(
 
     Raises:
         IndexChanged: Somebody else announced another version meanwhile; the new one is stored.
-        JobError: No row has an input, so that there are no requests to draft for.
+        JobError: No row has an input, so that there are no requests to draft for; or the task's
+            guide cannot be compiled.
         StoreError: No such task, or Redis fails.
         DraftError, TextError, ServiceError, RayError: See `build_and_publish`.
     """
@@ -141,7 +145,8 @@ def refresh(
         ) as corpus,
     ):
         known = current is not None and bool(current.corpus_rows)
-        return _judge(corpus, store, done, options, seen, comparable=known)
+        spec = guide.spec if (guide := guide_of(record)) else None
+        return _judge(corpus, store, done, options, spec, seen, comparable=known)
 
 
 def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
@@ -177,12 +182,14 @@ def _judge(
     store: ArtifactStore,
     done: Refreshed,
     options: RefreshOptions,
+    guide: GuideSpec | None,
     seen: int,
     comparable: bool,
 ) -> Refreshed:
     """Replay both indexes on rows that neither holds, and publish the new one if it is better.
 
     Args:
+        guide: The guide of the task's answers, if they have one.
         seen: First rows of the corpus, which may be in an index.
         comparable: Whether there is a current index that is known to hold no other rows; where
             there is none, the new one is published.
@@ -190,8 +197,11 @@ def _judge(
     kept, held = held_out(seen, corpus.rows)
     trial = corpus.index(kept)
     judged = _answers(corpus, held)
-    new = _tokens_per_step(corpus, trial, judged)
-    old = _tokens_per_step(corpus, corpus.before, judged) if comparable else None
+    guided = GuidedAnswers()
+    if guide:
+        guided = GuidedAnswers.of(guide, [answer for _, answer in judged], corpus.tokenizer)
+    new = _tokens_per_step(corpus, trial, judged, guided)
+    old = _tokens_per_step(corpus, corpus.before, judged, guided) if comparable else None
     done = replace(
         done,
         corpus_rows=corpus.rows,
@@ -252,9 +262,15 @@ def _answers(corpus: TokenCorpus, rows: NDArray[np.int64]) -> list[tuple[Int32, 
 
 
 def _tokens_per_step(
-    corpus: TokenCorpus, index: DraftIndex, rows: Sequence[tuple[Int32, Int32]]
+    corpus: TokenCorpus,
+    index: DraftIndex,
+    rows: Sequence[tuple[Int32, Int32]],
+    guided: GuidedAnswers,
 ) -> float:
-    """Tokens per step as the service drafts: recent answers, weights that go on learning."""
+    """Tokens per step as the service counts them: forced tokens included.
+
+    It drafts from recent answers too, by weights that go on learning.
+    """
     corpus.progress("replay", 0, len(rows))
     done = iter(range(1, len(rows) + 1))
     found = run(
@@ -264,5 +280,6 @@ def _tokens_per_step(
         branching=True,
         tokenizer=corpus.tokenizer,
         progress=lambda: corpus.progress("replay", next(done), len(rows)),
+        guided=guided,
     )
     return found.tokens_per_step

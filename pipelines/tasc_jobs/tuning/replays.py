@@ -34,7 +34,7 @@ from tasc_text import TaskTokenizer
 
 
 class Reads(Enum):
-    """What a proposer's index is built from."""
+    """The texts that a proposer's index is built from."""
 
     NOTHING = "nothing"
     OUTPUTS = "outputs"
@@ -97,7 +97,7 @@ _WARM_UP_ROWS = 500
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared on what.
+    """The proposers to compare, and the rows to compare them on.
 
     Attributes:
         budgets: Most draft tokens of a step.
@@ -124,11 +124,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class IndexCost:
-    """What an index takes, and took to build.
+    """The size of an index, and the cost of building it.
 
     Attributes:
-        tokens_read: Of the outputs and, where they are read, of the prompts; without marks.
-        seconds: Of building it, without compiling.
+        tokens_read: Number of tokens of the outputs, and of the prompts if they are read; without
+            marks.
+        seconds: Time to build it, without compiling.
     """
 
     tokens_read: int
@@ -191,6 +192,8 @@ def replay_figures(found: Replay) -> dict[str, Any]:
         "coverage": found.drafted_steps / found.steps,
         "nodes": found.nodes,
         "nodes_per_step": found.nodes / found.steps,
+        "carried": found.carried,
+        "forced": found.forced,
         "reached": found.reached,
         "accepted": found.accepted,
         "acceptance": rates(found),

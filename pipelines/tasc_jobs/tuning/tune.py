@@ -24,13 +24,15 @@ Price: TypeAlias = Callable[[Replay], float]
 def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
     """Expected speed-up where a token costs this share of a step without drafts.
 
+    Prompt tokens and forced tokens cost as much as draft tokens, with drafts and without.
+
     Args:
-        prompt_tokens: Of a row's prompt, a mean; each costs what a draft token costs.
+        prompt_tokens: Mean number of tokens of a row's prompt.
     """
 
     def speed_up(found: Replay) -> float:
-        prompts = cost * prompt_tokens * found.rows
-        return (found.plain_steps + prompts) / (found.steps + cost * found.nodes + prompts)
+        common = cost * (prompt_tokens * found.rows + found.forced)
+        return (found.plain_steps + common) / (found.steps + cost * found.charged + common)
 
     return speed_up
 
@@ -58,6 +60,8 @@ class Trial:
             "tokens": found.tokens,
             "steps": found.steps,
             "nodes": found.nodes,
+            "carried": found.carried,
+            "forced": found.forced,
             "plain_steps": found.plain_steps,
             "tokens_per_step": found.tokens_per_step,
             "nodes_per_step": found.nodes / found.steps,
@@ -88,7 +92,7 @@ class Worth:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was chosen, why, and the weights that go with it.
+    """The chosen settings, the trials behind the choice, and the weights to use with it.
 
     Attributes:
         by_neighbours: Trials of so many neighbours, each with weights of its own.
@@ -120,7 +124,7 @@ def tune(
     the held-out rows have few, are left out only if it is more.
 
     Args:
-        base: What is not varied; its mixture becomes ``mixed``.
+        base: The settings that are not varied; their mixture becomes ``mixed``.
         price: The speed-up to expect of a replay.
         progress: Called behind each replay.
     """

@@ -102,7 +102,7 @@ class BatchLines:
     def rows(self) -> Iterator[Row]:
         """Rows of the job; their payload is a request's body. Call `check` first."""
         for ordinal, (number, raw) in enumerate(self._raw()):
-            content = json.loads(raw)
+            content = json.loads(raw.decode())
             try:
                 line = BatchLine.model_validate_json(raw)
                 if line.url != self.batch.endpoint:
@@ -151,7 +151,7 @@ class BatchLines:
 
 def _object(raw: bytes, number: int) -> dict[str, Any]:
     try:
-        content = json.loads(raw)
+        content = json.loads(raw.decode())  # bytes may be UTF-16, which no line is
     except (ValueError, RecursionError) as error:
         raise _FaultyLineError("invalid_json_line", f"no JSON: {error}", number) from error
     if not isinstance(content, dict):

@@ -233,10 +233,10 @@ def read_index(path: Path) -> DraftIndex:
 
 
 def settings_in(head: bytes, name: str) -> DraftSettings | None:
-    """The settings of an index of which only the first HEAD_BYTES are there.
+    """Read the settings of an index from its first HEAD_BYTES; None if it has none.
 
     Args:
-        name: Of the index, for messages.
+        name: The name of the index, for messages.
 
     Raises:
         IndexFileError: See `read_index`.

@@ -6,6 +6,9 @@ Each source keeps a state at a node that follows from its parent's state by one 
 and its probability p(v) = exp(score(v)) / Z, where Z includes a score for "none of the candidates".
 The weights maximise the likelihood of the tokens that the target emitted (log-linear mixing of
 n-gram evidence). So probabilities of paths are calibrated and no mixing constant has to be chosen.
+
+Where a row is limited to labels, only tokens that they allow are candidates. Those without evidence
+share the probability of "none of the candidates", so that weights learnt without labels fit.
 """
 
 import math
@@ -19,9 +22,18 @@ from tasc_draft.drafts import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, NGRAM_SOURCE
 from tasc_draft.index import lookup
 from tasc_draft.index import weights as cells
 from tasc_draft.index.aligned import KINDS, context_keys, find
-from tasc_draft.index.lookup import COUNT, TOKEN, WIDEST, continuations
+from tasc_draft.index.lookup import (
+    COUNT,
+    TOKEN,
+    WIDEST,
+    continuations,
+    copy,
+    count,
+    keep_greatest,
+    narrow,
+)
 from tasc_draft.index.weights import CONTEXTS, SLOTS
-from tasc_draft.labels import NOWHERE, child
+from tasc_draft.labels import NOWHERE, UNLIMITED, child
 from tasc_draft.mixture.row_state import (
     COLUMNS,
     MOST,
@@ -53,6 +65,7 @@ _LAST_PLACE = 1 << 30  # larger than every place
 #   known: continuations of the first contexts; num_known is NONE if they were not looked up
 #   near, own, recent: (place, agreeing tokens) in the local texts
 #   width: number of the n-grams' candidates; the external tree's own ones follow to full_width
+#   supported: number of those with evidence, which are in front of the others
 #   bases: cell at which a slot's levels begin, or SILENT; other: cell of "none of the candidates"
 #   chance: probability of each candidate, negated once it is a node of the tree
 #   next: the candidate that is on the heap
@@ -64,7 +77,7 @@ _LAST_PLACE = 1 << 30  # larger than every place
 #   cell: the cell of trust by which both sides were mixed
 # See `tasc_draft.labels` for these.
 #   label: the state in the forest of labels, or UNLIMITED
-#   closed: whether the candidates are all tokens that may follow
+#   others: number of tokens without evidence that may follow, or UNLIMITED
 #   forced: whether the node's only child is a token that the labels force
 NODE = np.dtype(
     [
@@ -93,7 +106,7 @@ NODE = np.dtype(
         ("rest", np.float32, (2,)),
         ("mixed", np.float32, (FULL_WIDTH,)),
         ("none", np.float32),
-        *int32("cell", "label", "closed", "forced"),
+        *int32("cell", "label", "supported", "others", "forced"),
     ],
     align=True,
 )
@@ -147,7 +160,8 @@ class Learnt(NamedTuple):
 
 @borrowing
 def clear(node: Any) -> None:
-    node.width = node.closed = node.forced = 0
+    node.width = node.supported = node.forced = 0
+    node.others = UNLIMITED
     node.bases[:] = SILENT
 
 
@@ -163,14 +177,8 @@ def candidate(node: Any, token: int) -> int:
     for i in range(n):
         if node.candidates[i] == token:
             return i
-    if n == WIDTH or node.closed:
+    if n == WIDTH:
         return NONE
-    return _append(node, token)
-
-
-@borrowing
-def _append(node: Any, token: int) -> int:
-    n = node.width
     node.candidates[n] = token
     node.levels[n, :] = 0
     node.chance[n] = 0.0
@@ -182,9 +190,10 @@ def _append(node: Any, token: int) -> int:
 def score(weights: Any, node: Any) -> None:
     """Fill the probabilities of a node's candidates and of none of them; they sum to one.
 
-    If the candidates are all tokens that may follow, "none of them" has probability 0.
+    The probability of all tokens without evidence is one number. If the row's labels tell which
+    tokens these are, each gets the same share of it.
     """
-    n, other = node.width, -math.inf if node.closed else weights[node.other]
+    n, other = node.supported, -math.inf if node.others == 0 else weights[node.other]
     greatest = other
     node.chance[:n] = 0.0
     for slot in range(SLOTS):
@@ -194,7 +203,7 @@ def score(weights: Any, node: Any) -> None:
                 node.chance[i] += weights[base + node.levels[i, slot]]
     for i in range(n):
         greatest = max(greatest, node.chance[i])
-    none = 0.0 if node.closed else math.exp(other - greatest)
+    none = 0.0 if node.others == 0 else math.exp(other - greatest)
     whole = none
     for i in range(n):
         below = node.chance[i] - greatest
@@ -203,13 +212,15 @@ def score(weights: Any, node: Any) -> None:
     for i in range(n):
         node.chance[i] /= whole
     node.other_chance = none / whole
+    for i in range(n, node.width):
+        node.chance[i] = node.other_chance / node.others
 
 
 @borrowing
 def learn(weights: Any, squares: Any, node: Any, token: int, rate: float) -> None:
     """One step of gradient ascent on the likelihood of ``token`` after this node (AdaGrad)."""
     missed = 1.0
-    for i in range(node.width):
+    for i in range(node.supported):
         hit = 0.0
         if node.candidates[i] == token:
             hit, missed = 1.0, 0.0
@@ -219,7 +230,7 @@ def learn(weights: Any, squares: Any, node: Any, token: int, rate: float) -> Non
         for slot in range(SLOTS):
             if node.bases[slot] >= 0:
                 _climb(weights, squares, node.bases[slot] + node.levels[i, slot], gradient, rate)
-    if not node.closed:
+    if node.others != 0:
         _climb(weights, squares, node.other, missed - node.other_chance, rate)
 
 
@@ -293,77 +304,121 @@ def gather(state: Any, x: int, labels: Any) -> None:
     node, scratch, enabled = state.nodes[x], state.scratch[0], state.growth[0].enabled
     row = node.row
     clear(node)
-    if node.label >= 0:
-        _name_allowed(labels, node)
     node.other = cells.other_cell(0, 0, 0.0)
     if enabled[CORPUS]:
-        _corpus(state.corpus, node)
+        _corpus(labels, state.corpus, node, scratch.found)
     if node.num_near and enabled[NEIGHBOURS]:
         group = state.rows[row].similarity
-        _near(state.near.tokens[row], state.near_weight[row], group, node, scratch)
+        _near(state.near.tokens[row], state.near_weight[row], group, labels, node, scratch)
     if node.num_own and enabled[PROMPT]:
         text, n, begin = state.texts[row], node.num_own, state.rows[row].begin
-        _counted(text, node.own, n, 0, begin - 1, node, cells.PROMPT, scratch)
-        _counted(text, node.own, n, begin, _LAST_PLACE, node, cells.ANSWER, scratch)
+        _counted(text, node.own, n, 0, begin - 1, labels, node, cells.PROMPT, scratch)
+        _counted(text, node.own, n, begin, _LAST_PLACE, labels, node, cells.ANSWER, scratch)
     if node.num_recent and enabled[RECENT]:
         text, n = state.recent.tokens[0], node.num_recent
-        _counted(text, node.recent, n, 0, _LAST_PLACE, node, cells.RECENT, scratch)
+        _counted(text, node.recent, n, 0, _LAST_PLACE, labels, node, cells.RECENT, scratch)
     if len(state.aligned.keys) and enabled[ALIGNED]:
-        _aligned(state, node, scratch)
+        _aligned(labels, state, node, scratch)
     if node.token < len(state.bigrams.tokens) and enabled[BIGRAMS]:
-        _bigrams(state.bigrams, node)
-    if node.label >= 0 and not node.closed:
-        _keep_allowed(labels, node)
+        _bigrams(labels, state.bigrams, node)
+    node.supported = node.width
+    if node.label >= 0:
+        _name_others(labels, node)
 
 
 @borrowing
-def _name_allowed(labels: Any, node: Any) -> None:
-    """Make all tokens that the labels allow candidates, and the only ones, if there is space."""
+def _allows(labels: Any, node: Any, token: int) -> bool:
+    """Whether a token may follow a node, by the labels of its row."""
+    label = node.label
+    return label < 0 or child(labels.token, labels.first, label, token) != NOWHERE
+
+
+@borrowing
+def _name_others(labels: Any, node: Any) -> None:
+    """Make allowed tokens without evidence candidates, behind the others, if all of them fit."""
     begin, end = labels.first[node.label], labels.first[node.label + 1]
+    node.others = end - begin - node.supported
     if end - begin <= WIDTH:
         for state in range(begin, end):
-            _append(node, labels.token[state])
-        node.closed = 1
+            candidate(node, labels.token[state])
 
 
 @borrowing
-def _keep_allowed(labels: Any, node: Any) -> None:
-    n = 0
-    for i in range(node.width):
-        if child(labels.token, labels.first, node.label, node.candidates[i]) != NOWHERE:
-            node.candidates[n] = node.candidates[i]
-            for slot in range(SLOTS):
-                node.levels[n, slot] = node.levels[i, slot]
-            n += 1
-    node.width = n
+def _allowed(labels: Any, node: Any, token: int) -> int:
+    """`candidate` of a token that may follow; else NONE."""
+    return candidate(node, token) if _allows(labels, node, token) else NONE
 
 
 @borrowing
-def _support(node: Any, slot: int, token: int, level: int) -> None:
-    """Note that ``slot`` supports ``token`` with this level of its evidence."""
-    i = candidate(node, token)
+def _support(labels: Any, node: Any, slot: int, token: int, level: int) -> None:
+    """Note that ``slot`` supports ``token`` with this level of its evidence, if it may follow."""
+    i = _allowed(labels, node, token)
     if i >= 0:
         node.levels[i, slot] = level
 
 
 @borrowing
-def _corpus(corpus: Any, node: Any) -> None:
-    for slot in range(node.num_contexts):
-        tokens, whole, known = node.contexts[slot, 0], node.contexts[slot, 3], node.known[slot]
-        lo, hi = node.contexts[slot, 1], node.contexts[slot, 2]
+def _corpus(labels: Any, corpus: Any, node: Any, found: Any) -> None:
+    """Enter the corpus's contexts. Labels count as if the corpus had only what they allow."""
+    slot = 0
+    for i in range(node.num_contexts):
+        tokens, whole, known = node.contexts[i, 0], node.contexts[i, 3], node.known[i]
+        lo, hi = node.contexts[i, 1], node.contexts[i, 2]
         n = continuations(corpus, lo, hi, tokens, known)
-        node.num_known[slot] = n
-        if n == 0:
-            continue
-        node.bases[slot] = cells.corpus_base(slot, tokens, whole)
-        for i in range(n):
-            _support(node, slot, known[i, TOKEN], cells.share_level(known[i, COUNT] / whole))
-        if slot == 0:
-            node.other = cells.other_cell(tokens, whole, known[0, COUNT] / whole)
+        node.num_known[i] = n
+        if node.label < 0:
+            _continued(labels, node, i, tokens, whole, known, n)
+        else:
+            n, whole = _allowed_continuations(labels, corpus, node, i, found)
+            _continued(labels, node, slot, tokens, whole, found, n)
+            slot += n > 0
 
 
 @borrowing
-def _near(text: Any, weight: Any, group: int, node: Any, scratch: Any) -> None:
+def _continued(
+    labels: Any, node: Any, slot: int, tokens: int, whole: int, known: Any, n: int
+) -> None:
+    """Enter the continuations of a context, which occur ``whole`` times in all."""
+    if n == 0:
+        return
+    node.bases[slot] = cells.corpus_base(slot, tokens, whole)
+    for i in range(n):
+        level = cells.share_level(known[i, COUNT] / whole)
+        _support(labels, node, slot, known[i, TOKEN], level)
+    if slot == 0:
+        node.other = cells.other_cell(tokens, whole, known[0, COUNT] / whole)
+
+
+@borrowing
+def _allowed_continuations(
+    labels: Any, corpus: Any, node: Any, context: int, found: Any
+) -> tuple[int, int]:
+    """`continuations` that the row's labels allow, and how often all of these occur.
+
+    If the context has more continuations than ``node.known`` has lines, each allowed token is
+    searched for.
+    """
+    tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
+    known, kept, whole = node.known[context], 0, 0
+    if node.num_known[context] < WIDEST:
+        for i in range(node.num_known[context]):
+            if _allows(labels, node, known[i, TOKEN]):
+                copy(known, i, found, kept)
+                whole += known[i, COUNT]
+                kept += 1
+        return kept, whole
+    for state in range(labels.first[node.label], labels.first[node.label + 1]):
+        token = labels.token[state]
+        begin, end = narrow(corpus, lo, hi, tokens, token)
+        if begin < end:
+            occurs, lo = count(corpus, begin, end), end  # siblings and intervals are by token
+            kept = keep_greatest(found, kept, token, occurs, begin, end)
+            whole += occurs
+    return kept, whole
+
+
+@borrowing
+def _near(text: Any, weight: Any, group: int, labels: Any, node: Any, scratch: Any) -> None:
     """Neighbours, weighed by similarity: all places, and those of the longest agreement."""
     places, sums, n = node.near, scratch.sums, node.num_near
     longest = _longest(places, n)
@@ -374,7 +429,7 @@ def _near(text: Any, weight: Any, group: int, node: Any, scratch: Any) -> None:
         best = w if places[i, 1] == longest else 0.0
         of_all += w
         of_longest += best
-        j = candidate(node, text[places[i, 0] + 1])
+        j = _allowed(labels, node, text[places[i, 0] + 1])
         if j >= 0:
             sums[0, j] += w
             sums[1, j] += best
@@ -390,8 +445,9 @@ def _near(text: Any, weight: Any, group: int, node: Any, scratch: Any) -> None:
 
 @borrowing
 def _counted(
-    text: Any, places: Any, n: int, begin: int, end: int, node: Any, slot: int, scratch: Any
-) -> None:
+    text: Any, places: Any, n: int, begin: int, end: int,
+    labels: Any, node: Any, slot: int, scratch: Any,
+) -> None:  # fmt: skip
     """The places in ``text[begin:end]`` with the longest agreement, each with the same weight."""
     sums, longest, whole = scratch.sums, 0, 0
     for i in range(n):
@@ -403,7 +459,7 @@ def _counted(
     for i in range(n):
         if places[i, 1] == longest and begin <= places[i, 0] < end:
             whole += 1
-            j = candidate(node, text[places[i, 0] + 1])
+            j = _allowed(labels, node, text[places[i, 0] + 1])
             if j >= 0:
                 sums[0, j] += 1.0
     node.bases[slot] = cells.counted_base(slot, longest, whole)
@@ -421,7 +477,7 @@ def _longest(places: Any, n: int) -> int:
 
 
 @borrowing
-def _aligned(state: Any, node: Any, scratch: Any) -> None:
+def _aligned(labels: Any, state: Any, node: Any, scratch: Any) -> None:
     """The words of the prompt that are aligned with the answer's next word."""
     table, row, before = state.aligned, node.row, _before(state, node)
     hashes, lasts, n = state.words.hashes[row], state.words.lasts[row], state.rows[row].words
@@ -434,7 +490,8 @@ def _aligned(state: Any, node: Any, scratch: Any) -> None:
         slot, whole = cells.ALIGNED + kind, table.totals[record]
         node.bases[slot] = cells.aligned_base(kind, whole)
         for i in range(table.first[record], table.first[record + 1]):
-            _support(node, slot, table.tokens[i], cells.share_level(table.counts[i] / whole))
+            level = cells.share_level(table.counts[i] / whole)
+            _support(labels, node, slot, table.tokens[i], level)
 
 
 @borrowing
@@ -449,9 +506,10 @@ def _before(state: Any, node: Any) -> int:
 
 
 @borrowing
-def _bigrams(bigrams: Any, node: Any) -> None:
+def _bigrams(labels: Any, bigrams: Any, node: Any) -> None:
     """The target's own continuations of the last token."""
     node.bases[cells.BIGRAM] = cells.BIGRAM_BASE
     for i in range(bigrams.tokens.shape[1]):
         share = math.exp(bigrams.logp[node.token, i])
-        _support(node, cells.BIGRAM, bigrams.tokens[node.token, i], cells.share_level(share))
+        token, level = bigrams.tokens[node.token, i], cells.share_level(share)
+        _support(labels, node, cells.BIGRAM, token, level)

@@ -11,7 +11,7 @@ from tasc_draft.errors import DraftError
 from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
-from tasc_draft.labels import UNLIMITED, LabelTrie, RowLabels
+from tasc_draft.labels import LabelTrie, RowLabels
 from tasc_draft.mixture import tree
 from tasc_draft.mixture.external_tree import NO_TREE, ExternalTree
 from tasc_draft.mixture.memory import Memory
@@ -102,7 +102,7 @@ class NgramProposer:
         it["length"] = len(prompt) + 1
         it["caught"] = it["num_contexts"] = it["begun"] = 0
         it["root"] = NONE
-        self._limit(row, labels)
+        it["label_root"] = it["label"] = self._labels.start(row, labels)
         self._analyse(row, prompt)
 
     def propose(
@@ -186,15 +186,6 @@ class NgramProposer:
         search = self.memory.search(index)
         state = self.memory.state(index, learnt)
         self.index, self.learnt, self._search, self.state = index, learnt, search, state
-
-    def _limit(self, row: int, labels: LabelTrie | None) -> None:
-        """Limit a row to labels. A new trie may move those of other rows."""
-        rows = self.memory.rows
-        rows[row]["label_root"] = rows[row]["label"] = UNLIMITED if labels is None else 0
-        for moved, by in self._labels.start(row, labels).items():
-            rows[moved]["label_root"] += by
-            if rows[moved]["label"] >= 0:
-                rows[moved]["label"] += by
 
     def _require_fit(self, tokens: Int32, length: int) -> None:
         """Check what compiled code, which checks no bounds, relies on."""

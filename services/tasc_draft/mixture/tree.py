@@ -23,7 +23,7 @@ import numpy as np
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import NEURAL
 from tasc_draft.index import weights as cells
-from tasc_draft.labels import NO_BRANCH, NOWHERE, UNLIMITED, child, decides
+from tasc_draft.labels import NO_BRANCH, NOWHERE, UNLIMITED, child
 from tasc_draft.mixture import evidence, external_tree, rules
 from tasc_draft.mixture.evidence import MIXED, TASC
 from tasc_draft.mixture.row_state import (
@@ -99,7 +99,7 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
         if 0 <= batch[i] < len(state.rows) and state.rows[batch[i]].length > 0:
             take_in(state, batch[i], labels)
             label = state.rows[batch[i]].label
-            if label == NOWHERE or (label != UNLIMITED and not decides(labels, label)):
+            if label == NOWHERE or (label != UNLIMITED and not labels.decides[label]):
                 limits[i] = 0
             if external_tree.root(external, i) == NONE or growth.most == 0:
                 limits[i] = min(limits[i], growth.most)
@@ -128,7 +128,7 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
             begin, n = n, _add_segment(state, x, n, path, external, labels)
             limits[i] -= n - begin
             last = nodes[n - 1]
-            goes_on = last.label == UNLIMITED or decides(labels, last.label)
+            goes_on = last.label == UNLIMITED or labels.decides[last.label] != 0
             if goes_on and not is_eos[last.token] and last.depth < growth.most:
                 _push(heap, growth.child_chance * path, n - 1, True)
         if growth.branching or end == 0:

@@ -41,7 +41,8 @@ def most_tokens(proposer: Proposer) -> int:
 class SafeProposer:
     """A proposer that cannot fail; see `tasc_draft.Proposer`.
 
-    A row in use may be started again, which `tasc_draft.Proposer` does not allow.
+    A row in use may be started again, which `tasc_draft.Proposer` does not allow. A row that
+    was not started is unknown to the proposer and has a budget of 0.
 
     Args:
         limit_s: Longest seconds of a drafted step, as a median. A proposer that takes longer, or
@@ -129,14 +130,16 @@ class SafeProposer:
             kept = self._hidden_states.take(row)
             proposer.observe(row, tokens, kept if hidden is None else hidden)
 
-        if row in self._lost:
+        if row in self._lost or row not in self._in_use:
             self._hidden_states.drop(row)
         else:
             self._call(row, observe)
 
     def finish(self, row: int) -> None:
-        self._in_use.discard(row)
         self._hidden_states.drop(row)
+        if row not in self._in_use:
+            return
+        self._in_use.discard(row)
         self._call(row, lambda proposer: proposer.finish(row))
 
     def propose(

@@ -1,4 +1,4 @@
-"""What an answer may say next: one of some choices, or what a schema or a grammar allows."""
+"""Limits of what an answer may say: one of some choices, or what a schema or a grammar allows."""
 
 from tasc_engine.guided.factory import GuideLimits, Guides
 from tasc_engine.guided.following import Guide, Guided, follow

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasc_draft.labels import NOWHERE, LabelTrie
 from tasc_engine.errors import GuideError
-from tasc_engine.guided.following import Guide, Masks
+from tasc_engine.guided.following import Guide, Masks, known_ends
 from tasc_text import TaskTokenizer
 
 Int32 = NDArray[np.int32]
@@ -28,7 +28,7 @@ class Choices:
 
     Attributes:
         longest: Tokens of the longest, its end included.
-        name: That one, for errors.
+        name: The longest text, for errors.
     """
 
     trie: LabelTrie
@@ -45,7 +45,7 @@ class Choices:
                 ends an answer, or is not what its tokens say.
         """
         ids = tokenizer.encode_outputs(texts)
-        ends = [end for end in tokenizer.eos_ids if end < vocab_size]
+        ends = known_ends(tokenizer, vocab_size)
         _require_sayable(texts, ids, tokenizer, vocab_size)
         lengths = [len(tokens) for tokens in ids]
         at = int(np.argmax(lengths))
@@ -85,6 +85,10 @@ class ChoiceGuide:
         self.labels = choices.trie
         self._state = 0
 
+    @property
+    def draftable(self) -> bool:
+        return self._state != NOWHERE and bool(self.labels.decides[self._state])
+
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
         self.labels.look(self._state, tokens, parents, kept, masks)
 
@@ -102,11 +106,6 @@ def _require_sayable(
 ) -> None:
     ends = set(tokenizer.eos_ids)
     decoded = tokenizer.backend.decode_batch(list(ids), skip_special_tokens=True)
-    if min(ends) >= vocab_size:
-        raise GuideError(
-            f"the end of sequence is token {min(ends)}, and the model knows {vocab_size}; "
-            "set eos_token_id to the model's own"
-        )
     for at, (text, tokens, back) in enumerate(zip(texts, ids, decoded, strict=True)):
         if not text or not tokens:
             raise GuideError(f"{_name(at, text)} has no tokens; leave it out")

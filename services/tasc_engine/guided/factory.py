@@ -19,7 +19,7 @@ Made = TypeVar("Made")
 
 
 class Kept(Generic[Made]):
-    """What belongs to guides, up to so many and so many bytes of them together.
+    """Values by guide, up to a number and a total size of the guides.
 
     The newest is kept whatever its size. Not for several threads at a time.
     """
@@ -51,13 +51,13 @@ class Kept(Generic[Made]):
 
 @dataclass(frozen=True)
 class GuideLimits:
-    """What guides may cost.
+    """Limits of the cost of guides.
 
     Attributes:
-        compile_seconds: Of processor time, to compile a JSON schema, an expression or a grammar.
-        compile_bytes: Of memory, to compile one of those.
+        compile_seconds: Processor time to compile a JSON schema, an expression or a grammar.
+        compile_bytes: Memory to compile one of those.
         kept: Compiled guides that are kept, the latest used ones, and as many refused ones.
-        kept_bytes: Of what they were compiled from, together, and of the refused ones.
+        kept_bytes: Total size of their sources, and as much of the refused ones'.
     """
 
     compile_seconds: float = 2.0
@@ -110,7 +110,7 @@ class Guides:
         return compiled.guide(max_tokens)
 
     def for_request(self, request: GenerationRequest) -> Guide | None:
-        """What a request needs. Raises GuideError: its guide cannot be followed."""
+        """Make the guide of a request, or None. Raises GuideError: it cannot be followed."""
         if request.guide:
             return self.of(request.guide)
         if not request.min_tokens:

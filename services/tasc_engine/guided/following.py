@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 from tasc_draft import Drafts
 from tasc_draft.drafts import FORCED
 from tasc_draft.labels import LabelTrie
+from tasc_engine.errors import GuideError
 from tasc_engine.sampling.row_parameters import Allowed
+from tasc_text import TaskTokenizer
 
 Int32 = NDArray[np.int32]
 Masks = NDArray[np.uint32]
 
 
 class Guide(Protocol):
-    """What one answer may say next. Owned by one sequence, moved by one thread at a time.
+    """The next tokens of one answer. Owned by one sequence, moved by one thread at a time.
 
     A mask is a row of ``words`` words: bit b of word w is token ``32 * w + b``.
     """
@@ -30,6 +32,10 @@ class Guide(Protocol):
     @property
     def labels(self) -> LabelTrie | None:
         """The labels that the answer is one of, so that drafts are made of them; None: others."""
+
+    @property
+    def draftable(self) -> bool:
+        """Whether a draft may save a forward; not if the next token decides all that follow."""
 
     @property
     def error(self) -> str:
@@ -57,6 +63,23 @@ class Guide(Protocol):
         """
 
 
+def known_ends(tokenizer: TaskTokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Returns the tokens that end an answer and that the model knows.
+
+    Raises:
+        GuideError: It knows none of them.
+    """
+    ends = tuple(end for end in tokenizer.eos_ids if end < vocab_size)
+    if not ends:
+        raise GuideError(
+            f"an answer ends with one of the tokens {tokenizer.eos_ids}, as the files in "
+            f"{tokenizer.path.parent} say, and the model knows only tokens below {vocab_size}; "
+            "correct eos_token_id in config.json and generation_config.json, or the end that the "
+            "chat template or tokenizer_config.json names"
+        )
+    return ends
+
+
 class LeastTokens:
     """Forbids the tokens that end an answer while it is too short; see `Guide`.
 
@@ -67,6 +90,7 @@ class LeastTokens:
 
     error = ""
     labels = None
+    draftable = True
 
     def __init__(self, ends: Iterable[int], vocab_size: int, missing: int) -> None:
         self._ends, self._missing = frozenset(ends), missing
@@ -174,7 +198,7 @@ def _without(
     taken, parents, mask_of = (np.empty(k, np.int32) for k in (n, n, n + rows))
     offsets = np.zeros(rows + 1, np.int32)
     scratch = np.empty(len(kept), np.int32)
-    _leave_out(
+    _keep_only(
         drafts.parents, drafts.offsets, kept, mask_at, taken, parents, offsets, mask_of, scratch
     )
     only = None
@@ -263,10 +287,11 @@ def _select(
 
 
 @numba.njit(cache=True, nogil=True)
-def _leave_out(
+def _keep_only(
     parents: Any, offsets: Any, kept: Any, mask_at: Any,
     taken: Any, new_parents: Any, new_offsets: Any, mask_of: Any, new_place: Any,
 ) -> None:  # fmt: skip
+    """Write the kept nodes, their new parents and offsets, and the mask of each place."""
     n = place = 0
     for i in range(len(mask_at)):
         begin, first = offsets[i], n

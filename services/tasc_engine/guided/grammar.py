@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_engine.errors import GuideError
-from tasc_engine.guided.following import Guide, Int32, Masks
+from tasc_engine.guided.following import Guide, Int32, Masks, known_ends
 from tasc_engine.guided.sandbox import Effort, Sandbox
 from tasc_engine.guided.schemas import LENIENT, Prepared, prepared
 from tasc_engine.guided.trial import make_matcher, make_tokens, reason
@@ -48,6 +48,7 @@ class Grammar:
 
     Attributes:
         make: Makes a matcher at the start of the grammar, with a new lexer.
+        opening: ``int32[n]`` the tokens that every answer begins with, at most `MOST_FORCED`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Grammar:
         self.make = make
         self._lock = threading.Lock()
         self._fresh = make()
+        self.opening = GrammarGuide(self).computed(MOST_FORCED)
 
     def guide(self, max_tokens: int | None) -> Guide:
         """Returns a guide for one answer. The length of answers is not limited here."""
@@ -122,6 +124,7 @@ class GrammarGuide:
     """The position of one answer in a grammar; see `Guide`."""
 
     labels = None
+    draftable = True
 
     def __init__(self, grammar: Grammar) -> None:
         self.words = grammar.words
@@ -156,8 +159,13 @@ class GrammarGuide:
                 self._revive()
 
     def forced(self, most: int) -> Int32:
+        if self._said or self._ended or self.error:
+            return self.computed(min(most, MOST_FORCED))
+        return self._grammar.opening[:most]
+
+    def computed(self, most: int) -> Int32:
+        """Compute what `forced` returns."""
         found: list[int] = []
-        most = min(most, MOST_FORCED)
         mask = np.empty(self.words, np.uint32)
         place, going = self._place, self._now(mask)
         if not going:
@@ -282,12 +290,12 @@ class Library:
         effort: Limits for compiling one text.
 
     Raises:
-        GuideError: llguidance is not installed, or does not support the tokenizer.
+        GuideError: llguidance is not installed, or does not support the tokenizer, or the model
+            knows no end of answers.
     """
 
     def __init__(self, tokenizer: TaskTokenizer, vocab_size: int, effort: Effort) -> None:
-        text = _readable(tokenizer)
-        self._ends = tuple(e for e in tokenizer.eos_ids if e < vocab_size) or tokenizer.eos_ids[:1]
+        text, self._ends = _readable(tokenizer), known_ends(tokenizer, vocab_size)
         try:
             self._tokens = make_tokens(text, vocab_size, self._ends[0])
         except ImportError as error:

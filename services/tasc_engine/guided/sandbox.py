@@ -23,11 +23,11 @@ class Unsettled(GuideError):
 
 @dataclass(frozen=True)
 class Effort:
-    """What compiling one grammar may take.
+    """Limits of compiling one grammar.
 
     Attributes:
-        seconds: Of processor time.
-        bytes: Of memory, where the system can limit it.
+        seconds: Processor time.
+        bytes: Memory, where the system can limit it.
     """
 
     seconds: float

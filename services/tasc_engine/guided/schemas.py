@@ -4,6 +4,7 @@ llguidance refuses ``uniqueItems``, ``propertyNames`` and some formats, which Py
 """
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ _LIMITS |= {"multipleOf", "allOf", "not", "if"}
 _HEX = "[0-9a-fA-F]"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _NETWORK = rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])"
-# What stands for formats that llguidance does not know; nothing where any text has the format.
+# Replacements of formats that llguidance does not know; empty where any text has the format.
 _FORMATS: Mapping[str, Node] = {
     **{name: {} for name in ("password", "binary", "path", "file-path", "directory-path")},
     **{
@@ -48,8 +49,8 @@ class Prepared:
     """A schema for llguidance, and what it cannot say.
 
     Attributes:
-        members: Of each array with unique items, by the ``id`` of its node in ``root``: the JSON
-            texts that its items may be, sorted.
+        members: The JSON texts that the items of each array with unique items may be, sorted; the
+            key is the ``id`` of the array's node in ``root``.
     """
 
     root: Node
@@ -169,10 +170,10 @@ def _values(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> li
     """Returns the scalars that a schema allows; None if they are too many, or not known.
 
     Args:
-        known: What has been found for schemas so far, by their ``id``.
+        known: The values of schemas that have been found so far, by their ``id``.
     """
     if id(node) not in known:
-        known[id(node)] = None  # of a schema that refers to itself
+        known[id(node)] = None  # for a schema that refers to itself
         found = _found(made, node, known)
         known[id(node)] = found if found is not None and len(found) <= MOST_MEMBERS else None
     return known[id(node)]
@@ -181,29 +182,48 @@ def _values(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> li
 def _found(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> list[Any] | None:
     if not isinstance(node, dict) or node.keys() & _LIMITS:
         return None
+    kinds = node.get("type", list(_KINDS))
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    low, high = node.get("minimum", -math.inf), node.get("maximum", math.inf)
+    if not (isinstance(low, int | float) and isinstance(high, int | float)):
+        return None
+    lists = [node["enum"]] if "enum" in node else []
+    if "const" in node:
+        lists.append([node["const"]])
     if "$ref" in node:
-        return _values(made, _target(made.root, node["$ref"]), known)
+        lists.append(_values(made, _target(made.root, node["$ref"]), known))
     for name in _UNIONS:
         if name in node:
             parts = [_values(made, option, known) for option in node[name]]
-            given = [part for part in parts if part is not None]
-            return [*chain(*given)] if len(given) == len(parts) else None
-    kinds = node.get("type", list(_KINDS))
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if "const" in node or "enum" in node:
-        values = [node["const"]] if "const" in node else node["enum"]
-        if not all(type(value) in (str, int, bool, type(None)) for value in values):
-            return None
-        return [v for v in values if any(type(v) in _KINDS.get(kind, ()) for kind in kinds)]
-    low, high = node.get("minimum"), node.get("maximum")
-    if kinds == ["integer"] and low is not None and high is not None:
-        return list(range(int(low), int(high) + 1)) if high - low < MOST_MEMBERS else None
+            lists.append(None if None in parts else [*chain(*filter(None, parts))])
+    if not lists:
+        lists.append(_of_kind(kinds, low, high))
+    if None in lists or not all(type(v) in _SCALARS for v in chain(*lists)):
+        return None
+    common = set.intersection(*({(type(v), v) for v in values} for values in lists))
+    return [
+        v
+        for v in lists[0]
+        if (type(v), v) in common
+        and any(type(v) in _KINDS.get(kind, ()) for kind in kinds)
+        and (type(v) is not int or low <= v <= high)
+    ]
+
+
+def _of_kind(kinds: Sequence[str], low: float, high: float) -> list[Any] | None:
+    """Returns all values of a type; None if they are too many, or there are several types."""
+    if len(kinds) != 1:
+        return None
+    if kinds[0] == "integer" and math.isfinite(low) and math.isfinite(high):
+        few = high - low < MOST_MEMBERS
+        return list(range(math.ceil(low), math.floor(high) + 1)) if few else None
     single: Mapping[str, list[Any]] = {"boolean": [False, True], "null": [None]}
-    return single.get(kinds[0]) if len(kinds) == 1 else None
+    return single.get(kinds[0])
 
 
 _KINDS = {"string": (str,), "integer": (int,), "number": (int,), "boolean": (bool,),
           "null": (type(None),)}  # fmt: skip
+_SCALARS = {kind for kinds in _KINDS.values() for kind in kinds}
 
 
 def _require_certain(made: Prepared) -> None:
@@ -228,10 +248,11 @@ def _require_certain(made: Prepared) -> None:
                 f"use fewer of them, {LENIENT}"
             )
         arrays = [[other for other in group if can_be("array", other)] for group in reached]
-        if any(len({id(other) in made.members for other in group}) > 1 for group in arrays):
+        if any(len({made.members.get(id(other)) for other in group}) > 1 for group in arrays):
             raise GuideError(
                 "uniqueItems in one of several arrays of anyOf, oneOf, allOf or patternProperties "
-                f"is not supported; give all of them unique items, {LENIENT}"
+                "is not supported; give all of them unique items of the same values, "
+                f"{LENIENT}"
             )
 
 

@@ -60,7 +60,7 @@ def refusal(matcher: "LLMatcher", eos_id: int) -> str:
 
 
 def reason(matcher: "LLMatcher") -> str:
-    """What went wrong with a matcher, in few words; empty where nothing did."""
+    """The error of a matcher in few words; empty if there is none."""
     told = matcher.get_error().split("\n<")[0]
     lines = [line for line in told.splitlines() if line.startswith("error: ")] or [told]
     words = " ".join(lines[0].split())[:_MOST_WORDS]

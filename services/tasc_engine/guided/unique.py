@@ -40,7 +40,8 @@ class Place(NamedTuple):
     Attributes:
         mode: ``v`` before a value, ``s`` in a string, ``e`` behind its backslash, ``n`` in a number
             or a name, ``a`` behind a value, ``k`` in an object before a key.
-        text: Of the string, number or name so far.
+        text: The string, number or name so far; empty where its text does not matter, so that
+            a step in a long string costs as much as one in a short string.
     """
 
     frames: tuple[_Frame, ...] = ()
@@ -61,7 +62,7 @@ class Unique:
     """Follows answers of one schema that has arrays with unique items.
 
     Args:
-        several: What `opening` returns.
+        several: The mask that `opening` returns.
     """
 
     def __init__(self, schema: Prepared, tokenizer: TaskTokenizer, several: Masks) -> None:
@@ -93,14 +94,15 @@ class Unique:
     def _step(self, place: Place, byte: int) -> Place | None:
         frames, mode, text, is_key = place
         if mode in "se":
-            text += bytes([byte])
+            text += bytes([byte]) if text else b""
             if mode == "s" and byte == ord('"'):
                 return self._said(frames, text, is_key)
             mode = "e" if mode == "s" and byte == ord("\\") else "s"
             return self._within(Place(frames, mode, text, is_key))
         if mode == "n":
             if byte not in _ENDS:
-                return self._within(Place(frames, mode, text + bytes([byte])))
+                text += bytes([byte]) if text else b""
+                return self._within(Place(frames, mode, text))
             after = self._said(frames, text, False)
             return after and self._step(after, byte)
         if byte in _BLANK or byte == ord(":"):
@@ -113,12 +115,13 @@ class Unique:
             top = frames[-1]._replace(at=frames[-1].at + 1)
             return Place((*frames[:-1], top), "v" if top.key is None else "k")
         if byte == ord('"'):
-            return Place(frames, "s", b'"', mode == "k")
+            is_key = mode == "k"
+            return Place(frames, "s", b'"' if is_key or _matters(frames) else b"", is_key)
         if byte == ord("{"):
             return Place((*frames, self._opened(frames, "object")), "k")
         if byte == ord("["):
             return Place((*frames, self._opened(frames, "array")), "v")
-        return self._within(Place(frames, "n", bytes([byte])))
+        return self._within(Place(frames, "n", bytes([byte]) if _matters(frames) else b""))
 
     def _within(self, place: Place) -> Place | None:
         left = place.frames[-1].left if place.frames else None
@@ -139,7 +142,7 @@ class Unique:
                 return None
             left = tuple(other for other in top.left if other != text)
             top = top._replace(left=left)
-        elif top.key is not None:
+        elif top.key is not None and text:
             top = top._replace(nodes=tuple(n for n in top.nodes if _may_say(n, top.key, text)))
         return Place((*frames[:-1], top), "a")
 
@@ -177,9 +180,23 @@ def _property(node: Node, key: str) -> list[Any]:
     return [*patterns.values()] or [node.get("additionalProperties", {})]
 
 
+def _matters(frames: tuple[_Frame, ...]) -> bool:
+    """Whether the text of the next string, number or name says which values come behind it."""
+    if not frames or frames[-1].key is None:
+        return bool(frames) and frames[-1].left is not None
+    return any(_named(node, frames[-1].key) is not None for node in frames[-1].nodes)
+
+
 def _may_say(node: Node, key: str, text: bytes) -> bool:
     """Whether a schema of an object allows a value, if it names the values; see discriminators."""
+    named = _named(node, key)
+    return named is None or json.loads(text) in named
+
+
+def _named(node: Node, key: str) -> Sequence[Any] | None:
+    """Returns the values that a schema of an object names for a property; None if it names none."""
     rule = node.get("properties", {}).get(key)
     if not isinstance(rule, dict) or not rule.keys() & {"const", "enum"}:
-        return True
-    return json.loads(text) in ([rule["const"]] if "const" in rule else rule["enum"])
+        return None
+    values: Sequence[Any] = [rule["const"]] if "const" in rule else rule["enum"]
+    return values

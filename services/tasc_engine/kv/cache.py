@@ -41,12 +41,14 @@ class RowCache:
 
     Attributes:
         host, device: The layout of the current or the last step, outside of a CUDA graph.
+        windows: The sliding window of each layer that ran by the model's own code; None: all.
     """
 
     def __init__(
         self, layers: int, slots: int, nbytes: int | None = None, longest: int | None = None
     ) -> None:
         self.layers = layers
+        self.windows = dict[int, int | None]()
         self.host: StepLayout[Int64] | None = None
         self.device: StepLayout[Tensor] | None = None
         self._most, self._nbytes, self._longest = slots, nbytes, longest or slots
@@ -226,6 +228,7 @@ def _packed_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    cache.windows[layer] = sliding_window
     cache.keep(layer, torch.stack((key[0], value[0])).permute(2, 0, 1, 3))
     out = cache.attend(layer, query[0].transpose(0, 1), scale, sliding_window, softcap)
     return out[None], None

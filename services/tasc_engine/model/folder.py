@@ -1,25 +1,131 @@
-"""What files of a model folder say before it is loaded, without torch and transformers."""
+"""Checks of a model folder by its files, before it is loaded, without torch and transformers."""
 
-from collections.abc import Mapping
+import importlib.util
+import json
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from safetensors import SafetensorError, safe_open
 
 from tasc_engine.errors import UnsupportedModel
+from tasc_text.formats import other_format
 
-ADAPTER_CONFIG = "adapter_config.json"
+Shape: TypeAlias = tuple[int, ...]
+ADAPTER_CONFIG, CONFIG = "adapter_config.json", "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Shards of a distributed checkpoint, which transformers prefers to all other files.
+_DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+# Methods of quantisation, and packages by which transformers loads them; we depend on none.
+_NEEDED = {
+    "aqlm": ("aqlm",),
+    "auto-round": ("auto_round",),
+    "awq": ("gptqmodel",),
+    "compressed-tensors": ("compressed_tensors",),
+    "eetq": ("kernels",),
+    "fbgemm_fp8": ("fbgemm_gpu",),
+    "gptq": ("optimum", "gptqmodel"),
+    "higgs": ("flute",),
+    "hqq": ("hqq",),
+    "quanto": ("optimum",),
+    "quark": ("quark",),
+    "spqr": ("spqr_quant",),
+    "torchao": ("torchao",),
+    "vptq": ("vptq",),
+}
+# Beside a config.json that does not say so, as older programs wrote it.
+_FILES_OF_METHODS = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
+_FLOATS = ("F64", "F32", "F16", "BF16")  # others are packed: their shapes say nothing
 # Layers that keep keys and values alone. Others keep a state that each token overwrites.
 _ATTENTION = ("attention", "sliding", "full", "chunked")
 _STATE_FIELDS = ("mamba_", "ssm_", "conv_L_cache", "linear_conv_kernel_dim", "lru_width", "xlstm_")
 _STATE_FAMILIES = ("mamba", "rwkv", "xlstm", "recurrent_gemma")
 
 
-def require_model_alone(folder: Path) -> None:
-    """Refuse a model folder that holds an adapter beside the weights.
-
-    transformers would add the adapter to the weights, also if they have it already.
+def require_model(folder: Path) -> None:
+    """Refuse a folder that is no transformers model, or one that is quantised for other programs.
 
     Raises:
-        UnsupportedModel: It holds one.
+        UnsupportedModel: It is an adapter, a model of another format, or needs packages that are
+            not installed.
+    """
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
+        base = _object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        raise UnsupportedModel(
+            f"{folder} holds an adapter without its model; name {base or 'the base model'} as the "
+            "model, and this folder as the adapter"
+        )
+    if found := other_format(folder):
+        raise UnsupportedModel(found)
+    if not (folder / CONFIG).is_file() and "gguf" in str(folder).lower():  # of a hub, no weights
+        raise UnsupportedModel(
+            f"{folder} has no {CONFIG}; GGUF files of llama.cpp are not read: name the model that "
+            "they were made from"
+        )
+    if fault := quantization_fault(folder):
+        raise UnsupportedModel(fault)
+
+
+def quantization_fault(folder: Path) -> str | None:
+    """Why quantised weights of a folder cannot be loaded here, and the way out."""
+    way_out = "name the unquantised model; a task's --quantization nf4 or int8 saves memory"
+    config = _object(folder / CONFIG)
+    own = config.get("quantization_config") or config.get("quantization")
+    if isinstance(own, dict) and "bits" in own and "quant_method" not in own:
+        return f"{folder} is quantised by MLX, which transformers does not read; {way_out}"
+    method = str(own.get("quant_method")) if isinstance(own, dict) else ""
+    for name, file in _FILES_OF_METHODS.items():
+        if not method and (folder / file).is_file():
+            method = name
+    absent = [
+        name for name in _NEEDED.get(method.lower(), ()) if importlib.util.find_spec(name) is None
+    ]
+    if not absent:
+        return None
+    return f"{method.upper()} weights need {', '.join(absent)}, not installed; {way_out}"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads the weights from, without other copies of the weights."""
+    first = _first_file(folder)
+    if not first.name.endswith(".json"):
+        return [first] if first.is_file() else []
+    placed = _object(first).get("weight_map")
+    names = set(map(str, placed.values())) if isinstance(placed, dict) else set()
+    return [path for name in sorted(names) if (path := folder / name).is_file()]
+
+
+def _first_file(folder: Path) -> Path:
+    """The file that transformers reads first: weights, or an index of their files."""
+    named = _object(folder / CONFIG).get("transformers_weights")
+    name = WEIGHTS if (folder / WEIGHTS).is_file() else INDEX
+    return folder / (named if isinstance(named, str) else name)
+
+
+def require_weights(folder: Path) -> None:
+    """Refuse a model folder without weights that transformers reads; see `require_model_alone`.
+
+    Raises:
+        UnsupportedModel: It has none in safetensors, or other files would change them.
+    """
+    require_model_alone(folder)
+    if not _first_file(folder).is_file():
+        found = sorted(path.name for path in folder.glob("*.safetensors"))
+        has = f"; {found[0]} is a name that transformers does not read" if found else ""
+        raise UnsupportedModel(
+            f"{folder} has no weights in safetensors ({WEIGHTS} or {INDEX}){has}; load it once "
+            "where you trust it and save it with save_pretrained(folder)"
+        )
+
+
+def require_model_alone(folder: Path) -> None:
+    """Refuse a model folder in which other files than its weights would change them.
+
+    transformers would add an adapter in the folder to the weights, also if they have it already.
+
+    Raises:
+        UnsupportedModel: It holds an adapter, or shards of a distributed checkpoint.
     """
     if (folder / ADAPTER_CONFIG).is_file() and any(folder.glob("model*.safetensors")):
         raise UnsupportedModel(
@@ -28,25 +134,83 @@ def require_model_alone(folder: Path) -> None:
             "and adapter_model.*; else move both files to a folder of their own and name it as the "
             "adapter"
         )
+    names = (path.name for path in folder.glob("shard-*.safetensors"))
+    if shards := sorted(filter(_DISTRIBUTED.fullmatch, names)):
+        raise UnsupportedModel(
+            f"{folder} has {len(shards)} files of a distributed checkpoint, such as {shards[0]}, "
+            f"which transformers prefers to {WEIGHTS}; load it and save it with "
+            "save_pretrained(folder), or delete them"
+        )
+
+
+def tensor_shapes(path: Path, dtypes: Collection[str] = ()) -> dict[str, Shape]:
+    """The shapes of a file's tensors by name, by its header alone.
+
+    Args:
+        dtypes: Only tensors of these types; empty: of all.
+
+    Raises:
+        ValueError: It is no safetensors file, or is cut off.
+        OSError: It cannot be read.
+    """
+    try:
+        with safe_open(path, "numpy") as file:
+            found = {name: file.get_slice(name) for name in file.offset_keys()}
+            return {
+                name: tuple(tensor.get_shape())
+                for name, tensor in found.items()
+                if not dtypes or tensor.get_dtype() in dtypes
+            }
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no safetensors file; fetch it again (git lfs pull?)"
+        ) from error
+
+
+def float_shapes(folder: Path) -> dict[str, Shape]:
+    """The shapes of a model's weights that are not packed; raises what `tensor_shapes` does."""
+    files = weight_files(folder)
+    return {name: shape for path in files for name, shape in tensor_shapes(path, _FLOATS).items()}
+
+
+def vocabulary_rows(folder: Path) -> int | None:
+    """The rows of a model's embeddings by its settings; None where these do not say."""
+    config = _object(folder / CONFIG)
+    text = config.get("text_config")
+    rows = {**config, **(text if isinstance(text, dict) else {})}.get("vocab_size")
+    return rows if isinstance(rows, int) else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one without a readable one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def recurrent_state(config: Mapping[str, Any]) -> str | None:
-    """What in a model's settings says that layers keep a recurrent or convolutional state.
+    """Returns the setting by which layers keep a recurrent or convolutional state; None if none do.
 
-    Such a state is overwritten by each token, so that rejected drafts cannot be taken back.
+    Each token overwrites such a state, so that rejected drafts cannot be taken back.
 
     Args:
         config: The content of ``config.json``, its text part over the rest.
     """
     kinds = config.get("layer_types")
-    for kind in kinds if isinstance(kinds, list) else ():
-        if "linear" in str(kind) or not any(name in str(kind) for name in _ATTENTION):
-            return f"layers of the type {kind}"
+    if isinstance(kinds, list) and kinds:  # hybrid families also have models of attention alone
+        kept = next((kind for kind in map(str, kinds) if not _attends(kind)), None)
+        return kept and f"layers of the type {kept}"
     for name in config:
         if name.startswith(_STATE_FIELDS):
             return f"the setting {name}"
     family = str(config.get("model_type", ""))
-    return f"the family {family}" if family.startswith(_STATE_FAMILIES) else None
+    return f"the family {family}" if any(name in family for name in _STATE_FAMILIES) else None
+
+
+def _attends(kind: str) -> bool:
+    return "linear" not in kind and any(name in kind for name in _ATTENTION)
 
 
 def in_words(state: str) -> str:

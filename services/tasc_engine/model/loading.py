@@ -7,9 +7,10 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from tasc_engine.errors import UnsupportedModel, is_out_of_memory
-from tasc_engine.lora.adapter_files import safe_weights
-from tasc_engine.model.folder import in_words, recurrent_state, require_model_alone
+from tasc_engine.lora.adapter_folder import MERGE, safe_weights
+from tasc_engine.model.adapter_fit import require_fit
+from tasc_engine.model.folder import in_words, recurrent_state, require_model, require_weights
 
 DTYPES = {
     "float64": torch.float64,
@@ -108,19 +110,10 @@ def load_model(source: ModelSource) -> Any:
     # It logs which kernels of other packages it lacks, and at each int8 product that it rounds.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     logging.getLogger("transformers.modeling_utils").addFilter(_no_report)
-    config = _config(source.folder)
-    if config.is_encoder_decoder:
-        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
-    if state := recurrent_state(config.get_text_config().to_dict()):
-        raise UnsupportedModel(in_words(state))
-    require_model_alone(source.folder)
-    if not any(source.folder.glob("*.safetensors")):
-        raise UnsupportedModel(
-            f"{source.folder} has no weights in safetensors; load it once where you trust it and "
-            "save it with save_pretrained(folder)"
-        )
+    config = checked_config(source.folder)
     if source.adapter is not None:
-        safe_weights(source.adapter)  # before the model is read in vain
+        quantized = source.quantization is not None
+        require_fit(source.adapter, source.folder, quantized=quantized)  # before the model is read
     quantised = _quantisation(source, config)
     # What a model says by itself is what its eager attention says: others leave soft caps out.
     try:
@@ -139,10 +132,27 @@ def load_model(source: ModelSource) -> Any:
             raise
         raise _unloadable(source.folder, error) from error
     model, found = loaded
-    _require_whole(source.folder, found)
+    require_whole(source.folder, found)
     if source.adapter is not None:
         model = _adapted(model, source.adapter, merge=not quantised)
     return (model if quantised else model.to(source.device)).eval()
+
+
+def checked_config(folder: Path) -> Any:
+    """The transformers config of a folder with a causal LM that can be served.
+
+    Raises:
+        UnsupportedModel: It has none, other files would change its weights, or the model keeps a
+            recurrent state.
+    """
+    require_model(folder)
+    config = _config(folder)
+    if config.is_encoder_decoder:
+        raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; a causal LM is needed")
+    if state := recurrent_state(config.get_text_config().to_dict()):
+        raise UnsupportedModel(in_words(state))
+    require_weights(folder)
+    return config
 
 
 def _config(folder: Path) -> Any:
@@ -153,20 +163,34 @@ def _config(folder: Path) -> Any:
 
 
 def _no_report(record: logging.LogRecord) -> bool:
-    """Leaves out the table of weights that do not fit: `_require_whole` says it in a line each."""
+    """Leaves out the table of weights that do not fit: `require_whole` says it in a line each."""
     return "LOAD REPORT" not in str(record.msg)
 
 
 def _unloadable(folder: Path, error: Exception) -> UnsupportedModel:
-    reason = " ".join(str(error).split())[:200]
     return UnsupportedModel(
-        f"transformers {transformers.__version__} does not load {folder} ({reason}); save it again "
-        "with save_pretrained(folder), or name another model"
+        f"transformers {transformers.__version__} does not load {folder} ({_short(error)}); save "
+        "it again with save_pretrained(folder), or name another model"
     )
 
 
-def _require_whole(folder: Path, found: Mapping[str, Any]) -> None:
-    """Weights that a file lacks would be random ones; others may be those of images or sound."""
+def _short(error: Exception) -> str:
+    """The begin of a library's message, in whole words."""
+    kind = f"{type(error).__name__}: " if isinstance(error, LookupError) else ""
+    return kind + textwrap.shorten(str(error), 200, placeholder=" ...")
+
+
+def require_whole(folder: Path, found: Mapping[str, Any]) -> None:
+    """Check that a model's files have all of its weights; those that they lack would be random.
+
+    Weights without a place may be those of images or sound: they are logged.
+
+    Args:
+        found: The loading info of transformers.
+
+    Raises:
+        UnsupportedModel: Weights are missing or have other shapes.
+    """
     if unused := sorted(found["unexpected_keys"]):
         log.warning(
             "%s has %d weights that config.json has no place for, such as %s; they are left out: "
@@ -232,26 +256,58 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
     weights and what the adapter adds is added to its output: how such adapters are trained.
     """
     with _without_compiler():
-        from peft import PeftModel
+        import peft
 
+    with safe_open(safe_weights(folder), "pt") as file:
+        own = set(file.keys())
     with warnings.catch_warnings():
         # peft 0.21 asks transformers 5.23 by an older name.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # refused below
+        # Heads with weights of their own are meant.
+        warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings|.* no longer tied")
+        outside = model.get_input_embeddings(), model.get_output_embeddings()
         try:
-            adapted = PeftModel.from_pretrained(model, str(folder))
-        except (RuntimeError, ValueError) as error:
+            adapted = peft.PeftModel.from_pretrained(model, str(folder))
+            _require_used(adapted, folder, own)
+            return _merged(adapted, *outside) if merge else adapted.base_model.model
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             if is_out_of_memory(error):
                 raise
-            raise _unfit(folder, str(error)) from error
-        # peft drops weights of layers that the model has not, and fills in those that are missing.
-        wanted = {name.replace(".default", "") for name, _ in adapted.named_parameters()}
-        with safe_open(safe_weights(folder), "pt") as file:
-            own = set(file.keys())
-        if odd := sorted(name for name in wanted ^ own if _LORA.search(name)):
-            whose = "the model" if odd[0] in own else "the adapter"
-            raise _unfit(folder, f"{whose} has no {odd[0]}")
-        return adapted.merge_and_unload() if merge else adapted.base_model.model
+            raise UnsupportedModel(
+                f"peft {peft.__version__} does not load the adapter in {folder} ({_short(error)}); "
+                f"name the model that it was trained for, or {MERGE}"
+            ) from error
+
+
+def _merged(adapted: Any, embeddings: Any, head: Any) -> Any:
+    """The model with the adapter in its weights.
+
+    Args:
+        embeddings, head: The base model's own modules. If they share weights and LoRA changes
+            one of them, the head gets weights of its own, so that the other is not changed.
+    """
+    layers = {id(getattr(module, "base_layer", None)) for module in adapted.modules()}
+    if head.weight is embeddings.weight and layers & {id(embeddings), id(head)}:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+    return adapted.merge_and_unload()
+
+
+def _require_used(adapted: Any, folder: Path, own: Set[str]) -> None:
+    """peft drops weights of layers that the model has not, and fills in those that are missing."""
+    known = {name.replace(".default", "") for name in adapted.state_dict()}
+    places = {name.replace(".modules_to_save", "") for name in known} | known
+    places |= {name.removesuffix(".weight") for name in places}
+    if unused := sorted(own - places):
+        raise UnsupportedModel(
+            f"the adapter in {folder} is another model's: the model has no {unused[0]}; name the "
+            "model that it was trained for, or another adapter"
+        )
+    if missing := sorted(name for name in known - own if _LORA.search(name)):
+        raise UnsupportedModel(
+            f"the adapter in {folder} lacks {missing[0]}; save the adapter again, or name the "
+            "model that it was trained for"
+        )
 
 
 @contextmanager
@@ -270,10 +326,3 @@ def _without_compiler() -> Iterator[None]:
         finally:
             if before is None:
                 os.environ.pop(name, None)
-
-
-def _unfit(folder: Path, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"the adapter in {folder} is another model's ({' '.join(reason.split())[:200]}); name the "
-        "model that it was trained for, or another adapter"
-    )

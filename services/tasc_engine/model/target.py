@@ -5,7 +5,7 @@ It knows models, devices and dtypes; it knows no requests, drafts or text.
 
 import itertools
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -80,6 +80,7 @@ class Target:
         )
         self.decoder = decoder
         self._check_against(expected)
+        _check_windows(model.config, self.cache.windows, config.max_model_len)
         self._graphs = None if decoder is None else self._graphed(decoder)
 
     @classmethod
@@ -318,6 +319,21 @@ def _check_config(config: Any, max_model_len: int) -> None:
         raise UnsupportedModel(
             f"{config.model_type} attends in chunks of {chunk} tokens and a row may hold "
             f"{max_model_len}; set max_model_len to {chunk} or less"
+        )
+
+
+def _check_windows(config: Any, windows: Mapping[int, int | None], max_model_len: int) -> None:
+    """Refuse layers whose window is in a mask alone, which the packed attention does not read."""
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if window is None or window >= max_model_len:
+        return
+    types = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
+    if any(types[layer] == "sliding_attention" and own is None for layer, own in windows.items()):
+        raise UnsupportedModel(
+            f"{config.model_type} looks back over a window of {window} tokens by a mask that is "
+            f"not read here, and a row may hold {max_model_len}; set max_model_len to {window} or "
+            "less"
         )
 
 

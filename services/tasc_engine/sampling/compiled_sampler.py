@@ -306,7 +306,7 @@ class Masks(NamedTuple):
     """See `Allowed`; without places everything is allowed.
 
     Attributes:
-        only: Without places all have logits.
+        only: As there; empty if all places have logits.
         logits_of: ``int32[M]`` the logits of each place, or nothing if ``only`` has nothing.
     """
 

@@ -42,6 +42,7 @@ class Spent:
         charged: Those of them that drafting has to pay for. Forced tokens of accepted drafts are
             free: without the draft, a later forward would have brought them into the cache.
         decided: Emitted tokens that were not forced, each worth one plain forward of its row.
+        reads: See `Plan.reads`.
     """
 
     rows: int
@@ -49,15 +50,14 @@ class Spent:
     context: float
     verified: int
     charged: int
-    accepted: int
     decided: int
     draft_seconds: float
     verify_seconds: float
+    reads: bool = False
 
     @classmethod
     def of(cls, plan: Plan, record: StepRecord) -> Self:
         """Reads the costs and tokens of a step from its plan and its record."""
-        accepted = int(record.accepted.sum())
         verified = int(record.drafted.sum()) + record.carried_tokens
         return cls(
             rows=len(plan.emitting),
@@ -65,11 +65,16 @@ class Spent:
             context=plan.context,
             verified=verified,
             charged=verified - record.carried_kept,
-            accepted=accepted,
-            decided=accepted + record.bonus_tokens,
+            decided=int(record.accepted.sum()) + record.bonus_tokens,
             draft_seconds=record.draft_seconds,
             verify_seconds=record.verify_seconds,
+            reads=plan.reads,
         )
+
+    @property
+    def saved(self) -> int:
+        """Forwards that drafts saved. One that ends an answer saves none: nothing follows it."""
+        return self.decided - self.rows
 
 
 class DraftBudget:
@@ -114,20 +119,23 @@ class DraftBudget:
         """Whether the next step does not draft, because drafts did not pay lately."""
         return self._paused > 0 and not self._probing
 
-    def min_probs(self, rows: int, tokens: int, context: float) -> Float32 | None:
+    def min_probs(
+        self, rows: int, tokens: int, context: float, reads: bool = False
+    ) -> Float32 | None:
         """Returns the minimum probability at which each further draft token of the step pays.
 
         Args:
             rows: Number of rows that emit tokens.
             tokens: Number of tokens of the step without drafts.
             context: Mean length of the rows.
+            reads: See `Plan.reads`; such a step is no probe.
 
         Returns:
             ``float32[n]``; n may be 0. None if every token is worth verifying.
         """
         if self._costs is None:
             return None
-        self._probing = self._unprobed >= self._probe_after and tokens == rows > 0
+        self._probing = self._unprobed >= self._probe_after and rows > 0 and not reads
         if self.paused or rows == 0:
             return np.zeros(0, np.float32)
         plain, marginals = self._curve(self._costs.table, rows, tokens, context)
@@ -137,7 +145,7 @@ class DraftBudget:
 
     def time(self, spent: Spent) -> None:
         """Correct the costs by a step's time. Steps that read prompts are skipped."""
-        if self._costs is None or spent.rows == 0 or spent.tokens > spent.rows:
+        if self._costs is None or spent.rows == 0 or spent.reads:
             return
         tokens = spent.tokens + spent.verified
         error = self._costs.correct(spent.rows, tokens, spent.context, spent.verify_seconds)
@@ -160,7 +168,7 @@ class DraftBudget:
         if self.paused:
             self._paused -= 1
             return
-        self._gain = FADE * self._gain + (spent.accepted - self._rate * extra)
+        self._gain = FADE * self._gain + (spent.saved - self._rate * extra)
         self._tried += 1
         if self._tried >= TRIAL and self._gain < 0:
             self._pause = min(max(2 * self._pause, TRIAL), LONGEST_PAUSE)

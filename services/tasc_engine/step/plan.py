@@ -40,7 +40,7 @@ class Sequence:
         entered: Those of the prompt that were there already, prefilled for another.
         answer: Tokens emitted so far. The newest is not in the cache yet, nor are forced ones.
         writer: Incremental text, only for who streams or has stop strings.
-        guide: What the answer may be.
+        guide: The limits of the answer; None if it may be anything.
         adapter: Number of the target's adapter; 0 for none.
         logprobs: One of each token of the answer, where they are asked for; the prompt's first.
         told: How many of these deltas have told.
@@ -107,13 +107,19 @@ class Sequence:
 
     @property
     def forces(self) -> bool:
-        """Whether tokens that the guide forces need no forward. Those with log-probabilities do."""
+        """Whether tokens that the guide forces need no forward; for log-probabilities they do."""
         return self.guide is not None and self.request.logprobs is None
 
     @property
     def labels(self) -> LabelTrie | None:
         """The labels that drafts are limited to, where their forced tokens need no forward."""
         return self.guide.labels if self.guide is not None and self.forces else None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether drafts are allowed and may save a forward."""
+        guide = self.guide if self.forces else None
+        return self.request.draft and (guide is None or guide.draftable)
 
     @property
     def answer_ids(self) -> Int32:
@@ -145,7 +151,7 @@ class Sequence:
         return self.request.prompt_logprobs and self.prefilling
 
     def next_tokens(self, chunk: int) -> Int32:
-        """What goes into the next forward before any draft: prompt tokens, then emitted ones."""
+        """The next forward's tokens in front of any draft: prompt tokens, then emitted ones."""
         begin = self.cached - len(self.prompt)
         if begin >= 0:
             return np.array(self.answer[begin : begin + chunk], np.int32)
@@ -222,9 +228,12 @@ class Sequence:
         return Delta(self.request.id, tokens, rest, result, logprobs)
 
     def failed(self, error: str, tokenizer: TaskTokenizer) -> Delta:
-        """The last delta of a request that cannot be answered to its end."""
-        result = replace(self.result("error", tokenizer), error=error)
-        return Delta(self.request.id, (), "", result)
+        """The last delta of a request that cannot be answered to its end.
+
+        Its tokens are those that no delta has had yet, such as forced ones of the opening.
+        """
+        delta = self.delta("error", tokenizer)
+        return replace(delta, result=delta.result and replace(delta.result, error=error))
 
     def result(self, reason: FinishReason, tokenizer: TaskTokenizer) -> GenerationResult:
         now = time.monotonic()
@@ -255,7 +264,7 @@ class Plan:
     """One step before it is drafted for; n rows take part, m of them may emit.
 
     Attributes:
-        sequences: Of the rows, ascending.
+        sequences: Those that take part, by row.
         emitting: Those of them that may emit: prompt and answer are in the cache, or will be.
         rows: ``int32[n]`` their rows of the batch.
         firsts, starts, offsets, tokens, draft_of: See `Feed`.
@@ -334,6 +343,11 @@ class Plan:
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
+    def reads(self) -> bool:
+        """Whether a prompt's tokens are read, or a part of an answer that another engine began."""
+        return self.prompt_tokens > 0 or len(self.emitting) < len(self.sequences)
+
+    @property
     def context(self) -> float:
         """Tokens in the cache, mean over the rows."""
         return sum(self.starts.tolist()) / len(self.starts)
@@ -354,7 +368,7 @@ class Plan:
 
     def budget(self, most: int) -> Int32:
         """``int32[m]`` most draft tokens of each row: the bonus token needs room too."""
-        asked = (s.remaining - 1 if s.request.draft else 0 for s in self.emitting)
+        asked = (s.remaining - 1 if s.drafts else 0 for s in self.emitting)
         return np.minimum(_ints(asked), most).astype(np.int32)
 
     def guided(self, drafts: Drafts, price: float) -> tuple[Drafts, Allowed | None]:

@@ -369,7 +369,7 @@ class Verifier:
 
 
 def _logprobs(plan: Plan, forward: _Forward, accepted: Accepted) -> list[list[TokenLogprob]]:
-    """Of the tokens each row of ``plan.emitting`` takes; none for rows that do not ask.
+    """Log-probabilities of the tokens that each row of ``plan.emitting`` takes, if it asks.
 
     Raises:
         OutOfMemory: They did not fit.

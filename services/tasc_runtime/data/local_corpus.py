@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from tasc_draft import (
 from tasc_draft.compiled import digest_of
 from tasc_draft.learning import answers
 from tasc_draft.user_folders import cache_folder
+from tasc_runtime.data.row_texts import MESSAGES, RowTexts, is_chat
 from tasc_runtime.data.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
@@ -50,11 +51,12 @@ def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
     Args:
         corpus: A file of rows, several, a table with the columns of ``fields`` (pandas, Polars,
             Arrow, ``datasets.Dataset``), pairs of input and output, or objects with the fields.
+            Values that are no texts are read as `RowTexts` says.
 
     Raises:
         FileError: A file cannot be read, or a line of it gives no row.
         TypeError: It is none of these.
-        ValueError: A column is missing, a row is not two strings, or its output is blank.
+        ValueError: A column is missing, a row gives no two texts, or its output is blank.
     """
     paths = [corpus] if isinstance(corpus, str | Path) else corpus
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
@@ -69,9 +71,10 @@ def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
             f"({', '.join(SUFFIXES)}), a table in memory with columns {fields.input!r} and "
             f"{fields.output!r}, such as one split of a data set, or pairs of input and output"
         )
+    texts = RowTexts("the corpus")
     rows = corpus if columns is None else zip(*columns, strict=True)
     for number, row in enumerate(rows):
-        yield _row(number, row, fields)
+        yield _row(number, row, fields, texts)
 
 
 def _refuse(bad: BadRow) -> None:
@@ -84,28 +87,43 @@ def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] 
     names = getattr(table, "columns", None) if names is None else names  # pandas'
     if names is None or callable(names):  # a method of Ray's
         return None
+    found = []
     for name in (fields.input, fields.output):
-        if name not in names:
+        if name not in names and MESSAGES not in names:
             known = ", ".join(map(str, names))
             raise ValueError(f"the table has no column {name!r}; it has {known}")
-    found = table[fields.input], table[fields.output]
-    of_arrow = [column.to_pylist() if hasattr(column, "to_pylist") else column for column in found]
-    return of_arrow[0], of_arrow[1]
+        found.append(_listed(table[name if name in names else MESSAGES]))
+    return found[0], found[1]
 
 
-def _row(number: int, given: Any, fields: Fields) -> CorpusRow:
-    pair = given
-    if isinstance(given, Mapping):
-        pair = tuple(given[name] for name in (fields.input, fields.output) if name in given)
-    is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
-    if not is_pair or not all(isinstance(text, str) for text in pair):
-        raise ValueError(
-            f"row {number} is {given!r:.80}; give two strings, an input and an output, or an "
-            f"object with the fields {fields.input!r} and {fields.output!r}"
+def _listed(column: Any) -> Iterable[Any]:
+    """The values as Python has them, also of Arrow (``to_pylist``), pandas and Polars."""
+    for method in ("to_pylist", "to_list"):
+        if hasattr(column, method):
+            return cast(Iterable[Any], getattr(column, method)())
+    return cast(Iterable[Any], column)
+
+
+def _row(number: int, given: Any, fields: Fields, texts: RowTexts) -> CorpusRow:
+    row = {MESSAGES: given} if is_chat(given) else given
+    if isinstance(row, Sequence) and not isinstance(row, str | bytes) and len(row) == 2:
+        row = dict(zip((fields.input, fields.output), map(_plain, given), strict=True))
+    try:
+        if not isinstance(row, Mapping):
+            raise ValueError("it is neither a pair nor an object")
+        return CorpusRow(
+            str(number), texts.input(row, fields.input), texts.output(row, fields.output)
         )
-    if not pair[1].strip():
-        raise ValueError(f"row {number} has a blank output; leave it out")
-    return CorpusRow(str(number), pair[0], pair[1])
+    except ValueError as error:
+        raise ValueError(
+            f"row {number} is {given!r:.80} ({error}); give two texts, an input and an output, or "
+            f"an object with the fields {fields.input!r} and {fields.output!r}"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A value as Python has it, also one of numpy, whose arrays pandas keeps in columns."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @dataclass(frozen=True)

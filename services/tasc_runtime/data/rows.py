@@ -8,6 +8,7 @@ that a reader never sees half of one.
 import functools
 import gzip
 import hashlib
+import io
 import json
 import os
 import zlib
@@ -20,6 +21,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasc_runtime.data.file_kinds import HEAD_BYTES, MARK, wrong_kind
+from tasc_runtime.data.row_texts import MESSAGES, RowTexts
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 
@@ -59,6 +62,13 @@ class RawRow:
     text: str
     reason: str = ""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The value; raises ValueError, with the reason, where it is no object."""
+        if not self.reason and isinstance(self.value, dict):
+            return self.value
+        raise ValueError(self.reason or "not a JSON object")
+
 
 @dataclass(frozen=True)
 class BadRow:
@@ -75,19 +85,23 @@ def check_file(path: Path, columns: Sequence[str] = ()) -> None:
 
     Raises:
         FileError: The suffix is not known, the file is missing, unreadable or not what its suffix
-            says, or a Parquet file lacks one of the columns.
+            says, it holds something else than a JSON object on each line, or a Parquet file lacks
+            one of the columns.
     """
     _require_suffix(path)
     try:
         if path.suffix != ".parquet":
             with closing(_open(path)) as stream:
-                stream.read(1)
+                # A whole read would fail where a short file is damaged further behind.
+                if words := wrong_kind(stream.read1(HEAD_BYTES)):
+                    raise FileError(f"{path} {words}")
             return
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
     except (*_DAMAGED_GZIP, *_DAMAGED_PARQUET) as error:
         raise FileError(f"cannot read rows from {path}: {error}") from error
-    if missing := [column for column in columns if column not in names]:
+    missing = [column for column in columns if column not in names]
+    if missing and MESSAGES not in names:
         raise FileError(
             f"{path} has no column {missing[0]!r}; it has {', '.join(names)}: name the one to use"
         )
@@ -143,9 +157,10 @@ def read_rows(
 ) -> Iterator[CorpusRow | BadRow]:
     """Corpus rows of one file in order.
 
-    The key of a row is its id, a string or an integer. A row without an id gets
+    The key of a row is its id, a string or a whole number. A row without an id gets
     ``<hash>:<line>`` with the first 16 hex digits of the file's SHA-256, so reading the same file
-    again gives the same keys. The input may be empty, the output may not.
+    again gives the same keys. The input may be empty, the output may not. Values that are no texts
+    are read as `RowTexts` says.
 
     Raises:
         FileError: The suffix is not known.
@@ -154,10 +169,11 @@ def read_rows(
     """
     _require_suffix(path)
     file_hash = functools.cache(lambda: file_sha256(path)[:_HASH_DIGITS])
+    texts = RowTexts(str(path))
     columns = (fields.input, fields.output, fields.id)
     for record in read_raw_rows(path, columns, max_row_bytes=max_row_bytes):
         try:
-            yield _corpus_row(record, fields, file_hash)
+            yield _corpus_row(record, fields, texts, file_hash)
         except ValueError as error:  # ours, or that of CorpusRow
             yield BadRow(str(path), record.line, str(error), record.text)
 
@@ -171,7 +187,8 @@ def read_raw_rows(
     the rest of the row group.
 
     Args:
-        columns: Of a Parquet file, read only those of these that it has; None reads all.
+        columns: Of a Parquet file, read only those of these that it has, and ``messages`` where one
+            before the last, the id, is missing; None reads all.
         max_row_bytes: A longer line is not kept in memory; its record says so.
 
     Raises:
@@ -192,9 +209,10 @@ def read_raw_rows(
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1, without the line's end.
+    """Lines with their numbers from 1, without the line's end and without a byte order mark.
 
-    Of a longer line the first ``max_bytes + 1`` bytes come, so its length tells.
+    A mark may stand before each line, since files are joined by ``cat``. Of a longer line the first
+    ``max_bytes + 1`` bytes come, so its length tells.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -202,11 +220,11 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """
     with closing(_open(path)) as stream:
         line = 0
-        while raw := stream.readline(max_bytes + 1):
+        while raw := stream.readline(len(MARK) + max_bytes + 1):
             line, rest = line + 1, raw
             while rest and not rest.endswith(b"\n"):
                 rest = stream.readline(_SKIP_BYTES)
-            yield line, raw.removesuffix(b"\n")
+            yield line, raw.removeprefix(MARK).removesuffix(b"\n")[: max_bytes + 1]
 
 
 def json_line(value: Any) -> bytes:
@@ -278,7 +296,7 @@ def _require_suffix(path: Path) -> None:
         raise FileError(f"{path} is none of {', '.join(SUFFIXES)}; convert or rename it")
 
 
-def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
+def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
@@ -294,25 +312,14 @@ def _count_lines(stream: IO[bytes] | gzip.GzipFile, each: Callable[[bytes], None
     return lines + (last != b"\n")
 
 
-def _corpus_row(record: RawRow, fields: Fields, file_hash: Callable[[], str]) -> CorpusRow:
+def _corpus_row(
+    record: RawRow, fields: Fields, texts: RowTexts, file_hash: Callable[[], str]
+) -> CorpusRow:
     """Raises ValueError: why the record is no row."""
-    if record.reason:
-        raise ValueError(record.reason)
-    value = record.value
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    key = value.get(fields.id)
-    if isinstance(key, bool) or not isinstance(key, str | int | None):
-        raise ValueError(f"field {fields.id!r} is neither a string nor an integer")
-    for name in (fields.input, fields.output):
-        if name not in value:
-            raise ValueError(f"no field {name!r}")
-        if not isinstance(value[name], str):
-            raise ValueError(f"field {name!r} is not a string")
-    if not value[fields.output].strip():
-        raise ValueError("empty output")
-    name = f"{file_hash()}:{record.line}" if key is None else str(key)
-    return CorpusRow(name, value[fields.input], value[fields.output])
+    row = record.fields
+    key = texts.id(row, fields.id)
+    found = texts.input(row, fields.input), texts.output(row, fields.output)
+    return CorpusRow(f"{file_hash()}:{record.line}" if key is None else key, *found)
 
 
 def _too_long(max_bytes: int) -> str:
@@ -342,7 +349,10 @@ def _parquet_records(
 ) -> Iterator[RawRow]:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        present = None if columns is None else [name for name in columns if name in names]
+        present = None
+        if columns is not None:
+            wanted = columns if {*columns[:-1]} <= {*names} else (*columns, MESSAGES)
+            present = [name for name in wanted if name in names]
         end = 0
         for group in range(file.num_row_groups):
             line, end = end, end + file.metadata.row_group(group).num_rows

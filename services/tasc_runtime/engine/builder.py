@@ -5,7 +5,7 @@ Online replicas and batch actors build their engines with it.
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from tasc_runtime.sampling_options import (
     SHOWN,
     AnswerGuide,
     FieldError,
+    PromptTooLong,
     SamplingOptions,
     guide_of,
 )
@@ -71,6 +72,22 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
         quantization=record.quantization,
         adapters=tuple((name, resolve_folder(place)) for name, place in record.adapters),
     )
+
+
+def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
+    """Check that answers can have stop strings.
+
+    Raises:
+        FieldError: One has a special token and other text, which no answer has.
+    """
+    for stop in stops:
+        if (held := tokenizer.special_in(stop)) not in (None, stop):
+            raise FieldError(
+                "stop",
+                f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special token, "
+                f"which has no text there; give {held!r} alone, or stop_token_ids: "
+                f"[{tokenizer.special_tokens[held]}]",
+            )
 
 
 log = logging.getLogger(__name__)
@@ -130,6 +147,7 @@ class EngineBuilder:
         proposer: The n-grams; beside them, or instead of them, a drafter may draft.
         drafter: Of the record the engine was built of, if it names one.
         indexes: Of a task in a store, see `of_task`.
+        positions: Most tokens that a row of the model can have, whatever ``max_model_len`` says.
     """
 
     indexes: DraftIndexes
@@ -152,7 +170,8 @@ class EngineBuilder:
         self.artifact = artifact
         torch.set_num_threads(settings.torch_threads)
         source = model_source(record, device_of(settings.device, options.get("gpus", 0.0)))
-        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, max_positions(source.folder))
+        self.positions = max_positions(source.folder)
+        length = settings.max_model_len or min(DEFAULT_MODEL_LEN, self.positions)
         config = EngineConfig(
             rows=settings.rows,
             max_model_len=length,
@@ -335,7 +354,8 @@ class EngineBuilder:
             id: The request's id in the engine; it must be unique there.
 
         Raises:
-            FieldError: A field is wrong, or the prompt leaves no room for an answer in a row.
+            FieldError: A field is wrong.
+            PromptTooLong: The prompt leaves no room for an answer in a row.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         record = self.records.of(version)
@@ -416,36 +436,22 @@ class EngineBuilder:
         return prompt[-most:] if most else prompt
 
     def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
-        """Returns the tokens that a prompt leaves for its answer; raises FieldError if none."""
+        """Returns the tokens that a prompt leaves for its answer; raises PromptTooLong if none."""
         longest = self.engine.longest
         if len(prompt) >= longest:
-            raise FieldError(
-                call.prompt_field,
-                f"{call.prompt_field} has {len(prompt)} tokens; a row holds {longest}, the answer "
-                "included (max_model_len, kv_cache_bytes): shorten it, or have it cut by "
-                "truncate_prompt_tokens",
-            )
+            raise PromptTooLong(call.prompt_field, len(prompt), longest)
         return longest - len(prompt)
 
     def _special_stops(self, record: TaskRecord, call: Call) -> tuple[int, ...]:
         """Returns the stop strings that are special tokens, as ids: answers' texts lack them.
 
         Raises:
-            FieldError: A stop string has a special token and other text, which no answer has.
+            FieldError: See `require_stops`; those of the task were checked when it was made.
         """
-        special, found = self.tokenizer.special_tokens, list[int]()
-        for field, stops in (("stop", call.stop), ("model", record.stop)):
-            for stop in stops:
-                if (id_ := special.get(stop)) is not None:
-                    found += [id_] if id_ < self.engine.vocab_size else []
-                elif held := next((text for text in special if text in stop), None):
-                    raise FieldError(
-                        field,
-                        f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special "
-                        f"token, which has no text there; send {held!r} alone, or "
-                        f"stop_token_ids: [{special[held]}]",
-                    )
-        return tuple(found)
+        require_stops(self.tokenizer, call.stop)
+        special = self.tokenizer.special_tokens
+        found = (special.get(stop) for stop in (*call.stop, *record.stop))
+        return tuple(id_ for id_ in found if id_ is not None and id_ < self.engine.vocab_size)
 
     def _require_tokens(self, asked: SamplingOptions) -> None:
         size = self.engine.vocab_size

@@ -180,7 +180,7 @@ def _add_operations(
 
 
 async def _statuses(backend: Backend) -> list[dict[str, Any]]:
-    """Of the tasks that answer; a gateway that has just begun asks the replicas first."""
+    """The statuses of tasks that answer; a gateway that has just begun asks the replicas first."""
     await backend.settled()
     found = (backend.status(task) for task in backend.tasks)
     return [asdict(status) for status in found if status]

@@ -14,21 +14,28 @@ from typing import Any
 import msgspec
 
 from tasc_engine import Acceptance, GenerationResult
-from tasc_runtime.protocol import Answer, Piece, Refusal, TokenText
+from tasc_runtime.protocol import (
+    LEAST_LOGPROB,
+    Answer,
+    Piece,
+    Refusal,
+    TokenText,
+    finite,
+    token_name,
+)
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import CallGroup, Numbered
 
 json_of = msgspec.json.Encoder().encode
-_LEAST = -9999.0  # what OpenAI writes for tokens that cannot be; JSON has no infinity
 
 
 def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     """Columns, one entry for each token. A place's likeliest tokens include the chosen one."""
     has_top = any(token.top for token in tokens)
     return {
-        "tokens": [_name(token.utf8) for token in tokens],
-        "token_logprobs": [None if t.logprob is None else _finite(t.logprob) for t in tokens],
+        "tokens": [token_name(token.utf8) for token in tokens],
+        "token_logprobs": [None if t.logprob is None else finite(t.logprob) for t in tokens],
         "top_logprobs": [_likeliest(token) for token in tokens] if has_top else None,
         "text_offset": [token.offset for token in tokens],
     }
@@ -36,14 +43,7 @@ def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
 
 def chat_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
     """Rows, one for each token."""
-    content = [
-        {
-            **_entry(token.utf8, token.logprob or 0.0),
-            "top_logprobs": [_entry(utf8, logprob) for utf8, logprob in token.top],
-        }
-        for token in tokens
-    ]
-    return {"content": content}
+    return {"content": [token.as_json for token in tokens]}
 
 
 def _likeliest(token: TokenText) -> dict[str, float] | None:
@@ -51,25 +51,9 @@ def _likeliest(token: TokenText) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
-        name = _name(utf8)  # two tokens may have one text: the likelier one counts
-        found[name] = max(_finite(logprob), found.get(name, _LEAST))
+        name = token_name(utf8)  # two tokens may have one text: the likelier one counts
+        found[name] = max(finite(logprob), found.get(name, LEAST_LOGPROB))
     return found
-
-
-def _entry(utf8: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": _name(utf8), "logprob": _finite(logprob), "bytes": list(utf8)}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST)
-
-
-def _name(utf8: bytes) -> str:
-    """A token's text; of a part of a character its bytes, as OpenAI names them."""
-    try:
-        return utf8.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
 
 
 def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:

@@ -22,13 +22,14 @@ from tasc_runtime.sampling_options import AnswerGuide, FieldError
 from tasc_serve.settings import LimitSettings
 
 _KEPT = 64  # endings that the rate is measured over
-_LONGEST_S = 60  # older clients of OpenAI take no longer one
-_UNKNOWN_S = 1.0  # that an answer is taken to last before any has ended
-_SLACK = 4  # the part of the queue that is to be empty when the first of the refused come again
+_LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
+_LATEST_S = 5  # the last seconds of it, for all calls that have to wait longer
+_UNKNOWN_S = 1.0  # assumed for an answer before any has ended
+_SLACK = 4  # a quarter of the queue is to be empty when the first refused calls come again
 
 
 class DrainRate:
-    """The rate at which places become free, and when those who found none should come again.
+    """The rate at which places become free, and the times for refused calls to come again.
 
     Args:
         rows: Calls that are answered at once.
@@ -38,45 +39,58 @@ class DrainRate:
         self._rows, self._clock = rows, clock
         self._marks: deque[float] = deque(maxlen=_KEPT + 1)  # when it began, and the endings
         self._known = rows / _UNKNOWN_S
-        self._expected: list[float] = []  # a heap: when those who were refused come again
+        self._expected: dict[str, float] = {}  # when calls that were refused come again
+        self._times: list[tuple[float, str]] = []  # a heap of these and of calls taken since
 
-    def began(self) -> None:
-        """There is something to end again."""
-        self._marks.append(self._clock())
+    def began(self, call_id: str) -> None:
+        """A call has been taken; refused before or not, it is not expected any more."""
+        self._expected.pop(call_id, None)
+        if not self._marks:
+            self._marks.append(self._clock())
 
     def ended(self) -> None:
         """A place has become free."""
         self._marks.append(self._clock())
 
     def idle(self) -> None:
-        """There is nothing left to end: time until more comes says nothing about the rate."""
-        if len(self._marks) > self._rows:  # fewer had not all rows
+        """All calls have ended: the time until the next one says nothing about the rate."""
+        if len(self._marks) > self._rows:  # with fewer endings, some rows were free
             self._known = self.per_second()
         self._marks.clear()
 
     def per_second(self) -> float:
-        """It falls while nothing ends. Before anything has, it is that of the last time."""
+        """Places that become free in a second; before any has, the rate before `idle`.
+
+        The rate falls while nothing ends.
+        """
         spent = self._clock() - self._marks[0] if self._marks else 0.0
         if len(self._marks) < 2:
             return min(self._known, self._rows / spent if spent > 0 else math.inf)
         return (len(self._marks) - 1) / spent if spent > 0 else math.inf
 
-    def retry_after_s(self, waiting: int) -> float:
+    def retry_after_s(self, call_id: str, waiting: int) -> float:
         """Seconds until a call that is refused now should come again: at most 60.
 
         Each call gets a time of its own, behind those that were refused before it, as fast as
-        places become free. Where that is later than 60 s, they come in any of the last 30.
+        places become free. A call that asks before its time keeps that time. Where the time would
+        be later than 60 s, the call comes in the last 5 of them, since an earlier try would only
+        use up one of the client's retries.
 
         Args:
             waiting: Calls in the queue.
         """
         now = self._clock()
-        while self._expected and self._expected[0] <= now:
-            heapq.heappop(self._expected)
+        while self._times and self._times[0][0] <= now:
+            at, expected = heapq.heappop(self._times)
+            if self._expected.get(expected) == at:
+                del self._expected[expected]
+        if call_id in self._expected:
+            return self._expected[call_id] - now
         wait_s = (1 + waiting / _SLACK + len(self._expected)) / self.per_second()
         if wait_s > _LONGEST_S:
-            return random.uniform(_LONGEST_S / 2, _LONGEST_S)  # noqa: S311 (no secret)
-        heapq.heappush(self._expected, now + wait_s)
+            return random.uniform(_LONGEST_S - _LATEST_S, _LONGEST_S)  # noqa: S311 (no secret)
+        self._expected[call_id] = now + wait_s
+        heapq.heappush(self._times, (now + wait_s, call_id))
         return wait_s
 
 

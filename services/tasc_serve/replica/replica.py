@@ -131,8 +131,7 @@ class TaskReplica:
             yield refusal
             return
         self._here = asyncio.get_running_loop()
-        if not self._outstanding:
-            self._drain.began()
+        self._drain.began(call.id)
         self._outstanding += 1
         taken = False
         try:
@@ -185,7 +184,7 @@ class TaskReplica:
         if outstanding >= self._capacity:
             message = f"{outstanding} requests are in this replica already"
             waiting = outstanding - self.builder.engine.config.rows
-            return Refusal("full", message, None, self._drain.retry_after_s(waiting))
+            return Refusal("full", message, None, self._drain.retry_after_s(call.id, waiting))
         if not (call.record_version is None or call.record_version in self.builder.records):
             message = f"the answer was begun by version {call.record_version}, this is {version}"
             return Refusal("changed", message)

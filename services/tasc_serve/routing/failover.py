@@ -181,8 +181,8 @@ class Failover:
                 return found
             pause_s = _LOOK_S
             if run.begun and run.full:  # one that a replica had taken waits for a free place
-                waits = (refusal.retry_after_s or _LOOK_S for refusal in run.full.values())
-                pause_s = min(_MOST_PAUSE_S, *waits)
+                waits = [refusal.retry_after_s or _LOOK_S for refusal in run.full.values()]
+                pause_s = min(_MOST_PAUSE_S, max(_LOOK_S, min(waits)))
                 run.full.clear()
             if self._has_changed(run):
                 return Refusal("changed", self._changed(run))

@@ -159,3 +159,22 @@ def test_too_many_errors_end_the_job_at_once(spec: JobSpec, engines: type[Engine
         answered(strict, engines)
     assert engines.made[0].turns == 1
     assert len(answered(replace(strict, max_errors=3), engines)) == ROWS
+
+
+@pytest.mark.parametrize("max_errors", [ROWS - 1, ROWS])
+def test_a_job_without_any_answer_fails(
+    spec: JobSpec, engines: type[Engines], max_errors: int
+) -> None:
+    engines.failing = ROWS
+    strict = replace(spec, window_rows=ROWS, max_errors=max_errors)
+    with refused(TooManyErrors, f"none of {ROWS} rows", "row 1: it broke", "--restart"):
+        answered(strict, engines)
+    with pytest.raises(TooManyErrors):
+        answered(strict, engines)
+    assert engines.made[1].rows == 0, "finished rows stay"
+    assert len(answered(replace(spec, restart=True), engines)) == ROWS, "a batch has no such limit"
+
+
+def test_an_input_of_blank_lines_has_no_rows(spec: JobSpec, engines: type[Engines]) -> None:
+    with refused(JobError, "no rows"):
+        run_job(replace(spec, max_errors=9), lambda: iter(()), None, lambda records, whole: None)

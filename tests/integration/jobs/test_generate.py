@@ -40,17 +40,20 @@ def test_every_row_once_in_order_with_the_answer_of_generate(
     assert [row["tokens"] for row in out] == right
     assert {row["index_version"] for row in out} == {artifact.version}
     assert {(row["model"], row["adapter"]) for row in out} == {(str(folder), None)}
-    assert not (tmp_path / "out.rejected.jsonl").exists()
+    assert not (tmp_path / "out.jsonl.rejected.jsonl").exists()
 
     # The same inputs out of the corpus; rows that come later are none of the job's.
     output = tmp_path / "corpus.parquet"
-    corpus = Source.of(f"redis:{served}")
-    stop = failing(InterruptedError())
+    corpus = Source.of(f"redis:{served}", keep_columns=True)
+    stop, asked = failing(InterruptedError()), SamplingOptions(logprobs=1)
     with pytest.raises(InterruptedError):
-        generate(redis_url, served, corpus, output, engine=ENGINE, progress=stop)
+        generate(redis_url, served, corpus, output, engine=ENGINE, asked=asked, progress=stop)
     store.append([CorpusRow("later", "wake me", "x")])
-    generate(redis_url, served, corpus, output, engine=ENGINE)
+    generate(redis_url, served, corpus, output, engine=ENGINE, asked=asked)
     table = pq.read_table(output)
+    assert table.column("input").to_pylist() == inputs[:20]
+    for token in (token for row in table["logprobs"].to_pylist() for token in row):
+        assert [top["token"] for top in token["top_logprobs"]] == [token["token"]]
     assert table.column("id").to_pylist() == [f"k{i}" for i in range(20)]
     assert table.column("tokens").to_pylist() == right[:20]
 
@@ -74,7 +77,7 @@ def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: 
     assert len(read_rows(reject)) >= 3
     report = run(max_errors=4)
     assert (report.rows, report.errors, report.stopped) == (5, 4, False)
-    assert report.first_error == "row 2: no string field 'input'"
+    assert report.first_error == "row 2: no field 'input'"
     assert [row["id"] for row in read_rows(output)] == ["a"]
     found = read_rows(reject)
     assert [(r["file"], r["line"], r["id"]) for r in found] == [

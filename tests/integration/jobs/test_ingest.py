@@ -1,6 +1,7 @@
 """Ingest into a real Redis: nothing lost, nothing twice, and every refused line accounted for."""
 
 import gzip
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,7 +58,9 @@ def test_refused_lines_are_listed_with_file_line_reason_and_text(client, task, t
     for known in (0, 4):
         told = []
         report = ingest(client, task, files, reject=reject, progress=told.append)
-        assert report == IngestReport(4 - known, known, 4, str(reject))
+        first = report.first_rejected
+        assert report == IngestReport(4 - known, known, 4, str(reject), first)
+        assert all(part in str(first) for part in ("\\udcff.jsonl", "line 2: not JSON"))
         assert sum(told) == 8
     listed = read_rows(reject)
     assert [(bad["file"], bad["line"], bad["text"]) for bad in listed] == [
@@ -68,6 +71,22 @@ def test_refused_lines_are_listed_with_file_line_reason_and_text(client, task, t
     ]
     starts = ["not JSON: ", "no field 'output'", "damaged gzip", "empty output"]
     assert all(bad["reason"].startswith(why) for bad, why in zip(listed, starts, strict=True))
+
+
+def test_refused_lines_of_other_files_stay_and_those_of_a_mended_file_go(client, task, tmp_path):
+    one, other, reject = (tmp_path / f"{name}.jsonl" for name in ("one", "other", "bad"))
+
+    def listed(*files):
+        ingest(client, task, files, reject=reject)
+        return [Path(bad["file"]).stem for bad in read_rows(reject)] if reject.exists() else None
+
+    one.write_text("{\n{\n")
+    other.write_text("{\n")
+    assert listed(one) == ["one"] * 2
+    assert listed(other) == ["one"] * 2 + ["other"]
+    assert listed(one) == ["other", "one", "one"]
+    assert listed(numbered(one, 1)) == ["other"]
+    assert listed(numbered(other, 1)) is None
 
 
 def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
@@ -86,11 +105,13 @@ def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
         (["good.jsonl", "rows.txt"], "bad.jsonl", "is none of"),
         (["good.jsonl"], "absent/bad.jsonl", "no folder"),
         (["good.jsonl"], "good.jsonl", "to be read and to be written"),
+        (["good.jsonl"], "no.jsonl", "would be lost"),
     ],
 )
 def test_what_cannot_work_is_told_at_once(client, task, tmp_path, files, reject, why):
     good = numbered(tmp_path / "good.jsonl", 3)
     (tmp_path / "rows.txt").write_text("")
+    write_rows(tmp_path / "no.jsonl", [{"output": "out", "file": "f", "line": 1, "reason": "long"}])
     content = good.read_bytes()
     with refused(FileError, why):
         ingest(client, task, [tmp_path / name for name in files], reject=tmp_path / reject)

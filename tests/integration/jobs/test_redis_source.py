@@ -98,11 +98,16 @@ def sum_of(tables, units):
 @settings(
     max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
-@given(sizes=st.tuples(*(st.integers(1, most) for most in (4, 60, 30, 9))), rng=st.randoms())
-def test_the_parts_of_a_corpus_sum_up_to_the_file(redis_url, task, rows, sizes, rng):
+@given(
+    sizes=st.tuples(*(st.integers(1, most) for most in (4, 60, 30, 9))),
+    across=st.booleans(),
+    rng=st.randoms(),
+)
+def test_the_parts_of_a_corpus_sum_up_to_the_file(redis_url, task, rows, sizes, across, rng):
     n, parts, batch_rows, partitions = sizes
-    units = Units.of(n, MODEL)
-    source = RedisCorpusSource(redis_url, task, batch_rows=batch_rows, previous_words=units.n - 1)
+    units = Units.of(n, MODEL, across_rows=across)
+    words = units.words_before
+    source = RedisCorpusSource(redis_url, task, batch_rows=batch_rows, previous_words=words)
     read = [table for part in source.get_read_tasks(parts) for table in part()]
     counted = list(map(partial(count_rows, units, partitions), read))
     rng.shuffle(counted)

@@ -26,6 +26,7 @@ from tasc_store import (
     CorpusStore,
     IndexChanged,
     TaskRecord,
+    TaskStore,
 )
 from tasc_text import PromptTemplate
 
@@ -159,6 +160,18 @@ def test_the_first_index_has_a_forecast_and_who_announces_another_meanwhile_is_n
     with pytest.raises(IndexChanged):
         refresh(redis_url, record.name, progress=someone)
     assert (store.current().version, store.versions()) == (1, [1, 2, 3])
+
+
+def test_a_forecast_counts_what_a_guide_forces_as_the_service_does(client, redis_url, record):
+    """The first token decides between these labels, so that each answer takes one forward."""
+    labels = ("alarm set now", "play some music")
+    TaskStore(client).put(replace(record, choices=labels))
+    collect(client, record, [CollectedRow(f"text {i}", labels[i % 2]) for i in range(60)])
+    done = refresh(redis_url, record.name, RefreshOptions(min_rows=20))
+    _, held = held_out(0, 60)
+    lengths = [len(ids) + 1 for ids in load_tokenizer(record).encode_outputs(labels)]
+    tokens = [lengths[i % 2] for i in held]
+    assert done.new_tokens_per_step == pytest.approx(sum(tokens) / len(tokens))
 
 
 def test_a_judged_index_is_not_built_again_for_the_same_rows(client, redis_url, record, shipped):

@@ -22,6 +22,7 @@ from draft_checks import Limits, assert_valid
 from support import DEADLINE_S, refused
 from tasc_draft import DraftError, DraftIndex, Drafts, DraftSettings, NgramProposer
 from tasc_draft.index.weights import Weights
+from tasc_draft.labels import LabelTrie
 from wrong_indexes import wrong_index
 
 RNG = Random(0)
@@ -33,6 +34,7 @@ INDEX = dataclasses.replace(
     bigrams=dc.bigram_table(1),
     weights=Weights(Weights.initial().values.copy()),
 )
+LABELS = LabelTrie.of([[*output, dc.EOS] for output in OUTPUTS])
 PARTS = {"corpus": INDEX.corpus, "inputs": INDEX.inputs, "aligned": INDEX.aligned}
 PARTS |= {"bigrams": INDEX.bigrams, "weights": INDEX.weights, "": INDEX}
 ARRAYS = [
@@ -186,10 +188,13 @@ def drafting(mixture: str) -> NgramProposer:
 
 
 def draft(proposer: NgramProposer, rng: np.random.Generator) -> int:
-    """Rows are begun, drafted for, answered and ended; returns how many tokens were drafted."""
+    """Rows are begun, drafted for, answered and ended; returns how many tokens were drafted.
+
+    The last row is limited to labels.
+    """
     answers = [OUTPUTS[at] for at in rng.integers(len(OUTPUTS), size=3)]
     for row, at in enumerate(rng.integers(len(PROMPTS), size=3)):
-        dc.begun(proposer, row, PROMPTS[at], [])
+        proposer.start(row, dc.ids(PROMPTS[at]), LABELS if row == 2 else None)
     external = Drafts(
         dc.ids([8, 10] * 3), dc.ids([-1, 0] * 3), np.array([1, 2] * 3, np.int16),
         dc.ids([0, 2, 4, 6]), np.array([-0.5, -0.9] * 3, np.float32), np.full(6, 6, np.int8),

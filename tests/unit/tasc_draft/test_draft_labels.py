@@ -10,8 +10,8 @@ from draft_checks import trees
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasc_draft import DraftSettings, replay
-from tasc_draft.labels import NO_BRANCH, LabelTrie
+from tasc_draft import DraftSettings, NgramProposer, replay
+from tasc_draft.labels import NO_BRANCH, LabelTrie, RowLabels
 
 Label = tuple[int, ...]
 
@@ -138,6 +138,99 @@ def test_rows_of_different_labels_draft_as_each_does_alone(sets, rng) -> None:
             assert found.keys() == expected.keys()
 
 
+CHANGING = [trie_of([(1, n % 5 + 1, *[2] * (n % 3)), (6, 2)]) for n in range(60)]
+
+
+def test_a_row_stays_where_it_is_while_others_come_and_go() -> None:
+    proposer = dc.make_proposer(dc.full_index(), SETTINGS)
+    rows = proposer.memory.rows
+    proposer.start(0, dc.ids([7]), CHANGING[0])
+    proposer.start(1, dc.ids([7]), CHANGING[1])
+    for n, trie in enumerate(CHANGING[2:]):
+        row, other = n % 2, 1 - n % 2
+        before = rows[other].copy()
+        proposer.finish(row)
+        proposer.start(row, dc.ids([7]), trie)
+        assert rows[other] == before
+
+
+def test_tries_lie_in_the_memory_of_those_that_have_gone() -> None:
+    labels, sizes = RowLabels(), []
+    for n, trie in enumerate(CHANGING):
+        begin = labels.start(n % 3, trie)
+        np.testing.assert_array_equal(labels.forest.token[begin:][: len(trie.token)], trie.token)
+        sizes.append(len(labels.forest.token))
+    assert sizes[20] == sizes[-1] <= 8 * max(len(trie.token) for trie in CHANGING)
+
+
+def test_nothing_about_a_trie_is_left_for_the_engines_thread() -> None:
+    trie = trie_of([(1, 2, 3), (1, 4, 5)])
+    made = {*vars(trie)}
+    proposer = dc.make_proposer(dc.full_index(), SETTINGS)
+    proposer.start(0, dc.ids([7]), trie)
+    proposer.propose(dc.ids([0]), dc.ids([12]))
+    assert {*vars(trie)} == made
+
+
+MANY = 100  # ids of an index with many labels
+# Behind each first token are two branches, so that first tokens are worth drafting.
+WIDE = [(first, *rest) for first in range(20, 60) for rest in ((1, 3), (1, 4), (2, 3), (2, 4))]
+WIDER = [(first, *rest) for first in range(20, 80) for rest in ((1, 3), (1, 4), (2, 3), (2, 4))]
+
+
+def limited_to(outputs: Sequence[Label], labels: Sequence[Label] | None) -> NgramProposer:
+    """A proposer of a corpus, whose row 0 is limited to labels."""
+    index = dc.make_index([list(one) for one in outputs], vocab_size=MANY)
+    settings = dataclasses.replace(SETTINGS, recent_tokens=0, num_speculative_tokens=64)
+    proposer = dc.make_proposer(index, settings, vocab_size=MANY + 1)
+    proposer.start(0, dc.ids([7]), None if labels is None else trie_of(labels))
+    return proposer
+
+
+def first_chances(proposer: NgramProposer) -> dict[int, float]:
+    """The chance of each drafted first token."""
+    tree = dc.propose(proposer)
+    return {path[0]: np.exp(node.logp) for path, node in tree.items() if len(path) == 1}
+
+
+def test_labels_without_evidence_share_the_chance_of_other_tokens() -> None:
+    """Where labels allow all that the corpus has, they change no chance of what it has."""
+    outputs = [WIDE[n] for n in (0, 0, 0, 0, 4, 4, 8)]
+    free, limited = (limited_to(outputs, labels) for labels in (None, WIDE))
+    known = {20, 21, 22}
+    expected, found = first_chances(free), first_chances(limited)
+    assert {*expected} == known
+    assert {*found} == set(range(20, 60))
+    assert {t: found[t] for t in known} == pytest.approx(expected, rel=1e-4)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-4)
+    assert len({found[t] for t in {*found} - known}) == 1
+
+
+@pytest.mark.parametrize("emitted", [20, 22, 59])
+def test_rows_with_labels_teach_the_same_as_rows_without(emitted) -> None:
+    outputs = [WIDE[n] for n in (0, 0, 0, 0, 4, 4, 8)]
+    taught = []
+    for labels in (None, WIDE):
+        proposer = limited_to(outputs, labels)
+        before = proposer.weights.values
+        dc.propose(proposer)
+        proposer.observe(0, dc.ids([emitted]))
+        proposer.finish(0)
+        taught.append(proposer.weights.values)
+        assert (taught[-1] != before).any()
+    np.testing.assert_allclose(taught[1], taught[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [WIDE, WIDER])
+def test_what_labels_forbid_hides_no_evidence_in_the_corpus(labels) -> None:
+    """More frequent tokens than a context keeps, which no label has, stand before those of one."""
+    own = [labels[0]] * 4 + [labels[4]]
+    foreign = [(token, 2) for token in range(6, 18)] * 5
+    alone, mixed = (first_chances(limited_to(corpus, labels)) for corpus in (own, foreign + own))
+    assert mixed == pytest.approx(alone, rel=1e-4)
+    assert mixed[20] > 0.5
+
+
 def test_weights_are_learnt_behind_forced_tokens() -> None:
     labels = [(1, 2, 3, *rest) for rest in ((4, 7), (4, 8), (5, 7), (5, 8))] + [(6, 2)]
     index = dc.make_index([[1, 2, 3, 4, 7], [6, 2]] * 5)
@@ -166,5 +259,30 @@ def test_a_replay_counts_the_forwards_that_a_guide_leaves() -> None:
     assert found.plain_steps == 5
     assert found.steps == 3  # each first branch's draft reaches the second branch
     assert found.tokens == 5 + 5 + 3
+    assert (found.carried, found.forced) == (4, 4)  # two tokens between the branches, twice
+    assert found.charged == found.nodes - 4
     free = replay(dc.make_proposer(dc.make_index([[1, 2, 3, 4]] * 9), SETTINGS), rows, 0)
     assert free.plain_steps == free.steps == free.tokens == 13
+
+
+@pytest.mark.parametrize(
+    ("forced", "nodes", "carried", "plain_steps"),
+    [
+        ([0, 0, 1, 1, 1], 1, 0, 2),  # behind the second token nothing is decided
+        ([0, 1, 1, 0, 1], 3, 2, 2),  # the draft reaches the second decision, and not beyond
+        ([0, 1, 1, 1, 1], 0, 0, 1),
+        ([0, 0, 0, 0, 0], 4, 0, 5),  # a guide that forces nothing; an end saves no forward
+    ],
+)
+def test_a_replay_leaves_out_what_an_engine_would(forced, nodes, carried, plain_steps) -> None:
+    index = dc.make_index([[1, 2, 3, 4]] * 9)
+    proposer = dc.make_proposer(index, SETTINGS, branching=False)
+    rows = [(dc.ids([7]), dc.ids([1, 2, 3, 4, dc.EOS]))]
+    found = replay(proposer, rows, 12, forced=[np.array(forced, bool)])
+    positions = nodes - carried
+    assert found.accepted == found.reached == [1] * positions
+    assert (found.nodes, found.carried, found.plain_steps) == (nodes, carried, plain_steps)
+    assert (found.steps, found.tokens) == (1, 5)
+    proposer = dc.make_proposer(index, SETTINGS, branching=False)
+    free = replay(proposer, rows, 12, forced=[None])
+    assert (free.accepted[:4], free.plain_steps) == ([1] * 4, 5)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from support import EAGER, failing_where, load_target, make_proposer, refused
+from support import EAGER, FakeClock, failing_where, load_target, make_proposer, refused
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
@@ -26,6 +27,7 @@ from tasc_engine import (
 )
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import following
+from tasc_engine.guided.following import LeastTokens
 from tasc_engine.model import target as module
 from tasc_engine.sampling import sampler
 from tasc_engine.sampling.sampler import Sampler
@@ -177,6 +179,24 @@ def test_a_guide_that_gives_up_fails_its_request_alone(make_engine, monkeypatch)
     assert (found["a"].finish_reason, len(found["a"].tokens)) == ("error", 2)
     assert (found["a"].error, found["b"].tokens) == ("the grammar grew too complex", alone)
     engine.check_integrity()
+
+
+def test_the_time_of_guides_includes_what_they_force(make_engine, monkeypatch) -> None:
+    clock, records = FakeClock(), list[StepRecord]()
+
+    class Slow(LeastTokens):
+        def forced(self, most: int) -> np.ndarray:
+            clock.now += 1.0
+            return np.array([7, 8][:most], np.int32)
+
+    engine = make_engine(on_step=records.append)
+    monkeypatch.setattr(engine.guides, "of", lambda spec: Slow((), engine.vocab_size, 0))
+    monkeypatch.setattr("tasc_engine.engine.time", SimpleNamespace(perf_counter=clock))
+    asked = request("a", guide=GuideSpec("choice", ("alarm",)), max_tokens=10)
+    result = run(engine, asked)
+    assert len(result.tokens) == 10
+    steps = result.acceptance.steps
+    assert sum(record.guide_seconds for record in records) == steps > 1
 
 
 @pytest.mark.parametrize("broken", ["choose", "logprobs"])

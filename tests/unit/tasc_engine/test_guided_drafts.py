@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_layouts import forest, parents_of
 
-from support import Silent
+from support import Silent, failing
 from tasc_draft import SOURCES, Drafts
 from tasc_draft.drafts import FORCED
 from tasc_draft.labels import LabelTrie
 from tasc_engine import Engine, EngineTotals, GenerationRequest, GenerationResult, GuideSpec
+from tasc_engine.errors import OutOfMemory
 from tasc_engine.guided import follow
 from tasc_engine.guided.choices import ChoiceGuide, Choices
+from tasc_engine.model.target import Target
 from tasc_engine.stats import StepRecord
 from tasc_text import TaskTokenizer
 
@@ -172,6 +174,22 @@ def test_a_stream_gets_every_token_of_a_label_once(make_engine) -> None:
         result = deltas[-1].result
         assert "".join(delta.text for delta in deltas) == result.text
         assert tuple(token for delta in deltas for token in delta.tokens) == result.tokens
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_fails_at_once_has_told_of_its_forced_tokens(
+    make_engine, monkeypatch, stream: bool
+) -> None:
+    engine = make_engine()
+    for name in ("next_tokens", "logits"):
+        monkeypatch.setattr(Target, name, failing(OutOfMemory("it did not fit", moved=False)))
+    engine.submit(requests(SHARED, 1, stream=stream)[0])
+    deltas = [delta for _ in range(2) for delta in engine.step()]
+    (result,) = (delta.result for delta in deltas if delta.result)
+    assert (result.finish_reason, result.error) == ("error", "it did not fit")
+    assert result.text
+    assert "".join(delta.text for delta in deltas) == result.text
+    assert tuple(token for delta in deltas for token in delta.tokens) == result.tokens
 
 
 def test_with_logprobs_each_token_keeps_its_forward(answered) -> None:

@@ -165,6 +165,16 @@ def test_a_choice_in_tokens_the_model_does_not_know_is_refused(tokenizer: TaskTo
             Guides(own, rare).of(choice(*texts), 99)
 
 
+@pytest.mark.parametrize(
+    "spec", [choice("friday"), GuideSpec("regex", text="a|b"), GuideSpec("json_schema", text="{}")]
+)
+def test_ends_that_the_model_does_not_know_are_all_named(tokenizer: TaskTokenizer, spec) -> None:
+    size = tokenizer.vocab_size
+    other = TaskTokenizer(tokenizer.path, [size + 9, size + 5])
+    with refused(GuideError, str(other.eos_ids), str(tokenizer.path.parent), f"below {size}"):
+        Guides(other, size).of(spec, 99)
+
+
 def test_a_choice_that_does_not_come_back_is_refused(folder: Path, tmp_path: Path) -> None:
     lower = Tokenizer.from_file(str(folder / "tokenizer.json"))
     lower.normalizer = normalizers.Lowercase()

@@ -15,13 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from support import refused
+from support import failing, refused
 from tasc_draft import Drafts
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide, GuideLimits, Guides, follow, grammar, sandbox, trial
 from tasc_engine.guided.grammar import MOST_FORCED, MOST_MADE
 from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
+from tasc_engine.guided.schemas import prepared
 from tasc_engine.guided.trial import make_matcher
+from tasc_engine.guided.unique import Place, Unique, opening
 from tasc_engine.request import GuideSpec
 from tasc_text import TaskTokenizer
 from tiny import sentencepiece
@@ -116,6 +118,20 @@ def test_a_long_stretch_is_forced_a_piece_at_a_time(guides: Guides, tokenizer) -
         guide.advance(piece)
         said += piece.tolist()
     assert json.loads(tokenizer.decode(said)) == text
+
+
+def test_what_all_answers_begin_with_is_computed_once(guides: Guides, monkeypatch) -> None:
+    spec = GuideSpec("json_schema", text=json.dumps({"enum": ["alarm set now", "alarm set ever"]}))
+    first = guides.of(spec, 99)
+    opening = first.forced(99)
+    assert len(opening) > 2
+    monkeypatch.setattr(grammar.Grammar, "fill", failing(AssertionError("a mask was computed")))
+    later = guides.of(spec, 99)
+    assert later.forced(2).tolist() == opening[:2].tolist()
+    assert later.forced(99).tolist() == opening.tolist()
+    monkeypatch.undo()
+    later.advance(opening[:2])
+    assert later.forced(99).tolist() == opening[2:].tolist()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -237,6 +253,35 @@ def test_items_of_a_set_come_in_any_order_and_once(guides, tokenizer, items, val
     assert {len(json.loads(text)) for text in found} == {2}
 
 
+@pytest.mark.parametrize(
+    ("items", "values"),
+    [
+        ({"enum": [1, 2, 3, "a"], "minimum": 2}, [2, 3, "a"]),
+        ({"enum": [1, 2, True], "maximum": 1}, [1, True]),
+        ({"type": "integer", "minimum": 0.5, "maximum": 2.5}, [1, 2]),
+        ({"type": "integer", "minimum": -1.5, "maximum": 0}, [-1, 0]),
+        ({"type": "string", "anyOf": [{"const": "a"}, {"const": 1}, {"const": "b"}]}, ["a", "b"]),
+        ({"$ref": "#/$defs/E", "type": "integer"}, [1, 2]),
+        ({"$ref": "#/$defs/E", "enum": ["x", 2, 3]}, ["x", 2]),
+        ({"$ref": "#/$defs/E", "maximum": 1}, ["x", 1]),
+        ({"const": 1, "enum": [1, 2]}, [1]),
+        ({"anyOf": [{"const": 1}, {"const": True}], "type": "boolean"}, [True]),
+    ],
+    ids=str,
+)
+def test_only_items_that_all_keywords_allow_are_left_to_say(guides, tokenizer, items, values):
+    """Else a comma would be allowed with no item behind it."""
+    schema = unique(items) | {"$defs": {"E": {"enum": ["x", 1, 2]}}}
+    every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
+    dumped = {json.dumps(v, separators=(",", ":")) for v in every}
+    compact = schema | {"x-guidance": {"whitespace_flexible": False}}
+    spec = GuideSpec("json_schema", text=json.dumps(compact))
+    assert texts_of(guides, tokenizer, schema, 40) == dumped
+    (*most, _), end = tokenizer.encode_outputs([json.dumps(values, separators=(",", ":"))])[0], "]"
+    found = allowed(behind(lambda: guides.of(spec, 99), most))
+    assert {tokenizer.decode([token]) for token in found} == {end}
+
+
 def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskTokenizer) -> None:
     labels = unique({"enum": ["a", "b"]})
 
@@ -275,6 +320,33 @@ def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskToke
     assert ok({"named": {"x": ["a", "b"], "y": 1}})
     assert not ok({"named": {"x": ["a", "a"]}})
     assert not ok('{"maybe": [\n  "a",\n  "a"')
+
+
+def test_no_text_is_kept_of_strings_and_numbers_that_decide_nothing(tokenizer) -> None:
+    labels = unique({"enum": ["a", "b"]})
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"const": "cat"}, "text": {"type": "string"}, "labels": labels},
+    }
+    several = opening(tokenizer, tokenizer.vocab_size)
+    followed = Unique(prepared(schema), tokenizer, several)
+
+    def behind_text(text: str) -> Place:
+        place: Place | None = Place()
+        for token in tokenizer.encode_outputs([text])[0]:
+            assert place is not None
+            place = followed.behind(place, token)
+        assert place is not None
+        return place
+
+    for begin in ('{"text": "', '{"labels": ["a"], "text": "', '{"text": 1'):
+        assert behind_text(begin + "12" * 999) == behind_text(begin + "12")
+    for begin in ('{"kind": "', '{"labels": ["a", "', '{"'):
+        assert behind_text(begin + "b").text == b'"b'
+    (comma,) = tokenizer.encode_outputs([","])[0]
+    place = behind_text('{"text": "' + 'a[,\\"' * 99 + '", "labels": ["a"')
+    assert followed.behind(place, comma)
+    assert followed.behind(behind_text('{"text": "[", "labels": ["b", "a"'), comma) is None
 
 
 def test_a_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
@@ -443,6 +515,14 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
             '{"anyOf": [{"items": {"enum": ["a"]}, "type": "array", '
             '"uniqueItems": true}, {"type": "array"}]}',
             "anyOf",
+        ),
+        *(
+            (
+                "json_schema",
+                json.dumps({name: [unique({"enum": ["a", "b"]}), unique({"enum": ["a", other]})]}),
+                name,
+            )
+            for name, other in (("anyOf", "c"), ("oneOf", "c"), ("allOf", "a"))
         ),
         ("json_schema", '{"items": {"enum": ["a"]}, "uniqueItems": true, "$ref": "b"}', "$ref"),
         ("json_schema", '{"type": "array", "contains": {}}', "lenient"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,22 @@ import numpy as np
 import pytest
 import torch
 from adapter_folders import ROWS, SPACE, logits_of, of_rows, relative
-from safetensors.torch import load_file
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    BambaConfig,
     BloomConfig,
+    FalconMambaConfig,
     GPT2Config,
+    GraniteMoeHybridConfig,
     Lfm2Config,
+    LlamaConfig,
     MambaConfig,
     MistralConfig,
+    Qwen2MoeConfig,
     T5Config,
 )
 
@@ -30,10 +37,11 @@ from tasc_engine.errors import OutOfMemory, UnsupportedModel
 from tasc_engine.layout import plain_feed
 from tasc_engine.model import loading
 from tasc_engine.model import target as target_module
+from tasc_engine.model.folder import recurrent_state, weight_files
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
-from tiny import make_folder, plain
+from tiny import SHAPE, make_folder, plain
 
 CONFIG = EngineConfig(rows=len(ROWS), max_model_len=SPACE)
 ADAPTERS = tuple((task, HERE / "adapters" / task) for task in TASKS)
@@ -70,6 +78,64 @@ def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(tmp_path, m
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # no model is read in vain
     with pytest.raises(UnsupportedModel):
         Target.load(ModelSource(base, **how), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"more_tokens": 2}, "[322, 32]"),
+        ({"more_tokens": 2, "modules_to_save": ["embed_tokens", "lm_head"]}, "[322, 32]"),
+        ({"more_tokens": 2, "trainable_token_indices": [320, 321]}, "322"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"target_modules": ["up_proj"], "modules_to_save": ["q_proj"]}, "quantization"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_names_the_reason(tmp_path, monkeypatch, config, named):
+    base = make_folder(tmp_path / "base")
+    adapter = make_adapter(base, tmp_path / "adapter", **config)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # no model is read in vain
+    with refused(UnsupportedModel, str(adapter), named):
+        quantised = {"quantization": "int8"} if named == "quantization" else {}
+        load_model(ModelSource(base, adapter, **quantised))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"modules_to_save": ["embed_tokens", "lm_head"]},
+        {"trainable_token_indices": [5, 6]},
+        {"target_modules": ["embed_tokens", "up_proj"]},
+        {"target_modules": ["lm_head", "up_proj"]},
+    ],
+)
+@torch.inference_mode()
+def test_an_adapter_of_embeddings_gives_the_logits_of_peft(tmp_path, config, tied) -> None:
+    """Merged LoRA of a head that shares its weights would change the embeddings, too."""
+    base = make_folder(tmp_path / "base", dtype=torch.float32, tied=tied)
+    adapter = make_adapter(base, tmp_path / "adapter", **config)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    whole = {name: t + 0.1 * t.roll(1) for name, t in tensors.items() if "lora_" not in name}
+    save_file(tensors | whole, adapter / "adapter_model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    ids = torch.arange(1, 20)[None]
+    apart = model(ids).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft, about embeddings
+        expected = PeftModel.from_pretrained(model, str(adapter)).eval()(ids).logits
+    assert relative(apart, expected) > 0.01
+    assert relative(load_model(ModelSource(base, adapter))(ids).logits, expected) < 1e-5
+
+
+def test_an_adapter_with_weights_that_have_no_place_is_refused(tmp_path: Path) -> None:
+    """As those of a classifier's head; peft leaves them out."""
+    base = make_folder(tmp_path / "base")
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["up_proj"])
+    load_model(ModelSource(base, adapter))
+    path = adapter / "adapter_model.safetensors"
+    save_file(load_file(path) | {"base_model.model.score.weight": torch.ones(2, 32)}, path)
+    with refused(UnsupportedModel, str(adapter), "score.weight"):
+        load_model(ModelSource(base, adapter))
 
 
 def test_sources_that_say_two_things_are_refused() -> None:
@@ -216,6 +282,11 @@ LFM2 = Lfm2Config(
     num_attention_heads=4, num_key_value_heads=2, block_multiple_of=8,
     layer_types=["conv", "full_attention", "conv"],
 )  # fmt: skip
+GRANITE = GraniteMoeHybridConfig(
+    vocab_size=300, hidden_size=32, intermediate_size=64, shared_intermediate_size=64,
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, num_local_experts=0,
+    mamba_n_heads=8, mamba_d_head=8, layer_types=["attention"] * 2,
+)  # fmt: skip
 STATES = {
     "convolutions": LFM2,
     "state spaces": MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, state_size=4),
@@ -227,6 +298,28 @@ def test_a_state_that_cannot_be_rolled_back_is_named(tmp_path: Path, kind: str) 
     AutoModelForCausalLM.from_config(STATES[kind]).save_pretrained(tmp_path)
     with refused(UnsupportedModel, "state", "rolled back"):
         Target.load(ModelSource(tmp_path), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("config", "keeps"),
+    [
+        (GRANITE, False),
+        (GraniteMoeHybridConfig(layer_types=["attention", "mamba"], num_hidden_layers=2), True),
+        (Lfm2Config(num_hidden_layers=2, layer_types=["full_attention"] * 2), False),
+        (FalconMambaConfig(), True),
+        (MambaConfig(), True),
+        (BambaConfig(), True),
+        (LlamaConfig(), False),
+    ],
+    ids=lambda value: getattr(value, "model_type", value),
+)
+def test_a_model_keeps_a_state_by_the_kinds_of_its_layers_else_by_its_settings(config, keeps):
+    assert bool(recurrent_state(config.to_dict())) == keeps
+
+
+def test_a_model_of_a_hybrid_family_that_only_attends_is_loaded(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(GRANITE).save_pretrained(tmp_path)
+    Target.load(ModelSource(tmp_path), SMALL)
 
 
 def test_steps_of_one_token_find_a_state_that_settings_do_not_tell(tmp_path, monkeypatch) -> None:
@@ -258,6 +351,19 @@ def test_drafts_that_leave_a_wrong_cache_are_found_at_load(tmp_path, monkeypatch
         Target.load(ModelSource(folder), SMALL)
 
 
+def test_a_window_that_stands_in_a_mask_alone_limits_a_row(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    config = Qwen2MoeConfig(
+        **{**SHAPE, "vocab_size": 300}, **window, **experts,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    Target.load(ModelSource(tmp_path), replace(SMALL, max_model_len=32))
+    with refused(UnsupportedModel, "qwen2_moe", "32", "33"):
+        Target.load(ModelSource(tmp_path), replace(SMALL, max_model_len=33))
+
+
 def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
     """transformers would add it to weights that have it already."""
     folder = make_folder(tmp_path)
@@ -267,6 +373,31 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
         shutil.copy(tmp_path / "lora" / name, folder)
     with refused(UnsupportedModel, "adapter_config.json", "merged"):
         Target.load(ModelSource(folder), SMALL)
+
+
+def test_shards_of_a_distributed_checkpoint_are_refused(tmp_path: Path) -> None:
+    """transformers prefers them to model.safetensors."""
+    folder = make_folder(tmp_path)
+    shard = "shard-00001-model-00001-of-00001.safetensors"
+    shutil.copy(folder / "model.safetensors", folder / shard)
+    with refused(UnsupportedModel, str(folder), shard):
+        load_model(ModelSource(folder))
+
+
+def test_weights_are_those_that_transformers_reads_among_copies(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    (folder / "model.safetensors").rename(folder / "own.safetensors")
+    with refused(UnsupportedModel, "own.safetensors"):
+        load_model(ModelSource(folder))
+    path = folder / "config.json"
+    named = {"transformers_weights": "own.safetensors"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    save_file({"a": torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+    save_file({"b": torch.ones(1)}, folder / "model.fp16.safetensors", {"format": "pt"})
+    assert [file.name for file in weight_files(folder)] == ["own.safetensors"]
+    expected = load_file(folder / "own.safetensors")
+    found = load_model(ModelSource(folder, dtype="float64")).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_learned_positions_work_too(tmp_path: Path) -> None:

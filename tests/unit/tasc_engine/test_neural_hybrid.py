@@ -9,6 +9,7 @@ from neural_drafters import Always
 from support import FakeClock, Silent
 from tasc_draft import Drafts, DraftSettings, NgramProposer, Tokens, build_index
 from tasc_draft.drafts import CORPUS, NEURAL
+from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.neural.hybrid import LONGEST, TRIAL, HybridProposer, TwoArmedBandit
 from tasc_engine.drafting.safe_proposer import most_tokens
 
@@ -76,6 +77,28 @@ def test_real_n_grams_go_on_behind_the_model_s_token() -> None:
     assert {2, 7} <= set(drafts.tokens.tolist())
     for token, source in zip(drafts.tokens.tolist(), drafts.source.tolist(), strict=True):
         assert (token == 7) == (source == NEURAL)
+
+
+def test_the_model_is_not_asked_for_labels_that_n_grams_know() -> None:
+    setting = DraftSettings(min_prob=0.0, recent_tokens=0)
+    index = build_index(
+        Tokens.of([[1, 2, 3, 5]] * 9), None, fingerprint="f" * 32, vocab_size=12, eos_id=0
+    )
+    ngram = NgramProposer(
+        setting, rows=2, capacity=32, vocab_size=12, eos_ids=[0], index=index, branching=True
+    )
+    neural = Fixed(4, 0.9)
+    labels = LabelTrie.of([(1, 2, 3, 5, 0), (1, 2, 3, 6, 0), (4, 7, 8, 0), (4, 7, 9, 0)])
+    rows, budget = np.arange(2, dtype=np.int32), np.full(2, 8, np.int32)
+    for sure, at_first in ((0.3, 0), (1.0, 8)):
+        hybrid = HybridProposer(ngram, neural, sure=sure, arms=Always())
+        hybrid.start(0, np.array([11], np.int32), labels)
+        hybrid.start(1, np.array([11], np.int32))
+        hybrid.propose(rows, budget)
+        assert sum(of_labels for of_labels, _ in neural.asked) == at_first
+        assert neural.asked[-1][1] == 8, "a row without labels is asked for"
+        hybrid.finish(0)
+        hybrid.finish(1)
 
 
 @pytest.mark.parametrize("way", ["always", "bandit", "default"])

@@ -10,15 +10,25 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_layouts import forest
 
-from support import FakeClock
-from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Target
+from support import FakeClock, Silent
+from tasc_draft import Drafts
+from tasc_engine import (
+    EngineConfig,
+    GenerationRequest,
+    GuideSpec,
+    ModelSource,
+    Sampling,
+    Target,
+)
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.step import live_costs
 from tasc_engine.step.cost import ROUNDS, Conditions, Cost, StepCosts, _points, kept, measure, write
@@ -26,12 +36,14 @@ from tasc_engine.step.draft_budget import (
     LIKELY,
     LONGEST_PAUSE,
     PROBE,
+    TRIAL,
     DraftBudget,
     Spent,
     convex_steps,
 )
 from tasc_engine.step.live_costs import LOOK, WRONG_LOOKS, LiveCosts
 
+EOS = 0
 CONFIG = EngineConfig(rows=4, max_model_len=64, max_draft_tokens=8)
 SOME = StepCosts(
     "m", "d", "f",
@@ -181,7 +193,7 @@ def budget_of(costs: StepCosts, most: int = MOST) -> DraftBudget:
 def spend(budget: DraftBudget, n: int, hits: int, seconds: float, drafts: bool = True) -> None:
     """A step of all rows that takes so long; it asked for drafts, or not."""
     drafting = 1e-4 if drafts else 0.0
-    spent = Spent(ROWS, ROWS, CONTEXT, n, n, hits, ROWS + hits, drafting, seconds)
+    spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS + hits, drafting, seconds)
     budget.time(spent)
     budget.learn(spent)
 
@@ -269,7 +281,7 @@ def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     draft_budget = budget_of(LINEAR)
     assert len(draft_budget.min_probs(0, 256, 64)) == 0
     before = draft_budget.min_probs(ROWS, ROWS, 64)
-    draft_budget.learn(Spent(0, 256, 64.0, 0, 0, 0, 0, 0.0, 0.1))
+    draft_budget.learn(Spent(0, 256, 64.0, 0, 0, 0, 0.0, 0.1))
     assert (draft_budget.min_probs(ROWS, ROWS, 64) == before).all()
 
 
@@ -291,6 +303,45 @@ def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
     plain = list(make_engine(drafts=0).generate(requests))
     assert [r.tokens for r in engine.generate(requests)] == [r.tokens for r in plain]
     assert sum(record.paused for record in records) > len(records) / 2
+
+
+def test_labels_that_one_token_decides_pause_no_drafts(make_engine) -> None:
+    """Nothing is drafted for them, which says nothing about what drafts of others are worth."""
+    records, guide = [], GuideSpec("choice", ("alarm set", "play music", "friday"))
+    engine = make_engine(on_step=records.append, costs=FREE)
+    requests = [GenerationRequest(str(i), (5, 9, 30), 40, guide=guide) for i in range(64)]
+    assert len(list(engine.generate(requests))) == 64
+    assert len(records) > 2 * TRIAL
+    assert not any(record.paused for record in records)
+
+
+class Ends(Silent):
+    """Drafts an end of sequence for each row."""
+
+    def propose(self, rows: Any, budget: Any, least: Any = None) -> Drafts:
+        none = least is not None and len(least) < len(rows)
+        sizes = [0 if none else min(n, 1) for n in budget.tolist()]
+        return forest([[-1] * n for n in sizes], [[EOS] * n for n in sizes])
+
+
+def test_drafts_that_end_answers_save_nothing(make_engine) -> None:
+    records, sampling = [], Sampling(logit_bias=((EOS, 100.0),))
+    engine = make_engine(on_step=records.append, costs=FREE, proposer=Ends())
+    asked = (GenerationRequest(str(i), (5, 9, 30), 40, sampling=sampling) for i in range(64))
+    assert all(result.tokens == (EOS,) for result in engine.generate(asked))
+    assert sum(int(record.accepted.sum()) for record in records) > 2 * TRIAL
+    assert any(record.paused for record in records)
+
+
+def test_steps_with_forced_tokens_correct_the_costs(make_engine) -> None:
+    """No step but the first, which reads prompts, brings one token for each row."""
+    records, parts = [], itertools.product(("alarm", "play"), ("set", "friday"), ("off", "music"))
+    guide = GuideSpec("choice", tuple(" intent: ".join(part) for part in parts))
+    engine = make_engine(on_step=records.append, costs=FREE)
+    requests = [GenerationRequest(str(i), (5, 9, 30), 40, guide=guide) for i in range(2)]
+    assert len(list(engine.generate(replace(r, draft=False) for r in requests))) == 2
+    assert all(record.forced_tokens for record in records[:-1])
+    assert records[-1].cost_error > 0
 
 
 # Of the tiny engine of these tests: drafts cost nothing, or a draft token as much as a whole step.
@@ -436,7 +487,7 @@ def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int
         least = budget.min_probs(ROWS, ROWS, CONTEXT) if draft else np.ones(1)
         probes = len(least) > 0 and bool(least.max() <= LIKELY)
         n = likely if probes else 0
-        spent = Spent(ROWS, ROWS, CONTEXT, n, n, 0, ROWS, 1e-4, float(SECONDS[n]))
+        spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS, 1e-4, float(SECONDS[n]))
         budget.time(spent)
         if draft:
             budget.learn(spent)
@@ -446,3 +497,19 @@ def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int
         assert next(n for n in range(2000) if step()) == PROBE
         for _ in range(plain):
             step(draft=False)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_forced_tokens_of_rows_do_not_hide_what_steps_cost(reads: bool) -> None:
+    """Each step brings tokens beside those of its rows: forced ones, or those of a prompt."""
+    far = costs_of((8, 1e-3), (24, 1e-3), (108, 1.0))
+    budget, probes, brought = budget_of(far), 0, 12
+    for _ in range(2 * PROBE):
+        least = budget.min_probs(ROWS, ROWS + brought, CONTEXT, reads)
+        probes += bool(least.max() <= LIKELY)
+        n = int((least <= LIKELY / 2).sum())
+        spent = Spent(ROWS, ROWS + brought, CONTEXT, n, n, ROWS + n, 1e-4, 2e-3, reads)
+        budget.time(spent)
+        budget.learn(spent)
+    assert (probes > 0) == (not reads)
+    assert (budget.cost_error > 0) == (not reads)

@@ -1,5 +1,6 @@
 """Engines get rows out of a window, answer them, and end by their own or their machine's fault."""
 
+import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,18 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
-from tasc_engine import GenerationRequest, GenerationResult
+from support import EAGER, record_of
+from tasc_engine import GenerationRequest, GenerationResult, GuideSpec
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.request import Acceptance, Timings
 from tasc_jobs.batch import engines
-from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window
-from tasc_jobs.batch.work import EngineFailed, Record, Row
+from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window, measure
+from tasc_jobs.batch.generate import RowAnswers
+from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
+from tasc_jobs.worker.lines import LineAnswers
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+from tasc_serve.settings import LimitSettings
 from tasc_store import StoreUnreachable
+from tiny import make_folder
 
 
 def row(ordinal: int, payload: str = "1") -> Row:
@@ -264,3 +272,74 @@ def test_it_comes_back_for_more_before_its_rows_are_done_and_begins_none_twice()
     assert len(worker.engine.held) < held
     answers.work([])
     assert not worker.engine.held
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> EngineBuilder:
+    folder = make_folder(tmp_path_factory.mktemp("model"))
+    fields = {"dtype": "float64", "max_tokens": 8, "draft": EAGER}
+    settings = EngineSettings(rows=4, max_model_len=64, cost_aware=False)
+    return EngineBuilder(record_of(folder, "greet", "say {input}\n", **fields), 1, settings)
+
+
+def answered(builder: EngineBuilder, strategy: Strategy, *payloads: str) -> list[Record]:
+    """The records of rows, in their order."""
+    engine = Answering(builder, strategy)
+    found = engine.work([row(i, payload) for i, payload in enumerate(payloads)])
+    while len(found) < len(payloads):
+        found += engine.work([])
+    return sorted(found, key=lambda record: record.ordinal)
+
+
+def rounded(value: Any) -> Any:
+    """Rows of a batch of another size have sums in another order."""
+    return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 9))
+
+
+@pytest.mark.parametrize("choices", [(), ("alarm", "alarm clock", "weather")])
+def test_log_probabilities_are_those_of_the_service(
+    builder: EngineBuilder, choices: tuple[str, ...]
+) -> None:
+    """With drafts and without, and of tokens that a guide forces; the answers stay the same."""
+    texts = ["wake me", "wake me at nine", "wake me"]
+    guide = AnswerGuide(GuideSpec("choice", choices), "--choices") if choices else None
+    bodies = (
+        {
+            "model": "greet", "messages": [{"role": "user", "content": text}], "logprobs": True,
+            "top_logprobs": 2, **({"guided_choice": choices} if choices else {}),
+        }
+        for text in texts
+    )  # fmt: skip
+    served = LineAnswers("b", "/v1/chat/completions", "greet", 1, LimitSettings())
+    whole = [r.content["choices"][0] for r in answered(builder, served, *map(json.dumps, bodies))]
+    for draft in (True, False):
+        bare, asked = (
+            answered(builder, RowAnswers(SamplingOptions(guide=guide, logprobs=top), draft), *texts)
+            for top in (None, 2)
+        )
+        found = [record.content.pop("logprobs") for record in asked]
+        assert [r.content for r in asked] == [r.content for r in bare]
+        assert [r.content["text"] for r in asked] == [c["message"]["content"] for c in whole]
+        assert rounded(found) == rounded([choice["logprobs"]["content"] for choice in whole])
+        assert all(len(token["top_logprobs"]) == 2 for tokens in found for token in tokens)
+    alone = answered(builder, RowAnswers(SamplingOptions(guide=guide, logprobs=0), True), texts[0])
+    tokens = alone[0].content["logprobs"]
+    assert rounded(tokens) == rounded([{**token, "top_logprobs": []} for token in found[0]])
+
+
+def test_a_row_too_long_is_refused_alone_in_words_of_the_command(builder: EngineBuilder) -> None:
+    long, strategy = "wake me " * 40, RowAnswers(SamplingOptions(), True)
+    first, refused, last = answered(builder, strategy, "hi", long, "ho")
+    assert first.content is not None
+    assert last.content is not None
+    tokens = len(builder.template.encode(builder.tokenizer, long))
+    assert (refused.id, refused.content) == ("r1", None)
+    parts = (f" {tokens} tokens", " 64,", "--max-model-len", f" {builder.positions},", "--restart")
+    assert all(part in str(refused.error) for part in parts)
+    assert not any(word in str(refused.error) for word in ("messages", "truncate", "kv_cache"))
+    (refused,) = answered(builder, strategy, "wake me " * builder.positions)
+    assert f" {builder.positions} tokens" in str(refused.error)
+    assert "--max-model-len" not in str(refused.error)
+    found = measure(builder, strategy, [row(0, long), row(1, "hi")])
+    assert (found.rows, found.refused) == (1, 1)
+    assert str(found.first_error).startswith(f"row 1: the prompt has {tokens} tokens")

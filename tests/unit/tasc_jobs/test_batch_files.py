@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import math
 import signal
+from datetime import UTC, datetime
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,12 +18,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import files_up_to, read_rows, refused, write_rows
+from tasc_jobs.batch import generate
+from tasc_jobs.batch.columns import ANSWER, LOGPROBS
 from tasc_jobs.batch.folder import JobFolder, require_same
-from tasc_jobs.batch.generate import COLUMNS, write_files
-from tasc_jobs.batch.inputs import SeenIds, Source, check_places, files_of, open_files, reject_file
+from tasc_jobs.batch.generate import dry_run, write_files
+from tasc_jobs.batch.inputs import (
+    SeenIds,
+    Source,
+    check_places,
+    files_of,
+    open_files,
+    open_input,
+    reject_file,
+)
 from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record
 from tasc_jobs.errors import JobError, UsageError
+from tasc_jobs.preview import Preview, PreviewSide
 from tasc_runtime.errors import FileError
+from tasc_runtime.sampling_options import SamplingOptions
 
 
 def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path) -> None:
@@ -35,7 +50,7 @@ def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path
         (1, "b.jsonl:2", "2", 2, "b.jsonl", None),
         (2, "7", "3", 3, "b.jsonl", None),
         (3, "c.parquet:1", "4", 1, "c.parquet", None),
-        (4, "c.parquet:2", "", 2, "c.parquet", "no string field 'input'"),
+        (4, "c.parquet:2", "", 2, "c.parquet", "field 'input' is null, not a text"),
     ]
     assert list(found.rows()) == rows
     assert found.total == 6  # a blank line too
@@ -44,7 +59,7 @@ def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path
 
 def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
-    bad = ['"text"', '{"id": 1.5, "input": "x"}', '{"input": 3}', "{", '{"input": "\\ud800"}']
+    bad = ['"text"', '{"id": 1.5, "input": "x"}', '{"question": "x"}', "{", '{"input": "\\ud800"}']
     path.write_text("\n".join(['{"id": "a", "input": "1"}', *bad, '{"id": "a", "input": "2"}']))
     found = open_files([path], "input", "id")
     assert found.total == 7
@@ -53,7 +68,7 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     said = (
         "not a JSON object",
         "field 'id' is neither a string nor a whole number",
-        "no string field 'input'",
+        "no field 'input'",
         "not JSON: ",
         "lone surrogate",
         "id 'a' is that of line 1",
@@ -61,6 +76,31 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     assert rows[0].refused is None
     assert all(why in str(row.refused) for row, why in zip(rows[1:], said, strict=True))
     assert [row.file for row in rows] == [None] * 7
+
+
+def test_inputs_are_read_from_values_of_other_kinds_and_from_messages(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [{"role": "user", "content": "hi"}]
+    answered = [*asked, {"role": "assistant", "content": "ho"}]
+    path = tmp_path / "in.jsonl"
+    inputs: list[dict[str, object]] = [{"input": 42}, {"input": {"a": "ü"}}, {"messages": answered}]
+    write_rows(path, [*inputs, {"input": asked}, {"messages": [*answered, *answered]}])
+    *good, several = open_files([path], "input", "id").rows()
+    assert [(row.payload, row.refused) for row in good] == [
+        ("42", None), ('{"a": "ü"}', None), ("hi", None), ("hi", None),
+    ]  # fmt: skip
+    assert several.refused is not None
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{path}: ")
+    check_places(Source.of(path), tmp_path / "out.jsonl", tmp_path / "no.jsonl")
+
+
+def test_ids_that_pandas_made_floats_are_whole_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pd.DataFrame({"id": [7, None, 9], "input": ["a", "b", "c"]}).to_parquet(path)
+    rows = list(open_files([path], "input", "id").rows())
+    assert [(row.id, row.payload) for row in rows] == [("7", "a"), ("2", "b"), ("9", "c")]
 
 
 def test_another_content_is_another_input_and_another_time_is_not(tmp_path: Path) -> None:
@@ -107,7 +147,6 @@ def test_what_may_not_be_read_or_written_is_refused_by_option(tmp_path: Path) ->
         with refused(UsageError, *named):
             check_places(source, output, reject)
     assert corpus.files == []
-    assert reject_file(tmp_path / "out.jsonl") == tmp_path / "out.rejected.jsonl"
 
 
 def test_ids_are_known_by_where_they_were_first() -> None:
@@ -133,13 +172,13 @@ def test_good_rows_and_rejects_go_to_their_files_if_any(tmp_path: Path, name: st
     write_files(output, reject, iter(records()), True)
     first = output.read_bytes()
     if output.suffix == ".parquet":
-        assert pq.read_schema(output).equals(COLUMNS)
+        assert pq.read_schema(output).equals(ANSWER)
         found = pq.read_table(output).to_pylist()
     else:
         found = read_rows(output)
     assert found == [{"id": f"r{i}", **CONTENT} for i in range(3)]
     assert json.loads(reject.read_text()) == {
-        "file": "f", "line": 4, "id": "r3", "reason": "too long",
+        "output": name, "file": "f", "line": 4, "id": "r3", "reason": "too long",
     }  # fmt: skip
     write_files(output, reject, iter(records()), True)
     assert output.read_bytes() == first
@@ -152,6 +191,141 @@ def test_good_rows_and_rejects_go_to_their_files_if_any(tmp_path: Path, name: st
     assert not reject.exists()
 
 
+def test_rejected_rows_of_two_outputs_never_share_a_file(tmp_path: Path) -> None:
+    one, other = tmp_path / "out.jsonl", tmp_path / "out.parquet"
+    assert reject_file(one) != reject_file(other)
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "1"}]))
+    reject = tmp_path / "no.jsonl"
+    for output in (one, other):
+        check_places(source, output, reject)  # two jobs begin
+    write_files(one, reject, records(), True)
+    first = reject.read_bytes()
+    with refused(JobError, str(reject), "out.jsonl", "--reject"):
+        write_files(other, reject, records(), True)
+    with refused(UsageError, "--reject", "out.jsonl"):
+        check_places(source, other, reject)
+    assert (reject.read_bytes(), other.exists()) == (first, False)
+    write_files(other, tmp_path / "others.jsonl", records(), True)
+    moved = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-moved"))
+    check_places(Source.of(moved / "in.jsonl"), moved / one.name, moved / reject.name)
+    write_files(moved / one.name, moved / reject.name, records()[:3], True)
+    assert not (moved / reject.name).exists()
+
+
+@pytest.mark.parametrize("content", ["notes\n", '{"id": 1}\n', "[1]\n", "{}"])
+def test_no_other_file_is_taken_for_rejected_rows(tmp_path: Path, content: str) -> None:
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "1"}]))
+    reject, output = tmp_path / "notes", tmp_path / "out.jsonl"
+    reject.touch()
+    check_places(source, output, reject)  # nothing is lost with an empty file
+    reject.write_text(content)
+    with refused(UsageError, "--reject", str(reject)):
+        check_places(source, output, reject)
+
+
+TOKEN = {"token": "n", "logprob": -0.5, "bytes": [110]}
+LOGPROBS_OF = [{**TOKEN, "top_logprobs": [TOKEN]}]
+
+
+def written(source: Source, output: Path, logprobs: object = None) -> list[dict[str, object]]:
+    """The answers of two rows and the user's columns beside them."""
+    content = CONTENT if logprobs is None else {**CONTENT, "logprobs": logprobs}
+    found = [Record(i, f"r{i}", i + 1, None, content, None) for i in range(2)]
+    columns = ANSWER if logprobs is None else ANSWER.append(LOGPROBS)
+    own = open_input(source, "redis://nowhere").own
+    write_files(output, output.with_name("no"), found, True, columns=columns, own=own)
+    if output.suffix == ".parquet":
+        return pq.read_table(output).to_pylist()
+    return read_rows(output)
+
+
+def answered(ordinal: int, **own: object) -> dict[str, object]:
+    return {"id": f"r{ordinal}", **CONTENT, **own}
+
+
+def test_the_users_columns_stand_beside_the_answers(tmp_path: Path) -> None:
+    """A name that the answers have, too, gets a prefix; no two names become one."""
+    first = {"id": 7, "text": "hi", "input_text": "ho", "n": 1, "tags": ["a", 2], "big": 2**70}
+    second = {"text": "x", "n": 0.5, "ok": True, "logprobs": None, "odd": "\ud800", "\ud801": {}}
+    rows = write_rows(tmp_path / "in.jsonl", [first, second])
+    source = Source.of(rows, input_field="text", keep_columns=True)
+    own = {"input_text": "hi", "input_input_text": "ho", "n": 1, "tags": ["a", 2], "big": 2**70}
+    others = {"n": 0.5, "ok": True, "input_logprobs": None, "odd": "\ud800", r"\ud801": {}}
+    found = written(source, tmp_path / "out.jsonl")
+    assert found == [answered(0, **own), answered(1, input_text="x", **others)]
+
+    table = written(source, tmp_path / "out.parquet")
+    kinds = {field.name: str(field.type) for field in pq.read_schema(tmp_path / "out.parquet")}
+    assert (kinds["n"], kinds["ok"], kinds["tags"]) == ("double", "bool", "string")
+    texts = {"tags": '["a", 2]', "big": str(2**70), "odd": '"\\ud800"', r"\ud801": "{}"}
+    for row, kept in zip(table, found, strict=True):
+        assert {k: v for k, v in row.items() if v is not None} == {
+            name: texts.get(name, value) for name, value in kept.items() if value is not None
+        }
+
+    keyed = Source.of(rows, input_field="text", id_field="n", keep_columns=True)
+    assert [row.get("input_id") for row in written(keyed, tmp_path / "out.jsonl")] == [7, None]
+    assert open_input(Source.of(rows, input_field="text"), "redis://nowhere").own is None
+
+
+def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
+    day = datetime(2026, 1, 2, 3, tzinfo=UTC)
+    table = pa.table(
+        {
+            "input": pa.array(["a", "b"]).dictionary_encode(),
+            "day": pa.array([day, None], pa.timestamp("ms", "UTC")),
+            "small": pa.array([1, 2], pa.int8()),
+            "model": pa.array([[1.5], [math.nan]], pa.list_(pa.float32())),
+            "raw": [b"\xff", None],
+        }
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    source = Source.of(tmp_path / "in.parquet", keep_columns=True)
+    written(source, tmp_path / "out.parquet")
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert found.select(["day", "small", "raw"]).equals(table.select(["day", "small", "raw"]))
+    assert found.schema.field("input_model").type == pa.list_(pa.float32())
+    assert found.column("model").to_pylist() == ["m", "m"]
+    whole = pa.schema([pa.field("input", pa.string()), pa.field("n", pa.int8(), nullable=False)])
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"input": ["a"], "n": [1]}, whole), tmp_path / "in" / "1.parquet")
+    pq.write_table(pa.table({"input": ["a"]}), tmp_path / "in" / "2.parquet")
+    both = written(Source.of(tmp_path / "in", keep_columns=True), tmp_path / "out.parquet")
+    assert [row["n"] for row in both] == [1, None]
+    lines = written(source, tmp_path / "out.jsonl")
+    own = {"input": "a", "day": "2026-01-02T03:00:00+00:00", "small": 1, "raw": "/w=="}
+    assert lines[0] == answered(0, **own, input_model=[1.5])
+    assert lines[1]["input_model"] == [None]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_log_probabilities_are_a_column_of_the_answers(tmp_path: Path, name: str) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", [{"input": "a", "logprobs": 3}] * 2)
+    found = written(Source.of(rows, keep_columns=True), tmp_path / name, LOGPROBS_OF)
+    assert found[1] == answered(1, logprobs=LOGPROBS_OF, input="a", input_logprobs=3)
+
+
+def test_a_job_goes_on_with_the_same_columns_only(tmp_path: Path, monkeypatch) -> None:
+    pins = list[object]()
+    monkeypatch.setattr(generate, "run_job", lambda spec, *_, **__: pins.append(spec.pins))
+    rows = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
+    for source, asked in (
+        (Source.of(rows), SamplingOptions()),
+        (Source.of(rows, keep_columns=True), SamplingOptions()),
+        (Source.of(rows), SamplingOptions(logprobs=0)),
+        (Source.of(rows), SamplingOptions(logprobs=1)),
+    ):
+        generate.generate("redis://nowhere", "t", source, tmp_path / "out.jsonl", asked=asked)
+    assert all(pins.count(one) == 1 for one in pins)
+
+
+def test_an_input_that_became_shorter_is_not_written_with_wrong_columns(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
+    with refused(JobError, "--restart"):
+        written(Source.of(rows, keep_columns=True), tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_nothing_appears_when_a_record_cannot_be_had(tmp_path: Path) -> None:
     def broken() -> object:
         yield from records()
@@ -162,6 +336,15 @@ def test_nothing_appears_when_a_record_cannot_be_had(tmp_path: Path) -> None:
             write_files(tmp_path / name, tmp_path / "no.jsonl", broken(), True)
         assert not (tmp_path / name).exists()
     assert not (tmp_path / "no.jsonl").exists()
+
+
+def test_a_dry_run_fails_if_no_row_can_be_answered(tmp_path, monkeypatch) -> None:
+    side = PreviewSide(1.0, 0, 0)
+    found = Preview(0, 1, 0, plain=side, drafted=side, first_error="row 1: too long")
+    monkeypatch.setattr(generate, "preview_job", lambda *_: found)
+    source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "1"}]))
+    with refused(JobError, "row 1: too long"):
+        dry_run("redis://nowhere", "t", source, tmp_path / "out.jsonl")
 
 
 def finished(first: int, stop: int) -> list[Record]:

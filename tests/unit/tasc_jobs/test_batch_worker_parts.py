@@ -62,10 +62,16 @@ def test_rows_are_numbered_without_gaps_and_lines_as_people_count_them(tmp_path:
     assert list(found.rows()) == rows
 
 
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    found = lines(tmp_path, "\ufeff", line("a"), "\ufeff", line("b"))
+    assert found.check() == Checked(2, ())
+    assert [(row.id, row.refused) for row in found.rows()] == [("a", None), ("b", None)]
+
+
 @pytest.mark.parametrize(
     ("code", "texts"),
     [
-        ("invalid_json_line", ["{", "[]", "[" * 5000, b"\xff\xfe"]),
+        ("invalid_json_line", ["{", "[]", "[" * 5000, b"\xff\xfe", line("b").encode("utf-16-be")]),
         ("missing_custom_id", ["{}", line(7), line(""), line("x" * 257), line("\ud800")]),
         ("duplicate_custom_id", [line("a")]),
         ("mismatched_model", [line("b", body={"model": "other"})]),

@@ -226,7 +226,7 @@ def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(monkeypatch, st
 
 
 def test_an_input_is_never_the_file_of_rejects_that_nobody_named(tmp_path: Path) -> None:
-    source, output = tmp_path / "x.rejected.jsonl", tmp_path / "x.jsonl"
+    source, output = tmp_path / "x.jsonl.rejected.jsonl", tmp_path / "x.jsonl"
     source.write_text('{"id": "a", "input": "hi"}\n')
     error = ended("generate", "t", "--input", source, "--output", output)
     assert isinstance(error, UsageError)

@@ -74,6 +74,10 @@ def other_end(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
 
 
+def repetition_penalty(folder: Path) -> None:
+    changed(folder / "generation_config.json", repetition_penalty=1.1)
+
+
 def adapter_with_another_end(folder: Path) -> None:
     make_tokenizer(folder / ADAPTER)
     (folder / ADAPTER / "generation_config.json").write_text('{"eos_token_id": 5}')
@@ -104,6 +108,28 @@ def adapter_beside(folder: Path) -> None:
         shutil.copy(folder / ADAPTER / name, folder)
 
 
+def weights_as(name: str) -> Callable[[Path], None]:
+    """The weights are those of another program."""
+
+    def change(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / WEIGHTS).rename(folder / name)
+
+    return change
+
+
+def gguf_alone(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "model-q4.gguf").write_bytes(b"GGUF")
+
+
+def adapter_alone(folder: Path) -> None:
+    adapter_beside(folder)
+    for name in ("config.json", WEIGHTS):
+        (folder / name).unlink()
+
+
 # What is broken, how, and the subject that says so; in the second table torch is needed to know.
 TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no folder": (shutil.rmtree, "config"),
@@ -116,7 +142,20 @@ TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "an adapter beside the weights": (adapter_beside, "weights"),
     "GPTQ": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "quantization"),
     "AWQ": (config(quantization_config={"quant_method": "awq", "bits": 4}), "quantization"),
+    "AWQ of before": (
+        lambda folder: (folder / "quant_config.json").write_text("{}"),
+        "quantization",
+    ),
+    "MLX": (config(quantization={"bits": 4, "group_size": 64}), "quantization"),
+    "HQQ": (config(quantization_config={"quant_method": "hqq"}), "quantization"),
+    "GGUF alone": (gguf_alone, "config"),
+    "GGUF beside settings": (weights_as("model.Q4_K_M.gguf"), "config"),
+    "ONNX": (weights_as("onnx/model.onnx"), "config"),
+    "OpenVINO": (weights_as("openvino_model.xml"), "config"),
+    "pickled": (weights_as("pytorch_model.bin"), "config"),
+    "an adapter as the model": (adapter_alone, "config"),
     "no weights": (lost(WEIGHTS), "weights"),
+    "weights by another name": (weights_as("consolidated.safetensors"), "weights"),
     "weights cut off": (cut_off, "weights"),
     "shard missing": (without_shard, "weights"),
     "no tokenizer": (lost("tokenizer.json"), "tokenizer"),
@@ -183,7 +222,7 @@ def test_a_model_that_works_is_loaded_and_timed(base: Path, tmp_path: Path) -> N
     report = examine(Examination(str(base), f"{base}/{ADAPTER}", **SMALL))
     assert report.works
     by_subject = {finding.subject: finding for finding in report.findings}
-    assert by_subject.keys().isdisjoint({"end of answers", "end of prompts"})
+    assert by_subject.keys().isdisjoint({"end of answers", "end of prompts", "generation defaults"})
     source, shape = ModelSource(base), EngineConfig(rows=2, max_model_len=64)
     target = Target.load(source, shape)
     figures = by_subject["memory"].figures
@@ -232,6 +271,7 @@ def test_more_than_the_memory_is_not_loaded(base: Path) -> None:
         (with_a_layer_more, "load"),
         (more_tokens, "tokenizer"),
         (other_end, "end of answers"),
+        (repetition_penalty, "generation defaults"),
         (appended_end, "end of prompts"),
         (lambda folder: changed(folder / CONFIG, add_eos_token=True), "end of prompts"),
     ],

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import tiny
 from chat_families import make_chat_tokenizer
 from finetuning import ADAPTER, OUTPUTS, Bench, Made, made_by, make, make_on
+from lora_folders import make_adapter
 from support import make_engine, refused, requests_of
 from tasc_jobs.enrich.enrichment import enrich_and_save
 from tasc_jobs.enrich.ngram_selection import EnrichSettings
@@ -43,6 +44,41 @@ def matrices(model: Any) -> list[torch.Tensor]:
 
 def base_of(bench: Bench) -> Any:
     return load_base(bench.base, nf4=False, device="cpu")
+
+
+def adapter_beside(folder: Path) -> None:
+    make_adapter(folder, folder / "lora", target_modules="all-linear")
+    for path in (folder / "lora").glob("adapter_*"):
+        shutil.copy(path, folder)
+
+
+def without_a_weight(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def with_a_state(folder: Path) -> None:
+    path = folder / "config.json"
+    changed = {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (adapter_beside, "adapter_config.json"),
+        (without_a_weight, "model.norm.weight"),
+        (with_a_state, "rolled back"),
+        (lambda f: (f / "model.safetensors").rename(f / "a.gguf"), "GgufConfig"),
+    ],
+)
+def test_a_base_that_could_not_be_served_is_not_trained(tmp_path: Path, spoil: Any, named: str):
+    folder = tiny.make_folder(tmp_path)
+    load_base(folder, nf4=False, device="cpu")
+    spoil(folder)
+    with refused(FinetuneError, str(tmp_path) if spoil is not with_a_state else "", named):
+        load_base(folder, nf4=False, device="cpu")
 
 
 def test_only_the_adapter_and_the_new_rows_change(made: Made) -> None:

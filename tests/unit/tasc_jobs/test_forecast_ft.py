@@ -134,6 +134,13 @@ def test_a_line_that_is_no_run_is_named(tmp_path: Path, line: str, said: str) ->
         read_runs(tmp_path / "f")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_run(tmp_path: Path) -> None:
+    path = write(tmp_path / "f", run(0, 1, 9), run(1, 2, 8))
+    found = read_runs(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_runs(path) == found
+
+
 def test_a_file_without_runs_is_refused_and_the_example_is_a_run(tmp_path: Path) -> None:
     with refused(FileError, "none"):
         read_runs(tmp_path / "none")

@@ -4,8 +4,11 @@ import gzip
 import hashlib
 import json
 import tracemalloc
+from codecs import BOM_UTF8
 from contextlib import suppress
+from datetime import date
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_runtime.data.rows import BadRow, Fields, check_file, read_rows, row_writer
+from tasc_runtime.data.local_corpus import rows_of
+from tasc_runtime.data.rows import BadRow, Fields, check_file, read_corpus, read_rows, row_writer
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 
@@ -22,6 +26,11 @@ GOOD = b'{"id": "r", "input": "x", "output": "y"}'
 
 def read(path, **settings):
     return list(read_rows(path, Fields(), **settings))
+
+
+def read_corpus_and_bad(paths):
+    bad = []
+    return [*read_corpus(paths, Fields(), bad.append), *bad]
 
 
 def write(tmp_path, *lines, name="rows.jsonl"):
@@ -47,12 +56,23 @@ def parquet(tmp_path, **columns):
         (b"null", "not a JSON object"),
         (b'{"output": "y"}', "no field 'input'"),
         (b'{"input": "x"}', "no field 'output'"),
-        (b'{"input": 1, "output": "y"}', "field 'input' is not a string"),
-        (b'{"input": "x", "output": null}', "field 'output' is not a string"),
+        (b'{"input": null, "output": "y"}', "field 'input' is null"),
+        (b'{"input": "x", "output": null}', "field 'output' is null"),
+        (b'{"input": NaN, "output": "y"}', "field 'input' is no text and no JSON"),
         (b'{"input": "x", "output": ""}', "empty output"),
         (b'{"input": "x", "output": " \\n"}', "empty output"),
         (b'{"id": 1.5, "input": "x", "output": "y"}', "field 'id' is neither"),
         (b'{"id": true, "input": "x", "output": "y"}', "field 'id' is neither"),
+        (b'{"id": 1e16, "input": "x", "output": "y"}', "field 'id' is neither"),
+        (b'{"id": NaN, "input": "x", "output": "y"}', "field 'id' is neither"),
+        (b'{"messages": []}', "field 'messages' is no list of messages"),
+        (b'{"messages": "x"}', "field 'messages' is no list of messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "roles user; a row is "),
+        (b'{"messages": [{"role": "assistant", "content": "x"}]}', "roles assistant; a row is "),
+        (
+            b'{"messages": [{"role": "user", "content": null}, {"role": "assistant"}]}',
+            "the content of message 0 is a string or a list",
+        ),
         (b'{"id": "", "input": "x", "output": "y"}', "needs a key"),
         (b'{"id": "s", "input": "\\ud800", "output": "y"}', "lone surrogate"),
     ],
@@ -80,6 +100,50 @@ def test_a_line_over_the_bound_is_refused_and_not_held_in_memory(tmp_path):
     tracemalloc.stop()
     assert (bad.reason, good) == (f"longer than {1 << 20} bytes", CorpusRow("r", "x", "y"))
     assert peak < 5_000_000
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_byte_order_mark_before_any_line_is_skipped(tmp_path, name):
+    # Also before a later line: `cat` joins files that have a mark each.
+    path = write(tmp_path, BOM_UTF8 + GOOD, GOOD, BOM_UTF8 + GOOD, BOM_UTF8, name=name)
+    check_file(path, ("input", "output"))
+    assert read(path) == [CorpusRow("r", "x", "y")] * 3
+    # The mark does not count towards the bound of a line, and does not hide a longer one.
+    assert read(path, max_row_bytes=len(GOOD)) == [CorpusRow("r", "x", "y")] * 3
+    path = write(tmp_path, BOM_UTF8 + GOOD + b" ", GOOD, name=name)
+    bad, good = read(path, max_row_bytes=len(GOOD))
+    assert (bad.line, bad.reason, good.key) == (1, f"longer than {len(GOOD)} bytes", "r")
+
+
+ARRAY = json.dumps([json.loads(GOOD)] * 2, indent=1).encode()
+OTHER_KINDS = [
+    *((GOOD.decode().encode(name), name.upper()) for name in ("utf-16-le", "utf-16-be", "utf-32")),
+    ((GOOD + b"\r\n").decode().encode("utf-16"), "UTF-16"),
+    *((mark + ARRAY, "JSON array") for mark in (b"", b"\n ", BOM_UTF8)),
+    (b"[" + GOOD + b"]", "JSON array"),
+    (json.dumps(json.loads(GOOD), indent=1).encode(), "several lines"),
+    (b"PK\x03\x04", "ZIP"),
+    (b"PAR1", "Parquet"),
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+@pytest.mark.parametrize(("content", "said"), OTHER_KINDS, ids=range(len(OTHER_KINDS)))
+def test_a_file_of_another_kind_has_one_error_that_names_the_kind(tmp_path, name, content, said):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with refused(FileError, str(path), said):
+        check_file(path)
+    with refused(FileError, str(path), said):
+        list(read_corpus([path], Fields()))
+
+
+def test_a_gzipped_file_is_named_so(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(gzip.compress(GOOD))
+    with refused(FileError, str(path), ".jsonl.gz"):
+        check_file(path)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
@@ -127,6 +191,16 @@ def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, dama
     assert bad == BadRow(str(path), len(rows) + 1, bad.reason, "")
     assert bad.reason.startswith("damaged gzip, the rest is lost: ")
     assert said in bad.reason
+    check_file(path)
+
+
+@pytest.mark.parametrize("cut", [1, 9])
+def test_a_short_gzip_that_is_damaged_at_its_end_gives_its_lines(tmp_path, cut):
+    path = write(tmp_path, GOOD, name="r.jsonl.gz")
+    path.write_bytes(path.read_bytes()[:-cut])
+    row, bad = read_corpus_and_bad([path])
+    assert row == CorpusRow("r", "x", "y")
+    assert bad.reason.startswith("damaged gzip")
 
 
 @given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=8))
@@ -134,7 +208,79 @@ def test_no_bytes_at_all_stop_the_reading(tmp_path_factory, lines):
     path = write(tmp_path_factory.mktemp("any"), *lines, GOOD)
     found = read(path)
     assert found[-1] == CorpusRow("r", "x", "y")
-    assert len(found) == 1 + sum(bool(line.strip()) for line in lines)
+    assert len(found) == 1 + sum(bool(line.removeprefix(BOM_UTF8).strip()) for line in lines)
+
+
+TURNS = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+PARTS = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]
+
+
+@pytest.mark.parametrize(
+    ("row", "input_", "output"),
+    [
+        ({"input": 42, "output": 0.5}, "42", "0.5"),
+        (
+            {"input": "x", "output": {"label": "naïve", "n": [1]}},
+            "x",
+            '{"label": "naïve", "n": [1]}',
+        ),
+        ({"input": ["a"], "output": True}, '["a"]', "true"),
+        ({"messages": TURNS}, "x", "y"),
+        ({"messages": PARTS}, "x", "y"),
+        ({"messages": [{"role": "system", "content": "s"}, *TURNS]}, "x", "y"),
+        ({"messages": TURNS[:1], "output": "z"}, "x", "z"),
+        ({"input": "z", "output": "y", "messages": TURNS}, "z", "y"),
+        ({"input": TURNS[:1], "output": TURNS[1:]}, "x", "y"),
+    ],
+)
+def test_values_that_are_no_text_are_json_and_messages_are_a_row(tmp_path, row, input_, output):
+    path = write(tmp_path, json.dumps(row).encode())
+    assert [(found.input, found.output) for found in read(path)] == [(input_, output)]
+    path = parquet(tmp_path, **{name: [value] for name, value in row.items()})
+    check_file(path, ("input", "output"))
+    assert [(found.input, found.output) for found in read(path)] == [(input_, output)]
+    assert [(found.input, found.output) for found in rows_of([row])] == [(input_, output)]
+    if row.keys() == {"input", "output"}:
+        for table in (pd.DataFrame([row]), [(row["input"], row["output"])]):
+            assert [(found.input, found.output) for found in rows_of(table)] == [(input_, output)]
+
+
+def test_conversations_of_several_turns_and_values_without_json_are_refused(tmp_path):
+    (bad,) = read(write(tmp_path, json.dumps({"messages": TURNS * 2}).encode()))
+    assert "user, assistant, user, assistant" in bad.reason
+    (bad,) = read(parquet(tmp_path, input=["x"], output=[date(2026, 1, 1)]))
+    assert "field 'output'" in bad.reason
+    assert [(row.input, row.output) for row in rows_of([TURNS, TURNS])] == [("x", "y")] * 2
+    table = pa.table({"messages": [TURNS]})
+    for same in (table, table.to_pandas()):
+        assert [(row.input, row.output) for row in rows_of(same)] == [("x", "y")]
+
+
+def test_messages_of_a_table_are_not_read_where_it_has_both_fields(tmp_path):
+    long = [{"role": "user", "content": "z" * 500}]
+    path = parquet(tmp_path, id=["r"], input=["x"], output=["y"], messages=[long])
+    assert read(path, max_row_bytes=100) == [CorpusRow("r", "x", "y")]
+
+
+def test_each_kind_of_change_is_told_once_for_a_file(tmp_path, caplog):
+    system = {"role": "system", "content": "s"}
+    rows = [{"input": "x", "output": 1}, {"messages": [system, *TURNS]}]
+    path = write(tmp_path, *(json.dumps(row).encode() for row in rows * 3))
+    assert len(read(path)) == 6
+    as_json, left_out = caplog.messages
+    assert all(str(path) in said for said in caplog.messages)
+    assert "'output'" in as_json
+    assert "--system-prompt" in left_out
+
+
+def test_ids_that_pandas_made_floats_are_keys(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pd.DataFrame({"id": [7, None, -1], "input": "x", "output": "y"}).to_parquet(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert [row.key for row in read(path)] == ["7", f"{digest}:2", "-1"]
+    assert [
+        row.key for row in read(write(tmp_path, b'{"id": 7.0, "input": "", "output": "y"}'))
+    ] == ["7"]
 
 
 def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
@@ -148,7 +294,7 @@ def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     first, second, null, empty = read(path)
     assert (first, second) == (CorpusRow("a", "x", "y"), CorpusRow(f"{digest}:2", "", "y"))
-    assert (null.line, null.reason) == (3, "field 'input' is not a string")
+    assert (null.line, null.reason) == (3, "field 'input' is null, not a text")
     assert (empty.line, empty.reason, len(empty.text)) == (4, "empty output", 200)
     assert json.loads(null.text) == {"id": "c", "input": None, "output": "y"}
     text = pa.StringArray.from_buffers(

@@ -33,9 +33,9 @@ LENGTHS = st.lists(st.integers(0, 400), min_size=1, max_size=60)
 # A corpus's figures from their definitions: all n-grams in one list, and no shortcut.
 
 
-def word_ngrams(texts, n):
-    words = " ".join(texts).split()
-    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+def word_ngrams(texts, n, across_rows=False):
+    rows = [" ".join(texts).split()] if across_rows else [text.split() for text in texts]
+    return [tuple(words[i : i + n]) for words in rows for i in range(len(words) - n + 1)]
 
 
 def figures(ngrams, vocabulary=None):
@@ -124,7 +124,7 @@ def test_rows_count_as_one_running_text(texts, n):
     for text in texts:
         total.add_row(text.split(), n, before)
         before = last_words(f"{before} {text}", n - 1)
-    ngrams = Counter(" ".join(each) for each in word_ngrams(texts, n))
+    ngrams = Counter(" ".join(each) for each in word_ngrams(texts, n, across_rows=True))
     assert total.counts().ngrams == ngrams
     found = total.histogram()
     assert found.frequencies == Counter(ngrams.values())
@@ -145,7 +145,7 @@ def test_an_ngram_has_its_partition_for_good_and_they_are_of_nearly_equal_size()
     rows = pa.table({"input": [" ".join(map(str, range(10_000)))], "output": [""]})
     table = count_rows(Units(1), 8, rows)
     sizes = [ngrams_in(table, partition).num_rows for partition in range(8)]
-    assert sum(sizes) == 10_000
+    assert sum(sizes) == 10_002  # with the whole input and the whole output
     assert max(sizes) < 1.1 * min(sizes)
 
 
@@ -179,21 +179,44 @@ def assert_unit(found, ngrams, lengths, vocabulary=None):
 
 
 def test_the_shipped_rows_have_the_papers_figures():
-    found = file_statistics([DATA / "pos_ewt.train.jsonl.gz"])
+    across = Units(across_rows=True)
+    found = file_statistics([DATA / "pos_ewt.train.jsonl.gz"], across)
     assert bits_and_ngrams(found.input) == (15.53, 65_288)
     assert bits_and_ngrams(found.output) == (6.57, 63)
     assert (found.input.rows, found.input.words.count, found.rejected) == (12_544, 204_577, 0)
     # The paper spells these outputs in another way (9.74 bits, 774), so only ours are pinned.
-    found = file_statistics([DATA / "massive_en.train.jsonl.gz"])
+    found = file_statistics([DATA / "massive_en.train.jsonl.gz"], across)
     assert bits_and_ngrams(found.input) == (13.40, 15_943)
     assert bits_and_ngrams(found.output) == (9.02, 840)
+
+
+def test_ngrams_are_those_within_rows_and_whole_outputs_are_counted(tmp_path, tasc):
+    labels = ["yes"] * 6 + ["no"] * 3 + ["maybe"]
+    path = write(
+        tmp_path / "labels", [(f"is it {n} here", label) for n, label in enumerate(labels)]
+    )
+    found = file_statistics([path])
+    assert found.output.words.ngrams.ngrams == 0
+    assert found.output.texts.unique_ngrams == 3
+    assert (found.output.different_share, found.output.most_frequent_share) == (0.3, 0.6)
+    assert found.output.texts.shannon_bits == pytest.approx(figures(labels)["shannon_bits"])
+    assert (found.input.different_share, found.input.most_frequent_share) == (1.0, 0.1)
+    assert found.input.words.ngrams.ngrams == 30
+    assert file_statistics([path], Units(across_rows=True)).output.words.ngrams.ngrams == 9
+    out = tasc.run("stats", "--train", path)
+    assert "Different outputs: 3 in 10 rows (30.0%)" in out
+    assert "Entropy of word 2-grams" not in out
+    assert "No output has word 2-grams" in out
+    across = json.loads(tasc.run("stats", "--train", path, "--across-rows", "--json"))
+    assert across["output"]["bigrams"] == 9
 
 
 def test_several_files_are_one_running_text_of_which_every_row_is_told(tmp_path):
     pairs = [(text, text) for text in ("a b", "c", "d e")]
     parts = [write(tmp_path / str(i), part) for i, part in enumerate((pairs[:2], pairs[2:]))]
-    found = file_statistics(parts)
-    assert found == file_statistics([write(tmp_path / "whole", pairs)])
+    across = Units(across_rows=True)
+    found = file_statistics(parts, across)
+    assert found == file_statistics([write(tmp_path / "whole", pairs)], across)
     assert found.output.words.ngrams.ngrams == 4
     path, told = tmp_path / "rows.jsonl", []
     path.write_text('{"input": "a b", "output": "c"}\nno json\n{"input": "d", "output": "e"}\n')
@@ -202,15 +225,19 @@ def test_several_files_are_one_running_text_of_which_every_row_is_told(tmp_path)
     assert (found.input.rows, found.input.words.count, found.rejected) == (4, 6, 2)
 
 
+@pytest.mark.parametrize("across_rows", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_words_and_tokens_of_random_rows_have_the_figures_of_the_definitions(tmp_path, n):
+def test_random_rows_have_the_figures_of_the_definitions(tmp_path, n, across_rows):
     rows = random_rows(n)
-    found = file_statistics([write(tmp_path / "rows.jsonl", rows)], Units.of(n, MODEL))
+    units = Units.of(n, MODEL, across_rows=across_rows)
+    found = file_statistics([write(tmp_path / "rows.jsonl", rows)], units)
     tokenizer = TaskTokenizer.from_folder(MODEL)
     size = len(tokenizer.backend.get_vocab(with_added_tokens=True))
     for side, texts in zip((found.input, found.output), zip(*rows, strict=True), strict=True):
         lengths = [len(text.split()) for text in texts]
-        assert_unit(side.words, word_ngrams(texts, n), lengths)
+        assert_unit(side.words, word_ngrams(texts, n, across_rows), lengths)
+        expected = figures(texts)
+        assert {name: getattr(side.texts, name) for name in expected} == pytest.approx(expected)
         ids = tokenizer.encode_outputs(texts)
         assert_unit(side.tokens, [*chain(*ids)], [len(each) for each in ids], size)
 
@@ -222,12 +249,14 @@ def test_without_a_tokenizer_there_are_no_tokens_and_json_keeps_its_names(tmp_pa
     assert {name: of[name] for name in list(of)[:6]} == {
         "rows": 2,
         "words": 4,
-        "bigrams": 3,
-        "unique_bigrams": 2,
+        "bigrams": 2,
+        "unique_bigrams": 1,
         "bigram_entropy_bits": of["word_ngrams"]["shannon_bits"],
-        "bigrams_for_80_percent": 2,
+        "bigrams_for_80_percent": 1,
     }
-    assert (list(of)[6:], found.as_json["rejected"]) == (["word_ngrams", "word_lengths"], 0)
+    assert (list(of)[6:8], found.as_json["rejected"]) == (["word_ngrams", "word_lengths"], 0)
+    shares = ("different_texts", "different_share", "most_frequent_share")
+    assert [of[name] for name in shares] == [1, 0.5, 1.0]
 
 
 def test_tokenizers_and_files_that_are_not_there_or_have_no_row_are_errors(tmp_path):
@@ -253,7 +282,7 @@ def train(tmp_path):
 
 def test_people_get_tables_of_words_and_machines_one_line(train, tasc):
     out = tasc.run("stats", "--train", train)
-    for said in ("word 2-grams, inputs", "words, outputs", "Renyi-2 bits", "typical set"):
+    for said in ("word 2-grams, inputs", "whole texts, outputs", "Renyi-2 bits", "typical set"):
         assert said in out
     assert "not counted: 1" in out
     assert "tokens" not in out
@@ -261,11 +290,12 @@ def test_people_get_tables_of_words_and_machines_one_line(train, tasc):
     (line,) = out.splitlines()
     found = json.loads(line)
     assert (found["rejected"], found["input"]["rows"], found["input"]["words"]) == (1, 40, 80)
-    assert found["input"]["word_ngrams"]["ngrams"] == 78
+    assert found["input"]["word_ngrams"]["ngrams"] == 40
     of = found["output"]
     assert of["token_ngrams"]["ngrams"] == of["tokens"] > 60
     assert list(of) == [
         *("rows", "words", "word_ngrams", "word_lengths"),
+        *("different_texts", "different_share", "most_frequent_share", "texts"),
         *("tokens", "token_ngrams", "token_lengths"),
     ]
     assert (of["word_ngrams"]["n"], of["token_ngrams"]["n"]) == (3, 1)
@@ -273,7 +303,7 @@ def test_people_get_tables_of_words_and_machines_one_line(train, tasc):
     assert set(of["token_lengths"]["histogram"][0]) == {"first", "last", "rows"}
 
 
-@pytest.mark.parametrize(("tokenizer", "plots"), [([], 3), (["--tokenizer", MODEL], 5)])
+@pytest.mark.parametrize(("tokenizer", "plots"), [([], 5), (["--tokenizer", MODEL], 7)])
 def test_the_page_needs_no_network(train, tmp_path, tasc, tokenizer, plots):
     page = tmp_path / "report.html"
     tasc.run("stats", "--train", train, *tokenizer, "--report", page)
@@ -292,7 +322,7 @@ def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, tasc):
     path, page = tmp_path / "one.jsonl", tmp_path / "report.html"
     path.write_text('{"input": "", "output": "yes"}\n')
     assert "word 2-grams, outputs" in tasc.run("stats", "--train", path, "--report", page)
-    assert page.read_text(encoding="utf-8").count("<svg") == 1  # lengths
+    assert page.read_text(encoding="utf-8").count("<svg") == 3  # whole texts, lengths
 
 
 @pytest.mark.parametrize(

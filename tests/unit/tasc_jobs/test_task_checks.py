@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lora_folders import make_adapter
@@ -24,6 +24,8 @@ from tasc_jobs.tasks.register import check_record
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import NeuralDrafting, TaskRecord
 from tiny import END, SENTENCES
+
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +41,20 @@ def record(folder: Path, model: BaseModel) -> TaskRecord:
 def copied(folder: Path, to: Path, **settings: Any) -> Path:
     """The folder with other settings; those that are None are gone."""
     shutil.copytree(folder, to)
-    path = to / "config.json"
+    set_config(to, **settings)
+    return to
+
+
+def set_config(folder: Path, **settings: Any) -> None:
+    path = folder / "config.json"
     changed = {**json.loads(path.read_text()), **settings}
     path.write_text(json.dumps({k: v for k, v in changed.items() if v is not None}))
-    return to
+
+
+def adapter_alone(folder: Path, **settings: Any) -> None:
+    adapter(folder, **settings)
+    for name in ("config.json", WEIGHTS):
+        (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +110,8 @@ def test_a_faulty_adapter_is_named(record: TaskRecord, model: BaseModel, tmp_pat
 
 def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(record, model):
     class Mute:
-        control = model.tokenizer.control
+        guards = model.tokenizer.guards
+        spellings, control = model.tokenizer.spellings, model.tokenizer.control
 
         def encode_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
             return []
@@ -149,6 +162,13 @@ def test_settings_of_a_model_are_read_wherever_they_stand(folder: Path, tmp_path
         (lambda f: (f / "config.json").write_text('{"vocab_size": "a"}'), "vocab_size"),
         (lambda f: (f / "config.json").unlink(), "config.json"),
         (shutil.rmtree, "folder"),
+        (lambda f: (f / WEIGHTS).rename(f / "a.gguf"), "gguf_file='a.gguf'"),
+        (lambda f: (f / WEIGHTS).rename(f / "model.onnx"), "ONNX"),
+        (lambda f: (f / WEIGHTS).rename(f / "openvino_model.xml"), "OpenVINO"),
+        (lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"), "pytorch_model.bin"),
+        (lambda f: (f / "quantize_config.json").write_text("{}"), "gptqmodel"),
+        (lambda f: set_config(f, quantization={"bits": 4, "group_size": 64}), "MLX"),
+        (lambda f: adapter_alone(f, base_model_name_or_path="org/its-base"), "org/its-base"),
     ],
 )
 def test_what_is_no_model_is_refused(folder: Path, tmp_path: Path, spoil: Any, named: str) -> None:
@@ -168,14 +188,21 @@ def lora(*shapes: tuple[int, int], module: str = MODULE) -> dict[str, torch.Tens
     return {name: torch.zeros(shape) for name, shape in zip(names, shapes, strict=False)}
 
 
-def adapter(folder: Path, shapes: dict[str, tuple[int, int]] | None = None, **config: Any) -> Path:
-    """An adapter of rank 4; shapes are ``(in, out)`` of each module."""
+def adapter(
+    folder: Path,
+    shapes: dict[str, tuple[int, int]] | None = None,
+    others: dict[str, tuple[int, ...]] | None = None,
+    **config: Any,
+) -> Path:
+    """An adapter of rank 4; shapes are ``(in, out)`` of each module, others of whole weights."""
     folder.mkdir(exist_ok=True)
     given = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "org/other", **config}
     (folder / "adapter_config.json").write_text(json.dumps(given))
     tensors = {}
     for module, (in_, out) in (shapes or {MODULE: (32, 32), DOWN: (64, 32)}).items():
         tensors |= lora((4, in_), (out, 4), module=module)
+    for name, shape in (others or {}).items():
+        tensors[f"base_model.model.{name}"] = torch.zeros(shape)
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
@@ -234,6 +261,71 @@ def test_unsafe_weights_are_named(folder: Path, tmp_path: Path, spoil: Any, name
     spoil(spoilt / "adapter_model.safetensors")
     with refused(ValueError, named):
         check_adapter(spoilt, folder)
+
+
+EMBEDDINGS, HEAD = "model.embed_tokens", "lm_head"
+DELTA = f"{EMBEDDINGS}.token_adapter.trainable_tokens_delta"
+
+
+@pytest.mark.parametrize(
+    ("others", "config", "named"),
+    [
+        ({f"{EMBEDDINGS}.weight": (322, 32)}, {}, (EMBEDDINGS, "[322, 32]", "[320, 32]")),
+        ({f"{EMBEDDINGS}.base_layer.weight": (322, 32)}, {}, (EMBEDDINGS, "[322, 32]")),
+        ({"model.norm.weight": (48,)}, {}, ("model.norm", "[48]")),
+        ({f"{HEAD}.modules_to_save.weight": (322, 32)}, {}, (HEAD, "[322, 32]", "[320, 32]")),
+        ({DELTA: (1, 32)}, {"trainable_token_indices": [321]}, ("321", "320 embeddings")),
+        ({DELTA: (1, 32)}, {"trainable_token_indices": {"embed_tokens": [321]}}, ("321", "320")),
+        ({f"{DOWN}.lora_B.bias": (32,)}, {}, (DOWN, "lora_bias")),
+    ],
+)
+def test_what_an_adapter_has_beside_lora_is_compared(folder, tmp_path, others, config, named):
+    made = adapter(tmp_path, others=others, **config)
+    for base in (folder, tied(folder, tmp_path / "tied")):
+        grown = any("32" in word for word in named[1:])
+        with refused(ValueError, *named, "merge_and_unload" if grown else ""):
+            check_adapter(made, base)
+
+
+def tied(folder: Path, to: Path) -> Path:
+    """The model with a head that has no weights of its own."""
+    weights = load_file(copied(folder, to, tie_word_embeddings=True) / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, to / "model.safetensors")
+    return to
+
+
+@pytest.mark.parametrize(
+    ("others", "config"),
+    [
+        ({f"{EMBEDDINGS}.weight": (320, 32)}, {"modules_to_save": ["embed_tokens"]}),
+        ({DELTA: (1, 32)}, {"trainable_token_indices": [5]}),
+        ({"model.norm.weight": (32,)}, {"modules_to_save": ["norm"]}),
+    ],
+)
+def test_parts_beside_lora_are_for_an_adapter_that_is_alone(
+    record, model, tmp_path, others, config
+):
+    made = str(adapter(tmp_path, others=others, **config))
+    check_record(replace(record, adapter=made), model)
+    for adapters in ((("a", made),), (("a", made), ("b", made))):
+        with refused(UsageError, f"--adapters a={made}", next(iter(config)), "alone"):
+            check_record(replace(record, adapters=adapters), model)
+
+
+def test_quantised_layers_have_no_whole_copies(record, model, tmp_path: Path) -> None:
+    made = str(adapter(tmp_path, others={f"{DOWN}.weight": (32, 64)}))
+    check_record(replace(record, adapter=made), model)
+    with refused(UsageError, f"--adapter {made}", DOWN, "quantization"):
+        check_record(replace(record, adapter=made, quantization="int8"), model)
+
+
+def test_trained_tokens_that_the_tokenizer_lacks_are_named(folder: Path, tmp_path: Path) -> None:
+    """The model has rows to spare."""
+    base = copied(folder, tmp_path / "base", vocab_size=352)
+    made = adapter(tmp_path / "adapter", others={DELTA: (1, 32)}, trainable_token_indices=[330])
+    with refused(ValueError, "330", "320 tokens"):
+        check_adapter(made, base)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

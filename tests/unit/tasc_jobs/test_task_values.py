@@ -13,6 +13,7 @@ from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.task_inputs import GenerationSettings, InputOptions, TaskInputs, read_files
 from tasc_jobs.tasks import shown
+from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import CHAT, NEURAL, defaults, flat, given_values, option, record_of
 from tasc_protocol import SamplingDefaults
@@ -144,6 +145,10 @@ def test_labels_in_their_order_and_a_schema_are_read_from_files(tmp_path: Path) 
         ("l.txt", b"", "holds no label"),
         ("l.txt", b"\n\n", "holds no label"),
         ("l.txt", b"caf\xe9", "is no UTF-8"),
+        ("l.txt", "one\ntwo\n".encode("utf-16"), "is UTF-16 text"),
+        ("l.txt", "one\ntwo\n".encode("utf-16-le"), "is UTF-16-LE text"),
+        ("l.json", '["one"]'.encode("utf-16"), "is UTF-16 text"),
+        ("l.txt", b'[\n "one",\n "two"\n]\n', "is a JSON list"),
         ("l.json", b"{}", "is no list of texts: "),
         ("l.json", b"[", "is no list of texts: "),
         ("l.json", b"[1,2]", "is no list of texts: 0 is 1: "),
@@ -263,6 +268,7 @@ def test_jobs_render_by_the_chat_template_that_options_or_the_record_name(tmp_pa
     assert TaskInputs(InputOptions(), CHATS, ()).template == CHATS.chat
     changed = TaskInputs(InputOptions(system_prompt="do"), CHATS, ()).template
     assert changed.render("hi") == "doabhi"
+    assert TaskInputs(InputOptions(system_prompt=""), CHATS, ()).template.render("hi") == "abhi"
     assert TaskInputs(InputOptions(template="{input}"), CHATS, ()).template.render("hi") == "hi"
 
 
@@ -276,3 +282,35 @@ def test_without_a_store_rows_are_those_of_files(tmp_path: Path) -> None:
         read_files([path], Fields())
     with refused(EmptyCorpusError, "task t"):
         _ = TaskInputs.read(None, InputOptions("t")).some_rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "others"),
+    [
+        ({"eos_token_id": 2, "temperature": 0.7, "top_p": 0.9}, "", set()),
+        ({"do_sample": False, "top_k": 20, "repetition_penalty": 1.0, "num_beams": 1}, "", set()),
+        ({"repetition_penalty": 1.1}, "--repetition-penalty 1.1", set()),
+        (
+            {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.1},
+            "--temperature 0.7 --top-k 20 --top-p 0.8 --min-p 0.1",
+            set(),
+        ),
+        ({"do_sample": True}, "--temperature 1.0 --top-k 50", set()),
+        ({"do_sample": True, "top_k": 0}, "--temperature 1.0", set()),
+        ({"stop_strings": ["a", "b"]}, "--stop a --stop b", set()),
+        ({"stop_strings": "ab"}, "--stop ab", set()),
+        ({"no_repeat_ngram_size": 3, "num_beams": 4}, "", {"no_repeat_ngram_size", "num_beams"}),
+        ({"suppress_tokens": [5], "typical_p": 0.2}, "", {"suppress_tokens"}),
+    ],
+)
+def test_generation_settings_that_a_task_does_not_take_over(
+    tmp_path: Path, settings: dict[str, Any], options: str, others: set[str]
+) -> None:
+    """`generate` of transformers reads config.json where there is no generation_config.json."""
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_text(json.dumps(settings))
+        found = GenerationDefaults.of(tmp_path)
+        assert (found.file, " ".join(found.options), {*found.others}) == (name, options, others)
+        assert bool(found.in_words("a way out")) == bool(options or others)
+        (tmp_path / "config.json").write_text('{"repetition_penalty": 9}')
+    assert not found.without(found.values).options

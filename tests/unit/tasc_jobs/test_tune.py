@@ -362,6 +362,16 @@ def test_prompts_are_read_with_drafts_and_without() -> None:
     assert option.speed_up == pytest.approx((100 * 1.0 + 100) / (25 * 1.0 + 100))
 
 
+def test_forced_tokens_cost_the_same_with_drafts_and_without() -> None:
+    """A branch, six forced tokens and a branch: the draft is the first one and the forced ones."""
+    found = Replay(1, 1, 8, 7, 1, [1], [1], [0.0], [0.0], 2, carried=6, forced=6)
+    assert by_node(0.05)(found) == pytest.approx((2 + 0.3) / (1 + 0.35))
+    # A plain step takes 1 s, and each further token 0.05 s.
+    option = priced(StepCurve(1, 64, (1, 21), (1.0, 2.0)), 7, found, 0.0)
+    assert option.speed_up == pytest.approx((2 + 0.3) / (1 + 0.35))
+    assert option.nodes_per_step == 7
+
+
 @pytest.mark.parametrize("kind", ["choice", "regex"])
 def test_replays_count_what_a_guide_leaves_to_decide(kind: str) -> None:
     texts = ("alarm set now", "alarm set later", "play music")

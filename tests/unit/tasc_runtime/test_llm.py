@@ -1,6 +1,7 @@
 """`LLM`: the engine from Python, its corpora, its folder, and how a call ends."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -160,7 +161,9 @@ def test_of_a_folder_only_old_indexes_are_removed(llm, folder, pairs: Any, tmp_p
 def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     pairs = (
         [("a", "b"), ("c", " ")],
-        [("a", "b"), ("c", 1)],
+        [("a", "b"), ("c", None)],
+        [("a", "b"), ("c", math.nan)],
+        [b"ab"],
         [("a", "b", "c")],
         [{"input": "a"}],
         [],
@@ -439,10 +442,12 @@ def test_a_stop_string_that_is_a_special_or_an_added_token_ends_an_answer(folder
         assert (found.tokens, found.text, found.finish_reason) == ((token,), "", "stop")
         late = answer(token, [text], min_tokens=9)
         assert len(late.tokens) == 9
-    field = "stop" if where == "call" else "model"
     for stop in (f"{END}\n", f"\n{spare[0]}"):
-        with refused(FieldError, "special", "stop_token_ids", field=field):
-            answer(0, ["x", stop])
+        with refused(FieldError, "special", "stop_token_ids", field="stop"):
+            if where == "call":
+                answer(0, ["x", stop])
+            else:  # at once, not with the first call
+                LLM(other, template=TEMPLATE, stop=["x", stop], **SIZES)
 
 
 @pytest.mark.parametrize(("named", "ends"), [(True, [5, 0]), (True, 5), (False, [5, 0])])

@@ -177,10 +177,26 @@ def test_a_fine_tuned_model_is_asked_as_in_its_training(chats: Chats, tmp_path: 
     other = LLM(model, chat_template="auto", system_prompt="Be brief.", **SIZES)
     assert other.record.chat == replace(trained, system="Be brief.")
     assert LLM(model, template="a {input}", **SIZES).record.chat is None
+    bare = LLM(model, system_prompt="", few_shot=[], **SIZES)
+    assert bare.record.chat == chat_template(model)
+    assert LLM(model, few_shot=[], **SIZES).record.chat == replace(trained, shots=())
     keep_prompt(model, PromptTemplate("say {input}"))
     assert LLM(model, **SIZES).record.template == "say {input}"
     found = LLM(model, chat_template="auto", **SIZES).record
     assert (found.template, found.chat) == ("{input}", chat_template(model))
+
+
+def test_a_prompt_in_a_repository_of_the_hub_is_passed_over(chats, tmp_path, monkeypatch) -> None:
+    """As `tasc task create` does: nobody here has trained that model."""
+    repository, commit = tmp_path / "models--team--tiny", "a" * 40
+    snapshot = Path(shutil.copytree(chats.folder, repository / "snapshots" / commit))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    keep_prompt(snapshot, PromptTemplate("say {input}"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert LLM("team/tiny", **SIZES).record.template == "{input}"
+    assert LLM(snapshot, **SIZES).record.template == "say {input}"
 
 
 def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:

@@ -45,7 +45,7 @@ class StorageService(Service):
         files = {"file": ("in.jsonl", text if isinstance(text, bytes) else text.encode())}
         return self.ask("POST", "/v1/files", data={**FORM, **form}, files=files)
 
-    def uploaded(self, text: str | None = None) -> StoredFile:
+    def uploaded(self, text: str | bytes | None = None) -> StoredFile:
         response = self.upload(text or line())
         assert response.status_code == 200, response.text
         return self.storage.files.get(response.json()["id"])

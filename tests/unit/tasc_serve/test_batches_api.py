@@ -1,6 +1,8 @@
 """Batches over HTTP: what is asked for becomes a record, and nobody sees another's."""
 
 import asyncio
+import gzip
+import json
 from collections.abc import Callable
 
 import pytest
@@ -81,6 +83,31 @@ def test_a_file_whose_first_line_names_no_model_is_refused(make_service: Make, t
     service = make_service()
     error = error_of(service.create(service.uploaded(text)), 400)
     assert error["param"] == "input_file_id"
+
+
+@pytest.mark.parametrize("before", ["\ufeff", "\ufeff\n"])
+def test_a_byte_order_mark_is_skipped(make_service: Make, before: str) -> None:
+    service = make_service()
+    assert service.create(service.uploaded(before + line())).json()["model"] == "greet"
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (line().encode("utf-16"), "UTF-16"),
+        (line().encode("utf-16-le"), "UTF-16"),
+        (json.dumps([json.loads(line())], indent=1).encode(), "JSON array"),
+        (json.dumps(json.loads(line()), indent=1).encode(), "several lines"),
+        (gzip.compress(line().encode()), "gzip"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_by_its_kind(
+    make_service: Make, content: bytes, kind: str
+) -> None:
+    service = make_service()
+    error = error_of(service.create(service.uploaded(content)), 400)
+    assert error["param"] == "input_file_id"
+    assert kind in error["message"]
 
 
 def test_a_model_that_is_no_task_is_said_at_once(make_service: Make) -> None:

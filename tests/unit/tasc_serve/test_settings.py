@@ -74,6 +74,23 @@ def test_no_more_answers_are_taken_than_a_replica_has_places_for(written):
     assert (usual.max_choices, usual.max_prompts) == (16, 256)
 
 
+FILE, OTHER = "redis://:of-file@a:1/0", "redis://:of-environment@b:2/0"
+
+
+@pytest.mark.parametrize(
+    ("of_file", "named", "used"),
+    [(FILE, None, FILE), (FILE, OTHER, OTHER), (None, OTHER, OTHER), (OTHER, OTHER, OTHER)],
+)
+def test_a_store_that_is_named_comes_before_that_of_the_file_with_a_warning(
+    caplog, of_file, named, used
+):
+    settings = ServeSettings.model_validate({"tasks": [{"name": "a"}], "redis_url": of_file})
+    assert settings.store_url(named) == used
+    assert ("a:1" in caplog.text and "b:2" in caplog.text) == (of_file == FILE and named == OTHER)
+    assert "of-file" not in caplog.text
+    assert "of-environment" not in caplog.text
+
+
 def test_a_node_holds_as_many_replicas_and_gateways_as_the_settings_say() -> None:
     """Serve has no public way to ask an application for them before it is deployed."""
     tasks = [{"name": "few", "max_replicas_per_node": 2}, {"name": "any"}]

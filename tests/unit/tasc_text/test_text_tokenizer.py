@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from support import refused
 from tasc_text import TaskTokenizer, TextError, TokenizerError, resolve_folder
+from tasc_text.formats import other_format
 from tiny import END, SENTENCES, make_tokenizer
 
 CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
@@ -108,6 +109,21 @@ def test_the_end_of_a_turn_in_the_chat_template_comes_first(folder, behind, ends
     assert [*map(tokenizer.backend.id_to_token, tokenizer.eos_ids)] == ends
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages if m.role == 'user' %}<|role|>{{ m.content }}<|turn|>{% endfor %}",
+        TURNS.replace("m.content", "m.content|upper") + "<|turn|>{% endfor %}",
+        TURNS.replace("m.content", "m.content|replace('-', ' ')") + "<|turn|>{% endfor %}",
+    ],
+)
+def test_a_chat_template_that_does_not_write_the_answer_as_it_is_names_no_end(folder, source):
+    folder = resave(folder, lambda t: t.add_special_tokens(["<|role|>", "<|turn|>"])).path.parent
+    write(folder, "tokenizer_config.json", eos_token=END, chat_template=source)
+    tokenizer = TaskTokenizer.from_folder(folder)
+    assert [*map(tokenizer.backend.id_to_token, tokenizer.eos_ids)] == [END]
+
+
 @pytest.mark.parametrize("token", [END, {"content": END, "special": True}])
 def test_the_tokenizers_own_end_is_a_string_or_a_dict(folder: Path, token: object) -> None:
     tokenizer = resave(folder, lambda t: t.add_special_tokens(["<|other|>"]))
@@ -179,8 +195,7 @@ def test_no_end_stands_behind_a_prompt_and_no_second_beginning_before_it(folder,
     expected = [[*mark * bool(front), *ids] for ids in plain]
     assert tokenizer.backend.encode(SENTENCES[0]).ids == [*expected[0], 0]
     assert [tokenizer.encode_prompt(text) for text in SENTENCES] == expected
-    assert tokenizer.encode_prompts(SENTENCES) == expected
-    assert tokenizer.encode_prompts(SENTENCES, False) == plain
+    assert [tokenizer.encode_prompt(text, False) for text in SENTENCES] == plain
     rendered = [f"<|begin|>{text}" for text in SENTENCES]
     assert [tokenizer.encode_prompt(text) for text in rendered] == [[*mark, *ids] for ids in plain]
     # An end that the prompt itself has stays.
@@ -281,3 +296,41 @@ def test_a_name_that_is_not_to_be_had_is_refused_with_the_way_out(tmp_path, envi
 def test_what_is_no_folder_and_cannot_be_a_hub_name_is_refused(name: str) -> None:
     with refused(TextError, name):
         resolve_folder(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        (
+            "tiny.Q4.gguf",
+            ("gguf_file='tiny.Q4.gguf'", "save_pretrained('tiny.Q4')", "AutoTokenizer"),
+        ),
+        ("model.safetensors", ("name its folder",)),
+        ("pytorch_model.bin", ("may run code", "save_pretrained")),
+        ("model.pt", ("may run code", "save_pretrained")),
+        ("model.onnx", ("ONNX", "made from")),
+        ("openvino_model.xml", ("OpenVINO", "made from")),
+        ("model.tar.gz", ("unpack",)),
+        ("config.json", ("folder",)),
+    ],
+)
+def test_a_file_in_place_of_a_folder_is_told_for_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, named: tuple[str, ...]
+) -> None:
+    (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path / name), name):  # the second could be a name on the hub
+        for refusal in (resolve_folder, lambda path: TaskTokenizer.from_folder(Path(path))):
+            with refused(TextError, name, *named) as caught:
+                refusal(path)
+            assert "\n" not in str(caught.value)
+
+
+def test_weights_of_other_formats_count_where_there_are_none_to_read(
+    tmp_path: Path,
+) -> None:
+    for name in ("pytorch_model.bin", "tf_model.h5", "model.onnx", "a.gguf"):
+        (tmp_path / name).touch()
+        assert other_format(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert other_format(tmp_path) is None

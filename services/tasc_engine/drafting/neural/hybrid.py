@@ -83,7 +83,8 @@ class HybridProposer:
     Args:
         ngram: Costs next to nothing, and is always asked; in a step that may ask the model, twice.
         neural: Is asked for rows where the likeliest token of the n-grams has less probability
-            than ``sure``, in steps that ``arms`` says.
+            than ``sure``, in steps that ``arms`` says. It is not asked for rows whose labels leave
+            no draft token that can save a forward.
         arms: None: those in which it brings more tokens a second than not to ask it.
 
     Raises:
@@ -100,7 +101,8 @@ class HybridProposer:
         if not 0.0 <= sure <= 1.0:
             raise ValueError(f"sure is {sure}; it must lie between 0 and 1")
         self._ngram, self._neural, self._sure = ngram, neural, sure
-        self._arms, self._in_use = arms or TwoArmedBandit(), set[int]()
+        self._arms = arms or TwoArmedBandit()
+        self._in_use, self._labelled = set[int](), set[int]()
 
     @property
     def hidden_state_request(self) -> HiddenStateRequest:
@@ -118,6 +120,8 @@ class HybridProposer:
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         self._in_use.add(row)
+        if labels is not None:
+            self._labelled.add(row)
         self._ngram.start(row, prompt, labels)
         self._neural.start(row, prompt)
 
@@ -128,6 +132,7 @@ class HybridProposer:
 
     def finish(self, row: int) -> None:
         self._in_use.discard(row)
+        self._labelled.discard(row)
         if not self._in_use:
             self._arms.idle()
         self._ngram.finish(row)
@@ -138,13 +143,17 @@ class HybridProposer:
     ) -> Drafts:
         if not self._arms.begin():
             return self._ngram.propose(rows, budget, least)
-        asked = np.where(self._best(rows, budget) < self._sure, budget, 0).astype(np.int32)
+        unsure = self._best(rows, budget) < self._sure
+        asked = np.where(unsure, budget, 0).astype(np.int32)
         external = self._neural.propose(rows, asked) if asked.any() else None
         return self._ngram.propose(rows, budget, least, external)
 
     def _best(self, rows: Int32, budget: Int32) -> NDArray[np.float32]:
         """Probability of the n-grams' likeliest first token of each row; 0 where there is none."""
-        first = self._ngram.propose(rows, np.minimum(budget, 1))
+        most = np.minimum(budget, 1)
+        if self._labelled:  # a token of a label comes with those that it forces, or not at all
+            most = np.where(np.isin(rows, list(self._labelled)), budget, most)
+        first = self._ngram.propose(rows, most)
         best = np.zeros(len(rows), np.float32)
         drafted = np.diff(first.offsets) > 0
         best[drafted] = np.exp(first.logp[first.offsets[:-1][drafted]])

@@ -14,6 +14,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.datastructures import Headers
 
+from tasc_runtime.data.file_kinds import MARK, wrong_kind
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.batches.files_api import (
@@ -208,11 +209,11 @@ class Batches:
         head = await self._calls.run(partial(self._storage.files.head, file, most))
         model = await asyncio.to_thread(_first_model, head)
         if model is None:
-            message = (
-                f"the first line of file {file.id} is no request with a body that names a model; "
-                "write one JSON object on each line"
+            words = wrong_kind(head) or (
+                "has no request on its first line with a body that names a model; write one JSON "
+                "object on each line"
             )
-            raise ApiError(400, message, "input_file_id")
+            raise ApiError(400, f"file {file.id} {words}", "input_file_id")
         self._access.allow(key, model)
         if not await self._calls.run(partial(self._storage.has_task, model)):
             message = f"the first line names model {model[:SHOWN]!r}, and there is no such task"
@@ -221,9 +222,9 @@ class Batches:
 
 
 def _first_model(head: bytes) -> str | None:
-    line = head.lstrip().partition(b"\n")[0]
+    line = head.removeprefix(MARK).lstrip().partition(b"\n")[0]
     try:
-        content = json.loads(line)
+        content = json.loads(line.decode())
         model = content["body"]["model"]
     except (ValueError, TypeError, LookupError, RecursionError):
         return None

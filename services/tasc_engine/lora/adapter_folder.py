@@ -1,0 +1,119 @@
+"""Folders of LoRA adapters as peft saves them: weight file and settings, without torch and peft.
+
+Only safetensors are read: a pickled file may run code. It knows no base model.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasc_engine.errors import UnsupportedModel
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+MERGE = (
+    "merge it into a folder of its own (peft's merge_and_unload, then save_pretrained of model and "
+    "tokenizer) and name that as the model"
+)
+# The way out for one of several adapters.
+ALONE = f"use it alone as the adapter of a task, or {MERGE}"
+
+# Settings that say how an adapter was trained, or where: none is of use for what it computes.
+_NO_MATTER = frozenset(
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "lora_ga_config",
+        "megatron_core",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    ]
+)
+_READ = frozenset(
+    [
+        "bias",
+        "fan_in_fan_out",
+        "init_lora_weights",
+        "r",
+        "lora_alpha",
+        "rank_pattern",
+        "alpha_pattern",
+        "use_rslora",
+    ]
+)
+# Others begin by changing the base model's weights.
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+def safe_weights(folder: Path) -> Path:
+    """An adapter's weight file.
+
+    Raises:
+        UnsupportedModel: There is none in safetensors.
+    """
+    path = folder / WEIGHTS
+    if not path.is_file():
+        found = f"only {_PICKLED}, which may run code" if (folder / _PICKLED).is_file() else "none"
+        raise UnsupportedModel(
+            f"adapter in {folder}: it has no {WEIGHTS} ({found}); save it with peft's "
+            "save_pretrained(folder, safe_serialization=True)"
+        )
+    return path
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What an adapter's ``adapter_config.json`` says.
+
+    Raises:
+        ValueError: There is no such file, or it holds no JSON object.
+        OSError: It cannot be read.
+    """
+    path = folder / CONFIG
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        found = " and holds a whole model" if (folder / "config.json").is_file() else ""
+        raise ValueError(f"{folder} has no {CONFIG}{found}; name a folder saved by peft") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({error}); fetch or save it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object; save the adapter again")
+    return content
+
+
+def require_low_rank(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that add more than a low-rank product; an unknown one might.
+
+    Raises:
+        ValueError: One does; the message names it.
+    """
+    if settings.get("peft_type") != "LORA":
+        raise ValueError(f"peft_type is {settings.get('peft_type')!r}; only LORA is served")
+    if (bias := settings.get("bias", "none")) != "none":
+        raise ValueError(f"bias is {bias!r}; train it with bias 'none', or {ALONE}")
+    if (init := settings.get("init_lora_weights", True)) not in _PLAIN_INITS:
+        raise ValueError(
+            f"init_lora_weights is {init!r}, which changes the base model; convert the adapter to "
+            f"plain LoRA, or {ALONE}"
+        )
+    for name, value in settings.items():
+        if value and name not in _NO_MATTER | _READ:
+            raise ValueError(
+                f"{name} is {value!r}, which adapters that rows choose cannot have; {ALONE}"
+            )
+    if settings.get("fan_in_fan_out"):
+        raise ValueError(f"fan_in_fan_out is true: its layers are not linear ones; {ALONE}")

@@ -1,0 +1,52 @@
+"""What a file is that should hold UTF-8 text with a JSON object on each line, by its first bytes.
+
+Editors and spreadsheets write byte order marks and UTF-16, and many tools write one JSON array. A
+mark at the beginning of a line is skipped; every other kind of file has one error for the whole
+file in place of one for each line.
+"""
+
+import codecs
+import json
+from typing import Final
+
+MARK: Final = codecs.BOM_UTF8
+HEAD_BYTES: Final = 4096
+
+_BY_MAGIC: Final = {
+    b"\x1f\x8b": "is compressed with gzip; unpack it, or name a file of rows .jsonl.gz",
+    b"PAR1": "is a Parquet file; name a file of rows .parquet",
+    b"PK\x03\x04": "is a ZIP archive or a spreadsheet; unpack it, or export its rows as JSON lines",
+    b"version https://git-lfs": "is a pointer of Git LFS; fetch the file with `git lfs pull`",
+}
+
+
+def wrong_encoding(head: bytes) -> str | None:
+    """Why a file is no UTF-8, and the way out; None if its first bytes may be UTF-8."""
+    encoding = json.detect_encoding(head[:4]).upper()
+    if encoding.startswith("UTF-8"):
+        return None
+    return f"is {encoding} text; save it as UTF-8, as `iconv -f {encoding} -t UTF-8` does"
+
+
+def wrong_kind(head: bytes) -> str | None:
+    """Why a file does not have a JSON object on each line, and the way out.
+
+    Args:
+        head: The first bytes; `HEAD_BYTES` are enough.
+
+    Returns:
+        Words that follow the name of the file; None if the file may have such lines.
+    """
+    for magic, kind in _BY_MAGIC.items():
+        if head.startswith(magic):
+            return kind
+    if encoding := wrong_encoding(head):
+        return encoding
+    text = head.removeprefix(MARK).lstrip()
+    first, _, rest = text.partition(b"\n")
+    is_line = first.rstrip().endswith(b"]") and rest.lstrip().startswith(b"{")
+    if first.startswith(b"[") and not is_line:
+        return "is a JSON array; write one object on each line, as `jq -c '.[]'` does"
+    if first.strip() == b"{":
+        return "has JSON objects over several lines; write each on one line, as `jq -c .` does"
+    return None
