@@ -39,9 +39,9 @@ class Host:
         self.shell.stdin.flush()
         lines: list[str] = []
         for line in self.shell.stdout:
-            if line == f"{mark}\n":
+            lines.append(line.removesuffix(f"{mark}\n"))  # output may end without a line break
+            if lines[-1] != line:
                 return "".join(lines)
-            lines.append(line)
         raise AssertionError(f"a command of this block failed:\n{commands}\n{''.join(lines)}")
 
 

@@ -1,6 +1,7 @@
 """The n-gram proposer: drafts for rows from a task's index, by a mixture of sources."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,18 @@ from tasc_draft.mixture.row_state import NONE, find_neighbours, forget_neighbour
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32
 
+_KEPT_ANSWERS = 64  # finished without drafts, until they become recent answers together
+
+
+@dataclass
+class _Pending:
+    """A row that has not been drafted for yet."""
+
+    prompt: Int32
+    labels: LabelTrie | None
+    answer: list[Int32] = field(default_factory=list)
+    length: int = 0  # of prompt and answer
+
 
 class NgramProposer:
     """Drafts by the mixture that ``settings.mixture`` names.
@@ -28,6 +41,9 @@ class NgramProposer:
 
     The constructor allocates the memory of all rows and steps (`nbytes`). An index adds a few bytes
     per id and per corpus row. A proposer is not thread-safe and belongs to one engine.
+
+    A row costs next to nothing until it is drafted for: only then its prompt is analysed and its
+    state is derived. An answer that ends before that still becomes a recent answer.
 
     Attributes:
         index: The index in use.
@@ -69,6 +85,8 @@ class NgramProposer:
         self._lengths = self.memory.rows["length"]
         self._least = np.zeros(self._budget, np.float32)
         self._labels = RowLabels()
+        self._pending = dict[int, _Pending]()
+        self._undrafted = list[list[Int32]]()
         self._open(index)
         self._warm_up()
 
@@ -92,18 +110,11 @@ class NgramProposer:
         return self.learnt.squares - 1.0
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
-        it, text = self.memory.rows[row], self.memory.texts[row]
-        if it["length"]:
+        if row in self._pending or self._lengths[row]:
             raise DraftError(f"row {row} is in use; finish it before it is started again")
-        self._require_fit(prompt, len(prompt))
-        text[: len(prompt)] = prompt
-        text[len(prompt)] = self.index.corpus.vocab_size
-        it["begin"] = len(prompt)
-        it["length"] = len(prompt) + 1
-        it["caught"] = it["num_contexts"] = it["begun"] = 0
-        it["root"] = NONE
-        it["label_root"] = it["label"] = self._labels.start(row, labels)
-        self._analyse(row, prompt)
+        self._require_fit(row, len(prompt))
+        self._require_ids(prompt)
+        self._pending[row] = _Pending(prompt, labels, length=len(prompt))
 
     def propose(
         self,
@@ -130,22 +141,34 @@ class NgramProposer:
         limits = budget.copy()
         least = self._least if least is None else least[: self._budget]
         linked = NO_TREE if external is None else _linked(external)
+        if self._undrafted:
+            self._remember_undrafted()
+        if self._pending and len(least):
+            for row, most in zip(rows.tolist(), budget.tolist(), strict=True):
+                if most > 0 and row in self._pending:
+                    self._begin(row, self._pending.pop(row))
         n = tree.grow(self.state, rows, limits, least, linked, self._labels.forest)
         return self.memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
+        if pending := self._pending.get(row):
+            self._require_fit(row, pending.length + len(tokens))
+            pending.answer.append(tokens)
+            pending.length += len(tokens)
+            return
         lengths, texts = self._lengths, self.memory.texts
         begin = lengths[row]
         end = begin + len(tokens)
-        if end > texts.shape[1]:
-            raise DraftError(
-                f"row {row} has {begin - 1} tokens, {len(tokens)} more exceed its capacity of "
-                f"{texts.shape[1] - 1}; make the proposer with a larger one"
-            )
+        self._require_fit(row, int(end) - 1)
         texts[row, begin:end] = tokens
         lengths[row] = end
 
     def finish(self, row: int) -> None:
+        if pending := self._pending.pop(row, None):
+            self._undrafted.append(pending.answer)
+            if len(self._undrafted) >= _KEPT_ANSWERS:
+                self._remember_undrafted()
+            return
         tree.release(self.state, row, self._labels.forest)
         self._labels.finish(row)
 
@@ -155,8 +178,10 @@ class NgramProposer:
         The row must be free. The index must not contain the answer, as the weights would otherwise
         be learnt for text that the index already has.
         """
-        self._require_fit(answer, len(prompt) + len(answer))
+        self._require_fit(0, len(prompt) + len(answer))
+        self._require_ids(answer)
         self.start(0, prompt)
+        self._begin(0, self._pending.pop(0))
         tree.teach(self.state, 0, answer, rate, self._labels.forest)
         self.finish(0)
 
@@ -187,20 +212,45 @@ class NgramProposer:
         state = self.memory.state(index, learnt)
         self.index, self.learnt, self._search, self.state = index, learnt, search, state
 
-    def _require_fit(self, tokens: Int32, length: int) -> None:
-        """Check what compiled code, which checks no bounds, relies on."""
+    def _require_fit(self, row: int, length: int) -> None:
         capacity = self.memory.texts.shape[1] - 1
         if length > capacity:
             raise DraftError(
-                f"{length} tokens exceed a row's capacity of {capacity}; make the proposer with a "
-                "larger one"
+                f"{length} tokens of row {row} exceed its capacity of {capacity}; make the "
+                "proposer with a larger one"
             )
+
+    def _require_ids(self, tokens: Int32) -> None:
+        """Check what compiled code, which checks no bounds, relies on."""
         ids = len(self.memory.is_eos)
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < ids:
+        if len(tokens) and tokens.view(np.uint32).max() >= ids:  # as unsigned: negative ids, too
             raise DraftError(
                 f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has {ids}; "
                 "tokenise with the target's own tokenizer"
             )
+
+    def _begin(self, row: int, pending: _Pending) -> None:
+        """Write a row's text and analyse its prompt, at the first step that may draft for it."""
+        it, text, prompt = self.memory.rows[row], self.memory.texts[row], pending.prompt
+        text[: len(prompt)] = prompt
+        text[len(prompt)] = self.index.corpus.vocab_size
+        it["begin"] = len(prompt)
+        it["length"] = len(prompt) + 1
+        it["caught"] = it["num_contexts"] = it["begun"] = 0
+        it["root"] = NONE
+        it["label_root"] = it["label"] = self._labels.start(row, pending.labels)
+        it["similarity"] = it["words"] = 0
+        for tokens in pending.answer:
+            self.observe(row, tokens)
+        self._analyse(row, prompt)
+
+    def _remember_undrafted(self) -> None:
+        """Make recent answers of those that no draft was made for."""
+        sep = np.array([self.index.corpus.vocab_size], np.int32)
+        texts = [np.concatenate([sep, *answer]) for answer in self._undrafted]
+        offsets = np.cumsum([0, *map(len, texts)])
+        tree.remember_all(self.state, np.concatenate(texts, dtype=np.int32), offsets)
+        self._undrafted.clear()
 
     def _analyse(self, row: int, prompt: Int32) -> None:
         """Find the prompt's neighbours and words."""
@@ -218,6 +268,9 @@ class NgramProposer:
         self.start(0, token)
         self.propose(token, np.ones(1, np.int32))
         self.finish(0)  # without an answer, so nothing is learnt or remembered
+        self.start(0, token)
+        self.finish(0)
+        self._remember_undrafted()
 
 
 def _linked(drafts: Drafts) -> ExternalTree:

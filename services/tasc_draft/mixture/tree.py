@@ -348,24 +348,38 @@ def teach(state: Any, row: int, answer: Any, rate: float, labels: Any) -> None:
 def release(state: Any, row: int, labels: Any) -> None:
     """Release a row and add its answer to the recent answers."""
     take_in(state, row, labels)
-    _remember(state, row)
+    it = state.rows[row]
+    _remember(state, state.texts[row, it.begin : it.length])
     forget(state.own, row, state.rows[row].caught)
     forget_neighbours(state, row)
     state.rows[row].length = 0
 
 
 @borrowing
-def _remember(state: Any, row: int) -> None:
+def remember_all(state: Any, texts: Any, offsets: Any) -> None:
+    """Add answers to the recent ones.
+
+    Args:
+        texts: ``int32[n]``, SEP and each answer.
+        offsets: ``int64[m + 1]`` where each text begins.
+    """
+    for i in range(len(offsets) - 1):
+        _remember(state, texts[offsets[i] : offsets[i + 1]])
+
+
+@borrowing
+def _remember(state: Any, text: Any) -> None:
     """Append ``SEP answer END`` to the recent answers, unless it takes more than half of them."""
-    it, growth, recent = state.rows[row], state.growth[0], state.recent
-    tokens, size = recent.tokens[0], it.length - it.begin + 1
+    growth, recent = state.growth[0], state.recent
+    tokens, size = recent.tokens[0], len(text) + 1
     if size < 3 or size > len(tokens) // 2:
         return
     if growth.recent_end + size > len(tokens):
         growth.recent_end = _drop_older_half(recent, growth.recent_end)
     at = growth.recent_end
-    for i in range(it.begin, it.length):
-        append(recent, 0, at, state.texts[row, i])
+    for token in text:
+        known = 0 <= token < len(state.canonical)
+        append(recent, 0, at, token if known else growth.sep)  # an unknown id matches nothing
         at += 1
     tokens[at] = END
     growth.recent_end = at + 1

@@ -25,8 +25,8 @@ from tasc_engine.step.plan import Plan
 Float32 = NDArray[np.float32]
 
 FADE = 0.9  # factor per step of the running averages
-TRIAL = 8  # drafted steps before drafting may pause; steps of the first pause
-LONGEST_PAUSE = 512  # steps
+TRIAL = 8  # drafted steps before drafting may pause
+SHORTEST_PAUSE, LONGEST_PAUSE = 4, 512  # steps; short at first, while the weights still learn
 PROBE, LONGEST_PROBE = 32, 1024  # steps between two that draft all likely tokens
 LIKELY = 0.5
 _CONTEXT_GRAIN, _TOKENS_GRAIN = 64, 8
@@ -138,7 +138,7 @@ class DraftBudget:
         self._probing = self._unprobed >= self._probe_after and rows > 0 and not reads
         if self.paused or rows == 0:
             return np.zeros(0, np.float32)
-        plain, marginals = self._curve(self._costs.table, rows, tokens, context)
+        plain, marginals = self._price(self._costs.table, rows, tokens, context, reads)
         rate = self._rate or rows / plain
         least = marginals * np.float32(rate)
         return np.minimum(least, np.float32(LIKELY)) if self._probing else least
@@ -161,7 +161,9 @@ class DraftBudget:
             self._unprobed, self._probing = 0, False
             return  # its drafts were chosen regardless of cost, so its rate is not typical
         self._unprobed += 1
-        plain, marginals = self._curve(self._costs.table, spent.rows, spent.tokens, spent.context)
+        plain, marginals = self._price(
+            self._costs.table, spent.rows, spent.tokens, spent.context, spent.reads
+        )
         extra = float(marginals[: spent.charged].sum()) + spent.draft_seconds
         rate = spent.decided / (plain + extra)
         self._rate = FADE * self._rate + (1 - FADE) * rate if self._rate else rate
@@ -171,10 +173,22 @@ class DraftBudget:
         self._gain = FADE * self._gain + (spent.saved - self._rate * extra)
         self._tried += 1
         if self._tried >= TRIAL and self._gain < 0:
-            self._pause = min(max(2 * self._pause, TRIAL), LONGEST_PAUSE)
+            self._pause = min(max(2 * self._pause, SHORTEST_PAUSE), LONGEST_PAUSE)
             self._paused, self._tried, self._gain = self._pause, TRIAL // 2, 0.0
         elif self._tried >= 2 * TRIAL:
             self._pause = 0
+
+    def _price(
+        self, costs: StepCosts, rows: int, tokens: int, context: float, reads: bool
+    ) -> tuple[float, Float32]:
+        """Returns seconds of a plain step, and of each draft token of this one.
+
+        Prompts have to be read whatever is drafted, so a plain step is one without them.
+        """
+        plain, marginals = self._curve(costs, rows, tokens, context)
+        if reads:
+            plain, _ = self._curve(costs, rows, rows, context)
+        return plain, marginals
 
     def _curve(
         self, costs: StepCosts, rows: int, tokens: int, context: float

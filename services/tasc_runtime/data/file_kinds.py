@@ -43,10 +43,10 @@ def wrong_kind(head: bytes) -> str | None:
     if encoding := wrong_encoding(head):
         return encoding
     text = head.removeprefix(MARK).lstrip()
-    first, _, rest = text.partition(b"\n")
-    is_line = first.rstrip().endswith(b"]") and rest.lstrip().startswith(b"{")
-    if first.startswith(b"[") and not is_line:
+    first, _, rest = (part.strip() for part in text.partition(b"\n"))
+    has_rows = rest.startswith(b"{")  # then the first line is a damaged row
+    if first.startswith(b"[") and not (first.endswith(b"]") and has_rows):
         return "is a JSON array; write one object on each line, as `jq -c '.[]'` does"
-    if first.strip() == b"{":
+    if first == b"{" and rest and not has_rows:
         return "has JSON objects over several lines; write each on one line, as `jq -c .` does"
     return None

@@ -181,6 +181,43 @@ def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
         proposer.propose(dc.ids([0, 1, 2, 0]), dc.ids([5] * 4))
 
 
+@pytest.mark.parametrize(("budget", "least"), [(0, None), (4, np.zeros(0, np.float32))])
+def test_a_row_is_begun_at_the_first_step_that_may_draft_for_it(budget, least) -> None:
+    settings = DraftSettings(min_prob=0.0, neighbours=2, learning_rate=0.0)
+    index = dc.full_index(1)
+    proposer = dc.make_proposer(index, settings)
+    for row in (0, 1):
+        proposer.start(row, dc.ids([2, 1, 4]))
+        for token in (5, 3):
+            dc.propose(proposer, row, 4 * row)
+            if row == 0:
+                drafts = proposer.propose(dc.ids([0]), dc.ids([budget]), least)
+                assert len(drafts.tokens) == 0
+            assert (proposer.memory.rows["length"][row] > 0) == (row == 1)
+            proposer.observe(row, dc.ids([token]))
+    check_rows(proposer)
+    at_once = dc.started(index, settings, ([2, 1, 4], [5, 3]))
+    assert dc.propose(proposer, 0) == dc.propose(at_once) != {}
+    assert proposer.memory.rows["words"][0] > 0
+
+
+@pytest.mark.parametrize("answers", [1, 63, 200])
+def test_answers_that_ended_without_drafts_are_drafted_from(answers) -> None:
+    settings = DraftSettings(min_prob=0.0, recent_tokens=64)
+    proposer = dc.make_proposer(dc.make_index([]), settings, rows=2)
+    for _ in range(answers):
+        proposer.start(0, dc.ids([1]))
+        proposer.observe(0, dc.ids([7, 8]))
+        proposer.observe(0, dc.ids([2**31 - 1, 9, dc.EOS]))
+        proposer.finish(0)
+    proposer.start(1, dc.ids([1]))
+    proposer.observe(1, dc.ids([7]))
+    assert (8,) in dc.propose(proposer, 1)
+    check_rows(proposer)
+    kept = proposer.memory.recent.tokens[0][: proposer.memory.growth["recent_end"][0]]
+    assert kept[-7:].tolist() == [dc.SEP, 7, 8, dc.SEP, 9, dc.EOS, -1]
+
+
 def test_an_empty_prompt_drafts_from_the_document_mark() -> None:
     setting = DraftSettings(mixture="tasc")
     proposer = dc.started(dc.make_index([[1, 2]]), setting, ([], []))

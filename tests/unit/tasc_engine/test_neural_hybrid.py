@@ -96,7 +96,7 @@ def test_the_model_is_not_asked_for_labels_that_n_grams_know() -> None:
         hybrid.start(1, np.array([11], np.int32))
         hybrid.propose(rows, budget)
         assert sum(of_labels for of_labels, _ in neural.asked) == at_first
-        assert neural.asked[-1][1] == 8, "a row without labels is asked for"
+        assert neural.asked == ([[8, 8]] if at_first else [])
         hybrid.finish(0)
         hybrid.finish(1)
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_layouts import forest
 
-from support import FakeClock, Silent
+from support import FakeClock, Silent, index_of
 from tasc_draft import Drafts
 from tasc_engine import (
     EngineConfig,
@@ -42,6 +42,7 @@ from tasc_engine.step.draft_budget import (
     convex_steps,
 )
 from tasc_engine.step.live_costs import LOOK, WRONG_LOOKS, LiveCosts
+from tasc_text import TaskTokenizer
 
 EOS = 0
 CONFIG = EngineConfig(rows=4, max_model_len=64, max_draft_tokens=8)
@@ -285,11 +286,15 @@ def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     assert (draft_budget.min_probs(ROWS, ROWS, 64) == before).all()
 
 
-def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(make_engine, monkeypatch) -> None:
+def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(
+    folder, make_engine, monkeypatch
+) -> None:
     """Plain requests between drafted ones must not look like drafts that never pay."""
     monkeypatch.setattr(live_costs, "LOOK", 1 << 40)  # drafts stay as free as the costs say
+    (known,) = make_engine(drafts=0).generate([GenerationRequest("known", (5, 9, 30), 40)])
+    index = index_of(TaskTokenizer.from_folder(folder), [known.tokens] * 4)
     records = []
-    engine = make_engine(on_step=records.append, costs=FREE)
+    engine = make_engine(on_step=records.append, costs=FREE, index=index)
     requests = [GenerationRequest(str(i), (5, 9, 30), 40, draft=i % 8 == 7) for i in range(64)]
     assert len(list(engine.generate(requests))) == 64
     assert not any(record.paused for record in records)

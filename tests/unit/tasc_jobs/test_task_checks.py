@@ -140,14 +140,14 @@ def test_a_guide_says_what_the_record_says(record: TaskRecord) -> None:
 
 def test_settings_of_a_model_are_read_wherever_they_stand(folder: Path, tmp_path: Path) -> None:
     inner = {"max_position_embeddings": 77, "vocab_size": 999}
-    unset = dict.fromkeys(inner)
+    unset, quantized = dict.fromkeys(inner), {"quant_method": "bitsandbytes", "load_in_4bit": True}
     for name, settings, found in (
         ("own", {}, (512, 320)),
         ("inside", {**unset, "text_config": inner}, (77, 999)),
         ("older", {**unset, "n_positions": 5}, (5, 320)),
         ("silent", unset, (None, 320)),
     ):
-        path = copied(folder, tmp_path / name, **settings, quantization_config={"bits": 4})
+        path = copied(folder, tmp_path / name, **settings, quantization_config=quantized)
         model = BaseModel.open(str(path), None)
         assert (model.positions, model.vocab_size, model.quantized) == (*found, True)
 
