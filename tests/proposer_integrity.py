@@ -38,8 +38,6 @@ def check_rows(proposer: NgramProposer) -> None:
     hashes, lasts = (np.zeros_like(array[0]) for array in memory.words)
     for row in np.flatnonzero(memory.rows["length"]):
         it = memory.rows[row]
-        if it["words"] == it["near_length"] == 0:
-            continue  # its prompt has not been analysed
         prompt = memory.texts[row, : it["begin"]]
         n = words(prompt, index.word_starts, hashes, lasts)
         same = n == it["words"] and all(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_engine.engine import Engine
 
 _LEAST = 32  # requests of a turn
+_WARM_UP_TOKENS = 2  # of the first answer, so that it may be drafted for
 _TIMES = 4  # requests of a turn for each row of the engine, so that most steps have full batches
 
 
@@ -76,7 +77,7 @@ def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: in
         refused: Number of rows beside them that cannot be answered.
     """
     for draft in (False, True):  # compile and load what the first request needs
-        _timed(engine, [dataclasses.replace(request, id="0") for request in requests[:1]], draft)
+        _timed(engine, [_beginning(request) for request in requests[:1]], draft)
     count = max(len(requests) // max(_LEAST, _TIMES * engine.config.rows), 1)
     bounds = [len(requests) * i // count for i in range(count + 1)]
     parts = [requests[begin:end] for begin, end in pairwise(bounds)]
@@ -89,6 +90,12 @@ def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: in
             sides[draft] = _sum(sides[draft], side)
         identical += sum(found[True][i] == tokens for i, tokens in found[False].items())
     return Preview(len(requests), refused, identical, sides[False], sides[True])
+
+
+def _beginning(request: GenerationRequest) -> GenerationRequest:
+    """A request for the first tokens only: a whole answer would be drafted from when it counts."""
+    most = min(request.max_tokens, _WARM_UP_TOKENS)
+    return dataclasses.replace(request, id="0", max_tokens=most)
 
 
 def _timed(

@@ -42,7 +42,7 @@ class Replay:
         reached: ``[positions]`` number of steps whose draft reaches depth i + 1.
         accepted: ``[positions]`` number of steps that accept a token at depth i + 1.
         draft_us: ``[steps]`` microseconds of ``propose`` and ``observe``, called from Python.
-        start_us: ``[rows]`` microseconds of ``start``.
+        start_us: ``[rows]`` microseconds of ``start`` and of the analysis of the prompt.
     """
 
     rows: int
@@ -92,7 +92,7 @@ def replay(
     plain_steps = carried = all_forced = 0
     deepest, accepted = list[int](), list[int]()  # of each step
     batch, limit = np.zeros(1, np.int32), np.array([budget], np.int32)
-    least = np.zeros(budget, np.float32)
+    least, impossible = np.zeros(budget, np.float32), np.full(budget, 2.0, np.float32)
     for n, (prompt, answer) in enumerate(rows):
         own = labels if labels and labels.behind(0, answer) >= 0 else None
         needless = own.forced_in(answer) if own else None
@@ -107,6 +107,7 @@ def replay(
             plain_steps += len(answer)
         began = time.perf_counter()
         proposer.start(0, prompt, own)
+        proposer.propose(batch, limit, impossible)  # the first one analyses the prompt
         start_us.append((time.perf_counter() - began) * 1e6)
         at = min(_forced_end(needless, 0), len(answer) - 1)
         proposer.observe(0, answer[:at])

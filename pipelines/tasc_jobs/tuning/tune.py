@@ -16,7 +16,7 @@ from tasc_jobs.tuning.held_out import HeldOut
 BUDGETS = (4, 8, 16, 32)
 NEIGHBOURS = (0, 16, 32, 64)
 MIN_PROBS = (0.0, 0.02, 0.05, 0.1, 0.2)
-ALLOWED = 0.01  # share of the expected speed-up that recent answers may cost
+RECENT_LOSS = 0.01  # greatest share of the expected speed-up that recent answers may cost
 _FIRST_BUDGET = 8
 
 Price: TypeAlias = Callable[[Replay], float]
@@ -122,8 +122,8 @@ def tune(
     """Try neighbours, then budgets and least probabilities, then each source's absence.
 
     A source is left out if the expected speed-up without it is no less. Recent answers are left out
-    only if they lose more than ALLOWED: a model that does not answer like the corpus is drafted for
-    by its own answers, which a replay of the corpus cannot show.
+    only if they lose more than RECENT_LOSS. If a model answers unlike the corpus, its drafts come
+    from its own earlier answers, and a replay of the corpus cannot show that.
 
     Args:
         base: The settings that are not varied; their mixture becomes ``mixed``.
@@ -194,7 +194,7 @@ def _leave_one_out(bench: _Bench, best: Trial, weights: Weights) -> tuple[list[W
         trial, _ = uncounted.learnt(_without(chosen.settings, source))
         if trial.speed_up >= chosen.speed_up:
             chosen = trial
-    if recent.speed_up < (1 - ALLOWED) * best.speed_up:
+    if recent.speed_up < (1 - RECENT_LOSS) * best.speed_up:
         chosen = replace(chosen, settings=_without(chosen.settings, "recent"))
     kept = chosen.settings.sources
     return [Worth(source, *pair, source in kept) for source, pair in found.items()], chosen

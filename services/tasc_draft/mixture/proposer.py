@@ -1,7 +1,7 @@
 """The n-gram proposer: drafts for rows from a task's index, by a mixture of sources."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,22 @@ from tasc_draft.mixture.row_state import NONE, find_neighbours, forget_neighbour
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32
 
-_KEPT_ANSWERS = 64  # finished without drafts, until they become recent answers together
+# Answers that ended without drafts are kept up to these bounds, and then become recent answers.
+_KEPT_ANSWERS, _KEPT_TOKENS = 64, 4096
 
 
 @dataclass
 class _Pending:
-    """A row that has not been drafted for yet."""
+    """A row that has not been drafted for yet: only its text has been written.
 
-    prompt: Int32
+    Attributes:
+        begin: Number of tokens of the prompt.
+        length: Number of tokens of the text, SEP included.
+    """
+
+    begin: int
+    length: int
     labels: LabelTrie | None
-    answer: list[Int32] = field(default_factory=list)
-    length: int = 0  # of prompt and answer
 
 
 class NgramProposer:
@@ -86,7 +91,7 @@ class NgramProposer:
         self._least = np.zeros(self._budget, np.float32)
         self._labels = RowLabels()
         self._pending = dict[int, _Pending]()
-        self._undrafted = list[list[Int32]]()
+        self._undrafted, self._undrafted_tokens = list[Int32](), 0
         self._open(index)
         self._warm_up()
 
@@ -112,9 +117,12 @@ class NgramProposer:
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         if row in self._pending or self._lengths[row]:
             raise DraftError(f"row {row} is in use; finish it before it is started again")
-        self._require_fit(row, len(prompt))
+        begin, text = len(prompt), self.memory.texts[row]
+        self._require_fit(row, begin)
         self._require_ids(prompt)
-        self._pending[row] = _Pending(prompt, labels, length=len(prompt))
+        text[:begin] = prompt
+        text[begin] = self.index.corpus.vocab_size
+        self._pending[row] = _Pending(begin, begin + 1, labels)
 
     def propose(
         self,
@@ -151,23 +159,19 @@ class NgramProposer:
         return self.memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        if pending := self._pending.get(row):
-            self._require_fit(row, pending.length + len(tokens))
-            pending.answer.append(tokens)
-            pending.length += len(tokens)
-            return
-        lengths, texts = self._lengths, self.memory.texts
-        begin = lengths[row]
+        pending = self._pending.get(row)
+        begin = pending.length if pending else int(self._lengths[row])
         end = begin + len(tokens)
-        self._require_fit(row, int(end) - 1)
-        texts[row, begin:end] = tokens
-        lengths[row] = end
+        self._require_fit(row, end - 1)
+        self.memory.texts[row, begin:end] = tokens
+        if pending:
+            pending.length = end
+        else:
+            self._lengths[row] = end
 
     def finish(self, row: int) -> None:
         if pending := self._pending.pop(row, None):
-            self._undrafted.append(pending.answer)
-            if len(self._undrafted) >= _KEPT_ANSWERS:
-                self._remember_undrafted()
+            self._keep_undrafted(self.memory.texts[row, pending.begin : pending.length])
             return
         tree.release(self.state, row, self._labels.forest)
         self._labels.finish(row)
@@ -230,27 +234,29 @@ class NgramProposer:
             )
 
     def _begin(self, row: int, pending: _Pending) -> None:
-        """Write a row's text and analyse its prompt, at the first step that may draft for it."""
-        it, text, prompt = self.memory.rows[row], self.memory.texts[row], pending.prompt
-        text[: len(prompt)] = prompt
-        text[len(prompt)] = self.index.corpus.vocab_size
-        it["begin"] = len(prompt)
-        it["length"] = len(prompt) + 1
+        """Prepare a row for drafts, at the first step that may draft for it."""
+        it = self.memory.rows[row]
+        it["begin"], it["length"] = pending.begin, pending.length
         it["caught"] = it["num_contexts"] = it["begun"] = 0
         it["root"] = NONE
         it["label_root"] = it["label"] = self._labels.start(row, pending.labels)
         it["similarity"] = it["words"] = 0
-        for tokens in pending.answer:
-            self.observe(row, tokens)
-        self._analyse(row, prompt)
+        self._analyse(row, self.memory.texts[row, : pending.begin])
+
+    def _keep_undrafted(self, text: Int32) -> None:
+        """Keep an answer that no draft was made for, SEP in front, until several can be added."""
+        if 2 * (len(text) + 1) > self.memory.recent.tokens.shape[1]:
+            return  # too long for the recent answers
+        self._undrafted.append(text.copy())
+        self._undrafted_tokens += len(text)
+        if len(self._undrafted) >= _KEPT_ANSWERS or self._undrafted_tokens >= _KEPT_TOKENS:
+            self._remember_undrafted()
 
     def _remember_undrafted(self) -> None:
-        """Make recent answers of those that no draft was made for."""
-        sep = np.array([self.index.corpus.vocab_size], np.int32)
-        texts = [np.concatenate([sep, *answer]) for answer in self._undrafted]
-        offsets = np.cumsum([0, *map(len, texts)])
-        tree.remember_all(self.state, np.concatenate(texts, dtype=np.int32), offsets)
+        offsets = np.cumsum([0, *map(len, self._undrafted)])
+        tree.remember_all(self.state, np.concatenate(self._undrafted), offsets)
         self._undrafted.clear()
+        self._undrafted_tokens = 0
 
     def _analyse(self, row: int, prompt: Int32) -> None:
         """Find the prompt's neighbours and words."""
@@ -268,9 +274,7 @@ class NgramProposer:
         self.start(0, token)
         self.propose(token, np.ones(1, np.int32))
         self.finish(0)  # without an answer, so nothing is learnt or remembered
-        self.start(0, token)
-        self.finish(0)
-        self._remember_undrafted()
+        tree.remember_all(self.state, token, np.zeros(1, np.int64))
 
 
 def _linked(drafts: Drafts) -> ExternalTree:

@@ -101,6 +101,7 @@ class DraftBudget:
         self._gain = 0.0
         self._tried = 0
         self._pause = self._paused = 0
+        self._resumes = True
         self._marginals: dict[tuple[int, int, int], tuple[float, Float32]] = {}
         self._table = self._costs.table if self._costs else None  # of `_marginals`
 
@@ -161,6 +162,9 @@ class DraftBudget:
             self._unprobed, self._probing = 0, False
             return  # its drafts were chosen regardless of cost, so its rate is not typical
         self._unprobed += 1
+        if self._resumes and not self.paused:
+            self._resumes = False
+            return  # its time to draft includes the beginning of rows that have come in the pause
         plain, marginals = self._price(
             self._costs.table, spent.rows, spent.tokens, spent.context, spent.reads
         )
@@ -169,6 +173,7 @@ class DraftBudget:
         self._rate = FADE * self._rate + (1 - FADE) * rate if self._rate else rate
         if self.paused:
             self._paused -= 1
+            self._resumes = True
             return
         self._gain = FADE * self._gain + (spent.saved - self._rate * extra)
         self._tried += 1

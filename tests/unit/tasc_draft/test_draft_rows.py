@@ -205,17 +205,31 @@ def test_a_row_is_begun_at_the_first_step_that_may_draft_for_it(budget, least) -
 def test_answers_that_ended_without_drafts_are_drafted_from(answers) -> None:
     settings = DraftSettings(min_prob=0.0, recent_tokens=64)
     proposer = dc.make_proposer(dc.make_index([]), settings, rows=2)
-    for _ in range(answers):
+    growth = proposer.memory.growth
+    for done in range(answers):
         proposer.start(0, dc.ids([1]))
         proposer.observe(0, dc.ids([7, 8]))
         proposer.observe(0, dc.ids([2**31 - 1, 9, dc.EOS]))
         proposer.finish(0)
+        assert (growth["recent_end"][0] > 0) == (done >= 63)  # many are added together
     proposer.start(1, dc.ids([1]))
     proposer.observe(1, dc.ids([7]))
     assert (8,) in dc.propose(proposer, 1)
     check_rows(proposer)
-    kept = proposer.memory.recent.tokens[0][: proposer.memory.growth["recent_end"][0]]
+    kept = proposer.memory.recent.tokens[0][: growth["recent_end"][0]]
     assert kept[-7:].tolist() == [dc.SEP, 7, 8, dc.SEP, 9, dc.EOS, -1]
+
+
+def test_few_tokens_of_answers_are_kept_beside_the_recent_ones() -> None:
+    settings = DraftSettings(recent_tokens=1 << 16)
+    proposer = dc.make_proposer(dc.make_index([]), settings, rows=1, capacity=2048)
+    growth = proposer.memory.growth
+    for done in range(4):
+        proposer.start(0, dc.ids([1]))
+        proposer.observe(0, np.full(2000, 7, np.int32))
+        proposer.finish(0)
+        assert (growth["recent_end"][0] > 0) == (done >= 2)
+    check_rows(proposer)
 
 
 def test_an_empty_prompt_drafts_from_the_document_mark() -> None:

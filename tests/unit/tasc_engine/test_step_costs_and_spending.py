@@ -191,9 +191,16 @@ def budget_of(costs: StepCosts, most: int = MOST) -> DraftBudget:
     return DraftBudget(LiveCosts(costs), most)
 
 
-def spend(budget: DraftBudget, n: int, hits: int, seconds: float, drafts: bool = True) -> None:
+def spend(
+    budget: DraftBudget,
+    n: int,
+    hits: int,
+    seconds: float,
+    drafts: bool = True,
+    beginning: float = 0.0,
+) -> None:
     """A step of all rows that takes so long; it asked for drafts, or not."""
-    drafting = 1e-4 if drafts else 0.0
+    drafting = 1e-4 + beginning if drafts else 0.0
     spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS + hits, drafting, seconds)
     budget.time(spent)
     budget.learn(spent)
@@ -267,6 +274,25 @@ def test_drafting_comes_back_when_it_pays_again() -> None:
     assert sum(itertools.islice(drafting(draft_budget), 5_000)) < 200
     found = live(draft_budget, 2 * LONGEST_PAUSE, lambda rng: np.full(16, 0.9))
     assert (found[-100:, 0] > 0).all()
+
+
+def test_the_time_that_rows_take_to_begin_does_not_prolong_a_pause() -> None:
+    draft_budget = budget_of(LINEAR)
+    assert sum(itertools.islice(drafting(draft_budget), 5_000)) < 200
+    paused, drafted = True, list[bool]()
+    for _ in range(2 * LONGEST_PAUSE):
+        least = draft_budget.min_probs(ROWS, ROWS, CONTEXT)
+        n = min(len(least), 8)
+        spend(draft_budget, n, 2, 1e-3 + 1e-5 * n, n > 0, 5e-3 * paused)
+        paused = n == 0
+        drafted.append(n > 0)
+    assert all(drafted[-100:])
+
+
+def test_pauses_begin_short_and_double() -> None:
+    steps = itertools.islice(drafting(budget_of(LINEAR)), 400)
+    pauses = [len([*run]) for drafts, run in itertools.groupby(steps) if not drafts]
+    assert pauses[:2] == [4, 8]  # a probe falls into the next
 
 
 def test_a_prompt_beside_decoding_does_not_change_what_decoding_costs() -> None:
