@@ -42,12 +42,12 @@ from tasc_jobs.batch.work import (
 )
 from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
-from tasc_protocol import PARAMETERS
+from tasc_protocol import PARAMETERS, Whole
 from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
-from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ class RowAnswers:
         return [Call(row.id, row.payload, templated=True, draft=self.draft, options=asked)]
 
     def content(
-        self, row: Row, answers: Sequence[Answer], builder: "EngineBuilder"
+        self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
     ) -> dict[str, Any]:
-        result = answers[0].result
+        ((result, token_texts),) = answers
         content: dict[str, Any] = {
             "text": result.text,
             "tokens": list(result.tokens),
@@ -81,7 +81,7 @@ class RowAnswers:
             "index_version": result.index_version,
         }
         if self.asked.logprobs is not None:
-            content[LOGPROBS.name] = [token.as_json for token in answers[0].tokens]
+            content[LOGPROBS.name] = [token.as_json for token in token_texts]
         return content
 
 

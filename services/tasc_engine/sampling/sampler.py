@@ -17,7 +17,7 @@ from tasc_engine.layout import Int32, Int64
 from tasc_engine.sampling import compiled_sampler as compiled
 from tasc_engine.sampling import tensor_sampler
 from tasc_engine.sampling.compiled_sampler import scratch_for
-from tasc_engine.sampling.parameters import TokenLogprob, uniforms
+from tasc_engine.sampling.random_numbers import uniforms
 from tasc_engine.sampling.row_parameters import (
     AHEAD,
     Allowed,
@@ -26,7 +26,7 @@ from tasc_engine.sampling.row_parameters import (
     release,
     rules_of,
 )
-from tasc_protocol import PARAMETERS, Sampling
+from tasc_protocol import PARAMETERS, Sampling, TokenLogprob
 
 _AT_ONCE = 1 << 22  # logits handled together; about three times their 32 MB are allocated
 

@@ -16,13 +16,13 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from support import EAGER, record_of
 from tasc_engine import GenerationRequest, GenerationResult, GuideSpec
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.request import Acceptance, Timings
 from tasc_jobs.batch import engines
 from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window, measure
 from tasc_jobs.batch.generate import RowAnswers
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import LineAnswers
+from tasc_protocol import Acceptance, Timings
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings

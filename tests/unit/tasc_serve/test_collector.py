@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from support import eventually
@@ -67,9 +68,9 @@ def test_what_a_request_changed_is_not_kept(call):
     ("request_", "result"),
     [
         (replace(REQUEST, sampling=Sampling(temperature=0.1)), RESULT),
-        (REQUEST, replace(RESULT, finish_reason="length")),
-        (REQUEST, replace(RESULT, finish_reason="error")),
-        (REQUEST, replace(RESULT, text=" ")),
+        (REQUEST, structs.replace(RESULT, finish_reason="length")),
+        (REQUEST, structs.replace(RESULT, finish_reason="error")),
+        (REQUEST, structs.replace(RESULT, text=" ")),
     ],
 )
 def test_what_was_drawn_or_broke_off_is_not_kept(request_, result):

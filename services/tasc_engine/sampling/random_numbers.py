@@ -1,6 +1,4 @@
-"""The random numbers of a request's sampling, and the log-probabilities of its tokens."""
-
-from dataclasses import dataclass
+"""The random numbers of a request's sampling."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +20,3 @@ def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
     stream.advance(block)
     raw = stream.random_raw(skip + n)[skip:]
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """The log-probability of an answer's token in the target's logits, before any rule or guide.
-
-    Attributes:
-        logprob: Natural logarithm of its probability.
-        top: The most likely tokens of its position, most likely first: ids and log-probabilities.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
