@@ -5,9 +5,12 @@ import json
 import threading
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
+from openai import DEFAULT_CONNECTION_LIMITS
 from scripts import record, run
 
 from benchmarks.serve.crowd import crowd
@@ -18,15 +21,21 @@ USAGE = {"prompt_tokens": 1, "completion_tokens": TOKENS, "total_tokens": 1 + TO
 ANSWER = {"id": "a", "object": "chat.completion", "created": 0, "model": "m"}
 
 
+CLIENTS = 5
+
+
 class Full(BaseHTTPRequestHandler):
     """A service that is full for whoever comes for the first time."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
         first = self.headers["x-stainless-retry-count"] == "0"
-        answer = {"error": {"message": "full"}} if first else ANSWER
-        body = json.dumps(answer if first else answer | {"choices": [CHOICE], "usage": USAGE})
-        self.send_response(503 if first else 200)
+        self.answer(503 if first else 200)
+
+    def answer(self, status: int) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        whole = ANSWER | {"choices": [CHOICE], "usage": USAGE}
+        body = json.dumps(whole if status == 200 else {"error": {"message": "full"}})
+        self.send_response(status)
         for name, value in (("Retry-After", "0.01"), ("Content-Length", str(len(body)))):
             self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
@@ -36,9 +45,10 @@ class Full(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-@pytest.fixture
-def full() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Full) as server:
+@contextmanager
+def service(handler: type[Full] = Full) -> Iterator[str]:
+    """The URL of a service of which this class answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -46,14 +56,55 @@ def full() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize(("retries", "errors"), [(1, 0), (0, 5)])
+def found(base: str, **options: object) -> dict[str, Any]:
+    """The figures of a crowd."""
+    usual = {"task": "m", "clients": CLIENTS, "tokens": TOKENS, "retries": 1, "key": "none"}
+    return asyncio.run(crowd(Namespace(base=base, **usual | options)))
+
+
+@pytest.mark.parametrize(("retries", "errors"), [(1, 0), (0, CLIENTS)])
 def test_errors_that_reach_callers_and_refusals_that_do_not_are_counted(
-    full: str, retries: int, errors: int
+    retries: int, errors: int
 ) -> None:
-    options = Namespace(base=full, task="m", clients=5, tokens=TOKENS, retries=retries)
-    found = asyncio.run(crowd(options))
-    assert (found["errors"], found["refusals"]) == (errors, {"503": 5})
-    assert (found["seconds_to_last_answer"] > 0) == (errors == 0)
+    with service() as base:
+        figures = found(base, retries=retries)
+    assert (figures["errors"], figures["refusals"]) == (errors, {"503": CLIENTS})
+    assert (figures["seconds_to_last_answer"] > 0) == (errors == 0)
+
+
+def test_an_answer_of_another_length_is_an_error() -> None:
+    with service() as base:
+        figures = found(base, tokens=TOKENS + 1)
+    assert (figures["errors"], figures["seconds_to_last_answer"]) == (CLIENTS, 0)
+
+
+def test_a_service_that_requires_a_key_is_measured() -> None:
+    class Locked(Full):
+        def do_POST(self) -> None:
+            self.answer(200 if self.headers["Authorization"] == "Bearer mine" else 401)
+
+    with service(Locked) as base:
+        assert found(base, key="mine")["errors"] == 0
+        assert found(base)["refusals"] == {"401": CLIENTS}
+
+
+def test_all_clients_send_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's client has a limit of connections, which a larger crowd exceeds."""
+    few = type(DEFAULT_CONNECTION_LIMITS)(max_connections=CLIENTS - 1)
+    together = threading.Barrier(CLIENTS)
+
+    class Together(Full):
+        def do_POST(self) -> None:
+            try:
+                together.wait(2)
+            except threading.BrokenBarrierError:
+                self.answer(400)
+            else:
+                self.answer(200)
+
+    monkeypatch.setattr("openai._base_client.DEFAULT_CONNECTION_LIMITS", few)
+    with service(Together) as base:
+        assert found(base)["errors"] == 0
 
 
 @pytest.mark.slow("benchmark smoke")
@@ -61,9 +112,9 @@ def test_errors_that_reach_callers_and_refusals_that_do_not_are_counted(
 @pytest.mark.redis
 def test_the_way_in_is_measured_beside_the_engine_alone() -> None:
     few = ["--rounds", "1", "--seconds", "1", "--connections", "1,4", "--requests", "4"]
-    found = record(run("serve/way_in.py", *few, "--only", "engine,service"))
-    assert found["errors"] == 0
-    assert found["http_over_engine"]["4"] > 0
-    assert found["streaming_over_whole"] > 0
-    assert found["cpu_ms_per_request"]["gateway"] > 0
-    assert found["cpu_ms_per_request"]["replica_beside_engine"] > 0
+    figures = record(run("serve/way_in.py", *few, "--only", "engine,service"))
+    assert figures["errors"] == 0
+    assert figures["http_over_engine"]["4"] > 0
+    assert figures["streaming_over_whole"] > 0
+    assert figures["cpu_ms_per_request"]["gateway"] > 0
+    assert figures["cpu_ms_per_request"]["replica_beside_engine"] > 0

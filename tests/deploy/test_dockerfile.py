@@ -80,7 +80,7 @@ def test_ray_serve_is_told_in_the_image_what_a_local_one_is_told(tmp_path: Path)
 
 def test_two_hosts_without_containers_are_told_what_the_image_is_told():
     page = (ROOT / "docs" / "how-to" / "two-nodes.md").read_text("utf-8")
-    ((_, lines),) = re.findall(r"cat > node.env <<(\w+)\n(.*?)\n\1\n", page, re.S)
+    ((_, lines),) = re.findall(r"cat > node.env\) <<(\w+)\n(.*?)\n\1\n", page, re.S)
     environment = dict(line.split("=", 1) for line in lines.splitlines())
     image = dict(re.findall(r"(\w+)=(\S+)", " ".join(of("runtime", "ENV"))))
     node = yaml.safe_load((FILE.parent / "compose.yaml").read_text("utf-8"))["x-node"]
@@ -88,7 +88,7 @@ def test_two_hosts_without_containers_are_told_what_the_image_is_told():
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
     ]
     del image["PYTHONUNBUFFERED"], image["RAY_SERVE_HAPROXY_BINARY_PATH"]
-    own = {"RAY_SERVE_HAPROXY_BINARY_PATH", "RAY_AUTH_TOKEN", "REDIS_URL"}
+    own = {"RAY_SERVE_HAPROXY_BINARY_PATH", "RAY_AUTH_TOKEN", "REDIS_URL", "REDIS_PASSWORD"}
     assert {n: v for n, v in environment.items() if n not in own} == image
     assert environment.keys() >= own
 

@@ -1,7 +1,9 @@
 """The page on two hosts: its blocks run on two hosts that are Linux namespaces."""
 
 import os
+import re
 import shutil
+import stat
 import subprocess
 import sys
 import uuid
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from documents import ROOT, document
+from documents import ROOT, Block, document
 
 from tasc_store.embedded import redis_binaries
 
@@ -21,6 +23,8 @@ ADDRESSES = {"head": "10.0.0.1", "second host": "10.0.0.2"}
 _OWN = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 # Ray gives a node 30 s to start, which a busy machine exceeds.
 _PATIENT = 'ray() { until command ray "$@"; do [ "$1" = start ] || return 1; done; }'
+_COPY = re.compile(r"scp (?P<source>\S+) 10\.0\.0\.2:(?P<target>\S+)")
+_IS_READY = "curl -sf -o /dev/null http://10.0.0.1:8000/readyz"
 _SHARED = [ROOT, Path(sys.prefix), Path(sys.base_prefix)]
 
 
@@ -106,13 +110,26 @@ def _own_tmp(home: Path) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.ray
 @pytest.mark.redis
-def test_the_page_starts_a_service_that_both_hosts_answer_for(tmp_path: Path) -> None:
-    blocks = [b for b in document(PAGE).blocks if b.language == "bash" and b.reason is None]
+def test_the_page_starts_a_service_that_both_hosts_answer_for_and_stops_it(tmp_path: Path) -> None:
+    blocks = [block for block in document(PAGE).blocks if block.language == "bash"]
     with two_hosts(tmp_path) as hosts:
-        printed = ""
-        for block in blocks[:-1]:
-            where, _, commands = block.text.partition("\n")
-            printed = hosts[where.removeprefix("# on the ")].run(commands)
-            if "node.env <<" in commands:
-                shutil.copy(tmp_path / "head" / "node.env", tmp_path / "second-host")
+        *before, stop = blocks  # a host's processes are its own, so its `kill` reaches no others
+        printed = "".join([_follow(block, hosts, tmp_path) for block in before])
         assert printed.count("intent: alarm_set") == 2
+        _follow(stop, hosts, tmp_path)
+        assert "no service" in hosts["head"].run(f"{_IS_READY} || echo no service")
+        hosts["head"].run('kill -0 "$(cat ray.pid)"')
+
+
+def _follow(block: Block, hosts: dict[str, Host], folder: Path) -> str:
+    """Run a block where it says; returns what it prints."""
+    if copy := _COPY.fullmatch(block.text):  # the hosts have no SSH server
+        source = Path(hosts["head"].run("pwd").rstrip("\n"), copy["source"])
+        assert stat.S_IMODE(source.stat().st_mode) == 0o600
+        shutil.copy(source, folder / "second-host" / copy["target"])  # relative to its home
+        return ""
+    assert block.reason is None
+    where, _, commands = block.text.partition("\n")
+    if where == "# on both hosts":
+        return "".join([host.run(commands) for host in hosts.values()])
+    return hosts[where.removeprefix("# on the ")].run(commands)

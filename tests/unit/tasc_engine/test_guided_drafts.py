@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from guide_walks import ids, tokens_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tree_layouts import forest, parents_of
 
@@ -231,6 +231,7 @@ def _forced(plain, totals: EngineTotals, drafted) -> int:
 
 @settings(deadline=None)
 @given(trees, label_sets, st.integers(0, 2), st.booleans())
+@example(((1, 1, 1), (-1, 0, -1)), [[1, 1], [1, 1, 1]], 0, True)  # the same token twice
 def test_a_draft_keeps_what_can_save_a_forward(tree, labels, said, forces) -> None:
     tokens, parents = tree
     trie = LabelTrie.of([[*one, EOS] for one in labels])
@@ -243,15 +244,17 @@ def test_a_draft_keeps_what_can_save_a_forward(tree, labels, said, forces) -> No
 
     begun = tuple(labels[0][:said])
     paths: list[tuple[int, ...]] = []
+    above: list[set[int]] = []  # each node and its ancestors
     for token, parent in zip(tokens, parents, strict=True):
         paths.append((*(paths[parent] if parent >= 0 else begun), token))
+        above.append({len(above), *(above[parent] if parent >= 0 else ())})
     allowed = [all(p[n] in may(p[:n]) for n in range(len(begun), len(p))) for p in paths]
     useful = [
         ok and (not forces or any(
-            o and q[: len(p)] == p and len(may(q)) > 1
-            for o, q in zip(allowed, paths, strict=True)
+            o and n in own and len(may(q)) > 1
+            for o, q, own in zip(allowed, paths, above, strict=True)
         ))
-        for ok, p in zip(allowed, paths, strict=True)
+        for n, ok in enumerate(allowed)
     ]  # fmt: skip
     found = follow([guide], forest([parents], [tokens]), [forces])
     kept = [p for p, ok in zip(paths, useful, strict=True) if ok]
