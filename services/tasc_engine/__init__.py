@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import EngineError, QueueFull, RequestTooLong, UnsupportedModel
-from tasc_engine.request import (
-    Acceptance,
-    Delta,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    GuideSpec,
-    Timings,
-)
-from tasc_engine.sampling.parameters import Sampling, TokenLogprob
+from tasc_engine.request import GenerationRequest, GuideSpec
 from tasc_engine.stats import EngineTotals, StepRecord
+from tasc_protocol import (
+    Acceptance,
+    FinishReason,
+    GenerationResult,
+    Output,
+    Sampling,
+    Timings,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from tasc_engine.engine import Engine
@@ -34,7 +34,6 @@ _NEEDS_TORCH = {
 
 __all__ = [
     "Acceptance",
-    "Delta",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -44,6 +43,7 @@ __all__ = [
     "GenerationResult",
     "GuideSpec",
     "ModelSource",
+    "Output",
     "QueueFull",
     "RequestTooLong",
     "Sampling",

@@ -20,7 +20,7 @@ from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.target import Target
-from tasc_engine.request import Delta, GenerationRequest, GenerationResult
+from tasc_engine.request import GenerationRequest
 from tasc_engine.sampling import sampler
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler
@@ -31,6 +31,7 @@ from tasc_engine.step.live_costs import LiveCosts
 from tasc_engine.step.plan import Plan, Sequence
 from tasc_engine.step.scheduler import Scheduler
 from tasc_engine.step.verify import OwnTokens, Verified, Verifier, warm_up
+from tasc_protocol import GenerationResult, Output
 from tasc_text import TaskTokenizer
 
 Float32 = NDArray[np.float32]
@@ -66,14 +67,14 @@ class Committed:
         guide_seconds: Time that guides took to follow the answers.
     """
 
-    deltas: list[Delta]
+    outputs: list[Output]
     used: Int32
     forced: int
     guide_seconds: float
 
 
 class Engine:
-    """One target, ``config.rows`` rows, requests in, deltas out.
+    """One target, ``config.rows`` rows, requests in, outputs out.
 
     Args:
         on_step: Called with each step's record, on the engine's thread.
@@ -210,7 +211,7 @@ class Engine:
                 answer = sequence.answer_ids
                 self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
-    def step(self) -> list[Delta]:
+    def step(self) -> list[Output]:
         """Advance all rows by one verify forward; does nothing when there is no request."""
         plan = self._plan()
         if not plan.sequences:
@@ -222,7 +223,7 @@ class Engine:
             return self._give_up_on_largest(plan, error)
         committed = self._commit(plan, verified)
         self._record(plan, proposed, verified, committed)
-        return committed.deltas
+        return committed.outputs
 
     def generate(
         self, requests: Iterable[GenerationRequest], stopped: Callable[[], bool] = lambda: False
@@ -241,7 +242,7 @@ class Engine:
                     exhausted = True
                 else:
                     self.submit(request)
-            yield from (d.result for d in self.step() if d.result)
+            yield from (output.result for output in self.step() if output.result)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each row is free or held by one request that fits it."""
@@ -285,11 +286,11 @@ class Engine:
             sequence.logprobs += logprobs
         own = OwnTokens(verified.drafts)
         used = np.zeros(len(plan.emitting), np.int32)
-        deltas, all_forced, guide_seconds = [], 0, 0.0
+        outputs, all_forced, guide_seconds = [], 0, 0.0
         for i, sequence in enumerate(plan.emitting):
             new, followed = accepted.tokens[i, : accepted.emitted[i]], int(accepted.followed[i])
             if not len(new):
-                deltas.append(self._fail(sequence, sequence.stuck or NOT_NUMBERS))
+                outputs.append(self._fail(sequence, sequence.stuck or NOT_NUMBERS))
                 continue
             if not sequence.first_token:
                 self.scheduler.keep_prompt(sequence)
@@ -302,9 +303,9 @@ class Engine:
                 sequence.follow_guide(int(used[i]))
                 guide_seconds += time.perf_counter() - began
             all_forced += len(sequence.answer) - sequence.sent - int(used[i])
-            deltas.append(self._advance(sequence, known))
+            outputs.append(self._advance(sequence, known))
         self.verifier.keep(plan, accepted)
-        return Committed(deltas, used, all_forced, guide_seconds)
+        return Committed(outputs, used, all_forced, guide_seconds)
 
     def _record(
         self, plan: Plan, proposed: Proposed, verified: Verified, committed: Committed
@@ -329,22 +330,22 @@ class Engine:
             if proposed.may_draft:
                 self._draft_budget.learn(spent)
 
-    def _advance(self, sequence: Sequence, known: int) -> Delta:
-        """Give the answer's tokens from ``known`` on to proposer and sampler; returns its delta."""
+    def _advance(self, sequence: Sequence, known: int) -> Output:
+        """Give the answer's tokens from ``known`` on to proposer and sampler; return its output."""
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
         new = np.array(sequence.answer[known:], np.int32)
         self._proposer.observe(sequence.row, new)
         self._sampler.observe(sequence.row, new)
         if reason is not None:
             self._release(sequence)
-        return sequence.delta(reason, self._tokenizer)
+        return sequence.output(reason, self._tokenizer)
 
-    def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Delta]:
+    def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Output]:
         """A forward did not fit: end the request that brought most tokens, keep the others."""
         sizes = plan.sizes + plan.starts / self.config.max_model_len
         return [self._fail(plan.sequences[int(sizes.argmax())], str(error))]
 
-    def _fail(self, sequence: Sequence, error: str) -> Delta:
+    def _fail(self, sequence: Sequence, error: str) -> Output:
         delta = sequence.failed(error, self._tokenizer)
         self._release(sequence)
         return delta

@@ -1,12 +1,11 @@
-"""What goes into the engine and what comes out: frozen values, no tensors, no HTTP."""
+"""Requests to the engine: frozen values, no tensors, no HTTP."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
-from tasc_engine.sampling.parameters import Sampling, TokenLogprob
+from tasc_protocol import Sampling
 
-FinishReason = Literal["stop", "length", "error"]
 GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
 MOST_LOGPROBS = 20  # alternatives reported for each token
 MOST_CHOICES = 20_000  # of one guide
@@ -159,74 +158,3 @@ class GenerationRequest:
             ends = max(ids, default=0), min(ids, default=0)
             if unknown := [i for i in ends if not 0 <= i < size]:
                 raise ValueError(f"{name} has id {unknown[0]}; ids go from 0 to {size - 1}")
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds of one request, each measured from its arrival in the engine."""
-
-    queued: float
-    first_token: float
-    total: float
-
-
-@dataclass(frozen=True)
-class Acceptance:
-    """How drafting went for one request.
-
-    Attributes:
-        steps: Target forwards of this row that could emit, the last prefill chunk included.
-        drafted: Draft tokens proposed at each step.
-        accepted: Draft tokens kept at each step, at most as many as proposed; the bonus token is
-            not counted.
-    """
-
-    drafted: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
-
-    @property
-    def steps(self) -> int:
-        return len(self.drafted)
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """A finished answer.
-
-    Attributes:
-        tokens: Emitted token ids, end-of-sequence included when the model gave it.
-        text: The decoded answer, without end-of-sequence and cut before a stop string.
-        error: Why the answer broke off, where ``finish_reason`` is ``error``.
-        logprobs: One of each token, where they were asked for; of committed tokens none. With
-            ``prompt_logprobs`` those of the prompt come first.
-        index_version: Of the draft index at its end, from whoever knows versions.
-        committed: How many of the tokens another engine gave; timings and acceptance count the
-            rest.
-    """
-
-    id: str
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    prompt_tokens: int
-    timings: Timings
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    error: str | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    index_version: int | None = None
-    committed: int = 0
-
-
-@dataclass(frozen=True)
-class Delta:
-    """Text and tokens one step added to one row; the last one carries the result.
-
-    Attributes:
-        logprobs: As in the result; those of the prompt come with the first tokens.
-    """
-
-    id: str
-    tokens: tuple[int, ...]
-    text: str
-    result: GenerationResult | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()

@@ -30,6 +30,7 @@ from tasc_engine import (
     StepRecord,
 )
 from tasc_engine.model.folder import require_model
+from tasc_protocol import TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder, require_stops
@@ -39,7 +40,7 @@ from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of, trained_prompt
 from tasc_runtime.progress import Progress, note, show_progress
-from tasc_runtime.protocol import Call, TokenText, TokenTexts
+from tasc_runtime.protocol import Call, TokenTexts
 from tasc_runtime.sampling_options import (
     UNKNOWN,
     Body,

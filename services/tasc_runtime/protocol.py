@@ -1,17 +1,18 @@
 """What gateway and replica say to each other: frozen values that travel between processes."""
 
 import codecs
-import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from tasc_engine import Delta, GenerationRequest, GenerationResult, TokenLogprob
+from msgspec.structs import replace
+
+from tasc_engine import GenerationRequest
+from tasc_protocol import Output, TokenLogprob, TokenText
 from tasc_runtime.sampling_options import SamplingOptions
 from tasc_text import Conversation, TaskTokenizer
 
 Prompt = str | tuple[int, ...] | Conversation
-LEAST_LOGPROB = -9999.0  # what OpenAI writes for tokens that cannot be
 
 
 @dataclass(frozen=True)
@@ -83,75 +84,6 @@ class Refusal:
     retry_after_s: float | None = None
 
 
-def finite(logprob: float) -> float:
-    """A log-probability for JSON, which has no infinity."""
-    return max(logprob, LEAST_LOGPROB)
-
-
-def token_name(utf8: bytes) -> str:
-    """A token's text; of a part of a character its bytes, as OpenAI names them."""
-    try:
-        return utf8.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
-
-
-def _entry(utf8: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": token_name(utf8), "logprob": finite(logprob), "bytes": list(utf8)}
-
-
-@dataclass(frozen=True)
-class TokenText:
-    """A token of an answer, as who knows the tokenizer tells it to who does not.
-
-    Attributes:
-        utf8: What it adds to a text; it may be a part of a character.
-        logprob: Natural logarithm of its probability; None for the first token of a prompt.
-        offset: Characters of the answer in front of it; with ``echo`` those of the prompt too.
-        top: The likeliest tokens of its place, the likeliest first.
-    """
-
-    utf8: bytes
-    logprob: float | None
-    offset: int
-    top: tuple[tuple[bytes, float], ...] = ()
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """The token as in OpenAI's chats: ``token``, ``logprob``, ``bytes``, ``top_logprobs``."""
-        likeliest = [_entry(utf8, logprob) for utf8, logprob in self.top]
-        return {**_entry(self.utf8, self.logprob or 0.0), "top_logprobs": likeliest}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A finished answer.
-
-    Attributes:
-        tokens: Its tokens, the end of sequence left out, where logprobs were asked for.
-    """
-
-    result: GenerationResult
-    tokens: tuple[TokenText, ...] = ()
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What has been added to an answer since the last piece; the last one carries the result.
-
-    Attributes:
-        ids: Its tokens as the model knows them.
-        tokens: Its tokens as clients do, where logprobs were asked for.
-        record_version: Of the task's record that the answer was begun by.
-    """
-
-    text: str
-    tokens: tuple[TokenText, ...] = ()
-    result: GenerationResult | None = None
-    ids: tuple[int, ...] = ()
-    record_version: int | None = None
-
-
 @dataclass(frozen=True)
 class TaskStatus:
     """What a replica serves: the task record's version, its model, and the index in use.
@@ -198,11 +130,11 @@ class Backend(Protocol):
     @property
     def tasks(self) -> Sequence[str]: ...
 
-    async def complete(self, task: str, call: Call) -> Answer | Refusal:
-        """The whole answer. Cancelling the awaiting task frees the row."""
+    async def complete(self, task: str, call: Call) -> Output | Refusal:
+        """The last output, whose result has the whole answer. Cancelling the task frees the row."""
 
-    def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        """The answer piece by piece; a refusal ends it, and comes alone unless the answer failed.
+    def stream(self, task: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+        """The outputs of the answer; a refusal ends it, and comes alone unless the answer failed.
 
         Closing the iterator frees the row.
         """
@@ -308,16 +240,16 @@ class AnswerTexts:
         self._joins = echo and self._first(request.prompt) is not None
         self._joins = self._joins and self._first(committed) is None
 
-    def piece(self, delta: Delta, index_version: int | None) -> Piece:
-        """The next piece of the answer; all of it where the request does not stream."""
-        result, text, ids = delta.result, delta.text, delta.tokens
-        logprobs = result.logprobs if result and not self._streams else delta.logprobs
+    def output(self, made: Output, index_version: int | None) -> Output:
+        """What the client gets of the engine's next output; all of it if it does not stream."""
+        result, text, ids = made.result, made.text, made.tokens
+        logprobs = result.logprobs if result and not self._streams else made.logprobs
         if self._is_empty:  # the engine makes one token, which nobody has asked for
             text, ids, logprobs = "", (), logprobs[:-1]
             if result:
-                result = dataclasses.replace(result, text="", tokens=(), finish_reason="length")
+                result = replace(result, text="", tokens=(), finish_reason="length")
         first = self._texts.of([TokenLogprob(id_, 0.0) for id_ in self._scored])
-        tokens = (*(dataclasses.replace(t, logprob=None) for t in first), *self._texts.of(logprobs))
+        texts = (*(replace(t, logprob=None) for t in first), *self._texts.of(logprobs))
         front = self._prompt
         if self._joins:
             said = self._first(result.tokens if result and not self._streams else ids)
@@ -326,11 +258,10 @@ class AnswerTexts:
                 self._joins = False
         if result:  # log-probabilities travel as texts
             whole = front + result.text
-            result = dataclasses.replace(
-                result, text=whole, logprobs=(), index_version=index_version
-            )
+            result = replace(result, text=whole, logprobs=(), index_version=index_version)
         text, self._prompt, self._scored = front + text, "", ()
-        return Piece(text, tokens, result, ids, self._record_version)
+        version = self._record_version
+        return Output(made.id, ids, text, result, token_texts=texts, record_version=version)
 
     def _first(self, tokens: Sequence[int]) -> int | None:
         """The first token that has a text in answers."""

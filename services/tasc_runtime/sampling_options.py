@@ -13,7 +13,7 @@ import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,14 +22,16 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from tasc_engine import GuideSpec, Sampling
+from tasc_engine import GuideSpec
 from tasc_engine.request import MOST_LOGPROBS, GuideKind
-from tasc_engine.sampling.parameters import MOST_BIASES
-from tasc_store import SamplingDefaults, TaskRecord
+from tasc_protocol import PARAMETERS, Parameter, Sampling, SamplingDefaults
+from tasc_protocol.sampling import MOST_BIASES
+from tasc_store import TaskRecord
 from tasc_text import Conversation, Message
 from tasc_text.template import Role
 
@@ -41,7 +43,6 @@ UNSUPPORTED = "unsupported_field"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ANY: Mapping[str, Any] = {"type": "object"}
 _OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
-_DEFAULTED = tuple(field.name for field in dataclasses.fields(SamplingDefaults))
 
 
 class FieldError(ValueError):
@@ -114,9 +115,10 @@ class AnswerGuide:
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """The options of one answer; None leaves a sampling parameter to the task.
+    """The options of one answer.
 
     Attributes:
+        parameters: Sampling parameters by name; the task's values are used for all others.
         seed: Equal requests with the same seed get the same answer.
         prompt: Index of the prompt in its request.
         choice: Index of the answer among the answers to its prompt.
@@ -137,13 +139,7 @@ class SamplingOptions:
         FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.
     """
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    parameters: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     prompt: int = 0
@@ -204,8 +200,7 @@ class SamplingOptions:
             FieldError: ``top_p`` is 0, and tokens are drawn.
             ValueError: A value is out of its range.
         """
-        asked = {name: getattr(self, name) for name in _DEFAULTED}
-        rule: dict[str, Any] = task.given | {k: v for k, v in asked.items() if v is not None}
+        rule: dict[str, Any] = {**task.given, **self.parameters}
         if rule.get("top_p") == 0:
             if temperature := rule.get("temperature"):
                 raise FieldError(
@@ -396,11 +391,30 @@ class StructuredOutputs(Body):
 
 
 Top = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
-Penalty = Annotated[Number, Field(ge=-2, le=2)]
-_DEFAULT = "unset: the task's own, else {0}"
 
 
-class RuleFields(Body):
+def _field_of(parameter: Parameter) -> tuple[Any, Any]:
+    """Returns the type and the field of a sampling parameter."""
+    least, most = parameter.request_range or (parameter.minimum, parameter.maximum)
+    above = parameter.above_minimum and parameter.request_range is None
+    kind: Any = int if parameter.is_integer else Number
+    ranged = Annotated[kind, Field(gt=least) if above else Field(ge=least), Field(le=most)]
+    unset = f"unset: the task's own, else {parameter.default:g}"
+    extension = "extension; " * parameter.is_extension
+    return ranged | None, Field(None, description=extension + unset + parameter.request_help)
+
+
+if TYPE_CHECKING:
+    _ParameterFields = Body
+else:
+    _ParameterFields = create_model(
+        "_ParameterFields",
+        __base__=Body,
+        **{name: _field_of(parameter) for name, parameter in PARAMETERS.items()},
+    )
+
+
+class RuleFields(_ParameterFields):
     """The fields about answers that all generating endpoints share."""
 
     format_field: ClassVar = "response_format"
@@ -409,29 +423,10 @@ class RuleFields(Body):
     )
 
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
-        None,
-        description=_DEFAULT.format("0: most tasks are classifications")
-        + "; 0 takes the likeliest token, the first of equal ones",
-    )
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(
-        None, description=_DEFAULT.format("1") + "; 0 with temperature 0 only, where it is unused"
-    )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         None, description="same seed, same answers; unset: a drawn one"
     )
     logit_bias: Biases | None = Field(None, description="token ids and what their logits get")
-    presence_penalty: Penalty | None = Field(None, description=_DEFAULT.format("0"))
-    frequency_penalty: Penalty | None = Field(None, description=_DEFAULT.format("0"))
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
-        None, description=f"extension; 0 or -1: all tokens; {_DEFAULT.format('0')}"
-    )
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(
-        None, description=f"extension; {_DEFAULT.format('0')}"
-    )
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = Field(
-        None, description=f"extension; {_DEFAULT.format('1')}"
-    )
     ignore_eos: bool = Field(False, description="extension: go on behind an end of sequence")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="extension: each ends an answer and is a part of it"
@@ -494,13 +489,7 @@ class RuleFields(Body):
             seed = secrets.randbits(64)
         biases = (self.logit_bias or {}).items()
         return SamplingOptions(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=None if self.top_k is None else max(self.top_k, 0),
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
+            parameters=self._parameters(),
             logit_bias=tuple((int(token), bias) for token, bias in biases),
             seed=seed if self.seed is None else self.seed % 2**64,
             guide=(guide := self._guide()),
@@ -513,6 +502,13 @@ class RuleFields(Body):
             min_tokens=self.min_tokens,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
         )
+
+    def _parameters(self) -> dict[str, int | float]:
+        sent = {name: getattr(self, name) for name in PARAMETERS}
+        given = {name: value for name, value in sent.items() if value is not None}
+        if given.get("top_k") == -1:  # all tokens, as vLLM writes it
+            given["top_k"] = 0
+        return given
 
     @property
     def _drops_guide(self) -> bool:

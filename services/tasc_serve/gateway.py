@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
 
-from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus
+from tasc_protocol import Output
+from tasc_runtime.protocol import Call, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -85,11 +86,11 @@ class ReplicaBackend:
     def store_fault(self) -> str | None:
         return self._store.fault
 
-    async def complete(self, task: str, call: Call) -> Answer | Refusal:
+    async def complete(self, task: str, call: Call) -> Output | Refusal:
         self.watch()
         return await self._calls[task].complete(call)
 
-    def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+    def stream(self, task: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
         self.watch()
         return self._calls[task].stream(call)
 

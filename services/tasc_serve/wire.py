@@ -12,7 +12,8 @@ from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
 
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
+from tasc_protocol import Output
+from tasc_runtime.protocol import Call, Pulse, Refusal
 from tasc_serve.settings import ConnectionSettings
 
 _LENGTH: Final = 4  # bytes, little-endian
@@ -86,18 +87,11 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
     replica_id: str
 
 
-class Reply(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """A whole answer."""
+class Answered(msgspec.Struct, tag=11, array_like=True, frozen=True):
+    """A part of an answer, or all of it; the last one has the result."""
 
     number: int
-    answer: Answer
-
-
-class Chunk(msgspec.Struct, tag=12, array_like=True, frozen=True):
-    """A part of an answer; the last one has the result."""
-
-    number: int
-    piece: Piece
+    output: Output
 
 
 class Refused(msgspec.Struct, tag=13, array_like=True, frozen=True):
@@ -123,7 +117,7 @@ class Failed(msgspec.Struct, tag=15, array_like=True, frozen=True):
 
 
 ToReplica: TypeAlias = Hello | Request | Cancel | Heartbeat
-ToGateway: TypeAlias = Welcome | Reply | Chunk | Refused | HeartbeatReply | Failed
+ToGateway: TypeAlias = Welcome | Answered | Refused | HeartbeatReply | Failed
 Message: TypeAlias = ToReplica | ToGateway
 
 _encode = msgspec.msgpack.Encoder().encode

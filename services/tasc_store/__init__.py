@@ -20,7 +20,7 @@ from tasc_store.errors import (
     UnknownTask,
     UnknownVersion,
 )
-from tasc_store.tasks.record import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_store.tasks.record import NeuralDrafting, TaskRecord
 from tasc_store.tasks.task_store import Newest, TaskStore
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "IndexChanged",
     "NeuralDrafting",
     "Newest",
-    "SamplingDefaults",
     "StoreError",
     "StoreFull",
     "StoreReadOnly",

@@ -12,8 +12,8 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from tasc_draft.drafts import SOURCES
-from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import StepRecord
+from tasc_protocol import GenerationResult, Timings
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.discovery import MetricsPort

@@ -1,33 +1,34 @@
-"""The store takes the values that the engine takes, though neither knows the other's limits."""
+"""The values that sampling parameters may have, from the table to requests and the samplers."""
 
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
+from pydantic import ValidationError
 
-from tasc_engine import Sampling
 from tasc_engine import request as guides
-from tasc_store import SamplingDefaults
+from tasc_engine.sampling.row_parameters import rules_of
+from tasc_protocol import PARAMETERS, Sampling, SamplingDefaults
+from tasc_runtime.sampling_options import RuleFields
 from tasc_store.tasks import record as answer_forms
 
-NAMES = [f.name for f in fields(SamplingDefaults)]
-PROBES = (0.0, 0.5, 1.0, 1.5, 99.0, 100.0, 101.0, 2.0**31 - 1, 2.0**31, 2.0**64, math.inf)
+PROBES = (0.0, 0.5, 1.0, 1.5, 2.0, 99.0, 100.0, 101.0, 2.0**31 - 1, 2.0**31, 2.0**64, math.inf)
 NEAR = (-1, 0, 1)
 
 
 def taken(rule: Callable[..., object], name: str, value: float) -> bool:
     try:
         rule(**{name: value})
-    except ValueError:
+    except (ValueError, ValidationError):
         return False
     return True
 
 
 def probes(name: str) -> list[float]:
-    """Around each place where a limit could be, on both sides of 0."""
-    if name == "top_k":
+    """Values on both sides of each place where a limit could be, and of 0."""
+    if PARAMETERS[name].is_integer:
         return [int(p) + d for p in PROBES if math.isfinite(p) for d in NEAR]
     around = [
         near
@@ -37,20 +38,43 @@ def probes(name: str) -> list[float]:
     return [*itertools.chain(*((p, -p) for p in around)), math.nan]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_store_and_engine_take_the_same_values(name: str) -> None:
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_tasks_and_answers_take_the_same_values(name: str) -> None:
     found = {
         value: (taken(SamplingDefaults, name, value), taken(Sampling, name, value))
         for value in probes(name)
     }
-    assert {value for value, (ours, theirs) in found.items() if ours != theirs} == set()
-    assert {ours for ours, _ in found.values()} == {True, False}
+    assert {value for value, (task, answer) in found.items() if task != answer} == set()
+    assert {task for task, _ in found.values()} == {True, False}
 
 
-def test_every_number_of_a_sampling_rule_that_is_no_request_s_own_has_a_default() -> None:
-    assert {f.name for f in fields(Sampling)} - set(NAMES) == {
-        "logit_bias", "seed", "prompt", "choice",
-    }  # fmt: skip
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_values_of_requests_are_values_of_answers(name: str) -> None:
+    neutral = {"top_p": 0.0, "top_k": -1}.get(name)  # accepted, and left out or replaced
+    sent = {value for value in probes(name) if taken(RuleFields, name, value)}
+    assert {v for v in sent if v != neutral and not taken(Sampling, name, v)} == set()
+    assert taken(RuleFields, name, PARAMETERS[name].default)
+    assert sent < {*probes(name)}
+
+
+def test_parameters_of_the_table_are_the_numbers_of_the_rule_that_are_no_requests_own() -> None:
+    own = {"logit_bias", "seed", "prompt", "choice"}
+    assert {f.name for f in fields(Sampling)} == {*PARAMETERS} | own
+    assert all(getattr(Sampling(), name) == one.default for name, one in PARAMETERS.items())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_penalty_alone_changes_the_choice_at_temperature_0(name: str) -> None:
+    changed = replace(Sampling(), **{name: 0.5 if name != "top_k" else 1})
+    assert changed.penalises == PARAMETERS[name].is_penalty
+    assert changed.plain == (name != "temperature" and not changed.penalises)
+
+
+def test_rows_without_a_request_have_the_defaults() -> None:
+    columns = rules_of(3, 8, 16).parameters._asdict()
+    assert {name: set(column) for name, column in columns.items()} == {
+        name: {one.default} for name, one in PARAMETERS.items()
+    }
 
 
 def test_the_store_takes_answer_forms_as_large_as_guides_are_followed() -> None:

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from tasc_engine import Delta, GenerationRequest, GenerationResult
+from tasc_engine import GenerationRequest
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
+from tasc_protocol import GenerationResult, Output, Whole
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import Answer, AnswerTexts, Call
+from tasc_runtime.protocol import AnswerTexts, Call
 from tasc_runtime.sampling_options import PromptTooLong
 from tasc_store import connect
 
@@ -129,7 +130,7 @@ class _Open:
     row: Row
     calls: Sequence[Call]
     requests: Sequence[GenerationRequest]
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, Whole] = field(default_factory=dict)
 
 
 class Answering:
@@ -150,9 +151,9 @@ class Answering:
         for row in rows:
             self._begin(row)
         while (engine.running or engine.waiting) and time.monotonic() < ends:
-            for delta in engine.step():
-                if delta.result:
-                    self._end(delta.result)
+            for output in engine.step():
+                if output.result:
+                    self._end(output.result)
             if rows and engine.waiting < engine.config.rows:
                 break
         done, self._done = self._done, []
@@ -178,19 +179,20 @@ class Answering:
             return
         del self._open[ordinal]
         answers = [found.answers[i] for i in range(len(found.calls))]
-        error = next((a.result.error for a in answers if a.result.error), None)
+        results = [result for result, _ in answers]
+        error = next((result.error for result in results if result.error), None)
         content = None if error else self._strategy.content(found.row, answers, self._builder)
-        tokens = sum(len(a.result.tokens) for a in answers)
-        steps = sum(a.result.acceptance.steps for a in answers)
+        tokens = sum(len(result.tokens) for result in results)
+        steps = sum(result.acceptance.steps for result in results)
         self._done.append(Record.of(found.row, content, error, tokens, steps))
 
-    def _answer(self, row: _Open, number: int, result: GenerationResult) -> Answer:
+    def _answer(self, row: _Open, number: int, result: GenerationResult) -> Whole:
         call, request = row.calls[number], row.requests[number]
         texts = AnswerTexts(self._builder.tokenizer, call, request)
         artifact = self._builder.artifact
-        delta = Delta(result.id, result.tokens, result.text, result)
-        piece = texts.piece(delta, artifact.version if artifact else None)
-        return Answer(piece.result or result, piece.tokens)
+        made = Output(result.id, result.tokens, result.text, result)
+        output = texts.output(made, artifact.version if artifact else None)
+        return output.result or result, output.token_texts
 
 
 def _asked(

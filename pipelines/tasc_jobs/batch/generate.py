@@ -42,11 +42,12 @@ from tasc_jobs.batch.work import (
 )
 from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
+from tasc_protocol import PARAMETERS, Whole
 from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
-from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import SamplingOptions
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class RowAnswers:
         return [Call(row.id, row.payload, templated=True, draft=self.draft, options=asked)]
 
     def content(
-        self, row: Row, answers: Sequence[Answer], builder: "EngineBuilder"
+        self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
     ) -> dict[str, Any]:
-        result = answers[0].result
+        ((result, token_texts),) = answers
         content: dict[str, Any] = {
             "text": result.text,
             "tokens": list(result.tokens),
@@ -80,7 +81,7 @@ class RowAnswers:
             "index_version": result.index_version,
         }
         if self.asked.logprobs is not None:
-            content[LOGPROBS.name] = [token.as_json for token in answers[0].tokens]
+            content[LOGPROBS.name] = [token.as_json for token in token_texts]
         return content
 
 
@@ -204,6 +205,7 @@ def _spec(
 def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
     """Returns the options that affect answers. A guide is hashed, because it may be long."""
     pins = dataclasses.asdict(asked)
+    pins |= dict.fromkeys(PARAMETERS) | pins.pop("parameters")
     if asked.guide:
         text = json.dumps([asked.guide.spec.choices, asked.guide.spec.text])
         pins["guide"] = [asked.guide.spec.kind, hashlib.sha256(text.encode()).hexdigest()]

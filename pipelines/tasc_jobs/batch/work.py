@@ -13,8 +13,9 @@ from tasc_jobs.errors import ClusterError, JobError
 from tasc_runtime.engine_settings import EngineSettings
 
 if TYPE_CHECKING:  # checking a job's input needs no torch
+    from tasc_protocol import Whole
     from tasc_runtime.engine.builder import EngineBuilder
-    from tasc_runtime.protocol import Answer, Call
+    from tasc_runtime.protocol import Call
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Strategy(Protocol):
         """
 
     def content(
-        self, row: Row, answers: Sequence["Answer"], builder: "EngineBuilder"
+        self, row: Row, answers: Sequence["Whole"], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         """What the row's record holds, for JSON; of equal answers always the same."""
 

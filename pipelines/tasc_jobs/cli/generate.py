@@ -138,9 +138,7 @@ def generate(
         from tasc_runtime.sampling_options import SamplingOptions
 
         asked = SamplingOptions(
-            temperature=answers.temperature,
-            top_p=answers.top_p,
-            top_k=answers.top_k,
+            parameters=answers.parameters,
             seed=seed,
             guide=_guide(answers),
             logprobs=logprobs,

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tasc_draft.settings import MIXTURES, DraftSettings
+from tasc_protocol import PARAMETERS
 from tasc_store import NeuralDrafting, TaskRecord
 
 _DRAFT_KEYS = ", ".join(f.name for f in fields(DraftSettings))
@@ -51,7 +52,32 @@ class PromptOptions:
 
 
 @dataclass(frozen=True)
-class AnswerOptions:
+class SamplingFlags:
+    """How the tokens of an answer are chosen; None where an option was not given."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: float | None) -> None: ...
+
+    else:
+        __annotations__ = {
+            name: Annotated[
+                (int if one.is_integer else float) | None,
+                _sampling(one.option_help, f"{one.default:g}"),
+            ]
+            for name, one in PARAMETERS.items()
+        }
+        vars().update(dict.fromkeys(PARAMETERS))
+
+    @property
+    def parameters(self) -> dict[str, int | float]:
+        """The values that were given, by name."""
+        values = {name: getattr(self, name) for name in PARAMETERS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class AnswerOptions(SamplingFlags):
     """What an answer may be, and how its tokens are chosen; None where an option was not given."""
 
     choices: Annotated[
@@ -63,15 +89,6 @@ class AnswerOptions:
     ] = None
     regex: Annotated[
         str | None, _answers("Regular expression that the whole answer matches.", "none")
-    ] = None
-    temperature: Annotated[
-        float | None, _sampling("0 to 100; 0 takes the most likely token.", 0)
-    ] = None
-    top_p: Annotated[
-        float | None, _sampling("Above 0, to 1: share of probability to sample from.", 1)
-    ] = None
-    top_k: Annotated[
-        int | None, _sampling("Number of likeliest tokens to sample from; 0: all.", 0)
     ] = None
 
 
@@ -116,18 +133,6 @@ class TaskOptions(AnswerOptions, PromptOptions):
     choice: Annotated[
         list[str] | None,
         _answers("A label; repeatable. An answer is then one of the labels.", "none"),
-    ] = None
-    min_p: Annotated[
-        float | None, _sampling("0 to 1: minimum probability relative to the greatest.", 0)
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, _sampling("Penalty of repeated tokens above 0, to 100; 1: none.", 1)
-    ] = None
-    presence_penalty: Annotated[
-        float | None, _sampling("Penalty of tokens in the answer, -100 to 100.", 0)
-    ] = None
-    frequency_penalty: Annotated[
-        float | None, _sampling("The same for each occurrence, -100 to 100.", 0)
     ] = None
     mixture: Annotated[
         str | None,

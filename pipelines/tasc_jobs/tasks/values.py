@@ -12,10 +12,11 @@ from tasc_draft.settings import DraftSettings
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tasks.options import TaskOptions
+from tasc_protocol import SamplingDefaults
 from tasc_runtime.data.file_kinds import wrong_encoding
 from tasc_runtime.data.rows import Fields
 from tasc_runtime.engine_settings import fault_of
-from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_store import NeuralDrafting, TaskRecord
 from tasc_store.tasks.record import MOST_CHOICE_BYTES, MOST_TEXT_BYTES
 from tasc_text import ChatTemplate
 from tasc_text.template import FIELD

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from tasc_jobs.batch.work import Row
+from tasc_protocol import Whole
 from tasc_runtime.data.rows import read_lines
-from tasc_runtime.protocol import Answer, Call, Refusal
+from tasc_runtime.protocol import Call, Refusal
 from tasc_runtime.sampling_options import SHOWN, FieldError
 from tasc_serve.http.generation import ENDPOINTS
 from tasc_serve.http.parsing import GenerationBody, calls_of, parsed
@@ -185,7 +186,7 @@ class LineAnswers:
         return group.calls
 
     def content(
-        self, row: Row, answers: Sequence[Answer], builder: "EngineBuilder"
+        self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         body, group = self._read(row)
         # Times differ from run to run: they are told only to who asks for them.

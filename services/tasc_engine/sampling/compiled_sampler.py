@@ -421,11 +421,13 @@ def _token(
     best = _greatest(s.tops, 0, len(s.tops))
     if best == -np.inf:
         return -1
-    temperature = rules.temperature[row]
+    parameters = rules.parameters
+    temperature = parameters.temperature[row]
     if temperature == 0.0:
         return _first(s, best)
     return draw(
-        s, width, best, temperature, rules.top_p[row], rules.top_k[row], rules.min_p[row], number
+        s, width, best, temperature, parameters.top_p[row], parameters.top_k[row],
+        parameters.min_p[row], number,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Penalties: Keskar et al. 2019 (arXiv 1909.05858) for repetition; presence and fr
 OpenAI's API. Terms are added in the written order, so that equal logits stay equal.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from tasc_engine.config import MOST_NODES
 from tasc_engine.kernels.cpu.compiling import borrowing
-from tasc_engine.sampling.parameters import MOST_BIASES
+from tasc_protocol.sampling import MOST_BIASES, PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,17 @@ Float64 = NDArray[np.float64]
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-SETTINGS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+# The parameters of all rows, ``float64[rows]`` or ``int64[rows]`` each.
+Columns: Any = namedtuple("Columns", PARAMETERS)  # type: ignore[misc]
 AHEAD = MOST_NODES + 1  # places of a row that one step may look at
 IN_PROMPT = 1 << 30  # of ``held``
 
 
 class Rules(NamedTuple):
-    """By row; settings are those of `Sampling`, ``[rows]``.
+    """By row.
 
     Attributes:
+        parameters: `Columns`, those of `Sampling`.
         plain: ``bool[rows]`` whether the greatest of the target's own logits is taken.
         penalises: ``bool[rows]``.
         answered: ``int64[rows]`` tokens of the answer so far.
@@ -76,14 +71,8 @@ class Rules(NamedTuple):
     """
 
     plain: NDArray[np.bool_]
-    temperature: Float64
-    top_p: Float64
-    top_k: Int64
-    min_p: Float64
+    parameters: Any
     penalises: NDArray[np.bool_]
-    repetition_penalty: Float64
-    presence_penalty: Float64
-    frequency_penalty: Float64
     answered: Int64
     numbers: Float64
     first: Int64
@@ -111,14 +100,19 @@ def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
     types: dict[str, Any] = {
         **integers,
         **dict.fromkeys(("plain", "penalises"), np.bool_),
-        **dict.fromkeys(("top_k", "answered", "first"), np.int64),
+        **dict.fromkeys(("answered", "first"), np.int64),
     }
     made = {
         name: np.zeros(shapes.get(name, (rows,)), types.get(name, np.float64))
         for name in Rules._fields
+        if name != "parameters"
     }
     made["plain"][:] = True
-    return Rules(**made)
+    columns = {
+        each.name: np.full(rows, each.default, np.int64 if each.is_integer else np.float64)
+        for each in PARAMETERS.values()
+    }
+    return Rules(parameters=Columns(**columns), **made)
 
 
 MOST = float(np.finfo(np.float64).max)
@@ -192,9 +186,10 @@ def biased(rules: Any, row: int, j: int, logit: float) -> float:
 @borrowing
 def penalised(rules: Any, row: int, token: int, logit: float) -> float:
     """A logit with what is due for a token that is held."""
-    factor, count = rules.repetition_penalty[row], rules.held[row, token] & ~IN_PROMPT
+    parameters, count = rules.parameters, rules.held[row, token] & ~IN_PROMPT
+    factor = parameters.repetition_penalty[row]
     logit = min(logit / factor if logit > 0 else logit * factor, MOST)
     if count:
-        logit -= rules.presence_penalty[row]
-        logit -= rules.frequency_penalty[row] * count
+        logit -= parameters.presence_penalty[row]
+        logit -= parameters.frequency_penalty[row] * count
     return logit

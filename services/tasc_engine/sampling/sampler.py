@@ -17,16 +17,16 @@ from tasc_engine.layout import Int32, Int64
 from tasc_engine.sampling import compiled_sampler as compiled
 from tasc_engine.sampling import tensor_sampler
 from tasc_engine.sampling.compiled_sampler import scratch_for
-from tasc_engine.sampling.parameters import Sampling, TokenLogprob, uniforms
+from tasc_engine.sampling.random_numbers import uniforms
 from tasc_engine.sampling.row_parameters import (
     AHEAD,
-    SETTINGS,
     Allowed,
     hold_answer,
     hold_prompt,
     release,
     rules_of,
 )
+from tasc_protocol import PARAMETERS, Sampling, TokenLogprob
 
 _AT_ONCE = 1 << 22  # logits handled together; about three times their 32 MB are allocated
 
@@ -116,8 +116,8 @@ class Sampler:
         """
         rules, biases = self.rules, dict(sampling.logit_bias)
         self._samplings[row] = sampling
-        for name in SETTINGS:
-            getattr(rules, name)[row] = getattr(sampling, name)
+        for name in PARAMETERS:
+            getattr(rules.parameters, name)[row] = getattr(sampling, name)
         rules.plain[row], rules.penalises[row] = sampling.plain, sampling.penalises
         rules.biases[row] = len(biases)
         rules.bias_ids[row, : len(biases)] = list(biases)

@@ -19,13 +19,13 @@ from tasc_engine.sampling.compiled_sampler import leave_visited
 from tasc_engine.sampling.row_parameters import (
     IN_PROMPT,
     MOST,
-    SETTINGS,
     Allowed,
     Int32,
     Int64,
     Rules,
     list_paths,
 )
+from tasc_protocol import PARAMETERS
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
 
@@ -34,7 +34,8 @@ _TYPES = {
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float64): torch.float64,
 }
-_PER_PLACE = ("place", "slot", "mask_of", "number", *SETTINGS)
+_PER_PLACE = ("place", "slot", "mask_of", "number", "parameters")
+_COLUMN = {name: column for column, name in enumerate(PARAMETERS)}
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Inputs(Generic[Array]):
         slot: ``int64[P]`` which of the step's rows.
         mask_of: ``int64[P]``; -1 for none.
         number: ``float64[P]`` random numbers.
-        temperature, top_p, top_k, min_p: ``[P]``, see `Sampling`.
-        repetition_penalty, presence_penalty, frequency_penalty: ``[P]``, see `Sampling`.
+        parameters: ``float64[P, *]`` the parameters of `Sampling`; see `parameter`.
         path_at, path_token: ``int64[*]`` tokens of drafts that lead to places of penalised rows, by
             index into the places, ascending.
         held_slot, held_token: ``int64[*]`` of penalised rows.
@@ -61,13 +61,7 @@ class Inputs(Generic[Array]):
     slot: Array
     mask_of: Array
     number: Array
-    temperature: Array
-    top_p: Array
-    top_k: Array
-    min_p: Array
-    repetition_penalty: Array
-    presence_penalty: Array
-    frequency_penalty: Array
+    parameters: Array
     path_at: Array
     path_token: Array
     held_slot: Array
@@ -77,6 +71,10 @@ class Inputs(Generic[Array]):
     bias_token: Array
     bias: Array
     masks: Array
+
+    def parameter(self, name: str) -> Any:
+        """``float64[P]`` a parameter of `Sampling`."""
+        return self.parameters[:, _COLUMN[name]]
 
     def part(self, begin: int, end: int, paths: slice) -> "Inputs[Array]":
         """Some of the places, with the tokens that lead to them."""
@@ -101,7 +99,7 @@ def inputs_of(
         slot=slot[ruled],
         mask_of=mask_of[ruled],
         number=rules.numbers[row, (rules.answered - rules.first)[row] + depth[ruled]],
-        **{name: getattr(rules, name)[row] for name in SETTINGS},
+        parameters=np.stack([column[row] for column in rules.parameters], -1, dtype=np.float64),
         path_at=np.searchsorted(place, path_place),
         path_token=path_token,
         held_slot=held_slot,
@@ -195,9 +193,11 @@ def _by_rule(
         readable = (x < torch.inf).all(-1)  # not what is no number
         x = _adjusted(x, part, counts, biases)
         chosen, here = first_greatest(x), slice(begin, begin + at_once)
-        if host.temperature[here].any():
-            cuts = (host.top_k[here] > 0).any() or (host.top_p[here] < 1).any()
-            chosen = torch.where(part.temperature > 0, _drawn(x, part, bool(cuts)), chosen)
+        warm = host.parameter("temperature")[here] > 0
+        if warm.any():
+            top_k, top_p = host.parameter("top_k")[here], host.parameter("top_p")[here]
+            drawn = _drawn(x, part, bool((top_k > 0).any() or (top_p < 1).any()))
+            chosen = torch.where(part.parameter("temperature") > 0, drawn, chosen)
         found.append(chosen.masked_fill(~readable | (x == _NOTHING).all(-1), -1))
     return torch.cat(found)
 
@@ -221,19 +221,20 @@ def _adjusted(
 def _penalised(x: Tensor, part: Inputs[Tensor], counts: Tensor) -> Tensor:
     own, one = counts[part.slot], counts.new_ones(())
     own.index_put_((part.path_at, part.path_token), one, accumulate=True)
-    repetition = part.repetition_penalty.unsqueeze(-1)
+    repetition = part.parameter("repetition_penalty").unsqueeze(-1)
     repeated = torch.where(x > 0, x / repetition, x * repetition).clamp_(max=MOST)
     x, count = torch.where(own != 0, repeated, x), own & ~IN_PROMPT
-    x = torch.where(count > 0, x - part.presence_penalty.unsqueeze(-1), x)
-    return x - part.frequency_penalty.unsqueeze(-1) * count
+    x = torch.where(count > 0, x - part.parameter("presence_penalty").unsqueeze(-1), x)
+    return x - part.parameter("frequency_penalty").unsqueeze(-1) * count
 
 
 def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
     """``int64[P]`` tokens of the random numbers; any where the temperature is 0."""
-    temperature = part.temperature.masked_fill(part.temperature == 0, 1).unsqueeze(-1)
+    temperature = part.parameter("temperature").unsqueeze(-1)
+    temperature = temperature.masked_fill(temperature == 0, 1)
     most = x.amax(-1, keepdim=True)
     weights = ((x - most) / temperature).exp_()
-    weights = weights.masked_fill_(weights < part.min_p.unsqueeze(-1), 0)
+    weights = weights.masked_fill_(weights < part.parameter("min_p").unsqueeze(-1), 0)
     if cuts:
         weights = weights.masked_fill_(~_kept(x, weights, part), 0)
     running = weights.cumsum(-1)
@@ -259,18 +260,19 @@ def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
 
 def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[Tensor, Tensor]:
     """See `_kept`; by ranking the ``n`` likeliest, and ``bool[P]`` where that was enough."""
+    top_k, top_p = part.parameter("top_k"), part.parameter("top_p")
     values, ids = x.topk(n)
     ranked, rank = weights.gather(-1, ids), torch.arange(n, device=x.device)
-    counted = (part.top_k > 0).unsqueeze(-1)
-    inside = (ranked > 0) & ((rank < part.top_k.unsqueeze(-1)) | ~counted)
+    counted = (top_k > 0).unsqueeze(-1)
+    inside = (ranked > 0) & ((rank < top_k.unsqueeze(-1)) | ~counted)
     whole = torch.where(counted, (ranked * inside).sum(-1, keepdim=True), weights.sum(-1, True))
-    goal = torch.where(part.top_p < 1, part.top_p, torch.inf).unsqueeze(-1) * whole
+    goal = torch.where(top_p < 1, top_p, torch.inf).unsqueeze(-1) * whole
     before = pad((ranked * inside).cumsum(-1)[:, :-1], (1, 0))
     last = (inside & (before < goal)).sum(-1, keepdim=True)
     # Of equal ones the first are kept, whatever the order they were ranked in.
     cut = values.gather(-1, (last - 1).clamp_(min=0))
     equal, above = x == cut, x > cut
     kept = above | (equal & (equal.cumsum(-1) <= last - above.sum(-1, keepdim=True)))
-    unlimited = (part.top_k == 0) & (part.top_p == 1)
-    enough = torch.where(part.top_k > 0, part.top_k <= n, last.squeeze(-1) < n)
+    unlimited = (top_k == 0) & (top_p == 1)
+    enough = torch.where(top_k > 0, top_k <= n, last.squeeze(-1) < n)
     return kept | unlimited.unsqueeze(-1), enough | unlimited

@@ -2,26 +2,27 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, count
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
 from tasc_draft.labels import LabelTrie
 from tasc_engine.guided import Guide, follow
 from tasc_engine.layout import Feed
-from tasc_engine.request import (
-    Acceptance,
-    Delta,
-    FinishReason,
-    GenerationRequest,
-    GenerationResult,
-    Timings,
-)
-from tasc_engine.sampling.parameters import TokenLogprob
+from tasc_engine.request import GenerationRequest
 from tasc_engine.sampling.row_parameters import Allowed
+from tasc_protocol import (
+    Acceptance,
+    FinishReason,
+    GenerationResult,
+    Output,
+    Timings,
+    TokenLogprob,
+)
 from tasc_text import IncrementalDetokenizer, TaskTokenizer
 
 Int32 = NDArray[np.int32]
@@ -36,14 +37,14 @@ class Sequence:
         row: Its row of the batch; -1 while waiting.
         first: The cache slot of its first token; -1 while waiting.
         cached: Tokens of prompt and answer in the cache.
-        sent: Tokens of the answer that deltas have had, or that another engine gave.
+        sent: Tokens of the answer that outputs have had, or that another engine gave.
         entered: Those of the prompt that were there already, prefilled for another.
         answer: Tokens emitted so far. The newest is not in the cache yet, nor are forced ones.
         writer: Incremental text, only for who streams or has stop strings.
         guide: The limits of the answer; None if it may be anything.
         adapter: Number of the target's adapter; 0 for none.
         logprobs: One of each token of the answer, where they are asked for; the prompt's first.
-        told: How many of these deltas have told.
+        told: How many of these outputs have had.
     """
 
     request: GenerationRequest
@@ -216,24 +217,24 @@ class Sequence:
             return "stop"
         return "length" if self.remaining <= 0 else None
 
-    def delta(self, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Delta:
-        """The tokens that no delta has had yet, and the result if they end the answer."""
+    def output(self, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Output:
+        """The tokens that no output has had yet, and the result if they end the answer."""
         tokens, logprobs = tuple(self.answer[self.sent :]), tuple(self.logprobs[self.told :])
         self.sent, self.told = len(self.answer), len(self.logprobs)
         if reason is None:
             text = self.writer.take() if self.writer and self.request.stream else ""
-            return Delta(self.request.id, tokens, text, logprobs=logprobs)
+            return Output(self.request.id, tokens, text, logprobs=logprobs)
         result = self.result(reason, tokenizer)
         rest = self.writer.finish(result.text) if self.writer else result.text
-        return Delta(self.request.id, tokens, rest, result, logprobs)
+        return Output(self.request.id, tokens, rest, result, logprobs)
 
-    def failed(self, error: str, tokenizer: TaskTokenizer) -> Delta:
-        """The last delta of a request that cannot be answered to its end.
+    def failed(self, error: str, tokenizer: TaskTokenizer) -> Output:
+        """The last output of a request that cannot be answered to its end.
 
-        Its tokens are those that no delta has had yet, such as forced ones of the opening.
+        Its tokens are those that no output has had yet, such as forced ones of the opening.
         """
-        delta = self.delta("error", tokenizer)
-        return replace(delta, result=delta.result and replace(delta.result, error=error))
+        output = self.output("error", tokenizer)
+        return replace(output, result=output.result and replace(output.result, error=error))
 
     def result(self, reason: FinishReason, tokenizer: TaskTokenizer) -> GenerationResult:
         now = time.monotonic()

@@ -19,11 +19,11 @@ from tasc_draft import SOURCES, Drafts
 from tasc_draft.drafts import FORCED
 from tasc_engine.errors import OutOfMemory, out_of_memory_is
 from tasc_engine.model.target import Target
-from tasc_engine.sampling.parameters import TokenLogprob
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler, token_logprobs
 from tasc_engine.stats import Counts, StepRecord
 from tasc_engine.step.plan import Plan
+from tasc_protocol import TokenLogprob
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

@@ -13,7 +13,7 @@ from typing import Final
 import redis
 from starlette.requests import Request
 
-from tasc_runtime.protocol import Piece
+from tasc_protocol import Output
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.choices import Numbered
@@ -432,15 +432,15 @@ class Permit:
     spend: Callable[[int], None]
 
     async def counting(
-        self, pieces: AsyncGenerator[Numbered, None]
+        self, outputs: AsyncGenerator[Numbered, None]
     ) -> AsyncGenerator[Numbered, None]:
-        """The same pieces; what a client has got is counted, also if it leaves before the end."""
+        """The same outputs; what a client has got is counted, also if it leaves before the end."""
         counted: defaultdict[int, int] = defaultdict(int)
-        async with aclosing(pieces):
-            async for index, piece in pieces:
-                if isinstance(piece, Piece):
-                    now = counted[index] + len(piece.ids)
-                    now = len(piece.result.tokens) if piece.result else now
+        async with aclosing(outputs):
+            async for index, output in outputs:
+                if isinstance(output, Output):
+                    now = counted[index] + len(output.tokens)
+                    now = len(output.result.tokens) if output.result else now
                     self.spend(now - counted[index])
                     counted[index] = now
-                yield index, piece
+                yield index, output

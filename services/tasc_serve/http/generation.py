@@ -14,7 +14,8 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from tasc_runtime.protocol import Answer, Backend, Refusal
+from tasc_protocol import Whole
+from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
 from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
@@ -175,8 +176,8 @@ class Generation:
         with scope.waiting():
             async with _WhileConnected(request):
                 answers = await self._whole(group, task)
-        permit.spend(sum(len(answer.result.tokens) for answer in answers))
-        many = sum(len(answer.tokens) for answer in answers) > _MANY_TOKENS
+        permit.spend(sum(len(result.tokens) for result, _ in answers))
+        many = sum(len(texts) for _, texts in answers) > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))
         if retry:
             retry.keep(encoded)
@@ -204,7 +205,7 @@ class Generation:
         retry = await self._idempotency.claim(retry_key, request, raw, task, version)
         return group.pinned(retry.record_version), retry
 
-    async def _whole(self, group: CallGroup, task: str) -> list[Answer]:
+    async def _whole(self, group: CallGroup, task: str) -> list[Whole]:
         try:
             async with asyncio.timeout(group.timeout_s):
                 return await choices.complete(self._backend, task, group)

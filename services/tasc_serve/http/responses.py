@@ -4,7 +4,6 @@ The ``metrics`` object of a response, which benchmark clients read, has the name
 vLLM's per-request and acceptance metrics; the draft index is added.
 """
 
-import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -12,17 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from tasc_engine import Acceptance, GenerationResult
-from tasc_runtime.protocol import (
-    LEAST_LOGPROB,
-    Answer,
-    Piece,
-    Refusal,
-    TokenText,
-    finite,
-    token_name,
-)
+from tasc_protocol import Acceptance, GenerationResult, Output, TokenText, Whole
+from tasc_protocol.output import LEAST_LOGPROB, finite, token_name
+from tasc_runtime.protocol import Refusal
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import CallGroup, Numbered
@@ -161,25 +154,25 @@ class Reply:
     group: CallGroup
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
         """The body that answers at once: one choice for each answer, in their order."""
-        results = [answer.result for answer in answers]
         choices = [
-            self._choice(i, self.shape.content(a.result.text), a.result, self._logprobs(a.tokens))
-            for i, a in enumerate(answers)
+            self._choice(i, self.shape.content(result.text), result, self._logprobs(texts))
+            for i, (result, texts) in enumerate(answers)
         ]
+        results = [result for result, _ in answers]
         return {**self._told(self.shape.object, choices), **self._summary(results)}
 
-    def chunk(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+    def chunk(self, index: int, output: Output, first: bool) -> dict[str, Any]:
         """A part of one choice; ``first`` of its parts or not."""
-        content = self.shape.chunk(piece.text, first)
-        logprobs = self._logprobs(piece.tokens) if piece.tokens else None
-        choice = self._choice(index, content, piece.result, logprobs)
+        content = self.shape.chunk(output.text, first)
+        logprobs = self._logprobs(output.token_texts) if output.token_texts else None
+        choice = self._choice(index, content, output.result, logprobs)
         told = self._told(self.shape.chunk_object, [choice])
         if self.body.includes_usage:
             told["usage"] = None  # as OpenAI has it: the last chunk says it
-        elif piece.result and len(self.group.calls) == 1:
-            told |= self._metrics([piece.result])  # no later chunk will say it
+        elif output.result and len(self.group.calls) == 1:
+            told |= self._metrics([output.result])  # no later chunk will say it
         return told
 
     def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
@@ -222,7 +215,7 @@ class Reply:
     async def events(
         self, first: Awaitable[Numbered], rest: AsyncIterator[Numbered]
     ) -> AsyncIterator[str]:
-        """One event for each piece that has text or ends its choice, and the end mark.
+        """One event for each output that has text or ends its choice, and the end mark.
 
         Log-probabilities of tokens whose text is held back come with the next event of their
         choice.
@@ -235,16 +228,16 @@ class Reply:
         results: dict[int, GenerationResult] = {}
         numbered: Numbered | None = await first
         while numbered is not None:
-            index, piece = numbered
-            if isinstance(piece, Refusal):
-                raise of_refusal(piece)
-            held[index] += piece.tokens
-            if piece.text or piece.result:
-                whole = dataclasses.replace(piece, tokens=held.pop(index))
+            index, output = numbered
+            if isinstance(output, Refusal):
+                raise of_refusal(output)
+            held[index] += output.token_texts
+            if output.text or output.result:
+                whole = replace(output, token_texts=held.pop(index))
                 yield _event(self.chunk(index, whole, first=index not in begun))
                 begun.add(index)
-            if piece.result:
-                results[index] = piece.result
+            if output.result:
+                results[index] = output.result
             numbered = await anext(rest, None)
         if self.body.includes_usage:
             yield _event(self.last([results[i] for i in sorted(results)]))

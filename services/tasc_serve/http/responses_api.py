@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from tasc_engine import GenerationResult
-from tasc_runtime.protocol import Answer, Refusal, TokenText
+from tasc_protocol import GenerationResult, TokenText, Whole
+from tasc_runtime.protocol import Refusal
 from tasc_runtime.sampling_options import (
     MOST_MESSAGES,
     UNSUPPORTED,
@@ -150,15 +150,14 @@ class ResponsesReply:
     created: int = field(default_factory=lambda: int(time.time()))
     _numbers: Iterator[int] = field(default_factory=itertools.count)  # of the events
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        (answer,) = answers
-        part = self._part(answer.result.text, answer.tokens)
-        return self._response(answer.result, [self._message(answer.result, [part])])
+    def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
+        ((result, texts),) = answers
+        return self._response(result, [self._message(result, [self._part(result.text, texts)])])
 
     async def events(
         self, first: Awaitable[Numbered], rest: AsyncIterator[Numbered]
     ) -> AsyncIterator[str]:
-        """Those of OpenAI's API, with a delta for each piece that has text.
+        """Those of OpenAI's API, with a delta for each output that has text.
 
         Raises:
             ApiError: The answer failed or was refused.
@@ -175,16 +174,16 @@ class ResponsesReply:
         result: GenerationResult | None = None
         numbered: Numbered | None = await first
         while numbered is not None:
-            _, piece = numbered
-            if isinstance(piece, Refusal):
-                raise of_refusal(piece)
-            tokens += piece.tokens
-            result = piece.result or result
-            if piece.text:
+            _, output = numbered
+            if isinstance(output, Refusal):
+                raise of_refusal(output)
+            tokens += output.token_texts
+            result = output.result or result
+            if output.text:
                 logprobs, told = self._logprobs(tokens[told:]), len(tokens)
-                delta = {**place, "delta": piece.text, "logprobs": logprobs}
+                delta = {**place, "delta": output.text, "logprobs": logprobs}
                 yield event("response.output_text.delta", **delta)
-                texts.append(piece.text)
+                texts.append(output.text)
             numbered = await anext(rest, None)
         part = self._part("".join(texts), tokens)
         done = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -227,8 +226,7 @@ class ResponsesReply:
             "tool_choice": "none",
             "tools": [],
             "max_output_tokens": body.max_output_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
+            **{name: getattr(body, name) for name in ("temperature", "top_p")},
             "usage": result and _usage(result),
         }
         if result and body.metrics != "none":

@@ -14,8 +14,8 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 from tasc_draft.drafts import SOURCES
-from tasc_engine.request import FinishReason, GenerationResult
 from tasc_engine.stats import Counts, StepRecord
+from tasc_protocol import FinishReason, GenerationResult
 from tasc_store import Artifact
 
 NotCollected: TypeAlias = Literal["full", "trimmed"]

@@ -34,7 +34,8 @@ def row_of(call: Call, request: GenerationRequest, result: GenerationResult) -> 
         and result.finish_reason == "stop"
         and request.sampling.temperature == 0
         and not call.stop
-        and SamplingOptions() == replace(options, temperature=None, seed=0, prompt=0, logprobs=None)
+        and options.parameters.keys() <= {"temperature"}
+        and SamplingOptions() == replace(options, parameters={}, seed=0, prompt=0, logprobs=None)
     )
     if not own:
         return None

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tasc_engine import (
-    Delta,
     Engine,
     GenerationRequest,
     GenerationResult,
+    Output,
     StepRecord,
     TokenLogprob,
 )
@@ -152,29 +152,29 @@ class ShadowCheck:
         """Take a step's record; `own` passes it on."""
         self._record = record
 
-    def own(self, deltas: list[Delta]) -> list[Delta]:
+    def own(self, outputs: list[Output]) -> list[Output]:
         """After a step: keep the answers of shadows, return those of users."""
         self._crowded = self._engine.waiting > 0
         if not self._running:
             self._pass_on([])
-            return deltas
-        mine = [delta for delta in deltas if delta.id in self._running]
+            return outputs
+        mine = [output for output in outputs if output.id in self._running]
         self._pass_on(mine)
-        others = [delta for delta in deltas if delta.id not in self._running]
-        for delta in mine:
-            if delta.result:
+        others = [output for output in outputs if output.id not in self._running]
+        for output in mine:
+            if output.result:
                 try:
-                    self._compare(self._running.pop(delta.id), delta.result)
+                    self._compare(self._running.pop(output.id), output.result)
                 except Exception:
                     self._failed()
         return others
 
-    def _pass_on(self, mine: list[Delta]) -> None:
+    def _pass_on(self, mine: list[Output]) -> None:
         record, self._record = self._record, None
         if record is None or (self._running and self._running.keys() >= set(record.requests)):
             return
         # Shadows have no drafts, and nothing is forced where a request asks for logprobs.
-        tokens = sum(len(delta.tokens) for delta in mine)
+        tokens = sum(len(output.tokens) for output in mine)
         self._observe(
             dataclasses.replace(
                 record,

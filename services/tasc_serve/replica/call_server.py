@@ -23,8 +23,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tasc_protocol import Output
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
+from tasc_runtime.protocol import Call, Pulse, Refusal
 from tasc_serve import wire
 from tasc_serve.settings import ConnectionSettings
 from tasc_serve.wire import Connection, Endpoint, Message
@@ -38,9 +39,9 @@ _HELLO_BYTES = 1024  # of the longest message before the token
 class Answers(Protocol):
     """Who answers the calls."""
 
-    async def complete(self, call: Call) -> Answer | Refusal: ...
+    async def complete(self, call: Call) -> Output | Refusal: ...
 
-    def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]: ...
+    def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]: ...
 
     def pulse(self) -> Pulse:
         """Raises EngineBroken."""
@@ -245,10 +246,10 @@ class _GatewayConnection(Connection):
             self._ended.set_result(None)
 
 
-def _message(number: int, item: Answer | Piece | Refusal) -> wire.Reply | wire.Chunk | wire.Refused:
+def _message(number: int, item: Output | Refusal) -> wire.Answered | wire.Refused:
     if isinstance(item, Refusal):
         return wire.Refused(number, item)
-    return wire.Reply(number, item) if isinstance(item, Answer) else wire.Chunk(number, item)
+    return wire.Answered(number, item)
 
 
 def socket_folder() -> Path:

@@ -10,16 +10,15 @@ import ray
 from prometheus_client import CollectorRegistry
 from ray import serve
 
-from tasc_engine import Delta, StepRecord
+from tasc_engine import StepRecord
+from tasc_protocol import Output
 from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
 from tasc_runtime.protocol import (
-    Answer,
     AnswerTexts,
     Call,
-    Piece,
     Pulse,
     Refusal,
     TaskStatus,
@@ -115,18 +114,18 @@ class TaskReplica:
             self.builder, self._loop, TaskStore(client), settings.poll_interval_s, self._set_index
         )
 
-    async def complete(self, call: Call) -> Answer | Refusal:
-        """The whole answer of one call."""
+    async def complete(self, call: Call) -> Output | Refusal:
+        """The last output of one call, whose result has the whole answer."""
         async with aclosing(self.stream(call)) as items:
             async for item in items:
                 if isinstance(item, Refusal):
                     return item
                 if item.result:
-                    return Answer(item.result, item.tokens)
+                    return item
         raise RuntimeError(f"call {call.id} ended without a result")
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        """An answer piece by piece, or all of it in one; closing the iterator frees the row."""
+    async def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+        """The outputs of an answer, or one with all of it; closing the iterator frees the row."""
         if refusal := self._refused(call):
             yield refusal
             return
@@ -142,11 +141,11 @@ class TaskReplica:
                 return
             taken = True
             if call.is_acknowledged:
-                yield Piece("", record_version=ready.record_version)
+                yield Output(call.id, record_version=ready.record_version)
             # Closed here: the engine hears of the end before another call takes the place.
-            async with aclosing(self._pieces(ready, call)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            async with aclosing(self._outputs(ready, call)) as outputs:
+                async for output in outputs:
+                    yield output
         finally:
             self._outstanding -= 1
             if taken:
@@ -229,11 +228,11 @@ class TaskReplica:
     def __del__(self) -> None:
         self.close()
 
-    async def _pieces(self, ready: Ready, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+    async def _outputs(self, ready: Ready, call: Call) -> AsyncGenerator[Output | Refusal, None]:
         request, builder = ready.request, self.builder
         texts = AnswerTexts(builder.tokenizer, call, request, ready.record_version)
         # One item per step at most, and a row takes max_tokens steps: bounded by the request.
-        arrived: asyncio.Queue[Delta | Refusal | Exception] = asyncio.Queue()
+        arrived: asyncio.Queue[Output | Refusal | Exception] = asyncio.Queue()
         self._loop.submit(request, arrived.put_nowait, ready.guide)
         # The gateway gives up at the same time; this one counts where the gateway is dead.
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
@@ -243,7 +242,7 @@ class TaskReplica:
         try:
             while not ended:
                 item = await arrived.get()
-                ended = item is not late and not (isinstance(item, Delta) and item.result is None)
+                ended = item is not late and not (isinstance(item, Output) and item.result is None)
                 if isinstance(item, Exception):
                     raise EngineBroken(f"the engine ended on {item!r}") from item
                 if isinstance(item, Refusal):
@@ -255,11 +254,11 @@ class TaskReplica:
                         yield _failure(item.result.error, ready, call)
                         return
                 artifact = builder.artifact  # only a replica knows the index
-                piece = texts.piece(item, artifact.version if artifact else None)
-                if piece.result:
-                    self._shadow.finished(request, piece.result)
-                    self._collector.finished(builder.with_row(call), request, piece.result)
-                yield piece
+                output = texts.output(item, artifact.version if artifact else None)
+                if output.result:
+                    self._shadow.finished(request, output.result)
+                    self._collector.finished(builder.with_row(call), request, output.result)
+                yield output
         finally:
             timer.cancel()
             if not ended:

@@ -1,6 +1,6 @@
 """The thread that owns an engine and steps it while there is work.
 
-Others hand it requests, cancellations and calls to run between two steps; it hands back deltas. It
+Others hand it requests, cancellations and calls to run between two steps; it hands back outputs. It
 knows no HTTP and no Ray.
 """
 
@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tasc_engine import Delta, Engine, GenerationRequest, QueueFull
+from tasc_engine import Engine, GenerationRequest, Output, QueueFull
 from tasc_engine.guided import Guide
 from tasc_runtime.protocol import Refusal
 from tasc_serve.monitor.shadow import ShadowCheck
 
 log = logging.getLogger(__name__)
 
-Told = Delta | Refusal | Exception
+Told = Output | Refusal | Exception
 Sink = Callable[[Told], None]
 _IDLE_S = 0.5
 
@@ -25,13 +25,13 @@ _IDLE_S = 0.5
 class EngineLoop:
     """Run ``engine`` on a thread of its own.
 
-    A sink is called with each delta of its request and, if the engine breaks, with the exception.
-    A request that does not stream gets its last delta only.
+    A sink is called with each output of its request and, if the engine breaks, with the exception.
+    A request that does not stream gets its last output only.
 
     Args:
-        hand_over: Runs a function that calls sinks: once a round, whatever the number of deltas. By
-            default it runs on the engine's thread, and sinks must not block.
-        on_delta: Called with seconds since the row's previous delta and its number of tokens.
+        hand_over: Runs a function that calls all sinks of a round. By default it runs on the
+            engine's thread, and sinks must not block.
+        on_delta: Called with seconds since the row's previous output and its number of tokens.
         shadow: Requests of its own that it brings in where rows are free.
     """
 
@@ -107,7 +107,7 @@ class EngineLoop:
             self.failure = error
             self._refuse_all(error)
 
-    def _step(self) -> list[Delta]:
+    def _step(self) -> list[Output]:
         if self._shadow is None:
             return self._engine.step()
         self._shadow.fill()
@@ -159,19 +159,19 @@ class EngineLoop:
         self._sinks.pop(request_id, None)
         self._last.pop(request_id, None)
 
-    def _deliver(self, deltas: list[Delta]) -> None:
+    def _deliver(self, outputs: list[Output]) -> None:
         now = time.monotonic()
         told: list[tuple[Sink, Told]] = []
-        for delta in deltas:
-            before = self._last.get(delta.id)
+        for output in outputs:
+            before = self._last.get(output.id)
             if before is not None:
-                self._on_delta(now - before, len(delta.tokens))
-            self._last[delta.id] = now
-            sink, streams = self._sinks[delta.id]
-            if streams or delta.result:
-                told.append((sink, delta))
-            if delta.result:
-                del self._sinks[delta.id], self._last[delta.id]
+                self._on_delta(now - before, len(output.tokens))
+            self._last[output.id] = now
+            sink, streams = self._sinks[output.id]
+            if streams or output.result:
+                told.append((sink, output))
+            if output.result:
+                del self._sinks[output.id], self._last[output.id]
         self._tell(told)
 
     def _tell(self, told: Sequence[tuple[Sink, Told]]) -> None:

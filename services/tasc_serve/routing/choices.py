@@ -7,10 +7,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from tasc_runtime.protocol import Answer, Backend, Call, Piece, Prompt, Refusal
+from tasc_protocol import Output, Whole
+from tasc_runtime.protocol import Backend, Call, Prompt, Refusal
 from tasc_serve.http_errors import of_refusal
 
-Numbered = tuple[int, Piece | Refusal]
+Numbered = tuple[int, Output | Refusal]
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,17 @@ class CallGroup:
         return CallGroup(self.id, tuple(pinned))
 
 
-async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer]:
+async def complete(backend: Backend, task: str, group: CallGroup) -> list[Whole]:
     """Returns the answers in the order of their calls.
 
     Raises:
         ApiError: A call was refused or failed; the others were cancelled.
     """
     if len(group.calls) == 1:
-        return [_answer(await backend.complete(task, group.calls[0]))]
+        return [_whole(await backend.complete(task, group.calls[0]))]
 
-    async def one(call: Call) -> Answer:
-        return _answer(await backend.complete(task, call))
+    async def one(call: Call) -> Whole:
+        return _whole(await backend.complete(task, call))
 
     tasks = [asyncio.create_task(one(call)) for call in group.calls]
     try:
@@ -82,29 +83,32 @@ async def complete(backend: Backend, task: str, group: CallGroup) -> list[Answer
 
 
 def stream(backend: Backend, task: str, group: CallGroup) -> AsyncGenerator[Numbered, None]:
-    """Yields the pieces of all answers as they arrive, each with the index of its call.
+    """Yields the outputs of all answers as they arrive, each with the index of its call.
 
-    Nothing is yielded before each call has sent a piece or one is refused. Closing the generator
+    Nothing is yielded before each call has sent an output or one is refused. Closing the generator
     cancels unfinished calls; so does an exception of one call.
     """
     streams = [backend.stream(task, call) for call in group.calls]
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)
 
 
-def _answer(answer: Answer | Refusal) -> Answer:
+def _whole(answer: Output | Refusal) -> Whole:
     if isinstance(answer, Refusal):
         raise of_refusal(answer)
-    return answer
+    assert answer.result is not None
+    return answer.result, answer.token_texts
 
 
-async def _alone(pieces: AsyncGenerator[Piece | Refusal, None]) -> AsyncGenerator[Numbered, None]:
-    async with aclosing(pieces):
-        async for piece in pieces:
-            yield 0, piece
+async def _alone(
+    outputs: AsyncGenerator[Output | Refusal, None],
+) -> AsyncGenerator[Numbered, None]:
+    async with aclosing(outputs):
+        async for output in outputs:
+            yield 0, output
 
 
 async def _merged(
-    streams: Sequence[AsyncGenerator[Piece | Refusal, None]],
+    streams: Sequence[AsyncGenerator[Output | Refusal, None]],
 ) -> AsyncGenerator[Numbered, None]:
     arrived: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(1)
     pumps = [asyncio.create_task(_pump(i, s, arrived)) for i, s in enumerate(streams)]
@@ -133,13 +137,13 @@ async def _merged(
 
 async def _pump(
     index: int,
-    pieces: AsyncGenerator[Piece | Refusal, None],
+    outputs: AsyncGenerator[Output | Refusal, None],
     arrived: asyncio.Queue[Numbered | Exception | None],
 ) -> None:
     try:
-        async with aclosing(pieces):
-            async for piece in pieces:
-                await arrived.put((index, piece))
+        async with aclosing(outputs):
+            async for output in outputs:
+                await arrived.put((index, output))
         await arrived.put(None)
     except Exception as error:
         await arrived.put(error)

@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from tasc_runtime.protocol import Answer, Call, Piece, Refusal
+from tasc_protocol import Output
+from tasc_runtime.protocol import Call, Refusal
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica, loss_reason
@@ -89,11 +90,11 @@ class _Run:
             timeout_s=left,
         )
 
-    def took(self, piece: Piece) -> None:
+    def took(self, output: Output) -> None:
         self.begun = True
-        self.committed += piece.ids
-        if piece.ids:  # before the first token, any version may answer
-            self.record_version = piece.record_version
+        self.committed += output.tokens
+        if output.tokens:  # before the first token, any version may answer
+            self.record_version = output.record_version
 
 
 class Failover:
@@ -119,8 +120,8 @@ class Failover:
         self._budget = budget
         self._metrics = metrics
 
-    async def complete(self, call: Call) -> Answer | Refusal:
-        """Returns the whole answer, or the refusal of the last replica that was asked.
+    async def complete(self, call: Call) -> Output | Refusal:
+        """Returns the output with the whole answer, or the refusal of the last replica asked.
 
         Raises:
             ApiError: There is no replica, or too many were lost.
@@ -138,12 +139,12 @@ class Failover:
                 self._lose(run, replica, error)
                 continue
             if not self._may_try_another(run, replica, answer):
-                if isinstance(answer, Answer):
+                if isinstance(answer, Output):
                     self._found(run)
                 return answer
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        """Yields the pieces of the answer, each exactly once, even if several replicas send them.
+    async def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+        """Yields the outputs of the answer, each exactly once, even if several replicas send them.
 
         Raises:
             ApiError: There is no replica, or too many were lost.
@@ -161,9 +162,9 @@ class Failover:
                         async for item in items:
                             if self._may_try_another(run, replica, item):
                                 break
-                            if isinstance(item, Piece):
+                            if isinstance(item, Output):
                                 run.took(item)
-                                if item.ids or item.result:
+                                if item.tokens or item.result:
                                     self._found(run)
                             yield item
                             if isinstance(item, Refusal) or item.result:
@@ -225,9 +226,7 @@ class Failover:
         version = run.record_version
         return f"version {version} of task {self._task} is not served any more; send a new request"
 
-    def _may_try_another(
-        self, run: _Run, replica: SeenReplica, item: Answer | Piece | Refusal
-    ) -> bool:
+    def _may_try_another(self, run: _Run, replica: SeenReplica, item: Output | Refusal) -> bool:
         """Whether another replica may accept what this one refused; notes the refusal."""
         if not isinstance(item, Refusal):
             return False

@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from tasc_protocol import Output
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
+from tasc_runtime.protocol import Call, Pulse, Refusal
 from tasc_serve import wire
 from tasc_serve.routing.fleet import ReplicaLost, loss_reason
 from tasc_serve.settings import ConnectionSettings
@@ -44,24 +45,24 @@ class ReplicaClient:
         self._settings = settings
         self._links: dict[str, asyncio.Task[_ReplicaConnection]] = {}
 
-    async def complete(self, replica: str, call: Call) -> Answer | Refusal:
-        """Returns the whole answer. Cancelling this coroutine cancels the call."""
+    async def complete(self, replica: str, call: Call) -> Output | Refusal:
+        """Returns the output with the whole answer. Cancelling this coroutine cancels the call."""
         connection = await self._connected(replica)
         try:
             item = await connection.ask(lambda number: wire.Request(number, True, call))
         except BufferFull:
             return _BUSY
-        assert isinstance(item, Answer | Refusal)
+        assert isinstance(item, Output | Refusal)
         return item
 
-    async def stream(self, replica: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
-        """Yields the pieces of the answer. Closing the generator cancels the call."""
+    async def stream(self, replica: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+        """Yields the outputs of the answer. Closing the generator cancels the call."""
         connection = await self._connected(replica)
         try:
             with connection.asking(lambda number: wire.Request(number, False, call)) as items:
                 while True:
                     item = _unless_error(await items.get())
-                    assert isinstance(item, Piece | Refusal)
+                    assert isinstance(item, Output | Refusal)
                     yield item
                     if isinstance(item, Refusal) or item.result:
                         return
@@ -149,7 +150,7 @@ class _ReplicaConnection(Connection):
             self.close()
             raise ConnectionError(f"this is replica {found}, not {self._name}")
 
-    async def ask(self, message: "_Asked") -> Answer | Piece | Refusal | Pulse:
+    async def ask(self, message: "_Asked") -> Output | Refusal | Pulse:
         """Sends a message that has one reply, and returns that.
 
         Raises:
@@ -190,10 +191,8 @@ class _ReplicaConnection(Connection):
 
     def received(self, message: Message) -> None:
         match message:
-            case wire.Chunk(number, piece):
-                self._hand(number, piece, piece.result is not None)
-            case wire.Reply(number, answer):
-                self._hand(number, answer)
+            case wire.Answered(number, output):
+                self._hand(number, output, output.result is not None)
             case wire.Refused(number, refusal):
                 self._hand(number, refusal)
             case wire.HeartbeatReply(number, pulse):
@@ -221,7 +220,7 @@ class _ReplicaConnection(Connection):
 
 
 _Asked = Callable[[int], wire.Request | wire.Heartbeat]
-_Item = Answer | Piece | Refusal | Pulse | Exception
+_Item = Output | Refusal | Pulse | Exception
 
 
 def _settle(reply: asyncio.Future[_Item], item: _Item) -> None:
@@ -229,7 +228,7 @@ def _settle(reply: asyncio.Future[_Item], item: _Item) -> None:
         reply.set_result(item)
 
 
-def _unless_error(item: _Item) -> Answer | Piece | Refusal | Pulse:
+def _unless_error(item: _Item) -> Output | Refusal | Pulse:
     if isinstance(item, Exception):
         raise item
     return item

@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
 from tasc_draft.settings import DraftSettings
+from tasc_protocol import SamplingDefaults
 from tasc_store import keys
 from tasc_text import ChatTemplate
 
@@ -127,50 +128,6 @@ class NeuralDrafting:
     def is_ranked(self) -> bool:
         """Whether it needs a ranking of the task's tokens."""
         return self.vocabulary in ("ranked", "recent+ranked")
-
-
-# Least and most of each, as the engine has them; the store knows no engine, a test compares both.
-_RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (0, 2**31 - 1),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 100.0),
-    "presence_penalty": (-100.0, 100.0),
-    "frequency_penalty": (-100.0, 100.0),
-}
-_ABOVE_0 = ("top_p", "repetition_penalty")
-
-
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """Each value is that of the engine's rule of the same name; unset is the neutral one.
-
-    Raises:
-        ValueError: A value is no number, or outside its range.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in self.given.items():
-            _require_within(name, value, *_RANGES[name], whole=name == "top_k")
-            if name in _ABOVE_0 and not value > 0:
-                raise ValueError(f"{name} is {value}; it must be above 0")
-            if name != "top_k":  # 1 and 1.0 are one value, and must be one in JSON
-                object.__setattr__(self, name, float(value))
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """What is set, by name."""
-        values = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
-        return {name: value for name, value in values if value is not None}
 
 
 def _require_within(

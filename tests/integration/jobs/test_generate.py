@@ -107,7 +107,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     assert stopped.stopped
     assert not output.exists()
     with pytest.raises(JobChanged):
-        run(asked=SamplingOptions(temperature=0.5))
+        run(asked=SamplingOptions({"temperature": 0.5}))
     write_rows(source, rows(1501))
     with pytest.raises(JobChanged):
         run()
@@ -136,9 +136,10 @@ def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path:
     greedy = answers("greedy.jsonl", guide=guide)
     assert len(set(greedy)) == 1
     assert set(greedy) <= set(labels)
-    sampled = answers("sampled.jsonl", temperature=2.0, seed=3)
+    warm = {"temperature": 2.0}
+    sampled = answers("sampled.jsonl", parameters=warm, seed=3)
     assert len(set(sampled)) > 3  # random numbers of each row are its own
-    assert answers("again.jsonl", temperature=2.0, seed=3) == sampled
+    assert answers("again.jsonl", parameters=warm, seed=3) == sampled
 
 
 @pytest.mark.slow("an engine of its own")

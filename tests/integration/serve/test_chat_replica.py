@@ -13,8 +13,9 @@ from transformers import AutoTokenizer
 import tiny
 from chat_families import make_chat_tokenizer
 from support import eventually
+from tasc_protocol import Output
 from tasc_runtime.models import chat_template, model_name
-from tasc_runtime.protocol import Answer, Call, Refusal
+from tasc_runtime.protocol import Call, Refusal
 from tasc_serve.wire import Message, Request
 from tasc_store import CollectedRows, TaskRecord, TaskStore
 from tasc_text import Conversation, TaskTokenizer
@@ -82,7 +83,7 @@ async def ask(replica, *calls):
 
 
 def texts(answers):
-    assert all(isinstance(answer, Answer) for answer in answers), answers
+    assert all(isinstance(answer, Output) for answer in answers), answers
     return [answer.result.text for answer in answers]
 
 
@@ -126,7 +127,7 @@ async def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_wha
     slow = asyncio.create_task(replica.complete(sent("endless")))
     await asyncio.sleep(0)
     ids = tuple(chats.tokenizer.encode_prompt("play some jazz"))
-    assert isinstance(await replica.complete(Call("ids", ids, templated=False)), Answer)
+    assert isinstance(await replica.complete(Call("ids", ids, templated=False)), Output)
     assert not slow.done()
     refused = [await slow, await replica.complete(sent("refuse"))]
     for refusal in refused:

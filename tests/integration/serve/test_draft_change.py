@@ -20,9 +20,10 @@ from proposer_integrity import check_rows
 from support import DEADLINE_S, eventually, index_of
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import GenerationResult
+from tasc_protocol import Output
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
-from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.protocol import Call
 from tasc_serve.replica.replica import TaskReplica
 from tasc_store import ArtifactStore, TaskRecord, TaskStore
 
@@ -157,7 +158,7 @@ async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts
     async def ask(prompt: str) -> None:
         while not enough.is_set():
             found = await replica.complete(call(prompt))
-            assert isinstance(found, Answer), found
+            assert isinstance(found, Output), found
             assert found.result.tokens == expected[prompt]
 
     async def change() -> None:

@@ -12,10 +12,11 @@ from serving import running_replica
 
 import tiny
 from support import eventually, refused
+from tasc_protocol import Output, SamplingDefaults
 from tasc_runtime.engine.versions import MOST_KNOWN, Records
-from tasc_runtime.protocol import Answer, Call, Refusal
+from tasc_runtime.protocol import Call, Refusal
 from tasc_runtime.sampling_options import SamplingOptions
-from tasc_store import SamplingDefaults, TaskStore
+from tasc_store import TaskStore
 
 pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 PROMPT = tiny.SENTENCES[0]
@@ -66,7 +67,7 @@ def test_what_no_weight_depends_on_counts_for_the_next_request(replica, record, 
         version = store.put(replace(record, **change))
         until_served(replica, version)
         found = answer(replica)
-        assert isinstance(found, Answer), found
+        assert isinstance(found, Output), found
         assert holds(found.result), change
     texts = {answer(replica, options=SamplingOptions(seed=seed)).result.text for seed in range(4)}
     assert len(texts) > 1, "answers are drawn now"
@@ -127,7 +128,7 @@ async def test_a_clients_retry_and_its_first_attempt_do_not_meet_in_a_replica(re
 async def test_a_stream_begins_with_word_that_it_is_admitted_unless_it_is_resumed(replica):
     async def pieces(**values):
         call = Call(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
-        return [piece.ids async for piece in replica.stream(call)]
+        return [piece.tokens async for piece in replica.stream(call)]
 
     alone, several = [await pieces(prompts=prompts) for prompts in (1, 2)]
     assert alone[0] == several[0] == ()

@@ -16,7 +16,8 @@ from serving import Samples, publish, running_replica
 
 import tiny
 from support import eventually, index_of, lying
-from tasc_runtime.protocol import Answer, Call, Refusal
+from tasc_protocol import Output
+from tasc_runtime.protocol import Call, Refusal
 from tasc_serve.replica import replica as replica_module
 from tasc_serve.replica.admission import DrainRate
 from tasc_serve.replica.replica import TaskReplica
@@ -49,7 +50,7 @@ class Replica:
     async def answers(self, **changes):
         """The answer to each prompt, all asked for at once."""
         found = await asyncio.gather(*(self.ask(value, **changes) for value in PROMPTS))
-        assert all(isinstance(answer, Answer) for answer in found)
+        assert all(isinstance(answer, Output) for answer in found)
         return [answer.result for answer in found]
 
     async def refusal_of_a_full_house(self, places):

@@ -23,11 +23,12 @@ from tasc_engine.drafting.neural.card import DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
+from tasc_protocol import Output
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.protocol import Call
 from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
 from tasc_store.artifacts import VOCABULARY
 
@@ -246,7 +247,7 @@ async def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
     with running_replica(redis_url, name, drafted.cache, engine=ENGINE.model_dump()) as replica:
         found = await asyncio.gather(*map(replica.complete, calls))
         samples = Samples(generate_latest(replica.registry).decode())
-    assert [a.result.text if isinstance(a, Answer) else a for a in found] == expected
+    assert [a.result.text if isinstance(a, Output) else a for a in found] == expected
     by = {"task": name, "proposer": "hybrid/independent"}
     tokens = "tasc_spec_decode_num_accepted_tokens_total"
     assert samples.sum(tokens, source="neural", **by) > 0

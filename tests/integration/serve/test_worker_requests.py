@@ -11,11 +11,12 @@ from lora_folders import make_adapter
 from support import refused
 from tasc_engine import GuideSpec, Sampling
 from tasc_engine.model.loading import ModelSource, load_model
+from tasc_protocol import SamplingDefaults
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
-from tasc_store import SamplingDefaults, TaskStore, connect
+from tasc_store import TaskStore, connect
 from tasc_text import Conversation, Message
 
 pytestmark = pytest.mark.redis
@@ -71,7 +72,9 @@ def test_the_tasks_rule_and_choices_are_the_answers(worker):
 
 def test_a_requests_own_come_before_them(worker):
     guide = AnswerGuide(GuideSpec("regex", text="[0-9]{4}"), "guided_regex")
-    request = worker.request(call(temperature=0.0, logit_bias=((5, 1.0),), choice=2, guide=guide))
+    request = worker.request(
+        call(parameters={"temperature": 0.0}, logit_bias=((5, 1.0),), choice=2, guide=guide)
+    )
     assert request.sampling == Sampling(top_p=0.9, logit_bias=((5, 1.0),), choice=2)
     (result,) = worker.engine.generate([request])
     assert (len(result.text), result.text.isdigit()) == (4, True)

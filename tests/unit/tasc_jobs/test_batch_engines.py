@@ -16,18 +16,18 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from support import EAGER, record_of
 from tasc_engine import GenerationRequest, GenerationResult, GuideSpec
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.request import Acceptance, Timings
 from tasc_jobs.batch import engines
 from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window, measure
 from tasc_jobs.batch.generate import RowAnswers
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import LineAnswers
+from tasc_protocol import Acceptance, Timings, Whole
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import Answer, Call
+from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
 from tasc_serve.settings import LimitSettings
 from tasc_store import StoreUnreachable
@@ -246,8 +246,8 @@ class Pairs:
         numbers = tuple(int(part) for part in row.payload.split())
         return [Call("any", numbers, templated=False)] * 2
 
-    def content(self, row: Row, answers: Sequence[Answer], worker: Any) -> dict[str, Any]:
-        return {"of": row.id, "texts": [a.result.text for a in answers]}
+    def content(self, row: Row, answers: Sequence[Whole], worker: Any) -> dict[str, Any]:
+        return {"of": row.id, "texts": [result.text for result, _ in answers]}
 
 
 def test_a_rows_record_is_made_of_all_its_answers_or_says_why_there_are_none() -> None:

@@ -16,8 +16,9 @@ from tasc_jobs.tasks import shown
 from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import CHAT, NEURAL, defaults, flat, given_values, option, record_of
+from tasc_protocol import SamplingDefaults
 from tasc_runtime.data.rows import Fields
-from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import ChatTemplate, PromptTemplate
 
 RECORD = TaskRecord("t", "org/model", "f", "{input}")

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import tiny
-from tasc_engine import Delta, GenerationRequest, GenerationResult, Timings, TokenLogprob
+from tasc_engine import GenerationRequest
+from tasc_protocol import GenerationResult, Output, Timings, TokenLogprob
 from tasc_runtime.protocol import AnswerTexts, Call, TokenTexts
 from tasc_runtime.sampling_options import SamplingOptions
 from tasc_text import TaskTokenizer
@@ -84,7 +85,7 @@ def pieces(tmp_path_factory):
 
 
 def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
-    """The pieces of an answer of a token a step, told behind its prompt by who goes on with it."""
+    """The outputs of an answer of one token a step, behind its prompt, from who goes on with it."""
     ids = prompt if isinstance(prompt, tuple) else tuple(tokenizer.encode_prompt(prompt))
     given = answer[:committed]
     options = SamplingOptions(echo=True, logprobs=0)
@@ -99,13 +100,13 @@ def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
         logprobs=tuple(told),
     )
     if not stream:
-        return [texts.piece(Delta("1", answer[-1:], result.text, result), None)]
+        return [texts.output(Output("1", answer[-1:], result.text, result), None)]
     found, sent = [], len(tokenizer.decode(given))
     for n in range(committed + 1, len(answer) + 1):
         text, last = tokenizer.decode(answer[:n])[sent:], n == len(answer)
         new, told = (told, []) if last else (told[: -(len(answer) - n)], told[-(len(answer) - n) :])
-        delta = Delta("1", answer[n - 1 : n], text, result if last else None, tuple(new))
-        found.append(texts.piece(delta, None))
+        made = Output("1", answer[n - 1 : n], text, result if last else None, tuple(new))
+        found.append(texts.output(made, None))
         sent += len(text)
     return found
 
@@ -129,15 +130,15 @@ ECHOED = {
 def test_behind_a_prompt_an_answer_keeps_its_blank(pieces, prompt, text, offsets, stream, answer):
     offsets = [*offsets[:-3], *offsets[-3:-2] * (len(answer) - 3), *offsets[-3:]]
     found = echoed(pieces, prompt, answer, stream=stream)
-    assert "".join(piece.text for piece in found) == text
+    assert "".join(output.text for output in found) == text
     assert stream or found[-1].result.text == text
-    tokens = [token for piece in found for token in piece.tokens]
+    tokens = [token for output in found for token in output.token_texts]
     assert [token.offset for token in tokens] == offsets
     for committed in range(1, len(answer)) if stream else ():
         rest = echoed(pieces, prompt, answer, stream=True, committed=committed)
-        told = "".join(piece.text for piece in found[:committed])
-        assert told + "".join(piece.text for piece in rest) == text
-        ends = [token.offset for piece in rest for token in piece.tokens]
+        told = "".join(output.text for output in found[:committed])
+        assert told + "".join(output.text for output in rest) == text
+        ends = [token.offset for output in rest for token in output.token_texts]
         assert ends == offsets[len(offsets) - len(answer) + committed :]
 
 

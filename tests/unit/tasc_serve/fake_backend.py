@@ -9,11 +9,13 @@ from typing import Any, Final
 
 import httpx
 from fastapi import FastAPI
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from support import asgi
 from tasc_engine import Acceptance, GenerationResult, Timings
-from tasc_runtime.protocol import Answer, Call, Piece, Refusal, TaskStatus, TokenText
+from tasc_protocol import Output, TokenText
+from tasc_runtime.protocol import Call, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -31,9 +33,9 @@ GOOD: Final[dict[str, dict[str, object]]] = {
 }
 STATUS: Final = TaskStatus(TASK, 1, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
 
-ADMITTED: Final = Piece("", record_version=1)  # what a replica sends before a row is free
+ADMITTED: Final = Output("id", record_version=1)  # what a replica sends before a row is free
 
-Item = Piece | Refusal | Exception | str | float
+Item = Output | Refusal | Exception | str | float
 
 
 class FakeBackend:
@@ -59,19 +61,19 @@ class FakeBackend:
         self._status = status
         self.store_fault = store_fault
 
-    async def complete(self, task: str, call: Call) -> Answer | Refusal:
+    async def complete(self, task: str, call: Call) -> Output | Refusal:
         text, tokens = "", ()
         async with aclosing(self.stream(task, call)) as items:
             async for item in items:
                 if isinstance(item, Refusal):
                     return item
-                text, tokens = text + item.text, tokens + item.tokens
+                text, tokens = text + item.text, tokens + item.token_texts
                 if item.result:
                     assert text == item.result.text
-                    return Answer(item.result, tokens)
+                    return Output("id", result=item.result, token_texts=tokens)
         raise AssertionError("the script has no end")
 
-    async def stream(self, task: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+    async def stream(self, task: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
         assert task == TASK
         self.calls.append(call)
         self.open += 1
@@ -102,8 +104,8 @@ class FakeBackend:
         return ["127.0.0.1:1", "127.0.0.1:2"]
 
 
-def answer(*texts: str, reason: str = "stop", logprobs: int | None = None) -> list[Piece]:
-    """The pieces of one answer of two tokens a piece; with logprobs each token is half of one."""
+def answer(*texts: str, reason: str = "stop", logprobs: int | None = None) -> list[Output]:
+    """The outputs of one answer, of two tokens each; with logprobs each token has half its text."""
     whole = tuple(range(2 * len(texts)))
     result = GenerationResult(
         *("id", whole, "".join(texts), reason),
@@ -112,12 +114,12 @@ def answer(*texts: str, reason: str = "stop", logprobs: int | None = None) -> li
         acceptance=Acceptance(drafted=(3, 0, 2), accepted=(3, 0, 0)),
         index_version=7,
     )
-    pieces, offset = [], 0
+    outputs, offset = [], 0
     for text in texts:
         tokens = () if logprobs is None else _halves(text, offset, logprobs)
-        pieces.append(Piece(text, tokens))
+        outputs.append(Output("id", text=text, token_texts=tokens))
         offset += len(text)
-    return [*pieces[:-1], replace(pieces[-1], result=result)]
+    return [*outputs[:-1], structs.replace(outputs[-1], result=result)]
 
 
 def _halves(text: str, offset: int, logprobs: int) -> tuple[TokenText, TokenText]:

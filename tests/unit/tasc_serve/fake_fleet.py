@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from ray.exceptions import NodeDiedError
 
 from tasc_engine import GenerationResult, Timings
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TaskStatus
+from tasc_protocol import Output
+from tasc_runtime.protocol import Call, Pulse, Refusal, TaskStatus
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet, ReplicaLost
@@ -85,14 +86,14 @@ class Replicas:
             await asyncio.Event().wait()
         return Pulse(status(replica.record_version), replica.outstanding, 0.0)
 
-    async def complete(self, replica: str, call: Call) -> Answer | Refusal:
+    async def complete(self, replica: str, call: Call) -> Output | Refusal:
         pieces = [item async for item in self.stream(replica, call)]
         if isinstance(pieces[-1], Refusal):
             return pieces[-1]
         assert pieces[-1].result
-        return Answer(pieces[-1].result)
+        return Output(call.id, result=pieces[-1].result)
 
-    async def stream(self, name: str, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+    async def stream(self, name: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
         replica = self.all[name]
         replica.calls.append(call)
         replica.open += 1
@@ -101,11 +102,11 @@ class Replicas:
                 yield replica.refuses
                 return
             if call.is_acknowledged:
-                yield Piece("", record_version=replica.record_version)
+                yield Output(call.id, record_version=replica.record_version)
             await asyncio.sleep(replica.answers_after_s)
             for sent, token in enumerate(WHOLE[len(call.committed_ids) :]):
                 await self._mishap(replica, sent)
-                yield self._piece(replica, call, token)
+                yield self._output(replica, call, token)
         finally:
             replica.open -= 1
 
@@ -119,13 +120,14 @@ class Replicas:
             await replica.lost.wait()
             raise ReplicaLost("it hung", replica.reason)
 
-    def _piece(self, replica: Scripted, call: Call, token: int) -> Piece:
+    def _output(self, replica: Scripted, call: Call, token: int) -> Output:
         result = None
         if token == WHOLE[-1]:
             result = GenerationResult(
                 call.id, WHOLE, text_of(WHOLE), "length", 3, Timings(0.0, 0.0, 0.0)
             )
-        return Piece(text_of((token,)), (), result, (token,), replica.record_version)
+        version = replica.record_version
+        return Output(call.id, (token,), text_of((token,)), result, record_version=version)
 
 
 class _Clock(selectors.DefaultSelector):

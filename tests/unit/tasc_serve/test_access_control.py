@@ -6,6 +6,7 @@ import httpx
 import pytest
 from fake_backend import COMPLETIONS, GOOD, TASK, FakeBackend, Service, answer, error_of
 from fastapi import APIRouter, Depends
+from msgspec import structs
 
 from tasc_serve.access.access_control import AccessControl, KnownKeys, Rates
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
@@ -176,7 +177,7 @@ def test_tokens_of_answers_are_counted_whole_or_streamed(stream: bool, n: int) -
 
 
 def test_tokens_of_an_answer_that_its_client_left_are_counted() -> None:
-    pieces = [replace(piece, ids=(1, 2)) for piece in answer("one", "two")[:1]]
+    pieces = [structs.replace(output, tokens=(1, 2)) for output in answer("one", "two")[:1]]
     service = Gated(replace(KEY, tokens_per_minute=60), *pieces, RuntimeError("cut"))
     assert service.post(stream=True).status_code == 200
     left = service.access.admit(replace(KEY, tokens_per_minute=60), TASK).headers

@@ -21,7 +21,8 @@ from fake_fleet import WHOLE, Calls, Replicas, Scripted
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tasc_runtime.protocol import Call, Piece, Refusal
+from tasc_protocol import Output
+from tasc_runtime.protocol import Call, Refusal
 from tasc_serve.routing import choices
 
 BODIES = {path: body | {"n": 3} for path, body in GOOD.items()}
@@ -109,7 +110,7 @@ def test_one_that_fails_later_ends_the_stream_of_all(path):
 @either_endpoint
 @pytest.mark.parametrize("stream", [False, True])
 def test_none_outlives_the_deadline(path, stream):
-    backend = FakeBackend(*answer("x"), by_choice={1: [Piece(""), FOREVER]})
+    backend = FakeBackend(*answer("x"), by_choice={1: [Output("id"), FOREVER]})
     response = ask(backend, path, {"request_timeout_s": 0.1}, stream=stream)
     if stream:
         assert events(response)[-1]["error"]["code"] == "timeout"
@@ -194,7 +195,7 @@ def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
     response = ask(backend, COMPLETIONS, prompt=["a", "b", "c"], n=1, stream=True)
     assert error_of(response, 400)["param"] == "prompt.2"
     sent.clear()
-    backend.by_choice = {2: [Piece(""), *pieces]}
+    backend.by_choice = {2: [Output("id"), *pieces]}
     found = events(ask(backend, COMPLETIONS, prompt=["a", "b", "c"], n=1, stream=True))
     assert len(found) == 9
     assert all(event["choices"][0]["text"] for event in found)
@@ -211,7 +212,7 @@ def test_calls_of_many_prompts_spread_over_replicas_and_outlive_one():
         backend = SimpleNamespace(complete=lambda task, call: failover.complete(call))
         return await choices.complete(backend, TASK, group)
 
-    assert [found.result.tokens for found in calls.run(together)] == [WHOLE] * 64
+    assert [result.tokens for result, _ in calls.run(together)] == [WHOLE] * 64
     a, b, c = (len(replica.calls) for replica in replicas.all.values())
     assert (a + b, c) == (64, pytest.approx((64 + 16) / 3, abs=1))
     assert b >= (64 - 2 * 16) // 3

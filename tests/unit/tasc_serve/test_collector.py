@@ -4,6 +4,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from support import eventually
@@ -31,7 +32,7 @@ def asked(**values):
     [
         (CALL, REQUEST),
         (replace(CALL, n=3, stream=True, draft=False, max_tokens=4), REQUEST),
-        (asked(temperature=0.0, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
+        (asked(parameters={"temperature": 0.0}, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
         (CALL, replace(REQUEST, guide=OWN)),  # the task's own
     ],
 )
@@ -48,8 +49,8 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
         asked(guide=AnswerGuide(OWN, "guided_choice")),
         asked(adapter="other"),
         asked(logit_bias=((1, 2.0),)),
-        asked(repetition_penalty=1.2),
-        asked(top_k=1),
+        asked(parameters={"repetition_penalty": 1.2}),
+        asked(parameters={"top_k": 1}),
         asked(choice=1),
         asked(ignore_eos=True),
         asked(stop_token_ids=(7,)),
@@ -67,9 +68,9 @@ def test_what_a_request_changed_is_not_kept(call):
     ("request_", "result"),
     [
         (replace(REQUEST, sampling=Sampling(temperature=0.1)), RESULT),
-        (REQUEST, replace(RESULT, finish_reason="length")),
-        (REQUEST, replace(RESULT, finish_reason="error")),
-        (REQUEST, replace(RESULT, text=" ")),
+        (REQUEST, structs.replace(RESULT, finish_reason="length")),
+        (REQUEST, structs.replace(RESULT, finish_reason="error")),
+        (REQUEST, structs.replace(RESULT, text=" ")),
     ],
 )
 def test_what_was_drawn_or_broke_off_is_not_kept(request_, result):

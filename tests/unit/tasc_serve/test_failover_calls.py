@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal
+from tasc_protocol import Output
+from tasc_runtime.protocol import Call, Pulse, Refusal
 from tasc_serve.http_errors import ApiError
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import ReplicaLost, SeenReplica
@@ -23,13 +24,13 @@ INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
 NEWER = {"record_version": 2}
 
 
-async def streamed(failover: Failover) -> list[Piece | Refusal]:
+async def streamed(failover: Failover) -> list[Output | Refusal]:
     async with aclosing(failover.stream(replace(CALL, stream=True))) as items:
         return [item async for item in items]
 
 
-def text(items: list[Piece | Refusal]) -> str:
-    return "".join(item.text for item in items if isinstance(item, Piece))
+def text(items: list[Output | Refusal]) -> str:
+    return "".join(item.text for item in items if isinstance(item, Output))
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
@@ -40,7 +41,7 @@ def test_a_stream_has_each_piece_once_wherever_two_replicas_die(first: int, seco
     calls = Calls(replicas)
     items = calls.run(streamed)
     assert text(items) == text_of(WHOLE)
-    assert tuple(i for item in items for i in item.ids) == WHOLE
+    assert tuple(i for item in items for i in item.tokens) == WHOLE
     died = sum(not replica.present for replica in replicas.all.values())
     assert calls.counted("tasc_failovers_total", reason="died") == died >= 1
     last = next(r for r in replicas.all.values() if r.present and r.calls)
@@ -89,13 +90,13 @@ def test_a_silent_replica_is_given_up_and_its_call_cancelled() -> None:
 def test_a_whole_answer_is_asked_for_again(mishap: dict[str, int]) -> None:
     replicas = Replicas(a=Scripted(**mishap), b=Scripted(outstanding=5))
     answer = Calls(replicas).run(lambda failover: failover.complete(CALL))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Output)
     assert answer.result.tokens == WHOLE
     assert replicas.all["b"].calls[0].committed_ids == ()
 
 
 def test_an_only_replica_that_is_silent_is_waited_for() -> None:
-    async def come_back(failover: Failover) -> list[Piece | Refusal]:
+    async def come_back(failover: Failover) -> list[Output | Refusal]:
         asked = asyncio.create_task(streamed(failover))
         while not replicas.all["a"].calls:
             await asyncio.sleep(0.01)
@@ -191,7 +192,7 @@ def test_with_nobody_there_it_waits_and_then_says_so() -> None:
 
 
 def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
-    async def born(failover: Failover) -> list[Piece | Refusal]:
+    async def born(failover: Failover) -> list[Output | Refusal]:
         asked = asyncio.create_task(streamed(failover))
         await asyncio.sleep(0.1)
         replicas.all["b"].present = True
@@ -203,7 +204,7 @@ def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
 
 def test_what_is_no_loss_is_raised() -> None:
     class Broken(Replicas):
-        async def complete(self, replica: str, call: Call) -> Answer | Refusal:
+        async def complete(self, replica: str, call: Call) -> Output | Refusal:
             raise KeyError("a bug")
 
     with pytest.raises(KeyError):
@@ -245,7 +246,7 @@ def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
 
 
 def test_all_who_wait_for_a_replica_that_dies_go_may_try_another() -> None:
-    async def crowd(failover: Failover) -> list[list[Piece | Refusal]]:
+    async def crowd(failover: Failover) -> list[list[Output | Refusal]]:
         hanging = [asyncio.create_task(streamed(failover)) for _ in range(5)]
         while replicas.all["a"].open < 5:
             await asyncio.sleep(0.01)
@@ -263,7 +264,7 @@ def test_all_who_wait_for_a_replica_that_dies_go_may_try_another() -> None:
 
 
 def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
-    async def stopped(failover: Failover) -> list[Piece | Refusal]:
+    async def stopped(failover: Failover) -> list[Output | Refusal]:
         asked = asyncio.create_task(streamed(failover))
         while not replicas.all["a"].hung:
             await asyncio.sleep(0.01)
@@ -281,7 +282,7 @@ def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
 def test_an_admitted_stream_waits_for_a_place_without_asking_all_the_time(
     retry_after_s: float, pieces: int
 ) -> None:
-    async def full_for_a_while(failover: Failover) -> list[Piece | Refusal]:
+    async def full_for_a_while(failover: Failover) -> list[Output | Refusal]:
         asked = asyncio.create_task(streamed(failover))
         while not replicas.all["b"].calls:
             await asyncio.sleep(0.01)
@@ -296,7 +297,7 @@ def test_an_admitted_stream_waits_for_a_place_without_asking_all_the_time(
 
 
 def test_a_pause_lasts_until_the_next_tokens_and_not_until_a_call_is_admitted() -> None:
-    async def one_of_two(failover: Failover) -> list[Piece | Refusal]:
+    async def one_of_two(failover: Failover) -> list[Output | Refusal]:
         call = replace(CALL, stream=True, n=2)
         async with aclosing(failover.stream(call)) as items:
             return [item async for item in items]
@@ -308,7 +309,7 @@ def test_a_pause_lasts_until_the_next_tokens_and_not_until_a_call_is_admitted() 
 
 
 def test_a_replica_that_is_being_stopped_ends_its_long_answers() -> None:
-    async def stopped(failover: Failover) -> Answer | Refusal:
+    async def stopped(failover: Failover) -> Output | Refusal:
         asked = asyncio.create_task(failover.complete(CALL))
         while not replicas.all["a"].calls:
             await asyncio.sleep(0.01)
@@ -318,7 +319,7 @@ def test_a_replica_that_is_being_stopped_ends_its_long_answers() -> None:
     replicas = Replicas(a=Scripted(answers_after_s=10 * SILENCE_S), b=Scripted(outstanding=5))
     calls = Calls(replicas)
     answer = calls.run(stopped)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, Output)
     assert not replicas.all["b"].calls
     assert calls.counted("tasc_failovers_total", reason="silent") == 0
 

@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metric_names import METRICS
 from tasc_draft.drafts import SOURCES
-from tasc_engine.request import GenerationResult, Timings
 from tasc_engine.stats import EngineTotals, StepRecord
+from tasc_protocol import GenerationResult, Timings
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.metrics.gateway_metrics import NO_TASK, GatewayMetrics

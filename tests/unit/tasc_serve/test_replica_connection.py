@@ -14,11 +14,13 @@ from typing import Any, cast
 
 import pytest
 from fake_fleet import status
+from msgspec import structs
 
 from support import eventually_async, refused
 from tasc_engine import Acceptance, GenerationResult, GuideSpec, Timings
+from tasc_protocol import Output, TokenText
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Answer, Call, Piece, Pulse, Refusal, TokenText
+from tasc_runtime.protocol import Call, Pulse, Refusal
 from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
 from tasc_serve.replica.call_server import CallServer, socket_folder
 from tasc_serve.routing.fleet import ReplicaLost
@@ -31,11 +33,20 @@ RESULT = GenerationResult(
     "a", (5, 2**40), "ü\0", "stop", 3, Timings(0.25, 0.5, 1.0), Acceptance((7, 0), (3, 0))
 )
 TOKENS = (TokenText(b"\xc3", float("-inf"), 0, ((b"\xff", -1.5),)),)
-ANSWER = Answer(RESULT, TOKENS)
-PIECES = [Piece("a", TOKENS, None, (5,), 4), Piece("", (), RESULT, (2**40,), 4)]
+ANSWER = Output("a", result=RESULT, token_texts=TOKENS)
+OUTPUTS = [
+    Output("a", (5,), "a", token_texts=TOKENS, record_version=4),
+    Output("a", (2**40,), "", RESULT, record_version=4),
+]
 PULSE = Pulse(status(), 3, 0.5)
 GUIDE = AnswerGuide(GuideSpec("choice", ("a", "b")), "guided_choice")
-OPTIONS = SamplingOptions(0.5, logit_bias=((3, -100.0),), seed=2**64 - 1, guide=GUIDE, logprobs=2)
+OPTIONS = SamplingOptions(
+    {"temperature": 0.5, "top_k": 3},
+    logit_bias=((3, -100.0),),
+    seed=2**64 - 1,
+    guide=GUIDE,
+    logprobs=2,
+)
 CALL = Call("c", "ü\0", True, 9, ("stop",), options=OPTIONS, committed_ids=(1,))
 
 
@@ -48,7 +59,7 @@ class Replica:
     broken: bool = False
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def complete(self, call: Call) -> Answer | Refusal:
+    async def complete(self, call: Call) -> Output | Refusal:
         self.calls.append(call)
         self.open += 1
         try:
@@ -61,17 +72,17 @@ class Replica:
                     raise KeyError("nobody foresaw it")
                 case "wait":
                     await self.go_on.wait()
-            return replace(ANSWER, result=replace(RESULT, id=call.id))
+            return structs.replace(ANSWER, result=structs.replace(RESULT, id=call.id))
         finally:
             self.open -= 1
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece | Refusal, None]:
+    async def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]:
         self.open += 1
         try:
-            yield PIECES[0]
+            yield OUTPUTS[0]
             if call.prompt == "wait":
                 await self.go_on.wait()
-            yield Refusal("late", "over") if call.prompt == "late" else PIECES[1]
+            yield Refusal("late", "over") if call.prompt == "late" else OUTPUTS[1]
         finally:
             self.open -= 1
 
@@ -155,7 +166,7 @@ async def both() -> AsyncIterator[Both]:
         yield both
 
 
-async def pieces(both: Both, call: Call) -> list[Piece | Refusal]:
+async def pieces(both: Both, call: Call) -> list[Output | Refusal]:
     async with aclosing(both.client.stream("one", call)) as found:
         return [piece async for piece in found]
 
@@ -172,13 +183,13 @@ async def said_to(endpoint: Endpoint, sent: bytes) -> bytes:
 @pytest.mark.parametrize("node", ["here", "elsewhere"])
 async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) -> None:
     async with connected(node) as both:
-        assert await both.client.complete("one", CALL) == replace(
-            ANSWER, result=replace(RESULT, id="c")
+        assert await both.client.complete("one", CALL) == structs.replace(
+            ANSWER, result=structs.replace(RESULT, id="c")
         )
         assert both.replica.calls == [CALL]
-        assert await pieces(both, CALL) == PIECES
+        assert await pieces(both, CALL) == OUTPUTS
         assert await pieces(both, replace(CALL, prompt="late")) == [
-            PIECES[0],
+            OUTPUTS[0],
             Refusal("late", "over"),
         ]
         full = await both.client.complete("one", replace(CALL, prompt="full"))
@@ -191,7 +202,7 @@ async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) ->
 async def test_many_calls_at_once_get_their_own_answers(both: Both) -> None:
     calls = [replace(CALL, id=str(i)) for i in range(500)]
     answers = await asyncio.gather(*(both.client.complete("one", call) for call in calls))
-    assert [a.result.id for a in answers if isinstance(a, Answer)] == [c.id for c in calls]
+    assert [a.result.id for a in answers if isinstance(a, Output)] == [c.id for c in calls]
     assert len(both.serve.endpoints) == 1
 
 
@@ -207,7 +218,7 @@ async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) ->
         assert both.replica.open == 2
     await eventually_async(lambda: both.replica.open == 1)
     both.replica.go_on.set()
-    assert isinstance(await stays, Answer)
+    assert isinstance(await stays, Output)
 
 
 async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_another(both):
@@ -221,7 +232,7 @@ async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_
         with refused(ReplicaLost, "one", "silent"):
             await task
     await eventually_async(lambda: both.replica.open == 0 and both.serve.attached == 0)
-    assert isinstance(await both.client.complete("one", CALL), Answer)
+    assert isinstance(await both.client.complete("one", CALL), Output)
     assert len({endpoint.token for endpoint in both.serve.endpoints}) == 2
     assert both.serve.attached == 1
 
@@ -245,7 +256,7 @@ async def test_an_engine_that_is_broken_is_told_from_an_error_that_nobody_foresa
     both.replica.broken = True
     with refused(EngineBroken, "out of memory"):
         await both.client.pulse("one")
-    assert isinstance(await both.client.complete("one", CALL), Answer)
+    assert isinstance(await both.client.complete("one", CALL), Output)
 
 
 async def test_a_token_is_good_once_and_not_for_ever() -> None:
@@ -292,7 +303,7 @@ async def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
     async with connected(max_message_bytes=65_536) as both:
         with refused(ValueError, "65536", "connection.max_message_bytes"):
             await both.client.complete("one", replace(CALL, prompt="x" * 65_536))
-        assert isinstance(await both.client.complete("one", CALL), Answer)
+        assert isinstance(await both.client.complete("one", CALL), Output)
 
 
 async def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> None:
@@ -305,9 +316,9 @@ async def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> N
         assert {item.kind for item in refused_} == {"full"}
         assert len(refused_) < len(found)
         stream = both.client.stream("one", large)
-        assert isinstance(await anext(stream), Piece)
+        assert isinstance(await anext(stream), Output)
         both.replica.go_on.set()
-        assert isinstance(await other, Answer)
+        assert isinstance(await other, Output)
         assert both.serve.attached == 1
 
 

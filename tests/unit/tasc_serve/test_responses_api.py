@@ -117,7 +117,7 @@ def test_fields_reach_the_replica_as_what_they_mean():
     call = called(max_output_tokens=7, **more)
     assert call.max_tokens == 7
     assert (call.stop, call.draft, call.n) == (("x",), False, 1)
-    assert (call.options.temperature, call.options.top_p, call.options.seed) == (0.5, 0.9, 3)
+    assert (call.options.parameters, call.options.seed) == ({"temperature": 0.5, "top_p": 0.9}, 3)
     assert (call.options.logprobs, called(**LOGPROBS).options.logprobs) == (None, 2)
     assert called(include=[*get_args(ResponseIncludable)]).options.logprobs == 0
     named = {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}

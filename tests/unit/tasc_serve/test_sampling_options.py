@@ -7,8 +7,9 @@ from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
 
 from support import refused
 from tasc_engine import GuideSpec, Sampling
+from tasc_protocol import PARAMETERS, SamplingDefaults
 from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
-from tasc_store import SamplingDefaults, TaskRecord
+from tasc_store import TaskRecord
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "null"}}}
 OBJECT_SCHEMA = {"name": "it", "schema": SCHEMA, "strict": True, "description": "a thing"}
@@ -51,7 +52,9 @@ def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
 )
 def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, found):
     (one,) = asked(path, seed=3, **fields)
-    assert one == SamplingOptions(seed=3, **(fields if found is None else found))
+    expected = dict(fields if found is None else found)
+    parameters = {name: expected.pop(name) for name in PARAMETERS if name in expected}
+    assert one == SamplingOptions(seed=3, parameters=parameters, **expected)
 
 
 @either_endpoint
@@ -171,7 +174,8 @@ def record(**fields: object) -> TaskRecord:
 
 def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
     task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
-    one = SamplingOptions(temperature=0.0, top_k=3, logit_bias=((1, 2.0),), seed=4, choice=2)
+    parameters = {"temperature": 0.0, "top_k": 3}
+    one = SamplingOptions(parameters, logit_bias=((1, 2.0),), seed=4, choice=2)
     assert one.sampling(task) == Sampling(
         temperature=0.0,
         top_p=0.9,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 import tiny
@@ -230,7 +231,7 @@ def test_what_cannot_be_judged_is_not_chosen(checked, requests):
         replace(request, draft=False),
     ):
         checked.shadow.finished(other, result)
-    checked.shadow.finished(request, replace(result, finish_reason="error"))
+    checked.shadow.finished(request, structs.replace(result, finish_reason="error"))
     checked.settle()
     assert checked.count("checks") == before == 1
 

@@ -1,6 +1,5 @@
 """Log-probabilities in OpenAI's shapes, each token told once, and summaries of requests."""
 
-import dataclasses
 import json
 import math
 
@@ -9,11 +8,12 @@ import pytest
 from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer, events
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tasc_engine import Acceptance, GenerationResult, Timings
-from tasc_runtime.protocol import Piece, TokenText
+from tasc_protocol import Output, TokenText
 from tasc_serve.http.responses import chat_logprobs, completion_logprobs, metrics_of
 
 COMPLETION = (COMPLETIONS, GOOD[COMPLETIONS] | {"logprobs": 2})
@@ -85,7 +85,7 @@ def test_streamed_tokens_are_told_once_each_also_where_text_is_held_back():
 @pytest.mark.parametrize("asked", [COMPLETION, CHAT], ids=["completion", "chat"])
 def test_an_end_without_a_token_of_its_own_tells_none(asked):
     first, last = answer("yes", "", logprobs=1)
-    chunks = ask(asked, [first, Piece("", (), last.result)], stream=True)
+    chunks = ask(asked, [first, Output("id", result=last.result)], stream=True)
     assert chunks[-1]["choices"][0]["logprobs"] is None
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
@@ -196,7 +196,7 @@ def test_one_token_and_no_time_leave_nothing_to_divide_by():
 
 
 def test_its_level_is_all_that_a_request_changes_of_it():
-    result = dataclasses.replace(answer("a")[0].result, tokens=(1, 2))
+    result = structs.replace(answer("a")[0].result, tokens=(1, 2))
     both = [metrics_of(result, detailed) for detailed in (False, True)]
     for metrics in both:
         metrics.pop("speculative_decoding")

@@ -12,6 +12,7 @@ import pytest
 from support import eventually, refused
 from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
+from tasc_protocol import SamplingDefaults
 from tasc_runtime.engine.versions import (
     MOST_KNOWN,
     Records,
@@ -22,7 +23,7 @@ from tasc_runtime.engine.versions import (
 from tasc_runtime.errors import ServiceError
 from tasc_serve.replica import watchers
 from tasc_serve.replica.watchers import TaskWatcher
-from tasc_store import NeuralDrafting, SamplingDefaults, TaskRecord
+from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import ChatTemplate
 
 RECORD = TaskRecord("greet", "model", "f" * 32, "{input}")

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from support import refused
 from tasc_draft.settings import DraftSettings
+from tasc_protocol import SamplingDefaults
 from tasc_store import (
     ArtifactCache,
     ArtifactStore,
     CorpusRow,
     CorpusStore,
     NeuralDrafting,
-    SamplingDefaults,
     TaskRecord,
 )
 from tasc_store.corpus import MAX_BATCH

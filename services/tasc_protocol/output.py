@@ -1,0 +1,140 @@
+"""What a request gets: the tokens and texts of each step, and in the end the result.
+
+An engine makes an `Output` in each step of a row. A replica adds what clients see of its tokens,
+and the same record travels to the gateway, where it becomes JSON, an event or a row.
+"""
+
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "error"]
+LEAST_LOGPROB: Final = -9999.0  # OpenAI's value for tokens that cannot be; JSON has no infinity
+
+
+def finite(logprob: float) -> float:
+    """Returns a log-probability that JSON can express."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def token_name(utf8: bytes) -> str:
+    """Returns a token's text, or its bytes as OpenAI writes them if it is a part of a character."""
+    try:
+        return utf8.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in utf8)
+
+
+def _entry(utf8: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": token_name(utf8), "logprob": finite(logprob), "bytes": list(utf8)}
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probability of an answer's token in the target's logits, before any rule or guide.
+
+    Attributes:
+        logprob: Natural logarithm of its probability.
+        top: The most likely tokens of its position, most likely first: ids and log-probabilities.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenText(msgspec.Struct, frozen=True, array_like=True):
+    """One emitted token with its text and log-probability, as clients see it.
+
+    Attributes:
+        utf8: The bytes that it adds to a text; they may be a part of a character.
+        logprob: Natural logarithm of its probability; None for the first token of a prompt.
+        offset: Number of characters of the answer before it; with ``echo``, of the prompt too.
+        top: The most likely tokens of its position, most likely first: bytes and log-probabilities.
+    """
+
+    utf8: bytes
+    logprob: float | None
+    offset: int
+    top: tuple[tuple[bytes, float], ...] = ()
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """The token as in OpenAI's chats: ``token``, ``logprob``, ``bytes``, ``top_logprobs``."""
+        likeliest = [_entry(utf8, logprob) for utf8, logprob in self.top]
+        return {**_entry(self.utf8, self.logprob or 0.0), "top_logprobs": likeliest}
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds of one request, each measured from its arrival in the engine."""
+
+    queued: float
+    first_token: float
+    total: float
+
+
+class Acceptance(msgspec.Struct, frozen=True, array_like=True):
+    """How drafting went for one request.
+
+    Attributes:
+        drafted: Number of draft tokens proposed at each step.
+        accepted: Number of draft tokens kept at each step, the bonus token not counted.
+    """
+
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Number of target forwards of this row that could emit, the last prefill included."""
+        return len(self.drafted)
+
+
+class GenerationResult(msgspec.Struct, frozen=True, array_like=True):
+    """A finished answer.
+
+    Attributes:
+        tokens: Emitted token ids, with end-of-sequence if the model gave it.
+        text: The decoded answer, without end-of-sequence and cut before a stop string.
+        error: Why the answer broke off, if ``finish_reason`` is ``error``.
+        logprobs: One of each token, if they were requested; committed tokens have none. With
+            ``prompt_logprobs`` those of the prompt come first.
+        index_version: Version of the draft index at its end, set by a replica.
+        committed: Number of tokens that another engine gave; timings and acceptance count the rest.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int
+    timings: Timings
+    acceptance: Acceptance = Acceptance()
+    error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    index_version: int | None = None
+    committed: int = 0
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens and text that a step added to one answer; the last one has the result.
+
+    Attributes:
+        id: Id of the request.
+        tokens: Token ids.
+        text: Text; empty until the last output if the request does not stream.
+        logprobs: One of each token, from an engine; a replica replaces them by ``token_texts``.
+        token_texts: The tokens as clients see them, if log-probabilities were requested.
+        record_version: Version of the task's record that the answer was begun by.
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    result: GenerationResult | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_texts: tuple[TokenText, ...] = ()
+    record_version: int | None = None
+
+
+Whole: TypeAlias = tuple[GenerationResult, tuple[TokenText, ...]]
+"""A whole answer, and its tokens as clients see them if log-probabilities were requested."""
