@@ -77,7 +77,7 @@ class Served:
 
     def run(self, steps: int, inputs: list[str]) -> None:
         """Answer these inputs again and again until so many steps are done."""
-        from tasc_runtime.protocol import Call
+        from tasc_protocol import Request
 
         engine, n = self.builder.engine, 0
         until = len(self.records) + steps
@@ -86,7 +86,7 @@ class Served:
             nonlocal n
             while True:
                 text = inputs[n % len(inputs)]
-                yield self.builder.request(Call(str(n), text, templated=True))
+                yield self.builder.request(Request(str(n), text, templated=True))
                 n += 1
 
         for _ in engine.generate(calls(), stopped=lambda: len(self.records) >= until):

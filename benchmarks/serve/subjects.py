@@ -107,9 +107,9 @@ def lists(worker: Any, texts: Sequence[str], *, draft: bool, size: int, seconds:
 
 
 def _answers(worker: Any, texts: Any, draft: bool) -> Any:
-    from tasc_runtime.protocol import Call
+    from tasc_protocol import Request
 
-    calls = (Call(str(i), text, templated=True, draft=draft) for i, text in enumerate(texts))
+    calls = (Request(str(i), text, templated=True, draft=draft) for i, text in enumerate(texts))
     return worker.engine.generate(worker.request(call) for call in calls)
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import EngineError, QueueFull, RequestTooLong, UnsupportedModel
-from tasc_engine.request import GenerationRequest, GuideSpec
+from tasc_engine.request import GenerationRequest
 from tasc_engine.stats import EngineTotals, StepRecord
 from tasc_protocol import (
     Acceptance,
     FinishReason,
     GenerationResult,
+    GuideSpec,
     Output,
     Sampling,
     Timings,

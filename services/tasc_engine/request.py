@@ -1,79 +1,9 @@
 """Requests to the engine: frozen values, no tensors, no HTTP."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Literal, get_args
 
-from tasc_protocol import Sampling
-
-GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
-MOST_LOGPROBS = 20  # alternatives reported for each token
-MOST_CHOICES = 20_000  # of one guide
-MOST_CHOICE_BYTES = 2_000_000  # of one guide's choices together, in UTF-8
-MOST_GUIDE_BYTES = 64 * 1024  # of a JSON schema, a regular expression or a grammar
-
-
-@dataclass(frozen=True)
-class GuideSpec:
-    """What an answer may be; it is nothing else.
-
-    Attributes:
-        kind: ``choice``: one of ``choices``, in the tokens the tokenizer writes it in, then the
-            end. Else ``text`` is a JSON schema, a regular expression, or a Lark grammar.
-
-    Raises:
-        ValueError: It has no choices, or no text, or text that is none: a lone surrogate. It is
-            larger than guides may be.
-    """
-
-    kind: GuideKind
-    choices: tuple[str, ...] = ()
-    text: str = ""
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(GuideKind):
-            kinds = ", ".join(get_args(GuideKind))
-            raise ValueError(f"a guide's kind is {self.kind!r}; it is one of {kinds}")
-        if self.kind == "choice" and not self.choices:
-            raise ValueError("a guide of choices is empty; give at least one")
-        if self.kind == "choice" and self.text:
-            raise ValueError("a guide of choices has a text besides; leave it out")
-        if self.kind != "choice" and (not self.text or self.choices):
-            raise ValueError(f"a guide by {self.kind} needs its text, and nothing else")
-        _require_at_most(len(self.choices), "choices", MOST_CHOICES)
-        most = MOST_CHOICE_BYTES if self.choices else MOST_GUIDE_BYTES
-        _require_at_most(self.size_bytes, "bytes", most)
-
-    @cached_property
-    def size_bytes(self) -> int:
-        """Of the text, or of the choices together, in UTF-8."""
-        choices = (_size_of(f"choice {at}", choice) for at, choice in enumerate(self.choices))
-        return _size_of(self.kind, self.text) + sum(choices)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:  # of 20,000 choices, which are looked up again and again
-        return hash((self.kind, self.choices, self.text))
-
-    def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str]]:
-        return GuideSpec, (self.kind, self.choices, self.text)  # another process hashes otherwise
-
-
-def _require_at_most(found: int, what: str, most: int) -> None:
-    if found > most:
-        raise ValueError(f"a guide has {found} {what}; at most {most} are followed: send fewer")
-
-
-def _size_of(what: str, text: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"a guide's {what} has the lone surrogate {text[error.start]!r} at character "
-            f"{error.start}, which no text has; leave it out"
-        ) from error
+from tasc_protocol import GuideSpec, Sampling
+from tasc_protocol.request import MOST_LOGPROBS
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The values that travel between the parts of the service, without torch and pydantic."""
+"""The values that travel between the parts of the service, without torch and pydantic.
+
+A `Request` is made at the door (HTTP, command, `LLM`, line of a batch), and an `Output` in a step.
+"""
 
 from tasc_protocol.output import (
     Acceptance,
@@ -10,15 +13,21 @@ from tasc_protocol.output import (
     TokenText,
     Whole,
 )
+from tasc_protocol.request import AnswerGuide, FieldError, GuideSpec, Prompt, Request
 from tasc_protocol.sampling import PARAMETERS, Parameter, Sampling, SamplingDefaults
 
 __all__ = [
     "PARAMETERS",
     "Acceptance",
+    "AnswerGuide",
+    "FieldError",
     "FinishReason",
     "GenerationResult",
+    "GuideSpec",
     "Output",
     "Parameter",
+    "Prompt",
+    "Request",
     "Sampling",
     "SamplingDefaults",
     "Timings",

@@ -18,6 +18,7 @@ from shlex import quote
 from typing import Any, Literal, Self, TypeVar
 
 import torch
+from msgspec import structs
 from pydantic import ValidationError
 
 from tasc_draft import SOURCES, DraftIndex, DraftSettings
@@ -30,7 +31,7 @@ from tasc_engine import (
     StepRecord,
 )
 from tasc_engine.model.folder import require_model
-from tasc_protocol import TokenText
+from tasc_protocol import FieldError, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder, require_stops
@@ -40,16 +41,16 @@ from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
 from tasc_runtime.models import template_of, trained_prompt
 from tasc_runtime.progress import Progress, note, show_progress
-from tasc_runtime.protocol import Call, TokenTexts
+from tasc_runtime.protocol import TokenTexts
 from tasc_runtime.sampling_options import (
     UNKNOWN,
     Body,
     ChatFields,
     ChatMessage,
-    FieldError,
     GenerationFields,
     TemplateFields,
     Top,
+    guide_for,
 )
 from tasc_store import TaskRecord, connect
 from tasc_text import (
@@ -643,24 +644,19 @@ class LLM:
         self, inputs: Sequence[Input | Conversation], asked: Options
     ) -> Iterator[GenerationRequest]:
         """Requests of the answers to all inputs; the guide, which they share, is made once."""
-        builder, options = self._builder, asked.options(asked.logprobs)
-        options = replace(options, guide=options.guide_for(builder.record))
+        builder, shared = self._builder, asked.request(asked.logprobs)
+        shared = structs.replace(
+            shared, guide=guide_for(shared, builder.record), max_tokens=asked.max_tokens
+        )
         for index, given in enumerate(inputs):
-            call = Call(
-                id=f"{index}.0",
-                prompt=self._prompt(index, given, asked.add_special_tokens),
-                templated=False,
-                max_tokens=asked.max_tokens,
-                stop=asked.stops,
-                draft=asked.draft,
-                options=replace(options, prompt=index),
-            )
+            prompt = self._prompt(index, given, asked.add_special_tokens)
+            one = structs.replace(shared, id=f"{index}.0", prompt=prompt, prompt_index=index)
             try:
-                first, guide = builder.read(call, builder.record_version, call.id)
+                first, guide = builder.read(one, builder.record_version, one.id)
                 if index == 0:
                     builder.guide(guide)
             except ValueError as error:
-                field = error.field if isinstance(error, FieldError) else call.prompt_field
+                field = error.field if isinstance(error, FieldError) else one.prompt_field
                 raise FieldError(field, f"input {index}: {error}") from error
             yield first
             for choice in range(1, asked.n or 1):

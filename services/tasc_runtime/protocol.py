@@ -2,77 +2,23 @@
 
 import codecs
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
 from tasc_engine import GenerationRequest
-from tasc_protocol import Output, TokenLogprob, TokenText
-from tasc_runtime.sampling_options import SamplingOptions
-from tasc_text import Conversation, TaskTokenizer
-
-Prompt = str | tuple[int, ...] | Conversation
-
-
-@dataclass(frozen=True)
-class Call:
-    """One answer that is asked for, on its way to a replica.
-
-    Attributes:
-        id: Of the answer. A client's retry, and a call that is brought to another replica, keep it.
-        prompt: The prompt itself as text or token ids, or with ``templated`` a row's input or a
-            conversation.
-        max_tokens: Most tokens of the answer, 0 with ``echo``; the task's own number when unset.
-        draft: Whether drafts may be used; the answer is the same.
-        options: Sampling and output options.
-        n: Answers to this prompt that are asked for, this one counted.
-        prompts: Prompts of the request, this one counted; ``options`` say which it is.
-        timeout_s: Seconds that the answer may take; unset: as the service's limits say.
-        committed_ids: Token ids of the answer that another replica has given already.
-        record_version: Version of the task's record that the answer was begun by; unset: any.
-    """
-
-    id: str
-    prompt: Prompt
-    templated: bool
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    draft: bool = True
-    stream: bool = False
-    options: SamplingOptions = field(default_factory=SamplingOptions)
-    n: int = 1
-    prompts: int = 1
-    timeout_s: float | None = None
-    committed_ids: tuple[int, ...] = ()
-    record_version: int | None = None
-
-    @property
-    def prompt_field(self) -> str:
-        """The request field that the prompt came in."""
-        if isinstance(self.prompt, Conversation):
-            return "messages"
-        if self.templated:
-            return "messages.0.content"
-        return f"prompt.{self.options.prompt}" if self.prompts > 1 else "prompt"
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Whether its stream begins with an empty piece, as soon as it is admitted.
-
-        A client gets its status code and headers then, and waits for a free row behind them.
-        Nothing of an answer is sent before all calls of its request are admitted.
-        """
-        return self.stream and not self.committed_ids
+from tasc_protocol import Output, Request, TokenLogprob, TokenText
+from tasc_text import TaskTokenizer
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A replica's answer to a call it does not take, or cannot end.
+    """A replica's answer to a request that it does not take, or cannot end.
 
     Attributes:
         kind: ``full``: try again later; ``invalid``: the request itself is at fault; ``failed``: it
-            was taken, and broke off; ``changed``: the task's record is another than the call was
+            was taken, and broke off; ``changed``: the task's record is another than the answer was
             begun by; ``late``: its time is over.
         param: The request field at fault.
         retry_after_s: When a place is likely to be free, as far as it is known.
@@ -130,10 +76,10 @@ class Backend(Protocol):
     @property
     def tasks(self) -> Sequence[str]: ...
 
-    async def complete(self, task: str, call: Call) -> Output | Refusal:
+    async def complete(self, task: str, request: Request) -> Output | Refusal:
         """The last output, whose result has the whole answer. Cancelling the task frees the row."""
 
-    def stream(self, task: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    def stream(self, task: str, request: Request) -> AsyncGenerator[Output | Refusal, None]:
         """The outputs of the answer; a refusal ends it, and comes alone unless the answer failed.
 
         Closing the iterator frees the row.
@@ -220,18 +166,18 @@ class AnswerTexts:
     def __init__(
         self,
         tokenizer: TaskTokenizer,
-        call: Call,
+        asked: Request,
         request: GenerationRequest,
         record_version: int | None = None,
     ) -> None:
         self._record_version = record_version
-        echo, committed = call.options.echo, request.committed_ids
+        echo, committed = asked.echo, request.committed_ids
         ends = () if request.ignore_eos or echo else tokenizer.eos_ids
         said = (*request.prompt, *committed) if echo and committed else committed
-        text = isinstance(call.prompt, str) and not call.options.truncate_prompt_tokens
-        written = str(call.prompt) if echo and text else ""
+        text = isinstance(asked.prompt, str) and not asked.truncate_prompt_tokens
+        written = str(asked.prompt) if echo and text else ""
         self._texts = TokenTexts(tokenizer, ends, said, written)
-        self._streams, self._is_empty = request.stream, call.max_tokens == 0
+        self._streams, self._is_empty = request.stream, asked.max_tokens == 0
         self._scored = request.prompt[:1] if request.prompt_logprobs else ()
         self._prompt = ""
         if echo and not committed:

@@ -2,19 +2,18 @@
 
 `RuleFields` validates the fields that all generating endpoints share. `GenerationFields` adds
 those that ``/v1/responses`` lacks or names differently, and `ChatFields` validates conversations.
-Unknown fields are refused; None means a field's default. `RuleFields.options` makes
-`SamplingOptions`, which travel to a replica. There `sampling` fills in the task's defaults.
+Unknown fields are refused; None means a field's default. `RuleFields.request` makes the `Request`
+that travels to a replica. There `sampling_of` and others fill in the task's values.
 """
 
-import dataclasses
 import difflib
 import functools
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
+from msgspec.structs import replace
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -27,9 +26,17 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from tasc_engine import GuideSpec
-from tasc_engine.request import MOST_LOGPROBS, GuideKind
-from tasc_protocol import PARAMETERS, Parameter, Sampling, SamplingDefaults
+from tasc_protocol import (
+    PARAMETERS,
+    AnswerGuide,
+    FieldError,
+    GuideSpec,
+    Parameter,
+    Request,
+    Sampling,
+    SamplingDefaults,
+)
+from tasc_protocol.request import MOST_LOGPROBS, GuideKind
 from tasc_protocol.sampling import MOST_BIASES
 from tasc_store import TaskRecord
 from tasc_text import Conversation, Message
@@ -42,19 +49,6 @@ UNKNOWN = "unknown_field"
 UNSUPPORTED = "unsupported_field"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ANY: Mapping[str, Any] = {"type": "object"}
-_OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
-
-
-class FieldError(ValueError):
-    """A field of a request is wrong.
-
-    Attributes:
-        field: The request field at fault.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 class PromptTooLong(FieldError):
@@ -75,142 +69,59 @@ class PromptTooLong(FieldError):
         self.tokens, self.longest = tokens, longest
 
 
-@dataclass(frozen=True)
-class AnswerGuide:
-    """A guide, and where it comes from.
-
-    Attributes:
-        field: The request field that has it; ``model`` for the guide of the task itself.
-    """
-
-    spec: GuideSpec
-    field: str
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"the task's {_OWN[self.spec.kind]}" if self.is_tasks else self.field
-
-    @property
-    def is_tasks(self) -> bool:
-        return self.field == "model"
-
-    def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
-        """Raises FieldError if a stop string or a stop token could cut a choice.
-
-        Args:
-            stop_ids: Stop tokens, without special tokens and ends of sequence, which no choice has.
-        """
-        if self.spec.choices and stop_ids:
-            message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"
-            raise FieldError("stop_token_ids", f"{message}; leave it out")
-        for stop in stops:
-            if cut := next((choice for choice in self.spec.choices if stop in choice), None):
-                raise FieldError(
-                    "stop",
-                    f"stop has {stop!r:.300}, which is in {cut!r:.300} of {self.name} and would "
-                    "cut it; leave it out",
-                )
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """The options of one answer.
-
-    Attributes:
-        parameters: Sampling parameters by name; the task's values are used for all others.
-        seed: Equal requests with the same seed get the same answer.
-        prompt: Index of the prompt in its request.
-        choice: Index of the answer among the answers to its prompt.
-        guide: The constraint on the answer.
-        unguided: Whether the task's own guide is not used either, where ``guide`` is None.
-        logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
-        adapter: Name of the adapter; None: the task's first.
-        echo: Return the prompt before the answer, with log-probabilities if they are requested.
-        stop_token_ids: Each ends the answer and is a part of it.
-        include_stop_str_in_output: Whether a stop string is a part of the answer.
-        min_tokens: Nothing ends the answer before it has this many tokens.
-        truncate_prompt_tokens: Keep this many last tokens of the prompt; None and 0: all, -1: as
-            many as a row has room for.
-        add_special_tokens: Whether the tokenizer adds its special tokens to a prompt of text; None:
-            as the template says, and to a prompt without one it does.
+def guide_for(request: Request, record: TaskRecord) -> AnswerGuide | None:
+    """Returns the request's guide, or else the task's unless the request wants none.
 
     Raises:
-        FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.
+        FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
     """
+    guide = request.guide or (None if request.unguided else guide_of(record))
+    request.require_ends(guide)
+    return guide
 
-    parameters: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
-    prompt: int = 0
-    choice: int = 0
-    guide: AnswerGuide | None = None
-    unguided: bool = False
-    logprobs: int | None = None
-    ignore_eos: bool = False
-    adapter: str | None = None
-    echo: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    min_tokens: int = 0
-    truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = None
 
-    def __post_init__(self) -> None:
-        self._require_ends(self.guide)
+def adapter_of(request: Request, record: TaskRecord) -> str | None:
+    """Returns the name of the adapter that answers; None if the task names no adapters.
 
-    def _require_ends(self, guide: AnswerGuide | None) -> None:
-        for field in ("ignore_eos", "min_tokens"):
-            if guide and getattr(self, field):
-                message = f"{field} meets {guide.name}, whose guide ends the answer; leave it out"
-                raise FieldError(field, message)
+    Raises:
+        FieldError: The task has no adapter of that name.
+    """
+    known = record.adapter_names
+    if request.adapter is None:
+        return known[0] if known else None
+    if request.adapter not in known:
+        if known:
+            way_out = f"has {', '.join(known)}: name one of them"
+        else:
+            way_out = "has no adapters to choose from: leave it out"
+        message = f"adapter is {request.adapter!r}; task {record.name} {way_out}"
+        raise FieldError("adapter", message)
+    return request.adapter
 
-    def guide_for(self, record: TaskRecord) -> AnswerGuide | None:
-        """Returns the request's guide, or else the task's unless the request wants none.
 
-        Raises:
-            FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
-        """
-        guide = self.guide or (None if self.unguided else guide_of(record))
-        self._require_ends(guide)
-        return guide
+def sampling_of(request: Request, task: SamplingDefaults) -> Sampling:
+    """Returns the rule: values of the request, else of the task, else those without effect.
 
-    def adapter_of(self, record: TaskRecord) -> str | None:
-        """Returns the name of the adapter that answers; None if the task names no adapters.
-
-        Raises:
-            FieldError: The task has no adapter of that name.
-        """
-        known = record.adapter_names
-        if self.adapter is None:
-            return known[0] if known else None
-        if self.adapter not in known:
-            if known:
-                way_out = f"has {', '.join(known)}: name one of them"
-            else:
-                way_out = "has no adapters to choose from: leave it out"
-            message = f"adapter is {self.adapter!r}; task {record.name} {way_out}"
-            raise FieldError("adapter", message)
-        return self.adapter
-
-    def sampling(self, task: SamplingDefaults) -> Sampling:
-        """Returns the rule: values of the request, else of the task, else those without effect.
-
-        Raises:
-            FieldError: ``top_p`` is 0, and tokens are drawn.
-            ValueError: A value is out of its range.
-        """
-        rule: dict[str, Any] = {**task.given, **self.parameters}
-        if rule.get("top_p") == 0:
-            if temperature := rule.get("temperature"):
-                raise FieldError(
-                    "top_p",
-                    f"top_p is 0 and temperature is {temperature:g}; raise top_p above 0, or set "
-                    "temperature to 0, which takes the likeliest token",
-                )
-            del rule["top_p"]  # what is greedy takes no share
-        own = {name: getattr(self, name) for name in ("logit_bias", "seed", "prompt", "choice")}
-        return Sampling(**rule, **own)
+    Raises:
+        FieldError: ``top_p`` is 0, and tokens are drawn.
+        ValueError: A value is out of its range.
+    """
+    rule: dict[str, Any] = {**task.given, **request.parameters}
+    if rule.get("top_p") == 0:
+        if temperature := rule.get("temperature"):
+            raise FieldError(
+                "top_p",
+                f"top_p is 0 and temperature is {temperature:g}; raise top_p above 0, or set "
+                "temperature to 0, which takes the likeliest token",
+            )
+        del rule["top_p"]  # what is greedy takes no share
+    return Sampling(
+        **rule,
+        logit_bias=request.logit_bias,
+        seed=request.seed,
+        prompt=request.prompt_index,
+        choice=request.choice_index,
+    )
 
 
 def guide_of(record: TaskRecord) -> AnswerGuide | None:
@@ -475,8 +386,8 @@ class RuleFields(_ParameterFields):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def options(self, logprobs: int | None, seed: int | None = None) -> SamplingOptions:
-        """Returns the options of the first answer.
+    def request(self, logprobs: int | None, seed: int | None = None) -> Request:
+        """Returns the request for the first answer, without its id and prompt.
 
         Args:
             logprobs: How many of the most likely tokens to report at each position; None: none.
@@ -488,7 +399,9 @@ class RuleFields(_ParameterFields):
         if seed is None:  # drawn here, so that a call that is made again gets the same answer
             seed = secrets.randbits(64)
         biases = (self.logit_bias or {}).items()
-        return SamplingOptions(
+        return Request(
+            stop=self.stops,
+            draft=self.draft,
             parameters=self._parameters(),
             logit_bias=tuple((int(token), bias) for token, bias in biases),
             seed=seed if self.seed is None else self.seed % 2**64,
@@ -593,9 +506,9 @@ class GenerationFields(RuleFields):
         "them; never twice, and no end of sequence",
     )
 
-    def options(self, logprobs: int | None, seed: int | None = None) -> SamplingOptions:
-        found = super().options(logprobs, seed)
-        return dataclasses.replace(found, add_special_tokens=self.add_special_tokens)
+    def request(self, logprobs: int | None, seed: int | None = None) -> Request:
+        found = super().request(logprobs, seed)
+        return replace(found, add_special_tokens=self.add_special_tokens)
 
     @property
     def format(self) -> AnyFormat | None:

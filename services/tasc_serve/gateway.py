@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
 
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Refusal, TaskStatus
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -86,13 +86,13 @@ class ReplicaBackend:
     def store_fault(self) -> str | None:
         return self._store.fault
 
-    async def complete(self, task: str, call: Call) -> Output | Refusal:
+    async def complete(self, task: str, request: Request) -> Output | Refusal:
         self.watch()
-        return await self._calls[task].complete(call)
+        return await self._calls[task].complete(request)
 
-    def stream(self, task: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    def stream(self, task: str, request: Request) -> AsyncGenerator[Output | Refusal, None]:
         self.watch()
-        return self._calls[task].stream(call)
+        return self._calls[task].stream(request)
 
     def status(self, task: str) -> TaskStatus | None:
         self.watch()

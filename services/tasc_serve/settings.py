@@ -10,11 +10,10 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tasc_engine import GenerationRequest
-from tasc_engine.request import MOST_LOGPROBS
+from tasc_protocol import FieldError, Request
+from tasc_protocol.request import MOST_LOGPROBS
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
 from tasc_runtime.errors import ServiceError, SettingsError
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import FieldError
 from tasc_store import redact
 
 log = logging.getLogger(__name__)
@@ -161,13 +160,13 @@ class LimitSettings(Section):
             )
         return self
 
-    def require_total(self, call: Call, request: GenerationRequest) -> None:
+    def require_total(self, asked: Request, request: GenerationRequest) -> None:
         """Raise FieldError where all answers to one request, each like this one, are too much."""
-        n, each, most = call.n, request.max_tokens, self.max_total_tokens
+        n, each, most = asked.n, request.max_tokens, self.max_total_tokens
         if n > 1 and n * each > most:
             found = f"n is {n} answers of {each} tokens, {n * each} together"
             raise FieldError("n", f"{found}; at most {most} are taken")
-        if (count := n * call.prompts) == 1 or request.logprobs is None:
+        if (count := n * asked.prompts) == 1 or request.logprobs is None:
             return
         told = each + len(request.prompt) * request.prompt_logprobs
         total, most = count * told * (1 + request.logprobs), most * (1 + MOST_LOGPROBS)

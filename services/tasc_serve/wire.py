@@ -12,8 +12,8 @@ from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
 
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Pulse, Refusal
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Pulse, Refusal
 from tasc_serve.settings import ConnectionSettings
 
 _LENGTH: Final = 4  # bytes, little-endian
@@ -61,12 +61,12 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
     token: bytes
 
 
-class Request(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """A call; ``number`` names it on this connection. Unless ``whole``, it is answered in parts."""
+class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
+    """Asks for an answer, in parts unless ``whole``; ``number`` names it on this connection."""
 
     number: int
     whole: bool
-    call: Call
+    request: Request
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -116,7 +116,7 @@ class Failed(msgspec.Struct, tag=15, array_like=True, frozen=True):
     message: str
 
 
-ToReplica: TypeAlias = Hello | Request | Cancel | Heartbeat
+ToReplica: TypeAlias = Hello | Submit | Cancel | Heartbeat
 ToGateway: TypeAlias = Welcome | Answered | Refused | HeartbeatReply | Failed
 Message: TypeAlias = ToReplica | ToGateway
 
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol, ABC):
         unsent = self._out_bytes + _LENGTH + size
         if self._transport and self.is_open:
             unsent += self._transport.get_write_buffer_size()
-        if isinstance(message, Request) and unsent > most / 2:
+        if isinstance(message, Submit) and unsent > most / 2:
             raise BufferFull
         self._out += (size.to_bytes(_LENGTH, "little"), payload)
         self._out_bytes += _LENGTH + size

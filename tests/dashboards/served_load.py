@@ -22,8 +22,8 @@ from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_jobs.worker.batch_worker import BatchWorker
 from tasc_jobs.worker.one_batch import WorkerSettings
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Pulse, Refusal, TaskStatus
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Pulse, Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
 from tasc_serve.http.ray_proxy import ARRIVAL
@@ -104,10 +104,10 @@ class Line:
         self.replicas = replicas
         self._calls = count(1)
 
-    async def complete(self, replica: str, call: Call) -> Output | Refusal:
+    async def complete(self, replica: str, call: Request) -> Output | Refusal:
         return await self._of(replica).complete(call)
 
-    def stream(self, replica: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    def stream(self, replica: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
         return self._of(replica).stream(call)
 
     async def pulse(self, name: str) -> Pulse:
@@ -131,10 +131,10 @@ class Backend:
         budget = RetryBudget(1, 100)
         self._calls = Failover(TASK, self.fleet, line, own.failover, budget, metrics)
 
-    async def complete(self, task: str, call: Call) -> Output | Refusal:
+    async def complete(self, task: str, call: Request) -> Output | Refusal:
         return await self._calls.complete(call)
 
-    def stream(self, task: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    def stream(self, task: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
         return self._calls.stream(call)
 
     async def settled(self) -> None:

@@ -9,11 +9,11 @@ import redis
 
 from tasc_command import InProcess
 from tasc_jobs.index.publish import current_index
+from tasc_protocol import Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.llm import LLM
-from tasc_runtime.protocol import Call
 from tasc_store import ArtifactStore, TaskStore, UnknownTask
 from tiny import SENTENCES, make_folder
 
@@ -71,7 +71,7 @@ def test_a_saved_task_is_registered_with_its_index_and_answers_and_drafts_alike(
     expected = drafted(local)
     assert local.summary().accepted_by_source["corpus"] > 0
     built = EngineBuilder.of_task(client, name, EngineSettings(**SIZES), cache_dir=tmp_path)
-    calls = (Call(str(n), text, templated=True) for n, text in enumerate(SENTENCES))
+    calls = (Request(str(n), text, templated=True) for n, text in enumerate(SENTENCES))
     results = {r.id: r for r in built.engine.generate(built.request(call) for call in calls)}
     assert [
         (r.text, sum(r.acceptance.drafted), sum(r.acceptance.accepted))

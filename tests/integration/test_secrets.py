@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, generate_latest
 
 from support import asgi, free_port, refused
-from tasc_protocol import Output
+from tasc_protocol import Output, Request
 from tasc_runtime.errors import SettingsError
-from tasc_runtime.protocol import Call, Refusal, TaskStatus
+from tasc_runtime.protocol import Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.api import create_api
 from tasc_serve.metrics.discovery import MetricsPort, live_targets
@@ -33,7 +33,7 @@ class Broken:
         self._client, self._url = client, url
         self.tasks = (TASK,)
 
-    async def complete(self, task: str, call: Call) -> Output | Refusal:
+    async def complete(self, task: str, call: Request) -> Output | Refusal:
         await asyncio.to_thread(connect, self._url, timeout_s=1)
         raise RuntimeError("broken")
 

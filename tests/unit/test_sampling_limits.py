@@ -8,11 +8,9 @@ from dataclasses import fields, replace
 import pytest
 from pydantic import ValidationError
 
-from tasc_engine import request as guides
 from tasc_engine.sampling.row_parameters import rules_of
 from tasc_protocol import PARAMETERS, Sampling, SamplingDefaults
 from tasc_runtime.sampling_options import RuleFields
-from tasc_store.tasks import record as answer_forms
 
 PROBES = (0.0, 0.5, 1.0, 1.5, 2.0, 99.0, 100.0, 101.0, 2.0**31 - 1, 2.0**31, 2.0**64, math.inf)
 NEAR = (-1, 0, 1)
@@ -75,11 +73,3 @@ def test_rows_without_a_request_have_the_defaults() -> None:
     assert {name: set(column) for name, column in columns.items()} == {
         name: {one.default} for name, one in PARAMETERS.items()
     }
-
-
-def test_the_store_takes_answer_forms_as_large_as_guides_are_followed() -> None:
-    assert (guides.MOST_CHOICES, guides.MOST_CHOICE_BYTES, guides.MOST_GUIDE_BYTES) == (
-        answer_forms.MOST_CHOICES,
-        answer_forms.MOST_CHOICE_BYTES,
-        answer_forms.MOST_TEXT_BYTES,
-    )

@@ -21,11 +21,11 @@ from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
-from tasc_protocol import GenerationResult, Output, Whole
+from tasc_protocol import GenerationResult, Output, Request, Whole
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import AnswerTexts, Call
+from tasc_runtime.protocol import AnswerTexts
 from tasc_runtime.sampling_options import PromptTooLong
 from tasc_store import connect
 
@@ -128,7 +128,7 @@ class _Open:
     """A row some of whose answers are missing."""
 
     row: Row
-    calls: Sequence[Call]
+    asked: Sequence[Request]
     requests: Sequence[GenerationRequest]
     answers: dict[int, Whole] = field(default_factory=dict)
 
@@ -163,11 +163,11 @@ class Answering:
         if row.ordinal in self._open:
             return
         try:
-            calls, requests = _asked(row, self._strategy, self._builder)
+            asked, requests = _asked(row, self._strategy, self._builder)
         except ValueError as error:
             self._done.append(Record.of(row, None, str(error)))
             return
-        self._open[row.ordinal] = _Open(row, calls, requests)
+        self._open[row.ordinal] = _Open(row, asked, requests)
         for request in requests:
             self._builder.engine.submit(request)
 
@@ -175,10 +175,10 @@ class Answering:
         ordinal, number = map(int, result.id.split("."))
         found = self._open[ordinal]
         found.answers[number] = self._answer(found, number, result)
-        if len(found.answers) < len(found.calls):
+        if len(found.answers) < len(found.requests):
             return
         del self._open[ordinal]
-        answers = [found.answers[i] for i in range(len(found.calls))]
+        answers = [found.answers[i] for i in range(len(found.requests))]
         results = [result for result, _ in answers]
         error = next((result.error for result in results if result.error), None)
         content = None if error else self._strategy.content(found.row, answers, self._builder)
@@ -187,8 +187,7 @@ class Answering:
         self._done.append(Record.of(found.row, content, error, tokens, steps))
 
     def _answer(self, row: _Open, number: int, result: GenerationResult) -> Whole:
-        call, request = row.calls[number], row.requests[number]
-        texts = AnswerTexts(self._builder.tokenizer, call, request)
+        texts = AnswerTexts(self._builder.tokenizer, row.asked[number], row.requests[number])
         artifact = self._builder.artifact
         made = Output(result.id, result.tokens, result.text, result)
         output = texts.output(made, artifact.version if artifact else None)
@@ -197,20 +196,20 @@ class Answering:
 
 def _asked(
     row: Row, strategy: Strategy, builder: "EngineBuilder"
-) -> tuple[list[Call], list[GenerationRequest]]:
+) -> tuple[list[Request], list[GenerationRequest]]:
     """Raises ValueError: why a row cannot be answered, in words for who runs the job."""
-    calls, requests = named(row, strategy.calls(row, builder)), list[GenerationRequest]()
-    for call in calls:
+    asked, requests = named(row, strategy.requests(row, builder)), list[GenerationRequest]()
+    for request in asked:
         try:
-            requests.append(builder.request(call))
+            requests.append(builder.request(request))
         except PromptTooLong as error:
             raise ValueError(
                 f"the prompt has {error.tokens} tokens and a row holds {error.longest}, the answer "
                 f"included; {_way_out(error, builder.positions)}"
             ) from error
         except ValueError as error:
-            raise ValueError(str(error).removeprefix(f"request {call.id}: ")) from error
-    return calls, requests
+            raise ValueError(str(error).removeprefix(f"request {request.id}: ")) from error
+    return asked, requests
 
 
 def _way_out(error: PromptTooLong, positions: int) -> str:

@@ -4,7 +4,6 @@ This module defines what a row asks for and what is kept of its answer, writes t
 displays the progress of the job.
 """
 
-import dataclasses
 import hashlib
 import json
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from tasc_jobs.batch.columns import ANSWER, LOGPROBS, OwnColumns, OwnRow, json_row
 from tasc_jobs.batch.folder import JobFolder
@@ -42,31 +42,36 @@ from tasc_jobs.batch.work import (
 )
 from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
-from tasc_protocol import PARAMETERS, Whole
+from tasc_protocol import PARAMETERS, Request, Whole
 from tasc_runtime.data.rows import row_writer
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import SamplingOptions
+from tasc_runtime.sampling_options import adapter_of
 
 if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder
 
 PREVIEW_ROWS = 20
 _LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # rows that may have no answer
+# Fields of a request that affect answers, besides the sampling parameters.
+_PINNED = (
+    *("logit_bias", "seed", "unguided", "guide", "logprobs", "ignore_eos", "adapter", "echo"),
+    *("stop_token_ids", "include_stop_str_in_output", "min_tokens", "truncate_prompt_tokens"),
+    "add_special_tokens",
+)
 
 
 @dataclass(frozen=True)
 class RowAnswers:
     """The strategy that asks for one answer per row, with independent random numbers per row."""
 
-    asked: SamplingOptions
+    asked: Request
     draft: bool
 
-    def calls(self, row: Row, builder: "EngineBuilder") -> Sequence[Call]:
-        asked = dataclasses.replace(self.asked, prompt=row.ordinal)
-        return [Call(row.id, row.payload, templated=True, draft=self.draft, options=asked)]
+    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Request]:
+        place = {"prompt": row.payload, "prompt_index": row.ordinal}
+        return [replace(self.asked, id=row.id, templated=True, draft=self.draft, **place)]
 
     def content(
         self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
@@ -77,7 +82,7 @@ class RowAnswers:
             "tokens": list(result.tokens),
             "finish_reason": result.finish_reason,
             "model": builder.record.model,
-            "adapter": self.asked.adapter_of(builder.record) or builder.record.adapter,
+            "adapter": adapter_of(self.asked, builder.record) or builder.record.adapter,
             "index_version": result.index_version,
         }
         if self.asked.logprobs is not None:
@@ -93,7 +98,7 @@ def generate(
     *,
     engine: EngineSettings | None = None,
     draft: bool = True,
-    asked: SamplingOptions | None = None,
+    asked: Request | None = None,
     reject: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[JobProgress], None] = lambda progress: None,
@@ -106,7 +111,7 @@ def generate(
 
     Args:
         draft: Whether to use drafts.
-        asked: Sampling options. With ``logprobs``, an answer has a column of that name, too.
+        asked: A request without a prompt. With ``logprobs``, answers have a column of that name.
         reject: File for rows without an answer, as JSON lines with ``output``, ``line``, ``id`` and
             ``reason``, and ``file`` if the input has several. It exists only if there are such
             rows. None uses a file next to the output.
@@ -122,7 +127,7 @@ def generate(
     rejects = reject or reject_file(output)
     check_places(source, output, rejects)
     spec, opened = _spec(url, task, source, output, engine, draft, asked, job)
-    strategy = RowAnswers(asked or SamplingOptions(), draft)
+    strategy = RowAnswers(asked or Request(), draft)
     columns = ANSWER if strategy.asked.logprobs is None else ANSWER.append(LOGPROBS)
     finish = partial(write_files, output, rejects, columns=columns, own=opened.own)
     try:
@@ -140,7 +145,7 @@ def dry_run(
     output: Path,
     *,
     engine: EngineSettings | None = None,
-    asked: SamplingOptions | None = None,
+    asked: Request | None = None,
     reject: Path | None = None,
     **job: Any,
 ) -> tuple[Preview, int]:
@@ -160,7 +165,7 @@ def dry_run(
     rows = list(islice(good, PREVIEW_ROWS))
     if not rows:
         raise FileError("the input has no valid row; check --input-field")
-    strategy = RowAnswers(asked or SamplingOptions(), draft=True)
+    strategy = RowAnswers(asked or Request(), draft=True)
     found = preview_job(spec, rows, strategy)
     if not found.rows:
         raise JobError(
@@ -177,7 +182,7 @@ def _spec(
     output: Path,
     engine: EngineSettings | None,
     draft: bool,
-    asked: SamplingOptions | None,
+    asked: Request | None,
     job: dict[str, Any],
 ) -> tuple[JobSpec, Input]:
     engine = engine or EngineSettings()
@@ -196,20 +201,19 @@ def _spec(
         "draft": draft,
         "max_model_len": engine.max_model_len,
         **({"keep_columns": True} if source.keep_columns else {}),
-        **_pins_of(asked or SamplingOptions()),
+        **_pins_of(asked or Request()),
     }
     spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)
     return spec, opened
 
 
-def _pins_of(asked: SamplingOptions) -> dict[str, Any]:
+def _pins_of(asked: Request) -> dict[str, Any]:
     """Returns the options that affect answers. A guide is hashed, because it may be long."""
-    pins = dataclasses.asdict(asked)
-    pins |= dict.fromkeys(PARAMETERS) | pins.pop("parameters")
+    pins = {name: getattr(asked, name) for name in _PINNED}
+    pins |= {name: asked.parameters.get(name) for name in PARAMETERS}
     if asked.guide:
         text = json.dumps([asked.guide.spec.choices, asked.guide.spec.text])
         pins["guide"] = [asked.guide.spec.kind, hashlib.sha256(text.encode()).hexdigest()]
-    del pins["prompt"], pins["choice"]
     return pins
 
 

@@ -3,19 +3,19 @@
 Rows, records and strategies travel between processes.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_runtime.engine_settings import EngineSettings
 
 if TYPE_CHECKING:  # checking a job's input needs no torch
-    from tasc_protocol import Whole
+    from tasc_protocol import Request, Whole
     from tasc_runtime.engine.builder import EngineBuilder
-    from tasc_runtime.protocol import Call
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Row:
 class Strategy(Protocol):
     """What rows ask for and what is kept of answers; it travels to the engines' processes."""
 
-    def calls(self, row: Row, builder: "EngineBuilder") -> Sequence["Call"]:
-        """One call or more; their ids do not matter.
+    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence["Request"]:
+        """One request or more; their ids do not matter.
 
         Raises:
             ValueError: The row cannot be answered; its record says why.
@@ -88,11 +88,11 @@ class Strategy(Protocol):
         """What the row's record holds, for JSON; of equal answers always the same."""
 
 
-def named(row: Row, calls: Sequence["Call"]) -> list["Call"]:
-    """A row's calls, by ids that tell the row and the place among them."""
+def named(row: Row, requests: Sequence["Request"]) -> list["Request"]:
+    """A row's requests, with ids made of the row and the place among them."""
     return [
-        dataclasses.replace(call, id=f"{row.ordinal}.{i}", stream=False)
-        for i, call in enumerate(calls)
+        replace(request, id=f"{row.ordinal}.{i}", stream=False)
+        for i, request in enumerate(requests)
     ]
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tasc_engine.request import MOST_LOGPROBS
 from tasc_jobs.cli.options import (
     AsJson,
     IdField,
@@ -20,6 +19,7 @@ from tasc_jobs.cli.options import (
 )
 from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.options import AnswerOptions
+from tasc_protocol.request import MOST_LOGPROBS
 from tasc_runtime.progress import note, show_progress
 
 Stall = Annotated[
@@ -92,7 +92,7 @@ Logprobs = Annotated[
 
 if TYPE_CHECKING:
     from tasc_jobs.batch.work import JobReport
-    from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+    from tasc_protocol import AnswerGuide, Request
 
 
 @grouped({AnswerOptions: "the task's"})
@@ -134,10 +134,10 @@ def generate(
     check_places(given, output, rejects)
     require_files(answers.choices, answers.schema)
     with store.open(task) as url:
+        from tasc_protocol import Request
         from tasc_runtime.engine_settings import EngineSettings
-        from tasc_runtime.sampling_options import SamplingOptions
 
-        asked = SamplingOptions(
+        asked = Request(
             parameters=answers.parameters,
             seed=seed,
             guide=_guide(answers),
@@ -189,17 +189,18 @@ def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
     print_result(content, text, as_json)
 
 
-def _require_task(url: str, task: str, asked: "SamplingOptions") -> None:
+def _require_task(url: str, task: str, asked: "Request") -> None:
     """Say what is wrong before anything slow begins."""
     from tasc_jobs.tasks.model_folders import BaseModel
     from tasc_jobs.tasks.register import check_guide
     from tasc_jobs.tasks.values import option
+    from tasc_runtime.sampling_options import adapter_of, sampling_of
     from tasc_store import TaskStore, connect
 
     record = TaskStore(connect(url)).get(task)
     try:
-        asked.sampling(record.sampling)
-        asked.adapter_of(record)
+        sampling_of(asked, record.sampling)
+        adapter_of(asked, record)
     except ValueError as error:
         name, blank, rest = str(error).partition(" ")
         raise UsageError(f"{option(name)}{blank}{rest}") from error
@@ -210,11 +211,9 @@ def _require_task(url: str, task: str, asked: "SamplingOptions") -> None:
 
 def _guide(answers: AnswerOptions) -> "AnswerGuide | None":
     """What the options say an answer may be."""
-    from tasc_engine import GuideSpec
-    from tasc_engine.request import GuideKind
     from tasc_jobs.tasks.values import labels_of, read_text
-    from tasc_runtime.sampling_options import AnswerGuide
-    from tasc_store.tasks.record import MOST_TEXT_BYTES
+    from tasc_protocol import AnswerGuide, GuideSpec
+    from tasc_protocol.request import MOST_GUIDE_BYTES, GuideKind
 
     choices, schema, regex = answers.choices, answers.schema, answers.regex
     given = {"--choices": choices, "--schema": schema, "--regex": regex}
@@ -222,7 +221,7 @@ def _guide(answers: AnswerOptions) -> "AnswerGuide | None":
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} say what an answer may be; give one of them")
     labels = labels_of(choices) if choices else ()
-    text = regex if schema is None else read_text("schema", schema, MOST_TEXT_BYTES)
+    text = regex if schema is None else read_text("schema", schema, MOST_GUIDE_BYTES)
     if not named:
         return None
     if not (labels or text):

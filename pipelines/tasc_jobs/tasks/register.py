@@ -25,10 +25,11 @@ from tasc_jobs.tasks.values import (
     option,
     record_of,
 )
+from tasc_protocol import AnswerGuide
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template, template_of, trained_prompt
-from tasc_runtime.sampling_options import AnswerGuide, guide_of
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask
 from tasc_store.keys import checked_task
 from tasc_text import ChatTemplate, PromptTemplate, TextError, is_unicode, resolve_folder

@@ -13,11 +13,11 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import read_files
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_protocol import SamplingDefaults
+from tasc_protocol.request import MOST_CHOICE_BYTES, MOST_GUIDE_BYTES
 from tasc_runtime.data.file_kinds import wrong_encoding
 from tasc_runtime.data.rows import Fields
 from tasc_runtime.engine_settings import fault_of
 from tasc_store import NeuralDrafting, TaskRecord
-from tasc_store.tasks.record import MOST_CHOICE_BYTES, MOST_TEXT_BYTES
 from tasc_text import ChatTemplate
 from tasc_text.template import FIELD
 
@@ -158,7 +158,7 @@ def given_values(options: TaskOptions) -> Values:
         rows = read_files([options.few_shot], Fields()).rows
         values["few_shot"] = tuple((row.input, row.output) for row in rows)
     values["schema"] = (
-        read_text("schema", options.schema, MOST_TEXT_BYTES) if options.schema else None
+        read_text("schema", options.schema, MOST_GUIDE_BYTES) if options.schema else None
     )
     found = {name: value for name, value in values.items() if value is not None}
     if "chat_template" in found and "template" in found:

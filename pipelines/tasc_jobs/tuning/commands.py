@@ -10,7 +10,7 @@ import redis
 
 from tasc_draft import BigramTable, DraftIndex, DraftSettings, Replay, write_index
 from tasc_draft.index.bigrams import read_bigrams
-from tasc_engine.request import GenerationRequest, GuideSpec
+from tasc_engine.request import GenerationRequest
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.hints import command
 from tasc_jobs.index.publish import IndexSize, current_index, publish_file
@@ -30,11 +30,11 @@ from tasc_jobs.tuning.replays import (
     prepare,
 )
 from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
+from tasc_protocol import GuideSpec, Request
 from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import note, show_progress
-from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import Artifact, ArtifactStore, CorpusStore, TaskRecord, TaskStore
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -368,7 +368,7 @@ def _measured(
     requests, refused = list[GenerationRequest](), 0
     for n, (prompt, _) in enumerate(held.judging[:rows]):
         try:
-            requests.append(builder.request(Call(str(n), tuple(prompt.tolist()), templated=False)))
+            requests.append(builder.request(Request(str(n), tuple(prompt.tolist()))))
         except ValueError:
             refused += 1
     return preview(builder.engine, requests, refused)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tasc_draft import Int32
 from tasc_draft.labels import LabelTrie
 from tasc_engine.errors import GuideError
-from tasc_engine.request import GuideSpec
 from tasc_jobs.errors import JobError
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from tasc_draft import DraftIndex, Int32, write_index
 from tasc_draft.learning import answers
-from tasc_engine.request import GuideSpec
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened
@@ -24,6 +23,7 @@ from tasc_jobs.index.publish import publish_file
 from tasc_jobs.ray_local import local_ray
 from tasc_jobs.tuning.guided_answers import GuidedAnswers
 from tasc_jobs.tuning.replays import run
+from tasc_protocol import GuideSpec
 from tasc_runtime.progress import StageProgress, silent
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import (

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from tasc_jobs.batch.work import Row
-from tasc_protocol import Whole
+from tasc_protocol import FieldError, Request, Whole
 from tasc_runtime.data.rows import read_lines
-from tasc_runtime.protocol import Call, Refusal
-from tasc_runtime.sampling_options import SHOWN, FieldError
+from tasc_runtime.protocol import Refusal
+from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.http.generation import ENDPOINTS
-from tasc_serve.http.parsing import GenerationBody, calls_of, parsed
+from tasc_serve.http.parsing import GenerationBody, parsed, requests_of
 from tasc_serve.http.schemas import BatchLine
 from tasc_serve.http_errors import ApiError, of_refusal, of_validation
-from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store.batches.batch_store import Batch, BatchFault
 from tasc_text import is_unicode
@@ -175,31 +174,32 @@ class LineAnswers:
     created: int
     limits: LimitSettings
 
-    def calls(self, row: Row, builder: "EngineBuilder") -> Sequence[Call]:
+    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Request]:
         """Raises ValueError: the text of an answer that is an error."""
         try:
-            _, group = self._read(row)
-            for call in group.calls[:: group.n]:
-                _require_taken(call, builder, self.limits)
+            _, requests = self._read(row)
+            for request in requests[:: requests[0].n]:
+                _require_taken(request, builder, self.limits)
         except ApiError as error:
             raise ValueError(fault_of(ENDPOINTS[self.endpoint].reworded(error))) from error
-        return group.calls
+        return requests
 
     def content(
         self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
     ) -> dict[str, Any]:
-        body, group = self._read(row)
+        body, requests = self._read(row)
         # Times differ from run to run: they are told only to who asks for them.
         if "metrics" not in body.model_fields_set:
             body = body.model_copy(update={"metrics": "none"})
-        return ENDPOINTS[self.endpoint].reply(body, self.task, group, self.created).whole(answers)
+        reply = ENDPOINTS[self.endpoint].reply(body, self.task, requests, self.created)
+        return reply.whole(answers)
 
-    def _read(self, row: Row) -> tuple[GenerationBody, CallGroup]:
+    def _read(self, row: Row) -> tuple[GenerationBody, Sequence[Request]]:
         body: GenerationBody = parsed(row.payload.encode(), ENDPOINTS[self.endpoint].body)
         if body.stream:
             raise ApiError(400, "stream is set; a batch has whole answers: leave it out", "stream")
         id, seed = line_id(self.batch, row.ordinal), seed_of(self.batch, row.ordinal)
-        return body, calls_of(body, self.limits, id, seed)
+        return body, requests_of(body, self.limits, id, seed)
 
 
 def line_id(batch: str, ordinal: int) -> str:
@@ -216,12 +216,12 @@ def _digest(batch: str, ordinal: int) -> bytes:
     return hashlib.sha256(f"{batch}:{ordinal}".encode()).digest()
 
 
-def _require_taken(call: Call, builder: "EngineBuilder", limits: LimitSettings) -> None:
+def _require_taken(request: Request, builder: "EngineBuilder", limits: LimitSettings) -> None:
     """Raises ApiError 400 for what a replica would refuse."""
     try:
-        limits.require_total(call, builder.request(call))
+        limits.require_total(request, builder.request(request))
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
     except ValueError as error:
-        message = f"{call.prompt_field}: {error}"
-        raise ApiError(400, message, call.prompt_field) from error
+        message = f"{request.prompt_field}: {error}"
+        raise ApiError(400, message, request.prompt_field) from error

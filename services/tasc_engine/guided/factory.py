@@ -12,7 +12,8 @@ from tasc_engine.guided.choices import Choices
 from tasc_engine.guided.following import Guide, LeastTokens
 from tasc_engine.guided.grammar import Library
 from tasc_engine.guided.sandbox import Effort, Unsettled
-from tasc_engine.request import GenerationRequest, GuideSpec
+from tasc_engine.request import GenerationRequest
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 Made = TypeVar("Made")

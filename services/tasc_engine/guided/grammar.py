@@ -23,7 +23,7 @@ from tasc_engine.guided.sandbox import Effort, Sandbox
 from tasc_engine.guided.schemas import LENIENT, Prepared, prepared
 from tasc_engine.guided.trial import make_matcher, make_tokens, reason
 from tasc_engine.guided.unique import Place, Unique, opening
-from tasc_engine.request import GuideSpec
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 if TYPE_CHECKING:

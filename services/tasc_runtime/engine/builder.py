@@ -14,6 +14,7 @@ from typing import Self, TypedDict, Unpack
 import numpy as np
 import redis
 import torch
+from msgspec import structs
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
 from tasc_draft.user_folders import cache_folder
@@ -22,20 +23,20 @@ from tasc_engine import guided as engine_guides
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import GuideError
 from tasc_engine.model.loading import max_positions
+from tasc_protocol import AnswerGuide, FieldError, Request
 from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
 from tasc_runtime.engine.indexes import DraftIndexes, empty_index
 from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Pinned, Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
-from tasc_runtime.protocol import Call
 from tasc_runtime.sampling_options import (
     SHOWN,
-    AnswerGuide,
-    FieldError,
     PromptTooLong,
-    SamplingOptions,
+    adapter_of,
+    guide_for,
     guide_of,
+    sampling_of,
 )
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
 from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
@@ -262,17 +263,17 @@ class EngineBuilder:
     def has_chat_template(self) -> bool:
         return self.record.chat is not None
 
-    def waits_to_render(self, call: Call) -> bool:
+    def waits_to_render(self, asked: Request) -> bool:
         """Whether `read` waits for another process or a long text, so not on an event loop."""
-        if call.templated and self.has_chat_template:
+        if asked.templated and self.has_chat_template:
             return True
-        return not isinstance(call.prompt, tuple) and len(str(call.prompt)) > _LONG_TEXT
+        return not isinstance(asked.prompt, tuple) and len(str(asked.prompt)) > _LONG_TEXT
 
-    def with_row(self, call: Call) -> Call:
-        """A call with the row's input for its prompt where a format string takes only that."""
-        if isinstance(call.prompt, Conversation) and not self.has_chat_template:
-            return dataclasses.replace(call, prompt=call.prompt.input)
-        return call
+    def with_row(self, asked: Request) -> Request:
+        """A request with the row's input for its prompt where a format string takes only that."""
+        if isinstance(asked.prompt, Conversation) and not self.has_chat_template:
+            return structs.replace(asked, prompt=asked.prompt.input)
+        return asked
 
     @property
     def drafts_by(self) -> str:
@@ -330,22 +331,22 @@ class EngineBuilder:
         self._draft(self.proposer.index, proposer)
         self.records.add(record, version)
 
-    def request(self, call: Call) -> GenerationRequest:
-        """Read a call and have the engine know its guide, which takes time the first time.
+    def request(self, asked: Request) -> GenerationRequest:
+        """Read a request and have the engine know its guide, which takes time the first time.
 
         Raises:
             FieldError: A field of the request other than the prompt cannot be met.
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
-        version = call.record_version or self.record_version
-        request, guide = self.read(call, version, call.id)
+        version = asked.record_version or self.record_version
+        request, guide = self.read(asked, version, asked.id)
         self.guide(guide)
         return request
 
     def read(
-        self, call: Call, version: int, id: str
+        self, asked: Request, version: int, id: str
     ) -> tuple[GenerationRequest, AnswerGuide | None]:
-        """Makes the engine's request of a call, and finds the guide that applies.
+        """Makes the engine's request, and finds the guide that applies.
 
         Any thread may call it.
 
@@ -359,14 +360,13 @@ class EngineBuilder:
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         record = self.records.of(version)
-        asked = call.options
-        guide = None if call.max_tokens == 0 else asked.guide_for(record)
+        guide = None if asked.max_tokens == 0 else guide_for(asked, record)
         if guide:
             apart = self.tokenizer.special_ids.union(self.tokenizer.eos_ids)
-            guide.require_whole(call.stop, {*asked.stop_token_ids} - apart)
-        prompt = self._truncated(self._prompt(call), call, record)
+            guide.require_whole(asked.stop, {*asked.stop_token_ids} - apart)
+        prompt = self._truncated(self._prompt(asked), asked, record)
         self._require_tokens(asked)
-        room, most = self._room(call, prompt), call.max_tokens
+        room, most = self._room(asked, prompt), asked.max_tokens
         most = min(record.max_tokens, room) if most is None else max(most, 1)
         if asked.min_tokens > most:
             message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
@@ -375,19 +375,19 @@ class EngineBuilder:
             id=id,
             prompt=prompt,
             max_tokens=most,
-            stop=(*record.stop, *call.stop),
+            stop=(*record.stop, *asked.stop),
             keep_stop=asked.include_stop_str_in_output,
-            stop_ids=asked.stop_token_ids + self._special_stops(record, call),
+            stop_ids=asked.stop_token_ids + self._special_stops(record, asked),
             min_tokens=asked.min_tokens,
-            draft=call.draft,
-            stream=call.stream,
-            sampling=asked.sampling(record.sampling),
+            draft=asked.draft,
+            stream=asked.stream,
+            sampling=sampling_of(asked, record.sampling),
             guide=guide.spec if guide else None,
             logprobs=asked.logprobs,
-            prompt_logprobs=asked.echo and asked.logprobs is not None and not call.committed_ids,
+            prompt_logprobs=asked.echo and asked.logprobs is not None and not asked.committed_ids,
             ignore_eos=asked.ignore_eos,
-            adapter=asked.adapter_of(record),
-            committed_ids=call.committed_ids,
+            adapter=adapter_of(asked, record),
+            committed_ids=asked.committed_ids,
         )
         self.engine.require_fit(request)
         return request, guide
@@ -414,46 +414,46 @@ class EngineBuilder:
         except GuideError as error:
             log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
 
-    def _prompt(self, call: Call) -> tuple[int, ...]:
-        add = call.options.add_special_tokens
-        if isinstance(call.prompt, tuple):
-            return call.prompt
-        if isinstance(call.prompt, str) and not call.templated:
-            return tuple(self.tokenizer.encode_prompt(call.prompt, add is not False))
+    def _prompt(self, asked: Request) -> tuple[int, ...]:
+        add = asked.add_special_tokens
+        if isinstance(asked.prompt, tuple):
+            return asked.prompt
+        if isinstance(asked.prompt, str) and not asked.templated:
+            return tuple(self.tokenizer.encode_prompt(asked.prompt, add is not False))
         try:
-            return tuple(self.template.encode(self.tokenizer, call.prompt, add))
+            return tuple(self.template.encode(self.tokenizer, asked.prompt, add))
         except MessageError as error:
             raise FieldError(error.field, str(error)) from error
 
     def _truncated(
-        self, prompt: tuple[int, ...], call: Call, record: TaskRecord
+        self, prompt: tuple[int, ...], asked: Request, record: TaskRecord
     ) -> tuple[int, ...]:
         """Returns the prompt, or its last tokens as ``truncate_prompt_tokens`` says."""
-        most, longest = call.options.truncate_prompt_tokens, self.engine.longest
+        most, longest = asked.truncate_prompt_tokens, self.engine.longest
         if most == -1:
             own = min(record.max_tokens, longest // 2)
-            most = max(longest - (own if call.max_tokens is None else call.max_tokens or 1), 1)
+            most = max(longest - (own if asked.max_tokens is None else asked.max_tokens or 1), 1)
         return prompt[-most:] if most else prompt
 
-    def _room(self, call: Call, prompt: tuple[int, ...]) -> int:
+    def _room(self, asked: Request, prompt: tuple[int, ...]) -> int:
         """Returns the tokens that a prompt leaves for its answer; raises PromptTooLong if none."""
         longest = self.engine.longest
         if len(prompt) >= longest:
-            raise PromptTooLong(call.prompt_field, len(prompt), longest)
+            raise PromptTooLong(asked.prompt_field, len(prompt), longest)
         return longest - len(prompt)
 
-    def _special_stops(self, record: TaskRecord, call: Call) -> tuple[int, ...]:
+    def _special_stops(self, record: TaskRecord, asked: Request) -> tuple[int, ...]:
         """Returns the stop strings that are special tokens, as ids: answers' texts lack them.
 
         Raises:
             FieldError: See `require_stops`; those of the task were checked when it was made.
         """
-        require_stops(self.tokenizer, call.stop)
+        require_stops(self.tokenizer, asked.stop)
         special = self.tokenizer.special_tokens
-        found = (special.get(stop) for stop in (*call.stop, *record.stop))
+        found = (special.get(stop) for stop in (*asked.stop, *record.stop))
         return tuple(id_ for id_ in found if id_ is not None and id_ < self.engine.vocab_size)
 
-    def _require_tokens(self, asked: SamplingOptions) -> None:
+    def _require_tokens(self, asked: Request) -> None:
         size = self.engine.vocab_size
         biased = [token for token, _ in asked.logit_bias]
         for field, tokens in (("logit_bias", biased), ("stop_token_ids", asked.stop_token_ids)):

@@ -4,17 +4,25 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Request as HttpRequest
+from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from tasc_protocol import Whole
+from tasc_protocol import Request, Whole
 from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
@@ -22,9 +30,9 @@ from tasc_serve.access.idempotency import Idempotency, IdempotentRequest
 from tasc_serve.http.parsing import (
     CLIENT_CLOSED_REQUEST,
     GenerationBody,
-    calls_of,
     parsed,
     read_body,
+    requests_of,
 )
 from tasc_serve.http.ray_proxy import ARRIVAL
 from tasc_serve.http.responses import CHAT, COMPLETION, Reply, json_of
@@ -33,7 +41,6 @@ from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_refusal, of_unexpected
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing import choices
-from tasc_serve.routing.choices import CallGroup
 from tasc_serve.settings import LimitSettings
 from tasc_store import ApiKey
 from tasc_text import Conversation
@@ -60,7 +67,7 @@ class GenerationEndpoint:
 
     Attributes:
         body: The model of its body.
-        reply: Makes the reply to a body, with its task and its calls.
+        reply: Makes the reply to a body, with its task and its requests.
         reworded: An error with the field names of this endpoint.
     """
 
@@ -83,7 +90,7 @@ class RequestScope:
         task: The served task that it names, once that is known.
     """
 
-    def __init__(self, request: Request, in_flight: InFlight, metrics: GatewayMetrics) -> None:
+    def __init__(self, request: HttpRequest, in_flight: InFlight, metrics: GatewayMetrics) -> None:
         self.task: str | None = None
         self._metrics = metrics
         self._began = time.perf_counter()
@@ -136,7 +143,7 @@ class Generation:
         self._access = access
         self._idempotency = idempotency
 
-    async def answer(self, endpoint: GenerationEndpoint, request: Request) -> Response:
+    async def answer(self, endpoint: GenerationEndpoint, request: HttpRequest) -> Response:
         """The response; every error is an ApiError, and counted."""
         scope = RequestScope(request, self._in_flight, self._metrics)
         try:
@@ -156,7 +163,7 @@ class Generation:
         return response
 
     async def _answered(
-        self, request: Request, endpoint: GenerationEndpoint, scope: RequestScope
+        self, request: HttpRequest, endpoint: GenerationEndpoint, scope: RequestScope
     ) -> Response:
         key = await self._access.key_of(request)
         raw = await read_body(request, self._limits)
@@ -165,31 +172,31 @@ class Generation:
         )
         scope.task = task = served(self._backend, self._access, key, body.model)
         permit = self._access.admit(key, task, min(body.prompt_count, self._limits.max_prompts))
-        group, retry = await self._calls(request, raw, body, task, key)
+        asked, retry = await self._requests(request, raw, body, task, key)
         media_type = _EVENTS if body.stream else _JSON
         known_headers = {**permit.headers, **(_UNBUFFERED if body.stream else {})}
         if retry and (known := retry.response(media_type, known_headers)):
             return known
-        reply = endpoint.reply(body, task, group)
+        reply = endpoint.reply(body, task, asked)
         if body.stream:
-            return await self._streamed(request, group, reply, scope, permit, retry)
+            return await self._streamed(request, asked, reply, scope, permit, retry)
         with scope.waiting():
             async with _WhileConnected(request):
-                answers = await self._whole(group, task)
+                answers = await self._whole(asked, task)
         permit.spend(sum(len(result.tokens) for result, _ in answers))
         many = sum(len(texts) for _, texts in answers) > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))
         if retry:
             retry.keep(encoded)
-        headers = {**permit.headers, **self._ignored(task, group)}
+        headers = {**permit.headers, **self._ignored(task, asked)}
         return Response(encoded, headers=headers, media_type=_JSON)
 
-    async def _calls(
-        self, request: Request, raw: bytes, body: GenerationBody, task: str, key: ApiKey | None
-    ) -> tuple[CallGroup, IdempotentRequest | None]:
-        """The calls that a request makes, and what is known of its first attempt.
+    async def _requests(
+        self, request: HttpRequest, raw: bytes, body: GenerationBody, task: str, key: ApiKey | None
+    ) -> tuple[Sequence[Request], IdempotentRequest | None]:
+        """The answers that an HTTP request asks for, and what is known of its first attempt.
 
-        A retry, and all calls of a request, are answered by one version of the task's record.
+        A retry, and all answers of an HTTP request, are made by one version of the task's record.
         """
         retry_key = self._idempotency.key_of(request, key.id if key else "")
         id, seed = (retry_key.id, retry_key.seed) if retry_key else (os.urandom(16).hex(), None)
@@ -197,25 +204,25 @@ class Generation:
         if retry_key or body.prompt_count * (body.n or 1) > 1:
             status = self._backend.status(task)
             version = status.record_version if status else None
-        group = await _aside(
-            len(raw) > _LARGE_BODY, partial(calls_of, body, self._limits, id, seed, version)
+        asked = await _aside(
+            len(raw) > _LARGE_BODY, partial(requests_of, body, self._limits, id, seed, version)
         )
         if not retry_key:
-            return group, None
+            return asked, None
         retry = await self._idempotency.claim(retry_key, request, raw, task, version)
-        return group.pinned(retry.record_version), retry
+        return choices.pinned(asked, retry.record_version), retry
 
-    async def _whole(self, group: CallGroup, task: str) -> list[Whole]:
+    async def _whole(self, asked: Sequence[Request], task: str) -> list[Whole]:
         try:
-            async with asyncio.timeout(group.timeout_s):
-                return await choices.complete(self._backend, task, group)
+            async with asyncio.timeout(asked[0].timeout_s):
+                return await choices.complete(self._backend, task, asked)
         except TimeoutError as error:
-            raise _too_late(group) from error
+            raise _too_late(asked) from error
 
     async def _streamed(
         self,
-        request: Request,
-        group: CallGroup,
+        request: HttpRequest,
+        asked: Sequence[Request],
         reply: _Reply,
         scope: RequestScope,
         permit: Permit,
@@ -226,9 +233,9 @@ class Generation:
         Where that takes longer, the headers go first: proxies give up on a silent service. A
         refusal is an event then.
         """
-        deadline = asyncio.get_running_loop().time() + (group.timeout_s or 0)
-        patience_s = min(self._limits.stream_keep_alive_s, group.timeout_s or 0)
-        pieces = _Pieces(permit.counting(choices.stream(self._backend, reply.task, group)))
+        deadline = asyncio.get_running_loop().time() + (asked[0].timeout_s or 0)
+        patience_s = min(self._limits.stream_keep_alive_s, asked[0].timeout_s or 0)
+        pieces = _Pieces(permit.counting(choices.stream(self._backend, reply.task, asked)))
         try:
             with scope.waiting():
                 async with _WhileConnected(request):
@@ -238,22 +245,22 @@ class Generation:
                 if isinstance(first, Refusal):
                     raise of_refusal(first)
             elif patience_s != self._limits.stream_keep_alive_s:
-                raise _too_late(group)
+                raise _too_late(asked)
         except BaseException:
             await pieces.aclose()
             raise
         events = reply.events(pieces.first, pieces.rest)
         if retry:
             events = retry.keeping(events)
-        headers = {**permit.headers, **self._ignored(reply.task, group), **_UNBUFFERED}
-        return _Events(events, reply.failure, pieces, deadline, self._limits, group, scope, headers)
+        headers = {**permit.headers, **self._ignored(reply.task, asked), **_UNBUFFERED}
+        return _Events(events, reply.failure, pieces, deadline, self._limits, asked, scope, headers)
 
-    def _ignored(self, task: str, group: CallGroup) -> Mapping[str, str]:
+    def _ignored(self, task: str, asked: Sequence[Request]) -> Mapping[str, str]:
         """A header with the messages that did not enter the prompt, which are counted.
 
         Only a replica knows the task's template; after its first answer the backend does, too.
         """
-        prompt = group.calls[0].prompt
+        prompt = asked[0].prompt
         if not isinstance(prompt, Conversation) or len(prompt.messages) == 1:
             return {}
         status = self._backend.status(task)
@@ -272,7 +279,7 @@ class _WhileConnected:
         ApiError: 499: the client went away.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: HttpRequest) -> None:
         self._request = request
         self._inside = True
         self._gone = False
@@ -396,12 +403,12 @@ class _Events(StreamingResponse):
         pieces: _Pieces,
         deadline: float,
         limits: LimitSettings,
-        group: CallGroup,
+        asked: Sequence[Request],
         scope: RequestScope,
         headers: Mapping[str, str],
     ) -> None:
         self._pieces, self._scope, self._failure = pieces, scope, failure
-        self._deadline, self._limits, self._group = deadline, limits, group
+        self._deadline, self._limits, self._asked = deadline, limits, asked
         self._code = CLIENT_CLOSED_REQUEST
         self._events = self._ended(events)
         super().__init__(self._events, headers=headers, media_type=_EVENTS)
@@ -433,7 +440,7 @@ class _Events(StreamingResponse):
                 yield event
             self._code = 200
         except Exception as error:
-            failed = _failure(error, self._group)
+            failed = _failure(error, self._asked)
             self._code = failed.status
             yield self._failure(failed)
 
@@ -461,11 +468,11 @@ def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: st
     return task
 
 
-def _failure(error: Exception, group: CallGroup) -> ApiError:
+def _failure(error: Exception, asked: Sequence[Request]) -> ApiError:
     if isinstance(error, TimeoutError):
-        return _too_late(group)
+        return _too_late(asked)
     return error if isinstance(error, ApiError) else of_unexpected(error, "a stream")
 
 
-def _too_late(group: CallGroup) -> ApiError:
-    return ApiError(504, f"no answer within {group.timeout_s:g} s; try again later")
+def _too_late(asked: Sequence[Request]) -> ApiError:
+    return ApiError(504, f"no answer within {asked[0].timeout_s:g} s; try again later")

@@ -1,27 +1,27 @@
-"""Makes calls of HTTP requests: reads bodies and queries within limits, and checks their fields.
+"""Reads bodies and queries of HTTP requests within limits, and makes requests for answers of them.
 
 Limits that do not depend on a task's record are checked here, such as a prompt's bytes. The replica
 checks the others, such as a prompt's tokens (`tasc_serve.replica.admission`).
 """
 
 import asyncio
-import dataclasses
 import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
 
-from fastapi import Request
+from fastapi import Request as HttpRequest
+from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
-from tasc_engine.request import MOST_CHOICE_BYTES
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import SHOWN, FieldError, SamplingOptions
+from tasc_protocol import FieldError, Request
+from tasc_protocol.request import MOST_CHOICE_BYTES
+from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.http.proxy_guard import first_fields
 from tasc_serve.http.responses_api import ResponsesRequest
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_validation
-from tasc_serve.routing.choices import CallGroup
+from tasc_serve.routing import choices
 from tasc_serve.settings import LimitSettings
 
 GenerationBody: TypeAlias = CompletionRequest | ChatRequest | ResponsesRequest
@@ -30,7 +30,7 @@ _BYTES_PER_TOKEN = 4  # of a prompt's text, about
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-async def read_body(request: Request, limits: LimitSettings) -> bytes:
+async def read_body(request: HttpRequest, limits: LimitSettings) -> bytes:
     """Read a whole body, packed by gzip or not.
 
     Raises:
@@ -71,7 +71,7 @@ async def arriving(timeout_s: float) -> AsyncGenerator[None, None]:
         raise ApiError(408, "the body did not arrive in time; send it faster") from error
 
 
-async def chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+async def chunks(request: HttpRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
     """A body as it comes. Raises ApiError 413, or 499 where the client went away."""
     size, more = 0, True
     while more:
@@ -103,7 +103,7 @@ def parsed(raw: bytes, model: type[_Model]) -> _Model:
         raise of_validation(error, raw) from error
 
 
-def query_of(request: Request, known: Sequence[str]) -> Mapping[str, str]:
+def query_of(request: HttpRequest, known: Sequence[str]) -> Mapping[str, str]:
     """Return the query's parameters. Raises ApiError 400 for an unknown one."""
     for name in request.query_params:
         if name not in known:
@@ -120,19 +120,19 @@ def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
     return int(text)
 
 
-def calls_of(
+def requests_of(
     body: GenerationBody,
     limits: LimitSettings,
     id: str,
     seed: int | None = None,
     record_version: int | None = None,
-) -> CallGroup:
-    """Make the calls that a body asks for.
+) -> tuple[Request, ...]:
+    """Make the requests for answers that a body asks for.
 
     Args:
         id: Of the response.
         seed: Where the body has none; unset: a random one.
-        record_version: Of the task's record that answers all calls, if there are several.
+        record_version: Of the task's record that answers all of them, if there are several.
 
     Raises:
         ApiError: 400: a field is over its limit, or fields contradict each other.
@@ -148,42 +148,40 @@ def calls_of(
         if count > 1:
             found = f"is {n} answers to each of {count} prompts"
             _require_at_most("n", found, n, "max_prompts", limits.max_prompts // count)
-        call = Call(
+        request = replace(
+            _request(body, limits, seed, count * n),
             id=id,
             prompt=prompts[0],
             templated=not isinstance(body, CompletionRequest),
             max_tokens=body.limit,
-            stop=body.stops,
-            draft=body.draft,
             stream=body.stream,
-            options=_sampling_options(body, limits, seed, count * n),
             n=n,
             record_version=record_version if count * n > 1 else None,
             timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
         )
-        group = CallGroup.of(call, prompts)
-        size = sum(_checked_size(one, limits) for one in group.calls[::n])
-        if n > 1:  # each answer's call has its prompt
+        requests = choices.spread(request, prompts)
+        size = sum(_checked_size(one, limits) for one in requests[::n])
+        if n > 1:  # each answer's request has its prompt
             found = f"is {n} answers to {size} bytes of prompts, {n * size} together"
             most = limits.max_prompt_bytes * limits.max_choices
             _require_at_most("n", found, n * size, "max_prompt_bytes", most)
         limit = body.limit or 0
         found = f"is {limit} tokens"
         _require_at_most(body.limit_field, found, limit, "max_tokens", limits.max_tokens)
-        return group
+        return requests
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
 
 
-def _checked_size(call: Call, limits: LimitSettings) -> int:
+def _checked_size(request: Request, limits: LimitSettings) -> int:
     """Returns a prompt's approximate size in bytes. Raises FieldError if it is over the limit."""
     most, each, unit = limits.max_prompt_bytes, 1, "bytes"
-    if isinstance(call.prompt, tuple):
-        size, each, unit = len(call.prompt), _BYTES_PER_TOKEN, "token ids"
+    if isinstance(request.prompt, tuple):
+        size, each, unit = len(request.prompt), _BYTES_PER_TOKEN, "token ids"
     else:
-        size = len(str(call.prompt).encode())
+        size = len(str(request.prompt).encode())
     _require_at_most(
-        call.prompt_field, f"has {size} {unit}", size, "max_prompt_bytes", most // each
+        request.prompt_field, f"has {size} {unit}", size, "max_prompt_bytes", most // each
     )
     return size * each
 
@@ -193,9 +191,9 @@ def _require_at_most(field: str, found: str, size: int, setting: str, limit: int
         raise FieldError(field, f"{field} {found}; at most {limit} are taken (limits.{setting})")
 
 
-def _sampling_options(
+def _request(
     body: GenerationBody, limits: LimitSettings, seed: int | None, answers: int
-) -> SamplingOptions:
+) -> Request:
     if isinstance(body, ChatRequest):
         if body.top_logprobs is not None and not body.logprobs:
             message = "top_logprobs comes without logprobs; set logprobs to true"
@@ -204,14 +202,14 @@ def _sampling_options(
         if both and body.max_tokens != body.max_completion_tokens:
             message = "max_tokens and max_completion_tokens are one limit; send one of them"
             raise FieldError("max_completion_tokens", message)
-    options = body.options(body.logprob_count, seed)
+    request = body.request(body.logprob_count, seed)
     if isinstance(body, CompletionRequest):
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
-        options = dataclasses.replace(options, echo=body.echo) if body.echo else options
-    if (guide := options.guide) and guide.spec.choices:
+        request = replace(request, echo=body.echo) if body.echo else request
+    if (guide := request.guide) and guide.spec.choices:
         size = guide.spec.size_bytes
-        most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each call has it
+        most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each request has it
         found = f"has {size} bytes for each of {answers} answers"
         _require_at_most(guide.field, found, size, "max_choices", most)
-    return options
+    return request

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tasc_protocol import Acceptance, GenerationResult, Output, TokenText, Whole
+from tasc_protocol import Acceptance, GenerationResult, Output, Request, TokenText, Whole
 from tasc_protocol.output import LEAST_LOGPROB, finite, token_name
 from tasc_runtime.protocol import Refusal
 from tasc_serve.http.schemas import ChatRequest, CompletionRequest
 from tasc_serve.http_errors import ApiError, of_refusal
-from tasc_serve.routing.choices import CallGroup, Numbered
+from tasc_serve.routing.choices import Numbered
 
 json_of = msgspec.json.Encoder().encode
 
@@ -151,7 +151,7 @@ class Reply:
     shape: Shape
     body: CompletionRequest | ChatRequest
     task: str
-    group: CallGroup
+    requests: Sequence[Request]
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Reply:
         told = self._told(self.shape.chunk_object, [choice])
         if self.body.includes_usage:
             told["usage"] = None  # as OpenAI has it: the last chunk says it
-        elif output.result and len(self.group.calls) == 1:
+        elif output.result and len(self.requests) == 1:
             told |= self._metrics([output.result])  # no later chunk will say it
         return told
 
@@ -180,7 +180,7 @@ class Reply:
         return {**self._told(self.shape.chunk_object, []), **self._summary(results)}
 
     def _summary(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        return {"usage": usage(results, self.group.n), **self._metrics(results)}
+        return {"usage": usage(results, self.requests[0].n), **self._metrics(results)}
 
     def _metrics(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """The metrics that the request asks for; null for several answers: their times overlap."""
@@ -205,7 +205,7 @@ class Reply:
 
     def _told(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"{self.shape.prefix}-{self.group.id}",
+            "id": f"{self.shape.prefix}-{self.requests[0].response_id}",
             "object": kind,
             "created": self.created,
             "model": self.task,

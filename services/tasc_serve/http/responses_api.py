@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from tasc_protocol import GenerationResult, TokenText, Whole
+from tasc_protocol import GenerationResult, Request, TokenText, Whole
 from tasc_runtime.protocol import Refusal
 from tasc_runtime.sampling_options import (
     MOST_MESSAGES,
@@ -29,7 +29,7 @@ from tasc_runtime.sampling_options import (
 from tasc_serve.http.responses import chat_logprobs, json_of, metrics_of, usage
 from tasc_serve.http.schemas import UNSUPPORTED_FIELDS, Label, RequestFields, StreamOptions
 from tasc_serve.http_errors import ApiError, of_refusal
-from tasc_serve.routing.choices import CallGroup, Numbered
+from tasc_serve.routing.choices import Numbered
 from tasc_text import Conversation
 
 _LOGPROBS: Final = "message.output_text.logprobs"
@@ -146,7 +146,7 @@ class ResponsesReply:
 
     body: ResponsesRequest
     task: str
-    group: CallGroup
+    requests: Sequence[Request]
     created: int = field(default_factory=lambda: int(time.time()))
     _numbers: Iterator[int] = field(default_factory=itertools.count)  # of the events
 
@@ -214,7 +214,7 @@ class ResponsesReply:
         status, body = _status(result), self.body
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         response = {
-            "id": f"resp_{self.group.id}",
+            "id": f"resp_{self.requests[0].response_id}",
             "object": "response",
             "created_at": self.created,
             "status": status,
@@ -237,7 +237,7 @@ class ResponsesReply:
         self, result: GenerationResult | None = None, content: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
         return {
-            "id": f"msg_{self.group.id}",
+            "id": f"msg_{self.requests[0].response_id}",
             "type": "message",
             "role": "assistant",
             "status": _status(result),

@@ -5,11 +5,9 @@ Serving never waits for it: what the store does not take in time is dropped and 
 
 import threading
 from collections import deque
-from dataclasses import replace
 
 from tasc_engine import GenerationRequest, GenerationResult
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import SamplingOptions
+from tasc_protocol import Request
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.settings import CollectSettings
 from tasc_serve.store_calls import RepeatedCall
@@ -17,30 +15,37 @@ from tasc_store import CollectedRow, CollectedRows
 from tasc_store.corpus import MAX_COLLECTED
 
 _JOIN_S = 5.0
+_UNCHANGED = Request()
+# Fields of a request that change its answer, or say that another one is the first.
+_OWN = (
+    *("stop", "logit_bias", "choice_index", "guide", "unguided", "ignore_eos", "adapter", "echo"),
+    *("stop_token_ids", "include_stop_str_in_output", "min_tokens", "truncate_prompt_tokens"),
+    "add_special_tokens",
+)
 _OVERHEAD = 256  # about what a row takes beside its characters
 
 
-def row_of(call: Call, request: GenerationRequest, result: GenerationResult) -> CollectedRow | None:
+def row_of(
+    asked: Request, request: GenerationRequest, result: GenerationResult
+) -> CollectedRow | None:
     """The row that an answer makes; None unless it is just what the task says by itself.
 
     That is: a chat's answer, ended by the model or the task's own stop string, the likeliest at
     each place, with no rule, guide, adapter or stop string of the request's own. Of several equal
     answers (``n``) it is the first.
     """
-    options = call.options
     own = (
-        call.templated
-        and isinstance(call.prompt, str)
+        asked.templated
+        and isinstance(asked.prompt, str)
         and result.finish_reason == "stop"
         and request.sampling.temperature == 0
-        and not call.stop
-        and options.parameters.keys() <= {"temperature"}
-        and SamplingOptions() == replace(options, parameters={}, seed=0, prompt=0, logprobs=None)
+        and asked.parameters.keys() <= {"temperature"}
+        and all(getattr(asked, name) == getattr(_UNCHANGED, name) for name in _OWN)
     )
     if not own:
         return None
     try:
-        return CollectedRow(str(call.prompt), result.text)
+        return CollectedRow(str(asked.prompt), result.text)
     except ValueError:  # blank, or no Unicode text: no corpus would take it
         return None
 
@@ -65,9 +70,11 @@ class Collector:
                 "collect answers", self._flush, settings.flush_interval_s, last=self._flush
             )
 
-    def finished(self, call: Call, request: GenerationRequest, result: GenerationResult) -> None:
+    def finished(
+        self, asked: Request, request: GenerationRequest, result: GenerationResult
+    ) -> None:
         """An answer has ended; every n-th that says what the task says by itself is kept."""
-        if not self._settings.sample_rate or (row := row_of(call, request, result)) is None:
+        if not self._settings.sample_rate or (row := row_of(asked, request, result)) is None:
             return
         self._due += self._settings.sample_rate
         if self._due < 1:

@@ -20,7 +20,7 @@ from tasc_engine import (
     StepRecord,
     TokenLogprob,
 )
-from tasc_engine.request import MOST_LOGPROBS
+from tasc_protocol.request import MOST_LOGPROBS
 from tasc_serve.metrics.replica_metrics import Mismatch, ReplicaMetrics
 from tasc_serve.settings import ShadowSettings
 

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tasc_engine import GenerationRequest, GuideSpec
+from tasc_engine import GenerationRequest
 from tasc_engine.errors import GuideError
+from tasc_protocol import AnswerGuide, FieldError, GuideSpec, Request
 from tasc_runtime.engine.builder import EngineBuilder, Ready
-from tasc_runtime.protocol import Call, Refusal
-from tasc_runtime.sampling_options import AnswerGuide, FieldError
+from tasc_runtime.protocol import Refusal
 from tasc_serve.settings import LimitSettings
 
 _KEPT = 64  # endings that the rate is measured over
@@ -98,7 +98,7 @@ _COMPILERS = 2  # guides by choices and by grammars need not wait for one anothe
 
 
 class Admission:
-    """Reads the calls of one replica, on one event loop."""
+    """Reads the requests of one replica, on one event loop."""
 
     def __init__(self, builder: EngineBuilder, limits: LimitSettings) -> None:
         self._builder, self._limits = builder, limits
@@ -110,34 +110,34 @@ class Admission:
         self._compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = {}
         self._rules = asyncio.Lock()
 
-    async def request(self, call: Call, id: str) -> Ready | Refusal:
-        """Read a call. Raises what nobody foresaw only.
+    async def request(self, asked: Request, id: str) -> Ready | Refusal:
+        """Read a request. Raises what nobody foresaw only.
 
         Args:
             id: The request's in the engine.
         """
         # One version from here on: a newer one may come while a guide is waited for.
-        version = call.record_version or self._builder.record_version
+        version = asked.record_version or self._builder.record_version
         try:
-            request, guide = await self._read(call, version, id)
-            self._limits.require_total(call, request)
+            request, guide = await self._read(asked, version, id)
+            self._limits.require_total(asked, request)
             if refusal := await self._known(guide):
                 return refusal
             made = self._builder.guide(guide)
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:
-            return Refusal("invalid", f"{call.prompt_field}: {error}", call.prompt_field)
+            return Refusal("invalid", f"{asked.prompt_field}: {error}", asked.prompt_field)
         await self._compile_rules(request)
         return Ready(request, version, made)
 
     async def _read(
-        self, call: Call, version: int, id: str
+        self, asked: Request, version: int, id: str
     ) -> tuple[GenerationRequest, AnswerGuide | None]:
-        if not self._builder.waits_to_render(call):
-            return self._builder.read(call, version, id)
+        if not self._builder.waits_to_render(asked):
+            return self._builder.read(asked, version, id)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._renders, self._builder.read, call, version, id)
+        return await loop.run_in_executor(self._renders, self._builder.read, asked, version, id)
 
     async def _known(self, guide: AnswerGuide | None) -> Refusal | None:
         """Wait until a guide can be had at once, or say why not."""

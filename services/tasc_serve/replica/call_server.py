@@ -23,9 +23,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tasc_protocol import Output
+from tasc_protocol import Output, Request
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Call, Pulse, Refusal
+from tasc_runtime.protocol import Pulse, Refusal
 from tasc_serve import wire
 from tasc_serve.settings import ConnectionSettings
 from tasc_serve.wire import Connection, Endpoint, Message
@@ -39,9 +39,9 @@ _HELLO_BYTES = 1024  # of the longest message before the token
 class Answers(Protocol):
     """Who answers the calls."""
 
-    async def complete(self, call: Call) -> Output | Refusal: ...
+    async def complete(self, request: Request) -> Output | Refusal: ...
 
-    def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]: ...
+    def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]: ...
 
     def pulse(self) -> Pulse:
         """Raises EngineBroken."""
@@ -195,7 +195,7 @@ class _GatewayConnection(Connection):
     def received(self, message: Message) -> None:
         if self._ended is None:
             self._greet(message)
-        elif isinstance(message, wire.Request):
+        elif isinstance(message, wire.Submit):
             answering = asyncio.create_task(self._answer(message))
             self._calls[message.number] = answering
             answering.add_done_callback(lambda _: self._calls.pop(message.number, None))
@@ -220,19 +220,19 @@ class _GatewayConnection(Connection):
         except EngineBroken as error:
             return wire.Failed(number, "broken", str(error))
 
-    async def _answer(self, request: wire.Request) -> None:
-        number, send = request.number, self.send
+    async def _answer(self, message: wire.Submit) -> None:
+        number, send = message.number, self.send
         try:
-            if request.whole:
-                send(_message(number, await self._answers.complete(request.call)))
+            if message.whole:
+                send(_message(number, await self._answers.complete(message.request)))
                 return
-            async with aclosing(self._answers.stream(request.call)) as items:
+            async with aclosing(self._answers.stream(message.request)) as items:
                 async for item in items:
                     send(_message(number, item))
         except EngineBroken as error:
             send(wire.Failed(number, "broken", str(error)))
         except Exception as error:
-            log.exception("call %s failed", request.call.id)
+            log.exception("call %s failed", message.request.id)
             send(wire.Failed(number, "unexpected", repr(error)))
 
     def lost(self, why: str) -> None:

@@ -11,14 +11,13 @@ from prometheus_client import CollectorRegistry
 from ray import serve
 
 from tasc_engine import StepRecord
-from tasc_protocol import Output
+from tasc_protocol import Output, Request
 from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
 from tasc_runtime.protocol import (
     AnswerTexts,
-    Call,
     Pulse,
     Refusal,
     TaskStatus,
@@ -114,36 +113,36 @@ class TaskReplica:
             self.builder, self._loop, TaskStore(client), settings.poll_interval_s, self._set_index
         )
 
-    async def complete(self, call: Call) -> Output | Refusal:
-        """The last output of one call, whose result has the whole answer."""
-        async with aclosing(self.stream(call)) as items:
+    async def complete(self, asked: Request) -> Output | Refusal:
+        """The last output of one request, whose result has the whole answer."""
+        async with aclosing(self.stream(asked)) as items:
             async for item in items:
                 if isinstance(item, Refusal):
                     return item
                 if item.result:
                     return item
-        raise RuntimeError(f"call {call.id} ended without a result")
+        raise RuntimeError(f"call {asked.id} ended without a result")
 
-    async def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    async def stream(self, asked: Request) -> AsyncGenerator[Output | Refusal, None]:
         """The outputs of an answer, or one with all of it; closing the iterator frees the row."""
-        if refusal := self._refused(call):
+        if refusal := self._refused(asked):
             yield refusal
             return
         self._here = asyncio.get_running_loop()
-        self._drain.began(call.id)
+        self._drain.began(asked.id)
         self._outstanding += 1
         taken = False
         try:
             # Not the call's: a client's retry and its first attempt may be here at once.
-            ready = await self._admission.request(call, f"{call.id}-{next(self._numbers)}")
+            ready = await self._admission.request(asked, f"{asked.id}-{next(self._numbers)}")
             if isinstance(ready, Refusal):
                 yield ready
                 return
             taken = True
-            if call.is_acknowledged:
-                yield Output(call.id, record_version=ready.record_version)
+            if asked.is_acknowledged:
+                yield Output(asked.id, record_version=ready.record_version)
             # Closed here: the engine hears of the end before another call takes the place.
-            async with aclosing(self._outputs(ready, call)) as outputs:
+            async with aclosing(self._outputs(ready, asked)) as outputs:
                 async for output in outputs:
                     yield output
         finally:
@@ -177,15 +176,15 @@ class TaskReplica:
             raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
         return Pulse(self._status(), self._outstanding, self._loop.stalled_s)
 
-    def _refused(self, call: Call) -> Refusal | None:
-        """Why a call cannot be taken now."""
+    def _refused(self, asked: Request) -> Refusal | None:
+        """Why a request cannot be taken now."""
         outstanding, version = self._outstanding, self.builder.record_version
         if outstanding >= self._capacity:
             message = f"{outstanding} requests are in this replica already"
             waiting = outstanding - self.builder.engine.config.rows
-            return Refusal("full", message, None, self._drain.retry_after_s(call.id, waiting))
-        if not (call.record_version is None or call.record_version in self.builder.records):
-            message = f"the answer was begun by version {call.record_version}, this is {version}"
+            return Refusal("full", message, None, self._drain.retry_after_s(asked.id, waiting))
+        if not (asked.record_version is None or asked.record_version in self.builder.records):
+            message = f"the answer was begun by version {asked.record_version}, this is {version}"
             return Refusal("changed", message)
         return None
 
@@ -228,14 +227,16 @@ class TaskReplica:
     def __del__(self) -> None:
         self.close()
 
-    async def _outputs(self, ready: Ready, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    async def _outputs(
+        self, ready: Ready, asked: Request
+    ) -> AsyncGenerator[Output | Refusal, None]:
         request, builder = ready.request, self.builder
-        texts = AnswerTexts(builder.tokenizer, call, request, ready.record_version)
+        texts = AnswerTexts(builder.tokenizer, asked, request, ready.record_version)
         # One item per step at most, and a row takes max_tokens steps: bounded by the request.
         arrived: asyncio.Queue[Output | Refusal | Exception] = asyncio.Queue()
         self._loop.submit(request, arrived.put_nowait, ready.guide)
         # The gateway gives up at the same time; this one counts where the gateway is dead.
-        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        timeout_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
         late = Refusal("late", f"no answer within {timeout_s:g} s")
         timer = asyncio.get_running_loop().call_later(timeout_s, arrived.put_nowait, late)
         ended = False
@@ -251,13 +252,13 @@ class TaskReplica:
                 if item.result:
                     self._metrics.observe_result(item.result)
                     if item.result.error:
-                        yield _failure(item.result.error, ready, call)
+                        yield _failure(item.result.error, ready, asked)
                         return
                 artifact = builder.artifact  # only a replica knows the index
                 output = texts.output(item, artifact.version if artifact else None)
                 if output.result:
                     self._shadow.finished(request, output.result)
-                    self._collector.finished(builder.with_row(call), request, output.result)
+                    self._collector.finished(builder.with_row(asked), request, output.result)
                 yield output
         finally:
             timer.cancel()
@@ -287,9 +288,9 @@ class TaskReplica:
         return running, engine.waiting, engine.kv_usage
 
 
-def _failure(error: str, ready: Ready, call: Call) -> Refusal:
+def _failure(error: str, ready: Ready, asked: Request) -> Refusal:
     """A guide that stops half-way, as no trial foresees, is the fault of who sent it."""
-    guide = call.options.guide
+    guide = asked.guide
     if guide and ready.guide and ready.guide.error:
         return Refusal("invalid", f"{guide.name} cannot be followed: {error}", guide.field)
     return Refusal("failed", error)

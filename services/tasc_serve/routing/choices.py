@@ -1,94 +1,78 @@
 """The answers to one request, ``n`` to each of its prompts, requested and cancelled together."""
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
-from tasc_protocol import Output, Whole
-from tasc_runtime.protocol import Backend, Call, Prompt, Refusal
+from msgspec.structs import replace
+
+from tasc_protocol import Output, Prompt, Request, Whole
+from tasc_runtime.protocol import Backend, Refusal
 from tasc_serve.http_errors import of_refusal
 
 Numbered = tuple[int, Output | Refusal]
 
 
-@dataclass(frozen=True)
-class CallGroup:
-    """The calls of one request; each can be answered by itself.
+def spread(request: Request, prompts: Sequence[Prompt]) -> tuple[Request, ...]:
+    """Returns a request for each prompt and choice; they differ in prompt, id and random numbers.
 
-    Attributes:
-        id: Id of the response.
-        calls: The call for choice j of prompt k is at index ``k * n + j``.
+    Args:
+        request: The request for the first prompt.
+
+    Returns:
+        The request for choice j of prompt k, at index ``k * n + j``.
     """
-
-    id: str
-    calls: tuple[Call, ...]
-
-    @classmethod
-    def of(cls, call: Call, prompts: Sequence[Prompt]) -> "CallGroup":
-        """Makes a call for each prompt and choice; they differ in prompt, id and random numbers.
-
-        Args:
-            call: The call for the first prompt.
-        """
-        if call.n == len(prompts) == 1:
-            return cls(call.id, (call,))
-        calls = [
-            dataclasses.replace(
-                call,
-                id=f"{call.id}-c{k * call.n + j}",
-                prompt=prompt,
-                prompts=len(prompts),
-                options=dataclasses.replace(call.options, prompt=k, choice=j),
-            )
-            for k, prompt in enumerate(prompts)
-            for j in range(call.n)
-        ]
-        return cls(call.id, tuple(calls))
-
-    @property
-    def n(self) -> int:
-        """Number of answers to each prompt."""
-        return self.calls[0].n
-
-    @property
-    def timeout_s(self) -> float | None:
-        return self.calls[0].timeout_s
-
-    def pinned(self, record_version: int | None) -> "CallGroup":
-        """Returns the same calls, to be answered by one version of the task's record."""
-        pinned = (dataclasses.replace(c, record_version=record_version) for c in self.calls)
-        return CallGroup(self.id, tuple(pinned))
+    n = request.n
+    if n == len(prompts) == 1:
+        return (request,)
+    return tuple(
+        replace(
+            request,
+            id=f"{request.id}-c{k * n + j}",
+            prompt=prompt,
+            prompts=len(prompts),
+            prompt_index=k,
+            choice_index=j,
+        )
+        for k, prompt in enumerate(prompts)
+        for j in range(n)
+    )
 
 
-async def complete(backend: Backend, task: str, group: CallGroup) -> list[Whole]:
-    """Returns the answers in the order of their calls.
+def pinned(requests: Sequence[Request], record_version: int | None) -> tuple[Request, ...]:
+    """Returns the requests, to be answered by one version of the task's record."""
+    return tuple(replace(request, record_version=record_version) for request in requests)
+
+
+async def complete(backend: Backend, task: str, requests: Sequence[Request]) -> list[Whole]:
+    """Returns the answers in the order of their requests.
 
     Raises:
-        ApiError: A call was refused or failed; the others were cancelled.
+        ApiError: A request was refused or failed; the others were cancelled.
     """
-    if len(group.calls) == 1:
-        return [_whole(await backend.complete(task, group.calls[0]))]
+    if len(requests) == 1:
+        return [_whole(await backend.complete(task, requests[0]))]
 
-    async def one(call: Call) -> Whole:
-        return _whole(await backend.complete(task, call))
+    async def one(request: Request) -> Whole:
+        return _whole(await backend.complete(task, request))
 
-    tasks = [asyncio.create_task(one(call)) for call in group.calls]
+    tasks = [asyncio.create_task(one(request)) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
         await _end(tasks)
 
 
-def stream(backend: Backend, task: str, group: CallGroup) -> AsyncGenerator[Numbered, None]:
-    """Yields the outputs of all answers as they arrive, each with the index of its call.
+def stream(
+    backend: Backend, task: str, requests: Sequence[Request]
+) -> AsyncGenerator[Numbered, None]:
+    """Yields the outputs of all answers as they arrive, each with the index of its request.
 
-    Nothing is yielded before each call has sent an output or one is refused. Closing the generator
-    cancels unfinished calls; so does an exception of one call.
+    Nothing is yielded before each request has an output or one is refused. Closing the generator
+    cancels unfinished requests; so does an exception of one.
     """
-    streams = [backend.stream(task, call) for call in group.calls]
+    streams = [backend.stream(task, request) for request in requests]
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)
 
 

@@ -13,8 +13,10 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Refusal
+from msgspec import structs
+
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Refusal
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.fleet import Fleet, ReplicaLost, SeenReplica, loss_reason
@@ -51,10 +53,10 @@ class RetryBudget:
 
 @dataclass
 class _Run:
-    """The progress of one call.
+    """The progress of one request.
 
     Attributes:
-        call: The original call.
+        request: The original request.
         committed: Token ids received so far.
         begun: Whether a replica has taken it, so that its client has a status code.
         record_version: Version of the task's record that must answer; None: any.
@@ -62,7 +64,7 @@ class _Run:
         behind: Replicas that refused it as invalid, but serve an older version than others.
     """
 
-    call: Call
+    request: Request
     committed: list[int] = field(init=False)
     begun: bool = field(init=False)
     record_version: int | None = field(init=False)
@@ -73,18 +75,18 @@ class _Run:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.committed = list(self.call.committed_ids)
+        self.committed = list(self.request.committed_ids)
         self.begun = bool(self.committed)
-        self.record_version = self.call.record_version
+        self.record_version = self.request.record_version
 
-    def rest(self) -> Call:
-        """Returns the call for the next replica, with received tokens and the remaining time."""
-        if not self.losses and self.record_version == self.call.record_version:
-            return self.call
-        timeout_s = self.call.timeout_s
+    def rest(self) -> Request:
+        """Returns the request for the next replica, with received tokens and the remaining time."""
+        if not self.losses and self.record_version == self.request.record_version:
+            return self.request
+        timeout_s = self.request.timeout_s
         left = timeout_s and max(timeout_s - (time.monotonic() - self.began), 0)
-        return dataclasses.replace(
-            self.call,
+        return structs.replace(
+            self.request,
             committed_ids=tuple(self.committed),
             record_version=self.record_version,
             timeout_s=left,
@@ -120,14 +122,14 @@ class Failover:
         self._budget = budget
         self._metrics = metrics
 
-    async def complete(self, call: Call) -> Output | Refusal:
+    async def complete(self, request: Request) -> Output | Refusal:
         """Returns the output with the whole answer, or the refusal of the last replica asked.
 
         Raises:
             ApiError: There is no replica, or too many were lost.
         """
         self._budget.earn()
-        run = _Run(call)
+        run = _Run(request)
         while True:
             replica = await self._replica(run)
             if isinstance(replica, Refusal):
@@ -143,14 +145,14 @@ class Failover:
                     self._found(run)
                 return answer
 
-    async def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    async def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]:
         """Yields the outputs of the answer, each exactly once, even if several replicas send them.
 
         Raises:
             ApiError: There is no replica, or too many were lost.
         """
         self._budget.earn()
-        run = _Run(call)
+        run = _Run(request)
         while True:
             replica = await self._replica(run)
             if isinstance(replica, Refusal):
@@ -203,7 +205,7 @@ class Failover:
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()
         run.behind.clear()
-        where = f"task {self._task}: call {run.call.id}, {len(run.committed)} tokens"
+        where = f"task {self._task}: call {run.request.id}, {len(run.committed)} tokens"
         log.warning("%s: lost with replica %s (%s): %s", where, replica.name, reason, error)
         if run.losses > self._settings.max_retries or not self._budget.spend():
             self._metrics.failovers_refused(self._task).inc()

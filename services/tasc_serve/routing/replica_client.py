@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from tasc_protocol import Output
+from tasc_protocol import Output, Request
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Call, Pulse, Refusal
+from tasc_runtime.protocol import Pulse, Refusal
 from tasc_serve import wire
 from tasc_serve.routing.fleet import ReplicaLost, loss_reason
 from tasc_serve.settings import ConnectionSettings
@@ -45,21 +45,23 @@ class ReplicaClient:
         self._settings = settings
         self._links: dict[str, asyncio.Task[_ReplicaConnection]] = {}
 
-    async def complete(self, replica: str, call: Call) -> Output | Refusal:
+    async def complete(self, replica: str, request: Request) -> Output | Refusal:
         """Returns the output with the whole answer. Cancelling this coroutine cancels the call."""
         connection = await self._connected(replica)
         try:
-            item = await connection.ask(lambda number: wire.Request(number, True, call))
+            item = await connection.ask(lambda number: wire.Submit(number, True, request))
         except BufferFull:
             return _BUSY
         assert isinstance(item, Output | Refusal)
         return item
 
-    async def stream(self, replica: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    async def stream(
+        self, replica: str, request: Request
+    ) -> AsyncGenerator[Output | Refusal, None]:
         """Yields the outputs of the answer. Closing the generator cancels the call."""
         connection = await self._connected(replica)
         try:
-            with connection.asking(lambda number: wire.Request(number, False, call)) as items:
+            with connection.asking(lambda number: wire.Submit(number, False, request)) as items:
                 while True:
                     item = _unless_error(await items.get())
                     assert isinstance(item, Output | Refusal)
@@ -219,7 +221,7 @@ class _ReplicaConnection(Connection):
             hand(item)
 
 
-_Asked = Callable[[int], wire.Request | wire.Heartbeat]
+_Asked = Callable[[int], wire.Submit | wire.Heartbeat]
 _Item = Output | Refusal | Pulse | Exception
 
 

@@ -11,12 +11,9 @@ from typing import Any, Literal, Self
 
 from tasc_draft.settings import DraftSettings
 from tasc_protocol import SamplingDefaults
+from tasc_protocol.request import MOST_CHOICE_BYTES, MOST_CHOICES, MOST_GUIDE_BYTES
 from tasc_store import keys
 from tasc_text import ChatTemplate
-
-MOST_CHOICES = 20_000
-MOST_CHOICE_BYTES = 2_000_000  # of all choices together, in UTF-8
-MOST_TEXT_BYTES = 64 * 1024  # of a schema or a regular expression
 
 
 def check_forms(choices: object, schema: str | None, regex: str | None) -> None:
@@ -54,8 +51,8 @@ def _check_choices(choices: object) -> None:
 def _check_form_text(name: str, text: object) -> None:
     if not isinstance(text, str) or not text:
         raise ValueError(f"{name} is {text!r:.80}; it must be a non-empty string")
-    if (size := len(_encoded(name, text))) > MOST_TEXT_BYTES:
-        raise ValueError(f"{name} has {size} bytes; at most {MOST_TEXT_BYTES}")
+    if (size := len(_encoded(name, text))) > MOST_GUIDE_BYTES:
+        raise ValueError(f"{name} has {size} bytes; at most {MOST_GUIDE_BYTES}")
 
 
 def _encoded(name: str, text: str) -> bytes:

@@ -15,7 +15,7 @@ from tasc_jobs.batch.generate import dry_run, generate
 from tasc_jobs.batch.inputs import Source, job_folder
 from tasc_jobs.batch.work import JobChanged, JobStalled, TooManyErrors
 from tasc_jobs.index.build import build_and_publish
-from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+from tasc_protocol import AnswerGuide, Request
 from tasc_store import CorpusRow, CorpusStore, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer
 
@@ -45,7 +45,7 @@ def test_every_row_once_in_order_with_the_answer_of_generate(
     # The same inputs out of the corpus; rows that come later are none of the job's.
     output = tmp_path / "corpus.parquet"
     corpus = Source.of(f"redis:{served}", keep_columns=True)
-    stop, asked = failing(InterruptedError()), SamplingOptions(logprobs=1)
+    stop, asked = failing(InterruptedError()), Request(logprobs=1)
     with pytest.raises(InterruptedError):
         generate(redis_url, served, corpus, output, engine=ENGINE, asked=asked, progress=stop)
     store.append([CorpusRow("later", "wake me", "x")])
@@ -107,7 +107,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
     assert stopped.stopped
     assert not output.exists()
     with pytest.raises(JobChanged):
-        run(asked=SamplingOptions({"temperature": 0.5}))
+        run(asked=Request(parameters={"temperature": 0.5}))
     write_rows(source, rows(1501))
     with pytest.raises(JobChanged):
         run()
@@ -129,7 +129,7 @@ def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path:
     guide = AnswerGuide(GuideSpec("choice", labels), "--choices")
 
     def answers(name: str, **asked: object) -> list[str]:
-        how = SamplingOptions(**asked)
+        how = Request(**asked)
         generate(redis_url, served, source, tmp_path / name, engine=ENGINE, asked=how)
         return [row["text"] for row in read_rows(tmp_path / name)]
 

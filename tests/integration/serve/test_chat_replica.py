@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 import tiny
 from chat_families import make_chat_tokenizer
 from support import eventually
-from tasc_protocol import Output
+from tasc_protocol import Output, Request
 from tasc_runtime.models import chat_template, model_name
-from tasc_runtime.protocol import Call, Refusal
-from tasc_serve.wire import Message, Request
+from tasc_runtime.protocol import Refusal
+from tasc_serve.wire import Message, Submit
 from tasc_store import CollectedRows, TaskRecord, TaskStore
 from tasc_text import Conversation, TaskTokenizer
 from tasc_text import Message as Turn
@@ -72,10 +72,10 @@ def start(redis_url, client, tmp_path):
 
 def sent(prompt, **fields):
     """A call as it comes out of a connection."""
-    call = Call(uuid.uuid4().hex, prompt, templated=True, **fields)
-    request = msgspec.msgpack.decode(msgspec.msgpack.encode(Request(1, True, call)), type=Message)
-    assert request.call == call
-    return request.call
+    call = Request(uuid.uuid4().hex, prompt, templated=True, **fields)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(1, True, call)), type=Message)
+    assert sent.request == call
+    return sent.request
 
 
 async def ask(replica, *calls):
@@ -127,7 +127,7 @@ async def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_wha
     slow = asyncio.create_task(replica.complete(sent("endless")))
     await asyncio.sleep(0)
     ids = tuple(chats.tokenizer.encode_prompt("play some jazz"))
-    assert isinstance(await replica.complete(Call("ids", ids, templated=False)), Output)
+    assert isinstance(await replica.complete(Request("ids", ids, templated=False)), Output)
     assert not slow.done()
     refused = [await slow, await replica.complete(sent("refuse"))]
     for refusal in refused:

@@ -20,10 +20,9 @@ from proposer_integrity import check_rows
 from support import DEADLINE_S, eventually, index_of
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import GenerationResult
-from tasc_protocol import Output
+from tasc_protocol import Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
-from tasc_runtime.protocol import Call
 from tasc_serve.replica.replica import TaskReplica
 from tasc_store import ArtifactStore, TaskRecord, TaskStore
 
@@ -78,8 +77,8 @@ def replica(
         yield running
 
 
-def call(prompt: str) -> Call:
-    return Call(uuid.uuid4().hex, prompt, templated=True)
+def call(prompt: str) -> Request:
+    return Request(uuid.uuid4().hex, prompt, templated=True)
 
 
 @pytest.mark.parametrize("settings", [OFF, SHORT, TASC], ids=["off", "short", "tasc"])

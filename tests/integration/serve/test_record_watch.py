@@ -12,10 +12,9 @@ from serving import running_replica
 
 import tiny
 from support import eventually, refused
-from tasc_protocol import Output, SamplingDefaults
+from tasc_protocol import Output, Request, SamplingDefaults
 from tasc_runtime.engine.versions import MOST_KNOWN, Records
-from tasc_runtime.protocol import Call, Refusal
-from tasc_runtime.sampling_options import SamplingOptions
+from tasc_runtime.protocol import Refusal
 from tasc_store import TaskStore
 
 pytestmark = [pytest.mark.redis, pytest.mark.anyio]
@@ -48,7 +47,7 @@ def status(replica):
 
 def answer(replica, **values):
     values = {"prompt": PROMPT, "templated": True, **values}
-    return asyncio.run(replica.complete(Call(uuid.uuid4().hex, **values)))
+    return asyncio.run(replica.complete(Request(uuid.uuid4().hex, **values)))
 
 
 def until_served(replica, version):
@@ -69,7 +68,7 @@ def test_what_no_weight_depends_on_counts_for_the_next_request(replica, record, 
         found = answer(replica)
         assert isinstance(found, Output), found
         assert holds(found.result), change
-    texts = {answer(replica, options=SamplingOptions(seed=seed)).result.text for seed in range(4)}
+    texts = {answer(replica, seed=seed).result.text for seed in range(4)}
     assert len(texts) > 1, "answers are drawn now"
     stop = plain.text[2]
     until_served(replica, store.put(replace(record, stop=(stop,))))
@@ -110,7 +109,7 @@ def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store)
 
 
 async def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, record, store):
-    call = Call("1", PROMPT, templated=True, stream=True, options=SamplingOptions(seed=1))
+    call = Request("1", PROMPT, templated=True, stream=True, seed=1)
     versions = []
     async for piece in replica.stream(call):
         if not versions:
@@ -120,14 +119,14 @@ async def test_pieces_name_the_version_of_their_request_not_of_the_moment(replic
 
 
 async def test_a_clients_retry_and_its_first_attempt_do_not_meet_in_a_replica(replica):
-    call = Call("retried", PROMPT, templated=True)
+    call = Request("retried", PROMPT, templated=True)
     first, second = await asyncio.gather(replica.complete(call), replica.complete(call))
     assert first.result.tokens == second.result.tokens
 
 
 async def test_a_stream_begins_with_word_that_it_is_admitted_unless_it_is_resumed(replica):
     async def pieces(**values):
-        call = Call(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
+        call = Request(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
         return [piece.tokens async for piece in replica.stream(call)]
 
     alone, several = [await pieces(prompts=prompts) for prompts in (1, 2)]

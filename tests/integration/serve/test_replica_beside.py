@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
+from msgspec import structs
 from prometheus_client import generate_latest
 from serving import Samples, publish, running_replica
 
 import tiny
 from support import eventually, index_of, lying
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Refusal
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Refusal
 from tasc_serve.replica import replica as replica_module
 from tasc_serve.replica.admission import DrainRate
 from tasc_serve.replica.replica import TaskReplica
@@ -44,8 +45,8 @@ class Replica:
     running: TaskReplica
 
     def ask(self, value, **changes):
-        call = Call(uuid.uuid4().hex, value, templated=True)
-        return self.running.complete(replace(call, **changes))
+        call = Request(uuid.uuid4().hex, value, templated=True)
+        return self.running.complete(structs.replace(call, **changes))
 
     async def answers(self, **changes):
         """The answer to each prompt, all asked for at once."""

@@ -23,12 +23,11 @@ from tasc_engine.drafting.neural.card import DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
-from tasc_protocol import Output
+from tasc_protocol import Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import Call
 from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
 from tasc_store.artifacts import VOCABULARY
 
@@ -84,7 +83,7 @@ class Drafted:
 
     def answers(self) -> list[str]:
         """In turns: not all rows begin at once."""
-        calls = [Call(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
+        calls = [Request(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
         requests = [self.worker.request(call) for call in calls]
         found = {int(r.id): r.text for r in self.worker.engine.generate(requests)}
         return [found[i] for i in range(len(calls))]
@@ -156,7 +155,7 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
     before = drafted.accepted()
     answered = index_of(made.tokenizer, made.tokenizer.encode_outputs(expected))
     artifact = publish(worker.indexes.store, answered)
-    requests = [worker.request(Call(v, v, templated=True)) for v in PROMPTS]
+    requests = [worker.request(Request(v, v, templated=True)) for v in PROMPTS]
     for request in requests:
         worker.engine.submit(request)
     found = [worker.engine.step() for _ in range(3)]
@@ -243,7 +242,7 @@ async def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
     how = NeuralDrafting(str(drafter("independent")), depth=3, width=4)
     drafted = make(how)
     name = drafted.record.name
-    calls = [Call(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
+    calls = [Request(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
     with running_replica(redis_url, name, drafted.cache, engine=ENGINE.model_dump()) as replica:
         found = await asyncio.gather(*map(replica.complete, calls))
         samples = Samples(generate_latest(replica.registry).decode())

@@ -5,17 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import tiny
 from lora_folders import make_adapter
 from support import refused
 from tasc_engine import GuideSpec, Sampling
 from tasc_engine.model.loading import ModelSource, load_model
-from tasc_protocol import SamplingDefaults
+from tasc_protocol import AnswerGuide, FieldError, Request, SamplingDefaults
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
 from tasc_store import TaskStore, connect
 from tasc_text import Conversation, Message
 
@@ -59,7 +58,7 @@ def adapted(worker_of, adapters):
 
 
 def call(value=tiny.SENTENCES[0], number=1, **asked):
-    return Call(str(number), value, templated=True, options=SamplingOptions(**asked))
+    return Request(str(number), value, templated=True, **asked)
 
 
 def test_the_tasks_rule_and_choices_are_the_answers(worker):
@@ -90,7 +89,7 @@ def test_a_requests_own_come_before_them(worker):
         (call(stop_token_ids=(10**6,)), "stop_token_ids"),
         (call(stop_token_ids=(5,)), "stop_token_ids"),  # would cut a choice
         (call(min_tokens=1), "min_tokens"),
-        (replace(call(), stop=("x", "music")), "stop"),  # inside a choice
+        (structs.replace(call(), stop=("x", "music")), "stop"),  # inside a choice
         (call((1,) * 128, guide=UNCLOSED), "messages.0.content"),  # before the guide is asked
         (call(adapter="gone"), "adapter"),
     ],
@@ -121,13 +120,13 @@ def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adap
 
 
 def test_an_answer_that_is_too_short_for_its_choice_is_cut(worker):
-    (result,) = worker.engine.generate([worker.request(replace(call(), max_tokens=1))])
+    (result,) = worker.engine.generate([worker.request(structs.replace(call(), max_tokens=1))])
     assert (len(result.tokens), result.finish_reason) == (1, "length")
     assert any(choice.startswith(result.text) for choice in CHOICES)
 
 
 def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
-    request = worker.request(replace(call(echo=True, logprobs=0), max_tokens=0))
+    request = worker.request(structs.replace(call(echo=True, logprobs=0), max_tokens=0))
     assert (request.guide, request.max_tokens) == (None, 1)
     (result,) = worker.engine.generate([request])
     assert len(result.logprobs) == len(request.prompt)
@@ -142,11 +141,11 @@ def test_a_truncated_prompt_leaves_as_much_room_as_its_answer_needs(worker, most
 
 
 def test_a_stop_that_no_choice_holds_is_taken(worker):
-    assert worker.request(replace(call(), stop=("musical",))).stop[-1] == "musical"
+    assert worker.request(structs.replace(call(), stop=("musical",))).stop[-1] == "musical"
 
 
 def test_texts_that_take_long_are_read_on_no_event_loop(worker):
     for prompt in ("x" * 99_999, Conversation((Message("user", "x" * 99_999),))):
-        assert worker.waits_to_render(replace(call(), prompt=prompt))
+        assert worker.waits_to_render(structs.replace(call(), prompt=prompt))
     for prompt in ("x", (1,) * 99_999):
-        assert not worker.waits_to_render(replace(call(), prompt=prompt))
+        assert not worker.waits_to_render(structs.replace(call(), prompt=prompt))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_engine.guided import Guide
-from tasc_engine.request import GuideSpec
+from tasc_protocol import GuideSpec
 
 GuideMaker = Callable[[], Guide]
 

@@ -21,7 +21,7 @@ from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide, GuideLimits, Guides, factory, follow
 from tasc_engine.guided.choices import ChoiceGuide, Choices
 from tasc_engine.guided.following import LeastTokens
-from tasc_engine.request import GuideSpec
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 

@@ -24,7 +24,7 @@ from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
 from tasc_engine.guided.schemas import prepared
 from tasc_engine.guided.trial import make_matcher
 from tasc_engine.guided.unique import Place, Unique, opening
-from tasc_engine.request import GuideSpec
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 from tiny import sentencepiece
 

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from support import refused
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guides
-from tasc_engine.request import GuideSpec
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 EOS = 0

@@ -22,13 +22,11 @@ from tasc_jobs.batch.generate import RowAnswers
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import LineAnswers
-from tasc_protocol import Acceptance, Timings, Whole
+from tasc_protocol import Acceptance, AnswerGuide, Request, Timings, Whole
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
 from tasc_serve.settings import LimitSettings
 from tasc_store import StoreUnreachable
 from tiny import make_folder
@@ -233,7 +231,7 @@ class Worker:
     artifact: Any = None
     tokenizer: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=()))
 
-    def request(self, call: Call) -> GenerationRequest:
+    def request(self, call: Request) -> GenerationRequest:
         if not call.prompt:
             raise ValueError("it has no prompt")
         return GenerationRequest(call.id, tuple(call.prompt), 4)
@@ -242,9 +240,9 @@ class Worker:
 class Pairs:
     """Asks for two answers to each row."""
 
-    def calls(self, row: Row, worker: Any) -> list[Call]:
+    def requests(self, row: Row, worker: Any) -> list[Request]:
         numbers = tuple(int(part) for part in row.payload.split())
-        return [Call("any", numbers, templated=False)] * 2
+        return [Request("any", numbers, templated=False)] * 2
 
     def content(self, row: Row, answers: Sequence[Whole], worker: Any) -> dict[str, Any]:
         return {"of": row.id, "texts": [result.text for result, _ in answers]}
@@ -314,7 +312,7 @@ def test_log_probabilities_are_those_of_the_service(
     whole = [r.content["choices"][0] for r in answered(builder, served, *map(json.dumps, bodies))]
     for draft in (True, False):
         bare, asked = (
-            answered(builder, RowAnswers(SamplingOptions(guide=guide, logprobs=top), draft), *texts)
+            answered(builder, RowAnswers(Request(guide=guide, logprobs=top), draft), *texts)
             for top in (None, 2)
         )
         found = [record.content.pop("logprobs") for record in asked]
@@ -322,13 +320,13 @@ def test_log_probabilities_are_those_of_the_service(
         assert [r.content["text"] for r in asked] == [c["message"]["content"] for c in whole]
         assert rounded(found) == rounded([choice["logprobs"]["content"] for choice in whole])
         assert all(len(token["top_logprobs"]) == 2 for tokens in found for token in tokens)
-    alone = answered(builder, RowAnswers(SamplingOptions(guide=guide, logprobs=0), True), texts[0])
+    alone = answered(builder, RowAnswers(Request(guide=guide, logprobs=0), True), texts[0])
     tokens = alone[0].content["logprobs"]
     assert rounded(tokens) == rounded([{**token, "top_logprobs": []} for token in found[0]])
 
 
 def test_a_row_too_long_is_refused_alone_in_words_of_the_command(builder: EngineBuilder) -> None:
-    long, strategy = "wake me " * 40, RowAnswers(SamplingOptions(), True)
+    long, strategy = "wake me " * 40, RowAnswers(Request(), True)
     first, refused, last = answered(builder, strategy, "hi", long, "ho")
     assert first.content is not None
     assert last.content is not None

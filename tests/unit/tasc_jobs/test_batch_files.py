@@ -37,8 +37,8 @@ from tasc_jobs.batch.inputs import (
 from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record
 from tasc_jobs.errors import JobError, UsageError
 from tasc_jobs.preview import Preview, PreviewSide
+from tasc_protocol import Request
 from tasc_runtime.errors import FileError
-from tasc_runtime.sampling_options import SamplingOptions
 
 
 def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path) -> None:
@@ -405,10 +405,10 @@ def test_a_job_goes_on_with_the_same_columns_only(tmp_path: Path, monkeypatch) -
     monkeypatch.setattr(generate, "run_job", lambda spec, *_, **__: pins.append(spec.pins))
     rows = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
     for source, asked in (
-        (Source.of(rows), SamplingOptions()),
-        (Source.of(rows, keep_columns=True), SamplingOptions()),
-        (Source.of(rows), SamplingOptions(logprobs=0)),
-        (Source.of(rows), SamplingOptions(logprobs=1)),
+        (Source.of(rows), Request()),
+        (Source.of(rows, keep_columns=True), Request()),
+        (Source.of(rows), Request(logprobs=0)),
+        (Source.of(rows), Request(logprobs=1)),
     ):
         generate.generate("redis://nowhere", "t", source, tmp_path / "out.jsonl", asked=asked)
     assert all(pins.count(one) == 1 for one in pins)

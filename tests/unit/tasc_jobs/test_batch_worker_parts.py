@@ -19,7 +19,7 @@ from tasc_jobs.errors import ClusterError
 from tasc_jobs.worker.batch_worker import Counting, TaskBackoff
 from tasc_jobs.worker.lines import BatchLines, Checked, LineAnswers, fault_of, told
 from tasc_jobs.worker.one_batch import HeldLease, Outputs
-from tasc_runtime.protocol import Call
+from tasc_protocol import Request
 from tasc_serve.http_errors import ApiError
 from tasc_serve.metrics.batch_metrics import BatchMetrics
 from tasc_serve.settings import LimitSettings
@@ -112,16 +112,16 @@ def test_a_named_line_has_its_own_error(tmp_path: Path, param: str, value: objec
 def test_a_line_of_several_prompts_asks_for_n_answers_to_each_or_is_an_error() -> None:
     strategy = LineAnswers("batch-1", "/v1/completions", "greet", 1000, LimitSettings())
 
-    def request(call: Call) -> object:
+    def request(call: Request) -> object:
         if call.prompt == "bad":
             raise ValueError("no tokens")
         return SimpleNamespace(max_tokens=5, logprobs=None)
 
-    def calls(*prompts: str) -> Sequence[Call]:
+    def calls(*prompts: str) -> Sequence[Request]:
         body = json.dumps({"model": "greet", "prompt": prompts, "n": 2})
-        return strategy.calls(Row(3, "a", body, 4), cast(Any, SimpleNamespace(request=request)))
+        return strategy.requests(Row(3, "a", body, 4), cast(Any, SimpleNamespace(request=request)))
 
-    found = [(c.prompt, c.options.prompt, c.options.choice) for c in calls("hi", "ho")]
+    found = [(c.prompt, c.prompt_index, c.choice_index) for c in calls("hi", "ho")]
     assert found == [("hi", 0, 0), ("hi", 0, 1), ("ho", 1, 0), ("ho", 1, 1)]
     with pytest.raises(ValueError, match=r"prompt\.1") as fault:
         calls("hi", "bad")

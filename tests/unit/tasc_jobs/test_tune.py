@@ -13,7 +13,6 @@ import yaml
 from support import refused
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
-from tasc_engine.request import GuideSpec
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.commands import PriceRequest, StoredTask
@@ -31,6 +30,7 @@ from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import forecast_page, tune_page
 from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
+from tasc_protocol import GuideSpec
 from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.errors import FileError
 from tasc_serve.settings import ServeSettings

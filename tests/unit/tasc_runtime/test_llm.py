@@ -23,11 +23,11 @@ from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, failing_where, refused
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import EngineError, GenerationRequest
+from tasc_protocol import FieldError
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError, IndexRefused, ServiceError
 from tasc_runtime.llm import Completion
-from tasc_runtime.sampling_options import FieldError
 from tasc_serve import LLM
 from tasc_store import NeuralDrafting
 from tasc_text import TextError

@@ -12,13 +12,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 import tiny
 from chat_families import make_chat_tokenizer
 from support import refused
+from tasc_protocol import FieldError, Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.llm import LLM
 from tasc_runtime.models import chat_template, keep_prompt
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import FieldError, SamplingOptions
 from tasc_text import PromptTemplate
 
 SIZES: dict[str, Any] = {"dtype": "float64", "rows": 2, "max_model_len": 256, "cost_aware": False}
@@ -98,8 +97,7 @@ def test_special_tokens_stand_before_a_prompt_once_and_as_asked(chats: Chats, ba
     (mark,) = builder.tokenizer.encode_outputs([bos])[0]
 
     def prompt(text: str, add: bool | None, templated: bool) -> tuple[int, ...]:
-        options = SamplingOptions(add_special_tokens=add)
-        return builder.request(Call("1", text, templated, options=options)).prompt
+        return builder.request(Request("1", text, templated, add_special_tokens=add)).prompt
 
     for templated, begin in ((False, ""), (True, "say ")):
         for text, add, marked in (

@@ -7,9 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import tiny
 from tasc_engine import GenerationRequest
-from tasc_protocol import GenerationResult, Output, Timings, TokenLogprob
-from tasc_runtime.protocol import AnswerTexts, Call, TokenTexts
-from tasc_runtime.sampling_options import SamplingOptions
+from tasc_protocol import GenerationResult, Output, Request, Timings, TokenLogprob
+from tasc_runtime.protocol import AnswerTexts, TokenTexts
 from tasc_text import TaskTokenizer
 
 TEXTS = st.text(st.sampled_from("ab é東🙂\n."), max_size=12)
@@ -88,8 +87,7 @@ def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
     """The outputs of an answer of one token a step, behind its prompt, from who goes on with it."""
     ids = prompt if isinstance(prompt, tuple) else tuple(tokenizer.encode_prompt(prompt))
     given = answer[:committed]
-    options = SamplingOptions(echo=True, logprobs=0)
-    call = Call("1", prompt, templated=False, options=options, committed_ids=given)
+    call = Request("1", prompt, echo=True, logprobs=0, committed_ids=given)
     request = GenerationRequest(
         "1", ids, 9, stream=stream, logprobs=0, prompt_logprobs=not given, committed_ids=given
     )

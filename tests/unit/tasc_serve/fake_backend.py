@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from support import asgi
 from tasc_engine import Acceptance, GenerationResult, Timings
-from tasc_protocol import Output, TokenText
-from tasc_runtime.protocol import Call, Refusal, TaskStatus
+from tasc_protocol import Output, Request, TokenText
+from tasc_runtime.protocol import Refusal, TaskStatus
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -56,12 +56,12 @@ class FakeBackend:
     ) -> None:
         self.script = script
         self.by_choice = by_choice or {}
-        self.calls: list[Call] = []
+        self.calls: list[Request] = []
         self.open = 0
         self._status = status
         self.store_fault = store_fault
 
-    async def complete(self, task: str, call: Call) -> Output | Refusal:
+    async def complete(self, task: str, call: Request) -> Output | Refusal:
         text, tokens = "", ()
         async with aclosing(self.stream(task, call)) as items:
             async for item in items:
@@ -73,12 +73,12 @@ class FakeBackend:
                     return Output("id", result=item.result, token_texts=tokens)
         raise AssertionError("the script has no end")
 
-    async def stream(self, task: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    async def stream(self, task: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
         assert task == TASK
         self.calls.append(call)
         self.open += 1
         try:
-            place = call.options.prompt * call.n + call.options.choice
+            place = call.prompt_index * call.n + call.choice_index
             for item in self.by_choice.get(place, self.script):
                 if isinstance(item, Exception):
                     raise item

@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from ray.exceptions import NodeDiedError
 
 from tasc_engine import GenerationResult, Timings
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Pulse, Refusal, TaskStatus
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Pulse, Refusal, TaskStatus
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet, ReplicaLost
@@ -58,7 +58,7 @@ class Scripted:
     present: bool = True
     stopping: bool = False
     hung: bool = False
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Request] = field(default_factory=list)
     open: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
@@ -86,14 +86,14 @@ class Replicas:
             await asyncio.Event().wait()
         return Pulse(status(replica.record_version), replica.outstanding, 0.0)
 
-    async def complete(self, replica: str, call: Call) -> Output | Refusal:
+    async def complete(self, replica: str, call: Request) -> Output | Refusal:
         pieces = [item async for item in self.stream(replica, call)]
         if isinstance(pieces[-1], Refusal):
             return pieces[-1]
         assert pieces[-1].result
         return Output(call.id, result=pieces[-1].result)
 
-    async def stream(self, name: str, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    async def stream(self, name: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
         replica = self.all[name]
         replica.calls.append(call)
         replica.open += 1
@@ -120,7 +120,7 @@ class Replicas:
             await replica.lost.wait()
             raise ReplicaLost("it hung", replica.reason)
 
-    def _output(self, replica: Scripted, call: Call, token: int) -> Output:
+    def _output(self, replica: Scripted, call: Request, token: int) -> Output:
         result = None
         if token == WHOLE[-1]:
             result = GenerationResult(

@@ -5,13 +5,15 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from tasc_engine import GenerationRequest, GuideSpec, RequestTooLong
 from tasc_engine.errors import GuideError
+from tasc_protocol import AnswerGuide, FieldError, Request
 from tasc_runtime.engine.builder import Ready
 from tasc_runtime.engine.versions import Records
-from tasc_runtime.protocol import Call, Refusal
-from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
+from tasc_runtime.protocol import Refusal
+from tasc_runtime.sampling_options import guide_for
 from tasc_serve.replica.admission import Admission
 from tasc_serve.settings import LimitSettings
 from tasc_store import TaskRecord
@@ -22,7 +24,7 @@ CHOOSING = TaskRecord("greet", "model", "f" * 32, "{input}", choices=("a", "b"))
 
 
 def by(pattern):
-    return SamplingOptions(guide=AnswerGuide(GuideSpec("regex", text=pattern), "guided_regex"))
+    return Request(guide=AnswerGuide(GuideSpec("regex", text=pattern), "guided_regex"))
 
 
 GUIDED = by("a+")
@@ -68,7 +70,7 @@ def worker_of(guides=None, record=PLAIN, read=request):
     engine = Engine(guides or Guides())
 
     def read_with_guide(call, version, id):
-        return read(call), call.options.guide_for(record)
+        return read(call), guide_for(call, record)
 
     def guide(guide):
         return engine.guides.of(guide.spec) if guide else None
@@ -97,7 +99,7 @@ def admitted(calls, worker, **limits):
 
 
 def call(asked=None, **fields):
-    return Call("id", "hi", templated=True, options=asked or SamplingOptions(), **fields)
+    return structs.replace(asked or Request(), id="id", prompt="hi", templated=True, **fields)
 
 
 def raising(error):
@@ -139,7 +141,7 @@ def test_what_is_at_fault_is_named_before_the_guide_is_asked(error, field, asked
 
 
 def test_which_of_several_prompts_is_at_fault_is_named():
-    one = Call("id", (1, 2), False, options=SamplingOptions(prompt=3), prompts=5)
+    one = Request("id", (1, 2), False, prompt_index=3, prompts=5)
     (refusal,) = admitted([one], worker_of(read=raising(ValueError("no tokens"))))
     assert refusal == Refusal("invalid", "prompt.3: no tokens", "prompt.3")
 
@@ -152,7 +154,7 @@ def test_a_guide_that_cannot_be_is_refused_by_name_and_tried_once():
 
 
 def test_ignoring_the_end_of_a_task_with_choices_is_refused_by_name():
-    (refusal,) = admitted([call(SamplingOptions(ignore_eos=True))], worker_of(record=CHOOSING))
+    (refusal,) = admitted([call(Request(ignore_eos=True))], worker_of(record=CHOOSING))
     assert (refusal.kind, refusal.param) == ("invalid", "ignore_eos")
 
 

@@ -478,7 +478,7 @@ def test_a_guide_that_is_too_large_is_refused_with_the_limit(change, limit):
 def test_null_means_the_default():
     null = dict.fromkeys(("stream", "draft", "ignore_eos", "metrics", "n"))
     call, content = call_of(COMPLETIONS, null)
-    assert (call.stream, call.draft, call.options.ignore_eos, call.n) == (False, True, False, 1)
+    assert (call.stream, call.draft, call.ignore_eos, call.n) == (False, True, False, 1)
     assert content["metrics"]["draft_index_version"] == 7
 
 

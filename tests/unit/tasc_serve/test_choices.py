@@ -21,8 +21,8 @@ from fake_fleet import WHOLE, Calls, Replicas, Scripted
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Refusal
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Refusal
 from tasc_serve.routing import choices
 
 BODIES = {path: body | {"n": 3} for path, body in GOOD.items()}
@@ -129,7 +129,7 @@ def test_who_no_longer_waits_gives_up_all_of_them():
     backend = FakeBackend(FOREVER, by_choice={1: answer("x")})
 
     async def go_away():
-        group = choices.CallGroup.of(Call("id", "", True, n=3), ["hi"])
+        group = choices.spread(Request("id", "", True, n=3), ["hi"])
         waiting = asyncio.create_task(choices.complete(backend, TASK, group))
         while len(backend.calls) < 3:
             await asyncio.sleep(0)
@@ -159,10 +159,10 @@ def test_prompts_are_answered_n_times_each_and_every_prompt_counts_once(kind, st
     assert dict(texts) == {i: str(i) + "!" * i for i in range(6)}
     usage = {"prompt_tokens": 10, "completion_tokens": 24, "total_tokens": 34}
     assert (contents[-1]["usage"], contents[-1]["metrics"]) == (usage, None)
-    asked = [(call.prompt, call.options.prompt, call.options.choice) for call in backend.calls]
+    asked = [(call.prompt, call.prompt_index, call.choice_index) for call in backend.calls]
     first, second = (p if isinstance(p, str) else tuple(p) for p in PROMPTS[kind])
     assert asked == [*((first, 0, j) for j in range(3)), *((second, 1, j) for j in range(3))]
-    assert {call.options.seed for call in backend.calls} == {7}
+    assert {call.seed for call in backend.calls} == {7}
     assert len({call.id for call in backend.calls}) == 6
     assert {call.record_version for call in backend.calls} == {STATUS.record_version}
 
@@ -183,12 +183,12 @@ def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
 
     class Slow(FakeBackend):
         async def stream(self, task, call):
-            if call.options.prompt == 2:
+            if call.prompt_index == 2:
                 while sum(sent.values()) < 2 * len(pieces):
                     await asyncio.sleep(0)
             async for piece in super().stream(task, call):
                 yield piece
-                sent[call.options.prompt] += 1
+                sent[call.prompt_index] += 1
 
     sent = defaultdict(int)
     backend = Slow(*pieces, by_choice={2: [refusal]})
@@ -204,7 +204,7 @@ def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
 def test_calls_of_many_prompts_spread_over_replicas_and_outlive_one():
     replicas = Replicas(a=Scripted(), b=Scripted(outstanding=16), c=Scripted(dies_after=5))
     calls = Calls(replicas)
-    group = choices.CallGroup.of(Call("id", "", False, timeout_s=20.0), ["a prompt"] * 64)
+    group = choices.spread(Request("id", "", False, timeout_s=20.0), ["a prompt"] * 64)
 
     async def together(failover):
         while replicas.fleet.status is None:

@@ -9,14 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from support import eventually
 from tasc_engine import GenerationRequest, GenerationResult, GuideSpec, Sampling, Timings
-from tasc_runtime.protocol import Call
-from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+from tasc_protocol import AnswerGuide, Request
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector, row_of
 from tasc_serve.settings import CollectSettings
 from tasc_store import CollectedRow, StoreError
 
-CALL = Call("1", "wake me", templated=True)
+CALL = Request("1", "wake me", templated=True)
 REQUEST = GenerationRequest("1", (5, 6), 9)
 RESULT = GenerationResult("1", (7, 0), "alarm", "stop", 2, Timings(0, 0, 0))
 OWN = GuideSpec("choice", ("alarm",))
@@ -24,14 +23,14 @@ ALL = {"sample_rate": 1.0, "flush_interval_s": 0.01}
 
 
 def asked(**values):
-    return replace(CALL, options=SamplingOptions(**values))
+    return structs.replace(CALL, **values)
 
 
 @pytest.mark.parametrize(
     ("call", "request_"),
     [
         (CALL, REQUEST),
-        (replace(CALL, n=3, stream=True, draft=False, max_tokens=4), REQUEST),
+        (structs.replace(CALL, n=3, stream=True, draft=False, max_tokens=4), REQUEST),
         (asked(parameters={"temperature": 0.0}, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
         (CALL, replace(REQUEST, guide=OWN)),  # the task's own
     ],
@@ -43,21 +42,21 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
 @pytest.mark.parametrize(
     "call",
     [
-        replace(CALL, templated=False),
-        replace(CALL, prompt=(5, 6)),
-        replace(CALL, stop=("a",)),
+        structs.replace(CALL, templated=False),
+        structs.replace(CALL, prompt=(5, 6)),
+        structs.replace(CALL, stop=("a",)),
         asked(guide=AnswerGuide(OWN, "guided_choice")),
         asked(adapter="other"),
         asked(logit_bias=((1, 2.0),)),
         asked(parameters={"repetition_penalty": 1.2}),
         asked(parameters={"top_k": 1}),
-        asked(choice=1),
+        asked(choice_index=1),
         asked(ignore_eos=True),
         asked(stop_token_ids=(7,)),
         asked(include_stop_str_in_output=True),
         asked(min_tokens=1),
         asked(truncate_prompt_tokens=1),
-        replace(CALL, prompt="\ud800"),
+        structs.replace(CALL, prompt="\ud800"),
     ],
 )
 def test_what_a_request_changed_is_not_kept(call):
@@ -100,7 +99,7 @@ class Collected:
 
     def give(self, n, begin=0):
         for i in range(begin, begin + n):
-            self.collector.finished(replace(CALL, prompt=str(i)), REQUEST, RESULT)
+            self.collector.finished(structs.replace(CALL, prompt=str(i)), REQUEST, RESULT)
 
     def count(self, name, **labels):
         labels |= {"task": "t", "model_name": "m"}

@@ -9,15 +9,16 @@ import pytest
 from fake_fleet import ROWS, SILENCE_S, TASK, WHOLE, Calls, Replicas, Scripted, status, text_of
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from support import refused
-from tasc_protocol import Output
-from tasc_runtime.protocol import Call, Pulse, Refusal
+from tasc_protocol import Output, Request
+from tasc_runtime.protocol import Pulse, Refusal
 from tasc_serve.http_errors import ApiError
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import ReplicaLost, SeenReplica
 
-CALL = Call("call", "prompt", templated=False, timeout_s=20.0)
+CALL = Request("call", "prompt", templated=False, timeout_s=20.0)
 FULL = Refusal("full", "no place", None, 7.0)
 SOONER = Refusal("full", "none", None, 3.0)
 INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
@@ -25,7 +26,7 @@ NEWER = {"record_version": 2}
 
 
 async def streamed(failover: Failover) -> list[Output | Refusal]:
-    async with aclosing(failover.stream(replace(CALL, stream=True))) as items:
+    async with aclosing(failover.stream(structs.replace(CALL, stream=True))) as items:
         return [item async for item in items]
 
 
@@ -204,7 +205,7 @@ def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
 
 def test_what_is_no_loss_is_raised() -> None:
     class Broken(Replicas):
-        async def complete(self, replica: str, call: Call) -> Output | Refusal:
+        async def complete(self, replica: str, call: Request) -> Output | Refusal:
             raise KeyError("a bug")
 
     with pytest.raises(KeyError):
@@ -298,7 +299,7 @@ def test_an_admitted_stream_waits_for_a_place_without_asking_all_the_time(
 
 def test_a_pause_lasts_until_the_next_tokens_and_not_until_a_call_is_admitted() -> None:
     async def one_of_two(failover: Failover) -> list[Output | Refusal]:
-        call = replace(CALL, stream=True, n=2)
+        call = structs.replace(CALL, stream=True, n=2)
         async with aclosing(failover.stream(call)) as items:
             return [item async for item in items]
 

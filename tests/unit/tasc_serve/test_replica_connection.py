@@ -18,15 +18,14 @@ from msgspec import structs
 
 from support import eventually_async, refused
 from tasc_engine import Acceptance, GenerationResult, GuideSpec, Timings
-from tasc_protocol import Output, TokenText
+from tasc_protocol import AnswerGuide, Output, Request, TokenText
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Call, Pulse, Refusal
-from tasc_runtime.sampling_options import AnswerGuide, SamplingOptions
+from tasc_runtime.protocol import Pulse, Refusal
 from tasc_serve.replica.call_server import CallServer, socket_folder
 from tasc_serve.routing.fleet import ReplicaLost
 from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import ConnectionSettings
-from tasc_serve.wire import AttachRequest, BufferFull, Connection, Endpoint, Hello, Message, Request
+from tasc_serve.wire import AttachRequest, BufferFull, Connection, Endpoint, Hello, Message, Submit
 
 pytestmark = pytest.mark.anyio
 RESULT = GenerationResult(
@@ -40,26 +39,31 @@ OUTPUTS = [
 ]
 PULSE = Pulse(status(), 3, 0.5)
 GUIDE = AnswerGuide(GuideSpec("choice", ("a", "b")), "guided_choice")
-OPTIONS = SamplingOptions(
-    {"temperature": 0.5, "top_k": 3},
+CALL = Request(
+    "c",
+    "ü\0",
+    True,
+    9,
+    ("stop",),
+    parameters={"temperature": 0.5, "top_k": 3},
     logit_bias=((3, -100.0),),
     seed=2**64 - 1,
     guide=GUIDE,
     logprobs=2,
+    committed_ids=(1,),
 )
-CALL = Call("c", "ü\0", True, 9, ("stop",), options=OPTIONS, committed_ids=(1,))
 
 
 @dataclass
 class Replica:
     """Answers as the prompt says, and notes what it was asked and what was given up."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Request] = field(default_factory=list)
     open: int = 0
     broken: bool = False
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def complete(self, call: Call) -> Output | Refusal:
+    async def complete(self, call: Request) -> Output | Refusal:
         self.calls.append(call)
         self.open += 1
         try:
@@ -76,7 +80,7 @@ class Replica:
         finally:
             self.open -= 1
 
-    async def stream(self, call: Call) -> AsyncGenerator[Output | Refusal, None]:
+    async def stream(self, call: Request) -> AsyncGenerator[Output | Refusal, None]:
         self.open += 1
         try:
             yield OUTPUTS[0]
@@ -166,7 +170,7 @@ async def both() -> AsyncIterator[Both]:
         yield both
 
 
-async def pieces(both: Both, call: Call) -> list[Output | Refusal]:
+async def pieces(both: Both, call: Request) -> list[Output | Refusal]:
     async with aclosing(both.client.stream("one", call)) as found:
         return [piece async for piece in found]
 
@@ -188,11 +192,11 @@ async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) ->
         )
         assert both.replica.calls == [CALL]
         assert await pieces(both, CALL) == OUTPUTS
-        assert await pieces(both, replace(CALL, prompt="late")) == [
+        assert await pieces(both, structs.replace(CALL, prompt="late")) == [
             OUTPUTS[0],
             Refusal("late", "over"),
         ]
-        full = await both.client.complete("one", replace(CALL, prompt="full"))
+        full = await both.client.complete("one", structs.replace(CALL, prompt="full"))
         assert full == Refusal("full", "later", retry_after_s=2.0)
         assert await both.client.pulse("one") == PULSE
         assert len(both.serve.endpoints) == 1
@@ -200,14 +204,14 @@ async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) ->
 
 
 async def test_many_calls_at_once_get_their_own_answers(both: Both) -> None:
-    calls = [replace(CALL, id=str(i)) for i in range(500)]
+    calls = [structs.replace(CALL, id=str(i)) for i in range(500)]
     answers = await asyncio.gather(*(both.client.complete("one", call) for call in calls))
     assert [a.result.id for a in answers if isinstance(a, Output)] == [c.id for c in calls]
     assert len(both.serve.endpoints) == 1
 
 
 async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) -> None:
-    waiting = replace(CALL, prompt="wait")
+    waiting = structs.replace(CALL, prompt="wait")
     stays = asyncio.create_task(both.client.complete("one", waiting))
     goes = asyncio.create_task(both.client.complete("one", waiting))
     await eventually_async(lambda: both.replica.open == 2)
@@ -222,7 +226,7 @@ async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) ->
 
 
 async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_another(both):
-    waiting = replace(CALL, prompt="wait")
+    waiting = structs.replace(CALL, prompt="wait")
     lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
     stream = both.client.stream("one", waiting)
     await anext(stream)
@@ -250,9 +254,9 @@ async def test_a_connection_that_is_forgotten_while_it_is_made_ends(both: Both) 
 
 async def test_an_engine_that_is_broken_is_told_from_an_error_that_nobody_foresaw(both):
     with refused(EngineBroken, "out of memory"):
-        await both.client.complete("one", replace(CALL, prompt="break"))
+        await both.client.complete("one", structs.replace(CALL, prompt="break"))
     with refused(ServiceError, "nobody foresaw it"):
-        await both.client.complete("one", replace(CALL, prompt="fail"))
+        await both.client.complete("one", structs.replace(CALL, prompt="fail"))
     both.replica.broken = True
     with refused(EngineBroken, "out of memory"):
         await both.client.pulse("one")
@@ -302,15 +306,17 @@ async def test_who_speaks_something_else_is_cut_off_and_harms_nobody(both, sent)
 async def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
     async with connected(max_message_bytes=65_536) as both:
         with refused(ValueError, "65536", "connection.max_message_bytes"):
-            await both.client.complete("one", replace(CALL, prompt="x" * 65_536))
+            await both.client.complete("one", structs.replace(CALL, prompt="x" * 65_536))
         assert isinstance(await both.client.complete("one", CALL), Output)
 
 
 async def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> None:
     async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
-        other = asyncio.create_task(both.client.complete("one", replace(CALL, prompt="wait")))
+        other = asyncio.create_task(
+            both.client.complete("one", structs.replace(CALL, prompt="wait"))
+        )
         await eventually_async(lambda: both.replica.open == 1)
-        large = replace(CALL, prompt="x" * 50_000)
+        large = structs.replace(CALL, prompt="x" * 50_000)
         found = await asyncio.gather(*(both.client.complete("one", large) for _ in range(8)))
         refused_ = [item for item in found if isinstance(item, Refusal)]
         assert {item.kind for item in refused_} == {"full"}
@@ -370,7 +376,7 @@ async def test_what_the_transport_holds_counts_as_not_sent() -> None:
         side.send(Hello(b"x" * 60_000))
     await eventually_async(lambda: transport.held > 120_000)
     with pytest.raises(BufferFull):
-        side.send(Request(0, True, CALL))
+        side.send(Submit(0, True, CALL))
     assert side.is_open
     side.send(Hello(b"x" * 60_000))
     assert not side.is_open
@@ -383,9 +389,9 @@ async def test_a_gateway_that_does_not_read_is_cut_off() -> None:
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: deaf, str(endpoint.address))
         deaf.send(Hello(endpoint.token))
-        call = replace(CALL, id="x" * 1000)  # its answer has the id, too
+        call = structs.replace(CALL, id="x" * 1000)  # its answer has the id, too
         for number in range(3000):
-            deaf.send(Request(number, True, call))
+            deaf.send(Submit(number, True, call))
         await eventually_async(lambda: not deaf.is_open or deaf.ended)
         assert 0 < len(both.replica.calls) < 3000
         assert await both.client.pulse("one") == PULSE

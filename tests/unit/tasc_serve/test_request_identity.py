@@ -68,7 +68,7 @@ def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(attempts
     first, second = (post(service, temperature=1).json() for _ in range(2))
     assert first["id"] == second["id"]
     one, other = backend.calls
-    assert one.options.seed == other.options.seed
+    assert one.seed == other.seed
     assert one.id == other.id
 
 
@@ -79,7 +79,7 @@ def test_a_list_of_prompts_is_answered_again_alike(stream: bool) -> None:
         backend = FakeBackend(*answer("Good day"))
         service = Service(backend, attempts=attempts)
         first, second = (post(service, **asked) for _ in range(2))
-        known += [(c.id, c.options.seed, c.options.prompt, c.options.choice) for c in backend.calls]
+        known += [(c.id, c.seed, c.prompt_index, c.choice_index) for c in backend.calls]
         if attempts:
             assert second.content == first.content
     assert len(known) == 3 * 4
@@ -91,14 +91,14 @@ def test_another_key_another_sender_or_no_key_is_another_request() -> None:
     service = Service(backend, attempts=MemoryAttempts())
     for headers in (KEY, {"Idempotency-Key": "order-8"}, {}, {}):
         assert post(service, headers).status_code == 200
-    assert len({call.options.seed for call in backend.calls}) == 4
+    assert len({call.seed for call in backend.calls}) == 4
     assert len({call.id for call in backend.calls}) == 4
 
 
 def test_a_seed_of_the_request_stays_its_own() -> None:
     backend = FakeBackend(*answer("Good day"))
     post(Service(backend), seed=5)
-    assert backend.calls[0].options.seed == 5
+    assert backend.calls[0].seed == 5
 
 
 def test_a_key_of_another_request_is_refused() -> None:

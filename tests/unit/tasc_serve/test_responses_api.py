@@ -117,21 +117,21 @@ def test_fields_reach_the_replica_as_what_they_mean():
     call = called(max_output_tokens=7, **more)
     assert call.max_tokens == 7
     assert (call.stop, call.draft, call.n) == (("x",), False, 1)
-    assert (call.options.parameters, call.options.seed) == ({"temperature": 0.5, "top_p": 0.9}, 3)
-    assert (call.options.logprobs, called(**LOGPROBS).options.logprobs) == (None, 2)
-    assert called(include=[*get_args(ResponseIncludable)]).options.logprobs == 0
+    assert (call.parameters, call.seed) == ({"temperature": 0.5, "top_p": 0.9}, 3)
+    assert (call.logprobs, called(**LOGPROBS).logprobs) == (None, 2)
+    assert called(include=[*get_args(ResponseIncludable)]).logprobs == 0
     named = {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}
     for format_, schema in (
         ({"type": "text"}, None),
         ({"type": "json_object"}, {"type": "object"}),
         (named, SCHEMA),
     ):
-        options = called(text={"format": format_, "verbosity": "low"}).options
-        guide = options.guide
-        assert not options.unguided
+        request = called(text={"format": format_, "verbosity": "low"})
+        guide = request.guide
+        assert not request.unguided
         assert (guide and json.loads(guide.spec.text)) == schema
         assert guide is None or guide.field == "text.format"
-    guide = called(structured_outputs={"choice": ["a", "b"]}).options.guide
+    guide = called(structured_outputs={"choice": ["a", "b"]}).guide
     assert guide.spec == GuideSpec("choice", choices=("a", "b"))
 
 

@@ -4,11 +4,12 @@ import json
 
 import pytest
 from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
+from msgspec import structs
 
 from support import refused
 from tasc_engine import GuideSpec, Sampling
-from tasc_protocol import PARAMETERS, SamplingDefaults
-from tasc_runtime.sampling_options import AnswerGuide, FieldError, SamplingOptions
+from tasc_protocol import PARAMETERS, AnswerGuide, FieldError, Request, SamplingDefaults
+from tasc_runtime.sampling_options import adapter_of, guide_for, sampling_of
 from tasc_store import TaskRecord
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "null"}}}
@@ -16,11 +17,11 @@ OBJECT_SCHEMA = {"name": "it", "schema": SCHEMA, "strict": True, "description": 
 either_endpoint = pytest.mark.parametrize("path", GOOD)
 
 
-def asked(path: str, n: int = 1, **fields: object) -> list[SamplingOptions]:
+def asked(path: str, n: int = 1, **fields: object) -> list[Request]:
     backend = FakeBackend(*answer("yes"))
     response = Service(backend).ask("POST", path, json=GOOD[path] | {"n": n} | fields)
     assert response.status_code == 200, response.text
-    return [call.options for call in backend.calls]
+    return list(backend.calls)
 
 
 @either_endpoint
@@ -54,7 +55,8 @@ def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, 
     (one,) = asked(path, seed=3, **fields)
     expected = dict(fields if found is None else found)
     parameters = {name: expected.pop(name) for name in PARAMETERS if name in expected}
-    assert one == SamplingOptions(seed=3, parameters=parameters, **expected)
+    (plain,) = asked(path, seed=3)
+    assert one == structs.replace(plain, id=one.id, parameters=parameters, **expected)
 
 
 @either_endpoint
@@ -151,7 +153,7 @@ def test_logprobs_are_a_number_for_completions_and_two_fields_for_chats():
 @either_endpoint
 def test_choices_share_a_seed_and_differ_in_their_numbers(path):
     found = asked(path, n=3, seed=11)
-    assert sorted(one.choice for one in found) == [0, 1, 2]
+    assert sorted(one.choice_index for one in found) == [0, 1, 2]
     assert {one.seed for one in found} == {11}
 
 
@@ -175,8 +177,8 @@ def record(**fields: object) -> TaskRecord:
 def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
     task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
     parameters = {"temperature": 0.0, "top_k": 3}
-    one = SamplingOptions(parameters, logit_bias=((1, 2.0),), seed=4, choice=2)
-    assert one.sampling(task) == Sampling(
+    one = Request(parameters=parameters, logit_bias=((1, 2.0),), seed=4, choice_index=2)
+    assert sampling_of(one, task) == Sampling(
         temperature=0.0,
         top_p=0.9,
         presence_penalty=1.0,
@@ -185,17 +187,17 @@ def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
         seed=4,
         choice=2,
     )
-    assert SamplingOptions().sampling(SamplingDefaults()) == Sampling()
+    assert sampling_of(Request(), SamplingDefaults()) == Sampling()
 
 
 def test_a_top_p_of_0_is_taken_where_the_likeliest_token_is():
     (none,) = asked(COMPLETIONS, top_p=0, seed=0)
     (greedy,) = asked(COMPLETIONS, top_p=0, temperature=0, seed=0)
     warm = SamplingDefaults(temperature=0.7, top_p=0.9)
-    assert none.sampling(SamplingDefaults(top_p=0.9)) == Sampling()
-    assert greedy.sampling(warm) == Sampling()
+    assert sampling_of(none, SamplingDefaults(top_p=0.9)) == Sampling()
+    assert sampling_of(greedy, warm) == Sampling()
     with refused(FieldError, "top_p", "0.7") as caught:
-        none.sampling(warm)
+        sampling_of(none, warm)
     assert caught.value.field == "top_p"
 
 
@@ -208,29 +210,27 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
     sent = AnswerGuide(GuideSpec("regex", text="y"), "guided_regex")
     for field, (value, spec) in own.items():
         task = record(**{field: value})
-        assert SamplingOptions().guide_for(task) == AnswerGuide(spec, "model")
-        assert SamplingOptions(guide=sent).guide_for(task) == sent
-        assert SamplingOptions(unguided=True).guide_for(task) is None
-    assert SamplingOptions().guide_for(record()) is None
+        assert guide_for(Request(), task) == AnswerGuide(spec, "model")
+        assert guide_for(Request(guide=sent), task) == sent
+        assert guide_for(Request(unguided=True), task) is None
+    assert guide_for(Request(), record()) is None
 
 
 @pytest.mark.parametrize("field", ["ignore_eos", "min_tokens"])
 def test_what_no_guide_obeys_is_refused_by_name_where_the_task_has_one(field):
-    asked = SamplingOptions(**{field: 1})
-    assert asked.guide_for(record()) is None
+    asked = Request(**{field: 1})
+    assert guide_for(asked, record()) is None
     with refused(FieldError, "the task's regex", field=field):
-        asked.guide_for(record(regex="x"))
+        guide_for(asked, record(regex="x"))
 
 
 def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
     task = record(adapters=(("fr", "org/fr"), ("de", "org/de")))
-    assert [SamplingOptions(adapter=name).adapter_of(task) for name in (None, "fr", "de")] == [
+    assert [adapter_of(Request(adapter=name), task) for name in (None, "fr", "de")] == [
         "fr", "fr", "de",
     ]  # fmt: skip
     assert (
-        SamplingOptions().adapter_of(record())
-        is SamplingOptions().adapter_of(record(adapter="org/fr"))
-        is None
+        adapter_of(Request(), record()) is adapter_of(Request(), record(adapter="org/fr")) is None
     )
 
 
@@ -240,4 +240,4 @@ def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
 )
 def test_an_adapter_the_task_has_not_is_refused_with_those_it_has(fields, known):
     with refused(FieldError, "'it'", "greet", known, field="adapter"):
-        SamplingOptions(adapter="it").adapter_of(record(**fields))
+        adapter_of(Request(adapter="it"), record(**fields))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support import refused
 from tasc_draft.settings import DraftSettings
 from tasc_protocol import SamplingDefaults
+from tasc_protocol.request import MOST_CHOICE_BYTES, MOST_CHOICES, MOST_GUIDE_BYTES
 from tasc_store import (
     ArtifactCache,
     ArtifactStore,
@@ -22,7 +23,6 @@ from tasc_store import (
     TaskRecord,
 )
 from tasc_store.corpus import MAX_BATCH
-from tasc_store.tasks.record import MOST_CHOICE_BYTES, MOST_CHOICES, MOST_TEXT_BYTES
 from tasc_text import ChatTemplate
 
 RECORD = TaskRecord("intents", "org/model", "f" * 32, "Classify: {input}\n")
@@ -128,8 +128,8 @@ WRONG: dict[str, list[Any]] = {  # each value is refused by the field's name
         "ab", ["a"], ("a", ""), ("a", 1), ("a", "b", "a"), ("\ud800",),
         tuple(map(str, range(MOST_CHOICES + 1))), ("é" * (MOST_CHOICE_BYTES // 2 + 1),),
     ],
-    "schema": ["", "{", "[" * 60_000, "[1]", '{"é":"' + "x" * (MOST_TEXT_BYTES - 8) + '"}'],
-    "regex": ["", "x" * (MOST_TEXT_BYTES + 1)],
+    "schema": ["", "{", "[" * 60_000, "[1]", '{"é":"' + "x" * (MOST_GUIDE_BYTES - 8) + '"}'],
+    "regex": ["", "x" * (MOST_GUIDE_BYTES + 1)],
     "adapters": [
         [("a", "b")], (("a", "b", "c"),), (("a", ""),), (("a", 1),), (("a b", "c"),),
         (("a\n", "c"),), (("x" * 65, "c"),), (("a", "b"), ("c", "d"), ("a", "e")),
@@ -217,12 +217,12 @@ def test_json_that_is_no_record_is_refused(text: str, named: str) -> None:
 
 
 def test_values_at_their_limits_are_taken() -> None:
-    schema = '{"é":"' + "x" * (MOST_TEXT_BYTES - 9) + '"}'
+    schema = '{"é":"' + "x" * (MOST_GUIDE_BYTES - 9) + '"}'
     for form in (
         {"choices": tuple(map(str, range(MOST_CHOICES)))},
         {"choices": ("é" * (MOST_CHOICE_BYTES // 2),)},
         {"schema": schema},
-        {"regex": "x" * MOST_TEXT_BYTES},
+        {"regex": "x" * MOST_GUIDE_BYTES},
     ):
         assert replace(RECORD, **form) != RECORD
 

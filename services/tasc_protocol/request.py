@@ -1,0 +1,231 @@
+"""A request for one answer, from the door to the replica that answers it."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from tasc_text import Conversation
+
+GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
+Prompt: TypeAlias = str | tuple[int, ...] | Conversation
+MOST_LOGPROBS = 20  # alternatives reported for each token
+MOST_CHOICES = 20_000  # of one guide
+MOST_CHOICE_BYTES = 2_000_000  # of one guide's choices together, in UTF-8
+MOST_GUIDE_BYTES = 64 * 1024  # of a JSON schema, a regular expression or a grammar
+_OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
+
+
+class FieldError(ValueError):
+    """A field of a request is wrong.
+
+    Attributes:
+        field: The request field at fault.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class GuideSpec:
+    """What an answer may be; it is nothing else.
+
+    Attributes:
+        kind: ``choice``: one of ``choices``, in the tokens the tokenizer writes it in, then the
+            end. Else ``text`` is a JSON schema, a regular expression, or a Lark grammar.
+
+    Raises:
+        ValueError: It has no choices, or no text, or text that is none: a lone surrogate. It is
+            larger than guides may be.
+    """
+
+    kind: GuideKind
+    choices: tuple[str, ...] = ()
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GuideKind):
+            kinds = ", ".join(get_args(GuideKind))
+            raise ValueError(f"a guide's kind is {self.kind!r}; it is one of {kinds}")
+        if self.kind == "choice" and not self.choices:
+            raise ValueError("a guide of choices is empty; give at least one")
+        if self.kind == "choice" and self.text:
+            raise ValueError("a guide of choices has a text besides; leave it out")
+        if self.kind != "choice" and (not self.text or self.choices):
+            raise ValueError(f"a guide by {self.kind} needs its text, and nothing else")
+        _require_at_most(len(self.choices), "choices", MOST_CHOICES)
+        most = MOST_CHOICE_BYTES if self.choices else MOST_GUIDE_BYTES
+        _require_at_most(self.size_bytes, "bytes", most)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Of the text, or of the choices together, in UTF-8."""
+        choices = (_size_of(f"choice {at}", choice) for at, choice in enumerate(self.choices))
+        return _size_of(self.kind, self.text) + sum(choices)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # of 20,000 choices, which are looked up again and again
+        return hash((self.kind, self.choices, self.text))
+
+    def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str]]:
+        return GuideSpec, (self.kind, self.choices, self.text)  # another process hashes otherwise
+
+
+def _require_at_most(found: int, what: str, most: int) -> None:
+    if found > most:
+        raise ValueError(f"a guide has {found} {what}; at most {most} are followed: send fewer")
+
+
+def _size_of(what: str, text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a guide's {what} has the lone surrogate {text[error.start]!r} at character "
+            f"{error.start}, which no text has; leave it out"
+        ) from error
+
+
+@dataclass(frozen=True)
+class AnswerGuide:
+    """A guide, and where it comes from.
+
+    Attributes:
+        field: The request field that has it; ``model`` for the guide of the task itself.
+    """
+
+    spec: GuideSpec
+    field: str
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"the task's {_OWN[self.spec.kind]}" if self.is_tasks else self.field
+
+    @property
+    def is_tasks(self) -> bool:
+        return self.field == "model"
+
+    def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
+        """Raises FieldError if a stop string or a stop token could cut a choice.
+
+        Args:
+            stop_ids: Stop tokens, without special tokens and ends of sequence, which no choice has.
+        """
+        if self.spec.choices and stop_ids:
+            message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"
+            raise FieldError("stop_token_ids", f"{message}; leave it out")
+        for stop in stops:
+            if cut := next((choice for choice in self.spec.choices if stop in choice), None):
+                raise FieldError(
+                    "stop",
+                    f"stop has {stop!r:.300}, which is in {cut!r:.300} of {self.name} and would "
+                    "cut it; leave it out",
+                )
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One answer that is requested, before the task's own values are filled in.
+
+    Attributes:
+        id: Id of the answer. A client's retry and a failover to another replica keep it.
+        prompt: The prompt as text or token ids or, with ``templated``, a row's input or a
+            conversation.
+        max_tokens: Maximum tokens of the answer, 0 with ``echo``; None: the task's.
+        stop: Strings that end the answer, besides the task's.
+        draft: Whether drafts may be used; the answer is the same.
+        stream: Whether each step's output has its text, rather than the last one all of it.
+        parameters: Sampling parameters by name; the task's values are used for all others.
+        seed: Equal requests with the same seed get the same answer.
+        prompt_index: Index of the prompt in its HTTP request.
+        choice_index: Index of the answer among the answers to its prompt.
+        guide: The constraint on the answer.
+        unguided: Whether the task's own guide is not used either, where ``guide`` is None.
+        logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
+        adapter: Name of the adapter; None: the task's first.
+        echo: Return the prompt before the answer, with log-probabilities if they are requested.
+        stop_token_ids: Each ends the answer and is a part of it.
+        include_stop_str_in_output: Whether a stop string is a part of the answer.
+        min_tokens: Nothing ends the answer before it has this many tokens.
+        truncate_prompt_tokens: Keep this many last tokens of the prompt; None and 0: all, -1: as
+            many as a row has room for.
+        add_special_tokens: Whether the tokenizer adds its special tokens to a prompt of text; None:
+            as the template says, and to a prompt without one it does.
+        n: Number of answers to this prompt in the HTTP request.
+        prompts: Number of prompts of the HTTP request.
+        timeout_s: Seconds that the answer may take; None: the service's limit.
+        committed_ids: Token ids of the answer that another replica has given already.
+        record_version: Version of the task's record that the answer was begun by; None: any.
+
+    Raises:
+        FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.
+    """
+
+    id: str = ""
+    prompt: Prompt = ""
+    templated: bool = False
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    draft: bool = True
+    stream: bool = False
+    parameters: Mapping[str, int | float] = {}
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    prompt_index: int = 0
+    choice_index: int = 0
+    guide: AnswerGuide | None = None
+    unguided: bool = False
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    adapter: str | None = None
+    echo: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    n: int = 1
+    prompts: int = 1
+    timeout_s: float | None = None
+    committed_ids: tuple[int, ...] = ()
+    record_version: int | None = None
+
+    def __post_init__(self) -> None:
+        self.require_ends(self.guide)
+
+    def require_ends(self, guide: AnswerGuide | None) -> None:
+        """Raises FieldError if something of the request contradicts the end that a guide sets."""
+        for field in ("ignore_eos", "min_tokens"):
+            if guide and getattr(self, field):
+                message = f"{field} meets {guide.name}, whose guide ends the answer; leave it out"
+                raise FieldError(field, message)
+
+    @property
+    def response_id(self) -> str:
+        """The id of the HTTP response, which several answers may share."""
+        return self.id.rpartition("-c")[0] if self.n * self.prompts > 1 else self.id
+
+    @property
+    def prompt_field(self) -> str:
+        """The request field that the prompt came in."""
+        if isinstance(self.prompt, Conversation):
+            return "messages"
+        if self.templated:
+            return "messages.0.content"
+        return f"prompt.{self.prompt_index}" if self.prompts > 1 else "prompt"
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether its stream begins with an empty output, as soon as it is admitted.
+
+        A client gets its status code and headers then, and waits for a free row behind them.
+        Nothing of an answer is sent before all requests of an HTTP request are admitted.
+        """
+        return self.stream and not self.committed_ids
