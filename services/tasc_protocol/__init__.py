@@ -13,13 +13,12 @@ from tasc_protocol.output import (
     TokenText,
     Whole,
 )
-from tasc_protocol.request import AnswerGuide, FieldError, GuideSpec, Prompt, Request
+from tasc_protocol.request import FieldError, GuideSpec, Prompt, Request
 from tasc_protocol.sampling import PARAMETERS, Parameter, Sampling, SamplingDefaults
 
 __all__ = [
     "PARAMETERS",
     "Acceptance",
-    "AnswerGuide",
     "FieldError",
     "FinishReason",
     "GenerationResult",

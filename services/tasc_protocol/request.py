@@ -1,7 +1,7 @@
 """A request for one answer, from the door to the replica that answers it."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
@@ -32,11 +32,13 @@ class FieldError(ValueError):
 
 @dataclass(frozen=True)
 class GuideSpec:
-    """What an answer may be; it is nothing else.
+    """A constraint on an answer.
 
     Attributes:
         kind: ``choice``: one of ``choices``, in the tokens the tokenizer writes it in, then the
             end. Else ``text`` is a JSON schema, a regular expression, or a Lark grammar.
+        field: The request field that has it; ``model`` for the guide of the task itself. Guides
+            that differ in it alone are equal.
 
     Raises:
         ValueError: It has no choices, or no text, or text that is none: a lone surrogate. It is
@@ -46,6 +48,7 @@ class GuideSpec:
     kind: GuideKind
     choices: tuple[str, ...] = ()
     text: str = ""
+    field: str = field(default="model", compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GuideKind):
@@ -63,7 +66,7 @@ class GuideSpec:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Of the text, or of the choices together, in UTF-8."""
+        """Bytes of the text, or of the choices together, in UTF-8."""
         choices = (_size_of(f"choice {at}", choice) for at, choice in enumerate(self.choices))
         return _size_of(self.kind, self.text) + sum(choices)
 
@@ -74,8 +77,36 @@ class GuideSpec:
     def _hash(self) -> int:  # of 20,000 choices, which are looked up again and again
         return hash((self.kind, self.choices, self.text))
 
-    def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str]]:
-        return GuideSpec, (self.kind, self.choices, self.text)  # another process hashes otherwise
+    def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str, str]]:
+        # Without the hash, which differs between processes.
+        return GuideSpec, (self.kind, self.choices, self.text, self.field)
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"the task's {_OWN[self.kind]}" if self.is_tasks else self.field
+
+    @property
+    def is_tasks(self) -> bool:
+        """Whether it is the task's own."""
+        return self.field == "model"
+
+    def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
+        """Raises FieldError if a stop string or a stop token could cut a choice.
+
+        Args:
+            stop_ids: Stop tokens, without special tokens and ends of sequence, which no choice has.
+        """
+        if self.choices and stop_ids:
+            message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"
+            raise FieldError("stop_token_ids", f"{message}; leave it out")
+        for stop in stops:
+            if cut := next((choice for choice in self.choices if stop in choice), None):
+                raise FieldError(
+                    "stop",
+                    f"stop has {stop!r:.300}, which is in {cut!r:.300} of {self.name} and would "
+                    "cut it; leave it out",
+                )
 
 
 def _require_at_most(found: int, what: str, most: int) -> None:
@@ -91,44 +122,6 @@ def _size_of(what: str, text: str) -> int:
             f"a guide's {what} has the lone surrogate {text[error.start]!r} at character "
             f"{error.start}, which no text has; leave it out"
         ) from error
-
-
-@dataclass(frozen=True)
-class AnswerGuide:
-    """A guide, and where it comes from.
-
-    Attributes:
-        field: The request field that has it; ``model`` for the guide of the task itself.
-    """
-
-    spec: GuideSpec
-    field: str
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"the task's {_OWN[self.spec.kind]}" if self.is_tasks else self.field
-
-    @property
-    def is_tasks(self) -> bool:
-        return self.field == "model"
-
-    def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
-        """Raises FieldError if a stop string or a stop token could cut a choice.
-
-        Args:
-            stop_ids: Stop tokens, without special tokens and ends of sequence, which no choice has.
-        """
-        if self.spec.choices and stop_ids:
-            message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"
-            raise FieldError("stop_token_ids", f"{message}; leave it out")
-        for stop in stops:
-            if cut := next((choice for choice in self.spec.choices if stop in choice), None):
-                raise FieldError(
-                    "stop",
-                    f"stop has {stop!r:.300}, which is in {cut!r:.300} of {self.name} and would "
-                    "cut it; leave it out",
-                )
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -180,7 +173,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     prompt_index: int = 0
     choice_index: int = 0
-    guide: AnswerGuide | None = None
+    guide: GuideSpec | None = None
     unguided: bool = False
     logprobs: int | None = None
     ignore_eos: bool = False
@@ -200,12 +193,12 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         self.require_ends(self.guide)
 
-    def require_ends(self, guide: AnswerGuide | None) -> None:
+    def require_ends(self, guide: GuideSpec | None) -> None:
         """Raises FieldError if something of the request contradicts the end that a guide sets."""
-        for field in ("ignore_eos", "min_tokens"):
-            if guide and getattr(self, field):
-                message = f"{field} meets {guide.name}, whose guide ends the answer; leave it out"
-                raise FieldError(field, message)
+        for name in ("ignore_eos", "min_tokens"):
+            if guide and getattr(self, name):
+                message = f"{name} meets {guide.name}, whose guide ends the answer; leave it out"
+                raise FieldError(name, message)
 
     @property
     def response_id(self) -> str:

@@ -652,9 +652,9 @@ class LLM:
             prompt = self._prompt(index, given, asked.add_special_tokens)
             one = structs.replace(shared, id=f"{index}.0", prompt=prompt, prompt_index=index)
             try:
-                first, guide = builder.read(one, builder.record_version, one.id)
+                first = builder.read(one, builder.record_version, one.id)
                 if index == 0:
-                    builder.guide(guide)
+                    builder.guide(first.guide)
             except ValueError as error:
                 field = error.field if isinstance(error, FieldError) else one.prompt_field
                 raise FieldError(field, f"input {index}: {error}") from error

@@ -28,7 +28,6 @@ from pydantic_core import PydanticCustomError
 
 from tasc_protocol import (
     PARAMETERS,
-    AnswerGuide,
     FieldError,
     GuideSpec,
     Parameter,
@@ -69,7 +68,7 @@ class PromptTooLong(FieldError):
         self.tokens, self.longest = tokens, longest
 
 
-def guide_for(request: Request, record: TaskRecord) -> AnswerGuide | None:
+def guide_for(request: Request, record: TaskRecord) -> GuideSpec | None:
     """Returns the request's guide, or else the task's unless the request wants none.
 
     Raises:
@@ -124,7 +123,7 @@ def sampling_of(request: Request, task: SamplingDefaults) -> Sampling:
     )
 
 
-def guide_of(record: TaskRecord) -> AnswerGuide | None:
+def guide_of(record: TaskRecord) -> GuideSpec | None:
     """Returns the guide of a task; None if it has none."""
     if record.choices:
         return _own_guide("choice", record.choices)
@@ -134,8 +133,8 @@ def guide_of(record: TaskRecord) -> AnswerGuide | None:
 
 
 @functools.lru_cache(16)  # with many labels it takes milliseconds
-def _own_guide(kind: GuideKind, choices: tuple[str, ...] = (), text: str = "") -> AnswerGuide:
-    return AnswerGuide(GuideSpec(kind, choices, text), "model")
+def _own_guide(kind: GuideKind, choices: tuple[str, ...] = (), text: str = "") -> GuideSpec:
+    return GuideSpec(kind, choices, text, field="model")
 
 
 class Body(BaseModel):
@@ -431,7 +430,7 @@ class RuleFields(_ParameterFields):
         """
         return any(getattr(self, field) is None for field in self.nullable & self.model_fields_set)
 
-    def _guide(self) -> AnswerGuide | None:
+    def _guide(self) -> GuideSpec | None:
         own = self.structured_outputs or StructuredOutputs()
         fields: Mapping[str, tuple[GuideKind, Any]] = {
             self.format_field: ("json_schema", _schema_of(self.format)),
@@ -468,9 +467,9 @@ class RuleFields(_ParameterFields):
             raise FieldError(field, message)
         try:
             if kind == "choice":
-                return AnswerGuide(GuideSpec(kind, choices=tuple(value)), field)
+                return GuideSpec(kind, choices=tuple(value), field=field)
             text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
-            return AnswerGuide(GuideSpec(kind, text=text), field)
+            return GuideSpec(kind, text=text, field=field)
         except (ValueError, RecursionError) as error:
             raise FieldError(field, f"{field}: {error}") from error
 

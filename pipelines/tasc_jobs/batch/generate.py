@@ -212,8 +212,8 @@ def _pins_of(asked: Request) -> dict[str, Any]:
     pins = {name: getattr(asked, name) for name in _PINNED}
     pins |= {name: asked.parameters.get(name) for name in PARAMETERS}
     if asked.guide:
-        text = json.dumps([asked.guide.spec.choices, asked.guide.spec.text])
-        pins["guide"] = [asked.guide.spec.kind, hashlib.sha256(text.encode()).hexdigest()]
+        text = json.dumps([asked.guide.choices, asked.guide.text])
+        pins["guide"] = [asked.guide.kind, hashlib.sha256(text.encode()).hexdigest()]
     return pins
 
 

@@ -92,7 +92,7 @@ Logprobs = Annotated[
 
 if TYPE_CHECKING:
     from tasc_jobs.batch.work import JobReport
-    from tasc_protocol import AnswerGuide, Request
+    from tasc_protocol import GuideSpec, Request
 
 
 @grouped({AnswerOptions: "the task's"})
@@ -209,10 +209,10 @@ def _require_task(url: str, task: str, asked: "Request") -> None:
         check_guide(asked.guide, asked.guide.field, record, model)
 
 
-def _guide(answers: AnswerOptions) -> "AnswerGuide | None":
+def _guide(answers: AnswerOptions) -> "GuideSpec | None":
     """What the options say an answer may be."""
     from tasc_jobs.tasks.values import labels_of, read_text
-    from tasc_protocol import AnswerGuide, GuideSpec
+    from tasc_protocol import GuideSpec
     from tasc_protocol.request import MOST_GUIDE_BYTES, GuideKind
 
     choices, schema, regex = answers.choices, answers.schema, answers.regex
@@ -228,6 +228,6 @@ def _guide(answers: AnswerOptions) -> "AnswerGuide | None":
         raise UsageError(f"{named[0]} is empty; leave it out for answers of any form")
     kind: GuideKind = "choice" if labels else "json_schema" if schema else "regex"
     try:
-        return AnswerGuide(GuideSpec(kind, labels, text or ""), named[0])
+        return GuideSpec(kind, labels, text or "", field=named[0])
     except ValueError as error:
         raise UsageError(f"{named[0]}: {error}") from error

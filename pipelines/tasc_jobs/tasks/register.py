@@ -25,7 +25,7 @@ from tasc_jobs.tasks.values import (
     option,
     record_of,
 )
-from tasc_protocol import AnswerGuide
+from tasc_protocol import GuideSpec
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import chat_template, template_of, trained_prompt
@@ -284,10 +284,10 @@ def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
 def _check_guide(record: TaskRecord, model: BaseModel) -> None:
     if guide := guide_of(record):
         options = {"choice": "--choices", "json_schema": "--schema", "regex": "--regex"}
-        check_guide(guide, options[guide.spec.kind], record, model)
+        check_guide(guide, options[guide.kind], record, model)
 
 
-def check_guide(guide: AnswerGuide, option: str, record: TaskRecord, model: BaseModel) -> None:
+def check_guide(guide: GuideSpec, option: str, record: TaskRecord, model: BaseModel) -> None:
     """Check what an option says that answers of a task may be.
 
     Raises:
@@ -297,7 +297,7 @@ def check_guide(guide: AnswerGuide, option: str, record: TaskRecord, model: Base
 
     try:
         guide.require_whole(record.stop, ())
-        Guides(model.tokenizer, model.vocab_size).of(guide.spec, record.max_tokens)
+        Guides(model.tokenizer, model.vocab_size).of(guide, record.max_tokens)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error
 

@@ -417,6 +417,6 @@ def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTa
         branching=branching,
         bigrams=task.bigrams,
         max_bytes=task.max_bytes,
-        guide=guide.spec if (guide := guide_of(task.record)) else None,
+        guide=guide_of(task.record),
     )
     return task, held

@@ -145,7 +145,7 @@ def refresh(
         ) as corpus,
     ):
         known = current is not None and bool(current.corpus_rows)
-        spec = guide.spec if (guide := guide_of(record)) else None
+        spec = guide_of(record)
         return _judge(corpus, store, done, options, spec, seen, comparable=known)
 
 

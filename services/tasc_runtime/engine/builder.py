@@ -23,7 +23,7 @@ from tasc_engine import guided as engine_guides
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import GuideError
 from tasc_engine.model.loading import max_positions
-from tasc_protocol import AnswerGuide, FieldError, Request
+from tasc_protocol import FieldError, GuideSpec, Request
 from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
 from tasc_runtime.engine.indexes import DraftIndexes, empty_index
 from tasc_runtime.engine.step_costs import step_costs
@@ -339,14 +339,12 @@ class EngineBuilder:
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         version = asked.record_version or self.record_version
-        request, guide = self.read(asked, version, asked.id)
-        self.guide(guide)
+        request = self.read(asked, version, asked.id)
+        self.guide(request.guide)
         return request
 
-    def read(
-        self, asked: Request, version: int, id: str
-    ) -> tuple[GenerationRequest, AnswerGuide | None]:
-        """Makes the engine's request, and finds the guide that applies.
+    def read(self, asked: Request, version: int, id: str) -> GenerationRequest:
+        """Makes the engine's request, with the task's values where it has none of its own.
 
         Any thread may call it.
 
@@ -382,7 +380,7 @@ class EngineBuilder:
             draft=asked.draft,
             stream=asked.stream,
             sampling=sampling_of(asked, record.sampling),
-            guide=guide.spec if guide else None,
+            guide=guide,
             logprobs=asked.logprobs,
             prompt_logprobs=asked.echo and asked.logprobs is not None and not asked.committed_ids,
             ignore_eos=asked.ignore_eos,
@@ -390,9 +388,9 @@ class EngineBuilder:
             committed_ids=asked.committed_ids,
         )
         self.engine.require_fit(request)
-        return request, guide
+        return request
 
-    def guide(self, guide: AnswerGuide | None) -> engine_guides.Guide | None:
+    def guide(self, guide: GuideSpec | None) -> engine_guides.Guide | None:
         """What the engine makes of a request's guide; compiled here unless it is known.
 
         Raises:
@@ -401,7 +399,7 @@ class EngineBuilder:
         if guide is None:
             return None
         try:
-            return self.engine.guides.of(guide.spec)
+            return self.engine.guides.of(guide)
         except GuideError as error:
             raise FieldError(guide.field, f"{guide.name}: {error}") from error
 
@@ -410,7 +408,7 @@ class EngineBuilder:
         guide = guide_of(self.record)
         try:
             if guide:
-                self.engine.guides.of(guide.spec)
+                self.engine.guides.of(guide)
         except GuideError as error:
             log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
 

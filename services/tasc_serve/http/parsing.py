@@ -207,8 +207,8 @@ def _request(
         if body.max_tokens == 0 and not body.echo:
             raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
         request = replace(request, echo=body.echo) if body.echo else request
-    if (guide := request.guide) and guide.spec.choices:
-        size = guide.spec.size_bytes
+    if (guide := request.guide) and guide.choices:
+        size = guide.size_bytes
         most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each request has it
         found = f"has {size} bytes for each of {answers} answers"
         _require_at_most(guide.field, found, size, "max_choices", most)

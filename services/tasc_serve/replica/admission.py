@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tasc_engine import GenerationRequest
 from tasc_engine.errors import GuideError
-from tasc_protocol import AnswerGuide, FieldError, GuideSpec, Request
+from tasc_protocol import FieldError, GuideSpec, Request
 from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.protocol import Refusal
 from tasc_serve.settings import LimitSettings
@@ -119,11 +119,11 @@ class Admission:
         # One version from here on: a newer one may come while a guide is waited for.
         version = asked.record_version or self._builder.record_version
         try:
-            request, guide = await self._read(asked, version, id)
+            request = await self._read(asked, version, id)
             self._limits.require_total(asked, request)
-            if refusal := await self._known(guide):
+            if refusal := await self._known(request.guide):
                 return refusal
-            made = self._builder.guide(guide)
+            made = self._builder.guide(request.guide)
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:
@@ -131,20 +131,18 @@ class Admission:
         await self._compile_rules(request)
         return Ready(request, version, made)
 
-    async def _read(
-        self, asked: Request, version: int, id: str
-    ) -> tuple[GenerationRequest, AnswerGuide | None]:
+    async def _read(self, asked: Request, version: int, id: str) -> GenerationRequest:
         if not self._builder.waits_to_render(asked):
             return self._builder.read(asked, version, id)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._renders, self._builder.read, asked, version, id)
 
-    async def _known(self, guide: AnswerGuide | None) -> Refusal | None:
+    async def _known(self, guide: GuideSpec | None) -> Refusal | None:
         """Wait until a guide can be had at once, or say why not."""
-        if guide is None or self._builder.engine.guides.known(guide.spec):
+        if guide is None or self._builder.engine.guides.known(guide):
             return None
         limit_s, most = self._limits.guide_timeout_s, self._limits.max_compiling_guides
-        known = self._compiling.get(guide.spec)
+        known = self._compiling.get(guide)
         if known is None:
             if not guide.is_tasks and len(self._compiling) >= most:
                 message = f"{guide.name}: {most} other guides are being compiled; try again later"
@@ -156,25 +154,25 @@ class Admission:
         except TimeoutError:  # it goes on, and is there for who comes again
             message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
             return Refusal("full", message, guide.field)
-        if failed and not self._builder.engine.guides.known(guide.spec):
+        if failed and not self._builder.engine.guides.known(guide):
             raise FieldError(guide.field, f"{guide.name}: {failed}")  # not to be tried again here
         return None
 
-    def _compile(self, guide: AnswerGuide) -> asyncio.Future[GuideError | None]:
+    def _compile(self, guide: GuideSpec) -> asyncio.Future[GuideError | None]:
         """Once for all who wait for it."""
         guides = self._builder.engine.guides
 
         def compile_() -> GuideError | None:
             try:
-                guides.of(guide.spec)
+                guides.of(guide)
             except GuideError as error:
                 return error
             return None
 
         threads = self._own if guide.is_tasks else self._threads
         compiling = asyncio.wrap_future(threads.submit(compile_))
-        self._compiling[guide.spec] = compiling
-        compiling.add_done_callback(lambda done: self._forget(guide.spec))
+        self._compiling[guide] = compiling
+        compiling.add_done_callback(lambda done: self._forget(guide))
         return compiling
 
     def _forget(self, spec: GuideSpec) -> None:

@@ -161,7 +161,7 @@ class TaskWatcher:
         if changes := fixed_changes(builder.record, record):
             raise ValueError(f"it changes {', '.join(changes)}")
         if guide := guide_of(record):
-            builder.engine.guides.of(guide.spec)
+            builder.engine.guides.of(guide)
         proposer = builder.proposer_for(record, builder.proposer.index)
         self._between_steps(partial(self._take, record, version, proposer))
 

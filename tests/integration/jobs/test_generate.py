@@ -9,13 +9,12 @@ import redis
 from batch_jobs import ENGINE, expected, record_of, rows
 
 from support import failing, read_rows, write_rows
-from tasc_engine import GuideSpec
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.generate import dry_run, generate
 from tasc_jobs.batch.inputs import Source, job_folder
 from tasc_jobs.batch.work import JobChanged, JobStalled, TooManyErrors
 from tasc_jobs.index.build import build_and_publish
-from tasc_protocol import AnswerGuide, Request
+from tasc_protocol import GuideSpec, Request
 from tasc_store import CorpusRow, CorpusStore, TaskStore, UnknownTask
 from tasc_text import TaskTokenizer
 
@@ -126,7 +125,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
 def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path: Path) -> None:
     source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)]))
     labels = ("alarm", "weather", "music")
-    guide = AnswerGuide(GuideSpec("choice", labels), "--choices")
+    guide = GuideSpec("choice", labels, field="--choices")
 
     def answers(name: str, **asked: object) -> list[str]:
         how = Request(**asked)

@@ -10,9 +10,9 @@ from msgspec import structs
 import tiny
 from lora_folders import make_adapter
 from support import refused
-from tasc_engine import GuideSpec, Sampling
+from tasc_engine import Sampling
 from tasc_engine.model.loading import ModelSource, load_model
-from tasc_protocol import AnswerGuide, FieldError, Request, SamplingDefaults
+from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_store import TaskStore, connect
@@ -23,7 +23,7 @@ ENGINE = EngineSettings(rows=4, max_model_len=128, device="cpu", cost_aware=Fals
 DEFAULTS = SamplingDefaults(temperature=0.5, top_p=0.9)
 CHOICES = ("wake up", "play music")
 FIRST, SECOND = NAMES = ("z-first", "a.second")  # the first in order, not by name
-UNCLOSED = AnswerGuide(GuideSpec("regex", text="(("), "guided_regex")
+UNCLOSED = GuideSpec(GuideSpec("regex", text="(("), "guided_regex")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_the_tasks_rule_and_choices_are_the_answers(worker):
 
 
 def test_a_requests_own_come_before_them(worker):
-    guide = AnswerGuide(GuideSpec("regex", text="[0-9]{4}"), "guided_regex")
+    guide = GuideSpec("regex", text="[0-9]{4}", field="guided_regex")
     request = worker.request(
         call(parameters={"temperature": 0.0}, logit_bias=((5, 1.0),), choice=2, guide=guide)
     )
@@ -84,7 +84,7 @@ def test_a_requests_own_come_before_them(worker):
     [
         (call(logit_bias=((10**6, 1.0),)), "logit_bias"),
         (call(guide=UNCLOSED), "guided_regex"),
-        (call(guide=AnswerGuide(GuideSpec("json_schema", text="{"), "guided_json")), "guided_json"),
+        (call(guide=GuideSpec("json_schema", text="{", field="guided_json")), "guided_json"),
         (call(ignore_eos=True), "ignore_eos"),
         (call(stop_token_ids=(10**6,)), "stop_token_ids"),
         (call(stop_token_ids=(5,)), "stop_token_ids"),  # would cut a choice
@@ -136,7 +136,7 @@ def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
 def test_a_truncated_prompt_leaves_as_much_room_as_its_answer_needs(worker, most, kept):
     ids, asked = tuple(i % 99 for i in range(150)), call(truncate_prompt_tokens=-1)
     cut = replace(asked, prompt=ids, max_tokens=most)
-    request, _ = worker.read(cut, worker.record_version, "1")
+    request = worker.read(cut, worker.record_version, "1")
     assert request.prompt == ids[-kept:]
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from support import EAGER, record_of
-from tasc_engine import GenerationRequest, GenerationResult, GuideSpec
+from tasc_engine import GenerationRequest, GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch import engines
 from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window, measure
@@ -22,7 +22,7 @@ from tasc_jobs.batch.generate import RowAnswers
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import LineAnswers
-from tasc_protocol import Acceptance, AnswerGuide, Request, Timings, Whole
+from tasc_protocol import Acceptance, GuideSpec, Request, Timings, Whole
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
@@ -300,7 +300,7 @@ def test_log_probabilities_are_those_of_the_service(
 ) -> None:
     """With drafts and without, and of tokens that a guide forces; the answers stay the same."""
     texts = ["wake me", "wake me at nine", "wake me"]
-    guide = AnswerGuide(GuideSpec("choice", choices), "--choices") if choices else None
+    guide = GuideSpec("choice", choices, field="--choices") if choices else None
     bodies = (
         {
             "model": "greet", "messages": [{"role": "user", "content": text}], "logprobs": True,

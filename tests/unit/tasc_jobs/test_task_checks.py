@@ -133,7 +133,7 @@ def test_a_guide_says_what_the_record_says(record: TaskRecord) -> None:
     found = [guide_of(replace(record, **form)) for form in (
         {"choices": ("a", "b")}, {"schema": "{}"}, {"regex": "a"},
     )]  # fmt: skip
-    assert [(g.spec.kind, g.spec.choices, g.spec.text) for g in found if g] == [
+    assert [(g.kind, g.choices, g.text) for g in found if g] == [
         ("choice", ("a", "b"), ""), ("json_schema", (), "{}"), ("regex", (), "a"),
     ]  # fmt: skip
 

@@ -2,14 +2,15 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
 
-from tasc_engine import GenerationRequest, GuideSpec, RequestTooLong
+from tasc_engine import GenerationRequest, RequestTooLong
 from tasc_engine.errors import GuideError
-from tasc_protocol import AnswerGuide, FieldError, Request
+from tasc_protocol import FieldError, GuideSpec, Request
 from tasc_runtime.engine.builder import Ready
 from tasc_runtime.engine.versions import Records
 from tasc_runtime.protocol import Refusal
@@ -24,7 +25,7 @@ CHOOSING = TaskRecord("greet", "model", "f" * 32, "{input}", choices=("a", "b"))
 
 
 def by(pattern):
-    return Request(guide=AnswerGuide(GuideSpec("regex", text=pattern), "guided_regex"))
+    return Request(guide=GuideSpec("regex", text=pattern, field="guided_regex"))
 
 
 GUIDED = by("a+")
@@ -70,10 +71,10 @@ def worker_of(guides=None, record=PLAIN, read=request):
     engine = Engine(guides or Guides())
 
     def read_with_guide(call, version, id):
-        return read(call), guide_for(call, record)
+        return replace(read(call), guide=guide_for(call, record))
 
     def guide(guide):
-        return engine.guides.of(guide.spec) if guide else None
+        return engine.guides.of(guide) if guide else None
 
     return SimpleNamespace(
         records=Records(record, VERSION),
@@ -119,7 +120,8 @@ def raising(error):
 )
 def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
     one = call(asked, max_tokens=7)
-    assert admitted([one], worker_of(record=record)) == [Ready(request(one), VERSION, guide)]
+    expected = replace(request(one), guide=guide_for(one, record))
+    assert admitted([one], worker_of(record=record)) == [Ready(expected, VERSION, guide)]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_new_guides_hold_up_neither_known_ones_nor_the_tasks_own():
             assert others.wait(30)
 
     guides = Guides(make)
-    guides.of(GUIDED.guide.spec, 10)
+    guides.of(GUIDED.guide, 10)
     admission = Admission(worker_of(guides, CHOOSING), LimitSettings(guide_timeout_s=60))
 
     async def meet():

@@ -8,8 +8,8 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from support import eventually
-from tasc_engine import GenerationRequest, GenerationResult, GuideSpec, Sampling, Timings
-from tasc_protocol import AnswerGuide, Request
+from tasc_engine import GenerationRequest, GenerationResult, Sampling, Timings
+from tasc_protocol import GuideSpec, Request
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector, row_of
 from tasc_serve.settings import CollectSettings
@@ -45,7 +45,7 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
         structs.replace(CALL, templated=False),
         structs.replace(CALL, prompt=(5, 6)),
         structs.replace(CALL, stop=("a",)),
-        asked(guide=AnswerGuide(OWN, "guided_choice")),
+        asked(guide=replace(OWN, field="guided_choice")),
         asked(adapter="other"),
         asked(logit_bias=((1, 2.0),)),
         asked(parameters={"repetition_penalty": 1.2}),

@@ -17,8 +17,8 @@ from fake_fleet import status
 from msgspec import structs
 
 from support import eventually_async, refused
-from tasc_engine import Acceptance, GenerationResult, GuideSpec, Timings
-from tasc_protocol import AnswerGuide, Output, Request, TokenText
+from tasc_engine import Acceptance, GenerationResult, Timings
+from tasc_protocol import GuideSpec, Output, Request, TokenText
 from tasc_runtime.errors import EngineBroken, ServiceError
 from tasc_runtime.protocol import Pulse, Refusal
 from tasc_serve.replica.call_server import CallServer, socket_folder
@@ -38,7 +38,7 @@ OUTPUTS = [
     Output("a", (2**40,), "", RESULT, record_version=4),
 ]
 PULSE = Pulse(status(), 3, 0.5)
-GUIDE = AnswerGuide(GuideSpec("choice", ("a", "b")), "guided_choice")
+GUIDE = GuideSpec("choice", ("a", "b"), field="guided_choice")
 CALL = Request(
     "c",
     "ü\0",

@@ -129,10 +129,10 @@ def test_fields_reach_the_replica_as_what_they_mean():
         request = called(text={"format": format_, "verbosity": "low"})
         guide = request.guide
         assert not request.unguided
-        assert (guide and json.loads(guide.spec.text)) == schema
+        assert (guide and json.loads(guide.text)) == schema
         assert guide is None or guide.field == "text.format"
     guide = called(structured_outputs={"choice": ["a", "b"]}).guide
-    assert guide.spec == GuideSpec("choice", choices=("a", "b"))
+    assert guide == GuideSpec("choice", choices=("a", "b"))
 
 
 IMAGE = {"type": "input_image", "image_url": "data:"}

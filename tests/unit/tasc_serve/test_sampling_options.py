@@ -7,8 +7,8 @@ from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer
 from msgspec import structs
 
 from support import refused
-from tasc_engine import GuideSpec, Sampling
-from tasc_protocol import PARAMETERS, AnswerGuide, FieldError, Request, SamplingDefaults
+from tasc_engine import Sampling
+from tasc_protocol import PARAMETERS, FieldError, GuideSpec, Request, SamplingDefaults
 from tasc_runtime.sampling_options import adapter_of, guide_for, sampling_of
 from tasc_store import TaskRecord
 
@@ -70,9 +70,9 @@ def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, 
 )
 def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
     (one,) = asked(path, **{f"guided_{field}": value})
-    assert one.guide == AnswerGuide(spec, f"guided_{field}")
+    assert (one.guide, one.guide.field) == (spec, f"guided_{field}")
     (one,) = asked(path, structured_outputs={field: value})
-    assert one.guide == AnswerGuide(spec, f"structured_outputs.{field}")
+    assert (one.guide, one.guide.field) == (spec, f"structured_outputs.{field}")
 
 
 @either_endpoint
@@ -96,8 +96,8 @@ def test_a_guide_beside_one_that_is_null_holds(path):
 )
 def test_a_schema_arrives_with_its_properties_in_their_order(path, field, value, schema):
     (one,) = asked(path, **{field.partition(".")[0]: value})
-    assert (one.guide.field, one.guide.spec.kind) == (field, "json_schema")
-    found = json.loads(one.guide.spec.text)
+    assert (one.guide.field, one.guide.kind) == (field, "json_schema")
+    found = json.loads(one.guide.text)
     assert found == schema
     assert json.dumps(found) == json.dumps(schema)
 
@@ -135,7 +135,7 @@ LENIENT = {"name": "x", "schema": SCHEMA, "strict": False}
 )
 def test_fields_about_a_schema_are_options_in_it(path, fields, options):
     (one,) = asked(path, **fields)
-    assert json.loads(one.guide.spec.text)["x-guidance"] == options
+    assert json.loads(one.guide.text)["x-guidance"] == options
 
 
 def test_logprobs_are_a_number_for_completions_and_two_fields_for_chats():
@@ -207,10 +207,11 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
         "schema": ("{}", GuideSpec("json_schema", text="{}")),
         "regex": ("x+", GuideSpec("regex", text="x+")),
     }
-    sent = AnswerGuide(GuideSpec("regex", text="y"), "guided_regex")
+    sent = GuideSpec("regex", text="y", field="guided_regex")
     for field, (value, spec) in own.items():
         task = record(**{field: value})
-        assert guide_for(Request(), task) == AnswerGuide(spec, "model")
+        found = guide_for(Request(), task)
+        assert (found, found.field) == (spec, "model")
         assert guide_for(Request(guide=sent), task) == sent
         assert guide_for(Request(unguided=True), task) is None
     assert guide_for(Request(), record()) is None
