@@ -23,7 +23,7 @@ ENGINE = EngineSettings(rows=4, max_model_len=128, device="cpu", cost_aware=Fals
 DEFAULTS = SamplingDefaults(temperature=0.5, top_p=0.9)
 CHOICES = ("wake up", "play music")
 FIRST, SECOND = NAMES = ("z-first", "a.second")  # the first in order, not by name
-UNCLOSED = GuideSpec(GuideSpec("regex", text="(("), "guided_regex")
+UNCLOSED = GuideSpec("regex", text="((", field="guided_regex")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_tasks_rule_and_choices_are_the_answers(worker):
 def test_a_requests_own_come_before_them(worker):
     guide = GuideSpec("regex", text="[0-9]{4}", field="guided_regex")
     request = worker.request(
-        call(parameters={"temperature": 0.0}, logit_bias=((5, 1.0),), choice=2, guide=guide)
+        call(parameters={"temperature": 0.0}, logit_bias=((5, 1.0),), choice_index=2, guide=guide)
     )
     assert request.sampling == Sampling(top_p=0.9, logit_bias=((5, 1.0),), choice=2)
     (result,) = worker.engine.generate([request])
@@ -135,7 +135,7 @@ def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
 @pytest.mark.parametrize(("most", "kept"), [(None, 64), (0, 127), (1, 127), (90, 38)])
 def test_a_truncated_prompt_leaves_as_much_room_as_its_answer_needs(worker, most, kept):
     ids, asked = tuple(i % 99 for i in range(150)), call(truncate_prompt_tokens=-1)
-    cut = replace(asked, prompt=ids, max_tokens=most)
+    cut = structs.replace(asked, prompt=ids, max_tokens=most)
     request = worker.read(cut, worker.record_version, "1")
     assert request.prompt == ids[-kept:]
 
