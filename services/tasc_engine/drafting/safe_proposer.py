@@ -73,7 +73,7 @@ class SafeProposer:
         self._in_use: set[int] = set()
         self._lost: set[int] = set()
         self.use(proposer)
-        is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiled before it counts
+        is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiles before timing
 
     def use(self, proposer: Proposer) -> None:
         """Replaces the proposer; each row has no drafts until it is started again."""

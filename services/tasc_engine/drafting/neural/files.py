@@ -88,7 +88,7 @@ def load_drafter(
             f"an EAGLE head needs a target of {', '.join(FAMILIES)} and its own {JOINT}; take an "
             "independent drafter"
         )
-    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # its ends will be the target's
+    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # the target has the ends
     decoder = _decoder(config, weights, target, capacity, set(_ENDS))
     decoder.embedding, decoder.head = ends.embedding, ends.head
     size = ends.embedding.shape[1]
