@@ -332,7 +332,7 @@ class Engine:
                 self._draft_budget.learn(spent)
 
     def _advance(self, sequence: Sequence, known: int) -> Output:
-        """Give the answer's tokens from ``known`` on to proposer and sampler; return its output."""
+        """Passes answer tokens from ``known`` on to proposer and sampler; returns the output."""
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
         new = np.array(sequence.answer[known:], np.int32)
         self._proposer.observe(sequence.row, new)

@@ -133,8 +133,7 @@ class Sequence:
 
     @property
     def needs(self) -> int:
-        """Cache slots of its longest answer: the last token of it never enters, nor do drafts
-        that reach beyond."""
+        """Cache slots of its longest answer; its last token and drafts beyond never enter."""
         return len(self.prompt) + self.request.max_tokens - 1
 
     @property
