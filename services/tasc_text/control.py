@@ -109,11 +109,11 @@ class ControlTokens:
         return _replaced(text, [(s, MARK * (s.end - s.begin)) for s in self.find(text)])
 
     def example(self, spans: Sequence[Span]) -> str:
-        """The text of one of these spellings, or of any if there are none."""
+        """The text of the first of these spellings, else of any control token."""
         return next(iter([self._contents[span.id] for span in spans] or self._ids))
 
     def beyond(self, ids: Sequence[int], spans: Sequence[Span]) -> bool:
-        """Whether ids have control tokens that the text does not spell, other than unknown."""
+        """Whether ids have control tokens that the text does not spell, except unknown text."""
         counted = self._contents.keys() - self._unknown
         wanted = [span.id for span in spans if span.id in counted]
         return [id_ for id_ in ids if id_ in counted] != wanted
