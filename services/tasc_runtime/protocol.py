@@ -77,10 +77,10 @@ class Backend(Protocol):
     def tasks(self) -> Sequence[str]: ...
 
     async def complete(self, task: str, request: Request) -> Output | Refusal:
-        """The last output, whose result has the whole answer. Cancelling the task frees the row."""
+        """Returns the last output, with the whole answer. Cancelling the task frees the row."""
 
     def stream(self, task: str, request: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """The outputs of the answer; a refusal ends it, and comes alone unless the answer failed.
+        """Yields outputs of the answer. A refusal ends it; it comes first unless the answer failed.
 
         Closing the iterator frees the row.
         """
@@ -143,8 +143,7 @@ class TokenTexts:
         return begun and bool(shown) and not 0x80 <= shown[0] < 0xC0
 
     def _shown(self, token: int) -> bytes:
-        """What the token adds to the answer's text: special ones nothing unless they are written
-        there, and some tokenizers drop the blank that an answer begins with."""
+        """The bytes a token adds; special tokens and a leading blank may add nothing."""
         utf8, at = self._tokenizer.token_bytes(token), self._length
         if token in self._tokenizer.special_ids:
             return utf8 if self._written.startswith(utf8.decode(), at) else b""

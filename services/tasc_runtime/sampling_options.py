@@ -474,7 +474,7 @@ class RuleFields(_ParameterFields):
             raise FieldError(field, f"{field}: {error}") from error
 
     def _layout(self, own: StructuredOutputs) -> tuple[str, Mapping[str, Any]]:
-        """Returns the field about white space, empty if there is none, and what it asks for."""
+        """Returns the field about white space, empty if there is none, and its options."""
         patterns = {
             "guided_whitespace_pattern": self.guided_whitespace_pattern,
             "structured_outputs.whitespace_pattern": own.whitespace_pattern,

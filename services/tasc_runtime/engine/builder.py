@@ -264,13 +264,13 @@ class EngineBuilder:
         return self.record.chat is not None
 
     def waits_to_render(self, asked: Request) -> bool:
-        """Whether `read` waits for another process or a long text, so not on an event loop."""
+        """Whether `read` may block on another process or a long text; not for event loops."""
         if asked.templated and self.has_chat_template:
             return True
         return not isinstance(asked.prompt, tuple) and len(str(asked.prompt)) > _LONG_TEXT
 
     def with_row(self, asked: Request) -> Request:
-        """A request with the row's input for its prompt where a format string takes only that."""
+        """Replaces a conversation by the row's input if the template is a format string."""
         if isinstance(asked.prompt, Conversation) and not self.has_chat_template:
             return structs.replace(asked, prompt=asked.prompt.input)
         return asked

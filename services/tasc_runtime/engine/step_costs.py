@@ -63,7 +63,7 @@ def step_costs(
 
 @contextlib.contextmanager
 def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One measurement at a time: two would measure each other. Without a folder, at any time."""
+    """Allows one measurement at a time, as two disturb each other; no lock without a folder."""
     lock = FileLock(folder / "measuring.lock")  # also released when its process dies
     try:
         folder.mkdir(parents=True, exist_ok=True)
