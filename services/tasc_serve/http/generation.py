@@ -367,7 +367,7 @@ class _SteadySend:
         return True
 
     def _look(self) -> None:
-        """One timer for a stream: most sends do not wait, and a timer for each costs too much."""
+        """Runs as one timer per stream: most sends do not wait, and a timer for each is costly."""
         now = self._loop.time()
         if self._sending and now - self._since >= self._longest_s:
             log.warning("a client did not read for %g s; its stream is cut", self._longest_s)
