@@ -214,12 +214,12 @@ class ShadowCheck:
         log.exception("an answer could not be checked")
 
     def _give_back(self, shadow_id: str) -> None:
-        """Returns a shadow's row; a recent candidate is tried again from its beginning."""
+        """Frees a shadow's row; its candidate is tried again from the beginning."""
         self._engine.cancel(shadow_id)
         self._chosen.appendleft(self._running.pop(shadow_id))
 
     def _warm_up(self) -> None:
-        """Compiles log-probabilities on another thread, since it takes seconds."""
+        """Compiles rules for log-probabilities on another thread, since it takes seconds."""
         if not self._warming:
             self._warming = True
             threading.Thread(

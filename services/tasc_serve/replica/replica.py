@@ -124,7 +124,7 @@ class TaskReplica:
         raise RuntimeError(f"call {asked.id} ended without a result")
 
     async def stream(self, asked: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """The outputs of an answer, or one with all of it; closing the iterator frees the row."""
+        """Yields outputs of an answer, or one with all of it; closing the iterator frees it."""
         if refusal := self._refused(asked):
             yield refusal
             return
