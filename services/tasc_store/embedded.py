@@ -184,7 +184,7 @@ def _start_and_wait(
                     stdout=log,
                     stderr=log,
                     pass_fds=(lock,),
-                    start_new_session=True,  # Ctrl-C is for us; we stop the server when done
+                    start_new_session=True,  # keeps Ctrl-C from the server
                 )
         finally:
             os.close(lock)
