@@ -150,7 +150,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
         truncate_prompt_tokens: Keep this many last tokens of the prompt; None and 0: all, -1: as
             many as a row has room for.
         add_special_tokens: Whether the tokenizer adds its special tokens to a prompt of text; None:
-            as the template says, and to a prompt without one it does.
+            as the template sets; for a prompt without a template, it does.
         n: Number of answers to this prompt in the HTTP request.
         prompts: Number of prompts of the HTTP request.
         timeout_s: Seconds that the answer may take; None: the service's limit.

@@ -227,7 +227,7 @@ class LLM:
     - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
-      answer, unless ``max_model_len`` says more.
+      answer, unless ``max_model_len`` is larger.
     - Any thread may call, but a call is refused while another one runs. Give many inputs to one
       call, which decodes ``rows`` of them together.
 

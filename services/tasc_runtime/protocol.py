@@ -32,7 +32,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """What a replica serves: version of the task record, model, and the index in use.
+    """The task of a replica: version of the task record, model, and the index in use.
 
     Attributes:
         index_rows: Number of corpus rows that the index was built from; None: unknown.

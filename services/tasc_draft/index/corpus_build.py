@@ -224,7 +224,7 @@ def index_documents(
     Memory peaks below 60 bytes per token.
 
     If not all fit, documents are kept by falling expected gain per token (`by_gain`). The bytes per
-    token of one attempt say how many to keep in the next.
+    token of one attempt determine how many to keep in the next.
 
     Args:
         fingerprint: The fingerprint of the tokenizer that made the ids.

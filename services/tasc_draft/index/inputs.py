@@ -2,9 +2,9 @@
 
 A prompt's features are its distinct tokens and pairs of adjacent tokens, hashed to 32 bits. The
 similarity of two prompts is the cosine of their weighted features. A feature weighs idf *
-sqrt(purity). The idf is log(rows / rows that have it) (Sparck Jones 1972). The purity says how much
-the outputs of those rows agree, so that words which distinguish outputs count more than words which
-are merely rare; it is estimated from a few pairs of rows.
+sqrt(purity). The idf is log(rows / rows that have it) (Sparck Jones 1972). The purity is the degree
+to which the outputs of those rows agree, so that words which distinguish outputs count more than
+words which are merely rare; it is estimated from a few pairs of rows.
 
 Searches are compiled. They write to the caller's scratch memory and clean what they touched.
 """

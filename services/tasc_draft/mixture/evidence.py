@@ -190,8 +190,8 @@ def candidate(node: Any, token: int) -> int:
 def score(weights: Any, node: Any) -> None:
     """Fill the probabilities of a node's candidates and of none of them; they sum to one.
 
-    The probability of all tokens without evidence is one number. If the row's labels tell which
-    tokens these are, each gets the same share of it.
+    The probability of all tokens without evidence is one number. If the row's labels determine
+    which tokens these are, each gets the same share of it.
     """
     n, other = node.supported, -math.inf if node.others == 0 else weights[node.other]
     greatest = other

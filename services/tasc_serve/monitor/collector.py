@@ -31,8 +31,8 @@ def row_of(
     """Makes a row of an answer; None unless it is the task's default answer.
 
     A default answer is a greedy answer of a chat, ended by the model or the task's own stop string,
-    with no rule, guide, adapter or stop string of the request. Of several equal answers (``n``), it
-    is the first.
+    with no rule, guide, adapter or stop string of the request. Only the first of several equal
+    answers (``n``) counts.
     """
     own = (
         asked.templated

@@ -69,8 +69,8 @@ end
 """
 )
 
-# ARGV: now. Batches that nobody holds past their deadline have expired; those kept long enough are
-# forgotten.
+# ARGV: now. Batches that no worker holds past their deadline expire; those kept long enough are
+# removed.
 _SWEEP = BATCHES_LUA + "sweep(tonumber(ARGV[1]))"
 
 # ARGV: now, most batches, most lines of an owner's open ones or -1, input file's id, the deadline,

@@ -142,8 +142,8 @@ return room(now, most_files, most_bytes, tonumber(ARGV[4]), ARGV[5])
 """
 )
 
-# ARGV: now, most files, most bytes, the file's record. It may be asked for again where Redis has
-# done it and the reply was lost.
+# ARGV: now, most files, most bytes, the file's record. The call may be repeated after Redis has
+# done it, if the reply was lost.
 KEEP = (
     FILES_LUA
     + """
