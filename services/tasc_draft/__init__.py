@@ -1,6 +1,7 @@
 """N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba.
 
-What needs numba is imported when it is first asked for: commands and gateways know settings alone.
+Modules that need numba are imported at their first use, since commands and gateways need only the
+settings.
 """
 
 from importlib import import_module
@@ -52,7 +53,7 @@ __all__ = [
     "write_index",
 ]
 
-if not TYPE_CHECKING:  # else a type checker would take any name
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _NEEDS_NUMBA:

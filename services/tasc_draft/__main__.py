@@ -1,7 +1,7 @@
 """Compile most of drafting into numba's cache, ahead of first runs: ``python -m tasc_draft``.
 
-It takes up to a minute and needs numpy and numba alone, so `make` runs it beside the installation.
-What other sizes and settings need besides is compiled when it is first used.
+It takes up to a minute and needs only numpy and numba, so `make` runs it beside the installation.
+Code for other sizes and settings is compiled at its first use.
 """
 
 import numpy as np

@@ -17,7 +17,7 @@ _DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zl
 def write_arrays(
     path: Path, arrays: Mapping[str, Any], save: Callable[..., None] = np.savez
 ) -> None:
-    """Write a file by ``save``. It appears under its name once it is complete."""
+    """Writes a file with ``save``. It appears under its name once it is complete."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -31,8 +31,8 @@ def read_arrays(path: Path, names: Iterable[str], what: str, make: str) -> dict[
     """Read a file's arrays with these names.
 
     Args:
-        what: What the file is, for people.
-        make: How one gets such a file.
+        what: Kind of the file, for messages.
+        make: How to make such a file, for messages.
 
     Raises:
         DraftError: The file is missing or damaged, or lacks an array.

@@ -1,7 +1,7 @@
 """Compiles hot paths with numba, cached on disk, without the interpreter lock.
 
-numba's cache is keyed by the file that a function is in. It would miss a change in a file whose
-functions that one calls, so each state of a package's sources has a cache folder of its own.
+numba's cache is keyed by the file that a function is in. It would miss a change in another file
+whose functions are called, so each state of a package's sources has its own cache folder.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Compiler:
         return self._jit(function)
 
     def borrowing(self, function: Callable[..., Any]) -> Any:
-        """Compile a function that does not allocate, without reference counting.
+        """Compiles a function that does not allocate, without reference counting.
 
         numba counts references with an atomic operation for each array that is named. That took
         half of the time of a draft.

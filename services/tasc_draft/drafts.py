@@ -1,4 +1,4 @@
-"""The contract between proposers and the engine that verifies drafts: flat arrays of token ids."""
+"""The interface between proposers and the engine that verifies drafts: flat arrays of ids."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,12 +42,12 @@ class Drafts:
 
     @property
     def sizes(self) -> Int32:
-        """``int32[rows]`` how many tokens each row's draft has."""
+        """``int32[rows]``, the number of tokens of each row's draft."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @classmethod
     def empty(cls, rows: int) -> "Drafts":
-        """Empty drafts for so many rows."""
+        """Empty drafts for ``rows`` rows."""
         none, offsets = np.zeros(0, np.int32), np.zeros(rows + 1, np.int32)
         depths, source = np.zeros(0, np.int16), np.zeros(0, np.int8)
         return cls(none, none, depths, offsets, np.zeros(0, np.float32), source)
@@ -68,7 +68,7 @@ class Proposer(Protocol):
 
         Args:
             labels: The answers that the row is limited to. A draft then consists of tokens that
-                they allow. Whoever observes the row's tokens adds forced ones too.
+                they allow. The caller of `observe` includes forced tokens.
         """
 
     def propose(

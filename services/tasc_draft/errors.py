@@ -2,7 +2,7 @@
 
 
 class DraftError(ValueError):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class IndexFileError(DraftError):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tasc_draft.compiled import borrowing, compiled
 from tasc_draft.tokens import Int32, Tokens
 
-NOWHERE = -1  # the state behind a token that no label has
+NOWHERE = -1  # the state after a token that no label has
 UNLIMITED = -2  # the state of a row that may emit any token
 NO_BRANCH = -1
 
@@ -65,18 +65,18 @@ class LabelTrie:
         kept: NDArray[np.bool_],
         masks: NDArray[np.uint32],
     ) -> None:
-        """Write which draft tokens are allowed from a state on, and what may come behind each.
+        """Writes which draft tokens are allowed from a state on, and the tokens allowed after each.
 
         See `tasc_engine.guided.Guide.look`.
         """
         _look(self.token, self.first, state, tokens, parents, kept, masks)
 
     def behind(self, state: int, tokens: Int32) -> int:
-        """The state behind some tokens; `NOWHERE` if no sequence has them."""
+        """The state after some tokens; `NOWHERE` if no sequence has them."""
         return int(_behind(self.token, self.first, state, tokens))
 
     def forced(self, state: int, most: int) -> Int32:
-        """``int32[n]`` the tokens up to the next branch or the end, at most so many."""
+        """``int32[n]``, the tokens up to the next branch or the end, at most ``most``."""
         found = np.empty(most, np.int32)
         return found[: _forced(self.token, self.first, state, found)]
 
@@ -99,12 +99,12 @@ class Forest(NamedTuple):
 class RowLabels:
     """The labels that each row is limited to. Rows with equal labels share one trie.
 
-    A trie that rows use lies at one place of the forest. Places have sizes of powers of two and are
-    used again, so that nothing moves when another trie comes or goes.
+    A trie in use occupies one place of the forest. Places have sizes of powers of two and are
+    reused, so that no trie moves when another is added or removed.
 
     Attributes:
-        forest: The tries in use; other places hold anything. `start` may replace it by a larger
-            one.
+        forest: The tries in use; the content of other places is undefined. `start` may replace it
+            by a larger one.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ def _look_ahead(first: Any, ahead: Any, decides: Any) -> None:
 
 @borrowing
 def child(token: Any, first: Any, state: int, wanted: int) -> int:
-    """The state behind a token; `NOWHERE` if no label goes on with it."""
+    """The state after a token; `NOWHERE` if no label continues with it."""
     low, high = first[state], first[state + 1]
     end = high
     while low < high:

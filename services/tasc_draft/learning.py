@@ -15,8 +15,8 @@ from tasc_draft.tokens import Int32, Tokens
 
 EPOCHS = 6
 RATE = 0.1
-LEAST_ROWS = 200  # smaller corpora get no weights of their own
-ANSWER_TOKENS = 512  # of one answer that are used
+LEAST_ROWS = 200  # smaller corpora get no learnt weights
+ANSWER_TOKENS = 512  # maximum number of used tokens of one answer
 _SHARE, _LEAST, _MOST = 12, 100, 600
 
 

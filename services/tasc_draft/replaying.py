@@ -4,10 +4,10 @@ Lossless verification makes the output independent of the drafts, so (prompt, an
 a proposer exactly: each step keeps the longest correct path of the draft and one bonus token of the
 answer. End-of-sequence counts as a token. The first step has a draft, too.
 
-Tokens that a guide forces need no forward, with drafts or without. They follow the token in front
-of them in the same step, and are neither drafted nor accepted tokens. As in the engine, drafts of
-guided answers lose the nodes that the guide forbids and those that save no forward. Without labels
-only the answer shows what its guide forces: behind a wrong token, a draft stays as it is.
+Tokens that a guide forces need no forward, with drafts or without. They follow the preceding token
+in the same step, and count neither as drafted nor as accepted. As in the engine, drafts of guided
+answers lose the nodes that the guide forbids and those that save no forward. Without labels, only
+the answer shows which tokens its guide forces, so a draft is not changed after a wrong token.
 """
 
 import time
@@ -82,9 +82,10 @@ def replay(
 
     Args:
         rows: Prompt and answer ids, ``int32``, the answer with its end-of-sequence.
-        budget: Most draft tokens of a step.
+        budget: Maximum number of draft tokens of a step.
         progress: Called after each row.
-        labels: The answers are limited to these. An answer that is none of them is not limited.
+        labels: Labels that the answers are limited to. An answer that is none of them is not
+            limited.
         forced: For each answer, ``bool[n]`` which of its tokens its guide forces, or None if it is
             not limited; by default those that ``labels`` force.
     """
@@ -154,12 +155,12 @@ def replay(
 
 
 def _beyond(steps: NDArray[Any], positions: int) -> list[int]:
-    """How many are above 0, above 1, and so on."""
+    """The numbers of steps above 0, above 1, and so on."""
     return [int(np.count_nonzero(steps > at)) for at in range(positions)]
 
 
 def _deepest(drafts: Drafts, labels: LabelTrie, state: int) -> int:
-    """Most drafted tokens on a path of a draft, without those that labels force."""
+    """Maximum number of drafted tokens on a path, without those that labels force."""
     states, positions = np.empty((2, len(drafts.tokens)), np.int32)
     return int(
         _fill_positions(

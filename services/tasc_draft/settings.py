@@ -8,7 +8,7 @@ from tasc_draft.drafts import NGRAM_SOURCES
 from tasc_draft.errors import DraftError
 
 MIXTURES = ("mixed", "tasc", "trie")
-# The least and the greatest value of each setting that is a number.
+# The minimum and the maximum of each numeric setting.
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "num_speculative_tokens": (0, 256),
     "min_prob": (0, 1),
@@ -31,13 +31,14 @@ class DraftSettings:
         mixture: ``mixed`` weighs the evidence of all sources by learnt weights. ``tasc`` is
             TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2). ``trie`` is the N-Gram
             Trie, which drafts the most frequent continuations in the prompt.
-        num_speculative_tokens: Most draft tokens of one row; 0 turns drafting off. For rows with
-            an external tree it limits the depth of the tree instead.
-        min_prob: Least probability of a path that is drafted, in [0, 1]. Where compute is scarce,
-            as on a CPU, verifying an unlikely token costs more than it gains. It does not apply to
-            rows with an external tree.
+        num_speculative_tokens: Maximum number of draft tokens of one row; 0 turns drafting off. For
+            rows with an external tree it limits the depth of the tree instead.
+        min_prob: Minimum probability of a drafted path, in [0, 1]. If compute is scarce, as on a
+            CPU, verifying an unlikely token costs more than it gains. It does not apply to rows
+            with an external tree.
         n_max: ``tasc``: length of the longest n-gram, so that a context has at most ``n_max - 1``
-            tokens. ``trie``: most tokens of the matched prefix and the path behind it together.
+            tokens. ``trie``: maximum number of tokens of the matched prefix and the path after it
+            together.
         p_min: ``tasc``: an n-gram of the corpus is used from this count on.
         corpus_weight: ``tasc``: lambda, the weight of the corpus against the prompt, in [0, 1].
         prefix: ``trie``: length of the longest suffix of the answer that is searched for in the

@@ -12,7 +12,7 @@ Int64 = NDArray[np.int64]
 
 
 class TokensView(NamedTuple):
-    """The arrays of `Tokens`, as compiled code takes them."""
+    """The arrays of `Tokens` for compiled code."""
 
     ids: Any
     offsets: Any

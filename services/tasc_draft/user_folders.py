@@ -1,4 +1,4 @@
-"""Where files of a user are kept, by the XDG Base Directory Specification."""
+"""Folders for files of a user, by the XDG Base Directory Specification."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,12 @@ _OURS = "tasc-serve"
 
 
 def cache_folder() -> Path:
-    """For what can be made again: in XDG_CACHE_HOME, by default ``~/.cache``."""
+    """Folder for files that can be recreated: in XDG_CACHE_HOME, by default ``~/.cache``."""
     return _home("XDG_CACHE_HOME", ".cache") / _OURS
 
 
 def data_folder() -> Path:
-    """For what must last: in XDG_DATA_HOME, by default ``~/.local/share``."""
+    """Folder for permanent files: in XDG_DATA_HOME, by default ``~/.local/share``."""
     return _home("XDG_DATA_HOME", ".local/share") / _OURS
 
 

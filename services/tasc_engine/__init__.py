@@ -1,7 +1,7 @@
 """Batched, lossless speculative decoding of Hugging Face causal LMs.
 
-What needs torch is imported when it is first asked for, so that a process that only passes requests
-and results on (the gateway) stays light.
+Modules that need torch are imported at their first use, so that a process that only forwards
+requests and results (the gateway) stays small.
 """
 
 from importlib import import_module
@@ -55,7 +55,7 @@ __all__ = [
     "UnsupportedModel",
 ]
 
-if not TYPE_CHECKING:  # else a type checker would take any name
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _NEEDS_TORCH:

@@ -1,27 +1,27 @@
-"""Shape and bounds of one engine. Values only; what the model is comes from the loader."""
+"""Shape and limits of one engine. The loader provides the properties of the model."""
 
 from dataclasses import dataclass
 
-MOST_NODES = 63  # draft tokens of one row in one step; with the root they fill a 64-bit mask
+MOST_NODES = 63  # draft tokens of one row in one step; with the root, they fill a 64-bit mask
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Fixed for an engine's life.
+    """Settings that are fixed for an engine's lifetime.
 
     Attributes:
-        rows: b, the most rows decoded together.
-        max_model_len: Most tokens of one row, prompt and answer together.
-        prefix_cache_bytes: Most keys and values of shared prompt beginnings to keep; 0 for none.
-        kv_cache_bytes: Most keys and values to hold; None for as much as all rows need at their
-            longest. With less, requests wait in their order until there is room for the first.
-            A drafter's are not among them, see `NeuralProposer`.
-        max_draft_tokens: Most draft tokens of one row in one step.
-        prefill_chunk: Most prompt tokens of one row in one step.
-        max_waiting: Most requests that wait for a row.
+        rows: b, the maximum number of rows decoded together.
+        max_model_len: Maximum number of tokens of one row, prompt and answer together.
+        prefix_cache_bytes: Maximum bytes of keys and values of shared prompt prefixes; 0 for none.
+        kv_cache_bytes: Maximum bytes of keys and values; None for as much as all rows need at their
+            maximum length. With less, requests wait in order until there is room for the first.
+            Those of a drafter are not included, see `NeuralProposer`.
+        max_draft_tokens: Maximum number of draft tokens of one row in one step.
+        prefill_chunk: Maximum number of prompt tokens of one row in one step.
+        max_waiting: Maximum number of requests that wait for a row.
 
     Raises:
-        ValueError: ``max_draft_tokens`` is more than a step holds.
+        ValueError: ``max_draft_tokens`` exceeds the maximum of a step.
     """
 
     rows: int = 8

@@ -1,8 +1,8 @@
 """The decoding engine: continuous batching with drafts, verified losslessly by the target.
 
-For the same request the emitted tokens equal those of plain one-by-one decoding by the request's
-own rule with the same model, whatever is drafted and whoever shares the batch. It knows no HTTP, no
-Ray, no store. One thread owns an engine.
+The emitted tokens of a request equal those of plain one-by-one decoding by the request's own rule
+with the same model. They depend neither on drafts nor on other requests in the batch. The engine
+does not depend on HTTP, Ray or a store. It must be used by one thread.
 """
 
 import time
@@ -44,10 +44,10 @@ NOT_NUMBERS = (
 
 @dataclass(frozen=True)
 class Proposed:
-    """A step's drafts, what guides allow of them, and whether and how long drafts were made.
+    """A step's drafts, the tokens that guides allow, and the time to make drafts.
 
     Attributes:
-        may_draft: Whether a request allows drafts, has room for them and may gain by them.
+        may_draft: Whether any request allows drafts, has room for them and may gain from them.
     """
 
     drafts: Drafts
@@ -59,11 +59,11 @@ class Proposed:
 
 @dataclass(frozen=True)
 class Committed:
-    """What a step gave to requests.
+    """The tokens that a step gave to requests.
 
     Attributes:
-        used: ``int32[m]`` tokens that each answer took.
-        forced: Tokens that guides forced in front of these or behind them.
+        used: ``int32[m]``, number of tokens that each answer took.
+        forced: Number of tokens that guides forced before or after these.
         guide_seconds: Time that guides took to follow the answers.
     """
 
@@ -74,17 +74,18 @@ class Committed:
 
 
 class Engine:
-    """One target, ``config.rows`` rows, requests in, outputs out.
+    """Answers requests with one target in ``config.rows`` rows.
 
     Args:
         on_step: Called with each step's record, on the engine's thread.
-        costs: What steps cost here, so that drafts are made where they pay; without, always.
+        costs: Costs of steps on this machine, so that drafts are made only if they pay; None:
+            always.
         on_costs: Called with costs that real steps have corrected for long, on the engine's thread.
 
     Attributes:
-        guides: Makes guides of what requests ask for; of any thread.
-        scheduler: Knows which requests wait and which have a row.
-        verifier: Runs the target's forwards, and knows what moves in the cache with the next one.
+        guides: Makes the guides of requests, on any thread.
+        scheduler: Holds the requests that wait and those that have a row.
+        verifier: Runs the target's forwards, and holds the cache moves for the next one.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Engine:
 
     @property
     def kv_usage(self) -> float:
-        """Part of the KV cache that is given away; the rest is what waiting requests need."""
+        """Share of the KV cache's slots that requests hold; the rest is free for waiting ones."""
         return self.scheduler.kv_usage
 
     @property
@@ -135,26 +136,26 @@ class Engine:
 
     @property
     def lean(self) -> bool:
-        """Whether this project's own forward runs the model, not the code of transformers."""
+        """Whether this project's own forward runs the model, rather than transformers' code."""
         return self._target.decoder is not None
 
     @property
     def longest(self) -> int:
-        """Most tokens of one request, prompt and answer together."""
+        """Maximum number of tokens of one request, prompt and answer together."""
         return self.scheduler.longest
 
     def submit(self, request: GenerationRequest, guide: Guide | None = None) -> None:
-        """Queue a request.
+        """Queues a request.
 
         Args:
-            guide: What `guides` made of the request's guide on another thread; else made here.
+            guide: The guide that `guides` made on another thread; None to make it here.
 
         Raises:
             RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.
             GuideError: Its guide cannot be followed.
-            QueueFull: As many requests wait as may.
-            ValueError: The engine holds a request of this id, an id is outside the vocabulary, or
-                there is no such adapter.
+            QueueFull: The maximum number of requests is waiting.
+            ValueError: The engine holds a request with this id, a token id is outside the
+                vocabulary, or the adapter does not exist.
         """
         self.require_fit(request)
         self.scheduler.require_free(request.id)
@@ -164,7 +165,7 @@ class Engine:
         self.scheduler.submit(Sequence.of(request, self._tokenizer, guide, adapter))
 
     def require_fit(self, request: GenerationRequest) -> None:
-        """Raise RequestTooLong, or ValueError for a token id or an adapter that does not exist."""
+        """Raises RequestTooLong, or ValueError for an unknown token id or adapter."""
         needed = len(request.prompt) + request.max_tokens
         if needed > self.longest:
             raise RequestTooLong(
@@ -176,33 +177,33 @@ class Engine:
         self._target.adapter_number(request.adapter)
 
     def waits_to_compile(self, request: GenerationRequest) -> bool:
-        """Whether a request needs what `compile_rules` compiles, and nobody has called it yet."""
+        """Whether a request needs the code of `compile_rules`, which has not been called yet."""
         guided = request.guide is not None or request.min_tokens > 0
         plain = request.sampling.plain and not guided and request.logprobs is None
         return not (plain or sampler.is_warm(self._target.dtype, self._target.device))
 
     def compile_rules(self) -> None:
-        """Compile all rules but the plain one, on any thread: seconds, once on a machine.
+        """Compiles all rules except the plain one; on any thread, seconds once per machine.
 
-        Else the first request that has one waits for it, and all that share the batch.
+        Otherwise the first request with such a rule waits for it, with its whole batch.
         """
         following.warm_up()  # first, since `waits_to_compile` looks at the other
         sampler.warm_up(self._target.dtype, self._target.device)
 
     def cancel(self, request_id: str) -> bool:
-        """Drop a request wherever it is; its row is free for the next step."""
+        """Drops a waiting or running request; its row is free for the next step."""
         sequence = self.scheduler.find(request_id)
         if sequence:
             self._release(sequence)
         return sequence is not None
 
     def cancel_all(self) -> None:
-        """Drop every request."""
+        """Drops every request."""
         for sequence in self.scheduler.held:
             self._release(sequence)
 
     def draft_by(self, proposer: Proposer) -> None:
-        """Draft by another proposer, which has no rows yet; answers go on as they would."""
+        """Replaces the proposer by one without rows; answers do not change."""
         self._target.keep_hidden_states(HiddenStateRequest.of(proposer))
         self._proposer.use(proposer)
         self._draft_budget.begin_again(self._most_of_step(proposer))
@@ -212,7 +213,7 @@ class Engine:
                 self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
     def step(self) -> list[Output]:
-        """Advance all rows by one verify forward; does nothing when there is no request."""
+        """Advances all rows by one verify forward; does nothing if there is no request."""
         plan = self._plan()
         if not plan.sequences:
             return []
@@ -228,10 +229,10 @@ class Engine:
     def generate(
         self, requests: Iterable[GenerationRequest], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[GenerationResult]:
-        """Answer requests, refilling rows as they end; results come as they finish.
+        """Answers requests, refilling rows as they end, and yields results as they finish.
 
         Args:
-            stopped: Asked before each step whether to end; what runs then stays in the engine.
+            stopped: Called before each step; True ends the loop, and running requests stay.
         """
         source = iter(requests)
         exhausted = False
@@ -245,15 +246,15 @@ class Engine:
             yield from (output.result for output in self.step() if output.result)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each row is free or held by one request that fits it."""
+        """Raises AssertionError unless each row is free or held by one request that fits it."""
         self.scheduler.check_integrity(self.verifier.moves)
 
     def _most_of_step(self, proposer: Proposer) -> int:
-        """Most draft tokens of one step."""
+        """Maximum number of draft tokens of one step."""
         return self.config.rows * min(self.config.max_draft_tokens, most_tokens(proposer))
 
     def _plan(self) -> Plan:
-        """Admit waiting requests, and plan what all rows bring to the step."""
+        """Admits waiting requests, and plans the tokens of all rows for the step."""
         self._target.keep_hidden_states(self._proposer.hidden_state_request)
         plan = self.scheduler.plan(self.verifier.moves)
         for sequence in plan.admitted:
@@ -264,7 +265,7 @@ class Engine:
         return plan
 
     def _propose(self, plan: Plan) -> Proposed:
-        """Drafts that are worth their time, without what guides forbid."""
+        """Makes drafts that are worth their time, without tokens that guides forbid."""
         budget, least = plan.budget(self.config.max_draft_tokens), None
         if may_draft := bool(budget.any()):
             shape = len(plan.emitting), len(plan.tokens), plan.context
@@ -277,7 +278,7 @@ class Engine:
         return Proposed(drafts, allowed, may_draft, drafted - began, guided - drafted)
 
     def _commit(self, plan: Plan, verified: Verified) -> Committed:
-        """Give each row its tokens, and end answers that are complete."""
+        """Appends each row's tokens, and ends answers that are complete."""
         accepted = verified.accepted
         self._proposer.keep(plan, verified.drafts, accepted, self._target.hidden_states)
         for sequence, size in zip(plan.sequences, plan.sizes.tolist(), strict=True):
@@ -310,7 +311,7 @@ class Engine:
     def _record(
         self, plan: Plan, proposed: Proposed, verified: Verified, committed: Committed
     ) -> None:
-        """Publish what the step did, and learn from it what steps cost and drafts are worth."""
+        """Publishes the step's record, and learns from it the cost of steps and value of drafts."""
         record = verified.record(
             plan,
             committed.used,
@@ -331,7 +332,7 @@ class Engine:
                 self._draft_budget.learn(spent)
 
     def _advance(self, sequence: Sequence, known: int) -> Output:
-        """Give the answer's tokens from ``known`` on to proposer and sampler; return its output."""
+        """Passes answer tokens from ``known`` on to proposer and sampler; returns the output."""
         reason = sequence.finish_reason(self._tokenizer.eos_ids)
         new = np.array(sequence.answer[known:], np.int32)
         self._proposer.observe(sequence.row, new)
@@ -341,7 +342,7 @@ class Engine:
         return sequence.output(reason, self._tokenizer)
 
     def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Output]:
-        """A forward did not fit: end the request that brought most tokens, keep the others."""
+        """Ends the request with the most tokens after a forward did not fit; keeps the others."""
         sizes = plan.sizes + plan.starts / self.config.max_model_len
         return [self._fail(plan.sequences[int(sizes.argmax())], str(error))]
 
@@ -359,5 +360,5 @@ class Engine:
 
 
 def _price(least: Float32 | None, drafted: int) -> float:
-    """The probability at which the last of a step's draft tokens is worth its cost."""
+    """The minimum probability at which a step's last draft token is worth its cost."""
     return 0.0 if least is None or not drafted else float(least[min(drafted, len(least)) - 1])

@@ -1,22 +1,22 @@
-"""What can go wrong in the engine. Every message names the value, the limit and the way out."""
+"""Errors of the engine. Each message names the value, the limit and a remedy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class EngineError(Exception):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class UnsupportedModel(EngineError):
-    """The model cannot be decoded exactly here; refused when it is loaded."""
+    """The model cannot be decoded exactly; raised when it is loaded."""
 
 
 class OutOfMemory(EngineError):
-    """A forward did not fit the device's memory; rows hold in the cache what they held.
+    """A forward did not fit the device's memory; the rows' contents of the cache are unchanged.
 
     Attributes:
-        moved: Whether the moves that came with the step were made.
+        moved: Whether the cache moves of the step were made.
     """
 
     def __init__(self, message: str, moved: bool) -> None:
@@ -26,7 +26,7 @@ class OutOfMemory(EngineError):
 
 @contextmanager
 def out_of_memory_is(doing: str, moved: bool) -> Iterator[None]:
-    """Raise what torch says of memory as `OutOfMemory`; everything else as it is."""
+    """Raises torch's memory errors as `OutOfMemory`, and other errors unchanged."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -38,7 +38,7 @@ def out_of_memory_is(doing: str, moved: bool) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of memory; it has a class for that on GPUs only, and not always."""
+    """Whether torch ran out of memory; its own error class covers only some cases on GPUs."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     words = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
     return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))
@@ -49,12 +49,12 @@ class RequestTooLong(EngineError, ValueError):
 
 
 class QueueFull(EngineError):
-    """As many requests wait as may."""
+    """The maximum number of requests is waiting."""
 
 
 class GuideError(EngineError, ValueError):
-    """A guide that allows nothing, does not fit the request, or is too large to follow."""
+    """A guide allows nothing, does not fit the request, or is too large to follow."""
 
 
 class RankingError(EngineError, ValueError):
-    """A ranked vocabulary is damaged, another tokenizer's, or asked for what it has not."""
+    """A ranked vocabulary is damaged, of another tokenizer, or lacks what is requested."""

@@ -1,10 +1,10 @@
-"""How the tokens of one step lie in the packed forward, and which cache slots each of them sees.
+"""Layout of a step's tokens in the packed forward, and of the cache slots that each sees.
 
-All rows' tokens stand one behind the other: nothing is padded. A row holds neighbouring slots of
-the cache; what it feeds anyway is its trunk, its draft a tree behind that. A node sees the trunk,
-the nodes above it and itself (tree attention: Miao et al. 2024, arXiv 2305.09781). Nodes enter the
-cache one behind the other; those that are kept move to where their depth says before the next step.
-It holds index arithmetic, no tensors and no model.
+The tokens of all rows are concatenated without padding. A row holds adjacent slots of the cache.
+Its tokens without the draft are its trunk, and its draft is a tree after the trunk. A node sees the
+trunk, the nodes above it and itself (tree attention: Miao et al. 2024, arXiv 2305.09781). Nodes
+enter adjacent slots of the cache. Before the next step, accepted nodes move to the slots of their
+depths. This module has only index arithmetic, without tensors or a model.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,22 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class Feed:
-    """What the rows of one step bring, as flat arrays.
+    """The tokens of the rows of one step, as flat arrays.
 
     Attributes:
-        firsts: ``int64[n]`` the cache slot of each row's first token.
-        starts: ``int32[n]`` tokens each has in the cache already.
-        tokens: ``int32[*]`` prompt tokens, or the current one, of all rows.
-        offsets: ``int32[n + 1]`` where each row's tokens begin; each has at least one.
-        draft_of: ``int32[n]`` place of the row's draft in ``drafts``; -1 when it may not emit yet.
-        drafts: Trees behind the last token of each row that may emit.
-        moves: ``int64[2, k]`` cache slots to copy from and to before anything is written.
-        adapters: ``int32[n]`` the number of each row's adapter, 0 for none; None: none has one.
-        scored: ``int32[n]`` how many of each row's tokens, from the first on, are looked at besides
-            what is looked at anyway; None: none of any row.
-        known: ``bool[M]`` of each row that may emit its last token, then its draft: whether the
-            next token is known, so that it needs no logits; None: of none.
+        firsts: ``int64[n]``, the cache slot of each row's first token.
+        starts: ``int32[n]``, number of tokens of each row in the cache already.
+        tokens: ``int32[*]``, prompt tokens, or the current token, of all rows.
+        offsets: ``int32[n + 1]``, where each row's tokens begin; each has at least one.
+        draft_of: ``int32[n]``, index of the row's draft in ``drafts``; -1 if it may not emit yet.
+        drafts: Trees after the last token of each row that may emit.
+        moves: ``int64[2, k]``, cache slots to copy from and to before anything is written.
+        adapters: ``int32[n]``, the number of each row's adapter, 0 for none; None if no row has
+            one.
+        scored: ``int32[n]``, number of each row's tokens, from the first on, that are also looked
+            at to score the prompt; None if there are none.
+        known: ``bool[M]``, for the last token and the draft of each row that may emit: whether the
+            next token is known, so that no logits are needed; None if none is known.
     """
 
     firsts: Int64
@@ -53,7 +54,7 @@ class Feed:
 
 
 def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
-    """The same tokens for each of some rows, undrafted; each row emits."""
+    """A step with the same tokens in each row, without drafts; each row emits."""
     n = len(firsts)
     offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(tokens))
     return Feed(
@@ -69,26 +70,27 @@ def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
 
 @dataclass(frozen=True)
 class StepLayout(Generic[Array]):
-    """The packed tokens of one step: N tokens of R rows, M of which the LM head looks at.
+    """The packed tokens of one step: N tokens of R rows; the LM head looks at M of them.
 
     All are int64: arrays on the host, tensors on the device.
 
     Attributes:
         ids: ``[N]`` token ids.
         positions: ``[N]`` positions in their row.
-        slots: ``[N]`` where each enters the cache.
-        seen: ``[N]`` how many of the row's slots it sees, from the first on; its own too, unless
-            it is a node.
-        tree: ``[N]`` for a node the nodes that it sees, itself included: bit b is node b of its
-            row. 0 for others.
-        adapters: ``[N]`` the number of its row's adapter, 0 for none.
-        looked_at: ``[M]`` packed indices whose next token is wanted: of each row that may emit its
-            last token, then its draft, without those that are ``known``; behind them those of all
-            rows that are scored.
+        slots: ``[N]`` cache slots of the tokens.
+        seen: ``[N]`` number of the row's slots that a token sees, from the first on. They include
+            its own slot, unless it is a node.
+        tree: ``[N]`` for a node, the nodes that it sees, itself included: bit b is node b of its
+            row. 0 for other tokens.
+        adapters: ``[N]`` number of the row's adapter, 0 for none.
+        looked_at: ``[M]`` packed indices of the tokens whose next token is needed: for each row
+            that may emit, its last token, then its draft, without those that are ``known``; then
+            the scored tokens of all rows.
         begins: ``[R + 1]`` where each row's tokens begin.
-        firsts: ``[R]`` the cache slot of each row's first token.
-        trunks: ``[R]`` tokens of each row before its draft; node b enters ``first + trunk + b``.
-        nodes: ``[R]`` size of each row's draft, the last of its tokens.
+        firsts: ``[R]`` cache slot of each row's first token.
+        trunks: ``[R]`` number of tokens of each row before its draft; node b enters slot ``first +
+            trunk + b``.
+        nodes: ``[R]`` size of each row's draft, which is the end of its tokens.
         moves: ``[2, k]``, see `Feed`.
     """
 
@@ -107,7 +109,7 @@ class StepLayout(Generic[Array]):
 
 
 def lay_out(feed: Feed) -> StepLayout[Int64]:
-    """Lay out one step."""
+    """Computes the layout of one step."""
     drafts, rows = feed.drafts, len(feed.firsts)
     n, m = len(feed.tokens) + len(drafts.tokens), len(drafts.tokens) + len(drafts.offsets) - 1
     ids, positions, slots, seen, tree, adapters = np.empty((6, n), np.int64)

@@ -1,4 +1,4 @@
-"""Requests to the engine: frozen values, no tensors, no HTTP."""
+"""Requests to the engine: frozen values without tensors or HTTP."""
 
 from dataclasses import dataclass, field
 
@@ -8,32 +8,34 @@ from tasc_protocol.request import MOST_LOGPROBS
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt to be answered.
+    """One prompt to answer.
 
     Attributes:
-        id: Unique among the requests the engine holds.
-        prompt: Token ids, without the document mark the drafter adds.
-        max_tokens: Most tokens the answer may have, end-of-sequence included; at least 1.
+        id: Id, unique among the requests that the engine holds.
+        prompt: Token ids, without the document mark that the drafter adds.
+        max_tokens: Maximum number of tokens of the answer, including the end of sequence; at least
+            1.
         stop: Strings that end the answer; the text is cut before the first of them.
-        keep_stop: Cut it behind that string instead.
+        keep_stop: Whether the text is cut after that string instead.
         stop_ids: Tokens that end the answer and belong to it, as an end of sequence does.
-        min_tokens: Nothing but the guide ends the answer before it has so many tokens.
+        min_tokens: Minimum number of tokens of the answer; only the guide may end it earlier.
         draft: Whether drafts may be proposed for this row. The answer is the same either way.
-            Drafts of other rows are not made from answers without drafts.
-        stream: Whether each step's delta carries its text, rather than the last one all of it.
+            Answers without drafts are not used for drafts of other rows.
+        stream: Whether each step's delta has its text; otherwise the last one has all of it.
         sampling: The rule by which tokens are chosen.
-        guide: What the answer may be; unset: anything.
-        logprobs: How many of the likeliest tokens to tell at each place, with their
-            log-probabilities and the chosen token's; unset: none of it.
-        prompt_logprobs: Tell these of the prompt's tokens too, from the second one on.
-        ignore_eos: Go on behind an end of sequence.
-        adapter: Which of the target's adapters answers; unset: none of them.
+        guide: Limits of the answer; unset: none.
+        logprobs: Number of the likeliest tokens to return at each place, with their
+            log-probabilities and that of the chosen token; unset: no log-probabilities.
+        prompt_logprobs: Whether to return these also for the prompt's tokens, from the second one
+            on.
+        ignore_eos: Whether the answer continues after an end of sequence.
+        adapter: Name of the target's adapter that answers; unset: none.
         committed_ids: Tokens of the answer that another engine has already given. The rest is what
             that engine would have generated, and only the rest is returned.
 
     Raises:
         ValueError: The prompt is empty, ``max_tokens`` is below 1, a stop string is empty, a guide
-            meets ``ignore_eos`` or ``min_tokens``, or nothing is left to generate.
+            is combined with ``ignore_eos`` or ``min_tokens``, or nothing is left to generate.
     """
 
     id: str
@@ -78,7 +80,7 @@ class GenerationRequest:
             )
 
     def require_ids(self, size: int) -> None:
-        """Raise ValueError for a token that a vocabulary of this size does not have."""
+        """Raises ValueError for an id outside a vocabulary of this size."""
         for name, ids in (
             ("the prompt", self.prompt),
             ("committed_ids", self.committed_ids),

@@ -1,4 +1,4 @@
-"""Plain counts of what the engine did. It knows no metrics library and publishes nothing."""
+"""Plain counts of the engine's work, without a metrics library."""
 
 from dataclasses import dataclass
 
@@ -10,30 +10,33 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step (one verify forward for a batch) did.
+    """The counts of one step, which is one verify forward for a batch.
 
     Attributes:
-        row_steps: Rows that could emit in this step: decoding rows and last prefill chunks.
-        drafts: Rows with a non-empty draft.
-        drafted: ``[sources, positions]`` draft tokens proposed, by source and draft position.
-        reached: Same shape: drafts that reach a position, by the source of the likeliest there.
-        accepted: Same shape: draft tokens that were emitted; the bonus token is not counted.
-        bonus_tokens: Tokens the target itself chose and that were emitted.
-        prompt_tokens: Prompt tokens that entered the cache by a forward.
-        shared_tokens: Prompt tokens that were copied from another prompt's beginning instead.
-        cached_tokens: Tokens in the KV cache after the step, over all rows.
-        draft_seconds: Time spent proposing.
-        verify_seconds: Time spent in the target's forward, until its tokens were read.
-        draft_failures: Calls of the proposer that raised, and drafts that were no trees.
-        guide_seconds: Time spent asking guides what may come, and what they force.
-        forced_tokens: Tokens emitted without a forward of their own: a guide allowed no other.
-        carried_tokens: Forced tokens within drafts. They are verified with them, and are neither
-            drafted nor accepted tokens.
-        carried_kept: Those of them that were emitted; ``forced_tokens`` includes them.
-        paused: The step went without drafts because those before it did not pay.
-        cost_error: By how much steps before it took longer or shorter than their costs said, a
-            mean: 0.1 is 10 %. 0 where costs are not known.
-        requests: Ids of those whose rows took part.
+        row_steps: Number of rows that could emit in this step: decoding rows and last prefill
+            chunks.
+        drafts: Number of rows with a non-empty draft.
+        drafted: ``[sources, positions]``, proposed draft tokens by source and draft position.
+        reached: Same shape: drafts that reach a position, by the source of the likeliest token
+            there.
+        accepted: Same shape: emitted draft tokens, without bonus tokens.
+        bonus_tokens: Number of emitted tokens that the target chose itself.
+        prompt_tokens: Number of prompt tokens that entered the cache by a forward.
+        shared_tokens: Number of prompt tokens that were copied from another prompt's prefix.
+        cached_tokens: Number of tokens in the KV cache after the step, over all rows.
+        draft_seconds: Time to make drafts.
+        verify_seconds: Time of the target's forward, until its tokens were read.
+        draft_failures: Number of proposer calls that raised, and of drafts that were not trees.
+        guide_seconds: Time that guides took to compute allowed and forced tokens.
+        forced_tokens: Number of tokens that were emitted without a forward, because a guide allowed
+            no other.
+        carried_tokens: Number of forced tokens within drafts. They are verified with the drafts,
+            and count neither as drafted nor as accepted.
+        carried_kept: Number of those that were emitted; ``forced_tokens`` includes them.
+        paused: Whether the step had no drafts because earlier drafts did not pay.
+        cost_error: Mean difference between the times of earlier steps and their costs: 0.1 is 10 %.
+            0 if costs are unknown.
+        requests: Ids of the requests that took part.
     """
 
     row_steps: int
@@ -102,10 +105,10 @@ class EngineTotals:
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens, end-of-sequence included, per target forward of a row that can emit."""
+        """Emitted tokens, end of sequence included, per target forward of a row that can emit."""
         return self.emitted_tokens / self.row_steps if self.row_steps else 0.0
 
     def acceptance_by_position(self) -> list[float]:
-        """Accepted at position i over drafts that reach it, up to the deepest draft."""
+        """Accepted tokens at position i per draft that reaches it, up to the deepest draft."""
         reached, accepted = self.reached.sum(0), self.accepted.sum(0)
         return [float(accepted[i] / n) for i, n in enumerate(reached) if n]

@@ -1,6 +1,6 @@
 """The values that travel between the parts of the service, without torch and pydantic.
 
-A `Request` is made at the door (HTTP, command, `LLM`, line of a batch), and an `Output` in a step.
+A `Request` is made where it enters (HTTP, command, `LLM`, line of a batch), an `Output` in a step.
 """
 
 from tasc_protocol.output import (

@@ -1,7 +1,7 @@
-"""What a request gets: the tokens and texts of each step, and in the end the result.
+"""The outputs of a request: the tokens and texts of each step, and finally the result.
 
 An engine makes an `Output` in each step of a row. A replica adds what clients see of its tokens,
-and the same record travels to the gateway, where it becomes JSON, an event or a row.
+and the same record is sent to the gateway, which turns it into JSON, an event or a row.
 """
 
 from typing import Any, Final, Literal, TypeAlias
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 FinishReason = Literal["stop", "length", "error"]
-LEAST_LOGPROB: Final = -9999.0  # OpenAI's value for tokens that cannot be; JSON has no infinity
+LEAST_LOGPROB: Final = -9999.0  # OpenAI's value for impossible tokens, as JSON has no infinity
 
 
 def finite(logprob: float) -> float:
@@ -96,7 +96,7 @@ class GenerationResult(msgspec.Struct, frozen=True, array_like=True):
         tokens: Emitted token ids, with end-of-sequence if the model gave it.
         text: The decoded answer, without end-of-sequence and cut before a stop string.
         error: Why the answer broke off, if ``finish_reason`` is ``error``.
-        logprobs: One of each token, if they were requested; committed tokens have none. With
+        logprobs: One for each token, if requested; committed tokens have none. With
             ``prompt_logprobs`` those of the prompt come first.
         index_version: Version of the draft index at its end, set by a replica.
         committed: Number of tokens that another engine gave; timings and acceptance count the rest.
@@ -122,7 +122,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
         id: Id of the request.
         tokens: Token ids.
         text: Text; empty until the last output if the request does not stream.
-        logprobs: One of each token, from an engine; a replica replaces them by ``token_texts``.
+        logprobs: One for each token, from an engine; a replica replaces them by ``token_texts``.
         token_texts: The tokens as clients see them, if log-probabilities were requested.
         record_version: Version of the task's record that the answer was begun by.
     """

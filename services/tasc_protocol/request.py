@@ -1,4 +1,4 @@
-"""A request for one answer, from the door to the replica that answers it."""
+"""A request for one answer, from its entry to the replica that answers it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -35,14 +35,14 @@ class GuideSpec:
     """A constraint on an answer.
 
     Attributes:
-        kind: ``choice``: one of ``choices``, in the tokens the tokenizer writes it in, then the
-            end. Else ``text`` is a JSON schema, a regular expression, or a Lark grammar.
+        kind: ``choice``: one of ``choices``, in the tokenizer's tokens, then the end. Else ``text``
+            is a JSON schema, a regular expression, or a Lark grammar.
         field: The request field that has it; ``model`` for the guide of the task itself. Guides
             that differ in it alone are equal.
 
     Raises:
-        ValueError: It has no choices, or no text, or text that is none: a lone surrogate. It is
-            larger than guides may be.
+        ValueError: It has no choices, no text or a lone surrogate, or exceeds the size limit of
+            guides.
     """
 
     kind: GuideKind
@@ -74,7 +74,7 @@ class GuideSpec:
         return self._hash
 
     @cached_property
-    def _hash(self) -> int:  # of 20,000 choices, which are looked up again and again
+    def _hash(self) -> int:  # of up to 20,000 choices that are looked up often
         return hash((self.kind, self.choices, self.text))
 
     def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str, str]]:
@@ -88,7 +88,7 @@ class GuideSpec:
 
     @property
     def is_tasks(self) -> bool:
-        """Whether it is the task's own."""
+        """Whether it is the guide of the task itself."""
         return self.field == "model"
 
     def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
@@ -144,13 +144,13 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
         logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
         adapter: Name of the adapter; None: the task's first.
         echo: Return the prompt before the answer, with log-probabilities if they are requested.
-        stop_token_ids: Each ends the answer and is a part of it.
+        stop_token_ids: Tokens that end the answer and are a part of it.
         include_stop_str_in_output: Whether a stop string is a part of the answer.
-        min_tokens: Nothing ends the answer before it has this many tokens.
+        min_tokens: Minimum number of tokens before anything ends the answer.
         truncate_prompt_tokens: Keep this many last tokens of the prompt; None and 0: all, -1: as
             many as a row has room for.
         add_special_tokens: Whether the tokenizer adds its special tokens to a prompt of text; None:
-            as the template says, and to a prompt without one it does.
+            as the template sets; for a prompt without a template, it does.
         n: Number of answers to this prompt in the HTTP request.
         prompts: Number of prompts of the HTTP request.
         timeout_s: Seconds that the answer may take; None: the service's limit.
@@ -194,7 +194,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
         self.require_ends(self.guide)
 
     def require_ends(self, guide: GuideSpec | None) -> None:
-        """Raises FieldError if something of the request contradicts the end that a guide sets."""
+        """Raises FieldError if a part of the request contradicts the end that a guide sets."""
         for name in ("ignore_eos", "min_tokens"):
             if guide and getattr(self, name):
                 message = f"{name} meets {guide.name}, whose guide ends the answer; leave it out"
@@ -207,7 +207,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def prompt_field(self) -> str:
-        """The request field that the prompt came in."""
+        """The request field of the prompt."""
         if isinstance(self.prompt, Conversation):
             return "messages"
         if self.templated:
@@ -218,7 +218,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     def is_acknowledged(self) -> bool:
         """Whether its stream begins with an empty output, as soon as it is admitted.
 
-        A client gets its status code and headers then, and waits for a free row behind them.
-        Nothing of an answer is sent before all requests of an HTTP request are admitted.
+        A client then gets its status code and headers, and waits for a free row afterwards. No part
+        of an answer is sent before all requests of an HTTP request are admitted.
         """
         return self.stream and not self.committed_ids

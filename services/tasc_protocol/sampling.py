@@ -7,7 +7,7 @@ fields of `Sampling` that are annotated with a `Parameter`.
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
-MOST_BIASES = 1024  # of one request
+MOST_BIASES = 1024  # maximum number of biases of one request
 MOST_BIAS = 10_000.0  # enough to force or forbid a token; sums stay finite
 _MOST_SEED = 2**64
 
@@ -17,11 +17,11 @@ class Parameter:
     """A number that a request sets, or else its task.
 
     Attributes:
-        minimum: The least value.
-        maximum: The greatest value.
+        minimum: The minimum value.
+        maximum: The maximum value.
         option_help: The help text of its command option.
         request_help: The end of its description in the HTTP schema.
-        request_range: The least and greatest value in an HTTP request, where they differ.
+        request_range: The minimum and maximum value in an HTTP request, if they differ.
         above_minimum: Whether the minimum itself is refused.
         is_penalty: Whether earlier tokens change the choice of later ones, also at temperature 0.
         is_extension: Whether OpenAI's API lacks it.
@@ -210,7 +210,7 @@ class SamplingDefaults:
     """A task's values of the sampling parameters; None leaves the value that changes nothing.
 
     Raises:
-        ValueError: A value is no number, or outside its range.
+        ValueError: A value is not a number, or outside its range.
     """
 
     if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""From a task's record to a running engine, and what goes in and comes out."""
+"""Builds a running engine from a task's record, and handles its inputs and outputs."""

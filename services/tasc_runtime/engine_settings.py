@@ -1,4 +1,4 @@
-"""Settings of one engine, as settings files and commands give them."""
+"""Settings of one engine in settings files and commands."""
 
 from typing import Self
 
@@ -8,7 +8,7 @@ from tasc_draft import DraftSettings
 
 
 def fault_of(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line, with its value."""
+    """Describes the first error in one line, with its value."""
     fault = error.errors(include_url=False)[0]
     name = ".".join(map(str, fault["loc"])) or "it"
     if fault["type"] == "missing":
@@ -17,9 +17,9 @@ def fault_of(error: ValidationError) -> str:
 
 
 class Section(BaseModel):
-    """A part of a settings file: its fields are known, and fixed once read."""
+    """A part of a settings file; unknown fields are refused, and values are frozen."""
 
-    # Values can be secrets: what is wrong is said without them.
+    # Values can be secrets, so errors do not contain them.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
@@ -71,7 +71,7 @@ class EngineSettings(Section):
 
 
 class DraftOverrides(Section):
-    """Drafting settings that replace those of the task's record, where they are set."""
+    """Drafting settings; those that are set replace those of the task's record."""
 
     mixture: str | None = Field(
         None, description="How sources are mixed: mixed (learnt weights), tasc or trie."

@@ -2,7 +2,7 @@
 
 
 class ServiceError(Exception):
-    """Root of the service's own errors."""
+    """Base class of the service's own errors."""
 
 
 class SettingsError(ServiceError):
@@ -10,11 +10,11 @@ class SettingsError(ServiceError):
 
 
 class FileError(ServiceError):
-    """A file, or the place for one, cannot be used; the message names it and the way out."""
+    """A file, or the place for one, cannot be used; the message names it and a remedy."""
 
 
 class EngineBroken(ServiceError):
-    """The engine that held a request ended on an error; its replica is being replaced."""
+    """The engine that held a request ended with an error; its replica is being replaced."""
 
 
 class IndexRefused(ServiceError):

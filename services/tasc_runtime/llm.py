@@ -63,8 +63,8 @@ from tasc_text import (
 )
 from tasc_text.template import FIELD
 
-_PROGRESS_ROWS = 100  # a call with more shows its progress
-# Fields of HTTP requests that are no options here, and what stands for each.
+_PROGRESS_ROWS = 100  # calls with more rows show their progress
+# Fields of HTTP requests that are not options here, and the replacement of each.
 _INSTEAD = {
     "best_of": "give n",
     "echo": "put the prompt in front yourself, as in text + answer.text",
@@ -98,20 +98,20 @@ class Completion:
 
     Attributes:
         index: Position of its input among the inputs of the call, from 0.
-        choice: Which of the ``n`` answers to that input it is, from 0.
+        choice: Index among the ``n`` answers to that input, from 0.
         text: The answer, without end-of-sequence and cut before a stop string.
-        tokens: Its token ids, end-of-sequence included where the model ended it.
+        tokens: Its token ids, including end-of-sequence if the model ended it.
         finish_reason: ``stop`` (end-of-sequence, a stop string or the end of a guide), ``length``
             (``max_tokens``) or ``error``.
-        prompt_tokens: Tokens of its prompt.
-        steps: Forward passes of the model that its tokens took.
-        drafted: Draft tokens that were proposed.
-        accepted: Draft tokens that the model accepted.
-        seconds: From its arrival in the engine to its last token.
-        queued: Seconds of these in which it waited for a row.
-        logprobs: One entry a token with ``utf8``, ``logprob``, ``offset`` and the likeliest tokens
-            ``top``; none for the end-of-sequence, and empty unless ``logprobs`` was given.
-        error: Why it broke off, where ``finish_reason`` is ``error``.
+        prompt_tokens: Number of tokens of its prompt.
+        steps: Number of forward passes of the model for its tokens.
+        drafted: Number of proposed draft tokens.
+        accepted: Number of draft tokens that the model accepted.
+        seconds: Seconds from its arrival in the engine to its last token.
+        queued: Part of these seconds that it waited for a row.
+        logprobs: One entry per token with ``utf8``, ``logprob``, ``offset`` and the likeliest
+            tokens ``top``; none for the end-of-sequence, and empty unless ``logprobs`` was given.
+        error: Why it broke off, if ``finish_reason`` is ``error``.
     """
 
     index: int
@@ -130,7 +130,7 @@ class Completion:
 
     @property
     def acceptance(self) -> float:
-        """Accepted draft tokens / proposed ones; 0 where nothing was drafted."""
+        """Accepted draft tokens / proposed ones; 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
@@ -138,8 +138,8 @@ class Completions(list[Completion]):
     """A list of answers in the order of their inputs, ``n`` for each input.
 
     Attributes:
-        interrupted: Whether Ctrl-C ended the call. The list is then shorter: answers that were not
-            complete are missing, also between others. `Completion.index` says whose each one is.
+        interrupted: Whether Ctrl-C ended the call. The list is then shorter: incomplete answers are
+            missing, also between others. `Completion.index` gives the input of each one.
     """
 
     interrupted = False
@@ -147,16 +147,16 @@ class Completions(list[Completion]):
 
 @dataclass(frozen=True)
 class Summary:
-    """What an `LLM` has done since it was made.
+    """The work of an `LLM` since it was created.
 
     Attributes:
-        tokens: Emitted tokens, ends of sequence included.
-        steps: Forward passes of rows that could emit.
-        forced: Tokens that needed no forward pass, because a guide allowed no other.
+        tokens: Number of emitted tokens, including ends of sequence.
+        steps: Number of forward passes of rows that could emit.
+        forced: Number of tokens that needed no forward pass, because a guide allowed no other.
         acceptance_by_position: Accepted at position i / drafts that reach i.
-        accepted_by_source: Accepted draft tokens, by the source that proposed them.
-        draft_seconds: Time spent proposing.
-        verify_seconds: Time spent in the target's forwards.
+        accepted_by_source: Number of accepted draft tokens by the source that proposed them.
+        draft_seconds: Time to make drafts.
+        verify_seconds: Time of the target's forwards.
     """
 
     answers: int
@@ -177,7 +177,7 @@ class Summary:
 
     @property
     def plain_steps(self) -> int:
-        """Forward passes that the same answers take without drafts."""
+        """Number of forward passes that the same answers take without drafts."""
         return self.tokens - self.forced
 
     def __str__(self) -> str:
@@ -199,9 +199,9 @@ class Summary:
 class LLM:
     r"""Answers inputs with a causal LM in this process, several tokens per forward pass.
 
-    Name a model that was fine-tuned for one task, and rows of that task. N-grams of the rows
-    propose tokens (drafts), and the model verifies many of them at once. Drafts change the speed
-    and never the answer. No server, Redis or Ray is needed.
+    Give it a model that was fine-tuned for one task, and rows of that task. N-grams of the rows
+    propose tokens (drafts), and the model verifies many of them at once. Drafts change the speed,
+    but never the answer. No server, Redis or Ray is needed.
 
     ```python
     from tasc_serve import LLM
@@ -217,7 +217,7 @@ class LLM:
 
     Compared with vLLM:
 
-    - What ``SamplingParams`` takes are keyword arguments: ``llm.generate(texts, temperature=0.8,
+    - The fields of ``SamplingParams`` are keyword arguments: ``llm.generate(texts, temperature=0.8,
       max_tokens=64)``. The defaults are temperature 0, which takes the likeliest token, and the
       ``max_tokens`` of this object, 256.
     - An input is put into ``template``, so write there the prompt that the model was fine-tuned
@@ -227,7 +227,7 @@ class LLM:
     - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
-      answer, unless ``max_model_len`` says more.
+      answer, unless ``max_model_len`` is larger.
     - Any thread may call, but a call is refused while another one runs. Give many inputs to one
       call, which decodes ``rows`` of them together.
 
@@ -239,11 +239,11 @@ class LLM:
         model: Folder or hub name of a Hugging Face causal LM with weights in safetensors.
         adapter: Folder or hub name of a PEFT LoRA adapter that is merged into the model.
         adapters: Names and folders of LoRA adapters. Each call uses one of them
-            (``adapter=name``), by default the first.
+            (``adapter=name``), by default the first one.
         corpus: Rows of the task: JSONL or Parquet files with fields ``input`` and ``output``, a
             table (pandas, Polars, Arrow, ``datasets.Dataset``) with these columns, objects with
-            these fields, or pairs of input and output. Values that are no texts are read as JSON,
-            and ``messages`` are read too. Its index is built once for the same content and kept in
+            these fields, or pairs of input and output. Values that are not texts become JSON, and
+            ``messages`` are read too. The index is built once for the same content and kept in
             ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once; unset: see above.
@@ -258,8 +258,9 @@ class LLM:
             become these tokens in what is put into a template; else they are ordinary text. With
             the template ``{input}``, an input is a whole prompt and may spell them in any case.
         stop: A string that ends an answer, or several.
-        max_tokens: Most tokens of an answer where a call does not say.
-        choices: Labels, one of which is the answer. One of choices, schema and regex may be set.
+        max_tokens: Maximum number of tokens of an answer, unless a call sets it.
+        choices: Labels, one of which is the answer. Only one of choices, schema and regex may be
+            set.
         schema: JSON schema that every answer fits.
         regex: Regular expression that every whole answer matches.
         dtype: float32, bfloat16, float16 or float64.
@@ -268,17 +269,17 @@ class LLM:
         cache_dir: Folder of indexes; unset: ``tasc-serve/local-indexes`` in
             ``XDG_CACHE_HOME``, by default ``~/.cache``.
         engine: Fields of ``tasc_runtime.engine_settings.EngineSettings``: ``rows`` decoded together
-            (8), ``max_model_len``, most tokens of prompt and answer (up to 1024), ``device``
-            (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, which torch then has
-            in this whole process, ``cost_aware`` and others.
+            (8), ``max_model_len``, the maximum number of tokens of prompt and answer (up to 1024),
+            ``device`` (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, which
+            torch then has in this whole process, ``cost_aware`` and others.
 
     Raises:
-        EngineError: The model cannot be decoded exactly here, or the adapter is another model's.
-        FileError: A file of the corpus cannot be read, or a line of it gives no row.
+        EngineError: The model cannot be decoded exactly, or the adapter is for another model.
+        FileError: A file of the corpus cannot be read, or a line of it is not a row.
         ServiceError: transformers cannot read the tokenizer, for a chat template.
         TextError: Model, adapter, tokenizer or chat template cannot be found, read or used.
         TypeError: The corpus is none of the kinds above.
-        ValueError: A value is of the wrong kind or outside its range; there is no such device.
+        ValueError: A value is of the wrong kind or outside its range, or the device does not exist.
     """
 
     _totals: EngineTotals | None
@@ -364,15 +365,15 @@ class LLM:
 
     @classmethod
     def load(cls, folder: str | Path, **engine: Any) -> Self:
-        """Open a folder that `save` wrote, such as ``LLM.load("./ticket-task")``.
+        """Opens a folder that `save` wrote, such as ``LLM.load("./ticket-task")``.
 
         Args:
             engine: Fields of `EngineSettings` that replace those saved.
 
         Raises:
             ServiceError: `save` did not write the folder, another version of this program did, it
-                is damaged, it drafts by a ranking that only a store has, or the model has another
-                tokenizer now.
+                is damaged, it drafts by a ranking that only a store has, or the model now has
+                another tokenizer.
             EngineError, TextError, ValueError: See the class.
         """
         saved = SavedTask.read(folder)
@@ -397,11 +398,11 @@ class LLM:
         draft: DraftOverrides | None = None,
         **engine: Any,
     ) -> Self:
-        """Open a task that `tasc task create` registered, with its current index.
+        """Opens a task that `tasc task create` registered, with its current index.
 
         Args:
             redis_url: The store; unset: ``REDIS_URL`` of the environment.
-            draft: A ``tasc_runtime.engine_settings.DraftOverrides``: what it sets replaces the
+            draft: A ``tasc_runtime.engine_settings.DraftOverrides``, whose values replace the
                 task's own drafting settings.
             engine: Fields of `EngineSettings`.
 
@@ -421,28 +422,28 @@ class LLM:
         return llm
 
     def save(self, folder: str | Path) -> None:
-        """Write the task, the engine's settings and the draft index to a folder.
+        """Writes the task, the engine's settings and the draft index to a folder.
 
         `load` opens the folder, and ``tasc task create NAME --from FOLDER`` registers the task with
-        its index, so that ``tasc serve`` answers by it. The model is named, not copied: both need
-        it at the same place or on the hub. Rows of the corpus are not in the folder.
+        its index, so that ``tasc serve`` can serve it. The model is named, not copied: both need it
+        at the same path or on the hub. Rows of the corpus are not in the folder.
 
         Raises:
             OSError: The folder cannot be written.
         """
         record, index = self.record, self.index
-        if index.settings:  # those of an index count before the record's
+        if index.settings:  # an index's settings take precedence over the record's
             index = replace(index, settings=record.draft)
         SavedTask(record, self._settings, index).write(folder)
 
     def generate(
         self, inputs: Input | Iterable[Input], *, progress: bool | None = None, **options: Any
     ) -> Completions:
-        """Answer inputs, in their order.
+        """Answers inputs, in their order.
 
         All of them are checked before the first one is answered. Ctrl-C ends the call and returns
         the answers that are complete. Their list is shorter than the inputs, and has
-        ``interrupted`` set: look at it before you pair inputs and answers by their places.
+        ``interrupted`` set: check it before you pair inputs and answers by position.
 
         ```python
         llm.generate("play some jazz")[0].text
@@ -466,17 +467,17 @@ class LLM:
                 ``response_format``. None for a ``guided_`` field or ``structured_outputs`` drops
                 the task's own choices, schema or regex.
                 Others: ``n`` answers to each input, ``logprobs`` (how many of the likeliest tokens
-                to tell), ``adapter`` (a name), ``draft`` (False: plain decoding).
+                    to return), ``adapter`` (a name), ``draft`` (False: plain decoding).
 
         Returns:
             A list of `Completion`, ``n`` for each input: ``text``, ``tokens``, ``finish_reason``,
-            ``logprobs``, and how many tokens were ``drafted`` and ``accepted`` in how many
-            ``steps``. An answer that broke off has ``error``; it does not end the call.
+            ``logprobs``, and the numbers of ``drafted`` and ``accepted`` tokens and of ``steps``.
+            An answer that broke off has an ``error``; it does not end the call.
 
         Raises:
-            FieldError: An option is unknown or cannot be met, or an input is no text, has no
-                tokens, is too long, or has ids that the model does not have; the message says
-                which. It is a ValueError.
+            FieldError: An option is unknown or cannot be met, or an input is not a text, has no
+                tokens, is too long, or has ids that the model does not have; the message names it.
+                It is a ValueError.
             RuntimeError: Another call is running.
             KeyboardInterrupt: Ctrl-C was pressed twice.
         """
@@ -489,7 +490,7 @@ class LLM:
         progress: bool | None = None,
         **options: Any,
     ) -> Completions:
-        """Answer conversations, in their order; all are checked before the first is answered.
+        """Answers conversations, in their order; all are checked before the first is answered.
 
         ```python
         llm = LLM("./my-chat-model", chat_template="auto", system_prompt="Label the ticket.")
@@ -501,13 +502,14 @@ class LLM:
         Args:
             messages: One conversation or several, each a list of messages with ``role`` (system,
                 developer, user or assistant) and ``content``.
-            progress: As for `generate`.
-            options: As for `generate`; ``add_generation_prompt``, ``chat_template_kwargs``,
+            progress: See `generate`.
+            options: Those of `generate`; also ``add_generation_prompt``, ``chat_template_kwargs``,
                 ``reasoning_effort``, and ``strict_messages`` to refuse messages that are not used.
 
         Raises:
-            FieldError: As for `generate`; a message cannot be used, or the template refuses it.
-            KeyboardInterrupt, RuntimeError: As for `generate`.
+            FieldError: See `generate`; also if a message cannot be used, or the template refuses
+                it.
+            KeyboardInterrupt, RuntimeError: See `generate`.
         """
         asked = _parsed(ChatOptions, options)
         given = enumerate(_conversations(messages))
@@ -539,7 +541,7 @@ class LLM:
         return answers
 
     def stream(self, text: Input, **options: Any) -> Iterator[str]:
-        """Yield the answer to one input, piece by piece. Closing the iterator ends the answer.
+        """Yields the answer to one input, piece by piece. Closing the iterator ends the answer.
 
         ```python
         for piece in llm.stream("play some jazz", max_tokens=64):
@@ -547,11 +549,11 @@ class LLM:
         ```
 
         Args:
-            options: As for `generate`, without ``n``.
+            options: Those of `generate`, without ``n``.
 
         Raises:
             FieldError: See `generate`.
-            RuntimeError: Another call is running; it is raised at the first piece.
+            RuntimeError: Another call is running; raised at the first piece.
             ServiceError: The answer broke off.
             KeyboardInterrupt: Ctrl-C was pressed; the answer ends.
         """
@@ -564,7 +566,7 @@ class LLM:
         return self._stream(replace(request, stream=True))
 
     def summary(self) -> Summary:
-        """Count what has been done so far, and what drafting gained; made to be printed."""
+        """Counts of the work so far and the gain of drafting, for printing."""
         totals = self._totals or EngineTotals(len(SOURCES), 1)
         by_source = zip(SOURCES, totals.accepted.sum(1).tolist(), strict=True)
         return Summary(
@@ -582,17 +584,17 @@ class LLM:
 
     @property
     def record(self) -> TaskRecord:
-        """The task, as `tasc task create` would register it, with the settings drafted by now."""
+        """The task as `tasc task create` would register it, with the current draft settings."""
         return replace(self._builder.record, draft=self._builder.proposer.settings)
 
     @property
     def tokenizer(self) -> TaskTokenizer:
-        """The model's tokenizer; ``encode_prompt`` makes token ids of a whole prompt."""
+        """The model's tokenizer; ``encode_prompt`` returns the token ids of a whole prompt."""
         return self._builder.tokenizer
 
     @property
     def engine(self) -> Engine:
-        """The engine, for whoever measures its steps or gives it requests of its own.
+        """The engine, for measurements of its steps and for direct requests.
 
         Requests submitted to it are dropped when a call of this object begins.
         """
@@ -600,23 +602,22 @@ class LLM:
 
     @property
     def index(self) -> DraftIndex:
-        """What it drafts from besides prompts and answers; empty without a corpus."""
+        """The index that drafts come from besides prompts and answers; empty without a corpus."""
         return self._builder.proposer.index
 
     def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
-        """Draft from another index from now on, as if nothing had been answered yet.
+        """Drafts from another index from now on, without the learning from past answers.
 
-        `summary` counts from here on.
+        `summary` starts to count anew.
 
         Args:
-            index: None: draft from prompts and answers alone.
-            settings: How drafts are made; unset: as the index or the task says.
+            index: The index; None to draft only from prompts and answers.
+            settings: How drafts are made; unset: the settings of the index or the task.
 
         Raises:
-            IndexRefused: The index is another tokenizer's.
+            IndexRefused: The index is for another tokenizer.
             RuntimeError: A call is running.
-            ValueError: These settings cannot draft from this index, or a value is of the wrong
-                kind.
+            ValueError: These settings do not fit this index, or a value is of the wrong kind.
         """
         _require("index", index, DraftIndex | None, "a DraftIndex, or None")
         _require("settings", settings, DraftSettings | None, "a DraftSettings")
@@ -643,7 +644,7 @@ class LLM:
     def _requests(
         self, inputs: Sequence[Input | Conversation], asked: Options
     ) -> Iterator[GenerationRequest]:
-        """Requests of the answers to all inputs; the guide, which they share, is made once."""
+        """Makes the requests for all inputs; their shared guide is made once."""
         builder, shared = self._builder, asked.request(asked.logprobs)
         shared = structs.replace(
             shared, guide=guide_for(shared, builder.record), max_tokens=asked.max_tokens
@@ -716,7 +717,7 @@ class LLM:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """One call at a time; whatever ends it, the engine is free for the next one."""
+        """Allows one call at a time; however it ends, the engine is free for the next one."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "another call of this LLM is running; wait for it, or close its stream"
@@ -732,7 +733,7 @@ class LLM:
 
 
 def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSettings:
-    """Settings of keywords; ``own`` are the caller's others.
+    """Makes settings from keywords; ``own`` are the caller's other keywords.
 
     Raises:
         ValueError: A keyword is unknown, or its value is out of range.
@@ -751,9 +752,9 @@ def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSetti
 
 
 def _parsed(model: type[_Fields], options: Mapping[str, Any]) -> _Fields:
-    """Raises FieldError: an option is unknown or of the wrong kind."""
+    """Validates options; raises FieldError if one is unknown or of the wrong kind."""
     given = dict(options)
-    if isinstance(biases := given.get("logit_bias"), Mapping):  # JSON has no other keys
+    if isinstance(biases := given.get("logit_bias"), Mapping):  # JSON has only text keys
         given["logit_bias"] = {str(token): bias for token, bias in biases.items()}
     try:
         return model.model_validate(given, strict=False)
@@ -780,7 +781,7 @@ def _shots(few_shot: Corpus | None) -> tuple[tuple[str, str], ...] | None:
 
 
 def _messages(index: int, messages: list[Any]) -> list[ChatMessage]:
-    """Raises FieldError: see `_parsed`; it says whose messages are at fault."""
+    """Validates messages; raises FieldError, see `_parsed`, naming the conversation at fault."""
     try:
         return _parsed(ChatFields, {"messages": messages}).messages
     except FieldError as error:
@@ -788,7 +789,7 @@ def _messages(index: int, messages: list[Any]) -> list[ChatMessage]:
 
 
 def _listed(inputs: Input | Iterable[Input]) -> list[Input]:
-    """Several inputs; a list of numbers is the token ids of one prompt."""
+    """Makes a list of inputs; a list of numbers is the token ids of one prompt."""
     if isinstance(inputs, str):
         return [inputs]
     listed = _items("inputs", inputs)
@@ -801,7 +802,7 @@ def _listed(inputs: Input | Iterable[Input]) -> list[Input]:
 
 
 def _conversations(messages: Any) -> list[list[Any]]:
-    """Several conversations; a list of messages is one."""
+    """Makes a list of conversations; a list of messages is one."""
     form = 'a list of messages such as {"role": "user", "content": "..."}, or several such lists'
     given = _items("messages", messages, "messages", form)
     if given and isinstance(given[0], Mapping):
@@ -815,7 +816,7 @@ def _items(
     field: str = "inputs",
     form: str = "a text or a list of token ids for each input",
 ) -> list[Any]:
-    """Also of an array of numpy, pandas, torch or Arrow, and of a column of a table."""
+    """Lists items, also of an array of numpy, pandas, torch or Arrow, and of a table column."""
     if hasattr(value, "columns") or hasattr(value, "column_names"):
         raise FieldError(field, f"{name} is a table; give a column of it, as in table['input']")
     listed = getattr(value, "to_pylist", None) or getattr(value, "tolist", None)
@@ -839,29 +840,29 @@ def _require(name: str, value: object, kind: Any, way_out: str) -> None:
 
 
 def _tupled(value: Any) -> Any:
-    """One text or several; what is neither is refused with the record."""
+    """Makes a tuple of one text or several; the record refuses other values."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, Iterable) else value
 
 
 def _name_of(model: str | Path) -> str:
-    """A task's name, from the last part of the model's."""
+    """Derives a task's name from the last part of the model's name."""
     name = re.sub(r"[^a-zA-Z0-9._-]+", "-", Path(model).expanduser().name).lstrip("._-")
     return name[:64] or "model"
 
 
 def _place(folder: str | Path) -> str:
-    """A folder's whole path; a hub name as it is."""
+    """Returns a folder's absolute path, or a hub name unchanged."""
     path = Path(folder).expanduser()
     return str(path.resolve()) if path.is_dir() else str(folder)
 
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Set by Ctrl-C in the block, so that no step is cut in two. The second Ctrl-C raises.
+    """Yields an event that Ctrl-C sets, so that no step is interrupted. A second one raises.
 
-    Handlers that are not Python's own stay, and other threads get no signals.
+    Custom signal handlers are kept, and other threads get no signals.
     """
     pressed = threading.Event()
     main = threading.current_thread() is threading.main_thread()

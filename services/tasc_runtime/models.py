@@ -22,10 +22,10 @@ _TEMPLATES = TypeAdapter[Template](PromptTemplate | ChatTemplate)
 
 
 def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
-    """The tokenizer of a task's model.
+    """Loads the tokenizer of a task's model.
 
     Raises:
-        ServiceError: It is not the one the task was registered with.
+        ServiceError: It differs from the one that the task was registered with.
         TextError: It cannot be loaded.
     """
     folder = resolve_folder(record.model, record.revision, weights=False)
@@ -39,20 +39,20 @@ def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
 
 
 def template_of(record: TaskRecord) -> Template:
-    """How a task's prompts are made."""
+    """The template of a task's prompts."""
     made = record.chat or PromptTemplate(record.template)
     return UnquotedTemplate(made) if record.allow_special_tokens_in_input else made
 
 
 def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
-    """A chat template with the special tokens of a model, as transformers reads them.
+    """Reads a chat template with the special tokens of a model, as transformers does.
 
     Args:
-        folder: The model's, or that of its tokenizer, or a file in it.
+        folder: Folder of the model or of its tokenizer, or a file in it.
         template: ``auto`` for the model's own, a file, or the template's text.
 
     Raises:
-        TemplateError: There is no template, or it is no Jinja or refuses a user message.
+        TemplateError: There is no template, or it is not valid Jinja or refuses a user message.
         ServiceError: transformers cannot read the tokenizer.
     """
     from transformers import AutoTokenizer
@@ -70,7 +70,7 @@ def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
             source = str(tokenizer.get_chat_template())
         elif "{" not in template:
             source = Path(template).expanduser().read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # none, several without a default, or no UTF-8
+    except (OSError, ValueError) as error:  # none, several without a default, or not UTF-8
         raise TemplateError(
             f"chat_template is {template}, which cannot be read ({error}); name a file with a "
             "Jinja template"
@@ -84,9 +84,9 @@ def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
 
 
 def keep_prompt(folder: Path, template: Template) -> None:
-    """Write beside a model or an adapter how it was asked when it was fine-tuned.
+    """Writes the prompt of a fine-tune to the folder of its model or adapter.
 
-    Whether inputs may spell special tokens stays a setting of each task.
+    Whether inputs may spell special tokens remains a setting of each task.
     """
     made = template.made if isinstance(template, UnquotedTemplate) else template
     text = _TEMPLATES.dump_json(made, indent=1)
@@ -97,7 +97,7 @@ def trained_prompt(*places: str | Path | None) -> Template | None:
     """The prompt that `keep_prompt` wrote to the first of these folders that has one.
 
     Args:
-        places: Folders of adapters and models; names of the hub and None are passed over.
+        places: Folders of adapters and models; names of the hub and None are skipped.
 
     Raises:
         ServiceError: The file is damaged.
@@ -114,5 +114,5 @@ def trained_prompt(*places: str | Path | None) -> Template | None:
 
 
 def model_name(record: TaskRecord) -> str:
-    """A target's name for people: a hub name as it is, a folder's last part."""
+    """A target's display name: a hub name unchanged, or the last part of a folder."""
     return Path(record.model).name if Path(record.model).is_absolute() else record.model

@@ -1,6 +1,6 @@
-"""Progress of a job and of its stages, on stderr: a bar on a terminal, else a line now and then.
+"""Shows progress of a job and its stages on stderr: a bar on a terminal, else regular lines.
 
-Stdout stays free for results.
+Stdout is left for results.
 """
 
 import sys
@@ -10,16 +10,16 @@ from contextlib import ExitStack
 from typing import Protocol, Self, TextIO, TypeAlias
 
 StageProgress: TypeAlias = Callable[[str, int, int | None], None]
-"""Told the stage, how much of it is done, and how much it is in all, None if nobody knows."""
+"""Called with the stage, how much of it is done, and its total, None if unknown."""
 
 
 def note(text: str, stream: TextIO | None = None) -> None:
-    """One line for people who wait; to stderr if no stream is given."""
+    """Writes one line for waiting users; to stderr if no stream is given."""
     print(text, file=stream or sys.stderr, flush=True)
 
 
 class Clock:
-    """Lines for people who wait, each with the seconds since this was made."""
+    """Writes lines for waiting users, each with the seconds since its creation."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -31,21 +31,21 @@ class Clock:
 class Progress(Protocol):
     """Shows how much is done, the rate and the time left while its block runs.
 
-    Time left is told from the second `advance` on, by what came behind the first one: until then
-    there is nothing to judge by but preparing, compiling above all.
+    The time left is shown from the second `advance` on, and computed from the time after the first
+    one, because the time before it is mostly preparation, such as compiling.
     """
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done; with 0 nothing happens."""
+        """Adds ``count`` to the number done; 0 has no effect."""
 
     def resume(self, count: int) -> None:
-        """So many were done before it began: they count, and the rate is of the others."""
+        """Counts items done before the start; the rate does not include them."""
 
     def tell(self, text: str) -> None:
-        """Words to show behind the rate, in place of those told before."""
+        """Replaces the text shown after the rate."""
 
     def expect(self, total: int) -> None:
-        """How many there will be, known only now."""
+        """Sets the total, if it becomes known only later."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
@@ -59,13 +59,14 @@ def show_progress(
     every_s: float = 5.0,
     stream: TextIO | None = None,
 ) -> Progress:
-    """Make a bar on a terminal, lines elsewhere.
+    """Shows a bar on a terminal, lines elsewhere.
 
     Args:
         description: One or two words.
-        total: How many there will be, or None if nobody knows.
-        unit: What is counted, in the plural.
-        every_s: Without a terminal, seconds between two lines at least; the last always comes.
+        total: The total number, or None if unknown.
+        unit: Name of the counted items, in the plural.
+        every_s: Without a terminal, minimum seconds between two lines; the last line always
+            appears.
         stream: Where to write; stderr if None.
     """
     out = stream or sys.stderr
@@ -132,13 +133,13 @@ class _Lines:
 
 
 def _short(rate: float) -> str:
-    """Whole numbers, but a slow one is not said to be none."""
+    """Formats a rate as a whole number; a slow rate is not shown as 0."""
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 class _Bar:
     def __init__(self, description: str, total: int | None, unit: str, out: TextIO) -> None:
-        # Imported here: a training on a machine that was lent for its GPU has no rich.
+        # Imported here, since training machines may not have rich.
         from rich import progress
         from rich.console import Console
         from rich.text import Text
@@ -181,20 +182,20 @@ class _Bar:
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
-    """A `StageProgress` that nobody watches."""
+    """A `StageProgress` that shows nothing."""
 
 
 class Stages:
-    """Shows each stage of a job by a `Progress` of its own; call it as a `StageProgress`.
+    """Shows each stage of a job with a separate `Progress`; call it as a `StageProgress`.
 
     Args:
         description: One or two words, before the stage's name.
-        units: What is counted in each stage, in the plural.
-        notes: What to say where a stage begins, of those that need it.
+        units: Names of the counted items of each stage, in the plural.
+        notes: Texts to show at the beginning of some stages.
         stream: Where to write; stderr if None.
 
     Attributes:
-        seconds: Of each stage so far, by name; a stage ends where the next begins.
+        seconds: Duration of each stage so far, by name; a stage ends when the next begins.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class Stages:
         self._done = done
 
     def tell(self, text: str) -> None:
-        """Words to show of the stage that runs, in place of those told before."""
+        """Replaces the text shown for the running stage."""
         if self._stage is not None:
             self._bar.tell(text)
 

@@ -1,4 +1,4 @@
-"""What gateway and replica say to each other: frozen values that travel between processes."""
+"""Values that gateway and replica exchange: frozen, and sent between processes."""
 
 import codecs
 from collections.abc import AsyncGenerator, Sequence
@@ -14,14 +14,14 @@ from tasc_text import TaskTokenizer
 
 @dataclass(frozen=True)
 class Refusal:
-    """A replica's answer to a request that it does not take, or cannot end.
+    """A replica's reply to a request that it does not accept or cannot complete.
 
     Attributes:
         kind: ``full``: try again later; ``invalid``: the request itself is at fault; ``failed``: it
-            was taken, and broke off; ``changed``: the task's record is another than the answer was
-            begun by; ``late``: its time is over.
+            was accepted, but the answer broke off; ``changed``: the task's record differs from the
+            one that the answer was begun by; ``late``: its time is over.
         param: The request field at fault.
-        retry_after_s: When a place is likely to be free, as far as it is known.
+        retry_after_s: Seconds until a place is likely to be free, if known.
     """
 
     kind: Literal["full", "invalid", "failed", "changed", "late"]
@@ -32,13 +32,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """What a replica serves: the task record's version, its model, and the index in use.
+    """The task of a replica: version of the task record, model, and the index in use.
 
     Attributes:
-        index_rows: Rows of the corpus that the index was built from; None: unknown.
-        adapters: Names of those that a request may choose from.
-        older_record_versions: By which it still ends answers that were begun by them.
-        chat: Whether its template takes whole conversations.
+        index_rows: Number of corpus rows that the index was built from; None: unknown.
+        adapters: Names of the adapters that a request may choose from.
+        older_record_versions: Older versions with which it still completes answers begun by them.
+        chat: Whether its template accepts whole conversations.
     """
 
     task: str
@@ -58,11 +58,11 @@ class TaskStatus:
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a replica says of itself when it is asked, about once a second.
+    """The state that a replica reports when a gateway requests it, about once a second.
 
     Attributes:
-        outstanding: Requests that it holds, running or waiting.
-        stalled_s: Seconds since its engine last came round.
+        outstanding: Number of requests that it holds, running or waiting.
+        stalled_s: Seconds since its engine loop last completed a round.
     """
 
     status: TaskStatus
@@ -71,44 +71,44 @@ class Pulse:
 
 
 class Backend(Protocol):
-    """The replicas, as the gateway sees them."""
+    """The interface through which a gateway uses the replicas."""
 
     @property
     def tasks(self) -> Sequence[str]: ...
 
     async def complete(self, task: str, request: Request) -> Output | Refusal:
-        """The last output, whose result has the whole answer. Cancelling the task frees the row."""
+        """Returns the last output, with the whole answer. Cancelling the task frees the row."""
 
     def stream(self, task: str, request: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """The outputs of the answer; a refusal ends it, and comes alone unless the answer failed.
+        """Yields outputs of the answer. A refusal ends it; it comes first unless the answer failed.
 
         Closing the iterator frees the row.
         """
 
     @property
     def store_fault(self) -> str | None:
-        """Why the store takes no writes, or does not answer; None if it does."""
+        """The reason why the store accepts no writes or does not answer; None if it does."""
 
     async def settled(self) -> None:
-        """Wait, for seconds after the first question at most, until each task has a status."""
+        """Waits until each task has a status, at most some seconds after the first call."""
 
     def status(self, task: str) -> TaskStatus | None:
-        """What a replica last said of itself; None when none has been heard of lately."""
+        """The last reported status of a replica; None if no replica has reported recently."""
 
     async def metrics(self) -> Sequence[str]:
-        """Prometheus text of every live process but this one."""
+        """Prometheus text of every live process except this one."""
 
     def metrics_targets(self) -> Sequence[str]:
-        """host:port of every live metrics port, this process's included, as last read."""
+        """The last known host:port of every live metrics port, including this process's."""
 
 
 class TokenTexts:
-    """The tokens of one answer, told in its order.
+    """Makes the `TokenText` of one answer's tokens, in order.
 
     Args:
-        ends: Ids that end the answer: they are no part of it.
-        said: Its first tokens, of which somebody else has told.
-        written: The text that the tokens begin with, where that is not what they are decoded to.
+        ends: Ids that end the answer and are not part of it.
+        said: Its first tokens, which another replica has already sent.
+        written: The text that the tokens begin with, if it differs from the decoded tokens.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class TokenTexts:
         self.of([TokenLogprob(token, 0.0) for token in said])
 
     def of(self, logprobs: Sequence[TokenLogprob]) -> tuple[TokenText, ...]:
-        """The next tokens of the answer."""
+        """Returns the next tokens of the answer."""
         return tuple(self._text(one) for one in logprobs if one.token not in self._ends)
 
     def _text(self, one: TokenLogprob) -> TokenText:
@@ -138,13 +138,12 @@ class TokenTexts:
         return TokenText(name(one.token), one.logprob, offset, top)
 
     def _is_cut_by(self, shown: bytes) -> bool:
-        """Whether bytes end a character that has begun and will never be whole."""
+        """Whether bytes end a character that has begun and will never be complete."""
         begun = bool(self._decoder.getstate()[0])
         return begun and bool(shown) and not 0x80 <= shown[0] < 0xC0
 
     def _shown(self, token: int) -> bytes:
-        """What the token adds to the answer's text: special ones nothing unless they are written
-        there, and some tokenizers drop the blank that an answer begins with."""
+        """The bytes a token adds; special tokens and a leading blank may add nothing."""
         utf8, at = self._tokenizer.token_bytes(token), self._length
         if token in self._tokenizer.special_ids:
             return utf8 if self._written.startswith(utf8.decode(), at) else b""
@@ -157,10 +156,10 @@ class TokenTexts:
 
 
 class AnswerTexts:
-    """One answer as its client is told of it: with ``echo`` behind its prompt.
+    """One answer as its client receives it; with ``echo``, the prompt precedes it.
 
     Args:
-        record_version: Of the task's record that it is begun by.
+        record_version: Version of the task's record that it is begun by.
     """
 
     def __init__(
@@ -187,10 +186,10 @@ class AnswerTexts:
         self._joins = self._joins and self._first(committed) is None
 
     def output(self, made: Output, index_version: int | None) -> Output:
-        """What the client gets of the engine's next output; all of it if it does not stream."""
+        """Converts the engine's next output for the client; all of it if it does not stream."""
         result, text, ids = made.result, made.text, made.tokens
         logprobs = result.logprobs if result and not self._streams else made.logprobs
-        if self._is_empty:  # the engine makes one token, which nobody has asked for
+        if self._is_empty:  # the engine makes one token that was not requested
             text, ids, logprobs = "", (), logprobs[:-1]
             if result:
                 result = replace(result, text="", tokens=(), finish_reason="length")
@@ -202,7 +201,7 @@ class AnswerTexts:
             if said is not None:  # the answer, decoded alone, may lack its blank
                 front += " " * self._tokenizer.drops_blank(said)
                 self._joins = False
-        if result:  # log-probabilities travel as texts
+        if result:  # log-probabilities are sent as texts
             whole = front + result.text
             result = replace(result, text=whole, logprobs=(), index_version=index_version)
         text, self._prompt, self._scored = front + text, "", ()

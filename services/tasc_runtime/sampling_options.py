@@ -3,7 +3,7 @@
 `RuleFields` validates the fields that all generating endpoints share. `GenerationFields` adds
 those that ``/v1/responses`` lacks or names differently, and `ChatFields` validates conversations.
 Unknown fields are refused; None means a field's default. `RuleFields.request` makes the `Request`
-that travels to a replica. There `sampling_of` and others fill in the task's values.
+that is sent to a replica. There, `sampling_of` and others fill in the task's values.
 """
 
 import difflib
@@ -41,8 +41,8 @@ from tasc_store import TaskRecord
 from tasc_text import Conversation, Message
 from tasc_text.template import Role
 
-SHOWN = 64  # characters of a name or text that a message shows
-_NEAR = 0.7  # least similarity of a name that a message proposes
+SHOWN = 64  # maximum characters of a name or text in a message
+_NEAR = 0.7  # minimum similarity of a name that a message proposes
 # Types of validation errors.
 UNKNOWN = "unknown_field"
 UNSUPPORTED = "unsupported_field"
@@ -55,7 +55,7 @@ class PromptTooLong(FieldError):
 
     Attributes:
         tokens: Number of tokens of the prompt.
-        longest: Most tokens of a row, prompt and answer together.
+        longest: Maximum number of tokens of a row, prompt and answer together.
     """
 
     def __init__(self, field: str, tokens: int, longest: int) -> None:
@@ -113,7 +113,7 @@ def sampling_of(request: Request, task: SamplingDefaults) -> Sampling:
                 f"top_p is 0 and temperature is {temperature:g}; raise top_p above 0, or set "
                 "temperature to 0, which takes the likeliest token",
             )
-        del rule["top_p"]  # what is greedy takes no share
+        del rule["top_p"]  # greedy decoding does not use it
     return Sampling(
         **rule,
         logit_bias=request.logit_bias,
@@ -143,8 +143,8 @@ class Body(BaseModel):
     Attributes:
         unsupported: Fields of other services that are refused, because they would change the
             answer; and for each, the values that change nothing and are accepted.
-        ignored: Fields that change no answer here: they are accepted and not looked at.
-        nullable: Optional fields for which null says something; for others it is the default.
+        ignored: Fields that do not change answers here; they are accepted and not used.
+        nullable: Optional fields for which null has a meaning; for others, null is the default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -155,7 +155,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, body: Any) -> Any:
-        """Stops at the first unknown field, there may be a million. Null is a field's default."""
+        """Stops at the first unknown field, as there may be many. Null is a field's default."""
         if not isinstance(body, dict):
             return body
         required = _required(cls)
@@ -193,7 +193,7 @@ def _whole(text: str) -> str:
 
 
 def _few(biases: Any) -> Any:
-    """Counts biases before validation: a million wrong ones must not give as many errors."""
+    """Counts biases before validation, so that a million wrong ones do not give as many errors."""
     if isinstance(biases, dict) and len(biases) > MOST_BIASES:
         raise PydanticCustomError(
             "too_many",
@@ -474,7 +474,7 @@ class RuleFields(_ParameterFields):
             raise FieldError(field, f"{field}: {error}") from error
 
     def _layout(self, own: StructuredOutputs) -> tuple[str, Mapping[str, Any]]:
-        """Returns the field about white space, empty if there is none, and what it asks for."""
+        """Returns the field about white space, empty if there is none, and its options."""
         patterns = {
             "guided_whitespace_pattern": self.guided_whitespace_pattern,
             "structured_outputs.whitespace_pattern": own.whitespace_pattern,
@@ -516,7 +516,7 @@ class GenerationFields(RuleFields):
 
 _MOST_PARTS, MOST_MESSAGES = 1024, 4096
 _TEXTS = ("text", "input_text", "output_text")  # parts of chats, of responses and of their output
-# Clients send answers back as their library keeps them, and hints for the caches of other services.
+# Clients send back answers in the form of their library, and hints for other services' caches.
 _KEPT = ("annotations", "cache_control", "id", "index", "logprobs", "provider_specific_fields")
 IGNORED_OF_PARTS: Final = frozenset((*_KEPT, "citations"))
 IGNORED_OF_MESSAGES: Final = frozenset(
@@ -563,7 +563,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _named(part: Mapping[str, Any]) -> set[str]:
-    """The fields of a part that say something here."""
+    """The names of the fields of a part that have a meaning here."""
     return {name for name, value in part.items() if value is not None} - IGNORED_OF_PARTS
 
 
@@ -634,7 +634,7 @@ class TemplateFields(Body):
     reasoning: Reasoning | None = Field(None, description="its effort is reasoning_effort")
 
     def conversation_of(self, messages: Sequence[ChatMessage]) -> str | Conversation:
-        """Returns a conversation; of a single user message, the text, which any template takes."""
+        """Returns a conversation, or the text of a single user message, which fits any template."""
         variables = None
         if self.chat_template_kwargs is not None:
             variables = json.dumps(self.chat_template_kwargs)

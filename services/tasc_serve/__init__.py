@@ -1,6 +1,6 @@
 """The Ray Serve application: gateway, replicas, metrics, settings.
 
-`LLM` runs a model with drafts in this process; it is imported when it is first asked for.
+`LLM` runs a model with drafts in this process; it is imported at its first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM"]
 
-if not TYPE_CHECKING:  # else a type checker would take any name
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name != "LLM":

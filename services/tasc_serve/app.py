@@ -1,11 +1,12 @@
-"""Put the service together as one Ray Serve application, start it and update it.
+"""Builds the service as one Ray Serve application, starts it and updates it.
 
-Ray must be initialised; who started Ray stops it. Ray's own tools (``serve deploy``, ``serve run``,
-KubeRay) import `app`: they listen where their file says, so that the settings' ``http.host`` and
-``http.port`` mean nothing there.
+Ray must be initialised; the code that started Ray stops it. Ray's own tools (``serve deploy``,
+``serve run``, KubeRay) import `app`. They listen at the address in their own file, so the settings'
+``http.host`` and ``http.port`` have no effect there.
 
-A task's replicas are bound to a digest of what their engine is built of. Deploying again after that
-has changed has Serve replace the task's replicas by a rolling update, while others stay.
+A task's replicas are bound to a digest of the fields that their engine is built from. If it has
+changed at the next deployment, Serve replaces the task's replicas by a rolling update, and keeps
+others.
 """
 
 import logging
@@ -33,32 +34,33 @@ from tasc_store import StoreUnreachable, TaskStore, UnknownTask, connect
 from tasc_store.embedded import free_port
 
 NAME = "tasc"
-# An import path, so that replicas alone import torch and transformers, which takes seconds and
+# An import path, so that only replicas import torch and transformers, which takes seconds and
 # hundreds of megabytes.
 _REPLICA = "tasc_serve.replica.replica.TaskReplica"
 _DRAIN_MARGIN_S = 5.0
 _STORE_LOOK_S = 1.0
-# A replica that ends waits this long, and again while it has requests. Gateways may still choose a
-# task's replica meanwhile: they hear of its end later than it does.
+# A stopping replica waits this long, and again while it has requests. Gateways may still choose it
+# meanwhile, since they learn of its end later.
 _DRAIN_CHECK_S = 0.5
-_LOOKS = 3  # at how busy replicas are, in the time whose mean counts; Serve's own default
-_ROUTER: Any = ChosenReplicaRouter  # Ray's types name no class here, its documents do
+_LOOKS = 3  # load samples in the averaging period; Serve's default
+_ROUTER: Any = ChosenReplicaRouter  # Ray's types allow no class here, but its docs do
 _ROUTED = RequestRouterConfig(request_router_class=_ROUTER)
 log = logging.getLogger(__name__)
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 
-# What this process deploys first replaces whatever ran before: settings and code may differ.
+# The first deployment of this process replaces all that ran before, as settings and code may
+# differ.
 _PROCESS = uuid.uuid4().hex
 
 Digests = Mapping[str, str]
 
 
 def newest_digests(settings: ServeSettings, redis_url: str) -> dict[str, str]:
-    """The `engine_digest` of each task's newest record.
+    """Returns the `engine_digest` of each task's newest record.
 
     Raises:
-        UnknownTask: There is no such task.
+        UnknownTask: A task does not exist.
         StoreError: Redis cannot be reached.
         ValueError: A record is unreadable.
     """
@@ -68,10 +70,10 @@ def newest_digests(settings: ServeSettings, redis_url: str) -> dict[str, str]:
 
 
 def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Application:
-    """The application: one deployment per task, and the gateway in front of them.
+    """Builds the application: one deployment per task, and the gateway in front of them.
 
     Args:
-        digests: Of each task, the `engine_digest` of the record that its replicas serve.
+        digests: For each task, the `engine_digest` of the record that its replicas serve.
     """
     replicas = {
         task.name: _versioned(_replica(settings, task), digests[task.name]).bind(
@@ -85,7 +87,7 @@ def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Ap
         num_replicas=settings.http.gateways,
         **_at_most(settings.http.max_gateways_per_node),
         ray_actor_options={"num_cpus": settings.http.gateway_num_cpus},
-        # Queues of replicas are bounded; this is a coarse guard of what does not generate.
+        # Replicas have bounded queues; this coarse limit is for requests that do not generate.
         max_ongoing_requests=2 * settings.capacity,
         max_queued_requests=settings.capacity,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
@@ -96,7 +98,7 @@ def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Ap
 
 
 def listen(settings: ServeSettings) -> str:
-    """Start Ray Serve and its proxies; returns the base URL at which the application will answer.
+    """Starts Ray Serve and its proxies; returns the base URL of the application.
 
     Raises:
         ServiceError: The port is taken.
@@ -105,7 +107,7 @@ def listen(settings: ServeSettings) -> str:
     require_free(host, port)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     longest_s = max(settings.limits.request_timeout_s, settings.limits.upload_timeout_s)
-    # Ours ends a request first; this one only frees what Ray itself still holds.
+    # Our own timeout ends a request first; this one only frees Ray's resources.
     options = HTTPOptions(host=host, port=port, request_timeout_s=2 * longest_s)
     serve.start(http_options=options, logging_config=_LOGGING)
     return f"http://{host}:{port}"
@@ -119,16 +121,16 @@ def start(
     on_note: Callable[[str, str], None] = lambda task, note: None,
     base: str | None = None,
 ) -> str:
-    """Run the application on the Ray this process is connected to; returns its base URL.
+    """Runs the application on the connected Ray cluster; returns its base URL.
 
     Returns once every task answers.
 
     Args:
         digests: See `build`; unset: those of the newest records.
-        on_running: Called with a deployment (a task's name or ``gateway``) and how many of its
-            replicas run, whenever there are more.
-        on_note: Called with a task and a note of what takes its replica long, on another thread.
-        base: What `listen` returned; unset: it is called.
+        on_running: Called with a deployment (a task's name or ``gateway``) and its number of
+            running replicas, whenever it increases.
+        on_note: Called on another thread with a task and a note about slow work of its replica.
+        base: The result of `listen`; unset: `listen` is called.
 
     Raises:
         ServiceError: The port is taken, or a deployment does not come up.
@@ -144,9 +146,9 @@ def start(
 
 
 def update(settings: ServeSettings, redis_url: str, digests: Digests) -> None:
-    """Deploy the application. Replicas whose digest has changed are replaced one after the other.
+    """Deploys the application. Replicas with a changed digest are replaced one by one.
 
-    Returns at once: what runs goes on to answer until its successor does.
+    Returns at once; old replicas answer until their successors do.
     """
     application = build(settings, redis_url, digests)
     serve.run_many(
@@ -157,7 +159,7 @@ def update(settings: ServeSettings, redis_url: str, digests: Digests) -> None:
 
 
 def rollout() -> tuple[ApplicationStatus, str]:
-    """Serve's status of the application, and what it says of deployments that are not healthy."""
+    """Serve's status of the application, and its messages about unhealthy deployments."""
     status = serve.status().applications.get(NAME)
     if status is None:
         return ApplicationStatus.NOT_STARTED, "no application"
@@ -165,18 +167,18 @@ def rollout() -> tuple[ApplicationStatus, str]:
 
 
 def stop(drain_timeout_s: float = 0) -> None:
-    """End the application: gateways take no more requests and end what they have, then all stop.
+    """Stops the application, after gateways have completed their requests.
 
     Args:
-        drain_timeout_s: How long gateways may take for it.
+        drain_timeout_s: Maximum seconds for that.
     """
     try:
         gateways: Any = serve.get_deployment_handle("gateway", NAME)
-        if not gateways.is_initialized:  # no event loop runs here: its calls need one of their own
+        if not gateways.is_initialized:  # no event loop runs here, so its calls need a separate one
             gateways._init(_run_router_in_separate_loop=True)
         limit_s = drain_timeout_s + _DRAIN_MARGIN_S
         gateways.broadcast("drain", drain_timeout_s).results(timeout_s=limit_s)
-    except Exception as error:  # gateways that do not answer are stopped like the others
+    except Exception as error:  # gateways that do not answer are also stopped
         log.warning("the gateways were not drained: %r", error)
     serve.delete(NAME)
 
@@ -186,7 +188,7 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         name=task.name,
         **_replicas_of(settings, task),
         ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
-        # Calls do not count here, gateways' connections do; a rolling update doubles the gateways.
+        # Counts gateways' connections, not calls; a rolling update doubles the gateways.
         max_ongoing_requests=4 * settings.http.gateways + 16,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         graceful_shutdown_wait_loop_s=_DRAIN_CHECK_S,
@@ -198,17 +200,17 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
 
 
 def _versioned(deployment: Any, digest: str = "") -> Any:
-    """A deployment whose replicas Serve keeps where it is deployed again with the same digest.
+    """A deployment whose replicas Serve keeps if it is deployed again with the same digest.
 
-    Without a version Serve replaces all replicas of an application each time. It has the option for
-    its own deployments alone; for an application that is deployed by a config file it is ignored,
-    and the config's ``args`` count.
+    Without a version, Serve replaces all replicas of an application each time. Serve has the option
+    only for internal use. It is ignored for an application that is deployed by a config file, where
+    the config's ``args`` decide.
     """
     return deployment.options(version=f"{_PROCESS}-{digest}", _internal=True)
 
 
 def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
-    """How many there are: always so many, or as many as their requests call for; and where."""
+    """Options for the number of replicas, fixed or by load, and for their placement."""
     spread, scaling = _at_most(task.max_replicas_per_node), task.autoscaling
     if scaling is None:
         return {"num_replicas": task.replicas, **spread}
@@ -226,14 +228,14 @@ def _at_most(per_node: int | None) -> dict[str, Any]:
 
 
 class Arrivals:
-    """Tells of replicas that run now and did not when it looked before."""
+    """Reports replicas that started to run since the last look."""
 
     def __init__(self, on_running: Callable[[str, int], None]) -> None:
         self._on_running = on_running
         self._seen: dict[str, int] = {}
 
     def look(self, deployments: Mapping[str, Any]) -> None:
-        """At what Serve says of each deployment."""
+        """Checks Serve's status of each deployment."""
         for name, found in deployments.items():
             running = found.replica_states.get("RUNNING", 0)
             if running > self._seen.get(name, 0):
@@ -243,8 +245,7 @@ class Arrivals:
 
 def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Arrivals) -> None:
     deadline = time.monotonic() + timeout_s
-    # One client, since making one takes 20 ms. A connection that is kept would be answered by an
-    # HAProxy that has been replaced.
+    # One client, since creating one takes 20 ms. A replaced HAProxy would answer a kept connection.
     one_use = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=base, timeout=10, limits=one_use) as client:
         while True:
@@ -272,7 +273,7 @@ def _ready(client: httpx.Client) -> set[str]:
 
 
 def _reasons(status: Any) -> str:
-    """What Serve says of deployments that are not healthy."""
+    """Serve's messages about unhealthy deployments."""
     reasons = [
         f"{name}: {found.message or found.status.value}"
         for name, found in status.deployments.items()
@@ -293,11 +294,11 @@ class Deployed(BaseModel):
 
 
 def app(args: Deployed) -> serve.Application:
-    """The application of the settings file that ``args`` name.
+    """Builds the application from the settings file in ``args``.
 
     Raises:
-        SettingsError: The file is at fault, or neither it nor ``REDIS_URL`` says where Redis is.
-        StoreError: Redis cannot be reached, or has no such task, for ``limits.start_timeout_s``.
+        SettingsError: The file is invalid, or neither it nor ``REDIS_URL`` has the URL of Redis.
+        StoreError: For ``limits.start_timeout_s``, Redis could not be reached or lacked a task.
     """
     settings = load_settings(args.settings)
     redis_url = settings.store_url(os.environ.get("REDIS_URL"))
@@ -310,10 +311,10 @@ def app(args: Deployed) -> serve.Application:
 
 
 def _digests_once_there(settings: ServeSettings, redis_url: str) -> dict[str, str]:
-    """`newest_digests`, once Redis answers and has the tasks.
+    """Returns `newest_digests`, after Redis answers and has the tasks.
 
-    On Kubernetes all starts at once, and Serve builds an application whose build failed only when
-    its config changes.
+    On Kubernetes, all services start at once, and Serve rebuilds a failed application only when its
+    config changes.
     """
     said, deadline = "", time.monotonic() + settings.limits.start_timeout_s
     while True:

@@ -103,7 +103,7 @@ class ReplicaBackend:
         await asyncio.gather(*(fleet.settled() for fleet in self._fleets.values()))
 
     def watch(self) -> None:
-        """Begin to look after the replicas, on the event loop that answers requests."""
+        """Starts watching the replicas, on the event loop that answers requests."""
         if not self._watching:
             woken = (each.wake() for each in self._replica_clients)
             watched = (fleet.watch() for fleet in self._fleets.values())
@@ -121,7 +121,7 @@ class ReplicaBackend:
         self._store.close()
 
     async def _scrape(self, target: str) -> str | None:
-        """One process's metrics, or None when it is gone: its listing runs out by itself."""
+        """Metrics of one process; None if it has ended, as its entry expires by itself."""
         try:
             return (await self._scraper.get(f"http://{target}/metrics")).text
         except httpx.HTTPError as error:
@@ -130,11 +130,11 @@ class ReplicaBackend:
 
 
 def _attach(handle: DeploymentHandle[Any], request: AttachRequest) -> Any:
-    """Send it with an id of its own, not that of the HTTP request that needs the connection.
+    """Sends it with a separate id, not that of the HTTP request that needs the connection.
 
-    Serve's router finds a waiting call by its id: of two with one id it never places the second.
-    It goes over gRPC, whatever the process was told that deployed: of calls of Ray's actors, one to
-    a node that is cut off holds up all others.
+    Serve's router finds a waiting call by its id, and never routes the second of two with the same
+    id. The call uses gRPC, regardless of the deploying process's settings, because one Ray actor
+    call to an unreachable node blocks all others.
     """
     attaching = handle.options(stream=True, _by_reference=False)
     return Context().run(attaching.attach.remote, request)
@@ -159,7 +159,7 @@ class Gateway:
         self._access = AccessControl.of(settings, client, self._metrics)
         self._storage = BatchStorage(client)
         queue = BatchQueue(client)
-        # Batches that no worker took in time are ended by this question, whoever asks it.
+        # This query also ends batches that no worker took in time.
         self._queue = RepeatedCall(
             "count batches",
             lambda: self._metrics.set_batches(queue.waiting()),
@@ -184,12 +184,12 @@ class Gateway:
         return app
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no more requests, wait until those here are answered; how many are not by then."""
+        """Admits no more requests, waits for the others, and returns how many did not end."""
         return await self._in_flight.drain(timeout_s)
 
     def __del__(self) -> Any:
         if hasattr(self, "_queue"):
-            self._queue.close(0)  # a silent Redis must not hold up the end
+            self._queue.close(0)  # an unresponsive Redis must not delay the end
         for part in ("_backend", "_port", "_access"):
             if hasattr(self, part):
                 getattr(self, part).close()

@@ -1,4 +1,4 @@
-"""Every error of the HTTP surface, in the OpenAI shape, mapped in this one place."""
+"""Maps every error of the HTTP API to a response in the OpenAI shape."""
 
 import json
 import logging
@@ -34,12 +34,12 @@ RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error response.
 
     Attributes:
         status: HTTP code.
-        param: The request field at fault, if it is one.
-        headers: Sent along; a ``Retry-After`` among them replaces the usual one.
+        param: The request field at fault, if any.
+        headers: Headers of the response; a ``Retry-After`` among them replaces the usual one.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ _OF_STORE: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
     (CorruptArtifact, 500, "file_damaged"),
     (StoreBusy, 503, "service_unavailable"),
 )
-_METHODS = {"GET": "GET, HEAD", "POST": "POST", "DELETE": "DELETE"}  # and what they are shown as
+_METHODS = {"GET": "GET, HEAD", "POST": "POST", "DELETE": "DELETE"}  # and how they are shown
 _UNIONS = (("prompt",), ("stop",), ("response_format",), ("text", "format"))
 _PROMPTS = "prompts are strings or lists of token ids, all of one kind"
 _PROMPT_KINDS = {
@@ -95,7 +95,7 @@ _PROMPT_KINDS = {
     "int_type": "a token id",
 }
 _HALF = re.compile("[\ud800-\udfff]")
-_KEY = "[key]"  # pydantic's word for what is wrong with a key, not with its value
+_KEY = "[key]"  # pydantic's mark of an error in a key, not in its value
 
 
 def of_refusal(refusal: Refusal) -> ApiError:
@@ -112,7 +112,7 @@ def of_refusal(refusal: Refusal) -> ApiError:
 
 
 def of_store(error: StoreError) -> ApiError:
-    """The answer to an error of the store. Details of a failing store are in the log alone."""
+    """The response to an error of the store. Details of a failing store are only logged."""
     for kind, status, code in _OF_STORE:
         if isinstance(error, kind):
             return ApiError(status, str(error), code=code)
@@ -124,13 +124,13 @@ def of_store(error: StoreError) -> ApiError:
 
 
 def of_validation(error: ValidationError, body: bytes) -> ApiError:
-    """Name the field at fault; a body that is no JSON has one where a character was cut."""
+    """Names the field at fault; for a body that is not JSON, the one with a cut character."""
     fault = _nearest(error.errors(include_url=False, include_input=False))
     if fault["type"] == "json_invalid":
         return _no_json(fault, body)
     place = fault["loc"]
     if union := next((union for union in _UNIONS if place[: len(union)] == union), None):
-        place = (*union, *place[len(union) + 1 :])  # behind it is pydantic's name of a branch
+        place = (*union, *place[len(union) + 1 :])  # after it is pydantic's name of a branch
     context = fault.get("ctx", {})
     if fault["type"] in (UNKNOWN, UNSUPPORTED):
         place = (*place, context["field"])
@@ -148,7 +148,7 @@ def of_validation(error: ValidationError, body: bytes) -> ApiError:
 
 
 def _in_words(fault: ErrorDetails) -> str:
-    """What a field takes, where pydantic says only what it does not."""
+    """Describes the accepted values of a field, if pydantic's message does not."""
     place, kind = fault["loc"], fault["type"]
     if place[0:1] == ("logit_bias",) and _KEY in place:
         return "keys are token ids, 0 or more"
@@ -158,7 +158,7 @@ def _in_words(fault: ErrorDetails) -> str:
 
 
 def _shown(part: int | str) -> str:
-    """A place in a body as messages name it; a client's own name can be anything."""
+    """Formats a part of a field's path for messages; names from clients may be any text."""
     name = str(part)
     if not name:
         return '""'
@@ -175,9 +175,9 @@ def _no_json(fault: ErrorDetails, body: bytes) -> ApiError:
 
 
 def _cut_field(body: bytes) -> str | None:
-    """The first field with half of a character in it, which pydantic takes for no JSON."""
+    """The first field with half of a character, because of which pydantic rejects the JSON."""
     try:
-        content = json.loads(body)  # takes it
+        content = json.loads(body)  # accepts it
         fields = content.items() if isinstance(content, dict) else ()
         return next((name for name, value in fields if _is_cut([name, value])), None)
     except (ValueError, RecursionError):
@@ -189,13 +189,13 @@ def _is_cut(value: object) -> bool:
 
 
 def of_unexpected(error: Exception, where: str) -> ApiError:
-    """Log what nobody foresaw; the client learns only that it happened."""
+    """Logs an unexpected error; the client gets no details of it."""
     log.error("%s failed", where, exc_info=error)
     return ApiError(500, "internal error; it is in the gateway's log")
 
 
 def response_to(request: Request, error: Exception) -> Response:
-    """What a client gets whose request raised this, in the OpenAI shape."""
+    """The response to a request that raised an error, in the OpenAI shape."""
     if isinstance(error, StoreError):
         error = of_store(error)
     if isinstance(error, HTTPException):
@@ -210,7 +210,7 @@ def response_to(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of all routes of a path; an exception has those of one."""
+    """The methods of all routes of a path; an exception has only those of one."""
     asked = {name: request.scope.get(name, "") for name in ("type", "path", "root_path")}
     return ", ".join(
         shown
@@ -228,6 +228,6 @@ def install(app: FastAPI) -> None:
 
 
 def _nearest(faults: Sequence[ErrorDetails]) -> ErrorDetails:
-    """Of the first field's faults the one of the union's branch that came nearest to fitting."""
+    """The error of the first field's union branch that is nearest to the given value."""
     same = [f for f in faults if f["loc"][:1] == faults[0]["loc"][:1]]
     return max(same, key=lambda f: (len(f["loc"]), not f["type"].endswith("_type")))

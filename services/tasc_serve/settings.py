@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class LimitSettings(Section):
-    """Limits of requests, files and batches, and of the time that anything may take."""
+    """Limits of requests, files and batches, and time limits."""
 
     max_prompt_bytes: int = Field(
         262_144,
@@ -161,7 +161,7 @@ class LimitSettings(Section):
         return self
 
     def require_total(self, asked: Request, request: GenerationRequest) -> None:
-        """Raise FieldError where all answers to one request, each like this one, are too much."""
+        """Raises FieldError if all answers to one request, each like this one, are too large."""
         n, each, most = asked.n, request.max_tokens, self.max_total_tokens
         if n > 1 and n * each > most:
             found = f"n is {n} answers of {each} tokens, {n * each} together"
@@ -247,7 +247,7 @@ class ShadowSettings(Section):
 
 
 class CollectSettings(Section):
-    """Finished answers to keep for `tasc refresh`; only of chats without special options."""
+    """Collection of answers for `tasc refresh`; only of chats without special options."""
 
     sample_rate: float = Field(0.0, ge=0, le=1, description="Share of answers to keep; 0: none.")
     max_rows: int = Field(
@@ -347,7 +347,7 @@ class ServedTask(Section):
 
     @property
     def replica_range(self) -> tuple[int, int]:
-        """How many replicas there are at least and at most."""
+        """The minimum and maximum number of replicas."""
         scaling = self.autoscaling
         if scaling is None:
             return self.replicas, self.replicas
@@ -355,7 +355,7 @@ class ServedTask(Section):
 
     @property
     def surge_replicas(self) -> int:
-        """How many more there may be during a rolling update."""
+        """Maximum number of additional replicas during a rolling update."""
         return math.ceil(self.max_surge_percent * self.replica_range[1] / 100)
 
 
@@ -376,7 +376,7 @@ class AuthSettings(Section):
 
 
 class HttpSettings(Section):
-    """Where the service listens, and how many gateways share the work."""
+    """The address of the service, and its number of gateways."""
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: a free port.")
@@ -457,7 +457,7 @@ class ServeSettings(Section):
 
     @property
     def gateway_limits(self) -> LimitSettings:
-        """The limits with no more answers to one request than a replica holds."""
+        """The limits, with at most as many answers to one request as a replica holds."""
         capacity = self.engine.rows + self.limits.max_queued_requests
         names = ("max_choices", "max_prompts")
         most = {name: min(getattr(self.limits, name), capacity) for name in names}
@@ -465,20 +465,20 @@ class ServeSettings(Section):
 
     @property
     def capacity(self) -> int:
-        """Requests that rows and queues of all replicas hold at most."""
+        """Maximum number of requests in rows and queues of all replicas."""
         replicas = sum(task.replica_range[1] for task in self.tasks)
         return (self.engine.rows + self.limits.max_queued_requests) * replicas
 
     @property
     def most_in_flight(self) -> int:
-        """Requests that a gateway reads at once: its bound on memory, above that of the queues."""
+        """Maximum requests that a gateway reads at once, to limit memory; more than queues hold."""
         return 3 * self.capacity
 
     def store_url(self, named: str | None) -> str | None:
-        """Returns the URL of Redis; logs a warning where ``redis_url`` is another one.
+        """Returns the URL of Redis; logs a warning if ``redis_url`` differs.
 
         Args:
-            named: The URL that the option or the environment names, which comes first.
+            named: The URL in the option or the environment, which takes precedence.
         """
         if named and self.redis_url and named != self.redis_url:
             log.warning(
@@ -508,15 +508,16 @@ class ServeSettings(Section):
 
 
 def load_settings(path: Path) -> ServeSettings:
-    """Read a YAML settings file.
+    """Reads a YAML settings file.
 
     Raises:
-        SettingsError: It cannot be read, is no YAML mapping, or a field is unknown or out of range.
+        SettingsError: The file cannot be read or is not a YAML mapping, or a field is unknown or
+            out of range.
     """
     try:
         content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        # Not chained: the library's message quotes the line, and with it maybe a password.
+        # Not chained, because the library's message quotes the line, which may have a password.
         raise SettingsError(f"{path} cannot be read as YAML: {_fault(error)}") from None
     except FileNotFoundError as error:
         raise SettingsError(f"there is no file {path}; check the spelling of the path") from error
@@ -539,7 +540,7 @@ def _fault(error: yaml.YAMLError) -> str:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise ServiceError unless ``port`` can be bound; 0 always can."""
+    """Raises ServiceError unless ``port`` can be bound; 0 always can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -21,17 +21,18 @@ _FAULTS = (StoreError, StoreUnreachable, StoreFull, StoreReadOnly, StoreTooOld)
 
 
 class StoreCalls:
-    """Runs blocking calls on a few threads, with a deadline and a bound on how many wait.
+    """Runs blocking calls on a few threads, with a deadline and a limit on waiting calls.
 
-    After a failure the store is left alone for a moment, then tried with one call at a time until
-    one succeeds within the deadline: it would otherwise cost each request the whole deadline.
+    After a failure, no calls are made for a moment. Then one call at a time is tried until one
+    succeeds within the deadline. Otherwise each request would wait for the whole deadline.
 
     Args:
-        name: What the calls are for; it names the threads and stands in messages.
-        threads: Calls that run at once.
-        max_waiting: Calls that run or wait for a thread, those that nobody waits for included.
-        timeout_s: Longest time that `run` takes, waiting for a thread included.
-        pause_s: How long the store is left alone after a failure.
+        name: Purpose of the calls, for the names of threads and for messages.
+        threads: Number of calls that run at once.
+        max_waiting: Maximum number of calls that run or wait for a thread, including abandoned
+            ones.
+        timeout_s: Maximum time of `run`, including the wait for a thread.
+        pause_s: Time without calls after a failure.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class StoreCalls:
 
     @classmethod
     def of(cls, name: str, limits: LimitSettings) -> "StoreCalls":
-        """Calls for small values, bounded as the settings say."""
+        """Creates an instance for small values, with limits from the settings."""
         return cls(
             name,
             threads=limits.store_threads,
@@ -56,11 +57,11 @@ class StoreCalls:
         )
 
     async def run(self, call: Callable[[], _Result]) -> _Result:
-        """Return what ``call`` returns.
+        """Runs ``call`` and returns its result.
 
         Raises:
-            StoreBusy: There is no room or no answer in time, or the store is left alone.
-            Exception: What ``call`` raises.
+            StoreBusy: There is no room or no answer in time, or calls pause after a failure.
+            Exception: Any error of ``call``.
         """
         begun = self.begin(call)
         try:
@@ -74,10 +75,10 @@ class StoreCalls:
             raise busy from error
 
     def begin(self, call: Callable[[], _Result]) -> Future[_Result]:
-        """Begin a call without waiting for it.
+        """Starts a call without waiting for it.
 
         Raises:
-            StoreBusy: There is no room, the store is left alone, or the calls are closed.
+            StoreBusy: There is no room, calls pause after a failure, or the instance is closed.
         """
         now = time.monotonic()
         if self.failing and now < self._retry_at:
@@ -97,12 +98,12 @@ class StoreCalls:
         except RuntimeError as error:  # closed, or the process may have no more threads
             self._room.release()
             raise StoreBusy(f"{self._name}: cannot begin a call: {error}") from error
-        # A call that nobody waits for any more has its thread until Redis answers.
+        # An abandoned call keeps its thread until Redis answers.
         begun.add_done_callback(partial(self._ended, now))
         return begun
 
     def close(self) -> None:
-        """Take no more calls and cancel those that wait for a thread; wait for none."""
+        """Accepts no more calls and cancels those that wait for a thread; does not wait."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, begun_at: float, call: Future[Any]) -> None:
@@ -113,7 +114,7 @@ class StoreCalls:
         if type(error) in _FAULTS:
             self._failed(error)
             return
-        # A late answer says that Redis is slow, and an error of our own says nothing about it.
+        # A late answer means that Redis is slow; an error of our own is unrelated.
         in_time = time.monotonic() - begun_at < self._timeout_s
         if self.failing and in_time and (error is None or isinstance(error, StoreError)):
             self.failing = False
@@ -127,17 +128,17 @@ class StoreCalls:
 
 
 class RepeatedCall:
-    """Calls ``work`` at once and then every ``every_s`` seconds, on a thread of its own.
+    """Calls ``work`` at once and then every ``every_s`` seconds, on a separate thread.
 
-    What it raises is logged once, until a call succeeds again.
+    An error is logged once, until a call succeeds again.
 
     Args:
-        name: What the call does; it names the thread and stands in the log.
-        last: Called on that thread when it closes, behind the last call of ``work``.
-        wait_s: Longest time that the constructor waits for the first call.
+        name: Purpose of the call, for the name of the thread and the log.
+        last: Called on that thread when it closes, after the last call of ``work``.
+        wait_s: Maximum time that the constructor waits for the first call.
 
     Attributes:
-        fault: What the last call raised, as text; None after a success and before the first call.
+        fault: The last call's error, as text; None after a success and before the first call.
     """
 
     def __init__(
@@ -157,9 +158,9 @@ class RepeatedCall:
         self._called.wait(wait_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Make the last call, if there is one; whether the thread ended within ``timeout_s``.
+        """Makes the last call, if any; returns whether the thread ended within ``timeout_s``.
 
-        A thread that is still in a call then ends behind it, or with the process.
+        A thread that is still in a call ends after it, or with the process.
         """
         self._closing.set()
         self._thread.join(timeout_s)
@@ -176,7 +177,7 @@ class RepeatedCall:
     def _call(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # whatever it is, the next call may succeed
+        except Exception as error:  # after any error, the next call may succeed
             if self.fault is None:
                 log.warning("%s failed, will retry: %s", self._name, error)
             self.fault = str(error) or repr(error)

@@ -1,7 +1,7 @@
 """Messages between gateway and replica, and the connection that carries them.
 
-A gateway has one connection to each replica. Each message is msgpack behind its length; what one
-round of the event loop has to send is written at once. Decoding is typed: nothing is unpickled.
+A gateway has one connection to each replica. Each message is its length, then msgpack; all messages
+of one round of the event loop are written together. Decoding is typed, without pickle.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LENGTH: Final = 4  # bytes, little-endian
 # Times are in seconds, TCP_USER_TIMEOUT is in milliseconds.
 _KEEPALIVE: Final = {
     "TCP_KEEPIDLE": 10,
-    "TCP_KEEPALIVE": 10,  # macOS's name of it
+    "TCP_KEEPALIVE": 10,  # the name on macOS
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 25_000,
@@ -29,7 +29,7 @@ _KEEPALIVE: Final = {
 
 @dataclass(frozen=True)
 class AttachRequest:
-    """Asks one replica for an endpoint. The only message that travels over a Ray Serve handle.
+    """Requests an endpoint from a replica. The only message sent over a Ray Serve handle.
 
     Attributes:
         replica_id: The replica; empty: any, and no endpoint is made.
@@ -42,12 +42,12 @@ class AttachRequest:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a replica takes one connection, and what proves both sides.
+    """The address at which a replica accepts one connection, and the proof of both sides.
 
     Attributes:
         address: Path of a Unix socket, or host and port.
-        token: The gateway shows it once. It is good for one connection.
-        certificate: PEM of the only certificate to be trusted; None on a Unix socket.
+        token: One-time token that the gateway sends; valid for one connection.
+        certificate: PEM of the only trusted certificate; None on a Unix socket.
     """
 
     address: str | tuple[str, int]
@@ -62,7 +62,7 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
 
 
 class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """Asks for an answer, in parts unless ``whole``; ``number`` names it on this connection."""
+    """Requests an answer, in parts unless ``whole``; ``number`` is its id on this connection."""
 
     number: int
     whole: bool
@@ -70,13 +70,13 @@ class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
 
 class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Nobody waits for the answer any more."""
+    """Cancels an answer."""
 
     number: int
 
 
 class Heartbeat(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Asks for the replica's pulse."""
+    """Requests the replica's pulse."""
 
     number: int
 
@@ -95,7 +95,7 @@ class Answered(msgspec.Struct, tag=11, array_like=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag=13, array_like=True, frozen=True):
-    """A call that is not taken, or breaks off."""
+    """The refusal or failure of a call."""
 
     number: int
     refusal: Refusal
@@ -109,7 +109,7 @@ class HeartbeatReply(msgspec.Struct, tag=14, array_like=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=15, array_like=True, frozen=True):
-    """The replica's engine is broken, or it met an error that nobody foresaw."""
+    """The replica's engine is broken, or an unexpected error occurred."""
 
     number: int
     kind: Literal["broken", "unexpected"]
@@ -125,14 +125,14 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class BufferFull(Exception):
-    """So much waits to be sent to a peer that it gets no more calls."""
+    """Too many bytes wait to be sent to a peer for further calls."""
 
 
 class Connection(asyncio.Protocol, ABC):
-    """One side of a connection. Cuts off a peer that exceeds one of the limits.
+    """One side of a connection. Disconnects a peer that exceeds one of the limits.
 
     Attributes:
-        most_received: Bytes of the longest message that the peer may send.
+        most_received: Maximum bytes of a message from the peer.
     """
 
     def __init__(self, limits: ConnectionSettings) -> None:
@@ -158,10 +158,10 @@ class Connection(asyncio.Protocol, ABC):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: Message) -> None:
-        """Send with the next flush, at the end of this round of the event loop.
+        """Sends with the next flush, at the end of this round of the event loop.
 
-        A peer that has not read ``connection.max_buffer_bytes`` is cut off. Calls are refused at
-        half of it, so that many large ones do not end the connection, and with it other calls.
+        A peer with ``connection.max_buffer_bytes`` unread is disconnected. Calls are refused at
+        half of that, so that many large ones do not end the connection and other calls.
 
         Raises:
             BufferFull: The message is a call, and the buffer is half full.
@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol, ABC):
             asyncio.get_running_loop().call_soon(self._flush)
 
     def close(self, why: str = "it was closed") -> None:
-        """End the connection at once; `lost` is called soon."""
+        """Ends the connection at once; `lost` is called soon after."""
         self._why = why
         if self._transport:
             self._transport.abort()
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol, ABC):
         )  # uvloop's class is not a subclass of it
         one = transport.get_extra_info("socket")
         if one is not None and one.family != socket.AF_UNIX:
-            # A lost node closes nothing: without these its calls would be held for ever.
+            # A lost node closes no connection; without these, its calls would never end.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEPALIVE.items():
                 if option := getattr(socket, name, None):  # not every system has all of them

@@ -1,9 +1,9 @@
 """API keys in Redis, and first attempts of requests with an idempotency key.
 
-An API key is 256 random bits, shown once to whoever makes it; Redis holds its SHA-256. One fast
-hash is right for such a secret: nobody can try 2^256 of them, so that what slows the guessing of
-passwords (salt, many rounds) would only slow every request. A key is found by its hash alone, so
-that no comparison's time reveals anything of a secret.
+An API key is 256 random bits, shown once when it is created; Redis holds its SHA-256. One fast hash
+is enough for such a secret, because 2^256 keys cannot be tried. Protection against guessed
+passwords (salt, many rounds) would only slow down requests. A key is found by its hash, so
+comparison times reveal nothing about a secret.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from tasc_store.errors import UnknownKey
 PREFIX: Final = "tasc_"
 _SECRET_BYTES = 32
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
-_ID_LENGTH = 16  # of the hash's 64 hexadecimal digits
+_ID_LENGTH = 16  # number of the hash's 64 hexadecimal digits
 _ID = re.compile(rf"[0-9a-f]{{{_ID_LENGTH}}}")
 _LONGEST_NAME = 64
 _MOST_TASKS = 1000
@@ -32,16 +32,16 @@ _HIGHEST_LIMIT = 10**9
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What is known of a key; the key itself is not.
+    """The record of a key, without the key itself.
 
     Attributes:
-        id: What commands call it, the beginning of the key's hash.
-        name: Whose it is, for people: 1 to 64 printable characters.
-        tasks: Those it may use; empty: all.
-        requests_per_minute: Most requests; unset: no limit.
-        tokens_per_minute: Most tokens of answers; unset: no limit.
-        created_at: Seconds since the epoch.
-        revoked: It opens nothing any more.
+        id: Id of the key in commands, the beginning of its hash.
+        name: Display name of the owner: 1 to 64 printable characters.
+        tasks: Tasks that it may use; empty: all.
+        requests_per_minute: Maximum number of requests; unset: no limit.
+        tokens_per_minute: Maximum number of tokens of answers; unset: no limit.
+        created_at: Time of its creation, in seconds since the epoch.
+        revoked: Whether the key is no longer valid.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -78,16 +78,16 @@ class ApiKey:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Raises ValueError or TypeError for what is no key's record."""
+        """Reads a record; raises ValueError or TypeError if it is invalid."""
         content: Any = json.loads(text)
         return cls(**{**content, "tasks": tuple(content["tasks"])})
 
 
 class ApiKeys:
-    """The register of keys. Records are never removed, so that a revoked key stays known as one.
+    """The register of keys. Records are never removed, so that revoked keys stay known.
 
-    Every method raises `StoreError` (see `translated`) when Redis fails, and ValueError where a
-    record that it reads is none.
+    Every method raises `StoreError` (see `translated`) if Redis fails, and ValueError if a record
+    is invalid.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -102,7 +102,7 @@ class ApiKeys:
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
     ) -> tuple[str, ApiKey]:
-        """A new key, and its record. Nothing can show the key again.
+        """Creates a key and its record, and returns both. The key cannot be shown again.
 
         Raises:
             ValueError: See `ApiKey`.
@@ -116,7 +116,7 @@ class ApiKeys:
         return secret, key
 
     def find(self, digest: str) -> ApiKey | None:
-        """The key with this hash, revoked or not; None where there is none."""
+        """The key with this hash, revoked or not; None if there is none."""
         with translated(self._url):
             found = self._client.hget(keys.API_KEYS, digest)
         return None if found is None else _parsed(found)
@@ -128,10 +128,10 @@ class ApiKeys:
         return sorted(set(found), key=lambda key: (key.created_at, key.id))
 
     def revoke(self, id: str) -> ApiKey:
-        """Close a key for good; services follow within their ``auth.cache_ttl_s``.
+        """Revokes a key permanently; services apply this within their ``auth.cache_ttl_s``.
 
         Raises:
-            UnknownKey: There is none with this id.
+            UnknownKey: No key has this id.
         """
         if not _ID.fullmatch(id):
             raise UnknownKey(f"{id[:_LONGEST_NAME]!r} is no id of a key; `tasc key list` has them")
@@ -144,7 +144,7 @@ class ApiKeys:
 
 
 def is_key(text: str) -> bool:
-    """Whether it can be a key by its looks."""
+    """Whether a text has the form of a key."""
     return _SECRET.fullmatch(text) is not None
 
 
@@ -165,7 +165,7 @@ def _parsed(text: str | bytes) -> ApiKey:
         raise ValueError(f"the record of an API key cannot be read: {error}") from error
 
 
-# One script, so that of two attempts at the same time one is the first.
+# One script, so that only one of two simultaneous attempts is the first.
 _CLAIM = """
 if redis.call('HSETNX', KEYS[1], 'note', ARGV[1]) == 1 then
   redis.call('EXPIRE', KEYS[1], ARGV[2])
@@ -173,7 +173,7 @@ end
 return redis.call('HMGET', KEYS[1], 'note', 'answer')
 """
 
-# An answer without its note, which has expired meanwhile, would stay for ever.
+# An answer whose note has expired meanwhile would never expire.
 _KEEP = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 return redis.call('HSETNX', KEYS[1], 'answer', ARGV[1])
@@ -193,13 +193,13 @@ class IdempotencyStore:
         self._keep = client.register_script(_KEEP)
 
     def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
-        """Note a first attempt unless there is one; its note, and its answer if it is known."""
+        """Stores a first attempt unless there is one; returns its note, and its answer if known."""
         with translated(self._url):
             found, answer = self._claim([_key(task, name)], [note, self._ttl_s])
         return as_text(found), answer
 
     def keep(self, task: str, name: str, answer: bytes) -> None:
-        """Keep the answer of a first attempt; the first one, should there be several."""
+        """Stores the answer of a first attempt; if there are several, the first one."""
         with translated(self._url):
             self._keep([_key(task, name)], [answer])
 

@@ -1,8 +1,8 @@
 """Immutable versions of draft indexes and other files, in Redis and on local disks.
 
-A version counts once its record is written, and is *current* once announced. Files lie in Redis as
-chunks; chunks without a record, left by a killed publish, expire by themselves. Records and the
-pointer to the current version change in Lua scripts, which Redis runs as a whole.
+A version exists once its record is written, and is *current* once announced. Files are stored in
+Redis as chunks. Chunks without a record, left by a killed publish, expire. Records and the pointer
+to the current version are changed in Lua scripts, which are atomic.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from tasc_store.errors import (
     UnknownVersion,
 )
 
-# Pieces nobody makes permanent within this time go away by themselves.
+# Pieces that are not made permanent within this time expire.
 UNSEALED_S = 3600
 
 
@@ -40,14 +40,14 @@ def verified_blocks(
     sha256: str,
     damaged: Callable[[str], Exception],
 ) -> Iterator[bytes]:
-    """The bytes that lie in Redis under these names, piece by piece.
+    """Yields the bytes stored in Redis under these names, piece by piece.
 
     Args:
-        damaged: Makes the error, of words for what was found.
+        damaged: Makes the error from a description of the damage.
 
     Raises:
-        Exception: What ``damaged`` makes: a piece is gone, or behind the last one, size or checksum
-            is another.
+        Exception: The result of ``damaged``: a piece is missing or, after the last one, size or
+            checksum differs.
         StoreError: See `translated`.
     """
     url, size, digest = url_of(client), 0, hashlib.sha256()
@@ -73,8 +73,8 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
 
-# KEYS: records, pointer, fingerprints; ARGV: version, fingerprint, and if given what must be the
-# current version, 0 for none.
+# KEYS: records, pointer, fingerprints; ARGV: version, fingerprint and, optionally, the version that
+# must be current, 0 for none.
 ANNOUNCE = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 if ARGV[3] and (redis.call('GET', KEYS[2]) or '0') ~= ARGV[3] then return -1 end
@@ -100,7 +100,7 @@ return 1
 
 
 CHUNK_BYTES = 16 * 1024 * 1024
-INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files; each has versions of its own
+INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files; each has its own versions
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,13 @@ class Artifact:
     """The record of one version of one task's index, or other file, for one tokenizer.
 
     Attributes:
-        version: From 1, growing; numbers of failed publishes are left out.
-        size_bytes: Of the whole file.
-        sha256: Of the whole file, hexadecimal.
-        chunks: How many pieces it lies in.
+        version: Number from 1, increasing; numbers of failed publishes are skipped.
+        size_bytes: Size of the whole file.
+        sha256: SHA-256 of the whole file, hexadecimal.
+        chunks: Number of its pieces.
         corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
-        created_at: Seconds since the epoch.
-        forecast: Tokens per step of rows that it did not hold when it was judged; None: unknown.
+        created_at: Time of its creation, in seconds since the epoch.
+        forecast: Tokens per step measured on rows that it did not contain; None: unknown.
     """
 
     task: str
@@ -129,7 +129,7 @@ class Artifact:
 
     @property
     def rows_in_words(self) -> str:
-        """The number of rows for people; an index of no rows is not built."""
+        """The number of rows, for display; an index of no rows is not built."""
         return f"{self.corpus_rows:,} rows" if self.corpus_rows else "rows unknown"
 
 
@@ -140,7 +140,7 @@ class ArtifactStore:
 
     Args:
         kind: INDEX or VOCABULARY.
-        chunk_bytes: Size of the pieces that `publish` writes; reading needs not know it.
+        chunk_bytes: Size of the pieces that `publish` writes; not needed for reading.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ArtifactStore:
     def publish(
         self, path: Path, corpus_rows: int | None, *, forecast: float | None = None
     ) -> Artifact:
-        """Store a file as the next version, read it back, and only then write its record.
+        """Stores a file as the next version, reads it back, and only then writes its record.
 
         Args:
             corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
@@ -172,14 +172,14 @@ class ArtifactStore:
 
         Raises:
             ValueError: The file is empty.
-            CorruptArtifact: What was read back is not what was written.
-            StoreError: It took more than an hour.
+            CorruptArtifact: The bytes read back differ from those written.
+            StoreError: Publishing took more than an hour.
         """
         with translated(self._url), path.open("rb") as file:
             version = int(self._client.incr(self._key("last")))
             names, size, digest = list[str](), 0, hashlib.sha256()
-            # Whatever stops it, what was written so far is removed: a server that became full by
-            # it would else stay full until it expires.
+            # After any error, the written pieces are removed. Otherwise a server that they filled
+            # would stay full until they expire.
             try:
                 while block := file.read(self._chunk_bytes):
                     names.append(self._key("chunk", version, len(names)))
@@ -206,19 +206,19 @@ class ArtifactStore:
                     if names:
                         self._client.unlink(*names)
                 raise
-            # From here on nothing is removed: where the reply is lost, the record may stand.
+            # From here on, nothing is removed, since the record may exist if the reply was lost.
             self._seal(artifact)
         return artifact
 
     def announce(self, version: int, *, after: int | None = None) -> None:
-        """Make a version the current one. An older one rolls back.
+        """Makes a version the current one. An older one is a rollback.
 
         Args:
             after: The version that must be current, 0 for none; unset: any.
 
         Raises:
-            UnknownVersion: No such version.
-            IndexChanged: Another version is current by now.
+            UnknownVersion: The version does not exist.
+            IndexChanged: Another version is current.
         """
         script = self._client.register_script(ANNOUNCE)
         expected = [] if after is None else [after]
@@ -236,10 +236,10 @@ class ArtifactStore:
             )
 
     def current(self) -> Artifact | None:
-        """The announced version, or None where none was.
+        """The announced version, or None if there is none.
 
         Raises:
-            CorruptArtifact: Its record is gone.
+            CorruptArtifact: Its record is missing.
         """
         script = self._client.register_script(CURRENT)
         with translated(self._url):
@@ -247,7 +247,7 @@ class ArtifactStore:
         return None if found is None else self._parsed(int(found[0]), found[1])
 
     def get(self, version: int) -> Artifact:
-        """Raises UnknownVersion: no such version."""
+        """Returns a version's record; raises UnknownVersion if it does not exist."""
         with translated(self._url):
             found = self._client.hget(self._records, str(version))
         if found is None:
@@ -255,22 +255,23 @@ class ArtifactStore:
         return self._parsed(version, found)
 
     def versions(self) -> list[int]:
-        """Versions that count, announced or not, oldest first."""
+        """Versions with a record, announced or not, oldest first."""
         with translated(self._url):
             return sorted(int(version) for version in self._client.hkeys(self._records))
 
     def other_fingerprints(self) -> list[str]:
-        """Tokenizers, this one left out, for which the task has an announced index."""
+        """The other tokenizers for which the task has an announced index."""
         with translated(self._url):
             found = {as_text(f) for f in self._client.smembers(self._fingerprints)}
         return sorted(found - {self.fingerprint})
 
     def download(self, artifact: Artifact, path: Path) -> None:
-        """Write an artifact's bytes to a file, which is there only if they are right.
+        """Writes an artifact's bytes to a file, which exists afterwards only if they are correct.
 
         Raises:
-            CorruptArtifact: Chunks are missing (deleted meanwhile?), or size or checksum differ.
-            FingerprintMismatch: The artifact is another task's or tokenizer's.
+            CorruptArtifact: Chunks are missing, maybe deleted meanwhile, or size or checksum
+                differ.
+            FingerprintMismatch: The artifact is for another task or tokenizer.
         """
         self.require_own(artifact)
         try:
@@ -289,11 +290,11 @@ class ArtifactStore:
         return bytes(found)
 
     def delete(self, version: int) -> None:
-        """Remove a version. Whoever is downloading it will see `CorruptArtifact`.
+        """Removes a version. Running downloads of it raise `CorruptArtifact`.
 
         Raises:
-            UnknownVersion: No such version.
-            StoreError: It is the current one.
+            UnknownVersion: The version does not exist.
+            StoreError: The version is the current one.
         """
         names = self._chunks(self.get(version))
         script = self._client.register_script(DELETE)
@@ -305,7 +306,7 @@ class ArtifactStore:
             )
 
     def prune(self, keep: int) -> list[int]:
-        """Remove all but the newest ``keep`` versions and the current one; those removed.
+        """Removes all but the newest ``keep`` versions and the current one; returns those removed.
 
         Raises:
             ValueError: ``keep`` is below 1.
@@ -320,7 +321,7 @@ class ArtifactStore:
         return removed
 
     def require_own(self, artifact: Artifact) -> None:
-        """Raises FingerprintMismatch: the artifact is another task's or tokenizer's."""
+        """Raises FingerprintMismatch if the artifact is for another task or tokenizer."""
         if (artifact.task, artifact.fingerprint) != (self.task, self.fingerprint):
             raise FingerprintMismatch(
                 f"{self._kind} version {artifact.version} of task {artifact.task} is for tokenizer "
@@ -382,11 +383,11 @@ class ArtifactCache:
     """A folder of artifacts, shared by the processes of a machine.
 
     A file is unlinked when ``keep`` others of its task and tokenizer were fetched after it.
-    Whoever has it mapped keeps it: POSIX frees the bytes with the last mapping.
+    Processes that have mapped it keep it, since POSIX frees the bytes with the last mapping.
 
     Args:
-        keep: Files kept per task and tokenizer; at least 1.
-        lock_timeout_s: Longest wait for another process's download.
+        keep: Number of files kept per task and tokenizer; at least 1.
+        lock_timeout_s: Maximum wait for another process's download.
 
     Raises:
         ValueError: ``keep`` is below 1.
@@ -400,16 +401,16 @@ class ArtifactCache:
         self._lock_timeout_s = lock_timeout_s
 
     def fetch(self, store: ArtifactStore, artifact: Artifact) -> Path:
-        """The file with an artifact's bytes; downloaded unless it is here with the right size.
+        """Returns the file with an artifact's bytes; downloads it unless it exists with its size.
 
         Raises:
-            FingerprintMismatch: The artifact is not one of this store's.
-            CorruptArtifact: The downloaded bytes are not the artifact's.
+            FingerprintMismatch: The artifact does not belong to this store.
+            CorruptArtifact: The downloaded bytes differ from the artifact's.
             StoreError: Redis fails, or another process held the lock too long.
         """
         store.require_own(artifact)
         folder = self._directory / artifact.task / artifact.fingerprint
-        # With the checksum in its name a file is not taken for one of the same number that was
+        # The checksum in the name distinguishes a file from one with the same number that was
         # published after Redis lost its data.
         path = folder / f"{artifact.version:08d}-{artifact.sha256[:16]}{_SUFFIX}"
         if not _is_here(path, artifact):
@@ -422,7 +423,7 @@ class ArtifactCache:
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold a file's lock; the system drops it when the process ends, however it ends."""
+        """Holds a file's lock; the system releases it whenever the process ends."""
         try:
             lock = FileLock(path).acquire(self._lock_timeout_s)
         except Timeout as error:
@@ -444,14 +445,14 @@ def _is_here(path: Path, artifact: Artifact) -> bool:
     try:
         if path.stat().st_size != artifact.size_bytes:
             return False
-        os.utime(path)  # in use again, say after a roll-back: the last to be evicted
+        os.utime(path)  # used again, such as after a rollback, so evicted last
     except FileNotFoundError:
         return False
     return True
 
 
 def _download(store: ArtifactStore, artifact: Artifact, path: Path) -> None:
-    # The lock is ours, so any such file is what a killed process left.
+    # The lock is held, so any such file was left by a killed process.
     for stale in path.parent.glob(f"*{_PARTIAL}"):
         stale.unlink()
     partial = path.with_suffix(_PARTIAL)

@@ -1,4 +1,4 @@
-"""A checked connection to Redis, and the library's errors as this package's errors."""
+"""Connects to Redis with checks, and converts the library's errors to this package's."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from tasc_store.errors import (
 from tasc_store.keys import WRITE_PROBE
 
 OLDEST = (6, 2)
-# With the library's ten retries a silent host would take a minute to be called silent.
+# With the library's ten retries, it takes a minute until an unresponsive host is reported.
 _RETRIES = 2
 _Result = TypeVar("_Result")
 
@@ -49,12 +49,12 @@ _QUERY_PASSWORD = re.compile(r"([?&]\w*password=)[^&]*")
 
 
 def redact(url: str) -> str:
-    """The URL without its user name and password, fit for messages and logs."""
+    """The URL without its user name and password, for messages and logs."""
     return _QUERY_PASSWORD.sub(r"\1***", _LOGIN.sub(r"\1***@", url))
 
 
 def url_of(client: redis.Redis) -> str:
-    """Where a client connects to, as a URL without login."""
+    """The address of a client's server, as a URL without login."""
     settings = client.connection_pool.connection_kwargs
     if "path" in settings:
         return f"unix://{settings['path']}"
@@ -69,20 +69,20 @@ def as_text(value: bytes | str) -> str:
 
 
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
-    """A client whose server answers, is new enough and takes writes.
+    """Returns a client whose server answers, is new enough and accepts writes.
 
-    It follows a failover behind one address: where a server says that it is not the primary any
-    more, the client drops its idle connections and tries the call again on a new one.
+    The client follows a failover behind one address: if a server is no longer the primary, the
+    client drops its idle connections and repeats the call on a new one.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
-        timeout_s: Longest wait for a connection or a reply, in seconds; tried three times.
+        timeout_s: Maximum wait for a connection or a reply, in seconds; tried three times.
 
     Raises:
-        StoreUnreachable: The URL cannot be read, nobody answers there, or the login is refused.
+        StoreUnreachable: The URL is invalid, no server answers, or the login is refused.
         StoreTooOld: The server is older than Redis 6.2.
         StoreReadOnly: The server refuses writes.
-        StoreError: Anything else the server answers to ``PING``, ``INFO`` and ``UNLINK``.
+        StoreError: Any other error of the server for ``PING``, ``INFO`` and ``UNLINK``.
     """
     client = _client(url, timeout_s)
     try:
@@ -108,11 +108,11 @@ def require_version(version: str, url: str) -> None:
 
 @contextmanager
 def translated(url: str) -> Iterator[None]:
-    """Turns what the Redis library raises in the block into this package's errors.
+    """Converts errors of the Redis library in the block to this package's errors.
 
     Raises:
-        StoreUnreachable: The server is gone, silent, still loading, a replica without its primary,
-            or refuses the login.
+        StoreUnreachable: The server is unreachable, does not answer, is still loading, is a replica
+            without its primary, or refuses the login.
         StoreFull: The server is at its ``maxmemory``.
         StoreReadOnly: The server is a replica, cannot save, or has too few replicas.
         StoreError: Any other error of the server or the library.
@@ -124,15 +124,15 @@ def translated(url: str) -> Iterator[None]:
 
 
 class _NotPrimary(redis.ConnectionError):
-    """The server at the other end of a connection is not the primary any more."""
+    """The server of a connection is no longer the primary."""
 
 
 class _Reconnecting(Retry):
-    """Tries again on a new connection also where the server is not the primary any more.
+    """Retries on a new connection, also if the server is no longer the primary.
 
-    Another server may answer at the same address by now. Idle connections go, too: they would read
-    old values, which the former primary does not refuse. One that is in use goes with its next
-    refused write.
+    Another server may answer at the same address meanwhile. Idle connections are closed too,
+    because the former primary would still return old values. A connection in use is closed at its
+    next refused write.
     """
 
     def __init__(self) -> None:

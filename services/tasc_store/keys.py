@@ -1,16 +1,16 @@
-"""Names of the Redis keys, and which names may stand in them.
+"""Names of the Redis keys, and the names allowed in them.
 
-The braces are literal: a Redis Cluster hashes what stands between them, so that all keys of one
-task share a slot and one Lua script may touch several of them.
+The braces are literal: a Redis Cluster hashes the text between them, so that all keys of one task
+share a slot and one Lua script may use several of them.
 """
 
 import re
 
 ALL_TASKS = "tasc:tasks"
 API_KEYS = "tasc:api-keys"
-# Of files and batches, which belong to no task: no task's name may hold an @.
+# Keys of files and batches, which belong to no task. Task names cannot contain an @.
 SHARED = "tasc:{@batches}"
-# Deleted, never written: a command that needs the right to write and leaves nothing behind.
+# Deleted, but never written: a command that needs write access and leaves no data.
 WRITE_PROBE = "tasc:write-probe"
 
 _TASK = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
@@ -28,19 +28,19 @@ def shared_key(*parts: str | int) -> str:
 
 
 def checked_task(name: str) -> str:
-    """The name itself.
+    """Returns the name.
 
     Raises:
-        ValueError: It may not stand in a key or a file name.
+        ValueError: It is not allowed in a key or a file name.
     """
     return _checked(_TASK, "task name", name, 64)
 
 
 def checked_fingerprint(fingerprint: str) -> str:
-    """The tokenizer fingerprint itself.
+    """Returns the tokenizer fingerprint.
 
     Raises:
-        ValueError: It may not stand in a key or a file name.
+        ValueError: It is not allowed in a key or a file name.
     """
     return _checked(_FINGERPRINT, "tokenizer fingerprint", fingerprint, 128)
 

@@ -1,4 +1,4 @@
-"""Chat templates: a model's own Jinja template, which makes one prompt of a conversation."""
+"""Chat templates: a model's own Jinja template, which turns a conversation into a prompt."""
 
 import json
 from contextlib import suppress
@@ -9,9 +9,9 @@ from tasc_text.renderer import shared_renderer
 from tasc_text.template import Conversation, Message, MessageError, Quote, Template, TemplateError
 
 MOST_TEMPLATE_BYTES = 256 * 1024
-MOST_TURNS_BYTES = 256 * 1024  # of system prompt and few-shot examples together
+MOST_TURNS_BYTES = 256 * 1024  # maximum size of system prompt and few-shot examples together
 _TALK = (Message("user", "a"), Message("assistant", "a"), Message("user", "a"))
-# What the renderer passes itself.
+# Variables that the renderer itself passes.
 _RESERVED = (
     *("messages", "tools", "documents", "add_generation_prompt", "conversations", "chat_template"),
     *("return_assistant_tokens_mask", "continue_final_message"),
@@ -23,14 +23,14 @@ class ChatTemplate(Template):
     """A Jinja template, and the turns that each conversation begins with.
 
     Prompts equal those of ``tokenizer.apply_chat_template`` in transformers, except that messages
-    cannot spell special tokens, nor others that the template writes around messages.
+    can spell neither special tokens nor other tokens that the template writes around messages.
 
     Attributes:
         source: The Jinja template.
-        tokens: Special tokens by the names that templates know them by, such as ``bos_token``.
-        system: System prompt of conversations that do not begin with one of their own.
-        shots: Few-shot examples: inputs and answers, put before the first message that is no
-            system prompt.
+        tokens: Special tokens by their names in templates, such as ``bos_token``.
+        system: System prompt of conversations that do not begin with one.
+        shots: Few-shot examples: inputs and answers, inserted before the first message that is not
+            a system prompt.
 
     Raises:
         TemplateError: A value is of the wrong kind, empty or too long.
@@ -65,22 +65,22 @@ class ChatTemplate(Template):
 
     @property
     def plain_prompts(self) -> tuple[str, ...]:
-        """Without the head of an answer, which may begin with the mark of a thought."""
+        """Prompts without the head of an answer, which may begin with a reasoning mark."""
         bare, found = replace(self, system=None, shots=()), list[str]()
         for talk in (_TALK, (Message("system", "a"), *_TALK)):
-            with suppress(MessageError):  # there may be no place for a system prompt
+            with suppress(MessageError):  # a template may not support system prompts
                 found.append(bare.render(Conversation(talk, add_generation_prompt=False)))
         return tuple(found)
 
     def render(self, value: str | Conversation, quote: Quote = str) -> str:
-        """The prompt of a row's input, or of a conversation.
+        """Renders the prompt of a row's input, or of a conversation.
 
         Args:
-            quote: What is done to the texts of all turns, and to the variables of the client.
+            quote: Function applied to the texts of all turns, and to the variables of the client.
 
         Raises:
-            MessageError: The template refuses the conversation, fails, or reaches a limit.
-            RuntimeError: The process that renders cannot run.
+            MessageError: The template refuses the conversation, fails, or exceeds a limit.
+            RuntimeError: The rendering process cannot run.
         """
         asked = Conversation((Message("user", value),)) if isinstance(value, str) else value
         effort = {"reasoning_effort": asked.reasoning_effort} if asked.reasoning_effort else {}
@@ -109,7 +109,7 @@ class ChatTemplate(Template):
         return [self._turn(m, quote) for m in (*system, *shots, *messages[begins:])]
 
     def _turn(self, message: Message, quote: Quote) -> dict[str, str]:
-        # Only templates of late know the role; to the others it is what a system prompt was.
+        # Only recent templates know the role ``developer``; for others it becomes a system prompt.
         known = message.role != "developer" or "developer" in self.source
         turn = {"role": message.role if known else "system", "content": quote(message.content)}
         return turn if message.name is None else {**turn, "name": quote(message.name)}

@@ -1,8 +1,9 @@
-"""Keeps texts of clients from spelling control tokens, such as ``<|im_end|>`` in a chat message.
+"""Prevents texts of clients from spelling control tokens, such as ``<|im_end|>``.
 
-A tokenizer makes added tokens of their spellings, wherever in a text they are. In a prompt only the
-template may write those that control the model. `ControlTokens` finds spellings, and encodes a
-prompt in which only given ones are control tokens. `template` finds out which ones those are.
+A tokenizer converts the spelling of an added token to that token anywhere in a text. In a prompt,
+only the template may write tokens that control the model. `ControlTokens` finds spellings, and
+encodes a prompt in which only given ones are control tokens. `template` determines which ones these
+are.
 """
 
 import re
@@ -13,10 +14,10 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, models
 
-MARK = "\U000f7a5c"  # stands for a character of a text; a private one, which no token has
-_UNKNOWN = "\U0010fffd"  # no tokenizer knows this private character
+MARK = "\U000f7a5c"  # replaces a character of a text; private, so no token has it
+_UNKNOWN = "\U0010fffd"  # a private character that no tokenizer knows
 _NONCE = secrets.token_hex(8)
-_REST = f"<{_NONCE}>"  # the word for all text between added tokens
+_REST = f"<{_NONCE}>"  # a word that replaces all text between added tokens
 
 
 class Span(NamedTuple):
@@ -35,7 +36,7 @@ class Spellings:
 
     Attributes:
         added: The added tokens by id.
-        normalizer: That of the tokenizer, if it has one.
+        normalizer: The tokenizer's normalizer, if it has one.
     """
 
     def __init__(self, backend: Tokenizer) -> None:
@@ -48,7 +49,7 @@ class Spellings:
         self._ids = _numbers(self._finder, {t.content: id_ for id_, t in self.added.items()})
 
     def find(self, text: str) -> list[Span]:
-        """The added tokens in a text, in order."""
+        """Returns the added tokens in a text, in order."""
         found = self._finder.encode(text, add_special_tokens=False)
         return [
             Span(self._ids[id_], *place)
@@ -62,8 +63,8 @@ class ControlTokens:
 
     Args:
         backend: The tokenizer.
-        spellings: Those of the tokenizer.
-        ids: Ids of the tokens; others than those of added tokens are ignored.
+        spellings: The spellings of the tokenizer.
+        ids: Ids of the tokens; ids that are not of added tokens are ignored.
     """
 
     def __init__(self, backend: Tokenizer, spellings: Spellings, ids: Iterable[int]) -> None:
@@ -77,7 +78,7 @@ class ControlTokens:
             forms |= {text for form in forms if (text := normalizer.normalize_str(form))}
         signs = _signs(forms)
         self._sign = re.compile(f"[{re.escape(signs)}]" if signs else "(?!)")
-        # Normalizers make signs of letters that are not ASCII; only letters of other letters, too.
+        # Normalizers turn letters outside ASCII into signs, but ASCII letters only into letters.
         self._normalizes_ascii = any(sign.isalnum() for sign in signs)
         hidden = self._sign.pattern
         if normalizer is not None:
@@ -85,7 +86,7 @@ class ControlTokens:
         self._hidden = re.compile(f"(?:{hidden})+")
 
     def may_spell(self, text: str) -> bool:
-        """Whether a text can be a part of a spelling; most texts cannot."""
+        """Whether a text can be part of a spelling; most texts cannot."""
         if self._sign.search(text):
             return True
         normalizer = self._spellings.normalizer
@@ -94,34 +95,34 @@ class ControlTokens:
         return bool(self._sign.search(normalizer.normalize_str(text)))
 
     def find(self, text: str) -> list[Span]:
-        """The control tokens that a text spells, in order."""
+        """Returns the control tokens that a text spells, in order."""
         return [span for span in self._spellings.find(text) if span.id in self._contents]
 
     def without_signs(self, text: str) -> str:
-        """A text with marks in place of characters without which it is no part of a spelling."""
+        """Replaces the signs in a text by marks, so that it can be no part of a spelling."""
         if not self.may_spell(text):
             return text
         return self._hidden.sub(lambda found: MARK * len(found[0]), text)
 
     def without_spellings(self, text: str) -> str:
-        """A text with a mark for each character of its spellings."""
+        """Replaces each character of a text's spellings by a mark."""
         return _replaced(text, [(s, MARK * (s.end - s.begin)) for s in self.find(text)])
 
     def example(self, spans: Sequence[Span]) -> str:
-        """What one of these, or of all, is written as."""
+        """The text of the first of these spellings, else of any control token."""
         return next(iter([self._contents[span.id] for span in spans] or self._ids))
 
     def beyond(self, ids: Sequence[int], spans: Sequence[Span]) -> bool:
-        """Whether ids of a text have other control tokens than it spells, but unknown text."""
+        """Whether ids have control tokens that the text does not spell, except unknown text."""
         counted = self._contents.keys() - self._unknown
         wanted = [span.id for span in spans if span.id in counted]
         return [id_ for id_ in ids if id_ in counted] != wanted
 
     def encode(self, text: str, written: Sequence[Span]) -> list[int]:
-        """Ids of a text in which only some spellings are control tokens.
+        """Encodes a text in which only some spellings are control tokens.
 
-        Special tokens that the tokenizer adds to texts are not added. A letter for which there is
-        no other token than a control token is left out.
+        Special tokens that the tokenizer adds to texts are not added. A letter whose only token is
+        a control token is left out.
 
         Args:
             written: The places of these spellings, in order.
@@ -129,7 +130,7 @@ class ControlTokens:
         named = _replaced(text, [(span, self._named(text, span)) for span in written])
         copy, real = self._renamed
         encoding = copy.encode(named, add_special_tokens=False)
-        # The model makes a control token of text that is one in its vocabulary.
+        # The model converts a text to a control token if its vocabulary has it.
         own = self._contents.keys() - real.keys()
         if own.isdisjoint(found := encoding.ids):
             return [real.get(id_, id_) for id_ in found]
@@ -144,7 +145,7 @@ class ControlTokens:
         return ids
 
     def _named(self, text: str, span: Span) -> str:
-        """A spelling with the secret name, and the white space around it that the token takes."""
+        """A spelling with its secret name, and the white space that the token takes around it."""
         spelled = text[span.begin : span.end]
         begin = len(spelled) - len(spelled.lstrip())
         return spelled[:begin] + self._secret[span.id] + spelled[len(spelled.rstrip()) :]
@@ -154,7 +155,7 @@ class ControlTokens:
         """Ids that the model gives to unknown text."""
         try:
             return {token.id for token in self._backend.model.tokenize(_UNKNOWN)}
-        except Exception:  # as the library raises it: the model has no such id
+        except Exception:  # the library's error if the model has no such id
             return set()
 
     @cached_property
@@ -165,8 +166,8 @@ class ControlTokens:
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
         """A copy of the tokenizer whose control tokens have secret names, and its ids' real ones.
 
-        It shares the model, so that it costs neither time nor memory. It numbers added tokens
-        otherwise.
+        The copy shares the model, so it costs neither time nor memory. It numbers added tokens
+        differently.
         """
         made = Tokenizer(self._backend.model)
         for part in ("normalizer", "pre_tokenizer"):
@@ -182,13 +183,13 @@ class ControlTokens:
             flag: getattr(self._spellings.added[id_], flag)
             for flag in ("lstrip", "rstrip", "single_word", "normalized", "special")
         }
-        if id_ in self._contents:  # written by the template, whatever a text has beside it
+        if id_ in self._contents:  # written by the template, regardless of texts beside it
             flags["single_word"] = False
         return AddedToken(name, **flags)
 
 
 def _numbers(copy: Tokenizer, names: Mapping[str, int]) -> dict[int, int]:
-    """The ids of tokens by those that they have in a copy."""
+    """The ids of tokens by their ids in a copy."""
     pairs = ((copy.token_to_id(name), id_) for name, id_ in names.items())
     return {number: id_ for number, id_ in pairs if number is not None}
 
@@ -202,7 +203,7 @@ def _replaced(text: str, others: Iterable[tuple[Span, str]]) -> str:
 
 
 def _signs(texts: Collection[str]) -> str:
-    """A few characters one of which is in each text, signs rather than letters."""
+    """A few characters, preferably signs, at least one of which is in each text."""
     chosen, left = "", set(texts)
     while left:
         letters = sorted({letter for text in left for letter in text})

@@ -10,14 +10,14 @@ from tasc_text.tokenizer import TaskTokenizer
 class IncrementalDetokenizer:
     """Decodes one answer as its tokens arrive.
 
-    Text that may become part of a stop string, or another character when its last bytes arrive, is
-    held back. So the results of ``take`` are always the beginning of ``text``.
+    Text that may become part of a stop string, or change when the last bytes of a character arrive,
+    is held back. So the joined results of ``take`` are always the beginning of ``text``.
 
     Args:
         tokenizer: The target's tokenizer.
         stop: Strings that end the answer; none may be empty.
-        keep_stop: Whether the text is cut behind the stop string rather than before it.
-        min_tokens: No stop string counts that is complete within so many tokens.
+        keep_stop: Whether the text is cut after the stop string rather than before it.
+        min_tokens: Stop strings that are complete within this number of tokens do not count.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class IncrementalDetokenizer:
         return self._text
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Add tokens; returns how many belong to the answer.
+        """Adds tokens; returns how many belong to the answer.
 
         If a stop string ends the answer, the token that completes it is the last one, and
         ``stopped`` becomes true.
@@ -58,20 +58,20 @@ class IncrementalDetokenizer:
         return len(tokens)
 
     def take(self) -> str:
-        """Text that has become safe to send since the last call."""
+        """Returns the text that has become safe to send since the last call."""
         safe = len(self._text) if self.stopped else min(self._firm, len(self._text) - self._held())
         piece, self._taken = self._text[self._taken : safe], max(self._taken, safe)
         return piece
 
     def finish(self, text: str) -> str:
-        """The rest to send, given the whole answer's ``text`` as decoded at once."""
+        """Returns the rest to send, given the ``text`` of the whole answer decoded at once."""
         return text[self._taken :]
 
     def _step(self, token: int) -> str | None:
         self._ids.append(token)
         try:
             return self._decode.step(self._tokenizer, token)
-        except Exception:  # a plain one: byte tokens were text until an invalid one joined the run
+        except Exception:  # a plain one: an invalid byte token joined a valid run
             whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
             self._decode = DecodeStream(self._ids, skip_special_tokens=True)
             self._text, piece = whole[: self._firm], whole[self._firm :]
@@ -81,7 +81,7 @@ class IncrementalDetokenizer:
         before = len(self._text)
         self._text += piece
         stops = self._stop if len(self._ids) > self._min_tokens else ()
-        # Each from where it would end in the piece: earlier ones may have come too soon to count.
+        # Each from where it would end in the piece, since earlier ones may not count yet.
         starts = ((s, self._text.find(s, max(0, before - len(s) + 1))) for s in stops)
         found = [(at, at + len(s)) for s, at in starts if at >= 0]
         if found:

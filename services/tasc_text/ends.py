@@ -1,8 +1,8 @@
-"""The tokens that end a model's answers, as the files of its folder name them.
+"""Finds the tokens that end a model's answers in the files of its folder.
 
-No file is complete for all models. Chat models often end a turn with another token than a text, and
-a model that was tuned from another one may name its end in a single file. So each end that any file
-names ends an answer.
+No single file is complete for all models. Chat models often end a turn with another token than a
+text, and a fine-tuned model may name its end in one file only. So each token that any file names as
+an end ends an answer.
 """
 
 import json
@@ -21,9 +21,9 @@ _ANSWER = "an-answer-of-the-model"
 
 
 def named_ends(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the ends of answers by the file that names them; files that name none are left out.
+    """Returns the ends of answers by the file that names them, without files that name none.
 
-    The first one is the end that the model most likely writes: the one behind an answer in the chat
+    The first one is the end that the model most likely writes: the one after an answer in the chat
     template, else the tokenizer's ``eos_token``, else the first of the model's settings.
 
     Raises:
@@ -59,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """Returns the ids of added tokens, which alone are found in a text as they are written."""
+    """Returns the ids of added tokens, the only ones found verbatim in a text."""
     return {t["content"]: t["id"] for t in read_json(path).get("added_tokens", [])}
 
 
@@ -73,7 +73,7 @@ def _known(texts: tuple[str | None, ...], ids: Mapping[str, int]) -> tuple[int, 
 
 
 def _eos(settings: Mapping[str, Any]) -> Any:
-    """Returns what settings name; a model of several parts may name it with its text part."""
+    """Returns the end in settings; a model with several parts may have it in its text part."""
     named, text = settings.get("eos_token_id"), settings.get("text_config")
     return text.get("eos_token_id") if named is None and isinstance(text, dict) else named
 
@@ -86,7 +86,7 @@ def _ids(named: Any) -> tuple[int, ...]:
 def _turn_end(
     folder: Path, settings: Mapping[str, Any], special: Mapping[str, str], ids: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Returns the token that the chat template writes behind an answer, if it is an added one."""
+    """Returns the token that the chat template writes after an answer, if it is an added one."""
     source = _template(folder, settings)
     if source is None or not ("eos_token" in source or any(text in source for text in ids)):
         return ()
@@ -116,7 +116,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 @lru_cache(16)
 def _behind_answer(source: str, special: tuple[tuple[str, str], ...]) -> str:
-    """Returns the text behind an answer; nothing if the answer is not rendered as it is."""
+    """Returns the text after an answer; empty if the answer is not rendered verbatim."""
     answer = shared_renderer().ask(
         {
             "source": source,

@@ -1,11 +1,11 @@
-"""Model files of other programs: what they are, and the way to a folder that is read here."""
+"""Recognises model files of other programs, and explains how to get a supported folder."""
 
 from pathlib import Path
 
 _SAFE = ".safetensors"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz")
-# Models of other programs by the end of a file's name; none leads back to a transformers model.
+# Model formats of other programs by file name suffix; none converts back to transformers.
 _OTHERS = {
     ".onnx": "an ONNX model",
     ".xml": "an OpenVINO model",
@@ -19,7 +19,7 @@ _OTHERS = {
 
 
 def file_in_words(path: Path) -> str:
-    """What a file is that was named in place of a folder, and the way out."""
+    """Describes a file that was named in place of a folder, and a remedy."""
     ends = path.suffix.lower()
     if ends == ".gguf":
         return _gguf(path)
@@ -35,10 +35,10 @@ def file_in_words(path: Path) -> str:
 
 
 def other_format(folder: Path) -> str | None:
-    """What the weights in a folder are if none are in safetensors, and the way out.
+    """Describes the weights in a folder if none are in safetensors, and a remedy.
 
     Returns:
-        None where there are some in safetensors, or of no known format.
+        None if some weights are in safetensors, or the format is unknown.
     """
     files = sorted(p for pattern in ("*", "onnx/*", "original/*") for p in folder.glob(pattern))
     ends = {path.suffix.lower(): path for path in reversed(files)}
@@ -59,7 +59,7 @@ def _gguf(path: Path) -> str:
     saved = f".save_pretrained({path.stem!r})"
     lines = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig",
-        # Without it transformers takes the model for a quantised one, and refuses to save it.
+        # Without it, transformers treats the model as quantised and refuses to save it.
         f"AutoModelForCausalLM.from_pretrained({place}, "
         f"quantization_config=GgufConfig(dequantize=True)){saved}",
         f"AutoTokenizer.from_pretrained({place}){saved}",

@@ -19,7 +19,7 @@ from functools import cache
 from io import BytesIO
 from typing import Any, Final, cast
 
-LIMIT_S: Final = 1.0  # processor time of one prompt; most take less than a millisecond
+LIMIT_S: Final = 1.0  # processor time of one prompt; most take under a millisecond
 MOST_CHARACTERS: Final = 4_000_000  # characters of one prompt
 MEMORY: Final = 512 << 20  # bytes above those of the process when it starts
 _KILL_S: Final = 2 * LIMIT_S  # kills code other than Python's, which is not interrupted at LIMIT_S
@@ -80,7 +80,7 @@ class Renderer:
             if answer.endswith(b"\n"):
                 return answer, None
             code = process.wait()
-        except BaseException:  # a late answer would be taken for that of the next prompt
+        except BaseException:  # a late answer would be read as that of the next prompt
             self.close()
             raise
         self.close()
@@ -114,7 +114,7 @@ class _Late(BaseException):
 def serve() -> None:
     """Renders the prompts on stdin until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # printed text must not be taken for an answer
+    os.dup2(2, 1)  # printed text must not be read as an answer
     # Imported here by name, so that no other process of this package imports the library.
     render = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
     with open("/proc/self/statm", encoding="ascii") as file:

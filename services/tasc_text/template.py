@@ -1,7 +1,7 @@
 """Prompt templates: how a row's input or a conversation becomes a prompt.
 
-Here are format strings, text with one place for the input, without escaping or logic. Chat
-templates are in `chat`.
+This module has format strings, which are texts with one place for the input, without escaping or
+logic. Chat templates are in `chat`.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ class TemplateError(TextError):
 
 
 class MessageError(TextError):
-    """A conversation that a template makes no prompt of.
+    """A conversation that a template cannot render.
 
     Attributes:
         field: The request field at fault.
@@ -51,7 +51,7 @@ class Conversation:
 
     Attributes:
         messages: At least one.
-        strict: Whether a format string refuses messages that it has no place for.
+        strict: Whether a format string refuses messages that it cannot use.
         add_generation_prompt: Whether the prompt ends with the head of an assistant's turn; unset:
             it does.
         variables: A JSON object with further variables of a chat template.
@@ -65,22 +65,22 @@ class Conversation:
     reasoning_effort: str | None = None
 
     def __str__(self) -> str:
-        """All that a client sent; its length is that of what a template is given."""
+        """All text that a client sent; its length is that of the template's input."""
         return "".join((*(m.content + (m.name or "") for m in self.messages), self.variables or ""))
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The places of the messages that a format string has no place for, with their roles."""
+        """The positions and roles of the messages that a format string does not use."""
         used = self._last_user
         places = ((i, m.role) for i, m in enumerate(self.messages) if i != used)
         return tuple(f"messages.{i} ({role})" for i, role in places)
 
     @property
     def input(self) -> str:
-        """What a format string takes: the last user message.
+        """The input of a format string: the last user message.
 
         Raises:
-            MessageError: There is none, or something is there that a format string cannot do.
+            MessageError: There is no user message, or a format string does not support a part.
         """
         for name in ("add_generation_prompt", "variables"):
             if getattr(self, name) is not None:
@@ -109,7 +109,7 @@ class Conversation:
 
 
 class Template(ABC):
-    """Makes prompts of inputs and of conversations."""
+    """Makes prompts from inputs and from conversations."""
 
     @property
     @abstractmethod
@@ -119,27 +119,27 @@ class Template(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """A text that differs from that of templates that render otherwise."""
+        """A text that differs between templates that render differently."""
 
     @abstractmethod
     def render(self, value: str | Conversation, quote: Quote = str) -> str:
-        """The prompt of a row's input, or of a conversation.
+        """Renders the prompt of a row's input, or of a conversation.
 
         Args:
-            quote: What is done to each text that is put into the template.
+            quote: Function applied to each text that is put into the template.
 
         Raises:
-            MessageError: The conversation has no prompt by this template.
+            MessageError: The template cannot render the conversation.
         """
 
     @property
     def takes_control_tokens(self) -> bool:
-        """Whether what is put into the template may spell control tokens."""
+        """Whether texts that are put into the template may spell control tokens."""
         return False
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """Texts of the task that are put into the template besides those of a client."""
+        """Texts of the task that are put into the template besides a client's texts."""
         return ()
 
     @property
@@ -153,17 +153,18 @@ class Template(ABC):
         value: str | Conversation,
         add_special_tokens: bool | None = None,
     ) -> list[int]:
-        """Token ids of the prompt.
+        """Returns the token ids of the prompt.
 
-        Spellings of control tokens, such as ``<|im_end|>``, are ordinary text in what is put into
-        the template.
+        Spellings of control tokens, such as ``<|im_end|>``, are ordinary text within the texts that
+        are put into the template.
 
         Args:
-            add_special_tokens: None: as `adds_special_tokens` says.
+            add_special_tokens: None for the value of `adds_special_tokens`.
 
         Raises:
-            MessageError: As `render`; or texts spell control tokens, and the template changes or
-                examines these texts, so that it is unknown what it writes itself.
+            MessageError: See `render`. It is also raised if texts spell control tokens, and the
+                template changes or examines them, so that its own control tokens cannot be
+                determined.
         """
         prompt, texts = self._rendered(value)
         ids = tokenizer.encode_prompt(prompt, False)
@@ -173,7 +174,7 @@ class Template(ABC):
         return tokenizer.with_special_tokens(ids) if add else ids
 
     def encode_rows(self, tokenizer: TaskTokenizer, inputs: Sequence[str]) -> list[list[int]]:
-        """`encode` of many inputs, in less time."""
+        """Encodes many inputs, faster than single calls of `encode`."""
         made = [self._rendered(value) for value in inputs]
         found = tokenizer.encode_outputs([prompt for prompt, _ in made])
         if not self.takes_control_tokens:
@@ -185,7 +186,7 @@ class Template(ABC):
         return [tokenizer.with_special_tokens(ids) for ids in found] if add else found
 
     def _rendered(self, value: str | Conversation) -> tuple[str, list[str]]:
-        """A prompt, and the texts that were put into the template."""
+        """Returns a prompt, and the texts that were put into the template."""
         texts = list[str]()
 
         def seen(text: str) -> str:
@@ -207,14 +208,14 @@ class Template(ABC):
     def _kept_apart(
         self, control: ControlTokens, value: str | Conversation, prompt: str, ids: list[int]
     ) -> list[int]:
-        """Ids of a prompt in which only the template's control tokens are any.
+        """Returns ids of a prompt in which all control tokens are the template's.
 
-        The prompt is rendered once more with marks in texts in place of the signs that spellings
-        need. So it is known what the template wrote, whatever it does to the texts. Only where it
-        examines these signs, nothing but whole spellings has marks.
+        The prompt is rendered again with marks in place of the signs that spellings in texts need.
+        This shows which parts the template wrote, even if it changes the texts. If the template
+        examines these signs, only whole spellings are replaced by marks.
 
         Args:
-            ids: Those of the prompt, wherever its control tokens come from.
+            ids: Ids of the prompt, regardless of the origin of its control tokens.
         """
         spelled = control.find(prompt)
         leaks = control.beyond(ids, spelled)
@@ -245,7 +246,7 @@ class Template(ABC):
 
 @dataclass(frozen=True)
 class _Guard:
-    """The control tokens of a template, and the texts of its task that spell none."""
+    """The control tokens of a template, and the task's texts without such spellings."""
 
     control: ControlTokens
     harmless: frozenset[str]
@@ -270,8 +271,7 @@ def _same_but_marks(prompt: str, marked: str) -> bool:
 class PromptTemplate(Template):
     """Text with exactly one ``{input}``; other braces are literal.
 
-    The text ``{input}`` alone is no template: an input is then a whole prompt, and may spell
-    control tokens.
+    With the text ``{input}`` alone, an input is a whole prompt and may spell control tokens.
 
     Raises:
         TemplateError: ``{input}`` is missing or occurs more than once.
@@ -303,7 +303,7 @@ class PromptTemplate(Template):
 
 @dataclass(frozen=True)
 class UnquotedTemplate(Template):
-    """Another template, with texts that may spell control tokens."""
+    """Wraps another template so that texts may spell control tokens."""
 
     made: Template
 
@@ -324,5 +324,5 @@ class UnquotedTemplate(Template):
 
 
 def last_words(text: str, most: int) -> str:
-    """The last ``most`` words at most, joined by blanks."""
+    """At most the last ``most`` words, joined by blanks."""
     return " ".join(text.rsplit(maxsplit=most)[-most:]) if most else ""

@@ -1,6 +1,7 @@
-"""Tokenizers of model folders, and where these folders are.
+"""Tokenizers of model folders, and the location of these folders.
 
-Text to ids and back, fingerprints, and what drafting needs to know about tokens.
+Tokenizers convert text to ids and back. They also provide fingerprints and the properties of tokens
+that drafting needs.
 """
 
 import hashlib
@@ -64,8 +65,8 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
 
 
 _NOT_IDENTITY = ("padding", "truncation", "version")  # fields left out of the fingerprint
-_INSIDE = "a"  # a token with this text in byte-level and in SentencePiece vocabularies alike
-_CUT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for a part of a character
+_INSIDE = "a"  # a token's text in byte-level and SentencePiece vocabularies alike
+_CUT = "\N{REPLACEMENT CHARACTER}"  # written by decoders for a part of a character
 
 
 class TaskTokenizer:
@@ -73,8 +74,8 @@ class TaskTokenizer:
 
     Args:
         path: A ``tokenizer.json``.
-        eos_ids: Each of them ends an answer; the first is appended to corpus documents and ends
-            answers where a guide leaves only the end.
+        eos_ids: Tokens that end an answer. The first one is appended to corpus documents, and ends
+            answers where a guide allows only the end.
 
     Raises:
         TokenizerError: The file is missing or unreadable, or there is no end-of-sequence id.
@@ -96,7 +97,7 @@ class TaskTokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TaskTokenizer":
-        """Load ``tokenizer.json``, and the ends of answers that any file names (`named_ends`)."""
+        """Loads ``tokenizer.json``, and the ends of answers that any file names (`named_ends`)."""
         path = folder / "tokenizer.json"
         if folder.is_file():
             raise TokenizerError(file_in_words(folder))
@@ -130,7 +131,7 @@ class TaskTokenizer:
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """Ids of special tokens by what they are written as."""
+        """Ids of special tokens by their text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {str(token.content): id_ for id_, token in added.items() if token.special}
 
@@ -140,26 +141,26 @@ class TaskTokenizer:
         return frozenset(self.special_tokens.values())
 
     def special_in(self, text: str) -> str | None:
-        """The first special token that a text has, as it is written."""
+        """The text of the first special token in a text; None if there is none."""
         added = self.spellings.added
         found = (added[span.id] for span in self.spellings.find(text))
         return next((t.content for t in found if t.special and t.content in text), None)
 
     @cached_property
     def spellings(self) -> Spellings:
-        """Finds added tokens in texts."""
+        """Finds the spellings of added tokens in texts."""
         return Spellings(self._tokenizer)
 
     @cached_property
     def guards(self) -> dict[Hashable, Any]:
-        """What each template keeps beside the tokenizer."""
+        """Values that each template caches for this tokenizer."""
         return {}
 
     def control(self, ids: Iterable[int] = ()) -> ControlTokens:
-        """The tokens that texts of clients may not spell: special ones, ends, and others.
+        """The tokens that texts of clients may not spell: special ones, ends, and further ones.
 
         Args:
-            ids: Those of the others.
+            ids: Ids of the further tokens.
         """
         own = self.special_ids.union(self.eos_ids, ids)
         return ControlTokens(self._tokenizer, self.spellings, own)
@@ -205,8 +206,8 @@ class TaskTokenizer:
     def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a prompt, by default with the special tokens that the tokenizer adds.
 
-        Those in front are not added to a prompt that begins with them, and an end of sequence is
-        never added: nothing would follow it.
+        Leading ones are not added to a prompt that already begins with them. An end of sequence is
+        never added, because nothing would follow it.
         """
         ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self.with_special_tokens(ids) if add_special_tokens else ids
@@ -224,12 +225,12 @@ class TaskTokenizer:
 
     @property
     def appended_ends(self) -> tuple[int, ...]:
-        """Ends of sequence that the tokenizer itself would put behind each text."""
+        """Ends of sequence that the tokenizer itself would append to each text."""
         return tuple(id_ for id_ in self._special_around[1] if id_ in self.eos_ids)
 
     @cached_property
     def _special_around(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer's post-processor puts in front of a text and behind it."""
+        """The ids that the tokenizer's post-processor puts before and after a text."""
         encoding = self._tokenizer.encode(_INSIDE, add_special_tokens=True)
         inner = [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
         first, last = (inner[0], inner[-1]) if inner else (len(encoding.ids), len(encoding.ids))
@@ -239,9 +240,9 @@ class TaskTokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def token_bytes(self, id_: int) -> bytes:
-        """What a token adds to a text, in UTF-8. It may be a part of a character.
+        """The bytes that a token adds to a text, in UTF-8. They may be a part of a character.
 
-        Special tokens have the text they are written as. Ids without a token have none.
+        Special tokens give their text. Ids without a token give no bytes.
         """
         found = self._bytes.get(id_)
         if found is None:
@@ -271,13 +272,13 @@ class TaskTokenizer:
 
     @cached_property
     def _texts(self) -> dict[int, str]:
-        # Ids descend, so that of tokens with the same text the lowest id counts in every process.
+        # Ids descend, so that the lowest id of tokens with the same text counts in every process.
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         pairs = sorted(((id_, piece) for piece, id_ in vocabulary.items()), reverse=True)
         return {id_: self._text(piece) for id_, piece in pairs}
 
     def _text(self, piece: str) -> str:
-        """A token's text inside a text; at the beginning decoders drop a leading space."""
+        """A token's text inside a text; at the beginning, decoders drop a leading space."""
         decoder = self._tokenizer.decoder
         return (decoder.decode([_INSIDE, piece]) if decoder else piece).removeprefix(_INSIDE)
 
@@ -296,13 +297,13 @@ _BYTES = _letters_of_bytes()
 
 
 FILE = "tokenizer.json"
-# Usual names of the token that ends an answer, the most common first.
+# Usual texts of the token that ends an answer, the most common first.
 _USUAL = ("<|endoftext|>", "</s>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|eos|>", "[EOS]")
 _SHOWN = 8
 
 
 def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
-    """Load a tokenizer and find the token that ends an answer.
+    """Loads a tokenizer and finds the token that ends an answer.
 
     It is ``eos``, else the one in the settings files beside ``tokenizer.json``, else the special
     token with the most common of the usual names.
@@ -332,7 +333,7 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
 
 
 def open_to_encode(path: Path) -> TaskTokenizer:
-    """Load a tokenizer for encoding only; its end-of-sequence id is arbitrary.
+    """Loads a tokenizer for encoding only; its end-of-sequence id is arbitrary.
 
     Args:
         path: A folder with a ``tokenizer.json``, or such a file.

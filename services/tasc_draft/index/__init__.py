@@ -1,1 +1,1 @@
-"""A task's draft index: its parts, how they are built, looked at and kept in a file. No drafts."""
+"""A task's draft index: its parts, their build, look-ups in them, and their file."""

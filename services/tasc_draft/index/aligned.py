@@ -1,11 +1,11 @@
 """Predicts answers whose words follow the words of the prompt, one by one, as in tagging.
 
 The likeliest next token then depends on the prompt's word at the same place. The table maps
-contexts (`context_keys`) to counts of the next token. `build_aligned` finds out by itself whether a
-task goes word by word, and where in the prompt the input begins; it needs no template.
+contexts (`context_keys`) to counts of the next token. `build_aligned` determines whether a task
+goes word by word, and where in the prompt the input begins; it needs no template.
 
-A word is a run of tokens. ``word_starts``, which the tokenizer provides, tells which tokens begin
-one.
+A word is a run of tokens. ``word_starts``, which the tokenizer provides, marks the tokens that
+begin one.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tasc_draft.compiled import IndexPart, borrowing, compiled, flat, within
 from tasc_draft.errors import DraftError
 from tasc_draft.tokens import Int32, Int64, Tokens, is_first
 
-KINDS = 6  # of contexts; see `context_keys`
+KINDS = 6  # kinds of contexts; see `context_keys`
 NO_RECORD = -1
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in Fibonacci hashing
 _SHIFT = np.uint64(29)
@@ -30,7 +30,7 @@ _NO_TOKEN = np.uint64(0)
 
 
 class AlignedView(NamedTuple):
-    """The arrays of an `AlignedTable`, as compiled code takes them."""
+    """The arrays of an `AlignedTable` for compiled code."""
 
     slots: Int32
     keys: Any
@@ -87,7 +87,7 @@ def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, 
     - 5: the last tokens of the aligned word and of the next one, and ``y2``.
 
     Args:
-        hashes, lasts, words: What `words` filled and returned.
+        hashes, lasts, words: The arrays filled and the number returned by `words`.
         u: Number of the aligned word in the prompt; it may lie outside the prompt.
         y1, y2: The last token of the answer and the one before it. In front of the answer is SEP,
             in front of that -1.
@@ -138,7 +138,7 @@ def _folded(h: Any) -> Any:
     return np.uint32((h * _FACTOR) >> _HALF)
 
 
-WIDEST = 8  # most continuations of one context
+WIDEST = 8  # maximum continuations of one context
 MAX_HEAD = 2**30  # numbers of words are int32
 
 
@@ -199,8 +199,8 @@ class AlignedTable(IndexPart):
 
 
 MIN_ROWS = 50
-MIN_SHARE = 0.9  # of the rows must go word by word
-# Least count of a context, by kind. On 12,500 tagged sentences this saves a quarter of the memory
+MIN_SHARE = 0.9  # minimum share of rows that go word by word
+# Minimum count of a context, by kind. On 12,500 tagged sentences this saves a quarter of the memory
 # and costs no drafted token.
 LEAST = (1, 2, 2, 1, 1, 1)
 

@@ -21,7 +21,7 @@ _MAKE = "`tasc model-bigrams` makes one"
 
 
 class BigramView(NamedTuple):
-    """The arrays of a `BigramTable`, as compiled code takes them."""
+    """The arrays of a `BigramTable` for compiled code."""
 
     tokens: Int32
     logp: NDArray[np.float32]
@@ -32,7 +32,7 @@ class BigramTable(IndexPart):
     """Immutable next tokens of each token.
 
     Attributes:
-        model: The target's name, for people.
+        model: The target's display name.
         fingerprint: The fingerprint of the tokenizer that made the ids.
         vocab_size: The tokenizer's, V; the target's padding beyond it is left out.
         tokens: ``int32[V, k]`` the k likeliest next tokens of each token, the likeliest first.

@@ -29,7 +29,7 @@ Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
 """The results of `sort_part` for each part of a text, in order."""
 
 GAIN_TOKENS = 8  # the best of 3, 4, 6, 8 and 12 on five tasks cut to a half and to a fifth
-SWEEPS = 16  # each halves the threshold of the gain; what is left then gains next to nothing
+SWEEPS = 16  # each halves the threshold of the gain; the rest gains almost nothing
 _CAUTION = 0.99  # attempts to meet a byte limit aim a little lower, so that few are needed
 
 
@@ -39,7 +39,7 @@ class Documents:
 
     Attributes:
         text, offsets: ``int32[T]`` and ``int32[D + 1]``, as in `CorpusIndex`.
-        counts: ``int32[D]`` how often each document occurs.
+        counts: ``int32[D]``, the number of occurrences of each document.
         rows: ``int32[rows]`` number of each row's document; -1 if it was dropped.
     """
 
@@ -224,7 +224,7 @@ def index_documents(
     Memory peaks below 60 bytes per token.
 
     If not all fit, documents are kept by falling expected gain per token (`by_gain`). The bytes per
-    token of one attempt say how many to keep in the next.
+    token of one attempt determine how many to keep in the next.
 
     Args:
         fingerprint: The fingerprint of the tokenizer that made the ids.

@@ -120,7 +120,8 @@ def build_index(
         word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; without it there is no
             aligned table.
         canonical: ``int32[vocab_size + 1]`` the id of the same text without a leading space.
-        max_bytes: Most bytes of the corpus part. Outputs of least expected gain are left out.
+        max_bytes: Maximum bytes of the corpus part. Outputs with the lowest expected gain are left
+            out.
 
     Raises:
         DraftError: An id is outside the vocabulary, there are not as many prompts as outputs, or a

@@ -2,9 +2,9 @@
 
 A prompt's features are its distinct tokens and pairs of adjacent tokens, hashed to 32 bits. The
 similarity of two prompts is the cosine of their weighted features. A feature weighs idf *
-sqrt(purity). The idf is log(rows / rows that have it) (Sparck Jones 1972). The purity says how much
-the outputs of those rows agree, so that words which distinguish outputs count more than words which
-are merely rare; it is estimated from a few pairs of rows.
+sqrt(purity). The idf is log(rows / rows that have it) (Sparck Jones 1972). The purity is the degree
+to which the outputs of those rows agree, so that words which distinguish outputs count more than
+words which are merely rare; it is estimated from a few pairs of rows.
 
 Searches are compiled. They write to the caller's scratch memory and clean what they touched.
 """
@@ -33,7 +33,7 @@ _ONE = np.uint64(1)
 
 
 class InputView(NamedTuple):
-    """The arrays of an `InputIndex`, as compiled code takes them."""
+    """The arrays of an `InputIndex` for compiled code."""
 
     slots: Int32
     keys: UInt32
@@ -136,8 +136,8 @@ def find(slots: Any, keys: Any, key: Any) -> int:
     return -1
 
 
-# Most postings that a search reads, those of rare features first. It bounds the time; on all tasks
-# measured, reading more found no better rows.
+# Maximum number of postings that a search reads, those of rare features first. It limits the time;
+# on all measured tasks, reading more found no better rows.
 MAX_POSTINGS = 100_000
 # Features that no row has make a prompt less similar to all rows. Each adds this share of the
 # largest squared idf to the prompt's squared norm.
@@ -290,7 +290,8 @@ def _best(norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similar
 
 
 AGREEMENT_TOKENS = 24  # outputs are compared by their first tokens, the end being one of them
-# Most pairs of rows from which a feature's purity and the corpus-wide mean are estimated.
+# Maximum number of pairs of rows from which a feature's purity and the corpus-wide mean are
+# estimated.
 FEATURE_PAIRS = 16
 CORPUS_PAIRS = 4096
 LEAST_PURITY = 0.01  # a feature whose drawn pairs share no beginning may still be of use

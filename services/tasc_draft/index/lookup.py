@@ -18,7 +18,7 @@ from tasc_draft.tokens import Int32
 
 END = -1
 HOT = 32  # intervals of more entries have their continuations in the hot table
-WIDEST = 8  # most continuations of an interval
+WIDEST = 8  # maximum continuations of an interval
 # Columns of a continuation: its token, how often it follows, and its interval one token deeper.
 TOKEN, COUNT, LO, HI = 0, 1, 2, 3
 COLUMNS = 4

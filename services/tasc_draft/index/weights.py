@@ -51,7 +51,7 @@ BIGRAM_BASE = LOCAL_BASE + (BIGRAM - NEIGHBOURS) * LOCAL_SIZE
 ALIGNED_BASE = BIGRAM_BASE + LEVELS
 OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
 CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
-MOST_WEIGHT = 1e6  # of a cell; learning ends far below
+MOST_WEIGHT = 1e6  # maximum of a cell; learning ends far below
 
 
 # Lower limits of the classes after the first.

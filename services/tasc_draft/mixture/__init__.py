@@ -1,1 +1,1 @@
-"""Drafts from an index: what each source says, what it is worth, and which paths to follow."""
+"""Drafts from an index: the evidence of each source, its weight, and the choice of paths."""

@@ -47,9 +47,9 @@ from tasc_draft.mixture.row_state import (
 )
 from tasc_draft.tokens import Int32
 
-WIDTH = 48  # most candidates of a node
+WIDTH = 48  # maximum candidates of a node
 FULL_WIDTH = WIDTH + 32  # with those that only an external tree has
-PLACES = 48  # most places in a local text that a node keeps
+PLACES = 48  # maximum places in a local text that a node keeps
 RECENT_PLACES = 16  # in recent answers; more cost much and add little
 SILENT = -1  # base of a slot without evidence at a node
 NEGLIGIBLE = 1e-2  # smaller gradients do not move the weights
@@ -112,7 +112,7 @@ NODE = np.dtype(
 )
 
 # Scalars of the compiled code; see `DraftSettings`. sep, depth and head belong to the index;
-# enabled tells by number which sources are in use; child_chance is OPTIMISTIC_CHILD_PROB.
+# enabled has a flag for each source in use, by number; child_chance is OPTIMISTIC_CHILD_PROB.
 GROWTH = np.dtype(
     [
         *int32("rule", "n_max", "p_min", "prefix", "most", "vocab_size", "sep", "depth", "head"),
@@ -190,8 +190,8 @@ def candidate(node: Any, token: int) -> int:
 def score(weights: Any, node: Any) -> None:
     """Fill the probabilities of a node's candidates and of none of them; they sum to one.
 
-    The probability of all tokens without evidence is one number. If the row's labels tell which
-    tokens these are, each gets the same share of it.
+    The probability of all tokens without evidence is one number. If the row's labels determine
+    which tokens these are, each gets the same share of it.
     """
     n, other = node.supported, -math.inf if node.others == 0 else weights[node.other]
     greatest = other

@@ -3,11 +3,11 @@
 Where a node of the tree is also a node of the external tree, both sides' probabilities of the next
 token v are mixed: p(v) = p_ngrams(v)^a * p_external(v)^b * exp(c(v)) / Z. Here c(v) is one number
 for tokens that n-grams did not name, one for those that the external tree did not name, and one for
-all tokens that neither named. The five numbers say how far each side is trusted, in what it names
-and in what it leaves out. They are learnt from the tokens that the target emits, like the weights
-of n-grams (`evidence.learn`): numbers for all nodes, plus numbers for nodes of a depth and of a
-confidence of the n-grams. N-grams continue behind tokens that only the external tree has, and the
-other way round.
+all tokens that neither named. The five numbers define how far each side is trusted, for tokens that
+it names and for those that it leaves out. They are learnt from the tokens that the target emits,
+like the weights of n-grams (`evidence.learn`): numbers for all nodes, plus numbers for nodes of a
+depth and of a confidence of the n-grams. N-grams continue after tokens that only the external tree
+has, and vice versa.
 """
 
 import math
@@ -39,7 +39,7 @@ class ExternalTree(NamedTuple):
 
     Attributes:
         tokens: ``int32[rows + N]``.
-        probs: ``float32[rows + N]`` probability of each token behind its parent.
+        probs: ``float32[rows + N]``, probability of each token after its parent.
         first, sibling: ``int32[rows + N]`` first child and next sibling: nodes, or NONE.
         rows: ``int32[1]``, number of roots.
     """
@@ -212,7 +212,7 @@ def _score(trust: Any, node: Any, i: int) -> float:
 
 @borrowing
 def _gain(trust: Any, node: Any, side: int, i: int) -> float:
-    """What a side adds to a candidate's score beyond what it adds to other tokens' score."""
+    """The amount that a side adds to a candidate's score, minus that for other tokens."""
     over = _feature(node, side, i) - _feature(node, side, NONE)
     unnamed = _feature(node, SIDES + side, i)
     return _trust(trust, node, side) * over + _trust(trust, node, SIDES + side) * unnamed

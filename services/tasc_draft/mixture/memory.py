@@ -135,11 +135,11 @@ _MOST_VIEWS = 4096
 # are expanded in vain; at 0.7 as many tokens are accepted as at 1. The published rules use 1, so
 # that they always draft the likeliest paths.
 OPTIMISTIC_CHILD_PROB = 0.7
-WORDS = 1024  # most words of a prompt that an answer's words are aligned with
+WORDS = 1024  # maximum words of a prompt that answers are aligned with
 
 
 class Out(NamedTuple):
-    """The arrays of `Drafts`, as compiled code writes them."""
+    """The arrays of `Drafts` that compiled code writes."""
 
     tokens: Int32
     parents: Int32
@@ -159,7 +159,8 @@ class Out(NamedTuple):
 class Memory:
     """The arrays of a proposer.
 
-    See `NgramProposer` for the arguments; ``budget`` is the most draft tokens of a step.
+    See `NgramProposer` for the arguments; ``budget`` is the maximum number of draft tokens of a
+    step.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class Memory:
         return index.inputs.view, nearest_scratch(index.inputs), found
 
     def drafts(self, n: int, rows: int) -> Drafts:
-        """The first n tokens of the output, for so many rows."""
+        """The first n tokens of the output as drafts of ``rows`` rows."""
         # Views of the same arrays each time, so those of each size are made once.
         found = self._views.get((n, rows))
         if found is None:

@@ -53,18 +53,18 @@ class NgramProposer:
     Attributes:
         index: The index in use.
         memory: The arrays that compiled code works on, for tests.
-        state: All that compiled code gets: these arrays and those of the index.
+        state: The input of compiled code: these arrays and those of the index.
         learnt: The weights as learnt so far; compiled code updates them in place.
 
     Args:
         rows: Number of rows.
-        capacity: Most tokens of one row, prompt and answer together.
+        capacity: Maximum number of tokens of one row, prompt and answer together.
         vocab_size: The target emits ids below it.
-        eos_ids: Each of them ends a path.
+        eos_ids: Ids that end a path.
         index: The index to draft from; ``set_index`` replaces it.
         branching: Whether drafts are trees; otherwise they are chains.
-        nodes: Most draft tokens of one step for all rows together; by default ``rows`` times
-            ``settings.num_speculative_tokens``.
+        nodes: Maximum number of draft tokens of one step for all rows together; by default ``rows``
+            times ``settings.num_speculative_tokens``.
 
     Raises:
         DraftError: The index is sorted by too few tokens.
@@ -136,7 +136,7 @@ class NgramProposer:
         Args:
             external: Another proposer's drafts for the same rows, trees of ids with parents before
                 their children. Both become one tree (`external_tree`). A row with an external draft
-                gets up to ``budget[i]`` tokens, whatever ``settings.min_prob``.
+                gets up to ``budget[i]`` tokens, regardless of ``settings.min_prob``.
 
         Raises:
             DraftError: There are not as many rows, or ``external`` has a log-probability that is
@@ -225,7 +225,7 @@ class NgramProposer:
             )
 
     def _require_ids(self, tokens: Int32) -> None:
-        """Check what compiled code, which checks no bounds, relies on."""
+        """Checks ids, because compiled code checks no bounds."""
         ids = len(self.memory.is_eos)
         if len(tokens) and tokens.view(np.uint32).max() >= ids:  # as unsigned: negative ids, too
             raise DraftError(

@@ -1,4 +1,4 @@
-"""What is kept for each row of a batch, and how a row takes in tokens.
+"""The state of each row of a batch, and its update by new tokens.
 
 A row's own text is ``prompt SEP answer``. New tokens are only written to it. `catch_up` derives
 everything else from them when the row is drafted for: where tokens occurred before, the contexts of
@@ -28,12 +28,12 @@ from tasc_draft.tokens import Int32
 
 NONE = -1
 END = -1  # after each answer or output of a local text
-COLUMNS = 4  # of a context
+COLUMNS = 4  # number of columns of a context
 MOST = 12  # tokens of a row's longest context, and so the most contexts of a row
 SHORTENED = 8  # a context of MOST tokens is cut to its last SHORTENED before it grows
 MAX_WALK = 128  # places of one token that a search visits; bounds the time of a draft
 MAX_AGREEING = 8  # tokens compared before a place
-OUTPUT_TOKENS = 512  # of one neighbour's output that are used
+OUTPUT_TOKENS = 512  # maximum number of used tokens of one neighbour's output
 
 
 def int32(*names: str) -> list[tuple[str, type[np.int32]]]:
@@ -149,7 +149,7 @@ def find_places(local: Any, row: int, followed: int, text: Any, end: int, found:
 
 @borrowing
 def _agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
-    """How many tokens up to ``place`` equal those up to ``end``, at most MAX_AGREEING."""
+    """The number of tokens up to ``place`` that equal those up to ``end``, at most MAX_AGREEING."""
     n = 1
     most = min(MAX_AGREEING, place + 1, end + 1)
     while n < most and tokens[place - n] == text[end - n]:
@@ -325,7 +325,7 @@ def forget_neighbours(state: Any, row: int) -> None:
 
 @compiled
 def _fitting(offsets: Any, documents: Any, rows: Any, n: int, space: int) -> int:
-    """How many of the nearest rows' outputs fit into so many tokens."""
+    """How many of the nearest rows' outputs fit into ``space`` tokens."""
     for i in range(n):
         space -= _length(offsets, documents[rows[i]])
         if space < 0:
@@ -335,5 +335,5 @@ def _fitting(offsets: Any, documents: Any, rows: Any, n: int, space: int) -> int
 
 @compiled
 def _length(offsets: Any, document: int) -> int:
-    """Tokens of a neighbour's output with SEP, EOS and END, cut to what is used."""
+    """Number of used tokens of a neighbour's output, with SEP, EOS and END."""
     return min(offsets[document + 1] - offsets[document], OUTPUT_TOKENS + 3)

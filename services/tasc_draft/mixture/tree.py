@@ -40,7 +40,7 @@ ENTRY = np.dtype([("path", np.float32), ("node", np.int32), ("leaf", np.int32)])
 
 
 def heap_size(nodes: int) -> int:
-    """Entries for trees of so many nodes: each is on the heap as a leaf and with its next child."""
+    """Number of entries for trees of ``nodes`` nodes, each as a leaf and with its next child."""
     return 2 * nodes + 1
 
 
@@ -88,10 +88,11 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
 
     Args:
         batch: ``int32[m]`` rows.
-        limits: ``int32[m]`` most draft tokens of each row; overwritten.
-        least: ``float32[n]`` least path probability of the i-th token of all; n is the budget.
+        limits: ``int32[m]``, maximum number of draft tokens of each row; overwritten.
+        least: ``float32[n]``, minimum path probability of the i-th token of all; n is the budget.
         external: An `ExternalTree` of the same rows. Rows that have a draft there get as many
-            tokens as ``limits`` allows, whatever their probability: the caller sets ``least``.
+            tokens as ``limits`` allows, regardless of their probability, since the caller sets
+            ``least``.
         labels: The `Forest` that the rows' states belong to.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
@@ -159,7 +160,7 @@ def _segment_end(
 
 @borrowing
 def _leave_out(node: Any) -> None:
-    """Take the next candidate of a node off the list, without a node of its own."""
+    """Removes the next candidate of a node from the list, without adding a node."""
     i = node.next
     node.chance[i] = -node.chance[i]
     if node.external != NONE:
@@ -168,7 +169,7 @@ def _leave_out(node: Any) -> None:
 
 @borrowing
 def _add_segment(state: Any, x: int, n: int, path: float, external: Any, labels: Any) -> int:
-    """Add the next candidate of node ``x`` and what it forces; returns the new number of nodes."""
+    """Adds the next candidate of node ``x`` and its forced tokens; returns the number of nodes."""
     nodes = state.nodes
     _add(state, x, n, path, external, labels)
     label = nodes[n].label

@@ -1,1 +1,1 @@
-"""Drafts of a step: a proposer that may fail, and what it learns from the target."""
+"""Makes the drafts of a step: a proposer that may fail, and the hidden states that it reads."""

@@ -1,4 +1,4 @@
-"""The target's hidden states at tokens that entered its cache, kept by row for proposers."""
+"""Keeps the target's hidden states at cached tokens by row, for proposers."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ from tasc_engine.step.verify import Accepted
 
 @dataclass(frozen=True)
 class Seen:
-    """Hidden states of neighbouring tokens of one row.
+    """Hidden states of adjacent tokens of one row.
 
     Attributes:
-        begin: Position of the first of them.
+        begin: Position of the first token.
         hidden: ``[k, D]``, see `HiddenStates`.
         top: ``int64[k, K]``.
     """
@@ -41,7 +41,7 @@ class HiddenStateBuffer:
         self._held.pop(row, None)
 
     def take(self, row: int) -> Seen | None:
-        """A row's hidden states since this was last asked; None where there are none."""
+        """Returns a row's hidden states since the last call; None if there are none."""
         parts = self._held.pop(row, [])
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -53,10 +53,10 @@ class HiddenStateBuffer:
     def keep(
         self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
     ) -> None:
-        """Keep those of a step: of each row what it fed, and the accepted nodes of its draft.
+        """Keeps the hidden states of a step: each row's fed tokens and its accepted draft nodes.
 
-        Call it before a row's sequence goes on: where it stands in the cache is read of the plan.
-        A step that kept nothing leaves a gap: what was held in front of it is dropped.
+        Call it before a row's sequence advances, since the plan has its position in the cache. A
+        step without hidden states leaves a gap, and the states before the gap are dropped.
         """
         if hidden_states.hidden is None:
             for row in plan.rows.tolist():
@@ -76,7 +76,7 @@ class HiddenStateBuffer:
 
 
 def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:
-    """Of each row, which tokens of the forward it keeps: those fed, and the accepted nodes."""
+    """Indices of the forward's tokens to keep for each row: fed tokens and accepted nodes."""
     sizes = plan.sizes
     nodes = np.zeros(len(sizes), np.int64)
     nodes[plan.draft_of >= 0] = drafts.sizes

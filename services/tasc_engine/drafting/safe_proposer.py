@@ -1,8 +1,8 @@
-"""Makes any proposer safe to ask: failures and bad drafts cost drafts, and never a request.
+"""Makes any proposer safe to call: its failures and bad drafts never fail a request.
 
-Drafts decide nothing about answers. So a row whose proposer failed goes without drafts until it is
-started again, a step whose drafts are no trees goes without any, and a proposer that keeps failing
-or takes too long is switched off for good where a limit is given.
+Answers do not depend on drafts. If the proposer fails for a row, the row has no drafts until it is
+started again. If the drafts of a step are not trees, the step has none. With a time limit, a
+proposer that keeps failing or takes too long is switched off permanently.
 """
 
 import logging
@@ -26,32 +26,32 @@ from tasc_engine.step.verify import Accepted
 Int32 = NDArray[np.int32]
 Reason: TypeAlias = Literal["failed", "slow"]
 
-FAILURES = 3  # in a row, after which a proposer with a limit is switched off
-STEPS = 16  # whose median time is compared with the limit: the first ones compile
+FAILURES = 3  # consecutive ones after which a proposer with a limit is switched off
+STEPS = 16  # their median time is compared with the limit, as the first ones compile
 NOTHING = np.zeros(0, np.int32)
 
 log = logging.getLogger(__name__)
 
 
 def most_tokens(proposer: Proposer) -> int:
-    """Most draft tokens of a row: its ``max_tokens``, or the depth of a proposer without it."""
+    """Maximum draft tokens of a row: its ``max_tokens``, or its depth if it has none."""
     return int(getattr(proposer, "max_tokens", proposer.max_depth))
 
 
 class SafeProposer:
     """A proposer that cannot fail; see `tasc_draft.Proposer`.
 
-    A row in use may be started again, which `tasc_draft.Proposer` does not allow. A row that
-    was not started is unknown to the proposer and has a budget of 0.
+    A row in use may be started again, which `tasc_draft.Proposer` does not allow. A row that was
+    not started must have a budget of 0.
 
     Args:
-        limit_s: Longest seconds of a drafted step, as a median. A proposer that takes longer, or
-            fails several times in a row, is switched off and its memory freed. None: never.
-        clock: Seconds from anywhere.
+        limit_s: Maximum median of the seconds of a drafted step. A proposer that takes longer, or
+            fails several times in a row, is switched off and its memory is freed. None: never.
+        clock: Returns seconds since an arbitrary time.
 
     Attributes:
-        failures: Calls that raised and drafts that were no trees.
-        off: Why it is switched off; None while it is not.
+        failures: Number of calls that raised and of drafts that were not trees.
+        off: The reason why it is switched off; None if it is on.
         on_off: Called with the reason, once.
         on_drafted: Called after a step with the rows that have drafts.
     """
@@ -73,10 +73,10 @@ class SafeProposer:
         self._in_use: set[int] = set()
         self._lost: set[int] = set()
         self.use(proposer)
-        is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiled before it counts
+        is_forest(Drafts.empty(1), np.ones(1, np.int32), vocab_size, 1)  # compiles before timing
 
     def use(self, proposer: Proposer) -> None:
-        """Ask another proposer from now on; it knows no row until that is started again."""
+        """Replaces the proposer; each row has no drafts until it is started again."""
         self._proposer: Proposer | None = proposer
         self._max_depth, self._max_tokens = proposer.max_depth, most_tokens(proposer)
         self._hidden_states.forget()
@@ -89,12 +89,12 @@ class SafeProposer:
 
     @property
     def max_tokens(self) -> int:
-        """Most draft tokens of a row."""
+        """Maximum number of draft tokens of a row."""
         return self._max_tokens
 
     @property
     def hidden_state_request(self) -> HiddenStateRequest:
-        """What the proposer needs now of the target's forwards; nothing once it is off."""
+        """The hidden states that the proposer needs now; none after it is switched off."""
         return HiddenStateRequest.of(self._proposer)
 
     def start(
@@ -104,7 +104,7 @@ class SafeProposer:
         labels: LabelTrie | None = None,
         committed: Int32 = NOTHING,
     ) -> None:
-        """Begin a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
+        """Starts a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
         if row in self._in_use:
             self.finish(row)
         self._in_use.add(row)
@@ -116,7 +116,7 @@ class SafeProposer:
     def keep(
         self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
     ) -> None:
-        """Keep the target's hidden states of a step until their rows are observed."""
+        """Keeps the target's hidden states of a step until their rows are observed."""
         if not self.hidden_state_request:
             return
         try:
@@ -145,7 +145,7 @@ class SafeProposer:
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
     ) -> Drafts:
-        """Drafts for rows, see `Proposer`; empty where there are none to be had."""
+        """Returns drafts for rows, see `Proposer`; empty if the proposer gives none."""
         none = Drafts.empty(len(rows))
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
@@ -165,7 +165,7 @@ class SafeProposer:
         return drafts
 
     def new_failures(self) -> int:
-        """Failures since this was last asked."""
+        """Returns the number of failures since the last call."""
         reported, self._reported = self._reported, self.failures
         return self.failures - reported
 
@@ -215,7 +215,7 @@ class SafeProposer:
 
 
 def is_forest(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> bool:
-    """Whether each draft is a tree, parents in front, of ids, within its row's budget."""
+    """Whether each draft is a tree of valid ids, parents first, within its row's budget."""
     parts = drafts.tokens, drafts.parents, drafts.depths, drafts.source
     offsets = drafts.offsets
     if len(offsets) != len(budget) + 1 or {len(part) for part in parts} != {offsets[-1]}:

@@ -1,4 +1,4 @@
-"""Limits of what an answer may say: one of some choices, or what a schema or a grammar allows."""
+"""Limits the text of answers: to some choices, or by a schema, an expression or a grammar."""
 
 from tasc_engine.guided.factory import GuideLimits, Guides
 from tasc_engine.guided.following import Guide, Guided, follow

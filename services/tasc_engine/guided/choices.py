@@ -1,6 +1,6 @@
-"""Guided choice: an answer is one of some texts, in the tokens that the tokenizer writes it in.
+"""Guided choice: an answer is one of some texts, in the tokens that the tokenizer makes of it.
 
-Other ways to write the same text are not allowed: the corpus, and so what is drafted, has this one.
+Other tokens of the same text are not allowed, since the corpus, and so the drafts, have these.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ _SHOWN = 300  # characters of a choice in an error; the rest of a longer one is 
 
 @dataclass(frozen=True)
 class Choices:
-    """Texts as a trie of their tokens, each with an end of sequence behind it.
+    """Texts as a trie of their tokens, each followed by an end of sequence.
 
-    A text that another one begins with may end with any end of sequence. Behind the others, where
-    nothing else may follow, there is only the tokenizer's first end, which is then forced.
+    A text that is the beginning of another one may end with any end of sequence. After the other
+    texts, only the tokenizer's first end is allowed, and so it is forced.
 
     Attributes:
-        longest: Tokens of the longest, its end included.
+        longest: Number of tokens of the longest text, including its end.
         name: The longest text, for errors.
     """
 
@@ -38,11 +38,11 @@ class Choices:
 
     @classmethod
     def of(cls, texts: Sequence[str], tokenizer: TaskTokenizer, vocab_size: int) -> "Choices":
-        """Compile choices.
+        """Compiles choices.
 
         Raises:
-            GuideError: A text is empty, has no tokens, one the model does not know or one that
-                ends an answer, or is not what its tokens say.
+            GuideError: A text is empty or has no tokens, has a token that the model does not know
+                or that ends an answer, or differs from the text of its tokens.
         """
         ids = tokenizer.encode_outputs(texts)
         ends = known_ends(tokenizer, vocab_size)
@@ -60,7 +60,7 @@ class Choices:
         return cls(trie, -(-vocab_size // 32), lengths[at] + 1, _name(at, texts[at]))
 
     def guide(self, max_tokens: int | None) -> Guide:
-        """A guide for one answer.
+        """Returns a guide for one answer.
 
         Args:
             max_tokens: Each choice must fit it; unset: a choice may be cut.
@@ -77,7 +77,7 @@ class Choices:
 
 
 class ChoiceGuide:
-    """Where one answer is in the trie; see `Guide`."""
+    """The position of one answer in the trie; see `Guide`."""
 
     def __init__(self, choices: Choices) -> None:
         self.words = choices.words
@@ -122,7 +122,7 @@ def _require_sayable(
 
 
 def _begun(sequences: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
-    """Those sequences that others begin with."""
+    """The sequences that are proper beginnings of others."""
     known = sorted({tuple(sequence) for sequence in sequences})
     return {one for one, other in pairwise(known) if other[: len(one)] == one}
 

@@ -1,4 +1,4 @@
-"""Guides for requests: each different one is compiled once and kept while it is used."""
+"""Makes guides for requests; each different guide is compiled once and kept while used."""
 
 import threading
 from collections import OrderedDict
@@ -20,9 +20,9 @@ Made = TypeVar("Made")
 
 
 class Kept(Generic[Made]):
-    """Values by guide, up to a number and a total size of the guides.
+    """Keeps values by guide, up to a number and a total size of the guides.
 
-    The newest is kept whatever its size. Not for several threads at a time.
+    The newest is kept regardless of its size. Not thread-safe.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -40,7 +40,7 @@ class Kept(Generic[Made]):
         return found
 
     def add(self, spec: GuideSpec, made: Made) -> None:
-        """Keep one that is not kept yet."""
+        """Adds a value that is not kept yet."""
         self._made[spec] = made
         self._bytes += spec.size_bytes
         while len(self._made) > 1 and (
@@ -56,9 +56,10 @@ class GuideLimits:
 
     Attributes:
         compile_seconds: Processor time to compile a JSON schema, an expression or a grammar.
-        compile_bytes: Memory to compile one of those.
-        kept: Compiled guides that are kept, the latest used ones, and as many refused ones.
-        kept_bytes: Total size of their sources, and as much of the refused ones'.
+        compile_bytes: Memory to compile one of these.
+        kept: Maximum number of compiled guides that are kept, the latest used ones, and of refused
+            ones.
+        kept_bytes: Maximum total size of their sources, and of those of refused ones.
     """
 
     compile_seconds: float = 2.0
@@ -72,13 +73,13 @@ class _Compiled(Protocol):
 
 
 class Guides:
-    """Makes guides for one target's tokens; any thread may ask it.
+    """Makes guides for one target's tokens; thread-safe.
 
-    What is compiled already is had in microseconds. Anything else is compiled one after the other
-    on the asking thread: ask for a request's guide before the thread that decodes has to.
+    A compiled guide is returned in microseconds. Other guides are compiled one after the other on
+    the calling thread, so make a request's guide before the decoding thread needs it.
 
     Args:
-        vocab_size: The model's, which may be larger than the tokenizer's.
+        vocab_size: Vocabulary size of the model, which may exceed the tokenizer's.
     """
 
     def __init__(
@@ -89,20 +90,20 @@ class Guides:
         self._limits = limits or GuideLimits()
         most, most_bytes = self._limits.kept, self._limits.kept_bytes
         self._kept: Kept[_Compiled] = Kept(most, most_bytes)
-        # Apart, so that guides that cannot be do not press out those that are used.
+        # Kept separately, so that refused guides do not displace those in use.
         self._refused: Kept[str] = Kept(most, most_bytes)
         self._library: Library | GuideError | None = None
         self._warm = False
         self._lock, self._compiling = threading.Lock(), threading.Lock()
 
     def of(self, spec: GuideSpec, max_tokens: int | None = None) -> Guide:
-        """A guide for one answer.
+        """Returns a guide for one answer.
 
         Args:
             max_tokens: Each choice must fit it; unset: an answer may be cut inside a choice.
 
         Raises:
-            GuideError: No answer can be guided so, or a choice does not fit.
+            GuideError: The guide cannot be followed, or a choice does not fit.
         """
         compiled = self._find(spec)
         if compiled is None:
@@ -111,7 +112,7 @@ class Guides:
         return compiled.guide(max_tokens)
 
     def for_request(self, request: GenerationRequest) -> Guide | None:
-        """Make the guide of a request, or None. Raises GuideError: it cannot be followed."""
+        """Makes the guide of a request, or None; raises GuideError if it cannot be followed."""
         if request.guide:
             return self.of(request.guide)
         if not request.min_tokens:
@@ -120,12 +121,12 @@ class Guides:
         return LeastTokens(ends, self._vocab_size, request.min_tokens)
 
     def known(self, spec: GuideSpec) -> bool:
-        """Whether `of` would compile nothing now; for threads that must not wait."""
+        """Whether `of` needs to compile nothing now; for threads that must not wait."""
         with self._lock:
             return spec in self._kept or spec in self._refused
 
     def _compile(self, spec: GuideSpec) -> _Compiled:
-        if not self._warm:  # not before: it takes seconds on a machine that never did it
+        if not self._warm:  # only now: it takes seconds the first time on a machine
             labels.warm_up()
             following.warm_up()
             self._warm = True
@@ -148,7 +149,7 @@ class Guides:
             effort = Effort(self._limits.compile_seconds, self._limits.compile_bytes)
             try:
                 self._library = Library(self._tokenizer, self._vocab_size, effort)
-            except GuideError as error:  # it takes a while, and would fail again
+            except GuideError as error:  # it is slow, and would fail again
                 self._library = error
         if isinstance(self._library, GuideError):
             raise GuideError(str(self._library))

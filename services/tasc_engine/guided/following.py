@@ -1,4 +1,4 @@
-"""The contract of a guide; one step's guides: allowed tokens, drafts without forbidden nodes."""
+"""The interface of guides, and their use in a step: allowed tokens and allowed draft nodes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,46 +20,45 @@ Masks = NDArray[np.uint32]
 
 
 class Guide(Protocol):
-    """The next tokens of one answer. Owned by one sequence, moved by one thread at a time.
+    """Limits the next tokens of one answer. Owned by one sequence, used by one thread at a time.
 
     A mask is a row of ``words`` words: bit b of word w is token ``32 * w + b``.
     """
 
     @property
     def words(self) -> int:
-        """Words of a mask: a 32nd of the vocabulary, rounded up."""
+        """Number of words of a mask: a 32nd of the vocabulary size, rounded up."""
 
     @property
     def labels(self) -> LabelTrie | None:
-        """The labels that the answer is one of, so that drafts are made of them; None: others."""
+        """The labels that the answer is limited to, for drafts; None for other guides."""
 
     @property
     def draftable(self) -> bool:
-        """Whether a draft may save a forward; not if the next token decides all that follow."""
+        """Whether a draft may save a forward; False if the next token decides all that follow."""
 
     @property
     def error(self) -> str:
-        """Why the answer cannot go on, and empty while it can. Nothing is allowed then."""
+        """The reason why the answer cannot continue; empty if it can. No token is allowed then."""
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
-        """Say what may come now and behind each node of a draft; the state stays as it is.
+        """Writes the allowed tokens now and after each node of a draft; the state is unchanged.
 
         Args:
-            tokens: ``int32[n]`` a row's draft.
-            parents: ``int32[n]`` each node's parent, which is in front of it; -1 is the current
-                token.
+            tokens: ``int32[n]``, a row's draft.
+            parents: ``int32[n]``, each node's parent, which precedes it; -1 is the current token.
             kept: ``bool[n]``, written: whether a node and all above it are allowed.
-            masks: ``uint32[1 + n, words]``, written: what may come now, and at ``1 + x`` what may
-                come behind node x. Those of nodes that are not kept hold anything.
+            masks: ``uint32[1 + n, words]``, written: the tokens allowed now and, at ``1 + x``,
+                after node x. Masks of nodes that are not kept are undefined.
         """
 
     def advance(self, tokens: Int32) -> None:
-        """Go on by tokens that entered the answer; each was allowed at its place."""
+        """Advances by tokens that entered the answer; each was allowed at its place."""
 
     def forced(self, most: int) -> Int32:
-        """``int32[n]`` what comes next for certain, at most so many tokens; the state stays.
+        """Returns ``int32[n]``, the forced next tokens, at most ``most``; the state is unchanged.
 
-        It goes on while exactly one token is allowed, and stops behind an end of sequence.
+        They continue while exactly one token is allowed, and stop after an end of sequence.
         """
 
 
@@ -67,7 +66,7 @@ def known_ends(tokenizer: TaskTokenizer, vocab_size: int) -> tuple[int, ...]:
     """Returns the tokens that end an answer and that the model knows.
 
     Raises:
-        GuideError: It knows none of them.
+        GuideError: The model knows none of them.
     """
     ends = tuple(end for end in tokenizer.eos_ids if end < vocab_size)
     if not ends:
@@ -81,11 +80,11 @@ def known_ends(tokenizer: TaskTokenizer, vocab_size: int) -> tuple[int, ...]:
 
 
 class LeastTokens:
-    """Forbids the tokens that end an answer while it is too short; see `Guide`.
+    """Forbids the tokens that end an answer until it is long enough; see `Guide`.
 
     Args:
-        ends: Those tokens.
-        missing: Tokens that the answer must have before one of them.
+        ends: Tokens that end an answer.
+        missing: Number of tokens that the answer must have before one of them.
     """
 
     error = ""
@@ -101,7 +100,7 @@ class LeastTokens:
         self._masks = np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
-        missing = [self._missing]  # at the current token, then behind each node
+        missing = [self._missing]  # at the current token, then after each node
         for x, (token, above) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
             is_early = missing[1 + above] > 0 and token in self._ends
             kept[x] = not is_early and (above < 0 or kept[above])
@@ -118,14 +117,13 @@ class LeastTokens:
 
 @dataclass(frozen=True)
 class Guided:
-    """Drafts that guides leave, and what is allowed at their places.
+    """Drafts that guides allow, and the allowed tokens at their places.
 
     Attributes:
-        drafts: Without nodes that a guide forbids and those below them, and without nodes that
-            save no forward. Forced nodes have the source `FORCED`.
-        allowed: A mask for each place of rows with a guide; masks that no place names hold
-            anything. Row i's places begin at ``drafts.offsets[i] + i``: its current token, then
-            its nodes.
+        drafts: Drafts without nodes that a guide forbids, those below them, and nodes that save no
+            forward. Forced nodes have the source `FORCED`.
+        allowed: A mask for each place of rows with a guide; unused masks are undefined. The places
+            of row i begin at ``drafts.offsets[i] + i``: its current token, then its nodes.
     """
 
     drafts: Drafts
@@ -138,18 +136,19 @@ def follow(
     forces: Sequence[bool] | None = None,
     price: float = 0.0,
 ) -> Guided:
-    """Ask each row's guide about its draft. A guide that cannot go on allows nothing, and says why.
+    """Applies each row's guide to its draft. A guide with an `error` allows no token.
 
-    A draft token saves a forward only if the target decides something behind it. If a guide forces
-    all that follows, the target's choice in front of the token has decided it, with or without a
-    draft. Such tokens are left out.
+    A draft token saves a forward only if the target decides something after it. If a guide forces
+    all that follows, the target's choice before the token has decided it, with or without a draft.
+    Such tokens are left out.
 
     Args:
-        guides: One for each row of the drafts; None where a row may say anything.
-        forces: For each row, whether tokens that its guide forces need no forward of their own.
-            None: no row's.
+        guides: One for each row of the drafts; None for a row without limits.
+        forces: For each row, whether forced tokens need no forward of their own. None if they need
+            one in every row.
         price: The forwards that one more draft token costs. Parts of drafts that are expected to
-            save less are left out, except of rows with labels: their drafts are made that way.
+            save less are left out, except in rows with labels, whose drafts are already made that
+            way.
     """
     n, rows = len(drafts.tokens), len(guides)
     mask_at = np.full(rows, -1, np.int32)
@@ -183,7 +182,7 @@ def follow(
 
 
 def warm_up() -> None:
-    """Compile, or load what is compiled, before the first request waits for it."""
+    """Compiles or loads the compiled code, so that the first request does not wait for it."""
     follow([None], Drafts.empty(1))
     one, none = np.zeros(1, np.int32), np.full(1, -1, np.int32)
     logp, source = np.zeros(1, np.float32), np.zeros(1, np.int8)
@@ -222,7 +221,7 @@ def _without(
 
 @numba.njit(cache=True, nogil=True)
 def _options(mask: Any) -> int:
-    """How many tokens a mask allows: 0, 1, or 2 for more."""
+    """The number of tokens that a mask allows: 0, 1, or 2 for more."""
     found = 0
     for word in mask:
         if word:
@@ -254,10 +253,11 @@ def _select(
     parents: Any, offsets: Any, logp: Any, mask_at: Any, masks: Any, forces: Any, prices: Any,
     kept: Any, forced: Any, prob: Any, gain: Any, cost: Any,
 ) -> None:  # fmt: skip
-    """Mark forced nodes, and unmark ``kept`` of nodes that are not worth their forward.
+    """Marks forced nodes, and unmarks ``kept`` of nodes that are not worth their forward.
 
-    prob is the probability of a node's path if the guide is followed, gain the forwards that a
-    node and those below it are expected to save, cost those that they cost.
+    ``prob`` is the probability of a node's path if the guide is followed. ``gain`` is the number of
+    forwards that a node and those below it are expected to save, and ``cost`` the number that they
+    cost.
     """
     for i in range(len(mask_at)):
         if mask_at[i] < 0 or not forces[i]:
@@ -291,7 +291,7 @@ def _keep_only(
     parents: Any, offsets: Any, kept: Any, mask_at: Any,
     taken: Any, new_parents: Any, new_offsets: Any, mask_of: Any, new_place: Any,
 ) -> None:  # fmt: skip
-    """Write the kept nodes, their new parents and offsets, and the mask of each place."""
+    """Writes the kept nodes, their new parents and offsets, and the mask of each place."""
     n = place = 0
     for i in range(len(mask_at)):
         begin, first = offsets[i], n

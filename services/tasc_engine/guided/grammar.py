@@ -42,13 +42,13 @@ class Grammar:
     """A compiled grammar, for any number of answers and threads.
 
     Args:
-        ends: Each of them ends an answer. The first one stands for all where only they are allowed.
+        ends: Tokens that end an answer. The first one is used where only ends are allowed.
         never: ``uint32[words]``, a mask of tokens that are never allowed.
-        unique: Which tokens would repeat an item of an array; None if nothing is to be unique.
+        unique: Finds tokens that would repeat an item of an array; None if no items must be unique.
 
     Attributes:
         make: Makes a matcher at the start of the grammar, with a new lexer.
-        opening: ``int32[n]`` the tokens that every answer begins with, at most `MOST_FORCED`.
+        opening: ``int32[n]``, the tokens that every answer begins with, at most `MOST_FORCED`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Grammar:
             self._fresh = fresh
 
     def behind(self, place: Place | None, token: int) -> Place | None:
-        """Returns the position behind a token; None if nothing is to be unique."""
+        """Returns the position after a token; None if no items must be unique."""
         return self.unique.behind(place, token) if self.unique and place else None
 
     def fill(self, matcher: "LLMatcher", place: Place | None, mask: Masks) -> bool:
@@ -164,7 +164,7 @@ class GrammarGuide:
         return self._grammar.opening[:most]
 
     def computed(self, most: int) -> Int32:
-        """Compute what `forced` returns."""
+        """Computes the result of `forced`."""
         found: list[int] = []
         mask = np.empty(self.words, np.uint32)
         place, going = self._place, self._now(mask)
@@ -275,9 +275,9 @@ if TYPE_CHECKING:
 
 # Texts that show which bytes a tokenizer's tokens stand for.
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
-# White space at a place where JSON allows it: up to two blanks, and up to two line breaks with an
-# indentation. So a model may write its usual layout. The library's default is unlimited, and a
-# model that was not trained on JSON may write blanks up to its last token.
+# White space where JSON allows it: up to two blanks, and up to two line breaks with an indentation,
+# so that a model may write its usual layout. The library's default is unlimited, and a model that
+# was not trained on JSON may write blanks up to its last token.
 _WHITE_SPACE = r"[ \t]{0,2}((\r?\n){1,2}[ \t]{0,40})?"
 
 _SHOWN = 200  # characters of an error
@@ -291,8 +291,8 @@ class Library:
         effort: Limits for compiling one text.
 
     Raises:
-        GuideError: llguidance is not installed, or does not support the tokenizer, or the model
-            knows no end of answers.
+        GuideError: llguidance is not installed or does not support the tokenizer, or the model has
+            no token that ends an answer.
     """
 
     def __init__(self, tokenizer: TaskTokenizer, vocab_size: int, effort: Effort) -> None:
@@ -428,10 +428,10 @@ def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
 
 
 def _misread(tokens: "LLTokenizer", tokenizer: TaskTokenizer, blank: bool) -> tuple[int, ...]:
-    """Returns the tokens that would not be in an answer the text that llguidance takes them for.
+    """Returns the tokens whose text in an answer differs from llguidance's text for them.
 
-    Such are added tokens with characters that the decoder converts, or that stop it from
-    converting, and ``<0x61>`` where the decoder does not make a byte of it.
+    These are added tokens with characters that the decoder converts, or that stop it from
+    converting, and ``<0x61>`` if the decoder does not convert it to a byte.
     """
     found = []
     added = tokenizer.backend.get_added_tokens_decoder()

@@ -1,4 +1,4 @@
-"""The process in which new grammars are compiled first. It knows no tokens and no answers."""
+"""The process in which new grammars are compiled first."""
 
 import json
 import signal
@@ -14,11 +14,11 @@ from tasc_engine.errors import GuideError
 _PROGRAM = Path(__file__).with_name("trial.py")
 _START_SECONDS = 60.0  # on a machine that is busy with loading a model
 _WALL_SECONDS = 5  # for each second of processor time, on a machine that is busy with answers
-MOST_ASKED = 256  # grammars of one process: what they leave of its memory is in pieces
+MOST_ASKED = 256  # maximum grammars of one process, as they fragment its memory
 
 
 class Unsettled(GuideError):
-    """Whether a grammar compiles could not be found out this time; it may be at another."""
+    """It could not be determined whether a grammar compiles; a later attempt may succeed."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Effort:
 
     Attributes:
         seconds: Processor time.
-        bytes: Memory, where the system can limit it.
+        bytes: Memory, if the system can limit it.
     """
 
     seconds: float
@@ -35,10 +35,10 @@ class Effort:
 
 
 class Sandbox:
-    """Says whether a grammar compiles in time. Used by one thread at a time.
+    """Checks whether a grammar compiles in time. Used by one thread at a time.
 
-    The process starts with the first grammar, and again after one that it died of, when someone
-    else ended it, and after so many grammars.
+    The process starts with the first grammar. It is restarted after a grammar that ended it, when
+    it was killed from outside, and after `MOST_ASKED` grammars.
 
     Args:
         tokenizer: Text of a ``tokenizer.json``.
@@ -52,10 +52,10 @@ class Sandbox:
         self._asked = 0
 
     def refusal(self, grammar: str) -> str:
-        """Why the grammar cannot be used; empty where it can.
+        """Returns the reason why the grammar cannot be used; empty if it can.
 
         Raises:
-            Unsettled: The process does not start, or was ended by someone else, twice.
+            Unsettled: Twice, the process did not start or was killed from outside.
         """
         for _ in range(2):
             process = self._ready()
@@ -73,7 +73,7 @@ class Sandbox:
         )
 
     def _took_too_much(self, code: int) -> bool:
-        # Memory that grammars before left in pieces is not this one's doing.
+        # Fragmented memory of earlier grammars must not count against this one.
         return code == -signal.SIGPROF or (code == -signal.SIGABRT and self._asked == 1)
 
     def _ready(self) -> "subprocess.Popen[str]":
@@ -111,10 +111,10 @@ class Sandbox:
 
 
 def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> str | None:
-    """The process's answer; None where it is gone.
+    """Returns the process's answer; None if the process has ended.
 
     Raises:
-        Unsettled: It took longer, as the clock on the wall goes; the process has been ended.
+        Unsettled: It took longer in wall-clock time; the process has been killed.
     """
     assert process.stdin
     assert process.stdout
@@ -130,7 +130,7 @@ def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> 
         process.stdin.write(json.dumps(question) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
-    except OSError:  # its end of a pipe is closed
+    except OSError:  # its end of the pipe is closed
         line = ""
     finally:
         timer.cancel()

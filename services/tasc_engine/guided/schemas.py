@@ -1,4 +1,4 @@
-"""JSON schemas in the words that llguidance knows, and which of their arrays have unique items.
+"""Rewrites JSON schemas for llguidance, and finds their arrays with unique items.
 
 llguidance refuses ``uniqueItems``, ``propertyNames`` and some formats, which Pydantic writes.
 """
@@ -16,8 +16,8 @@ from tasc_engine.errors import GuideError
 
 Node: TypeAlias = dict[str, Any]
 LENIENT = 'or ignore what cannot be enforced: "x-guidance": {"lenient": true}'
-MOST_MEMBERS = 1000  # values of a unique item
-MOST_VISITS = 100_000  # of schemas, to find out which arrays have unique items
+MOST_MEMBERS = 1000  # maximum values of a unique item
+MOST_VISITS = 100_000  # visited schemas in the search for arrays with unique items
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -41,12 +41,12 @@ _FORMATS: Mapping[str, Node] = {
     "ipvanyaddress": {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]},
     **{name: {"pattern": f"^{_NETWORK}$"} for name in ("ipv4network", "ipv4interface")},
 }  # fmt: skip
-_DECIMAL = "^(?!^[-+.]*$)"  # how Pydantic says that a decimal has a digit
+_DECIMAL = "^(?!^[-+.]*$)"  # Pydantic's pattern for a decimal that has a digit
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A schema for llguidance, and what it cannot say.
+    """A schema for llguidance, and the limits that it cannot express.
 
     Attributes:
         members: The JSON texts that the items of each array with unique items may be, sorted; the
@@ -73,7 +73,7 @@ class Prepared:
 
 
 def prepared(schema: Node) -> Prepared:
-    """Rewrites what llguidance does not know.
+    """Rewrites the parts of a schema that llguidance does not support.
 
     Raises:
         GuideError: ``uniqueItems`` cannot be enforced, and the schema is not lenient.
@@ -122,7 +122,7 @@ def _rewritten(schema: Any, unique: list[Node], root: Node) -> Any:
 
 
 def _name_properties(node: Node, names: Node, root: Node) -> None:
-    """Lists the properties of an object whose names are an enum, as of ``dict[Enum, int]``."""
+    """Lists the properties of an object whose names are an enum, as in ``dict[Enum, int]``."""
     if not names.keys() - {"type", "title", "description"}:
         del node["propertyNames"]  # any name is a string
         return
@@ -143,10 +143,10 @@ def _add(node: Node, rule: Node) -> None:
 
 
 def _members_of(made: Prepared, node: Node) -> tuple[bytes, ...]:
-    """Returns the texts of items; none if a second item cannot be.
+    """Returns the texts of items; none if there cannot be a second item.
 
     Raises:
-        GuideError: There are too many of them.
+        GuideError: There are too many texts.
     """
     if node.get("maxItems") in (0, 1):
         return ()

@@ -1,10 +1,9 @@
-"""Compiles grammars for llguidance, here or in a process of its own that may die of one.
+"""Compiles grammars for llguidance, in this process or in a separate one that may be killed.
 
-Most of what it does is bounded by its limits. Some is not (a negated terminal that may match in
-many ways, ``multipleOf`` a large number): it would compile for hours. So each new grammar is first
-compiled by this file run as a program, which the system ends when it has used its seconds of
-processor time or its memory. It imports nothing of the project, so that it starts at once, and
-knows no answers.
+llguidance's limits bound most of its work, but not all. Some grammars would compile for hours, such
+as a negated terminal that may match in many ways, or ``multipleOf`` a large number. So each new
+grammar is first compiled by this file run as a program, which the system ends when it exceeds its
+processor time or memory. The file imports nothing of the project, so that it starts quickly.
 """
 
 import json
@@ -18,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Half of a mask's fuel and an eighth of the states that llguidance grants. So the worst masks took
-# some 30 ms at 100,000 tokens, and a lexer holds about 30 MB. An enumeration of 2,000 labels, the
-# hungriest of what people write, takes less than half of the fuel.
+# Half of a mask's fuel and an eighth of the states that llguidance grants. With these limits, the
+# worst masks took some 30 ms at 100,000 tokens, and a lexer holds about 30 MB. An enumeration of
+# 2,000 labels, the most expensive of usual schemas, takes less than half of the fuel.
 LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 30_000,
     "verbose_errors": False,
 }
-_MOST_WORDS = 300  # characters of a reason
+_MOST_WORDS = 300  # maximum characters of a reason
 
 
 def make_tokens(tokenizer: str, vocab_size: int, eos_id: int) -> "LLTokenizer":
-    """A tokenizer as llguidance has it, from a ``tokenizer.json``.
+    """Makes llguidance's tokenizer from a ``tokenizer.json``.
 
     Raises:
-        ValueError: It is of a kind that llguidance does not know.
+        ValueError: llguidance does not support its kind.
     """
     from llguidance import LLTokenizer
 
@@ -41,14 +40,14 @@ def make_tokens(tokenizer: str, vocab_size: int, eos_id: int) -> "LLTokenizer":
 
 
 def make_matcher(tokens: "LLTokenizer", grammar: str) -> "LLMatcher":
-    """A grammar at its begin; whether it is one, `refusal` says."""
+    """Makes a matcher at the start of a grammar; `refusal` checks whether it is valid."""
     from llguidance import LLMatcher, LLParserLimits
 
     return LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
 
 
 def refusal(matcher: "LLMatcher", eos_id: int) -> str:
-    """Why no answer can be guided by it; empty where one can. The matcher is used up."""
+    """The reason why a grammar cannot guide answers; empty if it can. Consumes the matcher."""
     mask = int.from_bytes(matcher.compute_bitmask(), "little") & ~(1 << eos_id)
     if matcher.is_error():
         return reason(matcher)
@@ -60,7 +59,7 @@ def refusal(matcher: "LLMatcher", eos_id: int) -> str:
 
 
 def reason(matcher: "LLMatcher") -> str:
-    """The error of a matcher in few words; empty if there is none."""
+    """The short error of a matcher; empty if there is none."""
     told = matcher.get_error().split("\n<")[0]
     lines = [line for line in told.splitlines() if line.startswith("error: ")] or [told]
     words = " ".join(lines[0].split())[:_MOST_WORDS]
@@ -68,23 +67,23 @@ def reason(matcher: "LLMatcher") -> str:
 
 
 def main() -> None:
-    """Answer each line, a grammar as JSON, with its refusal as JSON; the first line is about it."""
+    """Answers each line, a grammar as JSON, with its refusal as JSON; line one has settings."""
     about = json.loads(sys.stdin.readline())
     tokens = make_tokens(about["tokenizer"], about["vocab_size"], about["eos_id"])
     _limit_memory(about["bytes"])
     print(json.dumps(""), flush=True)
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, about["seconds"])  # ends the process when it is over
+        signal.setitimer(signal.ITIMER_PROF, about["seconds"])  # ends the process at the limit
         try:
             told = refusal(make_matcher(tokens, json.loads(line)), about["eos_id"])
         except MemoryError:
-            os.abort()  # as where the library itself runs out of it
+            os.abort()  # as when the library itself runs out of memory
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(told), flush=True)
 
 
 def _limit_memory(more: int) -> None:
-    """Let this process take so much more than it has, where the system tells what it has."""
+    """Limits this process to ``more`` than its current memory, if the system reports that."""
     told = Path("/proc/self/statm")
     if told.exists():
         most = int(told.read_text().split()[0]) * resource.getpagesize() + more

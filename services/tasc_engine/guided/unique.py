@@ -1,7 +1,7 @@
-"""Arrays with unique items: which tokens would repeat an item, or leave none to say.
+"""Arrays with unique items: finds tokens that would repeat an item, or leave no item.
 
-llguidance follows the schema without ``uniqueItems``. Here an answer's position in its JSON is
-followed besides, byte by byte. In such an array only the items count that have not been said yet.
+llguidance follows the schema without ``uniqueItems``. This module also follows an answer's position
+in its JSON, byte by byte. In such an array, only items that are not in it yet are allowed.
 """
 
 import json
@@ -19,13 +19,13 @@ _BLANK, _ENDS = b" \t\r\n", b",]} \t\r\n"
 
 
 class _Frame(NamedTuple):
-    """An array or object that is open.
+    """An open array or object.
 
     Attributes:
-        nodes: The schemas that it may follow.
-        key: Text of the key whose value comes; None in an array.
-        at: Items or keys in front.
-        left: In an array with unique items, those that have not been said, sorted; else None.
+        nodes: Schemas that it may follow.
+        key: Text of the key whose value is next; None in an array.
+        at: Number of items or keys so far.
+        left: In an array with unique items, the remaining items, sorted; else None.
     """
 
     nodes: tuple[Node, ...]
@@ -38,10 +38,10 @@ class Place(NamedTuple):
     """A position in a JSON text.
 
     Attributes:
-        mode: ``v`` before a value, ``s`` in a string, ``e`` behind its backslash, ``n`` in a number
-            or a name, ``a`` behind a value, ``k`` in an object before a key.
-        text: The string, number or name so far; empty where its text does not matter, so that
-            a step in a long string costs as much as one in a short string.
+        mode: ``v`` before a value, ``s`` in a string, ``e`` after its backslash, ``n`` in a number
+            or a name, ``a`` after a value, ``k`` in an object before a key.
+        text: The string, number or name so far; empty if its text does not matter, so that a step
+            in a long string costs as much as one in a short string.
     """
 
     frames: tuple[_Frame, ...] = ()
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 def opening(tokenizer: TaskTokenizer, vocab_size: int) -> Masks:
-    """Returns the tokens that open an array and say more than one of its items."""
+    """Returns the tokens that open an array and contain more than one of its items."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     for i in range(min(tokenizer.vocab_size, vocab_size)):
         bits[i] = b"," in tokenizer.token_bytes(i).partition(b"[")[2]
@@ -72,7 +72,7 @@ class Unique:
         self._root = tuple(schema.expand([schema.root]))
 
     def behind(self, place: Place, token: int) -> Place | None:
-        """Returns the position behind a token; None if it repeats an item."""
+        """Returns the position after a token; None if it repeats an item."""
         now: Place | None = place
         for byte in self._tokenizer.token_bytes(token):
             if now is None:
@@ -131,7 +131,7 @@ class Unique:
         return place if left[at : at + 1] and left[at].startswith(place.text) else None
 
     def _said(self, frames: tuple[_Frame, ...], text: bytes, is_key: bool) -> Place | None:
-        """Returns the position behind a string, a number or a name."""
+        """Returns the position after a string, a number or a name."""
         if not frames:
             return Place(frames, "a")
         top = frames[-1]
@@ -181,7 +181,7 @@ def _property(node: Node, key: str) -> list[Any]:
 
 
 def _matters(frames: tuple[_Frame, ...]) -> bool:
-    """Whether the text of the next string, number or name says which values come behind it."""
+    """Whether the text of the next string, number or name decides which values follow."""
     if not frames or frames[-1].key is None:
         return bool(frames) and frames[-1].left is not None
     return any(_named(node, frames[-1].key) is not None for node in frames[-1].nodes)

@@ -1,6 +1,6 @@
-"""Attention by torch's own code, one row of the cache after the other, on any device.
+"""Attention in plain torch, one row of the cache after the other, on any device.
 
-It is what long rows take, whose products are large, and what there is where no code of ours runs.
+It serves long rows, whose products are large, and devices without a kernel of this project.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from tasc_engine.layout import Int64, StepLayout
 
 
 class RowByRow:
-    """Attends for all rows of a step, or some.
+    """Computes attention for all or some rows of a step.
 
     Args:
-        pool: ``[layers, slots, 2, kv_heads, head_dim]`` keys and values.
+        pool: Keys and values, ``[layers, slots, 2, kv_heads, head_dim]``.
     """
 
     def __init__(self, pool: Tensor) -> None:
@@ -24,7 +24,7 @@ class RowByRow:
         self._biases: dict[Any, Tensor] = {}
 
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
-        """Take in a step's layout."""
+        """Sets the layout of a step."""
         self._step = host
         self._biases.clear()
 
@@ -48,13 +48,13 @@ class RowByRow:
         softcap: float | None,
         out: Tensor,
     ) -> None:
-        """Write one row's part of ``out``."""
+        """Writes one row's part of ``out``."""
         step = self._step
         begin, end, first = step.begins[row], step.begins[row + 1], step.firsts[row]
         kv = self._pool[layer, first : first + step.trunks[row] + step.nodes[row]]
         kv_heads, (tokens, heads, dim) = kv.shape[2], (end - begin, *query.shape[1:])
         shared = heads // kv_heads
-        # Query heads that share a KV head become more queries of it: no copy of keys and values.
+        # Query heads that share a KV head become further queries of it, without copies of keys.
         asked = query[begin:end].view(tokens, kv_heads, shared, dim).permute(1, 2, 0, 3)
         asked = asked.reshape(1, kv_heads, shared * tokens, dim)
         key, value = kv.permute(1, 2, 0, 3).unsqueeze(1).unbind()
@@ -68,7 +68,7 @@ class RowByRow:
         out[begin:end] = seen.view(heads, tokens, dim).transpose(0, 1)
 
     def _bias(self, row: int, shared: int, window: int | None, like: Tensor) -> Tensor:
-        """What is added to scores, ``[1, 1, shared * tokens, slots]``; made once a step."""
+        """The bias of the scores, ``[1, 1, shared * tokens, slots]``; made once per step."""
         key = row, shared, window, like.dtype
         if key not in self._biases:
             sees = torch.from_numpy(visible(self._step, row, window)).to(like.device)
@@ -79,7 +79,7 @@ class RowByRow:
 
 
 def visible(step: StepLayout[Int64], row: int, window: int | None) -> np.ndarray[Any, Any]:
-    """``bool[tokens, slots]`` which slots of its row each token sees."""
+    """``bool[tokens, slots]``, the slots of its row that each token sees."""
     begin, end = step.begins[row], step.begins[row + 1]
     trunk, nodes = step.trunks[row], step.nodes[row]
     own, slots = step.positions[begin:end, None], np.arange(trunk + nodes)
@@ -94,7 +94,7 @@ def visible(step: StepLayout[Int64], row: int, window: int | None) -> np.ndarray
 def _capped(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float, softcap: float
 ) -> Tensor:
-    """Attention whose scores are capped, as in Gemma 2; the operations of transformers' own."""
+    """Attention with capped scores, as in Gemma 2; uses the same operations as transformers."""
     scores = torch.matmul(query, key.transpose(2, 3)) * scale
     scores = torch.tanh(scores / softcap) * softcap + bias
     return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), value)

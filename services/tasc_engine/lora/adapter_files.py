@@ -1,7 +1,8 @@
-"""LoRA adapters as peft saves them: settings and weights of a folder, read without peft.
+"""Reads LoRA adapters that peft saved: settings and weights of a folder, without peft.
 
-Only safetensors are read: a pickled file may run code. What would change the model in a way other
-than ``x @ A.T @ B.T * scale`` beside linear layers is refused by name. It knows no base model.
+Only safetensors are read, since a pickled file may run code. Adapters that would change the model
+in another way than ``x @ A.T @ B.T * scale`` beside linear layers are refused, and the message
+names the part at fault. The base model is not needed.
 """
 
 import math
@@ -34,7 +35,7 @@ class Adapter:
     """A LoRA adapter (Hu et al. 2021, arXiv 2106.09685).
 
     Attributes:
-        layers: Its weights, by the names of linear layers in the base model.
+        layers: Its weights by the names of linear layers in the base model.
     """
 
     name: str
@@ -42,13 +43,14 @@ class Adapter:
 
 
 def read_adapter(name: str, folder: Path) -> Adapter:
-    """Read a folder.
+    """Read an adapter from a folder.
 
     Args:
-        name: What the adapter is called, here and in messages.
+        name: Name of the adapter, also in messages.
 
     Raises:
-        UnsupportedModel: It is no LoRA adapter in safetensors, or has parts that are not served.
+        UnsupportedModel: The folder has no LoRA adapter in safetensors, or the adapter has
+            unsupported parts.
     """
     path = safe_weights(folder)
     try:
@@ -90,7 +92,7 @@ def _layer(module: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any])
 
 
 def _setting(settings: Mapping[str, Any], pattern: str, name: str, module: str) -> Any:
-    """A module's own value, where a pattern is its name or the end of it, or that of all."""
+    """A module's own value if a pattern matches its name or the end of it, else the default."""
     for key, own in (settings.get(pattern) or {}).items():
         if re.fullmatch(rf"(.*\.)?({key})", module):
             return own

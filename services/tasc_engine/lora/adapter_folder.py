@@ -1,6 +1,6 @@
 """Folders of LoRA adapters as peft saves them: weight file and settings, without torch and peft.
 
-Only safetensors are read: a pickled file may run code. It knows no base model.
+Only safetensors are read, since a pickled file may run code. The base model is not needed.
 """
 
 import json
@@ -16,10 +16,10 @@ MERGE = (
     "merge it into a folder of its own (peft's merge_and_unload, then save_pretrained of model and "
     "tokenizer) and name that as the model"
 )
-# The way out for one of several adapters.
+# The remedy for one of several adapters.
 ALONE = f"use it alone as the adapter of a task, or {MERGE}"
 
-# Settings that say how an adapter was trained, or where: none is of use for what it computes.
+# Settings about how, or on which layers, an adapter was trained. None affects its results.
 _NO_MATTER = frozenset(
     [
         "auto_mapping",
@@ -55,15 +55,15 @@ _READ = frozenset(
         "use_rslora",
     ]
 )
-# Others begin by changing the base model's weights.
+# Other values initialise an adapter by changing the base model's weights.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def safe_weights(folder: Path) -> Path:
-    """An adapter's weight file.
+    """The path of an adapter's weight file.
 
     Raises:
-        UnsupportedModel: There is none in safetensors.
+        UnsupportedModel: There is no weight file in safetensors.
     """
     path = folder / WEIGHTS
     if not path.is_file():
@@ -76,11 +76,11 @@ def safe_weights(folder: Path) -> Path:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """What an adapter's ``adapter_config.json`` says.
+    """The settings in an adapter's ``adapter_config.json``.
 
     Raises:
         ValueError: There is no such file, or it holds no JSON object.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     path = folder / CONFIG
     try:
@@ -96,10 +96,10 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 
 def require_low_rank(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that add more than a low-rank product; an unknown one might.
+    """Refuse settings that add more than a low-rank product, and unknown settings.
 
     Raises:
-        ValueError: One does; the message names it.
+        ValueError: A setting is refused; the message names it.
     """
     if settings.get("peft_type") != "LORA":
         raise ValueError(f"peft_type is {settings.get('peft_type')!r}; only LORA is served")

@@ -1,8 +1,8 @@
 """Several adapters over one base model, chosen by row: which layers they change, and how.
 
-Each token of a step carries the number of its row's adapter, 0 for none; what its adapter adds to a
-linear layer is added to the layer's own product, so that rows of all adapters, and of none, share
-a forward. It knows a model's layers and an adapter's weights, no files and no requests.
+Each token of a step has the number of its row's adapter, 0 for none. The adapter's result is added
+to the layer's own product, so rows with different adapters, or with none, share a forward. This
+module handles a model's layers and adapters' weights, but no files or requests.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ class Adapters:
 
     Args:
         model: The base model, a transformers causal LM.
-        adapters: Their numbers are their places in it, from 1 on.
+        adapters: The adapters; their numbers are their positions, from 1 on.
 
     Raises:
-        UnsupportedModel: An adapter changes a layer that the model does not have, that is not a
-            linear one inside it, or that has another shape.
+        UnsupportedModel: An adapter changes a layer that is missing in the model, is not an inner
+            linear layer, or has another shape.
     """
 
     def __init__(self, model: Any, adapters: Sequence[Adapter] = ()) -> None:
@@ -45,7 +45,7 @@ class Adapters:
 
         Args:
             cache: Has the step's layout.
-            looked_at: ``int64[M]``, the tokens that remain in layers that are ``picked``; None:
+            looked_at: ``int64[M]``, the tokens that remain in layers that are ``picked``; None for
                 all.
         """
         if self._adapters:
@@ -58,20 +58,20 @@ class Adapters:
     def around(
         self, product: Product, layers: Sequence[str], widths: Sequence[int], picked: bool
     ) -> Product:
-        """A product and what adapters add to it; itself where none adds anything.
+        """A product with the additions of adapters; the product itself if no adapter changes it.
 
         Args:
-            product: Of joined linear layers: their outputs lie one behind the other.
+            product: The product of joined linear layers, whose outputs are concatenated.
             layers: Their names in the model.
-            widths: Outputs of each.
-            picked: Only the tokens looked at are left.
+            widths: Number of outputs of each layer.
+            picked: Whether only the tokens looked at are left.
         """
         tokens = self._picked if picked else self._every
         addition = self._addition(tokens, layers, widths)
         return product if addition is None else _Adapted(product, addition)
 
     def attach(self, model: nn.Module) -> None:
-        """Put what adapters add into a model's own layers; each is given all tokens of a step."""
+        """Put the additions of adapters into a model's layers, each with all tokens of a step."""
         for name in sorted({name for adapter in self._adapters for name in adapter.layers}):
             parent, _, own = name.rpartition(".")
             linear: Any = model.get_submodule(name)
@@ -90,7 +90,7 @@ class Adapters:
 
 
 class _Adapted:
-    """A product, and what is added to it in place."""
+    """A product, and an addition to it in place."""
 
     def __init__(self, product: Product, addition: Addition) -> None:
         self._product, self._addition = product, addition
@@ -102,19 +102,19 @@ class _Adapted:
 
 
 class AdaptedModule(nn.Module):
-    """A linear layer in a model's tree, and what is added to its output."""
+    """A linear layer in a model's tree, with an addition to its output."""
 
     def __init__(
         self, linear: nn.Linear, addition: Addition, tokens: AdapterTokens, name: str
     ) -> None:
         super().__init__()
-        self.linear = linear  # a child of its own, so that it can be laid out like any other
+        self.linear = linear  # a child module, so that it is laid out like other layers
         self._addition, self._tokens, self._name = addition, tokens, name
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     @property
     def weight(self) -> Tensor:
-        # Some architectures ask a layer for its weight's dtype or device.
+        # Some architectures read the dtype or device of a layer's weight.
         return self.linear.weight
 
     @property

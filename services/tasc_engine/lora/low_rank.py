@@ -1,11 +1,11 @@
-"""What low-rank adapters add to linear layers, each to the tokens of its own rows.
+"""Computes the additions of low-rank adapters to linear layers, for the tokens of their rows.
 
 LoRA (Hu et al. 2021, arXiv 2106.09685): an adapter adds ``x @ down.T @ up.T`` to a layer's output.
-On any device torch does it: all adapters' weights of a layer stand beside each other and a mask
-leaves each token its own, so that their number changes no count of calls. On a CPU compiled code
-does it: it takes four tokens of an adapter at a time and reads their own adapter's weights alone,
-so what a token gets does not depend on which others stand beside it. Arrays of compiled code are
-flat; their elements are those of `lanes`.
+`MaskedTokens` uses torch on any device. All adapters' weights of a layer are concatenated, and a
+mask selects each token's own, so the number of calls does not depend on the number of adapters.
+`CompiledTokens` uses compiled code on a CPU. It takes four tokens of an adapter at a time and reads
+only the weights of their adapter, so the result of a token does not depend on the other tokens.
+Arrays of compiled code are flat; their elements are those of `lanes`.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class LowRank:
     Attributes:
         down: ``[r, in]``.
         up: ``[out, r]``.
-        scale: Of what is added.
+        scale: Factor of the addition.
     """
 
     down: Tensor
@@ -48,25 +48,25 @@ class LowRank:
     scale: float
 
     def cast(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """``[r, in]`` and ``[out, r]``, the scale in the second, of a tensor's dtype and device."""
+        """``[r, in]`` and scaled ``[out, r]``, in the dtype and on the device of a tensor."""
         up = self.up.double() * self.scale
         return self.down.to(like.device, like.dtype), up.to(like.device, like.dtype)
 
 
-# Of each adapter, for each of the layers that are joined into one; None where it adds nothing.
+# The weights of each adapter for each joined layer; None if it adds nothing to the layer.
 Weights = Sequence[Sequence[LowRank | None]]
-# Adds to ``[..., out]``, in place, what the token's adapter makes of ``[..., in]``.
+# Adds the adapters' results for inputs ``[..., in]`` to outputs ``[..., out]``, in place.
 Addition = Callable[[Tensor, Tensor], None]
 
 
 class MaskedTokens:
-    """Which adapter each token of a forward uses; on any device, three calls a layer.
+    """Adds by masks which adapter each token uses; on any device, with three calls per layer.
 
-    Nothing waits for the device or depends on values, so that it can be captured in a CUDA graph;
-    for the same reason it skips nothing where no token has an adapter.
+    Nothing waits for the device or depends on values, so it can be captured in a CUDA graph. For
+    the same reason nothing is skipped if no token has an adapter.
 
     Attributes:
-        count: Tokens of the forward.
+        count: Number of tokens of the forward.
     """
 
     def __init__(self) -> None:
@@ -75,16 +75,16 @@ class MaskedTokens:
         self._masks: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, numbers: Tensor) -> None:
-        """Take in a forward: ``int64[N]`` the number of each token's adapter, 0 for none."""
+        """Begin a forward with ``int64[N]``, the number of each token's adapter, 0 for none."""
         self.count, self._numbers = len(numbers), numbers
         self._masks.clear()
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
-        """What adapters add to a layer, or to layers whose outputs lie one behind the other.
+        """Returns a function that adds to the output of a layer, or of joined layers.
 
         Args:
-            widths: Outputs of each layer.
-            like: Of the dtype and device to work in.
+            widths: Number of outputs of each layer.
+            like: A tensor of the dtype and device to work in.
         """
         down, up, ranks = _stacked(weights, widths, like)
         if ranks not in self._tables:
@@ -97,7 +97,7 @@ class MaskedTokens:
         return add
 
     def _mask(self, ranks: tuple[int, ...]) -> Tensor:
-        """``[N, sum of ranks]`` 1 in the columns of the token's own adapter; made once a step."""
+        """``[N, sum of ranks]``, 1 in the columns of the token's adapter; made once per step."""
         if ranks not in self._masks:
             self._masks[ranks] = self._tables[ranks].index_select(0, self._numbers)
         return self._masks[ranks]
@@ -106,7 +106,7 @@ class MaskedTokens:
 def _stacked(
     weights: Weights, widths: Sequence[int], like: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """``[R, in]``, ``[R, out]`` in blocks, and how many of the R each adapter has."""
+    """``[R, in]``, ``[R, out]`` in blocks, and the number of the R that each adapter has."""
     downs, ups, ranks = [], [], []
     for own in weights:
         ranks.append(sum(len(w.down) for w in own if w))
@@ -121,14 +121,14 @@ def _stacked(
 
 
 def _table(ranks: tuple[int, ...], like: Tensor) -> Tensor:
-    """``[adapters + 1, sum of ranks]`` the mask of each number."""
+    """``[adapters + 1, sum of ranks]``, the mask of each adapter number."""
     owner = torch.arange(1, len(ranks) + 1).repeat_interleave(torch.tensor(ranks))
     numbers = torch.arange(len(ranks) + 1)
     return (numbers[:, None] == owner).to(like.device, like.dtype)
 
 
-_TOKENS = 4  # taken together
-_BLOCK = 2 + _TOKENS  # numbers of a block: its adapter, how many tokens count, the tokens
+_TOKENS = 4  # processed together
+_BLOCK = 2 + _TOKENS  # numbers of a block: adapter, count of valid tokens, tokens
 _OUTPUTS = 2 * WIDTH
 _one = known(1)
 
@@ -137,7 +137,7 @@ class CompiledTokens:
     """`MaskedTokens` on a CPU, compiled.
 
     Args:
-        adapters: How many there are.
+        adapters: Number of adapters.
     """
 
     def __init__(self, adapters: int) -> None:
@@ -163,11 +163,11 @@ class CompiledTokens:
                 layer.plan, self._widened, self._inner, self._sums,
             )  # fmt: skip
 
-        add_own(like.new_zeros(0), like.new_zeros(0))  # compiled now: no request waits for it
+        add_own(like.new_zeros(0), like.new_zeros(0))  # compiles now, before requests come
         return lambda x, y: add_own(x, y) if len(self._blocks) else None
 
     def _hold(self, layer: "_LoraLayout") -> None:
-        """Memory for the widest layer; all layers work in the same."""
+        """Allocate memory for the widest layer; all layers share it."""
         number = layer.scales.dtype
         widest = max(int(layer.plan[0]) * _TOKENS, len(self._widened))
         most = max(layer.lanes * _TOKENS, len(self._inner))
@@ -183,14 +183,15 @@ class _LoraLayout:
     """Weights of a layer, or of joined ones, in the order in which they are read.
 
     Attributes:
-        down: Of each adapter ``[lanes / 16, in, 16]`` elements, the ranks of all parts beside each
-            other; lanes that are left over are 0.
-        up: Of each adapter and part ``[outputs / 32, rank, 32]`` elements, filled up with 0.
-        scales: Of each adapter ``[lanes]`` numbers.
-        plan: Inputs, outputs, parts; of each part its first output and its outputs; of each adapter
-            where it begins in ``down`` and in ``scales``, its lanes, and of each part where it
-            begins in ``up``, its rank and its first lane.
-        lanes: The most of an adapter.
+        down: For each adapter ``[lanes / 16, in, 16]`` elements, with the ranks of all parts side
+            by side; unused lanes are 0.
+        up: For each adapter and part ``[outputs / 32, rank, 32]`` elements, padded with 0.
+        scales: For each adapter ``[lanes]`` numbers.
+        plan: Number of inputs, outputs and parts. Then for each part, its first output and its
+            number of outputs. Then for each adapter, its offsets in ``down`` and in ``scales`` and
+            its number of lanes, and for each part its offset in ``up``, its rank and its first
+            lane.
+        lanes: Maximum number of lanes of an adapter.
     """
 
     down: NDArray[Any]
@@ -225,7 +226,7 @@ def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _L
 
 
 def _kept(weights: Sequence[LowRank], dtype: torch.dtype) -> torch.dtype:
-    """What weights are kept in: their own 16 bits where they have no more, for less to read."""
+    """The dtype that weights are kept in; 16-bit weights stay so, as less is read then."""
     own = {tensor.dtype for w in weights for tensor in (w.down, w.up)}
     short = len(own) == 1 and own <= {torch.float16, torch.bfloat16}
     return own.pop() if short and dtype != torch.float64 else dtype
@@ -236,7 +237,7 @@ def _length(flat: Sequence[Tensor]) -> int:
 
 
 def _blocked(matrix: Tensor, width: int) -> Tensor:
-    """``[rows, n]`` as ``[n / width, rows, width]``, flat; filled up with 0."""
+    """Rearranges ``[rows, n]`` to ``[n / width, rows, width]``, flat and padded with 0."""
     rows, n = matrix.shape
     filled = matrix.new_zeros(rows, _up_to(n, width))
     filled[:, :n] = matrix
@@ -249,10 +250,10 @@ def _up_to(n: int, step: int) -> int:
 
 @arithmetic
 def _gather(tokens: Any, adapters: int, blocks: Any) -> int:
-    """Blocks of tokens of one adapter each; how many numbers of ``blocks`` were written.
+    """Writes blocks of tokens, each of one adapter; returns how many numbers were written.
 
     Args:
-        tokens: ``int64[N]`` the number of each token's adapter.
+        tokens: ``int64[N]``, the number of each token's adapter.
         blocks: ``int64[*]``, room for ``N // 4 + adapters`` blocks; a block that is not full
             repeats its last token.
     """
@@ -277,14 +278,14 @@ def _add_low_rank(
     x: Any, y: Any, blocks: Any, down: Any, up: Any, scales: Any, plan: Any, widened: Any,
     inner: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Add to outputs what their tokens' adapters make of inputs.
+    """Adds the results of the tokens' adapters for the inputs to the outputs.
 
     Args:
         x: ``[N * in]`` elements.
         y: ``[N * out]`` elements, added to.
-        blocks: What `_gather` wrote.
+        blocks: The blocks that `_gather` wrote.
         down, up, scales, plan: See `_LoraLayout`.
-        widened, inner, sums: Numbers to work in: four tokens' inputs, their ranks' lanes, and
+        widened, inner, sums: Working memory for four tokens' inputs, the lanes of their ranks, and
             some of their outputs.
     """
     width, outputs, parts = plan[0], plan[1], plan[2]
@@ -320,7 +321,7 @@ def _widen(x: Any, at: int, width: int, widened: Any, to: int) -> None:
 def _go_down(
     widened: Any, width: int, down: Any, at: int, scales: Any, scale_at: int, lanes: int, inner: Any
 ) -> None:
-    """``[4, lanes]`` of an adapter's ranks; even and odd inputs have sums of their own."""
+    """Computes ``[4, lanes]`` of an adapter's ranks, with separate sums of even and odd inputs."""
     none, one, even = zeros(inner), _one(), width // 2 * 2
     for j in range(0, lanes, WIDTH):
         a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none
@@ -353,7 +354,7 @@ def _go_up(
     inner: Any, lanes: int, first: int, rank: int, up: Any, at: int, width: int, y: Any,
     outputs: int, begin: int, blocks: Any, k: int, sums: Any,
 ) -> None:  # fmt: skip
-    """Add one part's ``width`` outputs, which begin at ``begin`` of a token's."""
+    """Adds one part's ``width`` outputs, which start at output ``begin`` of a token."""
     none, one = zeros(inner), _one()
     for o in range(0, width, _OUTPUTS):
         a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none

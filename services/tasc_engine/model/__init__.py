@@ -1,1 +1,1 @@
-"""The target: loaded from a folder, laid out for this device, and called with packed tokens."""
+"""The target model: loads it from a folder, prepares it for a device, runs packed tokens."""

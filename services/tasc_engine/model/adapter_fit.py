@@ -1,7 +1,8 @@
-"""Whether a LoRA adapter fits a model, by settings and the headers of weight files, without torch.
+"""Checks by settings and headers of weight files whether a LoRA adapter fits a model.
 
-Both may have names for weights that differ from those of the loaded model. So shapes are compared
-where the names are equal, and loading finds the rest.
+Neither torch nor the weights themselves are needed. Weight names in files may differ from those of
+the loaded model, so only shapes of weights with equal names are compared. Loading finds the other
+faults.
 """
 
 import re
@@ -21,7 +22,7 @@ from tasc_engine.lora.adapter_folder import (
 from tasc_engine.model.folder import Shape, float_shapes, tensor_shapes, vocabulary_rows
 
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# What peft puts around modules of which it keeps copies, rows or base weights.
+# Name parts of the wrappers that peft puts around modules that it copies or changes.
 _WRAPPERS = re.compile(r"\.(?:base_layer|original_module|modules_to_save|token_adapter)(?=\.)")
 _TRAINED_ROWS = ".trainable_tokens_delta"
 _EMBEDDINGS = ("embed_tokens", "embed_in", "embed_out", "wte", "lm_head")  # their rows are tokens
@@ -31,16 +32,16 @@ _Pairs: TypeAlias = Mapping[str, Mapping[str, Shape]]
 def require_fit(
     adapter: Path, base: Path, *, by_row: bool = False, quantized: bool = False
 ) -> None:
-    """Check that an adapter is LoRA in safetensors whose weights have a place in a base model.
+    """Check that an adapter is LoRA in safetensors and that its weights fit a base model.
 
     Args:
-        adapter, base: Folders; of the base the weights may be missing.
-        by_row: Whether it is one of several adapters that rows choose from; such an adapter changes
-            linear layers alone.
-        quantized: Whether the base is quantised when it is loaded, so that no adapter is merged.
+        adapter, base: Folders; the base folder need not have weights.
+        by_row: Whether it is one of several adapters that rows choose from; such an adapter may
+            change only linear layers.
+        quantized: Whether the base is quantised during loading, so that no adapter is merged.
 
     Raises:
-        UnsupportedModel: It does not fit; the message names weights, sizes and the way out.
+        UnsupportedModel: The adapter does not fit. The message names weights, sizes and a remedy.
     """
     try:
         settings = settings_of(adapter)
@@ -55,7 +56,7 @@ def require_fit(
 def _check_pairs(
     settings: Mapping[str, Any], shapes: Mapping[str, Shape], base: Path, by_row: bool
 ) -> dict[str, Shape]:
-    """Check the matrices of linear layers; return what else there is."""
+    """Check the matrices of linear layers; return the remaining weights."""
     if (kind := settings.get("peft_type")) != "LORA":
         raise ValueError(f"{CONFIG} says peft_type {kind!r}; only LORA is served")
     rank = settings.get("r")
@@ -78,13 +79,13 @@ def _check_pairs(
         )
     for module, pair in pairs.items():
         _check_pair(module, pair, None if settings.get("rank_pattern") else rank)
-    if not settings.get("fan_in_fan_out"):  # else the base model's weights lie the other way round
+    if not settings.get("fan_in_fan_out"):  # else the base model's weights are transposed
         _check_layers(pairs, float_shapes(base), str(settings.get("base_model_name_or_path")))
     return others
 
 
 def _check_pair(module: str, pair: Mapping[str, Shape], rank: int | None) -> None:
-    """A is ``[rank, in]``, B ``[out, rank]``; ``rank`` None allows any."""
+    """Check that A is ``[rank, in]`` and B ``[out, rank]``; ``rank`` None allows any rank."""
     shapes = {side: list(shape) for side, shape in sorted(pair.items())}
     a, b = shapes.get("A", []), shapes.get("B", [])
     if not (len(a) == len(b) == 2 and a[0] == b[1] > 0 and rank in (None, a[0])):
@@ -111,7 +112,7 @@ def _check_layers(pairs: _Pairs, theirs: Mapping[str, Shape], trained_for: str) 
 def _check_others(
     settings: Mapping[str, Any], others: Mapping[str, Shape], base: Path, quantized: bool
 ) -> None:
-    """Check weights that peft puts in the place of the model's own, or adds to them."""
+    """Check weights that replace the model's own weights or are added to them."""
     theirs, rows = float_shapes(base), vocabulary_rows(base)
     ids = trained_ids(settings)
     if rows is not None and ids and ids[-1] >= rows:
@@ -143,7 +144,7 @@ def _check_whole(
 ) -> None:
     wanted = theirs.get(name)
     if wanted is None and rows is not None and _is_embedding(module):
-        wanted = (rows, *shape[1:])  # as of a head that has no weights of its own
+        wanted = (rows, *shape[1:])  # for a head without weights of its own
     if wanted is None or shape == wanted:
         return
     if shape[1:] == wanted[1:] and _is_embedding(module):
@@ -170,7 +171,7 @@ def _grown(rows: int) -> str:
 
 
 def trained_ids(settings: Mapping[str, Any]) -> list[int]:
-    """The ids of tokens whose embeddings an adapter trains by themselves, in order."""
+    """The ids of tokens whose embeddings an adapter trains individually, in order."""
     given = settings.get("trainable_token_indices") or ()
     lists = given.values() if isinstance(given, dict) else (given,)
     return sorted({id_ for ids in lists for id_ in ids if isinstance(id_, int)})

@@ -1,14 +1,15 @@
-"""Steps as captured CUDA graphs: one graph for each bucket of tokens, replayed each step.
+"""Runs steps as captured CUDA graphs: one graph per bucket of tokens, replayed each step.
 
 A step of a small model launches hundreds of kernels, each shorter than its launch; a graph launches
-all of them at once. It needs fixed shapes, so a step is padded to its bucket: tokens of no row go
-to a scratch place of the cache and see only that. A graph cannot know where a prompt ends, so it
-makes logits of every token, and the host keeps those of the places looked at. All numbers of a step
-go to the device in one copy, its tokens come back in one, and only that is waited for. It knows no
-requests and no trees, and not how a forward or a cache is made. Steps of many prompt tokens are
-left to the caller.
+all of them at once. A graph needs fixed shapes, so a step is padded to the size of its bucket.
+Padding tokens use a scratch slot of the cache and see only that slot. A graph cannot depend on
+where a prompt ends, so it computes the logits of every token, and the host selects those that are
+looked at. All numbers of a step are copied to the device at once, its tokens are copied back at
+once, and the host waits only for the second copy. Steps with many prompt tokens are left to the
+caller. This module does not depend on requests, draft trees, or the implementation of the forward
+and the cache.
 
-Use, by whoever owns a forward and a cache on a GPU, in front of the forward it makes itself::
+Code that has a forward and a cache on a GPU uses it before its own forward::
 
     chosen = graphs.next_tokens(step)      # as `lay_out` gives it
     if chosen is None:                     # this step is for no graph
@@ -30,37 +31,37 @@ from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.model.operations import first_greatest
 
 Step = StepLayout[Int64]
-Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the first of the greatest of each line
+Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the first greatest token of each line
 log = logging.getLogger(__name__)
 
 _PER_TOKEN = ("ids", "positions", "slots", "seen", "tree", "adapters")
 _PER_ROW = ("firsts", "trunks", "nodes")
-_WARM_UPS = 2  # the first compiles kernels and asks libraries for their workspaces
-# Prompt tokens of a step. Nobody reads their logits, and many of them cost more than launches do.
+_WARM_UPS = 2  # the first compiles kernels and makes libraries allocate workspaces
+# Prompt tokens of a step. Their logits are not used, and many of them cost more than launches do.
 _MOST_UNREAD = 256
 
 
 class Recorder(Protocol):
-    """Turns work on fixed tensors into work that can be done again, and waits for it."""
+    """Records work on fixed tensors so that it can be repeated, and waits for the device."""
 
     def record(self, run: Work) -> Work:
-        """What gives the same tensors with new contents at each call; it need not keep ``run``."""
+        """Returns a function that fills the same tensors anew at each call; may drop ``run``."""
         ...
 
     def wait(self) -> None:
-        """Until all that was asked of the device is done."""
+        """Waits until the device has done all its work."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most a step of a graph may have.
+    """Maximum sizes of a step that a graph can run.
 
     Attributes:
         rows: Rows of the cache.
         tokens: Tokens of all rows.
         moves: Cache slots that move before the step.
-        scratch: The cache slot that is nobody's.
+        scratch: The cache slot that belongs to no row.
     """
 
     rows: int
@@ -72,8 +73,8 @@ class Limits:
 def buckets(most: int) -> tuple[int, ...]:
     """Numbers of tokens that graphs are made for, up to ``most``.
 
-    From eight on a step has at least two thirds of its bucket; fewer tokens cost what eight cost,
-    but for one alone.
+    From eight tokens on, a step fills at least two thirds of its bucket. Two to seven tokens cost
+    as much as eight.
     """
     sizes, size = [1, 8], 8
     while size < most:
@@ -83,7 +84,7 @@ def buckets(most: int) -> tuple[int, ...]:
 
 
 def sizes(limits: Limits, tokens: int) -> dict[str, int]:
-    """Numbers of each part of a bucket's buffer, in its order; one row more is for padding."""
+    """Length of each part of a bucket's buffer, in order; one more row is for padding."""
     per_token = dict.fromkeys(_PER_TOKEN, tokens)
     per_row = dict.fromkeys(_PER_ROW, limits.rows + 1)
     return {**per_token, "begins": limits.rows + 2, **per_row, "moves": 2 * limits.moves}
@@ -93,8 +94,8 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
     """Write a step into the parts of a buffer, and padding behind it.
 
     Args:
-        parts: As `sizes` says, each flat.
-        step: Within ``limits`` and the bucket.
+        parts: The parts that `sizes` lists, each flat.
+        step: A step within ``limits`` and the bucket.
     """
     n, rows, k = len(step.ids), len(step.firsts), step.moves.shape[1]
     padding = {
@@ -122,11 +123,11 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Buffers of one bucket on both sides, and the work between them.
+    """The host and device buffers of one bucket, and the recorded work on them.
 
     Attributes:
-        reads: What ``replay`` reads. A graph keeps addresses only; the bucket keeps these tensors
-            alive.
+        reads: The tensors that ``replay`` reads. A graph stores only addresses, so the bucket keeps
+            these tensors alive.
     """
 
     parts: dict[str, Int64]
@@ -140,19 +141,19 @@ class _Bucket:
     def run(self, step: Step, limits: Limits, cache: RowCache) -> tuple[Tensor, Tensor]:
         fill(self.parts, step, limits)
         self.device.copy_(self.host, non_blocking=True)
-        # Not in the graph, which would move as many slots as there may be at every step.
+        # Not part of the graph, which would move the maximum number of slots at every step.
         cache.move(self.moves[:, : step.moves.shape[1]])
-        cache.host = step  # as `begin` does: it says that the moves are made
+        cache.host = step  # as `begin` does: it records that the moves are made
         return self.replay()
 
 
 class GraphedForward:
-    """Runs steps with few prompt tokens; others are left to the caller.
+    """Runs steps with few prompt tokens; other steps are left to the caller.
 
     Args:
-        forward: Ids, indices looked at, cache: logits ``[M, vocab]``. It and
+        forward: Takes ids, indices looked at and the cache; returns logits ``[M, vocab]``. It and
             ``cache.begin`` must neither wait for the device nor depend on values.
-        cache: Has its memory already; place ``limits.scratch`` exists and is nobody's.
+        cache: A cache with allocated memory; its slot ``limits.scratch`` belongs to no row.
         recorder: Captures graphs; `CudaGraphs` where it is None.
     """
 
@@ -174,10 +175,11 @@ class GraphedForward:
 
     @torch.inference_mode()
     def next_tokens(self, step: Step) -> Int64 | None:
-        """``int64[M]`` the greedy next token at each place looked at; None if not for a graph.
+        """Returns ``int64[M]``, the greedy next token at each place looked at, or None.
 
-        It is below 0 where logits are no numbers. A bucket's first step captures its graph. Where
-        that does not fit the memory, steps of the bucket are for no graph.
+        The result is None if no graph can run the step. A token is below 0 where logits are NaN.
+        The first step of a bucket captures its graph. If that does not fit the memory, no graph
+        runs the steps of this bucket.
         """
         bucket = self._bucket_of(step)
         if bucket is None:
@@ -190,25 +192,25 @@ class GraphedForward:
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor | None:
-        """``[M, vocab]`` on the device, until the next step; None if not for a graph."""
+        """``[M, vocab]`` on the device, valid until the next step; None if no graph can run it."""
         bucket = self._bucket_of(step)
         if bucket is None:
             return None
         logits, _ = bucket.run(step, self._limits, self._cache)
-        # The next step's numbers may not be written over these before they are copied.
+        # The next step's numbers must not overwrite these before they are copied.
         self._recorder.wait()
-        if np.array_equal(step.looked_at, np.arange(len(step.ids))):  # all rows only decode
+        if np.array_equal(step.looked_at, np.arange(len(step.ids))):  # no row reads a prompt
             return logits[: len(step.ids)]
         return logits.index_select(0, torch.from_numpy(step.looked_at).to(logits.device))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture all graphs, the largest first: it takes most memory."""
+        """Captures all graphs, the largest first, because it needs the most memory."""
         for size in reversed(self._sizes):
             self._bucket(size)
 
     def size_of(self, step: Step) -> int | None:
-        """The bucket of a step; None where it passes a limit."""
+        """The bucket of a step; None if the step exceeds a limit."""
         limits, n = self._limits, len(step.ids)
         fits = len(step.firsts) <= limits.rows and step.moves.shape[1] <= limits.moves
         few = n - len(step.looked_at) <= _MOST_UNREAD
@@ -225,18 +227,18 @@ class GraphedForward:
             try:
                 self._buckets[size] = self._record(size)
             except RuntimeError as error:
-                # A capture that breaks off says so instead of why.
+                # The error of an aborted capture does not contain the cause.
                 if not any(is_out_of_memory(e) for e in (error, error.__context__) if e):
                     raise
                 log.warning("no memory for the graph of %d tokens; such steps run slower", size)
                 self._buckets[size] = None
             finally:
-                # Moves of the step that waits are not made yet, whatever has been tried.
+                # The moves of the waiting step are not made yet, even if a capture was tried.
                 self._cache.host = self._cache.device = None
         return self._buckets[size]
 
     def _record(self, size: int) -> _Bucket:
-        """Everything is padding meanwhile, so that no row is touched."""
+        """Records the work of a bucket on padding only, so that no row is changed."""
         counts, pinned = sizes(self._limits, size), self._device.type == "cuda"
         host = torch.empty(sum(counts.values()), dtype=torch.int64, pin_memory=pinned)
         device = torch.empty(len(host), dtype=torch.int64, device=self._device)
@@ -259,19 +261,19 @@ class GraphedForward:
 
 
 class CudaGraphs:
-    """CUDA graphs on one device; they share their working memory, since one runs at a time."""
+    """CUDA graphs on one device. They share working memory, since only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # One for all: libraries keep a workspace for each stream.
+        # One stream for all graphs: libraries keep a workspace for each stream.
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = None
 
     def record(self, run: Work) -> Work:
-        """Run it, then capture it; it must not wait for the device.
+        """Runs the work, then captures it; the work must not wait for the device.
 
         Raises:
-            RuntimeError: It cannot be captured, or does not fit the memory.
+            RuntimeError: The work cannot be captured, or does not fit the memory.
         """
         with torch.cuda.device(self._device):
             self._warm_up(run)
@@ -292,7 +294,7 @@ class CudaGraphs:
         torch.cuda.current_stream(self._device).synchronize()
 
     def _warm_up(self, run: Work) -> None:
-        # On a stream of its own, as capturing is: memory of the caller's stream is not reused.
+        # On a separate stream, like the capture: memory of the caller's stream is not reused.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UPS):
@@ -301,7 +303,7 @@ class CudaGraphs:
 
 
 def _layout(parts: dict[str, Any], looked_at: Any) -> StepLayout[Any]:
-    """Without moves: they are made before."""
+    """The layout of a step without its moves, which are made before."""
     none = parts["moves"][:0].reshape(2, 0)
     return StepLayout(**{**parts, "moves": none, "looked_at": looked_at})
 

@@ -1,8 +1,8 @@
-"""The forward of Llama-like models over packed tokens, in as few tensor operations as it takes.
+"""The forward of Llama-like models over packed tokens, in few tensor operations.
 
-At the sizes of task models a step spends more time between operations than in them. It takes its
-weights from a transformers model and runs none of that model's code afterwards. It knows no rows
-and no masks: whoever holds keys and values attends.
+With small models, a step spends more time between operations than in them. The decoder takes its
+weights from a transformers model and runs none of that model's code afterwards. It does not depend
+on rows or masks: the cache computes attention.
 """
 
 from dataclasses import dataclass
@@ -27,22 +27,22 @@ from tasc_engine.model.operations import (
     TensorOperations,
 )
 
-# Whose forward is the one below; a class of somebody else that uses the same name is not.
+# Classes whose forward equals the one below. Custom classes with the same names do not count.
 FAMILIES: dict[str, type] = {
     "llama": LlamaForCausalLM,
     "mistral": MistralForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
 }
-# Rope that depends on how long the longest row is has no table.
+# Rope that depends on the length of the longest row cannot be tabulated.
 _VARYING_ROPE = {"dynamic", "longrope"}
-# Settings of other architectures that would change the forward if a class took them over.
+# Settings of other architectures that would change the forward if a class adopted them.
 _UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights; ``head_norm`` is of queries and keys, ``behind`` of what comes next."""
+    """One layer's weights; ``head_norm`` norms queries and keys, ``behind`` the next input."""
 
     qkv: Product
     head_norm: Norm | None
@@ -55,18 +55,18 @@ class Layer:
 
 
 class LeanDecoder:
-    """A Llama-like model; made by :func:`lean`, called under ``torch.inference_mode``.
+    """A Llama-like model, made by :func:`lean` and called under ``torch.inference_mode``.
 
     On a GPU nothing in a call waits for the device or depends on values, so that it can be captured
     in a CUDA graph.
 
     Attributes:
-        operations: What runs between products.
-        layers, heads, kv_heads, head_dim: Of its attention.
+        operations: The operations between matrix products.
+        layers, heads, kv_heads, head_dim: The shape of its attention.
         embedding: ``[vocab_size, D]``.
-        head: Of states, logits.
-        requested: What is kept of each call in `hidden_states`; it takes the last layer at every
-            token.
+        head: Computes logits from hidden states.
+        requested: The values that each call keeps in `hidden_states`. Keeping them requires the
+            last layer at every token.
     """
 
     def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
@@ -92,7 +92,7 @@ class LeanDecoder:
         Args:
             ids: ``int64[N]`` token ids.
             looked_at: ``int64[M]`` which of the N tokens get logits.
-            cache: Has the step's layout; is given keys and values of all N, in every layer.
+            cache: Has the step's layout; receives keys and values of all N tokens in every layer.
         """
         if not self.requested:
             return self.head(self.states(self.embed(ids), looked_at, cache))
@@ -102,19 +102,19 @@ class LeanDecoder:
 
     @property
     def windowed(self) -> bool:
-        """Whether a layer looks back over a window of tokens only."""
+        """Whether some layer attends only to a sliding window of tokens."""
         return any(layer.window is not None for layer in self._layers)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """``[..., D]`` of ``int64[...]``."""
+        """Embeddings ``[..., D]`` of ids ``int64[...]``."""
         return functional.embedding(ids, self.embedding)
 
     def states(self, hidden: Tensor, looked_at: Tensor | None, cache: RowCache) -> Tensor:
-        """What the LM head reads, ``[M, D]``; until the next call.
+        """Returns the inputs of the LM head, ``[M, D]``, valid until the next call.
 
         Args:
-            hidden: ``[N, D]`` what the first layer reads; it is overwritten.
-            looked_at: ``int64[M]``; None: all tokens.
+            hidden: ``[N, D]``, the inputs of the first layer; they are overwritten.
+            looked_at: ``int64[M]``, indices of the tokens to return; None for all tokens.
         """
         self._adapters.begin(cache, looked_at)
         do = self.operations
@@ -123,7 +123,7 @@ class LeanDecoder:
             query = do.turn_and_keep(index, layer.qkv(normed), layer.head_norm, cache)
             seen = cache.attend(index, query, self._scale, layer.window).flatten(1)
             if index == self.layers - 1 and looked_at is not None:
-                # Behind it nothing is read of other tokens.
+                # The other tokens are not needed after this.
                 hidden, seen = hidden.index_select(0, looked_at), seen.index_select(0, looked_at)
             normed = do.add_and_norm(hidden, layer.out(seen), layer.before_mlp)
             delta = layer.down(do.gate(layer.gate_up(normed)))
@@ -137,20 +137,20 @@ def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> Le
     Weights that are joined or laid out are copies: drop ``model`` afterwards.
 
     Args:
-        model: In evaluation mode, on any device, of any dtype.
-        max_positions: Positions of the longest row; rope is tabulated for so many.
-        adapters: Of this model, chosen by row.
+        model: A model in evaluation mode, on any device, with any dtype.
+        max_positions: Positions of the longest row, for which rope is tabulated.
+        adapters: Adapters of this model, which rows choose from.
     """
     known = FAMILIES.get(model.config.model_type) is type(model)
     if not (known and _is_plain(model) and _settings_known(model.config)):
         return None
     decoder = LeanDecoder(model, max_positions, adapters or Adapters(model))
-    # Partial rope would turn the first part of each head only.
+    # Partial rope would rotate only the first part of each head.
     return decoder if decoder.turned == decoder.head_dim else None
 
 
 def _is_plain(model: Any) -> bool:
-    """All of one dtype on one device, and no layer replaced by another kind."""
+    """Whether all weights have one dtype and device, and no layer is of another class."""
     kinds = {(p.device, p.dtype) for p in model.parameters()}
     linears = [m for name, m in model.named_modules() if name.endswith(("_proj", "lm_head"))]
     plain = all(type(m) is nn.Linear for m in linears)

@@ -1,4 +1,4 @@
-"""Checks of a model folder by its files, before it is loaded, without torch and transformers."""
+"""Checks the files of a model folder before loading, without torch and transformers."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ ADAPTER_CONFIG, CONFIG = "adapter_config.json", "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Shards of a distributed checkpoint, which transformers prefers to all other files.
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-# Methods of quantisation, and packages by which transformers loads them; we depend on none.
+# Quantisation methods, and the packages transformers needs for them. None is a dependency here.
 _NEEDED = {
     "aqlm": ("aqlm",),
     "auto-round": ("auto_round",),
@@ -34,21 +34,21 @@ _NEEDED = {
     "torchao": ("torchao",),
     "vptq": ("vptq",),
 }
-# Beside a config.json that does not say so, as older programs wrote it.
+# Files that older programs wrote beside a config.json that does not mention quantisation.
 _FILES_OF_METHODS = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
-_FLOATS = ("F64", "F32", "F16", "BF16")  # others are packed: their shapes say nothing
-# Layers that keep keys and values alone. Others keep a state that each token overwrites.
+_FLOATS = ("F64", "F32", "F16", "BF16")  # others are packed: their shapes mean nothing
+# Layers that keep only keys and values. Others keep a state that each token overwrites.
 _ATTENTION = ("attention", "sliding", "full", "chunked")
 _STATE_FIELDS = ("mamba_", "ssm_", "conv_L_cache", "linear_conv_kernel_dim", "lru_width", "xlstm_")
 _STATE_FAMILIES = ("mamba", "rwkv", "xlstm", "recurrent_gemma")
 
 
 def require_model(folder: Path) -> None:
-    """Refuse a folder that is no transformers model, or one that is quantised for other programs.
+    """Refuse a folder without a transformers model, or with one quantised for other programs.
 
     Raises:
-        UnsupportedModel: It is an adapter, a model of another format, or needs packages that are
-            not installed.
+        UnsupportedModel: The folder holds an adapter or a model in another format, or needs
+            packages that are not installed.
     """
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
         base = _object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
@@ -58,7 +58,7 @@ def require_model(folder: Path) -> None:
         )
     if found := other_format(folder):
         raise UnsupportedModel(found)
-    if not (folder / CONFIG).is_file() and "gguf" in str(folder).lower():  # of a hub, no weights
+    if not (folder / CONFIG).is_file() and "gguf" in str(folder).lower():  # hub copy, no weights
         raise UnsupportedModel(
             f"{folder} has no {CONFIG}; GGUF files of llama.cpp are not read: name the model that "
             "they were made from"
@@ -68,7 +68,7 @@ def require_model(folder: Path) -> None:
 
 
 def quantization_fault(folder: Path) -> str | None:
-    """Why quantised weights of a folder cannot be loaded here, and the way out."""
+    """The reason why quantised weights of a folder cannot be loaded here, and a remedy."""
     way_out = "name the unquantised model; a task's --quantization nf4 or int8 saves memory"
     config = _object(folder / CONFIG)
     own = config.get("quantization_config") or config.get("quantization")
@@ -87,7 +87,7 @@ def quantization_fault(folder: Path) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers reads the weights from, without other copies of the weights."""
+    """The files from which transformers reads the weights, without further copies of them."""
     first = _first_file(folder)
     if not first.name.endswith(".json"):
         return [first] if first.is_file() else []
@@ -104,10 +104,10 @@ def _first_file(folder: Path) -> Path:
 
 
 def require_weights(folder: Path) -> None:
-    """Refuse a model folder without weights that transformers reads; see `require_model_alone`.
+    """Refuse a model folder without usable weights; see also `require_model_alone`.
 
     Raises:
-        UnsupportedModel: It has none in safetensors, or other files would change them.
+        UnsupportedModel: No weights are in safetensors, or other files would change them.
     """
     require_model_alone(folder)
     if not _first_file(folder).is_file():
@@ -120,12 +120,12 @@ def require_weights(folder: Path) -> None:
 
 
 def require_model_alone(folder: Path) -> None:
-    """Refuse a model folder in which other files than its weights would change them.
+    """Refuse a model folder with further files that would change the model's weights.
 
-    transformers would add an adapter in the folder to the weights, also if they have it already.
+    transformers would add an adapter in the folder to the weights, even if they contain it already.
 
     Raises:
-        UnsupportedModel: It holds an adapter, or shards of a distributed checkpoint.
+        UnsupportedModel: The folder holds an adapter, or shards of a distributed checkpoint.
     """
     if (folder / ADAPTER_CONFIG).is_file() and any(folder.glob("model*.safetensors")):
         raise UnsupportedModel(
@@ -144,14 +144,14 @@ def require_model_alone(folder: Path) -> None:
 
 
 def tensor_shapes(path: Path, dtypes: Collection[str] = ()) -> dict[str, Shape]:
-    """The shapes of a file's tensors by name, by its header alone.
+    """The shapes of a file's tensors by name, read from its header only.
 
     Args:
-        dtypes: Only tensors of these types; empty: of all.
+        dtypes: Types of the tensors to return; empty for all types.
 
     Raises:
-        ValueError: It is no safetensors file, or is cut off.
-        OSError: It cannot be read.
+        ValueError: The file is not in safetensors format, or is truncated.
+        OSError: The file cannot be read.
     """
     try:
         with safe_open(path, "numpy") as file:
@@ -168,13 +168,13 @@ def tensor_shapes(path: Path, dtypes: Collection[str] = ()) -> dict[str, Shape]:
 
 
 def float_shapes(folder: Path) -> dict[str, Shape]:
-    """The shapes of a model's weights that are not packed; raises what `tensor_shapes` does."""
+    """The shapes of a model's unpacked weights; raises the errors of `tensor_shapes`."""
     files = weight_files(folder)
     return {name: shape for path in files for name, shape in tensor_shapes(path, _FLOATS).items()}
 
 
 def vocabulary_rows(folder: Path) -> int | None:
-    """The rows of a model's embeddings by its settings; None where these do not say."""
+    """The number of rows of a model's embeddings in its settings; None if not given."""
     config = _object(folder / CONFIG)
     text = config.get("text_config")
     rows = {**config, **(text if isinstance(text, dict) else {})}.get("vocab_size")
@@ -182,7 +182,7 @@ def vocabulary_rows(folder: Path) -> int | None:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one without a readable one."""
+    """The JSON object in a file; an empty object if none can be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -191,15 +191,15 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def recurrent_state(config: Mapping[str, Any]) -> str | None:
-    """Returns the setting by which layers keep a recurrent or convolutional state; None if none do.
+    """Returns the setting that gives layers a recurrent or convolutional state, or None.
 
-    Each token overwrites such a state, so that rejected drafts cannot be taken back.
+    Each token overwrites such a state, so rejected drafts could not be undone.
 
     Args:
         config: The content of ``config.json``, its text part over the rest.
     """
     kinds = config.get("layer_types")
-    if isinstance(kinds, list) and kinds:  # hybrid families also have models of attention alone
+    if isinstance(kinds, list) and kinds:  # hybrid families also have models with attention only
         kept = next((kind for kind in map(str, kinds) if not _attends(kind)), None)
         return kept and f"layers of the type {kept}"
     for name in config:
@@ -214,7 +214,7 @@ def _attends(kind: str) -> bool:
 
 
 def in_words(state: str) -> str:
-    """The refusal of a model with such a state."""
+    """The error message that refuses a model with such a state."""
     return (
         f"{state}: the model keeps a recurrent or convolutional state, which each token overwrites "
         "and which cannot be rolled back behind rejected drafts here; name a model whose layers "

@@ -1,4 +1,4 @@
-"""The target's hidden states: what a proposer asks for, and what a forward gave."""
+"""The target's hidden states: a proposer's request, and the result of a forward."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_SLICE = 64  # tokens whose logits are there together
+_SLICE = 64  # tokens whose logits are in memory together
 
 
 @dataclass(frozen=True)
 class HiddenStateRequest:
-    """What a proposer asks of the target's forwards.
+    """The hidden states that a proposer needs from the target's forwards.
 
     Attributes:
-        hidden: Whether it needs what the LM head reads.
-        top: How many of the likeliest next tokens it needs.
+        hidden: Whether it needs the inputs of the LM head.
+        top: Number of the likeliest next tokens that it needs.
     """
 
     hidden: bool = False
@@ -33,12 +33,12 @@ class HiddenStateRequest:
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """Of all N tokens of one forward, in its order.
+    """The hidden states of all N tokens of one forward, in its order.
 
     Attributes:
-        request: What was asked for.
-        hidden: ``[N, D]`` what the LM head reads; None where nothing was asked for.
-        head: The LM head: of states, logits.
+        request: The request that this result answers.
+        hidden: ``[N, D]``, the inputs of the LM head; None if nothing was requested.
+        head: The LM head, which computes logits from hidden states.
     """
 
     request: HiddenStateRequest = HiddenStateRequest()
@@ -46,14 +46,14 @@ class HiddenStates:
     head: Callable[[Tensor], Tensor] | None = None
 
     def at(self, places: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """``[k, D]`` of tokens ``int64[k]`` and ``int64[k, top]``, the likeliest ones behind each.
+        """Hidden states ``[k, D]`` and likeliest next tokens ``int64[k, top]`` at ``int64[k]``.
 
-        None for what was not asked for. The head runs once more, over these tokens alone, since
-        most nodes of a draft are not accepted.
+        Parts that were not requested are None. The head runs once more, over these tokens only,
+        since most nodes of a draft are not accepted.
         """
         if self.hidden is None or self.head is None:
             return None, None
         hidden, most = self.hidden[places], self.request.top
-        # In slices: logits of a whole prompt may not fit the memory that a plain step needs.
+        # In slices, as logits of a whole prompt may need more memory than a plain step.
         tops = [self.head(x).topk(most, -1).indices for x in hidden.split(_SLICE)] if most else []
         return hidden if self.request.hidden else None, torch.cat(tops) if tops else None

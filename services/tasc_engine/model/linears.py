@@ -1,7 +1,7 @@
-"""Linear layers whose weight is laid out once for the CPU, several of one input as one.
+"""Linear layers whose weights are laid out once for the CPU; layers of one input are joined.
 
-oneDNN lays a weight out for its kernels at each call of ``linear``; for the few tokens of a
-decoding step that takes longer than the product itself. It knows weights, not what they are for.
+oneDNN lays a weight out for its kernels at each call of ``linear``. For the few tokens of a
+decoding step, that takes longer than the product itself.
 """
 
 import logging
@@ -14,23 +14,24 @@ from torch.nn import functional
 
 logger = logging.getLogger(__name__)
 
-# Tokens the layout is chosen for: those of a usual step. Measured, it serves 256 as well.
+# Number of tokens that the layout is chosen for, that of a usual step. Measurements show that it
+# also suits 256.
 _TOKENS = 8
 # In float32 oneDNN takes up to half the time of MKL at 4 to 64 tokens, but more at a single one
 # and for weights that stay in a core's cache; bfloat16 gains at every size.
 _FLOAT32_FROM = 1 << 20
 
 _onednn = torch.ops.mkldnn
-# The overload by its name: looking for it takes a tenth of a small product's time.
+# Names the overload, since its lookup takes a tenth of a small product's time.
 _product: Any = getattr(_onednn._linear_pointwise, "default", None)
 _without_layout: set[str] = set()  # reasons that have been logged
 
 
 class Linear:
-    """``x @ weight.T + bias``; on a CPU that gains from it, over a weight laid out once.
+    """Computes ``x @ weight.T + bias``, with a weight laid out once on a CPU that gains from it.
 
     Args:
-        weight: ``[out, in]``; not kept where it is laid out.
+        weight: ``[out, in]``; not kept if it is laid out.
         bias: ``[out]`` or None.
     """
 
@@ -44,11 +45,11 @@ class Linear:
 
     @classmethod
     def of(cls, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> "Linear":
-        """Join layers that read the same input; their outputs lie one behind the other.
+        """Join layers that read the same input; their outputs are concatenated.
 
         Args:
             weights: ``[out_i, in]`` each, of one dtype and device.
-            biases: ``[out_i]`` or None for each; if some have one, the others get zeros.
+            biases: ``[out_i]`` or None for each layer; if some have a bias, the others get zeros.
         """
         if len(weights) == 1:
             return cls(weights[0], biases[0])
@@ -61,7 +62,7 @@ class Linear:
         return cls.of([layer.weight for layer in layers], [layer.bias for layer in layers])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[..., in]`` to a new ``[..., out]``, of the weight's dtype both."""
+        """Maps ``[..., in]`` to a new ``[..., out]``; both have the weight's dtype."""
         if self.laid_out:
             out: Tensor = _product(x, self._weight, self._bias, "none", [], "")
             return out
@@ -69,15 +70,15 @@ class Linear:
 
     @property
     def weight(self) -> Tensor:
-        """The dense ``[out, in]`` weight; a copy each time where it is laid out."""
+        """The dense ``[out, in]`` weight; each call makes a copy if it is laid out."""
         return self._weight.to_dense() if self.laid_out else self._weight
 
 
 def lay_out_linears(model: nn.Module) -> None:
     """Replace each plain ``nn.Linear`` inside ``model`` that gains from it, in place.
 
-    Subclasses (quantised layers, say) stay as they are. The dense weight goes with the layer
-    that is replaced, unless someone else has it: an embedding tied to the LM head keeps it.
+    Subclasses, such as quantised layers, are left unchanged. The dense weight of a replaced layer
+    is freed unless another module shares it, such as an embedding tied to the LM head.
     """
     replaced: dict[nn.Module, nn.Module] = {}  # a layer used in two places is laid out once
     for parent in list(model.modules()):
@@ -89,7 +90,7 @@ def lay_out_linears(model: nn.Module) -> None:
 
 
 class _LaidOut(nn.Module):
-    """A :class:`Linear` in a model's tree; for inference only, it has no parameters."""
+    """A :class:`Linear` in a model's tree, for inference only; it has no parameters."""
 
     def __init__(self, linear: Linear) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class _LaidOut(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        # Some architectures ask a layer for its weight's dtype or device.
+        # Some architectures read the dtype or device of a layer's weight.
         return self._linear.weight
 
     @property
@@ -126,7 +127,7 @@ def _gains(weight: Tensor) -> bool:
 
 
 def _lay_out(weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """The weight as oneDNN wants it, tried once; None where this torch or CPU cannot."""
+    """The weight in oneDNN's layout, tested once; None if torch or the CPU does not support it."""
     try:
         with torch.no_grad():
             packed: Tensor = _onednn._reorder_linear_weight(weight.contiguous(), _TOKENS)

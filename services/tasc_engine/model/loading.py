@@ -1,6 +1,6 @@
-"""From folders to models: a transformers causal LM, quantised or not, with an adapter in it or not.
+"""Loads transformers causal LMs from folders, optionally quantised or with an adapter.
 
-Weights come from safetensors alone: nothing pickled is ever read. It knows no rows and no steps.
+Weights are read from safetensors only: pickled files are never read.
 """
 
 import logging
@@ -38,7 +38,7 @@ Quantization = Literal["nf4", "int8"]
 log = logging.getLogger(__name__)
 _IMPORTING = threading.Lock()
 _LORA = re.compile(r"\.lora_[AB]\.")
-# What libraries raise for a folder that is damaged, or that needs packages that are not there.
+# Errors of libraries for a damaged folder, or for one that needs missing packages.
 _FAULTS = (ImportError, OSError, RuntimeError, SafetensorError, StrictDataclassError, ValueError)
 
 
@@ -48,13 +48,14 @@ class ModelSource:
 
     Attributes:
         adapter: Folder of a LoRA adapter that all rows use, as part of the model.
-        quantization: Of linear layers, by bitsandbytes: ``nf4`` (Dettmers et al. 2023, arXiv
-            2305.14314) or ``int8`` (Dettmers et al. 2022, arXiv 2208.07339, without outliers).
-        adapters: Names and folders of LoRA adapters of which each row uses one or none.
+        quantization: Quantisation of linear layers by bitsandbytes: ``nf4`` (Dettmers et al. 2023,
+            arXiv 2305.14314) or ``int8`` (Dettmers et al. 2022, arXiv 2208.07339, without
+            outliers).
+        adapters: Names and folders of LoRA adapters; each row uses one or none of them.
 
     Raises:
-        ValueError: Both ``adapter`` and ``adapters``, a name twice, an unknown quantization, or one
-            in float64.
+        ValueError: Both ``adapter`` and ``adapters`` are given, a name occurs twice, the
+            quantization is unknown, or it is combined with float64.
     """
 
     folder: Path
@@ -83,7 +84,7 @@ class ModelSource:
 
 
 def max_positions(folder: Path) -> int:
-    """Most positions a model was made for; a model without a limit has ``sys.maxsize``.
+    """Maximum number of positions of a model; ``sys.maxsize`` for a model without a limit.
 
     Raises:
         UnsupportedModel: transformers cannot read the folder's settings.
@@ -92,30 +93,30 @@ def max_positions(folder: Path) -> int:
 
 
 def positions_of(config: Any) -> int:
-    """`max_positions` by a transformers config."""
+    """`max_positions` from a transformers config."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return sys.maxsize if found is None else int(found)
 
 
 def load_model(source: ModelSource) -> Any:
-    """A transformers model in evaluation mode, ``source.adapter`` in it.
+    """Loads a transformers model in evaluation mode, with ``source.adapter`` in it.
 
     Raises:
-        UnsupportedModel: It is no causal LM, its weights are not in safetensors, are damaged, are
-            not all there or have other shapes than its settings say, an adapter lies beside them,
-            it keeps a recurrent state, it needs a package that is missing, or it is quantised in a
-            way in which rows change each other.
+        UnsupportedModel: The model is not a causal LM; its weights are not in safetensors, damaged,
+            incomplete or of other shapes than its settings define; an adapter lies beside them; the
+            model keeps a recurrent state; a package is missing; or its quantisation lets rows
+            influence each other.
     """
     transformers_logging.disable_progress_bar()
-    # It logs which kernels of other packages it lacks, and at each int8 product that it rounds.
+    # bitsandbytes logs missing kernels of other packages, and each int8 product that it rounds.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     logging.getLogger("transformers.modeling_utils").addFilter(_no_report)
     config = checked_config(source.folder)
     if source.adapter is not None:
         quantized = source.quantization is not None
-        require_fit(source.adapter, source.folder, quantized=quantized)  # before the model is read
+        require_fit(source.adapter, source.folder, quantized=quantized)  # before weights are read
     quantised = _quantisation(source, config)
-    # What a model says by itself is what its eager attention says: others leave soft caps out.
+    # The model's own output is that of its eager attention: other kinds leave out soft caps.
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.folder,
@@ -124,7 +125,7 @@ def load_model(source: ModelSource) -> Any:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
+            ignore_mismatched_sizes=True,  # refused by name below
             **quantised,
         )
     except _FAULTS as error:
@@ -142,8 +143,8 @@ def checked_config(folder: Path) -> Any:
     """The transformers config of a folder with a causal LM that can be served.
 
     Raises:
-        UnsupportedModel: It has none, other files would change its weights, or the model keeps a
-            recurrent state.
+        UnsupportedModel: The folder has no such model, other files would change its weights, or the
+            model keeps a recurrent state.
     """
     require_model(folder)
     config = _config(folder)
@@ -163,7 +164,7 @@ def _config(folder: Path) -> Any:
 
 
 def _no_report(record: logging.LogRecord) -> bool:
-    """Leaves out the table of weights that do not fit: `require_whole` says it in a line each."""
+    """Filters out the table of weights that do not fit; `require_whole` reports them instead."""
     return "LOAD REPORT" not in str(record.msg)
 
 
@@ -175,15 +176,15 @@ def _unloadable(folder: Path, error: Exception) -> UnsupportedModel:
 
 
 def _short(error: Exception) -> str:
-    """The begin of a library's message, in whole words."""
+    """The beginning of a library's message, in whole words."""
     kind = f"{type(error).__name__}: " if isinstance(error, LookupError) else ""
     return kind + textwrap.shorten(str(error), 200, placeholder=" ...")
 
 
 def require_whole(folder: Path, found: Mapping[str, Any]) -> None:
-    """Check that a model's files have all of its weights; those that they lack would be random.
+    """Check that a model's files have all of its weights, since missing ones would be random.
 
-    Weights without a place may be those of images or sound: they are logged.
+    Weights without a place in the model may be those of images or sound; they are logged.
 
     Args:
         found: The loading info of transformers.
@@ -210,7 +211,7 @@ def require_whole(folder: Path, found: Mapping[str, Any]) -> None:
 
 
 def _quantisation(source: ModelSource, config: Any) -> dict[str, Any]:
-    """Arguments of transformers; a quantised model is made on its device and stays there."""
+    """Arguments for transformers; a quantised model is created on its device and stays there."""
     own = _as_mapping(getattr(config, "quantization_config", None))
     if own and source.quantization:
         raise UnsupportedModel(
@@ -249,11 +250,12 @@ def _as_mapping(settings: Any) -> Mapping[str, Any]:
 
 
 def _adapted(model: Any, folder: Path, merge: bool) -> Any:
-    """The model with an adapter merged; beside the weights of a quantised one.
+    """Returns the model with an adapter: merged, or beside the weights of a quantised model.
 
-    Merged weights would have to be quantised again, which rounds most of a small update away; to
-    quantise them the first time would take the whole model in full. So a quantised layer keeps its
-    weights and what the adapter adds is added to its output: how such adapters are trained.
+    Merged weights would have to be quantised again, which rounds away most of a small update.
+    Merging before quantisation would need memory for the whole unquantised model. So a quantised
+    layer keeps its weights, and the adapter's part is added to its output, as in the training of
+    such adapters.
     """
     with _without_compiler():
         import peft
@@ -261,10 +263,10 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
     with safe_open(safe_weights(folder), "pt") as file:
         own = set(file.keys())
     with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 by an older name.
+        # peft 0.21 uses an older name that transformers 5.23 does not have.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # refused below
-        # Heads with weights of their own are meant.
+        # The warning concerns heads with weights of their own.
         warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings|.* no longer tied")
         outside = model.get_input_embeddings(), model.get_output_embeddings()
         try:
@@ -281,7 +283,7 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
 
 
 def _merged(adapted: Any, embeddings: Any, head: Any) -> Any:
-    """The model with the adapter in its weights.
+    """Returns the model with the adapter merged into its weights.
 
     Args:
         embeddings, head: The base model's own modules. If they share weights and LoRA changes
@@ -294,7 +296,7 @@ def _merged(adapted: Any, embeddings: Any, head: Any) -> Any:
 
 
 def _require_used(adapted: Any, folder: Path, own: Set[str]) -> None:
-    """peft drops weights of layers that the model has not, and fills in those that are missing."""
+    """Refuse adapters of which peft dropped weights, or in which it filled missing ones."""
     known = {name.replace(".default", "") for name in adapted.state_dict()}
     places = {name.replace(".modules_to_save", "") for name in known} | known
     places |= {name.removesuffix(".weight") for name in places}
@@ -312,9 +314,9 @@ def _require_used(adapted: Any, folder: Path, own: Set[str]) -> None:
 
 @contextmanager
 def _without_compiler() -> Iterator[None]:
-    """In the block, importing bitsandbytes as peft does leaves out torch's Inductor: 0.9 s.
+    """While active, the import of bitsandbytes by peft skips torch's Inductor, which takes 0.9 s.
 
-    bitsandbytes compiles functions for devices without kernels of its own: neither CPUs nor CUDA.
+    bitsandbytes needs it only for devices without its own kernels; CPUs and CUDA have them.
     """
     name = "TORCHDYNAMO_DISABLE"
     with _IMPORTING:

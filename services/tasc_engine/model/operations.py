@@ -1,8 +1,8 @@
-"""What lies between the products of a Llama-like layer: by torch, by compiled code, by Triton.
+"""Operations between the products of a Llama-like layer: in torch, compiled code and Triton.
 
-`TensorOperations` run on any device, `CompiledOperations` on a CPU over memory taken once, and
-`FusedOperations` on a GPU as three kernels that read each input once and round once. Triton comes
-with the CUDA builds of torch; without it only the last cannot be used.
+`TensorOperations` run on any device. `CompiledOperations` run on a CPU and allocate memory once.
+`FusedOperations` run on a GPU as three kernels that read each input once and round once; only these
+need Triton, which comes with the CUDA builds of torch.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ except ImportError:
     triton = None
 
 Activation = Callable[[Tensor], Tensor]
-_GATES = 1024  # gates of one program
+_GATES = 1024  # gates per program
 
 
 class Norm:
     """Weight of a root mean square norm (Zhang and Sennrich 2019) of the last dimension.
 
     Args:
-        weight: ``[D]``, or ``[heads, D]`` for heads with weights of their own.
+        weight: ``[D]``, or ``[heads, D]`` for one weight per head.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
@@ -45,44 +45,44 @@ class Norm:
 
     @cached_property
     def flat(self) -> NDArray[Any]:
-        """The weight's numbers, for compiled code."""
+        """The weight as a flat array, for compiled code."""
         return self.wide.reshape(-1).numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``[N, D]`` or ``[N, heads, D]`` to a new tensor like it; float32 inside, or float64."""
+        """Norms ``[N, D]`` or ``[N, heads, D]``, computed in float32 or float64; new tensor."""
         full = x.to(self.wide.dtype)
         factor = full.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return full.mul(factor).mul_(self.wide).to(x.dtype)
 
 
 class Operations(Protocol):
-    """Of packed tokens; what is returned is overwritten by the next call."""
+    """Operations on packed tokens; the next call overwrites the result of the last one."""
 
     def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
-        """Add ``delta`` to ``hidden``, both ``[N, D]``, in place; ``[N, D]`` its norm."""
+        """Add ``delta`` to ``hidden`` in place, both ``[N, D]``; return the normed sum."""
         ...
 
     def turn_and_keep(
         self, layer: int, joined: Tensor, norm: Norm | None, cache: RowCache
     ) -> Tensor:
-        """``[N, heads, dim]`` queries; the cache gets keys and values.
+        """Return queries ``[N, heads, dim]``; write keys and values to the cache.
 
         Args:
             joined: ``[N, (heads + 2 * kv_heads) * dim]`` queries, keys and values.
-            norm: Of each head of queries and keys.
+            norm: The norm of each head of queries and keys.
         """
         ...
 
     def gate(self, joined: Tensor) -> Tensor:
-        """``[N, 2 * width]`` gates and values to ``[N, width]``: activated gates times values."""
+        """Activated gates times values, ``[N, width]``, of both in ``[N, 2 * width]``."""
         ...
 
 
 class TensorOperations:
-    """By torch.
+    """Operations in plain torch.
 
     Args:
-        turns: ``[positions, 2, dim]`` cosines, then sines, the first half's negative.
+        turns: ``[positions, 2, dim]``, cosines, then sines; the first half of the sines is negated.
     """
 
     def __init__(self, turns: Tensor, heads: int, kv_heads: int, activation: Activation) -> None:
@@ -104,7 +104,7 @@ class TensorOperations:
         joined = joined.view(len(joined), self._heads + 2 * self._kv_heads, self._dim)
         turned = joined[:, : self._heads + self._kv_heads]
         heads = turned if norm is None else norm(turned)
-        # Su et al. 2021; with the sign of the first half in ``sin``, swapping halves is a roll.
+        # Su et al. 2021. As ``sin`` has the sign of the first half, swapping halves is a roll.
         turned.copy_(heads * cos + heads.roll(self._dim // 2, -1) * sin)
         kv = joined[:, self._heads :].unflatten(1, (2, self._kv_heads))
         cache.keep(layer, kv)
@@ -117,14 +117,14 @@ class TensorOperations:
 
 
 def greatest(logits: Tensor) -> Int64:
-    """``int64[M]`` the first of the greatest of each line; -1 where one is no number."""
+    """``int64[M]``, the first greatest logit of each line; -1 if a logit is NaN."""
     chosen: Int64 = first_greatest(logits).cpu().numpy()
     return chosen
 
 
 def first_greatest(logits: Tensor) -> Tensor:
     """`greatest` on the device."""
-    most, place = logits.max(-1)  # of equal ones the first
+    most, place = logits.max(-1)  # the first one if several are equal
     return place.masked_fill_(most.isnan(), -1)
 
 
@@ -175,7 +175,7 @@ class CompiledOperations:
         return out
 
     def _hold(self, name: str, shape: Any, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
-        """Memory of a name, and its elements: taken anew only for another shape."""
+        """The memory of a name, and its elements; allocated anew only if the shape changes."""
         held = self._held.get(name)
         if held is None or held[0].shape != shape:
             made = torch.empty(shape, dtype=like.dtype)
@@ -287,7 +287,7 @@ def _turn_and_keep(
         at = query + (token * heads + head) * dim + place
         tl.store(at, x.to(query.dtype.element_ty), mask=inside)
     else:
-        # A mask hides a finite number only, and what is left over must be hidden from later rows.
+        # A mask hides only finite numbers, and old values must be hidden from later rows.
         x = x.to(pool.dtype.element_ty).to(tl.float32)
         x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
         at = pool + (tl.load(slots + token) * (2 * kv_heads) + head - heads) * dim + place

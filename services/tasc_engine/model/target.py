@@ -1,6 +1,6 @@
-"""The target: a Hugging Face causal LM behind one call, packed tokens in, next tokens out.
+"""The target: a Hugging Face causal LM that maps packed tokens to next tokens in one call.
 
-It knows models, devices and dtypes; it knows no requests, drafts or text.
+This module handles models, devices and dtypes; it does not depend on requests, drafts or text.
 """
 
 import itertools
@@ -30,18 +30,18 @@ from tasc_engine.model.linears import lay_out_linears
 from tasc_engine.model.loading import ModelSource, load_model, positions_of
 from tasc_engine.model.operations import choose, greatest
 
-# Norm of the difference over that of the logits: rounding passes, a wrong mask does not.
+# Maximum norm of the difference over that of the logits: allows rounding, but no wrong mask.
 TOLERANCE = {
     torch.float64: 1e-6,
     torch.float32: 1e-3,
     torch.bfloat16: 0.1,
     torch.float16: 0.1,
 }
-# bitsandbytes multiplies few and many tokens by different kernels, which round differently.
+# bitsandbytes uses different kernels for few and for many tokens, which round differently.
 QUANTISED_TOLERANCE = 0.2
 
 T = TypeVar("T")
-# Token ids, places looked at, cache with the step's layout: logits of those places.
+# Takes token ids, places looked at, and a cache with the step's layout; returns logits.
 Forward = Callable[[Tensor, Tensor, RowCache], Tensor]
 
 
@@ -49,15 +49,15 @@ class Target:
     """A causal LM with a KV cache for ``config.rows`` rows.
 
     Args:
-        adapters: Those of which each row uses one or none.
+        adapters: Adapters; each row uses one or none of them.
 
     Attributes:
-        adapters: Their names; the number of each is its place, from 1 on.
-        forward: From token ids to logits, over the cache's layout of the step.
-        decoder: The forward, if it is ours; None: the model's own code runs.
+        adapters: Names of the adapters; an adapter's number is its position, from 1 on.
+        forward: Computes logits from token ids, by the step's layout in the cache.
+        decoder: The decoder of this project; None if the model's own code runs.
 
     Raises:
-        UnsupportedModel: The model cannot be decoded exactly here; the message names it and why.
+        UnsupportedModel: The model cannot be decoded exactly. The message names it and the cause.
     """
 
     def __init__(self, model: Any, config: EngineConfig, adapters: Sequence[Adapter] = ()) -> None:
@@ -85,16 +85,16 @@ class Target:
 
     @classmethod
     def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
-        """Read weights and adapters, and check that decoding is exact; on any thread.
+        """Loads weights and adapters, and checks that decoding is exact; on any thread.
 
         Raises:
-            UnsupportedModel: See the class; or an adapter is not one that is served.
+            UnsupportedModel: See the class; or an adapter is not supported.
         """
         adapters = [read_adapter(name, folder) for name, folder in source.adapters]
         return cls(load_model(source), config, adapters)
 
     def adapter_number(self, name: str | None) -> int:
-        """What a row carries that uses an adapter; 0 for None.
+        """The number of an adapter; 0 for None.
 
         Raises:
             ValueError: There is no such adapter.
@@ -108,14 +108,14 @@ class Target:
 
     @property
     def hidden_states(self) -> HiddenStates:
-        """Those of the last step that `keep_hidden_states` asked for."""
+        """The hidden states of the last step that `keep_hidden_states` requested."""
         return HiddenStates() if self.decoder is None else self.decoder.hidden_states
 
     def keep_hidden_states(self, request: HiddenStateRequest) -> None:
-        """Keep what is asked for of each step from now on; a GPU's graphs are not used then.
+        """Keep the requested hidden states of each step from now on, without CUDA graphs.
 
         Raises:
-            UnsupportedModel: The model's own code runs it, which does not give hidden states.
+            UnsupportedModel: The model's own code runs, which does not provide hidden states.
         """
         if request == self._requested:
             return
@@ -128,7 +128,7 @@ class Target:
 
     @contextmanager
     def without_hidden_states(self) -> Iterator[None]:
-        """Steps in the block keep nothing: they need less memory."""
+        """While active, steps keep no hidden states and need less memory."""
         request = self._requested
         self.keep_hidden_states(HiddenStateRequest())
         try:
@@ -137,12 +137,13 @@ class Target:
             self.keep_hidden_states(request)
 
     def warm_up(self) -> None:
-        """Compile and capture what a GPU needs, so that no request waits for it; rows are free."""
+        """Compiles kernels and captures graphs before the first request; all rows must be free."""
         if graphs := self._usable_graphs:
             with self._current():
                 graphs.warm_up()
             most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
-            # Up to the first step with too many prompt tokens for a graph, which needs own kernels.
+            # Up to the first step with too many prompt tokens for a graph, which uses other
+            # kernels.
             for rows in range(1, min(self.config.rows, self.cache.slots // most) + 1):
                 firsts = list(range(0, rows * most, most))
                 feed = plain_feed(firsts, 0, np.zeros(most, np.int32))
@@ -157,23 +158,23 @@ class Target:
 
     @property
     def device_name(self) -> str:
-        """The device and how it is used, for who keeps what was measured on it."""
+        """The device and how it is used, as a key for measurements."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
 
     def next_tokens(self, feed: Feed) -> Int64:
-        """Run one step; ``int64[M]`` the greedy next token at each place looked at.
+        """Runs one step; returns ``int64[M]``, the greedy next token at each place looked at.
 
-        It is below 0 where logits are no numbers.
+        A token is below 0 if its logits are NaN.
 
         Raises:
-            OutOfMemory: The forward did not fit; what rows have in the cache is as it should be.
+            OutOfMemory: The forward did not fit; the rows' contents of the cache are still valid.
         """
         return self._step(feed, self._chosen)
 
     def logits(self, feed: Feed) -> Tensor:
-        """Run one step; ``[M, vocab]`` in the target's dtype, on its device, until the next step.
+        """Runs one step; returns ``[M, vocab]`` on the target's device, valid until the next step.
 
         Raises:
             OutOfMemory: See :meth:`next_tokens`.
@@ -213,7 +214,7 @@ class Target:
 
     @property
     def _usable_graphs(self) -> GraphedForward | None:
-        """None while hidden states are kept, which graphs do not."""
+        """The CUDA graphs; None while hidden states are kept, which graphs cannot do."""
         return None if self.keeps_hidden_states else self._graphs
 
     @property
@@ -226,7 +227,7 @@ class Target:
         return self.forward(device.ids, device.looked_at, self.cache)
 
     def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
-        """Steps with few prompt tokens as graphs; None where there are none."""
+        """CUDA graphs for steps with few prompt tokens; None if they cannot be used."""
         if not (
             self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
         ):
@@ -237,10 +238,11 @@ class Target:
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
-        """Compare steps of each kind with what the model gives by itself, ``[T, vocab]``.
+        """Compare steps of each kind with the model's own logits, ``[T, vocab]``.
 
-        Two rows take a prompt in two parts, then single tokens, then a draft whose last token is
-        wrong, and then the tokens behind the right ones. It takes seven forwards of a few tokens.
+        Two rows read a prompt in two parts, then single tokens, then a draft with a wrong last
+        token, and then the tokens that follow the right ones. This takes seven forwards of a few
+        tokens.
         """
         with self._current():
             self._try(expected)
@@ -248,7 +250,7 @@ class Target:
 
     def _try(self, expected: Tensor) -> None:
         ids = _trial_ids(self.vocab_size)
-        firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # what leaks comes from near by
+        firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # leaks come from neighbours
         longest = min(self.config.max_model_len, self.cache.slots // len(firsts))
         for start, end in itertools.pairwise(_TRIAL_CUTS):
             if end <= longest:
@@ -262,27 +264,27 @@ class Target:
         feed = replace(plain_feed(firsts, at, ids[at : at + 1]), drafts=drafts)
         found = self._forward_of(lay_out(feed)).view(len(firsts), 4, -1)
         self._compare(found[:, :3], expected[at : at + 3])
-        for start in (at + 3, at + 4):  # in the slot of the wrong token, and behind it
+        for start in (at + 3, at + 4):  # the slot of the wrong token, and the next
             feed = plain_feed(firsts, start, ids[start : start + 1])
             self._compare(self._forward_of(lay_out(feed)), expected[[start]])
 
     def _compare(self, found: Tensor, expected: Tensor) -> None:
         own = expected.expand_as(found)
         error = float((found - own).double().norm() / own.double().norm())
-        if not error <= self._tolerance:  # so that NaN is refused too
+        if not error <= self._tolerance:  # also refuses NaN
             raise UnsupportedModel(
                 f"{self._name} does not give its own answer through the packed "
                 f"cache (relative difference {error:.3g}); this architecture is not supported"
             )
 
     def _current(self) -> AbstractContextManager[Any]:
-        """Kernels of ours are launched on the thread's current device."""
+        """Makes the target's device the current one, on which custom kernels are launched."""
         cuda = self.device.type == "cuda"
         return torch.cuda.device(self.device) if cuda else nullcontext()
 
 
 def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:
-    """The model's own code, with our attention in its layers and its weights laid out once."""
+    """The model's own code with the packed attention and with weights laid out once."""
     attach(model, cache)
     adapters.attach(model)
     lay_out_linears(model)
@@ -323,7 +325,7 @@ def _check_config(config: Any, max_model_len: int) -> None:
 
 
 def _check_windows(config: Any, windows: Mapping[int, int | None], max_model_len: int) -> None:
-    """Refuse layers whose window is in a mask alone, which the packed attention does not read."""
+    """Refuse layers whose window is only in a mask, which the packed attention does not read."""
     text = config.get_text_config()
     window = getattr(text, "sliding_window", None)
     if window is None or window >= max_model_len:
@@ -344,7 +346,7 @@ def _rope_types(config: Any) -> set[str]:
     return {part["rope_type"] for part in parts if "rope_type" in part}
 
 
-_TRIAL_CUTS = (0, 4, 8, 9, 10)  # of the tokens that are tried, before those with drafts
+_TRIAL_CUTS = (0, 4, 8, 9, 10)  # of the trial tokens, before those with drafts
 
 
 def _trial_ids(vocab_size: int) -> NDArray[np.int32]:
@@ -363,7 +365,7 @@ def _chains(chain: NDArray[np.int32], rows: int) -> Drafts:
 
 @torch.inference_mode()
 def _own_logits(model: Any) -> Tensor:
-    """The model's own logits at each of the trial ids, ``[T, vocab]``, before we touch it."""
+    """The unchanged model's logits at each of the trial ids, ``[T, vocab]``."""
     ids = torch.from_numpy(_trial_ids(model.config.get_text_config().vocab_size).astype(np.int64))
     logits: Tensor = model(input_ids=ids[None].to(model.device), use_cache=False).logits
     return logits[0]

@@ -1,1 +1,1 @@
-"""Sampling: parameters of a request, and the token that they choose from logits."""
+"""Sampling: parameters of requests, and the choice of tokens from logits."""

@@ -45,7 +45,7 @@ from tasc_engine.sampling.row_parameters import (
 BLOCK = 4 * WIDTH
 _LEAST = -708.0  # from here on `exponent` is 0
 _MOST = float(np.finfo(np.float64).max)
-# A floor that only saves work lies a little below the true one: rounding may not lift it above.
+# A floor that only saves work is slightly below the true one, so rounding cannot lift it above.
 _SLACK = 1e-6
 _HALVINGS = 6
 
@@ -54,10 +54,10 @@ class DrawScratch(NamedTuple):
     """Memory for one line.
 
     Attributes:
-        line: ``float64[blocks * BLOCK]`` logits; minus infinity where nothing may be chosen.
+        line: ``float64[blocks * BLOCK]`` logits; minus infinity where no token may be chosen.
         tops: ``float64[blocks]`` the greatest of each block.
-        sums: ``float64[blocks]``.
-        ids, order: ``int32[blocks * BLOCK]`` the tokens that are left, ascending.
+        sums: ``float64[blocks]`` the sum of weights of each block.
+        ids, order: ``int32[blocks * BLOCK]`` the remaining tokens, ascending.
         values, weights: ``float64[blocks * BLOCK]`` their logits and weights.
     """
 
@@ -71,9 +71,9 @@ class DrawScratch(NamedTuple):
 
 
 def scratch_for(width: int) -> DrawScratch:
-    """Memory for lines of so many logits."""
+    """Allocates memory for lines of ``width`` logits."""
     blocks = -(-width // BLOCK)
-    # One more than there are logits: what is passed over is written, too.
+    # One more than there are logits, since skipped ones are written, too.
     long = (blocks + 1) * BLOCK
     line, values, weights = (np.zeros(long) for _ in range(3))
     ids, order = (np.zeros(long, np.int32) for _ in range(2))
@@ -85,7 +85,7 @@ def draw(
     s: Any, width: int, best: float, temperature: float, top_p: float, top_k: int, min_p: float,
     number: float,
 ) -> int:  # fmt: skip
-    """The token of a random number, by the inverse of the distribution function in id order.
+    """Draws the token of a random number, by the inverse distribution function in id order.
 
     Args:
         s: A `DrawScratch`; ``line`` and ``tops`` are filled.
@@ -133,7 +133,7 @@ def _drawn_of_all(s: Any, best: float, scale: float, number: float) -> int:
 
 @borrowing
 def _drawn(weights: Any, at: int, n: int, goal: float) -> int:
-    """The first whose sum with those before exceeds a goal; the last that has weight if none."""
+    """The first index whose cumulative weight exceeds a goal, else the last with a weight."""
     found, running = 0, 0.0
     for i in range(n):
         if weights[at + i] > 0.0:
@@ -146,7 +146,7 @@ def _drawn(weights: Any, at: int, n: int, goal: float) -> int:
 
 @borrowing
 def _sum_blocks(s: Any, best: float, scale: float) -> float:
-    """The weights of all that have any, and their sum; of each block into ``sums``."""
+    """Computes all weights and returns their sum; writes the sum of each block to ``sums``."""
     whole = 0.0
     for block in range(len(s.tops)):
         s.sums[block] = 0.0
@@ -158,7 +158,7 @@ def _sum_blocks(s: Any, best: float, scale: float) -> float:
 
 @borrowing
 def _weigh(values: Any, at: int, n: int, best: float, scale: float, weights: Any) -> float:
-    """Write weights to where the values are; their sum, if there is a whole number of lanes."""
+    """Writes the weights of values; returns their sum if ``n`` is a whole number of lanes."""
     shift, factor, found = splat(best), splat(scale), zeros(weights)
     for i in range(at, at + n, WIDTH):
         weight = exponent(mul(sub(load(values, i), shift), factor))
@@ -177,8 +177,8 @@ def _sum(weights: Any, n: int) -> float:
 
 @borrowing
 def _top_p_floor(s: Any, width: int, whole: float, top_p: float) -> float:
-    """A weight above 0 that, with those above it, makes up ``top_p`` of the whole."""
-    # All below together do not make up what is left out.
+    """A weight above 0 that, with all larger weights, makes up ``top_p`` of the whole."""
+    # All weights below together do not make up the share that is left out.
     low, high = (1.0 - top_p) * whole / width, 1.0
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
@@ -191,7 +191,7 @@ def _top_p_floor(s: Any, width: int, whole: float, top_p: float) -> float:
 
 @arithmetic
 def _sum_from(s: Any, least: float) -> float:
-    """Of the weights that are not below one."""
+    """The sum of the weights that are at least ``least``."""
     found = 0.0
     for block in range(len(s.sums)):
         if s.sums[block] >= least:
@@ -202,7 +202,7 @@ def _sum_from(s: Any, least: float) -> float:
 
 @borrowing
 def _top_k_floor(s: Any, top_k: int) -> float:
-    """A logit that at least so many reach: as many blocks do."""
+    """A logit that at least ``top_k`` tokens reach, since as many blocks have one."""
     blocks = len(s.tops)
     if top_k > blocks:
         return -np.inf
@@ -211,7 +211,7 @@ def _top_k_floor(s: Any, top_k: int) -> float:
 
 @borrowing
 def _collect(s: Any, floor: float) -> int:
-    """The tokens that reach a floor, in id order."""
+    """Collects the tokens that reach a floor, in id order."""
     n = 0
     for block in range(len(s.tops)):
         if s.tops[block] >= floor:
@@ -233,7 +233,7 @@ def _keep_likely(s: Any, n: int, least: float) -> int:
 
 @borrowing
 def _keep_until(s: Any, n: int, last: int) -> int:
-    """Keep those that are not ranked behind one of them."""
+    """Keeps the tokens that are not ranked after ``last``."""
     value, kept = s.values[last], 0
     for i in range(n):
         first = (s.values[i] > value) | ((s.values[i] == value) & (i <= last))
@@ -244,15 +244,15 @@ def _keep_until(s: Any, n: int, last: int) -> int:
 
 @borrowing
 def _last_kept(values: Any, weights: Any, counted: bool, order: Any, n: int, goal: float) -> int:
-    """The one at which those ranked up to it reach a goal; the last one if they never do.
+    """The token at which those ranked up to it reach a goal; the last one if they never do.
 
-    The greatest value ranks first, and of equal ones the first. Expected to take time linear in
-    ``n`` (quickselect; Hoare 1961), with weights summed on the way.
+    The greatest value ranks first; of equal values, the first one does. The expected time is linear
+    in ``n`` (quickselect; Hoare 1961), with weights summed on the way.
 
     Args:
-        counted: Each counts 1, whatever its weight.
+        counted: Whether each token counts 1, regardless of its weight.
         order: Overwritten.
-        goal: Above 0.
+        goal: A number above 0.
     """
     for i in range(n):
         order[i] = i
@@ -273,7 +273,7 @@ def _last_kept(values: Any, weights: Any, counted: bool, order: Any, n: int, goa
 def _split(
     values: Any, weights: Any, counted: bool, order: Any, low: int, high: int
 ) -> tuple[int, float]:
-    """Order a stretch around its middle element; the element's new place, the sum before it."""
+    """Partitions a range around its middle element; returns its new index and the sum before."""
     middle = (low + high) // 2
     pivot = order[middle]
     order[middle] = order[high - 1]
@@ -281,7 +281,7 @@ def _split(
     for j in range(low, high - 1):
         i = order[j]
         first = (values[i] > value) | ((values[i] == value) & (i < pivot))
-        # No branches, which would be guessed wrong half of the time.
+        # No branches, which would be mispredicted half of the time.
         order[j] = order[to]
         order[to] = i
         to += first
@@ -303,11 +303,11 @@ class Trees(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """See `Allowed`; without places everything is allowed.
+    """See `Allowed`; without places, every token is allowed.
 
     Attributes:
-        only: As there; empty if all places have logits.
-        logits_of: ``int32[M]`` the logits of each place, or nothing if ``only`` has nothing.
+        only: See `Allowed`; empty if all places have logits.
+        logits_of: ``int32[M]`` index of the logits of each place; empty if ``only`` is empty.
     """
 
     masks: NDArray[np.uint32]
@@ -333,7 +333,7 @@ def choose(
     logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules,
     scratch: DrawScratch,
 ) -> Int64:  # fmt: skip
-    """See `Sampler.choose`; on a CPU."""
+    """Implements `Sampler.choose` on a CPU."""
     chosen = np.full(len(rows) + len(drafts.tokens), UNVISITED, np.int64)
     trees = Trees(drafts.tokens, drafts.parents, drafts.offsets)
     masks = _masks_of(allowed)
@@ -343,7 +343,7 @@ def choose(
 
 
 def leave_visited(chosen: Int64, drafts: Drafts) -> None:
-    """Put ``UNVISITED`` to the places that a walk along ``int64[M]`` tokens does not come to."""
+    """Writes ``UNVISITED`` to the places that a walk along ``int64[M]`` tokens does not reach."""
     _leave_visited(Trees(drafts.tokens, drafts.parents, drafts.offsets), chosen, chosen.copy())
 
 
@@ -391,7 +391,7 @@ def _leave_visited(trees: Any, chosen: Any, all_chosen: Any) -> None:
 
 @borrowing
 def _child(trees: Any, i: int, node: int, token: int) -> int:
-    """The first child with this token, of a node of the i-th tree; -1 if there is none."""
+    """The first child with this token of a node of the i-th tree; -1 if there is none."""
     begin, end = trees.offsets[i], trees.offsets[i + 1]
     for x in range(begin + node + 1, end):
         if trees.parents[x] == node and trees.tokens[x] == token:
@@ -401,7 +401,7 @@ def _child(trees: Any, i: int, node: int, token: int) -> int:
 
 @borrowing
 def _release_path(trees: Any, i: int, node: int, rules: Any, row: int) -> None:
-    """Tokens of a draft are no part of the answer yet."""
+    """Releases the tokens of a draft, which are not part of the answer yet."""
     while node >= 0:
         x = trees.offsets[i] + node
         rules.held[row, trees.tokens[x]] -= 1
@@ -433,7 +433,7 @@ def _token(
 
 @borrowing
 def _read(logits: Any, at: int, width: int, masks: Any, mask: int, s: Any) -> bool:
-    """Fill ``line`` and ``tops`` with what is allowed; False where a logit is no number."""
+    """Fills ``line`` and ``tops`` with allowed logits; returns False if a logit is NaN."""
     most, whole = splat(widen(logits[at])), width // BLOCK * BLOCK
     allowed: Any = 0xFFFF
     for begin in range(0, whole, BLOCK):
@@ -482,7 +482,7 @@ def _adjust(rules: Any, row: int, s: Any) -> None:
 
 @borrowing
 def _put(s: Any, token: int, logit: float) -> None:
-    """Change a logit; its block knows its greatest."""
+    """Changes a logit, and updates the greatest of its block."""
     before, block = s.line[token], token // BLOCK
     s.line[token] = logit
     if logit >= s.tops[block]:

@@ -49,11 +49,11 @@ Int64 = NDArray[np.int64]
 # The parameters of all rows, ``float64[rows]`` or ``int64[rows]`` each.
 Columns: Any = namedtuple("Columns", PARAMETERS)  # type: ignore[misc]
 AHEAD = MOST_NODES + 1  # places of a row that one step may look at
-IN_PROMPT = 1 << 30  # of ``held``
+IN_PROMPT = 1 << 30  # a flag in ``held``
 
 
 class Rules(NamedTuple):
-    """By row.
+    """Sampling parameters and state, by row.
 
     Attributes:
         parameters: `Columns`, those of `Sampling`.
@@ -85,9 +85,9 @@ class Rules(NamedTuple):
 
 
 def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
-    """Rows that all decode plainly.
+    """Creates rules for rows that all decode plainly.
 
-    What is large is zeros, which take no memory before something is written.
+    Large arrays are zeros, which take no memory until they are written.
     """
     shapes: dict[str, tuple[Any, ...]] = {
         "numbers": (rows, 2 * AHEAD),
@@ -120,7 +120,7 @@ MOST = float(np.finfo(np.float64).max)
 
 @borrowing
 def hold_prompt(rules: Any, row: int, prompt: Any) -> None:
-    """Take in ``int32[*]`` tokens of a row's prompt."""
+    """Adds ``int32[*]`` tokens of a row's prompt."""
     for token in prompt:
         _know(rules, row, token)
         rules.held[row, token] |= IN_PROMPT
@@ -128,21 +128,21 @@ def hold_prompt(rules: Any, row: int, prompt: Any) -> None:
 
 @borrowing
 def hold_answer(rules: Any, row: int, tokens: Any) -> None:
-    """Take in ``int32[*]`` tokens of a row's answer."""
+    """Adds ``int32[*]`` tokens of a row's answer."""
     for token in tokens:
         hold(rules, row, token)
 
 
 @borrowing
 def hold(rules: Any, row: int, token: int) -> None:
-    """Take in a token of a row's answer."""
+    """Adds a token of a row's answer."""
     _know(rules, row, token)
     rules.held[row, token] += 1
 
 
 @borrowing
 def release(rules: Any, row: int) -> None:
-    """Forget a row's tokens."""
+    """Removes a row's tokens."""
     for j in range(rules.distinct[row]):
         rules.held[row, rules.seen[row, j]] = 0
     rules.distinct[row] = 0
@@ -159,10 +159,10 @@ def _know(rules: Any, row: int, token: int) -> None:
 def list_paths(
     drafted: Any, parents: Any, offsets: Any, wanted: Any, places: Any, tokens: Any
 ) -> None:
-    """The draft tokens that lead to each node, its own included, of the trees that are wanted.
+    """Lists the draft tokens on the path to each node, its own included, in the wanted trees.
 
     Args:
-        drafted, parents, offsets: Of `Drafts`.
+        drafted, parents, offsets: Fields of `Drafts`.
         wanted: ``bool[n]``.
         places, tokens: ``int64[*]``, as many as the sum of depths; written.
     """
@@ -179,13 +179,13 @@ def list_paths(
 
 @borrowing
 def biased(rules: Any, row: int, j: int, logit: float) -> float:
-    """A logit with the row's j-th bias."""
+    """Adds the row's j-th bias to a logit."""
     return min(logit + rules.bias_values[row, j], MOST)
 
 
 @borrowing
 def penalised(rules: Any, row: int, token: int, logit: float) -> float:
-    """A logit with what is due for a token that is held."""
+    """Applies the penalties for a held token to a logit."""
     parameters, count = rules.parameters, rules.held[row, token] & ~IN_PROMPT
     factor = parameters.repetition_penalty[row]
     logit = min(logit / factor if logit > 0 else logit * factor, MOST)

@@ -67,7 +67,7 @@ def _of_part(
 
 def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Returns the ``n`` greatest values of each line and their ids; of equal ones, the first."""
-    values, _ = logs.topk(n)  # which of equal ones it finds is undefined
+    values, _ = logs.topk(n)  # its choice among equal ones is undefined
     width, least = logs.shape[1], values[:, -1:]
     above, equal = logs > least, logs == least
     found = above | (equal & (equal.cumsum(-1) <= n - above.sum(-1, keepdim=True)))
@@ -157,7 +157,8 @@ class Sampler:
             logits: ``[M, V]`` of any floating dtype, on any device: for each row those of its
                 current token, then those of its draft's nodes.
             rows: ``int32[n]``.
-            drafts: Of these rows, in the same order; of at most ``MOST_NODES`` tokens each.
+            drafts: Drafts of these rows, in the same order, with at most ``MOST_NODES`` tokens
+                each.
             allowed: Masks of the same places; None if every token is allowed everywhere.
 
         Raises:

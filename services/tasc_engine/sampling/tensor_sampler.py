@@ -1,7 +1,7 @@
-"""The target's tokens by the rows' sampling parameters as tensor operations, on any device.
+"""Samples the target's tokens by the rows' parameters with tensor operations, on any device.
 
-All places are sampled together, visited or not: one copy of the parameters to the device, one of
-tokens back. The tokens equal those of compiled code, but for rounding.
+All places are sampled together, visited or not. This takes one copy of the parameters to the device
+and one of tokens back. The tokens equal those of compiled code, except for rounding.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -40,16 +40,16 @@ _COLUMN = {name: column for column, name in enumerate(PARAMETERS)}
 
 @dataclass(frozen=True)
 class Inputs(Generic[Array]):
-    """P places that are not plain; arrays on the host, tensors on the device.
+    """Inputs of P places that are not plain; arrays on the host, tensors on the device.
 
     Attributes:
-        place: ``int64[P]`` ascending: which of the step's places.
-        slot: ``int64[P]`` which of the step's rows.
-        mask_of: ``int64[P]``; -1 for none.
+        place: ``int64[P]`` ascending indices among the step's places.
+        slot: ``int64[P]`` indices among the step's rows.
+        mask_of: ``int64[P]`` indices of masks; -1 for none.
         number: ``float64[P]`` random numbers.
         parameters: ``float64[P, *]`` the parameters of `Sampling`; see `parameter`.
-        path_at, path_token: ``int64[*]`` tokens of drafts that lead to places of penalised rows, by
-            index into the places, ascending.
+        path_at, path_token: ``int64[*]`` draft tokens on the paths to places of penalised rows, by
+            ascending index of the place.
         held_slot, held_token: ``int64[*]`` of penalised rows.
         held: ``int32[*]``; see `Rules`.
         bias_slot, bias_token: ``int64[*]``.
@@ -86,7 +86,7 @@ class Inputs(Generic[Array]):
 def inputs_of(
     rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules
 ) -> Inputs[NDArray[Any]]:
-    """Of one step."""
+    """Collects the inputs of one step."""
     slot, depth = _places(drafts)
     mask_of = np.full(len(slot), -1) if allowed is None else allowed.mask_of.astype(np.int64)
     ruled = ~rules.plain[rows[slot]] | (mask_of >= 0)
@@ -113,7 +113,7 @@ def inputs_of(
 
 
 def on_device(inputs: Inputs[NDArray[Any]], device: torch.device) -> Inputs[Tensor]:
-    """The same in tensors, which are parts of one."""
+    """Copies inputs to a device, as parts of one tensor."""
     names = [f.name for f in fields(inputs)]
     arrays = [np.ascontiguousarray(getattr(inputs, name)) for name in names]
     ends = np.cumsum([-(-a.nbytes // 8) * 8 for a in arrays]).tolist()
@@ -130,7 +130,7 @@ def on_device(inputs: Inputs[NDArray[Any]], device: torch.device) -> Inputs[Tens
 
 
 def _places(drafts: Drafts) -> tuple[Int64, Int64]:
-    """``int64[M]`` the row of each place among those of the step, and its depth in the draft."""
+    """``int64[M]``, the row of each place among the step's rows, and its depth in the draft."""
     sizes = np.diff(drafts.offsets)
     slot = np.repeat(np.arange(len(sizes)), sizes + 1)
     depth = np.zeros(len(slot), np.int64)
@@ -140,7 +140,7 @@ def _places(drafts: Drafts) -> tuple[Int64, Int64]:
 
 
 def _paths(drafts: Drafts, wanted: NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """Places of the wanted rows' nodes, and the draft tokens that lead to each."""
+    """Places of the wanted rows' nodes, and the draft tokens on the path to each."""
     slot, depth = _places(drafts)
     places, tokens = np.zeros((2, int(depth[wanted[slot]].sum())), np.int64)
     list_paths(drafts.tokens, drafts.parents, drafts.offsets, wanted, places, tokens)
@@ -148,13 +148,13 @@ def _paths(drafts: Drafts, wanted: NDArray[np.bool_]) -> tuple[Int64, Int64]:
 
 
 def _ragged(values: NDArray[Any], counts: Int32, rows: Int32) -> tuple[Int64, NDArray[Any]]:
-    """The first so many values of each row, and which row of the step each is of."""
+    """The first ``counts`` values of each row, and the index of the row of each value."""
     own = [values[row, :n] for row, n in zip(rows.tolist(), counts[rows].tolist(), strict=True)]
     return np.repeat(np.arange(len(rows)), counts[rows]), np.concatenate([values[:0, 0], *own])
 
 
-_AT_ONCE = 1 << 22  # logits that are looked at together: some ten times their 32 MB are held
-_RANKED = 1024  # likeliest tokens that are ranked at first; seldom are they too few
+_AT_ONCE = 1 << 22  # logits processed together; about ten times their 32 MB are allocated
+_RANKED = 1024  # likeliest tokens that are ranked first; rarely too few
 _NOTHING = -torch.inf
 
 
@@ -176,7 +176,7 @@ def choose(
 def _by_rule(
     logits: Tensor, rows: int, host: Inputs[NDArray[Any]], all_held: Inputs[Tensor]
 ) -> Tensor:
-    """``int64[P]`` the tokens of the places that are not plain."""
+    """``int64[P]``, the tokens of the places that are not plain."""
     width, held = logits.shape[1], all_held
     counts = biases = None
     if len(host.held) or len(host.path_at):
@@ -190,7 +190,7 @@ def _by_rule(
         paths = slice(*np.searchsorted(host.path_at, (begin, begin + at_once)).tolist())
         part = all_held.part(begin, begin + at_once, paths)
         x = logits.index_select(0, part.place).double()
-        readable = (x < torch.inf).all(-1)  # not what is no number
+        readable = (x < torch.inf).all(-1)  # False for NaN
         x = _adjusted(x, part, counts, biases)
         chosen, here = first_greatest(x), slice(begin, begin + at_once)
         warm = host.parameter("temperature")[here] > 0
@@ -205,7 +205,7 @@ def _by_rule(
 def _adjusted(
     x: Tensor, part: Inputs[Tensor], counts: Tensor | None, biases: Tensor | None
 ) -> Tensor:
-    """``float64[P, V]`` logits with biases, penalties and masks."""
+    """``float64[P, V]``, logits with biases, penalties and masks."""
     if biases is not None:
         x = (x + biases[part.slot]).clamp_(max=MOST)
     if counts is not None:
@@ -229,7 +229,7 @@ def _penalised(x: Tensor, part: Inputs[Tensor], counts: Tensor) -> Tensor:
 
 
 def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
-    """``int64[P]`` tokens of the random numbers; any where the temperature is 0."""
+    """``int64[P]``, tokens of the random numbers; arbitrary if the temperature is 0."""
     temperature = part.parameter("temperature").unsqueeze(-1)
     temperature = temperature.masked_fill(temperature == 0, 1)
     most = x.amax(-1, keepdim=True)
@@ -240,16 +240,16 @@ def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
     running = weights.cumsum(-1)
     goal = part.number.unsqueeze(-1) * running[:, -1:]
     ids, width = torch.arange(x.shape[1], device=x.device), x.shape[1]
-    # A parallel sum may grow by rounding where there is no weight.
+    # A parallel sum may increase by rounding at tokens without weight.
     first = torch.where((running > goal) & (weights > 0), ids, width).amin(-1)
     last = torch.where(weights > 0, ids, -1).amax(-1)
     return torch.where(first < width, first, last)
 
 
 def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
-    """``bool[P, V]`` what top_k and top_p leave.
+    """``bool[P, V]``, the tokens that top_k and top_p keep.
 
-    The likeliest are ranked, and all are only where that does not tell.
+    The likeliest tokens are ranked; all tokens are ranked only if these are not enough.
     """
     width = x.shape[1]
     kept, decided = _kept_of(x, weights, part, min(_RANKED, width))
@@ -259,7 +259,7 @@ def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
 
 
 def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[Tensor, Tensor]:
-    """See `_kept`; by ranking the ``n`` likeliest, and ``bool[P]`` where that was enough."""
+    """`_kept` by ranking the ``n`` likeliest tokens, and ``bool[P]``, whether that is enough."""
     top_k, top_p = part.parameter("top_k"), part.parameter("top_p")
     values, ids = x.topk(n)
     ranked, rank = weights.gather(-1, ids), torch.arange(n, device=x.device)
@@ -269,7 +269,7 @@ def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[
     goal = torch.where(top_p < 1, top_p, torch.inf).unsqueeze(-1) * whole
     before = pad((ranked * inside).cumsum(-1)[:, :-1], (1, 0))
     last = (inside & (before < goal)).sum(-1, keepdim=True)
-    # Of equal ones the first are kept, whatever the order they were ranked in.
+    # The first of equal tokens are kept, regardless of their order in the ranking.
     cut = values.gather(-1, (last - 1).clamp_(min=0))
     equal, above = x == cut, x > cut
     kept = above | (equal & (equal.cumsum(-1) <= last - above.sum(-1, keepdim=True)))

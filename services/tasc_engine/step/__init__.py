@@ -1,1 +1,1 @@
-"""One step of an engine: who takes part, the verifying forward, and what is committed."""
+"""One step of an engine: its plan, the verifying forward pass, and the accepted tokens."""

@@ -1,8 +1,7 @@
-"""What a verify forward costs on this machine: measured once, kept in a file, asked each step.
+"""Costs of verify forwards on this machine: measured once, kept in a file, used each step.
 
-Costs are seconds of one forward by rows, tokens of all rows together, and context of each row. It
-times a target; `live_costs` corrects the figures, and what the time is worth is `draft_budget`'s
-business.
+Costs are seconds of one forward by number of rows, total tokens, and context of each row. This
+module measures a target. `live_costs` corrects the costs, and `draft_budget` decides by them.
 """
 
 import json
@@ -27,15 +26,15 @@ from tasc_engine.model.target import Target
 Float64 = NDArray[np.float64]
 log = logging.getLogger(__name__)
 
-DRAFTED = (0, 1, 3, 7, 15, 31)  # draft tokens a row that are measured
-SECONDS = 15.0  # a measurement takes no longer, but for its last forward
+DRAFTED = (0, 1, 3, 7, 15, 31)  # measured numbers of draft tokens per row
+SECONDS = 15.0  # maximum time of a measurement, without its last forward
 ROUNDS, LEAST_ROUNDS = 25, 3
-SETTLED = 0.05  # a round that makes no point faster by a larger part is the last
+SETTLED = 0.05  # the last round makes no point faster by a larger share
 _CONTEXT = 64
 
 
 def processor() -> str:
-    """The processor's model; its kind where the system does not say."""
+    """The processor's model, or its architecture if the system does not report a model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -44,19 +43,19 @@ def processor() -> str:
 
 
 def _threads() -> int:
-    import torch  # who only reads costs need not have it
+    import torch  # not needed to read costs
 
     return torch.get_num_threads()
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where and when costs were measured, for people who doubt them.
+    """Where and when costs were measured, for people who check them.
 
     Attributes:
-        load: Load average of the last minute.
-        at: UTC, in ISO 8601.
-        real_steps: Steps of requests that have corrected the costs since they were measured.
+        load: Load average of the last minute before the measurement.
+        at: Time in UTC, in ISO 8601.
+        real_steps: Number of real steps that have corrected the costs since they were measured.
     """
 
     processor: str = field(default_factory=processor)
@@ -78,7 +77,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """All that was measured of one target on one machine."""
+    """All measured costs of one target on one machine."""
 
     model: str
     device: str
@@ -87,7 +86,7 @@ class StepCosts:
     measured: Conditions | None = None
 
     def seconds(self, rows: int, tokens: Float64, context: float) -> Float64:
-        """Of forwards of so many tokens; linear between those measured, and on beyond the most."""
+        """Seconds of forwards with these numbers of tokens, by linear inter- and extrapolation."""
         near = min({c.rows for c in self.costs}, key=lambda known: (abs(known - rows), known))
         own = [c for c in self.costs if c.rows == near]
         contexts = sorted({c.context for c in own})
@@ -114,9 +113,9 @@ class StepCosts:
 
 
 def _line(points: list[tuple[int, float]], x: Float64) -> Float64:
-    """Linear between points, flat before the first and on through the last two."""
+    """Interpolates linearly; flat before the first point, extrapolated after the last two."""
     xs, ys = np.array(sorted(points)).T
-    ys = np.minimum.accumulate(ys[::-1])[::-1]  # what costs more than more tokens was disturbed
+    ys = np.minimum.accumulate(ys[::-1])[::-1]  # a point above a larger one was disturbed
     if len(xs) == 1:
         return np.full(len(x), ys[0])
     i = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
@@ -131,16 +130,17 @@ def measure(
     seconds: float = SECONDS,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> StepCosts:
-    """Time forwards of a target whose rows are all free; what it leaves in the cache is cleared.
+    """Times forwards of a target whose rows are all free, and clears the cache afterwards.
 
-    Points are timed in turn, round after round, so that a machine that is busy for a moment spoils
-    no point; of each the least time counts. It ends with the first round that finds little less.
+    Points are timed in rounds, so that a machine that is busy for a moment spoils no point. The
+    minimum time of each point counts. The measurement ends with the first round that improves
+    little.
 
     Args:
-        model: Name that the costs are kept under.
-        seconds: Most time to take; points that were never reached are left out, but for the full
-            batch's at the first context.
-        progress: Called with forwards timed and the most there will be.
+        model: Name under which the costs are kept.
+        seconds: Maximum time of the measurement. Points that were not reached are left out, except
+            those of the full batch at the first context.
+        progress: Called with the number of timed forwards and their maximum.
     """
     points, until = list(_points(target)), time.perf_counter() + seconds
     took: dict[tuple[int, int, int], float] = {}
@@ -164,7 +164,7 @@ def measure(
 
 
 def _points(target: Target) -> Iterator[tuple[int, int, int]]:
-    """(rows, draft tokens a row, context), the full batch first."""
+    """The points as (rows, draft tokens per row, context), the full batch first."""
     most = target.config.max_draft_tokens
     drafted = [n for n in DRAFTED if n <= most and n < _stride(target)] or [0]
     longest = max(_stride(target) - 1 - max(drafted), 0)
@@ -178,7 +178,7 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
 
 def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
     """Seconds of one forward."""
-    # Rows lie as close as they do in use: far apart at equal distances, caches hold less of them.
+    # Rows are as close as in real use: with large equal distances, CPU caches hold fewer of them.
     feed = _feed(target.vocab_size, *point, min(_stride(target), point[2] + point[1] + 1))
     if warm_up:
         target.next_tokens(feed)
@@ -188,13 +188,13 @@ def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
 
 
 def _stride(target: Target) -> int:
-    """Slots of the cache for each row."""
+    """Number of cache slots for each row."""
     slots, config = target.cache.slots, target.config
     return min(config.max_model_len, slots // min(config.rows, slots))
 
 
 def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> Feed:
-    """A step of ``rows`` current tokens, each with a chain of ``drafted`` behind it."""
+    """A step of ``rows`` current tokens, each followed by a chain of ``drafted`` tokens."""
     n = rows * drafted
     every, none = np.arange(rows, dtype=np.int32), np.zeros((2, 0), np.int64)
     ids = (np.arange(n, dtype=np.int32) * 7 + 1) % np.int32(vocab_size)
@@ -222,9 +222,9 @@ def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -
 
 
 def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
-    """Costs from a file, or made and written to it; a file that cannot be read is made anew.
+    """Reads costs from a file, or makes and writes them if the file cannot be read.
 
-    Where it cannot be written they are made at each start.
+    If the file cannot be written, costs are made at each start.
     """
     try:
         return StepCosts.from_json(json.loads(path.read_bytes()))
@@ -235,7 +235,7 @@ def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
 
 
 def write(path: Path, costs: StepCosts) -> None:
-    """Keep costs in a file; readers find all of them, or those that were there before."""
+    """Writes costs to a file atomically."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

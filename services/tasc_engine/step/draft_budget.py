@@ -4,10 +4,9 @@ A draft token that is accepted with probability p saves p forwards of its row on
 it takes time in which plain steps would do forwards' worth of work at the current rate. It is worth
 drafting if p exceeds that rate times the seconds it adds. Applied to every step, this rule
 approaches the highest rate (Dinkelbach's method for ratios). Tokens that a guide forces need no
-forward, drafted or not, and so count for nothing.
-If drafting did not pay for a while, it pauses, twice as long each time. Now and then a step drafts
-all likely tokens whatever they cost, because wrong costs would otherwise stay unnoticed. This
-module neither makes drafts nor measures forward passes.
+forward, drafted or not, so they do not count. If drafting did not pay for a while, it pauses, twice
+as long each time. Now and then a step drafts all likely tokens whatever they cost, because wrong
+costs would otherwise stay unnoticed. This module neither makes drafts nor measures forward passes.
 """
 
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ _MOST_CURVES = 1024
 
 @dataclass(frozen=True)
 class Spent:
-    """The costs of one step, and what it gave: see `StepRecord` for the tokens.
+    """The costs and results of one step; see `StepRecord` for the tokens.
 
     Attributes:
         verified: Tokens of drafts, forced ones included.
@@ -150,7 +149,7 @@ class DraftBudget:
             return
         tokens = spent.tokens + spent.verified
         error = self._costs.correct(spent.rows, tokens, spent.context, spent.verify_seconds)
-        if self._probing and spent.verified:  # the less often, the more costs are right
+        if self._probing and spent.verified:  # rarer, the more accurate the costs are
             after = 2 * self._probe_after if abs(error) < WRONG / 2 else self._probe_after // 2
             self._probe_after = min(max(after, PROBE), LONGEST_PROBE)
 
@@ -164,7 +163,7 @@ class DraftBudget:
         self._unprobed += 1
         if self._resumes and not self.paused:
             self._resumes = False
-            return  # its time to draft includes the beginning of rows that have come in the pause
+            return  # its draft time includes starting rows that came during the pause
         plain, marginals = self._price(
             self._costs.table, spent.rows, spent.tokens, spent.context, spent.reads
         )

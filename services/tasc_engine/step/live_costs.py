@@ -1,13 +1,13 @@
-"""Step costs that the times of real steps correct while an engine serves.
+"""Corrects step costs by the times of real steps while an engine serves.
 
-Costs that were measured in a busy moment are wrong, and more so for long forwards, which are always
-interrupted, than for short ones. Each step moves the measured points that its own cost was
+Costs that were measured in a busy moment are wrong, above all those of long forwards, which are
+interrupted more often than short ones. Each step moves the measured points that its own cost was
 interpolated from (least mean squares, in logarithms). The estimate is a mean, since minima have the
 same fault on a machine that stays busy.
 
-Four things keep one slow step, or a busy second, from moving much: an error counts for a factor
-of four at most, a point follows more slowly the more steps it has seen, points that moved little
-change nothing, and what is kept in the file must have been wrong for a thousand steps.
+Four rules limit the effect of a slow step or a busy second. An error counts for a factor of at most
+four. A point moves more slowly the more steps it has seen. Points that moved little do not change
+the table. The file is written only after costs have been wrong for a thousand steps.
 """
 
 import math
@@ -17,27 +17,27 @@ from dataclasses import replace
 
 from tasc_engine.step.cost import Conditions, StepCosts
 
-BOUND = math.log(4.0)  # most that one step's error counts
-MOST_SHARE = 2.0  # bound of a point's share; far beyond the last point shares are larger
-TRUST = 8.0  # steps that a measured point counts for
-LEAST_RATE = 1 / 64  # of a point that many steps have moved
-LOOK = 64  # steps without a prompt's tokens between two looks at what has moved
-MOVED = math.log(1.1)  # a point that moved so far changes the table
-WRONG = math.log(4 / 3)  # a point so far from the file
-WRONG_LOOKS = 16  # at so many looks in a row has the file written again
-_FADE = 0.98  # of the mean error, per step
+BOUND = math.log(4.0)  # maximum error of one step that counts
+MOST_SHARE = 2.0  # maximum share of a point; far beyond the last one, shares are larger
+TRUST = 8.0  # number of steps that a measured point counts as
+LEAST_RATE = 1 / 64  # minimum rate, of a point that many steps have moved
+LOOK = 64  # steps without prompt tokens between two checks of moved points
+MOVED = math.log(1.1)  # a point that moved this far changes the table
+WRONG = math.log(4 / 3)  # distance of a point from the file that counts as wrong
+WRONG_LOOKS = 16  # consecutive checks with a wrong point before the file is written
+_FADE = 0.98  # factor per step of the mean error
 
-Curve = tuple[int, list[int]]  # the place of its first point, and the tokens of all
+Curve = tuple[int, list[int]]  # index of its first point, and the tokens of all points
 
 
 class LiveCosts:
     """A table of step costs that follows the times of real steps.
 
     Args:
-        keep: Given a table that has been corrected by more than a third for long, to keep it.
+        keep: Called with a table that differed by more than a third for long, to keep it.
 
     Attributes:
-        table: The costs as they are to be used; another object when they change.
+        table: The current costs; replaced by another object when they change.
     """
 
     def __init__(self, costs: StepCosts, keep: Callable[[StepCosts], None] | None = None) -> None:
@@ -53,11 +53,11 @@ class LiveCosts:
 
     @property
     def error(self) -> float:
-        """By how much real steps differ from the table, a mean: 0.1 is 10 %, 3 the most told."""
+        """Mean difference of real steps from the table: 0.1 is 10 %; 3 is the maximum."""
         return math.expm1(self._error)
 
     def correct(self, rows: int, tokens: int, context: float, seconds: float) -> float:
-        """Take in what a step took; returns the logarithm of that over what was expected."""
+        """Corrects by a step's seconds; returns the logarithm of real over expected seconds."""
         points = self._points(rows, tokens, context)
         expected = max(sum(share * self._seconds[i] for i, _, share in points), 1e-9)
         error = math.log(max(seconds, 1e-9) / expected)
@@ -68,7 +68,7 @@ class LiveCosts:
             factor = math.exp(bounded * share * max(1 / (TRUST + self._seen[i]), LEAST_RATE))
             self._seen[i] += abs(share)
             self._seconds[i] *= factor
-            for unseen in range(i + 1, end):  # what few steps have shown is as wrong as this
+            for unseen in range(i + 1, end):  # points with few steps are as wrong as this
                 self._seconds[unseen] *= factor if self._seen[unseen] < TRUST else 1.0
         self._steps += 1
         if self._steps % LOOK == 0:
@@ -78,7 +78,7 @@ class LiveCosts:
     def _points(self, rows: int, tokens: int, context: float) -> list[tuple[int, int, float]]:
         """The points that `StepCosts.seconds` interpolates this shape from.
 
-        Each has its place, the end of those behind it that it speaks for, and its share.
+        Each has its index, the end of the following points that it stands for, and its share.
         """
         near = min(self._curves, key=lambda known: (abs(known - rows), known))
         curves = list(self._curves[near].items())
@@ -107,6 +107,6 @@ class LiveCosts:
 
 
 def _apart(left: StepCosts, right: StepCosts) -> float:
-    """The largest factor between two points of one shape, as a logarithm."""
+    """The logarithm of the largest factor between two points of one shape."""
     pairs = zip(left.costs, right.costs, strict=True)
     return max(abs(math.log(a.seconds / b.seconds)) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Requests while they are answered, and the plan of a step: which rows bring which tokens."""
+"""State of requests while they are answered, and the plan of a step: the tokens of each row."""
 
 import time
 from collections.abc import Iterable
@@ -34,17 +34,17 @@ class Sequence:
     """State of one request, owned by the engine.
 
     Attributes:
-        row: Its row of the batch; -1 while waiting.
+        row: Its row in the batch; -1 while waiting.
         first: The cache slot of its first token; -1 while waiting.
-        cached: Tokens of prompt and answer in the cache.
-        sent: Tokens of the answer that outputs have had, or that another engine gave.
-        entered: Those of the prompt that were there already, prefilled for another.
+        cached: Number of tokens of prompt and answer in the cache.
+        sent: Number of tokens of the answer that outputs included, or that another engine gave.
+        entered: Number of prompt tokens that were copied from another prompt's prefix.
         answer: Tokens emitted so far. The newest is not in the cache yet, nor are forced ones.
-        writer: Incremental text, only for who streams or has stop strings.
-        guide: The limits of the answer; None if it may be anything.
+        writer: Incremental text; only for requests that stream or have stop strings.
+        guide: Limits of the answer; None if it is not limited.
         adapter: Number of the target's adapter; 0 for none.
-        logprobs: One of each token of the answer, where they are asked for; the prompt's first.
-        told: How many of these outputs have had.
+        logprobs: One for each token of the prompt, then of the answer, if requested.
+        told: Number of these that outputs included.
     """
 
     request: GenerationRequest
@@ -84,7 +84,7 @@ class Sequence:
         return sequence
 
     def _go_on(self) -> None:
-        """Go on where the engine that began the answer stopped; its text has been sent."""
+        """Continues an answer that another engine began; that part's text has been sent."""
         self._take(list(self.request.committed_ids))
         self.sent = len(self.answer)
         if self.writer:
@@ -93,10 +93,10 @@ class Sequence:
             self._advance_guide(self.guide, np.array(self.answer, np.int32))
 
     def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
-        """Take the tokens that the guide forces at once; they enter the cache with the prompt.
+        """Takes the tokens that the guide forces first; they enter the cache with the prompt.
 
-        A token that ends the answer is left to the first step, as is everything where stop strings
-        or stop tokens might end it.
+        A token that ends the answer is left to the first step. So are all tokens if stop strings or
+        stop tokens might end the answer.
         """
         if self.guide is None or not self.forces or self.request.stop or self.request.stop_ids:
             return
@@ -108,12 +108,12 @@ class Sequence:
 
     @property
     def forces(self) -> bool:
-        """Whether tokens that the guide forces need no forward; for log-probabilities they do."""
+        """Whether forced tokens need no forward; log-probabilities need one for each token."""
         return self.guide is not None and self.request.logprobs is None
 
     @property
     def labels(self) -> LabelTrie | None:
-        """The labels that drafts are limited to, where their forced tokens need no forward."""
+        """The labels that drafts are limited to, if their forced tokens need no forward."""
         return self.guide.labels if self.guide is not None and self.forces else None
 
     @property
@@ -124,7 +124,7 @@ class Sequence:
 
     @property
     def answer_ids(self) -> Int32:
-        """``int32[n]`` the tokens of the answer so far."""
+        """``int32[n]``, the tokens of the answer so far."""
         return np.array(self.answer, np.int32)
 
     @property
@@ -133,13 +133,12 @@ class Sequence:
 
     @property
     def needs(self) -> int:
-        """Cache slots of its longest answer: the last token of it never enters, nor do drafts
-        that reach beyond."""
+        """Cache slots of its longest answer; its last token and drafts beyond never enter."""
         return len(self.prompt) + self.request.max_tokens - 1
 
     @property
     def behind(self) -> int:
-        """Tokens of prompt and answer that are not in the cache yet."""
+        """Number of tokens of prompt and answer that are not in the cache yet."""
         return len(self.prompt) + len(self.answer) - self.cached
 
     @property
@@ -148,11 +147,11 @@ class Sequence:
 
     @property
     def scores(self) -> bool:
-        """Whether its next tokens are of a prompt whose log-probabilities are asked for."""
+        """Whether its next tokens are of a prompt with requested log-probabilities."""
         return self.request.prompt_logprobs and self.prefilling
 
     def next_tokens(self, chunk: int) -> Int32:
-        """The next forward's tokens in front of any draft: prompt tokens, then emitted ones."""
+        """The next forward's tokens before any draft: prompt tokens, then emitted ones."""
         begin = self.cached - len(self.prompt)
         if begin >= 0:
             return np.array(self.answer[begin : begin + chunk], np.int32)
@@ -164,11 +163,11 @@ class Sequence:
 
     @property
     def stuck(self) -> str:
-        """Why there is no next token, where that is the guide's doing."""
+        """The reason why there is no next token, if the guide is the cause."""
         return self.guide.error if self.guide else ""
 
     def emit(self, tokens: list[int], logprobs: list[TokenLogprob]) -> int:
-        """Take tokens of one step, up to what stops it; return how many belong to the answer."""
+        """Appends tokens of one step up to a stop; returns how many belong to the answer."""
         used = self._take(tokens)
         self.cached += used - 1
         self.logprobs += logprobs[:used]
@@ -176,12 +175,12 @@ class Sequence:
         return used
 
     def count_draft(self, drafted: int, accepted: int) -> None:
-        """Note how many tokens were drafted and accepted in a step, without forced ones."""
+        """Counts the tokens drafted and accepted in a step, without forced ones."""
         self.drafted.append(drafted)
         self.accepted.append(accepted)
 
     def follow_guide(self, new: int) -> None:
-        """Tell the guide of the newest tokens, and take those it forces."""
+        """Advances the guide by the newest tokens, and appends the tokens that it forces."""
         guide = self.guide
         if guide is None or self.stopped:
             return
@@ -195,7 +194,7 @@ class Sequence:
     def _advance_guide(self, guide: Guide, new: Int32) -> None:
         guide.advance(new)
         if self.request.guide is None and len(self.answer) >= self.request.min_tokens:
-            self.guide = None  # it was for the least tokens alone, and slows its whole batch
+            self.guide = None  # only `min_tokens` needed it, and it slows the batch
 
     @property
     def stopped(self) -> bool:
@@ -218,7 +217,7 @@ class Sequence:
         return "length" if self.remaining <= 0 else None
 
     def output(self, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Output:
-        """The tokens that no output has had yet, and the result if they end the answer."""
+        """The tokens that no output included yet, and the result if they end the answer."""
         tokens, logprobs = tuple(self.answer[self.sent :]), tuple(self.logprobs[self.told :])
         self.sent, self.told = len(self.answer), len(self.logprobs)
         if reason is None:
@@ -229,9 +228,9 @@ class Sequence:
         return Output(self.request.id, tokens, rest, result, logprobs)
 
     def failed(self, error: str, tokenizer: TaskTokenizer) -> Output:
-        """The last output of a request that cannot be answered to its end.
+        """The last output of a request that cannot be completed.
 
-        Its tokens are those that no output has had yet, such as forced ones of the opening.
+        Its tokens are those that no output included yet, such as forced ones of the beginning.
         """
         output = self.output("error", tokenizer)
         return replace(output, result=output.result and replace(output.result, error=error))
@@ -240,7 +239,7 @@ class Sequence:
         now = time.monotonic()
         if self.writer and self.writer.stopped:
             text = self.writer.text
-        else:  # an end may be an ordinary token, whose text is no part of the answer
+        else:  # an end may be an ordinary token, but its text is not part of the answer
             ended = not self.request.ignore_eos and set(self.answer[-1:]) & {*tokenizer.eos_ids}
             text = tokenizer.decode(self.answer[:-1] if ended else self.answer)
         return GenerationResult(
@@ -262,19 +261,19 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step before it is drafted for; n rows take part, m of them may emit.
+    """A step before drafts are made; n rows take part, and m of them may emit tokens.
 
     Attributes:
-        sequences: Those that take part, by row.
-        emitting: Those of them that may emit: prompt and answer are in the cache, or will be.
-        rows: ``int32[n]`` their rows of the batch.
+        sequences: Sequences that take part, by row.
+        emitting: Those of them that may emit, because prompt and answer are, or will be, cached.
+        rows: ``int32[n]``, their rows in the batch.
         firsts, starts, offsets, tokens, draft_of: See `Feed`.
-        prompt_tokens: Prompt tokens that enter the cache by this step's forward.
-        shared_tokens: Prompt tokens of rows that begin in this step which were copied instead.
-        adapters: ``int32[n]`` the number of each row's adapter, 0 for none.
-        admitted: Those that have got their row for this step.
-        scored: ``int32[n]`` how many of each row's tokens, from the first on, say how likely the
-            prompt's next one is; None: none of any row.
+        prompt_tokens: Number of prompt tokens that enter the cache by this step's forward.
+        shared_tokens: Number of prompt tokens that were copied for rows that begin in this step.
+        adapters: ``int32[n]``, the number of each row's adapter, 0 for none.
+        admitted: Sequences that got their row for this step.
+        scored: ``int32[n]``, number of each row's tokens, from the first on, whose logits give the
+            probability of the prompt's next token; None if no row has such tokens.
     """
 
     sequences: list[Sequence]
@@ -299,10 +298,11 @@ class Plan:
         admitted: list[Sequence] | None = None,
         most_scored: int = 1,
     ) -> "Plan":
-        """Each row's next tokens, at most ``chunk``.
+        """Plans each row's next tokens, at most ``chunk``.
 
         Args:
-            most_scored: Tokens of all prompts that are scored, but at least one of each.
+            most_scored: Maximum number of scored tokens of all prompts; at least one of each is
+                scored.
         """
         scoring = sum(s.scores for s in sequences)
         fewer = min(chunk, max(most_scored // scoring, 1)) if scoring else chunk
@@ -340,40 +340,40 @@ class Plan:
 
     @property
     def sizes(self) -> Int32:
-        """``int32[n]`` how many tokens each row brings; `numpy.diff` takes longer."""
+        """``int32[n]``, the number of tokens of each row; faster than `numpy.diff`."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
     def reads(self) -> bool:
-        """Whether a prompt's tokens are read, or a part of an answer that another engine began."""
+        """Whether the step reads tokens of a prompt, or of an answer that another engine began."""
         return self.prompt_tokens > 0 or len(self.emitting) < len(self.sequences)
 
     @property
     def context(self) -> float:
-        """Tokens in the cache, mean over the rows."""
+        """Mean number of cached tokens over the rows."""
         return sum(self.starts.tolist()) / len(self.starts)
 
     @property
     def behind(self) -> Int32:
-        """``int32[m]`` the first slot behind the current token of each row that may emit."""
+        """``int32[m]``, the first slot after the current token of each row that may emit."""
         ends: Int32 = self.starts + self.sizes
         return ends[self.draft_of >= 0]
 
     def room(self) -> Int32:
-        """``int32[m]`` most tokens each row may still emit."""
+        """``int32[m]``, the maximum number of tokens that each row may still emit."""
         return _ints(s.remaining for s in self.emitting)
 
     def ends(self) -> NDArray[np.bool_]:
-        """``bool[m]`` whether an end of sequence ends each row's answer."""
+        """``bool[m]``, whether an end of sequence ends each row's answer."""
         return np.array([not s.request.ignore_eos for s in self.emitting], bool)
 
     def budget(self, most: int) -> Int32:
-        """``int32[m]`` most draft tokens of each row: the bonus token needs room too."""
+        """``int32[m]``, maximum draft tokens of each row, with room for the bonus token."""
         asked = (s.remaining - 1 if s.drafts else 0 for s in self.emitting)
         return np.minimum(_ints(asked), most).astype(np.int32)
 
     def guided(self, drafts: Drafts, price: float) -> tuple[Drafts, Allowed | None]:
-        """Drafts without what guides forbid or decide, and what they allow; None without guides.
+        """Removes draft tokens that guides forbid or force; returns drafts and allowed tokens.
 
         Args:
             price: See `follow`.

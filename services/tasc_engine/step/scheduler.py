@@ -1,7 +1,7 @@
-"""Which requests have a row: the queue, admission in order of arrival, and slots of the KV cache.
+"""Schedules requests: the queue, admission in order of arrival, and slots of the KV cache.
 
-A request gets a row and the slots of its longest answer when it is admitted and keeps them to its
-end. The first in the queue is never passed by one behind it.
+An admitted request gets a row and the slots of its longest answer, and keeps them until it ends. No
+request is admitted before the first one in the queue.
 """
 
 import time
@@ -16,17 +16,17 @@ from tasc_engine.kv.prefix_cache import PrefixCache
 from tasc_engine.layout import Int64
 from tasc_engine.step.plan import Plan, Sequence
 
-_SCORED_LOGITS = 1 << 24  # of prompts in one step: 64 MB of them in float32
+_SCORED_LOGITS = 1 << 24  # maximum logits of prompts in one step: 64 MB in float32
 
 
 class Scheduler:
     """Requests that wait and requests that have a row.
 
     Args:
-        vocab_size: Logits of a place.
+        vocab_size: Number of logits of a place.
 
     Attributes:
-        prefixes: Beginnings of prompts that are kept for later ones.
+        prefixes: Prefixes of prompts that are kept for later ones.
     """
 
     def __init__(self, config: EngineConfig, cache: RowCache, vocab_size: int) -> None:
@@ -57,7 +57,7 @@ class Scheduler:
 
     @property
     def held(self) -> tuple[Sequence, ...]:
-        """All requests, those that wait first."""
+        """All requests, the waiting ones first."""
         return (*self._waiting, *self._active.values())
 
     @property
@@ -71,11 +71,11 @@ class Scheduler:
 
     @property
     def longest(self) -> int:
-        """Most tokens of one request, prompt and answer together."""
+        """Maximum number of tokens of one request, prompt and answer together."""
         return min(self._config.max_model_len, self._slots.total)
 
     def require_free(self, request_id: str) -> None:
-        """Raise QueueFull if no more requests may wait, ValueError if one has this id."""
+        """Raises QueueFull if the queue is full, ValueError if the id is in use."""
         if self.find(request_id):
             raise ValueError(f"request {request_id} is being answered; ids must differ")
         if self.waiting >= self._config.max_waiting + self.free_rows:
@@ -88,7 +88,7 @@ class Scheduler:
         return next((s for s in self.held if s.request.id == request_id), None)
 
     def plan(self, moves: Int64) -> Plan:
-        """Admit who fits, and say what each row brings to the next step.
+        """Admits requests that fit, and plans the tokens of each row for the next step.
 
         Args:
             moves: See `KVAllocator.enter`.
@@ -97,11 +97,11 @@ class Scheduler:
         return Plan.of(self.active, self._config.prefill_chunk, admitted, self._most_scored)
 
     def keep_prompt(self, sequence: Sequence) -> None:
-        """Keep what the prompt of a prefilled row shares with others, for later ones."""
+        """Keeps the prefix that the prompt of a prefilled row shares with others."""
         self.prefixes.leave(sequence.first, sequence.prompt, sequence.entered, sequence.adapter)
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a request; its row and its slots are free."""
+        """Removes a request, and frees its row and its slots."""
         if sequence.row < 0:
             self._waiting.remove(sequence)
             return
@@ -111,7 +111,7 @@ class Scheduler:
         sequence.row = sequence.first = -1
 
     def check_integrity(self, moves: Int64) -> None:
-        """Raise AssertionError unless each row is free or held by one request that fits it."""
+        """Raises AssertionError unless each row is free or held by one request that fits it."""
         active, longest = self._active, self._config.max_model_len
         rows = sorted([*self._free, *active])
         assert rows == list(range(self._config.rows)), f"rows {rows} are not each owned once"

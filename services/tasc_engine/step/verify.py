@@ -221,7 +221,7 @@ class Verified:
     Attributes:
         drafts: The verified drafts; empty if they did not fit the memory.
         accepted: The accepted tokens of each row.
-        logprobs: For each row, log-probabilities of its tokens if its request asks for them.
+        logprobs: For each row, log-probabilities of its tokens if they are requested.
         prompt_logprobs: For each row of the plan, those of its scored prompt tokens.
         seconds: Time of the target's forward pass, until its tokens were read.
     """
@@ -358,7 +358,7 @@ class Verifier:
         known = allowed.known if allowed else None
         logits = self._target.logits(plan.feed(drafts, self.moves, known))
         with out_of_memory_is("choosing tokens", moved=True):
-            visited = logits[: len(rows) + len(drafts.tokens)]  # behind these, scored ones
+            visited = logits[: len(rows) + len(drafts.tokens)]  # scored ones follow
             tokens = self._sampler.choose(visited, rows, drafts, allowed)
         return _Forward(tokens, drafts, logits)
 
@@ -369,7 +369,7 @@ class Verifier:
 
 
 def _logprobs(plan: Plan, forward: _Forward, accepted: Accepted) -> list[list[TokenLogprob]]:
-    """Log-probabilities of the tokens that each row of ``plan.emitting`` takes, if it asks.
+    """Log-probabilities of the tokens that each row of ``plan.emitting`` takes, if requested.
 
     Raises:
         OutOfMemory: They did not fit.
@@ -390,7 +390,7 @@ def _logprobs(plan: Plan, forward: _Forward, accepted: Accepted) -> list[list[To
 
 
 def _prompt_logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:
-    """Of the scored tokens of each row of ``plan.sequences``, which have not entered yet.
+    """Log-probabilities of the scored tokens of each row, before they enter the cache.
 
     Raises:
         OutOfMemory: They did not fit.

@@ -1,1 +1,1 @@
-"""Rows of files and tables, and the draft index of a corpus that is in no store."""
+"""Rows of files and tables, and the draft index of a corpus outside a store."""

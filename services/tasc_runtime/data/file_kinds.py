@@ -1,4 +1,4 @@
-"""What a file is that should hold UTF-8 text with a JSON object on each line, by its first bytes.
+"""Recognises by their first bytes files that are not UTF-8 text with a JSON object per line.
 
 Editors and spreadsheets write byte order marks and UTF-16, and many tools write one JSON array. A
 mark at the beginning of a line is skipped; every other kind of file has one error for the whole
@@ -21,7 +21,7 @@ _BY_MAGIC: Final = {
 
 
 def wrong_encoding(head: bytes) -> str | None:
-    """Why a file is no UTF-8, and the way out; None if its first bytes may be UTF-8."""
+    """Explains why a file is not UTF-8, with a remedy; None if its first bytes may be UTF-8."""
     encoding = json.detect_encoding(head[:4]).upper()
     if encoding.startswith("UTF-8"):
         return None
@@ -29,7 +29,7 @@ def wrong_encoding(head: bytes) -> str | None:
 
 
 def wrong_kind(head: bytes) -> str | None:
-    """Why a file does not have a JSON object on each line, and the way out.
+    """Explains why a file does not have a JSON object on each line, with a remedy.
 
     Args:
         head: The first bytes; `HEAD_BYTES` are enough.

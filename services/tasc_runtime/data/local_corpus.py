@@ -1,4 +1,4 @@
-"""A task's corpus in this process: rows of any origin, their token ids, and their draft index."""
+"""A task's corpus in this process: rows of any origin, their token ids, and a draft index."""
 
 import hashlib
 import json
@@ -46,17 +46,17 @@ Corpus: TypeAlias = Any
 
 
 def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
-    """Rows of a corpus, in order. The key of a row that is in no file is its number.
+    """Yields rows of a corpus, in order. The key of a row that is not in a file is its number.
 
     Args:
         corpus: A file of rows, several, a table with the columns of ``fields`` (pandas, Polars,
             Arrow, ``datasets.Dataset``), pairs of input and output, or objects with the fields.
-            Values that are no texts are read as `RowTexts` says.
+            Values that are not texts are read by `RowTexts`.
 
     Raises:
-        FileError: A file cannot be read, or a line of it gives no row.
-        TypeError: It is none of these.
-        ValueError: A column is missing, a row gives no two texts, or its output is blank.
+        FileError: A file cannot be read, or a line of it is not a row.
+        TypeError: The corpus is none of these.
+        ValueError: A column is missing, a row does not give two texts, or its output is blank.
     """
     paths = [corpus] if isinstance(corpus, str | Path) else corpus
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
@@ -82,7 +82,7 @@ def _refuse(bad: BadRow) -> None:
 
 
 def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] | None:
-    """Columns of input and output; None where it is no table."""
+    """Columns of input and output; None if it is not a table."""
     names = getattr(table, "column_names", None)  # Arrow's
     names = getattr(table, "columns", None) if names is None else names  # pandas'
     if names is None or callable(names):  # a method of Ray's
@@ -97,7 +97,7 @@ def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] 
 
 
 def _listed(column: Any) -> Iterable[Any]:
-    """The values as Python has them, also of Arrow (``to_pylist``), pandas and Polars."""
+    """The values as Python objects, also of Arrow (``to_pylist``), pandas and Polars."""
     for method in ("to_pylist", "to_list"):
         if hasattr(column, method):
             return cast(Iterable[Any], getattr(column, method)())
@@ -122,7 +122,7 @@ def _row(number: int, given: Any, fields: Fields, texts: RowTexts) -> CorpusRow:
 
 
 def _plain(value: Any) -> Any:
-    """A value as Python has it, also one of numpy, whose arrays pandas keeps in columns."""
+    """A value as a Python object, also one of numpy, whose arrays pandas keeps in columns."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -144,12 +144,12 @@ class TokenRows:
         return TokenRows(self.prompts.take(rows), self.outputs.take(rows))
 
     def answers(self, eos_id: int) -> list[tuple[Int32, Int32]]:
-        """Prompt and answer of each row, the answer cut at 512 tokens, end-of-sequence on top."""
+        """Prompt and answer of each row; the answer is cut to 512 tokens, plus end-of-sequence."""
         return answers(self.prompts, self.outputs, eos_id)
 
 
 def encode(rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: Template) -> TokenRows:
-    """Token ids of rows; prompts are those of requests with the same inputs."""
+    """Encodes rows; prompts equal those of requests with the same inputs."""
     prompts: list[Tokens] = []
     outputs: list[Tokens] = []
     rest = iter(rows)
@@ -174,10 +174,10 @@ def learnt_index(
     template: Template,
     settings: DraftSettings,
 ) -> DraftIndex:
-    """The draft index of rows, with weights learnt on some of them.
+    """Builds the draft index of rows, with weights learnt on some of them.
 
     Args:
-        settings: Of the proposer that will draft from it.
+        settings: Settings of the proposer that will draft from it.
     """
     found = encode(rows, tokenizer, template)
     return build_learnt_index(
@@ -202,8 +202,8 @@ def local_index(
     """`learnt_index`, built once for the same content.
 
     Args:
-        folder: Where indexes are kept, for a month after their last use; unset:
-            in `cache_folder`. A folder that cannot be written to is logged, and nothing is kept.
+        folder: Folder where indexes are kept for a month after their last use; unset: in
+            `cache_folder`. If it cannot be written to, this is logged and nothing is kept.
 
     Raises:
         ValueError: There are no rows.
@@ -236,7 +236,7 @@ def _digest(
     template: Template,
     settings: DraftSettings,
 ) -> str:
-    """Changes with whatever changes the index: program, weights, tokenizer, template and rows."""
+    """A digest of all that affects the index: program, weights, tokenizer, template and rows."""
     drafts, texts, own = (
         Path(p).parent for p in (tasc_draft.__file__, tasc_text.__file__, __file__)
     )
@@ -250,7 +250,7 @@ def _digest(
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove indexes that no process has opened for a month, and no other files of the folder."""
+    """Removes indexes that no process has opened for a month, but no other files."""
     for other in folder.glob(f"{'[0-9a-f]' * 32}.tasc"):
         with suppress(OSError):  # another process may have removed it
             if time.time() - other.stat().st_mtime > _KEPT_S:

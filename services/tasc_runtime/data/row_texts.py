@@ -1,4 +1,4 @@
-"""Id, input and output of one row, as texts, from the values that files and tables have."""
+"""Converts the id, input and output of one row of a file or table to texts."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 MESSAGES: Final = "messages"
 _SYSTEM: Final = ("system", "developer")
-_EXACT: Final = 1 << 53  # whole floats below are the number that was meant
+_EXACT: Final = 1 << 53  # whole floats below this are exact
 _SHOWN: Final = 80
 
 
@@ -17,8 +17,8 @@ class RowTexts:
     """Reads the rows of one file or table, and logs a warning once for each kind of change.
 
     A value that is a number, a boolean, a list or an object becomes JSON. A list of chat messages
-    is its one user message and, as an output, its answer; the field ``messages`` has those that
-    input and output have no field for.
+    becomes its one user message as an input, and its answer as an output. If a row has no field for
+    input or output, the field ``messages`` is read instead.
 
     Every method raises ValueError, with the reason, for a row that cannot be read.
 

@@ -1,8 +1,8 @@
-"""Rows in files: JSON lines, plain or gzipped, and Parquet, read one by one and written whole.
+"""Rows in files of JSON lines, plain or gzipped, or Parquet: read one by one, written whole.
 
-Reading holds one line, or one Parquet page, in memory. A line that gives no row does not end the
-reading: it comes with its number and the reason. Files are written under another name first, so
-that a reader never sees half of one.
+Reading holds one line, or one Parquet page, in memory. A line that is not a row does not end the
+reading, but is returned with its number and the reason. Files are written under a temporary name
+first, so that a reader never sees an incomplete file.
 """
 
 import functools
@@ -34,8 +34,8 @@ _HASH_DIGITS = 16
 _SHOWN_CHARACTERS = 200
 _BLOCK_BYTES = 1 << 20
 _SKIP_BYTES = 1 << 16
-_READ_ROWS, _WRITE_ROWS = 256, 10_000  # of Parquet, at once
-_READ_BYTES, _WRITE_BYTES = 32 << 20, 64 << 20  # about as many at most, but one row in any case
+_READ_ROWS, _WRITE_ROWS = 256, 10_000  # rows of Parquet at once
+_READ_BYTES, _WRITE_BYTES = 32 << 20, 64 << 20  # approximate maximum, but at least one row
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Fields:
 
 @dataclass(frozen=True)
 class RawRow:
-    """What stands on one line, whatever fields it has.
+    """The content of one line, with any fields.
 
     Attributes:
-        line: Counts from 1; in Parquet it counts rows.
+        line: Line number from 1; in Parquet, the number of the row.
         value: The parsed JSON, or a Parquet row as a dictionary.
         text: The line's first 200 characters.
         reason: Why the line cannot be read; empty if it can.
-        kept: All columns of a Parquet row, if they were asked for, as arrays of length 1.
+        kept: All columns of a Parquet row, if requested, as arrays of length 1.
     """
 
     line: int
@@ -67,7 +67,7 @@ class RawRow:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The value; raises ValueError, with the reason, where it is no object."""
+        """Returns the value; raises ValueError, with the reason, if it is not an object."""
         if not self.reason and isinstance(self.value, dict):
             return self.value
         raise ValueError(self.reason or "not a JSON object")
@@ -75,7 +75,7 @@ class RawRow:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A line that gives no corpus row; the attributes are those of a `RawRow`."""
+    """A line that is not a corpus row; the attributes are those of a `RawRow`."""
 
     file: str
     line: int
@@ -84,18 +84,18 @@ class BadRow:
 
 
 def check_file(path: Path, columns: Sequence[str] = ()) -> None:
-    """Open a file of rows and look at its beginning.
+    """Opens a file of rows and checks its beginning.
 
     Raises:
-        FileError: The suffix is not known, the file is missing, unreadable or not what its suffix
-            says, it holds something else than a JSON object on each line, or a Parquet file lacks
-            one of the columns.
+        FileError: The suffix is unknown; the file is missing, unreadable or not of the type that
+            its suffix names; its lines are not JSON objects; or a Parquet file lacks one of the
+            columns.
     """
     _require_suffix(path)
     try:
         if path.suffix != ".parquet":
             with closing(_open(path)) as stream:
-                # A whole read would fail where a short file is damaged further behind.
+                # Reading all would fail if a short file is damaged later on.
                 if words := wrong_kind(stream.read1(HEAD_BYTES)):
                     raise FileError(f"{path} {words}")
             return
@@ -116,9 +116,9 @@ def file_sha256(path: Path) -> str:
 
 
 def count_rows(path: Path) -> tuple[int, str]:
-    """Rows of a file, blank lines counted, and the SHA-256 of the file as it lies on disk.
+    """Counts the rows of a file, including blank lines, and computes the file's SHA-256.
 
-    A damaged gzip file counts the lines before the damage and one more for the rest.
+    In a damaged gzip file, the lines before the damage count, and one more for the rest.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -137,10 +137,10 @@ def count_rows(path: Path) -> tuple[int, str]:
 def read_corpus(
     paths: Sequence[Path], fields: Fields, refused: Callable[[BadRow], None] = lambda bad: None
 ) -> Iterator[CorpusRow]:
-    """Rows of several files in order. All files are checked before the first row comes.
+    """Yields rows of several files in order. All files are checked before the first row.
 
     Args:
-        refused: Called with each line that gives no row.
+        refused: Called with each line that is not a row.
 
     Raises:
         FileError: A file cannot be read.
@@ -158,17 +158,17 @@ def read_corpus(
 def read_rows(
     path: Path, fields: Fields, *, max_row_bytes: int = MAX_ROW_BYTES
 ) -> Iterator[CorpusRow | BadRow]:
-    """Corpus rows of one file in order.
+    """Yields the corpus rows of one file in order.
 
     The key of a row is its id, a string or a whole number. A row without an id gets
     ``<hash>:<line>`` with the first 16 hex digits of the file's SHA-256, so reading the same file
-    again gives the same keys. The input may be empty, the output may not. Values that are no texts
-    are read as `RowTexts` says.
+    again gives the same keys. The input may be empty, but not the output. Values that are not texts
+    are read by `RowTexts`.
 
     Raises:
-        FileError: The suffix is not known.
-        ArrowException, OSError: The file cannot be opened (`check_file` says so before), or the
-            disk fails.
+        FileError: The suffix is unknown.
+        ArrowException, OSError: The file cannot be opened (`check_file` detects this before), or
+            the disk fails.
     """
     _require_suffix(path)
     file_hash = functools.cache(lambda: file_sha256(path)[:_HASH_DIGITS])
@@ -177,7 +177,7 @@ def read_rows(
     for record in read_raw_rows(path, columns, max_row_bytes=max_row_bytes):
         try:
             yield _corpus_row(record, fields, texts, file_hash)
-        except ValueError as error:  # ours, or that of CorpusRow
+        except ValueError as error:  # raised above or by CorpusRow
             yield BadRow(str(path), record.line, str(error), record.text)
 
 
@@ -188,18 +188,18 @@ def read_raw_rows(
     max_row_bytes: int = MAX_ROW_BYTES,
     keep: bool = False,
 ) -> Iterator[RawRow]:
-    """Every line of a file in order, except blank ones, or every row of a Parquet file.
+    """Yields each line of a file in order, except blank ones, or each row of a Parquet file.
 
-    Where a gzip file is damaged, one record with the reason stands for the rest; in Parquet, for
-    the rest of the row group.
+    If a gzip file is damaged, one record with the reason replaces the rest; in Parquet, the rest of
+    the row group.
 
     Args:
-        columns: Of a Parquet file, read only those of these that it has, and ``messages`` where one
-            before the last, the id, is missing; None reads all.
-        max_row_bytes: A longer line is not kept in memory; its record says so. In Parquet, the
-            columns that are read count, as JSON.
-        keep: Whether rows of a Parquet file have all columns in `RawRow.kept`, too. They have no
-            limit of their own: some 32 MiB of rows are read at once, or one row that is larger.
+        columns: Columns to read of a Parquet file; missing ones are skipped. If one other than the
+            last, which is the id, is missing, ``messages`` is read too. None reads all.
+        max_row_bytes: Maximum size of a line. Longer ones are not kept in memory, and their record
+            has the reason. In Parquet, the columns that are read count, as JSON.
+        keep: Whether rows of a Parquet file also have all columns in `RawRow.kept`. These have no
+            separate limit: about 32 MiB of rows are read at once, or one row that is larger.
 
     Raises:
         ArrowException, OSError: The file cannot be opened, or the disk fails.
@@ -219,10 +219,10 @@ def read_raw_rows(
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1, without the line's end and without a byte order mark.
+    """Yields lines with their numbers from 1, without line ends and byte order marks.
 
-    A mark may stand before each line, since files are joined by ``cat``. Of a longer line the first
-    ``max_bytes + 1`` bytes come, so its length tells.
+    A mark may precede any line, since files are joined by ``cat``. A longer line is cut to its
+    first ``max_bytes + 1`` bytes, so its length shows that it is too long.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -238,15 +238,15 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
 
 
 def json_line(value: Any) -> bytes:
-    """A value as one line of JSON in UTF-8; lone surrogates become JSON's escapes."""
+    """Encodes a value as one line of JSON in UTF-8; lone surrogates become escapes."""
     return (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 @contextmanager
 def whole_file(path: Path, tag: str = "") -> Iterator[IO[bytes]]:
-    """A file to write, which takes its place when the block ends without an error.
+    """Opens a file to write, which replaces ``path`` when the block ends without an error.
 
-    The file outlives a failing machine from then on.
+    The file is then synced to disk.
 
     Args:
         tag: Part of the unfinished file's name; unique where several processes may write the file.
@@ -270,7 +270,7 @@ def whole_file(path: Path, tag: str = "") -> Iterator[IO[bytes]]:
 
 @contextmanager
 def row_writer(path: Path, schema: Any = None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that writes one row after another to a `whole_file`.
+    """Returns a function that writes rows to a `whole_file`, one after another.
 
     Args:
         path: A ``.parquet`` file is written as such, any other as JSON lines.
@@ -314,7 +314,7 @@ def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _size(value: Any) -> int:
-    """About how many bytes a value takes."""
+    """The approximate size of a value in bytes."""
     match value:
         case str() | bytes():
             return len(value)
@@ -355,7 +355,7 @@ def _count_lines(stream: IO[bytes] | gzip.GzipFile, each: Callable[[bytes], None
 def _corpus_row(
     record: RawRow, fields: Fields, texts: RowTexts, file_hash: Callable[[], str]
 ) -> CorpusRow:
-    """Raises ValueError: why the record is no row."""
+    """Makes a corpus row; raises ValueError, with the reason, if the record is not a row."""
     row = record.fields
     key = texts.id(row, fields.id)
     found = texts.input(row, fields.input), texts.output(row, fields.output)
@@ -367,7 +367,7 @@ def _too_long(max_bytes: int) -> str:
 
 
 def _shown(raw: bytes) -> str:
-    # A character has at most 4 bytes: a long line is not decoded whole.
+    # A character has at most 4 bytes, so a long line need not be decoded completely.
     beginning = raw[: 4 * _SHOWN_CHARACTERS].decode(errors="replace")
     return beginning.rstrip("\r")[:_SHOWN_CHARACTERS]
 
@@ -415,7 +415,7 @@ def _parquet_records(
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """The column without a dictionary, which each of its parts would have whole."""
+    """The column without a dictionary, which each part would otherwise include completely."""
     return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
 
 
@@ -429,7 +429,7 @@ def _parquet_record(
         except UnicodeDecodeError as error:
             reason = f"not UTF-8 in column {name!r} at byte {error.start}"
             return RawRow(line, None, "", reason)
-        except (ValueError, OverflowError) as error:  # a time that Python has no value for
+        except (ValueError, OverflowError) as error:  # a time that Python cannot represent
             return RawRow(line, None, "", f"column {name!r} cannot be read: {error}")
     text = json.dumps(value, ensure_ascii=False, default=str)
     reason = ""

@@ -26,7 +26,7 @@ class SavedTask:
     index: DraftIndex
 
     def write(self, folder: str | Path) -> None:
-        """Make the folder if need be, and write both files.
+        """Creates the folder if needed, and writes both files.
 
         Raises:
             OSError: The folder cannot be written.
@@ -45,10 +45,11 @@ class SavedTask:
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
-        """Read what `write` wrote.
+        """Reads a folder that `write` wrote.
 
         Raises:
-            ServiceError: It is no such folder, one of another version of this program, or damaged.
+            ServiceError: `write` did not write the folder, another version of this program did, or
+                it is damaged.
         """
         path = Path(folder).expanduser() / _SAVED
         if not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Builds an engine for a task: record, tokenizer, target, proposers, current draft index.
+"""Builds the engine of a task from its record, tokenizer, target, proposers and draft index.
 
 Online replicas and batch actors build their engines with it.
 """
@@ -43,10 +43,10 @@ from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
 
 
 def device_of(device: str, gpus: float) -> str:
-    """Resolve ``auto``: a GPU only if this process was given one, whatever else is visible.
+    """Resolves ``auto``: a GPU only if this process was given one, even if others are visible.
 
     Raises:
-        ValueError: There is no such device.
+        ValueError: The device does not exist.
     """
     if device == "auto":
         return "cuda" if gpus > 0 and torch.cuda.is_available() else "cpu"
@@ -76,10 +76,10 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
 
 
 def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
-    """Check that answers can have stop strings.
+    """Checks that answers can contain stop strings.
 
     Raises:
-        FieldError: One has a special token and other text, which no answer has.
+        FieldError: A string has a special token and other text, which no answer has.
     """
     for stop in stops:
         if (held := tokenizer.special_in(stop)) not in (None, stop):
@@ -94,17 +94,17 @@ def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
-_ANY_INPUT = "a"  # what its prompt begins with, those of other inputs begin with, too
-_LONG_TEXT = 16_384  # characters: its tokens take some milliseconds
+_ANY_INPUT = "a"  # its prompt begins like those of other inputs
+_LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A request that the engine can take at once.
+    """A request that the engine can accept at once.
 
     Attributes:
-        record_version: Of the task's record that it was read by.
-        guide: What the engine made of the request's guide, if it has one.
+        record_version: Version of the task's record that it was read by.
+        guide: The compiled guide of the request, if it has one.
     """
 
     request: GenerationRequest
@@ -113,14 +113,14 @@ class Ready:
 
 
 class BuilderOptions(TypedDict, total=False):
-    """How an engine is built, whatever its task.
+    """Options of building an engine that do not depend on its task.
 
     Attributes:
         draft: The service's own drafting settings.
-        gpus: GPUs this process was given; without any, ``auto`` means the CPU.
-        max_waiting: Most requests that wait for a row.
-        cost_dir: Where step costs are kept.
-        say: Told, in a line for people who wait, what takes seconds before the engine is ready.
+        gpus: Number of GPUs this process was given; without any, ``auto`` means the CPU.
+        max_waiting: Maximum number of requests that wait for a row.
+        cost_dir: Folder of step costs.
+        say: Called with a line for waiting users about work that takes seconds.
     """
 
     draft: DraftOverrides | None
@@ -132,23 +132,23 @@ class BuilderOptions(TypedDict, total=False):
 
 
 class EngineBuilder:
-    """One task, ready to answer.
+    """Builds the engine of one task, and reads requests for it.
 
     Args:
-        tokenizer: The model's; unset: it is loaded.
-        index: What the n-grams draft from; unset: prompts and answers alone.
-        artifact: Where the index comes from, if it comes from a store.
+        tokenizer: The model's tokenizer; unset: it is loaded.
+        index: The index that n-grams draft from; unset: only prompts and answers.
+        artifact: The source of the index, if it comes from a store.
         ranking: Finds the task's ranked vocabulary, if it has one.
 
     Raises:
-        ServiceError: The model folder's tokenizer is not the one the task was registered with.
-        EngineError: The task's drafter is another tokenizer's or another target's.
+        ServiceError: The model folder's tokenizer differs from the one of the registered task.
+        EngineError: The task's drafter is for another tokenizer or target.
 
     Attributes:
-        proposer: The n-grams; beside them, or instead of them, a drafter may draft.
-        drafter: Of the record the engine was built of, if it names one.
-        indexes: Of a task in a store, see `of_task`.
-        positions: Most tokens that a row of the model can have, whatever ``max_model_len`` says.
+        proposer: The n-grams; a drafter may draft beside or instead of them.
+        drafter: The drafter of the record that the engine was built from, if it names one.
+        indexes: The indexes of a task in a store, see `of_task`.
+        positions: Maximum tokens of a row of the model, regardless of ``max_model_len``.
     """
 
     indexes: DraftIndexes
@@ -198,7 +198,7 @@ class EngineBuilder:
         on_step = options.get("on_step", lambda record: None)
         drafted_by = self._drafted_by(self.proposer)
         self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs, keep)
-        with suppress(MessageError):  # a template may want more than one message
+        with suppress(MessageError):  # a template may need more than one message
             prompt = np.array(self.template.encode(tokenizer, _ANY_INPUT), np.int32)
             self.engine.scheduler.prefixes.expect(prompt)
 
@@ -214,17 +214,17 @@ class EngineBuilder:
         cache_dir: Path | None = None,
         **options: Unpack[BuilderOptions],
     ) -> Self:
-        """Build the engine of a registered task, with its announced index.
+        """Builds the engine of a registered task, with its announced index.
 
         Args:
-            pinned: Versions to use, whatever is the newest.
-            digest: The `engine_digest` of the version to use, whatever is the newest; live changes
-                of that version still count.
-            cache_dir: Where indexes are kept on this node.
+            pinned: Versions to use instead of the newest.
+            digest: The `engine_digest` of the version to use instead of the newest; live changes of
+                that version still apply.
+            cache_dir: Folder of indexes on this node.
 
         Raises:
             IndexRefused: The current index was built with another tokenizer.
-            StoreError: Redis fails, or there is no such task.
+            StoreError: Redis fails, or the task does not exist.
         """
         store = TaskStore(client)
         if pinned:
@@ -252,7 +252,7 @@ class EngineBuilder:
 
     @property
     def record(self) -> TaskRecord:
-        """The newest version of the task's record that this engine can answer by."""
+        """The newest version of the task's record that this engine can use."""
         return self.records.newest[0]
 
     @property
@@ -264,20 +264,20 @@ class EngineBuilder:
         return self.record.chat is not None
 
     def waits_to_render(self, asked: Request) -> bool:
-        """Whether `read` waits for another process or a long text, so not on an event loop."""
+        """Whether `read` may block on another process or a long text; not for event loops."""
         if asked.templated and self.has_chat_template:
             return True
         return not isinstance(asked.prompt, tuple) and len(str(asked.prompt)) > _LONG_TEXT
 
     def with_row(self, asked: Request) -> Request:
-        """A request with the row's input for its prompt where a format string takes only that."""
+        """Replaces a conversation by the row's input if the template is a format string."""
         if isinstance(asked.prompt, Conversation) and not self.has_chat_template:
             return structs.replace(asked, prompt=asked.prompt.input)
         return asked
 
     @property
     def drafts_by(self) -> str:
-        """The name of what drafts: a mixture of n-grams, or what it is beside a drafter."""
+        """The name of the proposer: a mixture of n-grams, alone or combined with a drafter."""
         mixture = self.proposer.settings.mixture
         return self.drafter.name(self.proposer) if self.drafter else mixture
 
@@ -286,11 +286,11 @@ class EngineBuilder:
         return self.proposer.index.nbytes if self.artifact else 0
 
     def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
-        """Draft as if nothing had been answered yet; call it between two steps.
+        """Restarts drafting without the learning from past answers; call it between two steps.
 
         Args:
-            index: None: prompts and answers alone.
-            settings: Unset: those of the index or the record.
+            index: The index; None to draft only from prompts and answers.
+            settings: Draft settings; unset: those of the index or the record.
 
         Raises:
             ValueError: These settings cannot draft from this index.
@@ -300,9 +300,9 @@ class EngineBuilder:
         self.engine.draft_by(self._drafted_by(self.proposer))
 
     def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
-        """What drafts as record and index say, made on any thread; None: what is there does.
+        """Makes the proposer for record and index on any thread; None if the current one fits.
 
-        It is right while neither changes: bring one change in before the next is prepared.
+        The result is valid while neither changes: install one change before preparing the next.
 
         Raises:
             ValueError: These settings cannot draft from this index.
@@ -314,25 +314,25 @@ class EngineBuilder:
     def swap(
         self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
     ) -> None:
-        """Draft from another index, by the settings it was tuned to; call it between two steps.
+        """Drafts from another index, with its tuned settings; call it between two steps.
 
         Args:
-            proposer: What `proposer_for` made for it.
+            proposer: The result of `proposer_for` for it.
         """
         self._draft(index, proposer)
         self.artifact = artifact
 
     def take(self, record: TaskRecord, version: int, proposer: NgramProposer | None = None) -> None:
-        """Answer by one more version of the record; call it between two steps.
+        """Adds a version of the record to answer by; call it between two steps.
 
         Args:
-            proposer: What `proposer_for` made for it.
+            proposer: The result of `proposer_for` for it.
         """
         self._draft(self.proposer.index, proposer)
         self.records.add(record, version)
 
     def request(self, asked: Request) -> GenerationRequest:
-        """Read a request and have the engine know its guide, which takes time the first time.
+        """Reads a request and compiles its guide for the engine, which takes time the first time.
 
         Raises:
             FieldError: A field of the request other than the prompt cannot be met.
@@ -344,7 +344,7 @@ class EngineBuilder:
         return request
 
     def read(self, asked: Request, version: int, id: str) -> GenerationRequest:
-        """Makes the engine's request, with the task's values where it has none of its own.
+        """Makes the engine's request, with the task's values for those that it does not set.
 
         Any thread may call it.
 
@@ -391,10 +391,10 @@ class EngineBuilder:
         return request
 
     def guide(self, guide: GuideSpec | None) -> engine_guides.Guide | None:
-        """What the engine makes of a request's guide; compiled here unless it is known.
+        """Returns the compiled guide of a request; compiles it here unless it is known.
 
         Raises:
-            FieldError: It cannot be followed.
+            FieldError: The guide cannot be followed.
         """
         if guide is None:
             return None
@@ -404,7 +404,7 @@ class EngineBuilder:
             raise FieldError(guide.field, f"{guide.name}: {error}") from error
 
     def compile_own_guide(self) -> None:
-        """Have the task's own guide ready before the first request comes."""
+        """Compiles the task's own guide before the first request comes."""
         guide = guide_of(self.record)
         try:
             if guide:
@@ -426,7 +426,7 @@ class EngineBuilder:
     def _truncated(
         self, prompt: tuple[int, ...], asked: Request, record: TaskRecord
     ) -> tuple[int, ...]:
-        """Returns the prompt, or its last tokens as ``truncate_prompt_tokens`` says."""
+        """Returns the prompt, or its last tokens according to ``truncate_prompt_tokens``."""
         most, longest = asked.truncate_prompt_tokens, self.engine.longest
         if most == -1:
             own = min(record.max_tokens, longest // 2)
@@ -434,7 +434,7 @@ class EngineBuilder:
         return prompt[-most:] if most else prompt
 
     def _room(self, asked: Request, prompt: tuple[int, ...]) -> int:
-        """Returns the tokens that a prompt leaves for its answer; raises PromptTooLong if none."""
+        """Returns how many tokens a prompt leaves for its answer; raises PromptTooLong if none."""
         longest = self.engine.longest
         if len(prompt) >= longest:
             raise PromptTooLong(asked.prompt_field, len(prompt), longest)
@@ -460,16 +460,16 @@ class EngineBuilder:
                 raise FieldError(field, message)
 
     def _draft_settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
-        """The service's own settings over those tuned with the index, or over the record's."""
+        """The settings tuned with the index, or the record's, overridden by the service's own."""
         return dataclasses.replace(index.settings or record.draft, **self._overrides)
 
     def _made_proposer(
         self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
     ) -> NgramProposer:
-        """A proposer without rows; takes its memory, and compiles what is new, on this thread."""
+        """Makes a proposer without rows; allocates memory and compiles new code on this thread."""
         settings = settings or self._draft_settings(record, index)
         of_row = settings.num_speculative_tokens
-        if of_row and record.neural:  # a drafter beside fills its trees, in all rows at once
+        if of_row and record.neural:  # a drafter fills its trees in all rows at once
             of_row = max(of_row, record.neural.nodes)
         return NgramProposer(
             settings,

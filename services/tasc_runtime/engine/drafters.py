@@ -1,7 +1,7 @@
-"""A task's drafter: loaded for one engine, guarded, and made one proposer with its n-grams.
+"""A task's drafter: loads it for one engine, guards it, and combines it with the n-grams.
 
-Its ranked vocabulary comes out of the store. What it drafts from, and whether it has been switched
-off, is published as Prometheus series.
+Its ranked vocabulary comes from the store. The size of its vocabulary, and whether it has been
+switched off, are published as Prometheus series.
 """
 
 import logging
@@ -42,10 +42,10 @@ from tasc_text import TaskTokenizer, resolve_folder
 
 
 def current_ranking(store: ArtifactStore) -> Ranking | None:
-    """The announced ranking of a store of kind VOCABULARY; None where there is none.
+    """The announced ranking of a store of kind VOCABULARY; None if there is none.
 
     Raises:
-        RankingError: It is damaged, or another tokenizer's.
+        RankingError: The ranking is damaged, or for another tokenizer.
         StoreError: Redis fails.
     """
     artifact = store.current()
@@ -67,10 +67,10 @@ SIZES = (64, 256, 1024, 4096, 16384, 65536, 262144)
 
 
 class NeuralMetrics:
-    """The series of one replica whose task has a drafter.
+    """The metrics of one replica whose task has a drafter.
 
     Args:
-        labels: Those of the replica's task and model.
+        labels: Labels of the replica's task and model.
 
     Raises:
         ValueError: The registry already holds these series.
@@ -94,12 +94,12 @@ class NeuralMetrics:
         self._off = {reason: off.labels(*values, reason) for reason in get_args(Reason)}
 
     def sizes(self, sizes: Sequence[int]) -> None:
-        """Count how many tokens each row of some steps was drafted from."""
+        """Observes the vocabulary size of each row of some steps."""
         for size in sizes:
             self._sizes.observe(size)
 
     def off(self, reason: Reason) -> None:
-        """Say that the drafter is off."""
+        """Publishes that the drafter is off."""
         self._off[reason].set(1)
 
 
@@ -108,12 +108,12 @@ _MIB = 1 << 20
 
 
 class TaskDrafter:
-    """The drafter of one engine; its memory is held by ``guarded`` alone, until that is off.
+    """The drafter of one engine; only ``guarded`` holds its memory, until it is switched off.
 
     Args:
-        neural: How the task's record wants it to draft.
-        vocabulary: What ``guarded`` drafts from, on ``device``.
-        kind: Of the drafter, for people.
+        neural: The drafter's settings in the task's record.
+        vocabulary: The vocabulary of ``guarded``, on ``device``.
+        kind: Kind of the drafter, for display.
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class TaskDrafter:
         self._vocabulary, self._device = weakref.ref(vocabulary), device
 
     def name(self, ngram: NgramProposer) -> str:
-        """What `beside` drafts by, for people: ``hybrid/eagle``, say."""
+        """The name of the proposer that `beside` returns, for display, such as ``hybrid/eagle``."""
         if not self._drafts_beside(ngram):
             return ngram.settings.mixture
         return f"{self._neural.proposer}/{self._kind}"
 
     def beside(self, ngram: NgramProposer) -> Proposer:
-        """What an engine drafts by. Where n-grams may draft nothing, neither may a model.
+        """Returns the engine's proposer. If n-grams may draft nothing, neither may the model.
 
-        What was made of other n-grams must not be asked any more.
+        Proposers that were made with other n-grams must not be used any more.
         """
         if not self._drafts_beside(ngram):
             return ngram
@@ -145,7 +145,7 @@ class TaskDrafter:
         return HybridProposer(ngram, self._guarded, self._neural.sure)
 
     def tell(self, metrics: NeuralMetrics) -> None:
-        """Count from now on what is drafted from, and say when the drafter is switched off."""
+        """Publishes vocabulary sizes from now on, and when the drafter is switched off."""
         if (vocabulary := self._vocabulary()) is not None:  # else it is off
             self._guarded.on_drafted = ActiveSizes(vocabulary, self._device, metrics.sizes).drafted
         self._guarded.on_off = metrics.off
@@ -165,19 +165,19 @@ def load_task_drafter(
     limit_s: float,
     ranking: Callable[[], Ranking | None],
 ) -> TaskDrafter | None:
-    """The drafter that a record names, None where it names none.
+    """Loads the drafter that a record names; returns None if it names none.
 
     Args:
-        source: Where the target comes from.
-        limit_s: Longest seconds of a drafted step, see `SafeProposer`.
-        ranking: Finds the task's ranked vocabulary, where the record drafts from one.
+        source: The source of the target.
+        limit_s: Maximum seconds of a drafted step, see `SafeProposer`.
+        ranking: Finds the task's ranked vocabulary, if the record drafts from one.
 
     Raises:
-        ServiceError: It drafts from a ranked vocabulary, and the task has none.
-        EngineError: Drafter or ranking is another tokenizer's or another target's, or damaged.
+        ServiceError: The drafter needs a ranked vocabulary, and the task has none.
+        EngineError: Drafter or ranking is for another tokenizer or target, or damaged.
         ValueError: The tree is too large, or the ranking does not fit the drafter's head.
         StoreError: Redis fails.
-        TextError: There is no such drafter.
+        TextError: The drafter does not exist.
     """
     if (neural := record.neural) is None:
         return None
@@ -210,7 +210,7 @@ def load_task_drafter(
 
 
 def _numbers(folder: Path) -> int:
-    """How many a drafter's own weights are."""
+    """The number of a drafter's own weights."""
     with safe_open(folder / WEIGHTS, framework="pt") as tensors:
         return sum(
             math.prod(tensors.get_slice(name).get_shape())
@@ -226,7 +226,7 @@ def _vocabulary(
     head: Tensor,
     rows: int,
 ) -> Vocabulary:
-    """What a record wants drafted from; ``head`` is the weight of the drafter's."""
+    """Makes the vocabulary of a record; ``head`` is the weight of the drafter's LM head."""
     if neural.vocabulary == "full":
         return FullVocabulary(drafter.backbone.decoder.head)
     if neural.vocabulary == "recent":

@@ -1,6 +1,6 @@
-"""The draft indexes of one task on this node: fetched, mapped and checked before use.
+"""The draft indexes of one task on this node, which are fetched, mapped and checked.
 
-Drafting can do without an index, so a damaged one costs speed and never an answer.
+Drafting works without an index, so a damaged one reduces speed but fails no answer.
 """
 
 import logging
@@ -14,12 +14,12 @@ log = logging.getLogger(__name__)
 
 
 def empty_index(tokenizer: TaskTokenizer) -> DraftIndex:
-    """Of a task without one: its rows are drafted for from prompts and answers alone."""
+    """The index of a task without one: drafts then come only from prompts and answers."""
     return DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
 
 
 def require_own(index: DraftIndex, tokenizer: TaskTokenizer, name: str, way_out: str) -> None:
-    """Raises IndexRefused: an index, of this name, holds another tokenizer's ids."""
+    """Raises IndexRefused if the index of this name holds another tokenizer's ids."""
     ours = (tokenizer.fingerprint, tokenizer.vocab_size)
     if (index.fingerprint, index.vocab_size) != ours:
         raise IndexRefused(
@@ -40,15 +40,15 @@ class DraftIndexes:
         self._tokenizer = tokenizer
 
     def fetch(self, artifact: Artifact) -> DraftIndex:
-        """Download an index to this node if need be, map it and check it.
+        """Downloads an index to this node if needed, maps it and checks it.
 
-        A file of the cache that has been damaged is downloaded once more.
+        A damaged file in the cache is downloaded once more.
 
         Raises:
-            IndexRefused: It holds another tokenizer's ids.
-            IndexFileError: It is damaged, or of a format this program does not read.
+            IndexRefused: The index holds another tokenizer's ids.
+            IndexFileError: The index is damaged, or in an unknown format.
             DraftError: Its arrays are inconsistent.
-            StoreError: Redis fails, or what it holds is damaged.
+            StoreError: Redis fails, or its content is damaged.
         """
         path = self._cache.fetch(self.store, artifact)
         try:
@@ -65,7 +65,7 @@ class DraftIndexes:
         return index
 
     def current(self) -> tuple[Artifact | None, DraftIndex]:
-        """The announced index, or an empty one when there is none or it is damaged.
+        """The announced index, or an empty one if there is none or it is damaged.
 
         Raises:
             IndexRefused: The announced index holds another tokenizer's ids.
@@ -85,7 +85,7 @@ class DraftIndexes:
         """The index of a version, announced or not; an empty one for None.
 
         Raises:
-            IndexRefused, DraftError, StoreError, OSError: It cannot be had as it was built.
+            IndexRefused, DraftError, StoreError, OSError: The index cannot be loaded as built.
         """
         if version is None:
             return None, empty_index(self._tokenizer)

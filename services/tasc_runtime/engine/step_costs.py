@@ -1,7 +1,7 @@
-"""Step costs of a replica's target: measured at the first start on a machine, then from a file.
+"""Step costs of a target: measured at the first start on a machine, then read from a file.
 
-The file is named by what changes a step's time: model, adapter, dtype, processor and threads, the
-engine's shape, torch and this program. It decides nothing about drafts.
+The file name depends on everything that changes a step's time: model, adapter, dtype, processor and
+threads, the engine's shape, torch and this program. Decisions about drafts are made elsewhere.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from tasc_draft.user_folders import cache_folder
 from tasc_engine import ModelSource, Target
 from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure, processor, write
 
-WAIT_S = 120.0  # for others that measure on this machine; the start-up limit is longer
-PATIENCE_S = 1.0  # others may only be reading, which is nothing to tell people
+WAIT_S = 120.0  # wait for other measurements here; less than the start-up limit
+PATIENCE_S = 1.0  # others may only be reading, which needs no message
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ def step_costs(
     say: Callable[[str], None] = log.info,
     seconds: float = SECONDS,
 ) -> tuple[StepCosts, Callable[[StepCosts], None]]:
-    """What this target's steps cost here, and what keeps corrected costs for the next start.
+    """Returns this target's step costs here, and a function that keeps corrected costs.
 
     Args:
-        folder: Where files of costs lie; made if need be. Unset: in `cache_folder`.
-        say: Told, in a line for people who wait, of what takes seconds.
-        seconds: Most that a measurement takes.
+        folder: Folder of the files of costs, created if needed. Unset: in `cache_folder`.
+        say: Called with a line for waiting users about work that takes seconds.
+        seconds: Maximum time of a measurement.
     """
     folder = folder or cache_folder() / "costs"
     path = folder / f"{_key(target, source)}.json"
@@ -53,7 +53,7 @@ def step_costs(
         return measure(target, source.folder.name, seconds)
 
     def keep(costs: StepCosts) -> None:
-        """Write on another thread: no step waits for a slow disk."""
+        """Writes on another thread, so that no step waits for a slow disk."""
         log.info("real steps have corrected what steps cost here; writing %s", path)
         threading.Thread(target=write, args=(path, costs), name="step-costs", daemon=True).start()
 
@@ -63,8 +63,8 @@ def step_costs(
 
 @contextlib.contextmanager
 def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """One measurement at a time: two would measure each other. Without a folder, at any time."""
-    lock = FileLock(folder / "measuring.lock")  # let go when its process dies, too
+    """Allows one measurement at a time, as two disturb each other; no lock without a folder."""
+    lock = FileLock(folder / "measuring.lock")  # also released when its process dies
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:

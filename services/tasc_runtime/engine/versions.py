@@ -1,7 +1,7 @@
-"""The versions of a task's record that one running engine can answer by, and when it needs another.
+"""The versions of a task's record that one running engine can use.
 
-A version is taken where it differs in nothing that the engine cannot change. Older ones stay known
-for a while, since an answer is ended by the version that it was begun by.
+A new version is accepted if it differs only in fields that a running engine can change. Older ones
+are kept for a while, since an answer is completed by the version that it was begun by.
 """
 
 import hashlib
@@ -11,17 +11,17 @@ from dataclasses import dataclass, fields, replace
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord, TaskStore
 
-# What a request is read by or drafted by, and no weight, token or template depends on.
+# Fields that affect requests or drafts, but no weight, token or template.
 _LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft")
 MOST_KNOWN = 8
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """What an engine is built of, in place of the newest: versions of task record and index.
+    """Versions of task record and index that an engine is built from, in place of the newest.
 
     Attributes:
-        index_version: None: no index.
+        index_version: Version of the index; None for no index.
     """
 
     record_version: int
@@ -29,7 +29,7 @@ class Pinned:
 
 
 def engine_digest(record: TaskRecord) -> str:
-    """A short digest of the fields that an engine is built of.
+    """A short digest of the fields that an engine is built from.
 
     Records of one digest can be served by one running engine, one after the other.
     """
@@ -39,28 +39,28 @@ def engine_digest(record: TaskRecord) -> str:
 
 
 def fixed_changes(old: TaskRecord, new: TaskRecord) -> list[str]:
-    """The names of the fields that differ and that no running engine can change."""
+    """The names of the fields that differ and that a running engine cannot change."""
     names = (field.name for field in fields(TaskRecord) if field.name not in _LIVE)
     old, new = _one_spelling(old), _one_spelling(new)
     return [name for name in names if getattr(old, name) != getattr(new, name)]
 
 
 def _one_spelling(record: TaskRecord) -> TaskRecord:
-    """A task that names itself as its corpus is the same as one that names none."""
+    """Normalises a task that names itself as its corpus to one that names none."""
     return replace(record, corpus=None) if record.corpus == record.name else record
 
 
 def newest_version(
     store: TaskStore, task: str, digest: str | None = None
 ) -> tuple[TaskRecord, int]:
-    """The newest version of a task's record, and its number.
+    """Returns the newest version of a task's record, and its number.
 
     Args:
         digest: Only versions with this `engine_digest` count; unset: all count.
 
     Raises:
         ServiceError: No version has this digest.
-        UnknownTask: There is no such task.
+        UnknownTask: The task does not exist.
         StoreError: Redis fails.
         ValueError: The newest version is unreadable.
     """
@@ -70,7 +70,7 @@ def newest_version(
     for number in reversed(numbers):
         try:
             record = store.get(task, number)
-        except ValueError:  # unreadable, so no engine was built of it
+        except ValueError:  # unreadable, so no engine was built from it
             continue
         if engine_digest(record) == digest:
             return record, number
@@ -82,31 +82,31 @@ def newest_version(
 
 
 class Records:
-    """Versions of one task's record; any thread may ask, one at a time may change them.
+    """Versions of one task's record. Any thread may read them, one at a time may change them.
 
     Args:
-        record: What the engine was built of.
+        record: The record that the engine was built from.
         version: Its number.
     """
 
     def __init__(self, record: TaskRecord, version: int) -> None:
         self._known = {version: record}
-        # One value, so that nobody sees a record with another's number.
+        # One value, so that no thread sees a record with another's number.
         self.newest = record, version
 
     @property
     def older(self) -> tuple[int, ...]:
-        """The versions known beside the newest, in order."""
+        """The known versions without the newest, in order."""
         return tuple(sorted(self._known.keys() - {self.newest[1]}))
 
     def __contains__(self, version: int) -> bool:
         return version in self._known
 
     def of(self, version: int | None) -> TaskRecord:
-        """The record of a version; None: of the newest.
+        """The record of a version; None for the newest.
 
         Raises:
-            ValueError: It is not known, or not any more.
+            ValueError: The version is unknown, or no longer kept.
         """
         if version is None:
             return self.newest[0]
@@ -117,10 +117,10 @@ class Records:
         return found
 
     def add(self, record: TaskRecord, version: int) -> None:
-        """Take a version; it is the newest if its number is the greatest.
+        """Adds a version; it is the newest if its number is the greatest.
 
         Raises:
-            ValueError: It needs an engine of its own.
+            ValueError: The version needs another engine.
         """
         if changes := fixed_changes(self.newest[0], record):
             raise ValueError(f"version {version} changes {', '.join(changes)}")

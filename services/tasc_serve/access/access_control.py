@@ -29,7 +29,7 @@ Clock = Callable[[], float]
 _SCHEME: Final = "bearer"
 _CHALLENGE: Final = {"WWW-Authenticate": "Bearer"}
 _MINUTE_S: Final = 60.0
-# What refilling adds is a sum of fractions: a whole request must not wait for the last of them.
+# Refills are sums of fractions, so a whole request must not wait for a rounding error.
 _ROUNDING: Final = 1e-9
 _DRAIN_POLL_S: Final = 0.05
 _SHOWN_TASKS: Final = 20
@@ -42,10 +42,10 @@ class _Seen:
 
 
 class KnownKeys:
-    """Keys as they were last seen in the store, and hashes that are no open key's.
+    """Caches keys as last read from the store, and hashes of unknown or revoked keys.
 
-    Of each the ``max_cached_keys`` that were used last are kept: clients who guess keys cannot
-    displace those that work. While the store is away known keys count as last seen.
+    Of each kind, the last used ``max_cached_keys`` are kept, so that clients who guess keys cannot
+    displace valid ones. While the store is unavailable, known keys keep their last state.
 
     Args:
         find: Looks a hash up in the store; raises StoreError when the store fails.
@@ -71,7 +71,7 @@ class KnownKeys:
         """The open key in an ``Authorization`` header.
 
         Raises:
-            ApiError: 401 for no key, an unknown or a revoked one; 503 when nobody can say.
+            ApiError: 401 for no key, an unknown or a revoked one; 503 if this cannot be checked.
         """
         secret = _secret(authorization)
         key = await self._known(digest_of(secret)) if is_key(secret) else None
@@ -86,7 +86,7 @@ class KnownKeys:
             return seen.key
         failing = self._calls.failing
         lookup = self._lookups.get(digest) or self._begin_lookup(digest)
-        # Nobody waits for a store that failed a moment ago. Others may wait for the same look-up.
+        # No request waits for a store that has just failed. Others may wait for the same look-up.
         found = None if failing else await asyncio.shield(lookup)
         found = found or seen
         if found is None or (found is seen and found.key is None):
@@ -106,10 +106,10 @@ class KnownKeys:
         return lookup
 
     async def _lookup(self, digest: str) -> _Seen | None:
-        """None when the store does not answer."""
+        """Looks up a hash; returns None if the store does not answer."""
         try:
             key = await self._calls.run(lambda: self._find(digest))
-        except StoreError:  # logged where it ends
+        except StoreError:  # logged by `StoreCalls`
             return None
         except ValueError as error:
             log.error("an API key is refused: %s", error)
@@ -136,11 +136,11 @@ def _secret(authorization: str | None) -> str:
 
 
 class Bucket:
-    """Fills at ``per_s`` up to ``size``; what is taken may leave less than nothing, as a debt.
+    """A token bucket that fills at ``per_s`` up to ``size``; it may become negative, as a debt.
 
     Args:
-        per_s: How many come back in a second.
-        size: Most that it holds, and what it begins with.
+        per_s: Number of units added per second.
+        size: Maximum content, and the initial one.
     """
 
     def __init__(self, per_s: float, size: float, clock: Clock) -> None:
@@ -156,7 +156,7 @@ class Bucket:
         return self._level
 
     def wait_s(self, count: float = 1.0) -> float:
-        """Seconds until so many can be taken; of more than it holds, until it is full."""
+        """Seconds until ``count`` can be taken; for more than ``size``, until it is full."""
         missing = min(count, self.size) - self.level
         return 0.0 if missing <= _ROUNDING else missing / self.per_s
 
@@ -170,11 +170,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Over:
-    """A limit that a request meets.
+    """A limit that a request exceeds.
 
     Attributes:
-        what: Whose limit it is: ``key`` or ``task``.
-        message: For the client; it names the limit.
+        what: Owner of the limit: ``key`` or ``task``.
+        message: Message for the client, which names the limit.
         wait_s: Seconds until there is room again, more than 0.
     """
 
@@ -203,8 +203,10 @@ class Rates:
     """The buckets of one gateway.
 
     Args:
-        gateways: How many share every limit; each holds an equal part, but room for one request.
-        most_keys: Keys whose buckets are kept, the ones used last; other buckets start full again.
+        gateways: Number of gateways that share each limit; each has an equal part, but at least one
+            request.
+        most_keys: Maximum number of keys with buckets, the last used ones; other buckets start
+            full.
     """
 
     def __init__(
@@ -223,9 +225,9 @@ class Rates:
         }
 
     def take(self, key: ApiKey | None, task: str, requests: int = 1) -> Over | None:
-        """Places of requests in every bucket, or in none: then the limit that they meet.
+        """Takes requests from every bucket, or from none and returns the exceeded limit.
 
-        More than a bucket holds are taken from a full one, as a debt.
+        More than a bucket can hold are taken from a full one, as a debt.
         """
         mine, shared = self._of(key), self._tasks.get(task)
         for limit, count in ((mine.requests, requests), (mine.tokens, 1), (shared, requests)):
@@ -237,12 +239,12 @@ class Rates:
         return None
 
     def spend(self, key: ApiKey | None, tokens: int) -> None:
-        """Count an answer's tokens, when it has ended."""
+        """Counts an answer's tokens after its end."""
         if limit := self._of(key).tokens:
             limit.bucket.take(tokens)
 
     def headers(self, key: ApiKey | None) -> Mapping[str, str]:
-        """Limits of a key in OpenAI's headers, as they are in this gateway; none without limits."""
+        """The limits of a key in this gateway as OpenAI's headers; empty without limits."""
         mine = self._of(key)
         found: dict[str, str] = {}
         for what, limit in (("requests", mine.requests), ("tokens", mine.tokens)):
@@ -282,12 +284,12 @@ class Rates:
 
 
 def retry_after(wait_s: float) -> str:
-    """Whole seconds, for the header: rounded up, at least 1."""
+    """Whole seconds for the header, rounded up, at least 1."""
     return str(max(1, math.ceil(wait_s - _ROUNDING)))
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: ``17ms``, ``1.5s``, ``6m0s``."""
+    """Formats seconds in OpenAI's form: ``17ms``, ``1.5s``, ``6m0s``."""
     ms = math.ceil(seconds * 1000 - _ROUNDING)
     if ms < 1000:
         return f"{ms}ms"
@@ -300,15 +302,15 @@ def _whole(level: float) -> int:
 
 
 class InFlight:
-    """Counts the requests of a gateway, and admits none once it is drained.
+    """Counts the requests of a gateway, and admits none after it is drained.
 
     It belongs to one event loop.
 
     Args:
-        most: Requests at once; None: any number.
+        most: Maximum number of requests at once; None: no limit.
 
     Attributes:
-        inside: Requests that are being answered.
+        inside: Number of requests that are being answered.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -317,10 +319,10 @@ class InFlight:
         self.open = True
 
     def enter(self) -> None:
-        """A request has come; `leave` ends it.
+        """Admits a request; `leave` ends it.
 
         Raises:
-            ApiError: The gateway is being stopped, or has as many as it takes.
+            ApiError: The gateway is being stopped, or has its maximum number of requests.
         """
         self.require_open()
         if self.most is not None and self.inside >= self.most:
@@ -329,17 +331,17 @@ class InFlight:
         self.inside += 1
 
     def leave(self) -> None:
-        """A request that entered has been answered, or its client is gone."""
+        """Ends an admitted request that was answered, or whose client disconnected."""
         self.inside -= 1
 
     def require_open(self) -> None:
-        """Raises ApiError: the gateway is being stopped."""
+        """Raises ApiError if the gateway is being stopped."""
         if not self.open:
             message = "this gateway is being stopped; send the request again"
             raise ApiError(503, message, headers={"Connection": "close"})
 
     async def drain(self, timeout_s: float) -> int:
-        """Close, and wait until nobody is inside; how many are when the time has passed."""
+        """Admits no more requests, waits for the others, and returns how many did not end."""
         self.open = False
         deadline = time.monotonic() + timeout_s
         while self.inside and time.monotonic() < deadline:
@@ -348,11 +350,11 @@ class InFlight:
 
 
 class AccessControl:
-    """Stands in front of the endpoints of one gateway.
+    """Controls access to the endpoints of one gateway.
 
     Args:
-        keys: Looks up API keys; without it no key is required and none is read.
-        rates: Rate limits; without it there are none.
+        keys: Looks up API keys; None: no key is required or read.
+        rates: Rate limits; None: no limits.
     """
 
     def __init__(
@@ -367,7 +369,7 @@ class AccessControl:
     def of(
         cls, settings: ServeSettings, client: redis.Redis, metrics: GatewayMetrics
     ) -> "AccessControl":
-        """The access control of one of ``http.gateways``, as the settings say."""
+        """Creates the access control of one of ``http.gateways`` from the settings."""
         auth = settings.auth
         calls = StoreCalls.of("API keys", settings.limits)
         keys = KnownKeys(ApiKeys(client).find, auth, calls) if auth.required else None
@@ -375,20 +377,20 @@ class AccessControl:
         return cls(metrics, keys, rates)
 
     def close(self) -> None:
-        """Look no more keys up."""
+        """Stops looking up keys."""
         if self._keys:
             self._keys.close()
 
     async def key_of(self, request: Request) -> ApiKey | None:
-        """The key of a request; None where keys are not required.
+        """Returns the key of a request; None if keys are not required.
 
         Raises:
-            ApiError: 401 for no key, an unknown or a revoked one; 503 when nobody can say.
+            ApiError: 401 for no key, an unknown or a revoked one; 503 if this cannot be checked.
         """
         return await self._keys.of(request.headers.get("authorization")) if self._keys else None
 
     def visible(self, key: ApiKey | None, tasks: Sequence[str]) -> list[str]:
-        """Those of the tasks that a key may use."""
+        """The tasks among ``tasks`` that a key may use."""
         return [task for task in tasks if key is None or key.may_use(task)]
 
     def allow(self, key: ApiKey | None, task: str) -> None:
@@ -401,14 +403,14 @@ class AccessControl:
         raise ApiError(403, message, "model", "model_not_allowed")
 
     def admit(self, key: ApiKey | None, task: str, prompts: int = 1) -> "Permit":
-        """Take a request's place within the limits.
+        """Counts a request against the limits.
 
         Args:
             task: The name of a served task.
-            prompts: Of the request, each of which counts as a request.
+            prompts: Number of prompts of the request; each counts as a request.
 
         Raises:
-            ApiError: 429, with ``Retry-After``; nothing was taken then.
+            ApiError: 429, with ``Retry-After``; nothing is counted then.
         """
         over = self._rates.take(key, task, prompts)
         left = self._rates.headers(key)
@@ -421,11 +423,11 @@ class AccessControl:
 
 @dataclass(frozen=True)
 class Permit:
-    """A request that was admitted.
+    """An admitted request.
 
     Attributes:
-        headers: What is left of its key's limits, for the answer.
-        spend: Takes the number of tokens that the answer had.
+        headers: Headers of the response with the rest of its key's limits.
+        spend: Called with the number of tokens of the answer.
     """
 
     headers: Mapping[str, str]
@@ -434,7 +436,7 @@ class Permit:
     async def counting(
         self, outputs: AsyncGenerator[Numbered, None]
     ) -> AsyncGenerator[Numbered, None]:
-        """The same outputs; what a client has got is counted, also if it leaves before the end."""
+        """Yields the same outputs; counts what was sent, even if the client disconnects."""
         counted: defaultdict[int, int] = defaultdict(int)
         async with aclosing(outputs):
             async for index, output in outputs:

@@ -1,9 +1,9 @@
 """Requests with an ``Idempotency-Key``: a client's retry gets the answer of its first attempt.
 
-Seed and id of an answer come from the key, so that a second run gives the same answer whatever
-became of the first. The store only saves the second run, notices a key that is used for two
-requests, and pins a retry to the version of the task that the first attempt met. While the store is
-away requests go on without it.
+Seed and id of an answer are derived from the key, so a second run gives the same answer regardless
+of the first. The store only avoids the second run, detects a key that is used for two requests, and
+pins a retry to the task version of the first attempt. While the store is unavailable, requests
+continue without it.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _LONGEST_KEY = 255
 
 @dataclass(frozen=True)
 class RequestKey:
-    """An idempotency key and who sent it, as a hash."""
+    """A hash of an idempotency key and its sender."""
 
     digest: str
 
@@ -38,17 +38,17 @@ class RequestKey:
 
     @property
     def seed(self) -> int:
-        """The seed of the answer, unless the request brings one."""
+        """The seed of the answer, unless the request has one."""
         return int(self.digest[32:48], 16)
 
 
 @dataclass(frozen=True)
 class IdempotentRequest:
-    """A request that may come again.
+    """A request that may be repeated.
 
     Attributes:
-        record_version: Of the task's record, for this answer.
-        answer: The answer of the first attempt, if it is known.
+        record_version: Version of the task's record for this answer.
+        answer: The answer of the first attempt, if known.
     """
 
     store: "Idempotency"
@@ -58,17 +58,17 @@ class IdempotentRequest:
     answer: bytes | None
 
     def response(self, media_type: str, headers: Mapping[str, str]) -> Response | None:
-        """The answer once more, if it is known."""
+        """A response with the first attempt's answer, if known."""
         if self.answer is None:
             return None
         return Response(self.answer, 200, {**headers, **_REPLAYED}, media_type)
 
     def keep(self, answer: bytes) -> None:
-        """Keep a whole answer, unless it is too long. Does not wait for the store."""
+        """Stores a whole answer, unless it is too long. Does not wait for the store."""
         self.store.keep(self.task, self.key, answer)
 
     async def keeping(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        """The same events, kept if they come to their end."""
+        """Yields the same events, and stores them if they complete."""
         kept = bytearray()
         async for event in events:
             if len(kept) <= self.store.max_bytes:
@@ -81,7 +81,7 @@ class Idempotency:
     """The idempotent requests of one gateway.
 
     Args:
-        attempts: Where first attempts are noted; None: nowhere, so that a retry runs again.
+        attempts: Store of first attempts; None: none, so that a retry runs again.
     """
 
     def __init__(self, attempts: IdempotencyStore | None, limits: LimitSettings) -> None:
@@ -90,11 +90,11 @@ class Idempotency:
         self.max_bytes = limits.max_idempotent_bytes
 
     def close(self) -> None:
-        """Note and keep nothing any more."""
+        """Stops storing attempts and answers."""
         self._calls.close()
 
     def key_of(self, request: Request, sender: str) -> RequestKey | None:
-        """The key of a request; None without one. Raises ApiError 400 for one that is too long."""
+        """The key of a request, None without one; raises ApiError 400 if it is too long."""
         key = request.headers.get(HEADER)
         if key is None:
             return None
@@ -106,7 +106,7 @@ class Idempotency:
     async def claim(
         self, key: RequestKey, request: Request, body: bytes, task: str, record_version: int | None
     ) -> IdempotentRequest:
-        """Note a first attempt, or find it. Raises ApiError 422: the key was another request's."""
+        """Stores or finds a first attempt; raises ApiError 422 if it was another request."""
         digest = _digest(request.url.path.encode() + b"\0" + body)
         note = json.dumps({"request": digest, "record_version": record_version})
         found, answer = await self._claimed(task, key, note)
@@ -123,10 +123,10 @@ class Idempotency:
                 self._calls.begin(lambda: attempts.keep(task, key.digest, answer))
 
     async def _claimed(self, task: str, key: RequestKey, note: str) -> tuple[str, bytes | None]:
-        """A first attempt's, also where the store does not answer in time."""
+        """Returns a first attempt's values, also if the store does not answer in time."""
         attempts = self._attempts
         if attempts:
-            with suppress(StoreError):  # logged where it ends
+            with suppress(StoreError):  # logged by `StoreCalls`
                 return await self._calls.run(lambda: attempts.claim(task, key.digest, note))
         return note, None
 

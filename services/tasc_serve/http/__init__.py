@@ -1,1 +1,1 @@
-"""The HTTP API: requests are read and validated, responses are written."""
+"""The HTTP API: reads and validates requests, and writes responses."""

@@ -32,21 +32,21 @@ _Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application(FastAPI):
-    """FastAPI, but for the endpoints that generate.
+    """FastAPI, except for the generating endpoints.
 
-    Requests to these skip its middleware, routing and dependencies, which cost a request more
-    processor time than everything else here.
+    Requests to these skip its middleware, routing and dependencies, which take more processor time
+    than the rest of a request.
 
     Attributes:
-        direct: What answers a POST to each of these paths.
-        cors: The middleware around everything, where scripts of web pages may call the service.
+        direct: The handler of a POST to each of these paths.
+        cors: The outermost middleware, if scripts of web pages may call the service.
     """
 
     direct: Mapping[str, _Endpoint] = MappingProxyType({})
     cors: CORSMiddleware | None = None
 
     def is_direct(self, scope: Scope) -> bool:
-        """Whether a request is for one of the endpoints that generate."""
+        """Whether a request is for one of the generating endpoints."""
         return self._endpoint(scope) is not None
 
     def _endpoint(self, scope: Scope) -> _Endpoint | None:
@@ -58,10 +58,10 @@ class Application(FastAPI):
         await (self.cors or self.plain)(scope, receive, send)
 
     async def plain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of any origin."""
+        """Answers a request without the CORS middleware."""
         endpoint = self._endpoint(scope)
         if endpoint is None:
-            if scope.get("method") == "HEAD":  # the server leaves the body out
+            if scope.get("method") == "HEAD":  # the server leaves out the body
                 scope = {**scope, "method": "GET"}
             await super().__call__(scope, receive, send)
             return
@@ -84,14 +84,14 @@ def create_api(
     storage: BatchStorage | None = None,
     cors_origins: Sequence[str] = (),
 ) -> Application:
-    """Build the application; every route answers errors in the OpenAI shape.
+    """Builds the application; every route returns errors in the OpenAI shape.
 
     Args:
-        access: Who may pass; unset: everybody.
-        in_flight: Whether requests are taken; unset: always.
-        attempts: Where first attempts of idempotent requests are noted; unset: nowhere.
-        storage: Of files and batches; unset: there are no endpoints for them.
-        cors_origins: Of web pages whose scripts may call it; ``*``: any.
+        access: Access control; unset: every request is allowed.
+        in_flight: Decides whether requests are accepted; unset: always.
+        attempts: Store of first attempts of idempotent requests; unset: none.
+        storage: Storage of files and batches; unset: there are no endpoints for them.
+        cors_origins: Origins of web pages whose scripts may call it; ``*``: any.
     """
     access, in_flight = access or AccessControl(metrics), in_flight or InFlight()
     closing = ExitStack()
@@ -147,13 +147,13 @@ def _add_operations(
     app: FastAPI, backend: Backend, in_flight: InFlight, own: GatewayMetrics
 ) -> None:
     @app.get("/healthz")
-    @app.get("/health")  # vLLM's, which its clients ask for first
+    @app.get("/health")  # vLLM's, which its clients request first
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.get("/readyz")
     async def readyz() -> dict[str, Any]:
-        """Ready with any task that answers; degraded, and 200, if the store takes no writes.
+        """Ready if any task answers; degraded, with status 200, if the store accepts no writes.
 
         Answers do not need the store.
         """
@@ -165,7 +165,7 @@ def _add_operations(
             return {"status": "degraded", "tasks": tasks, "store": backend.store_fault}
         return {"status": "ready", "tasks": tasks}
 
-    one_at_a_time = asyncio.Lock()  # it reads every process's text, and anybody may ask
+    one_at_a_time = asyncio.Lock()  # it reads every process's metrics, and needs no key
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -180,7 +180,7 @@ def _add_operations(
 
 
 async def _statuses(backend: Backend) -> list[dict[str, Any]]:
-    """The statuses of tasks that answer; a gateway that has just begun asks the replicas first."""
+    """The statuses of tasks that answer; a new gateway first requests them from replicas."""
     await backend.settled()
     found = (backend.status(task) for task in backend.tasks)
     return [asdict(status) for status in found if status]

@@ -1,4 +1,4 @@
-"""The endpoints that generate: from a request's bytes to its answer, whole or as events."""
+"""The generating endpoints: from a request's bytes to its answer, whole or as events."""
 
 import asyncio
 import logging
@@ -48,13 +48,13 @@ from tasc_text import Conversation
 log = logging.getLogger(__name__)
 
 _LONGEST_PROXY_S = 60.0
-_DIGITS = 20  # of microseconds
-_LARGE_BODY = 65_536  # bytes; less is read in a few milliseconds
-_MANY_TOKENS = 256  # with log-probabilities; fewer are written in a few milliseconds
-_MOST_NAMED = 20  # messages in a header
+_DIGITS = 20  # maximum digits of a time in microseconds
+_LARGE_BODY = 65_536  # bytes; smaller bodies are parsed in a few milliseconds
+_MANY_TOKENS = 256  # with log-probabilities; fewer are formatted in a few milliseconds
+_MOST_NAMED = 20  # maximum messages in a header
 IGNORED = "x-tasc-ignored"
 _EVENTS, _JSON = "text/event-stream", "application/json"
-# Proxies such as nginx would hold events back, or keep them for others.
+# Proxies such as nginx would otherwise buffer events, or cache them.
 _UNBUFFERED: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _KEEP_ALIVE: Final = b": keep-alive\n\n"
 _Result = TypeVar("_Result")
@@ -63,12 +63,12 @@ _Reply = Reply | ResponsesReply
 
 @dataclass(frozen=True)
 class GenerationEndpoint:
-    """How one endpoint reads a body and writes the answer.
+    """How one endpoint reads a body and formats the answer.
 
     Attributes:
         body: The model of its body.
         reply: Makes the reply to a body, with its task and its requests.
-        reworded: An error with the field names of this endpoint.
+        reworded: Converts an error to the field names of this endpoint.
     """
 
     body: type[GenerationBody]
@@ -84,10 +84,10 @@ ENDPOINTS: Final[Mapping[str, GenerationEndpoint]] = {
 
 
 class RequestScope:
-    """One request from its first byte to its last, to be ended exactly once.
+    """One request from its first byte to its last; it must be ended exactly once.
 
     Attributes:
-        task: The served task that it names, once that is known.
+        task: The served task that it names, once known.
     """
 
     def __init__(self, request: HttpRequest, in_flight: InFlight, metrics: GatewayMetrics) -> None:
@@ -100,13 +100,13 @@ class RequestScope:
         self._inside = False
 
     def enter(self) -> None:
-        """Raises ApiError: the gateway is being stopped."""
+        """Enters the scope; raises ApiError if the gateway is being stopped."""
         self._in_flight.enter()
         self._inside = True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block waits for replicas."""
+        """Marks a block that waits for replicas."""
         began = time.perf_counter()
         try:
             yield
@@ -144,7 +144,7 @@ class Generation:
         self._idempotency = idempotency
 
     async def answer(self, endpoint: GenerationEndpoint, request: HttpRequest) -> Response:
-        """The response; every error is an ApiError, and counted."""
+        """Returns the response; every error is raised as an ApiError, and counted."""
         scope = RequestScope(request, self._in_flight, self._metrics)
         try:
             scope.enter()
@@ -194,9 +194,9 @@ class Generation:
     async def _requests(
         self, request: HttpRequest, raw: bytes, body: GenerationBody, task: str, key: ApiKey | None
     ) -> tuple[Sequence[Request], IdempotentRequest | None]:
-        """The answers that an HTTP request asks for, and what is known of its first attempt.
+        """Returns the requests for an HTTP request's answers, and its first attempt, if known.
 
-        A retry, and all answers of an HTTP request, are made by one version of the task's record.
+        All answers to an HTTP request and its retries are made by one version of the task's record.
         """
         retry_key = self._idempotency.key_of(request, key.id if key else "")
         id, seed = (retry_key.id, retry_key.seed) if retry_key else (os.urandom(16).hex(), None)
@@ -228,10 +228,10 @@ class Generation:
         permit: Permit,
         retry: IdempotentRequest | None,
     ) -> StreamingResponse:
-        """Wait a moment until it is admitted, so that a refusal has a status code of its own.
+        """Streams the answer; waits briefly for admission, so that a refusal sets the status code.
 
-        Where that takes longer, the headers go first: proxies give up on a silent service. A
-        refusal is an event then.
+        If that takes longer, the headers are sent first, since proxies give up on a silent service.
+        A refusal is then sent as an event.
         """
         deadline = asyncio.get_running_loop().time() + (asked[0].timeout_s or 0)
         patience_s = min(self._limits.stream_keep_alive_s, asked[0].timeout_s or 0)
@@ -256,9 +256,9 @@ class Generation:
         return _Events(events, reply.failure, pieces, deadline, self._limits, asked, scope, headers)
 
     def _ignored(self, task: str, asked: Sequence[Request]) -> Mapping[str, str]:
-        """A header with the messages that did not enter the prompt, which are counted.
+        """Returns a header that lists the messages that are not in the prompt, and counts them.
 
-        Only a replica knows the task's template; after its first answer the backend does, too.
+        The task's template is known to replicas and, after the first answer, to the backend.
         """
         prompt = asked[0].prompt
         if not isinstance(prompt, Conversation) or len(prompt.messages) == 1:
@@ -273,10 +273,10 @@ class Generation:
 
 
 class _WhileConnected:
-    """A block that is cancelled when the client goes away. The body must have been read.
+    """A block that is cancelled when the client disconnects. The body must have been read.
 
     Raises:
-        ApiError: 499: the client went away.
+        ApiError: 499: the client disconnected.
     """
 
     def __init__(self, request: HttpRequest) -> None:
@@ -304,7 +304,7 @@ class _WhileConnected:
 
 
 class _Pieces:
-    """The pieces of a stream, the first of which is waited for at once."""
+    """The pieces of a stream; waiting for the first one starts at once."""
 
     def __init__(self, pieces: AsyncGenerator[choices.Numbered, None]) -> None:
         self.rest = pieces
@@ -320,13 +320,13 @@ class _Pieces:
 
 
 class _SteadySend:
-    """A block that sends a stream, with comments while nothing else is sent.
+    """A block that sends a stream, with comments when nothing else is sent.
 
-    It is cancelled, and left, when a client takes too long to read what it is sent.
+    The block is cancelled when a client takes too long to read.
 
     Args:
-        longest_s: Longest time of one `send`; a little more may pass until it is noticed.
-        keep_alive_s: Longest silence.
+        longest_s: Maximum time of one `send`; detection may take slightly longer.
+        keep_alive_s: Maximum time without sending.
     """
 
     def __init__(self, send: Send, longest_s: float, keep_alive_s: float) -> None:
@@ -367,7 +367,7 @@ class _SteadySend:
         return True
 
     def _look(self) -> None:
-        """One timer for a stream: most sends do not wait, and a timer for each costs too much."""
+        """Runs as one timer per stream: most sends do not wait, and a timer for each is costly."""
         now = self._loop.time()
         if self._sending and now - self._since >= self._longest_s:
             log.warning("a client did not read for %g s; its stream is cut", self._longest_s)
@@ -383,7 +383,7 @@ class _SteadySend:
     async def _keep_alive(self) -> None:
         try:
             await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
-        except OSError as error:  # the client is gone
+        except OSError as error:  # the client has disconnected
             self._failed = error
             self._task.cancel()
         self._sending = False
@@ -392,8 +392,8 @@ class _SteadySend:
 class _Events(StreamingResponse):
     """The events of one stream.
 
-    However sending ends, and if it never began, the pieces are closed and the end is counted at
-    once; Starlette leaves its iterators to the garbage collector.
+    When sending ends, or if it never begins, the pieces are closed and the end is counted at once.
+    Starlette leaves its iterators to the garbage collector.
     """
 
     def __init__(
@@ -422,7 +422,7 @@ class _Events(StreamingResponse):
                 pass
 
     async def stream_response(self, send: Send) -> None:
-        # Else a client that does not read would keep its place in this gateway.
+        # Otherwise a client that does not read would keep its place in this gateway.
         limits = self._limits
         steady = _SteadySend(send, limits.request_timeout_s, limits.stream_keep_alive_s)
         async with aclosing(self._pieces), aclosing(self._events), steady as timed:
@@ -431,7 +431,7 @@ class _Events(StreamingResponse):
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         try:
             while True:
-                # Not around the sending: a client that reads slowly has its answer.
+                # Not around sending, as a client that reads slowly already has its answer.
                 with self._scope.waiting():
                     async with asyncio.timeout_at(self._deadline):
                         event = await anext(events, None)
@@ -446,7 +446,7 @@ class _Events(StreamingResponse):
 
 
 def _since(arrival: str | None) -> float | None:
-    """Seconds since HAProxy had a request; None where it does not say, or no clock is like this."""
+    """Seconds since HAProxy got a request; None if the header is missing or implausible."""
     if arrival is None or not arrival.isdecimal():
         return None
     seconds = time.time() - int(arrival[:_DIGITS]) / 1e6
@@ -454,12 +454,12 @@ def _since(arrival: str | None) -> float | None:
 
 
 async def _aside(long: bool, work: Callable[[], _Result]) -> _Result:
-    """Run ``work`` on a thread where it takes long: others' answers must not wait for it."""
+    """Runs ``work`` on a thread if it takes long, so that other answers do not wait for it."""
     return await asyncio.to_thread(work) if long else work()
 
 
 def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: str) -> str:
-    """The name of a task that is served. Raises ApiError 403 or 404 for another."""
+    """Returns the name of a served task; raises ApiError 403 or 404 for others."""
     access.allow(key, task)
     if task not in backend.tasks:
         known = ", ".join(access.visible(key, backend.tasks))

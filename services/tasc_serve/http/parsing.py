@@ -1,4 +1,4 @@
-"""Reads bodies and queries of HTTP requests within limits, and makes requests for answers of them.
+"""Reads bodies and queries of HTTP requests within limits, and makes requests for answers.
 
 Limits that do not depend on a task's record are checked here, such as a prompt's bytes. The replica
 checks the others, such as a prompt's tokens (`tasc_serve.replica.admission`).
@@ -25,17 +25,17 @@ from tasc_serve.routing import choices
 from tasc_serve.settings import LimitSettings
 
 GenerationBody: TypeAlias = CompletionRequest | ChatRequest | ResponsesRequest
-CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that went away
-_BYTES_PER_TOKEN = 4  # of a prompt's text, about
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that disconnected
+_BYTES_PER_TOKEN = 4  # of a prompt's text, approximately
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 async def read_body(request: HttpRequest, limits: LimitSettings) -> bytes:
-    """Read a whole body, packed by gzip or not.
+    """Reads a whole body, compressed by gzip or not.
 
     Raises:
-        ApiError: See `arriving` and `chunks`; 400: it is no gzip; 415: it is packed otherwise, or a
-            web page's script could send it without asking first.
+        ApiError: See `arriving` and `chunks`; 400: it is not valid gzip; 415: it has another
+            encoding, or a web page's script could send it without a preflight request.
     """
     headers = first_fields(request.scope)
     kind = _field(headers, b"content-type").partition(";")[0].rstrip()
@@ -63,7 +63,7 @@ async def read_body(request: HttpRequest, limits: LimitSettings) -> bytes:
 
 @asynccontextmanager
 async def arriving(timeout_s: float) -> AsyncGenerator[None, None]:
-    """A block that reads a body. Raises ApiError 408 if it takes longer."""
+    """Limits the time of a block that reads a body; raises ApiError 408 if it takes longer."""
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -72,7 +72,7 @@ async def arriving(timeout_s: float) -> AsyncGenerator[None, None]:
 
 
 async def chunks(request: HttpRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """A body as it comes. Raises ApiError 413, or 499 where the client went away."""
+    """Yields parts of a body; raises ApiError 413, or 499 if the client disconnected."""
     size, more = 0, True
     while more:
         part = await request.receive()
@@ -96,7 +96,7 @@ def _too_large(most: int) -> ApiError:
 
 
 def parsed(raw: bytes, model: type[_Model]) -> _Model:
-    """Parse a JSON body. Raises ApiError 400, which names the field at fault."""
+    """Parses a JSON body; raises ApiError 400, which names the field at fault."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -104,7 +104,7 @@ def parsed(raw: bytes, model: type[_Model]) -> _Model:
 
 
 def query_of(request: HttpRequest, known: Sequence[str]) -> Mapping[str, str]:
-    """Return the query's parameters. Raises ApiError 400 for an unknown one."""
+    """Returns the query's parameters; raises ApiError 400 for an unknown one."""
     for name in request.query_params:
         if name not in known:
             message = f"unknown parameter {name[:SHOWN]!r}; there are {', '.join(known)}"
@@ -113,7 +113,7 @@ def query_of(request: HttpRequest, known: Sequence[str]) -> Mapping[str, str]:
 
 
 def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
-    """Return ``limit`` of a query. Raises ApiError 400 unless it is from 1 to ``most``."""
+    """Returns ``limit`` of a query; raises ApiError 400 unless it is from 1 to ``most``."""
     text = query.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
         raise ApiError(400, f"limit is {text[:SHOWN]!r}; it goes from 1 to {most}", "limit")
@@ -127,12 +127,12 @@ def requests_of(
     seed: int | None = None,
     record_version: int | None = None,
 ) -> tuple[Request, ...]:
-    """Make the requests for answers that a body asks for.
+    """Makes the requests for the answers to a body.
 
     Args:
-        id: Of the response.
-        seed: Where the body has none; unset: a random one.
-        record_version: Of the task's record that answers all of them, if there are several.
+        id: Id of the response.
+        seed: Seed if the body has none; unset: a random one.
+        record_version: Version of the task's record for all answers, if there are several.
 
     Raises:
         ApiError: 400: a field is over its limit, or fields contradict each other.
@@ -161,7 +161,7 @@ def requests_of(
         )
         requests = choices.spread(request, prompts)
         size = sum(_checked_size(one, limits) for one in requests[::n])
-        if n > 1:  # each answer's request has its prompt
+        if n > 1:  # each answer's request includes the prompt
             found = f"is {n} answers to {size} bytes of prompts, {n * size} together"
             most = limits.max_prompt_bytes * limits.max_choices
             _require_at_most("n", found, n * size, "max_prompt_bytes", most)
@@ -209,7 +209,7 @@ def _request(
         request = replace(request, echo=body.echo) if body.echo else request
     if (guide := request.guide) and guide.choices:
         size = guide.size_bytes
-        most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each request has it
+        most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each request includes it
         found = f"has {size} bytes for each of {answers} answers"
         _require_at_most(guide.field, found, size, "max_choices", most)
     return request

@@ -1,11 +1,11 @@
-"""Middleware of Ray Serve's HTTP servers: a shortcut past Serve, and a guard around it.
+"""Middleware of Ray Serve's HTTP servers: a shortcut that bypasses Serve, and a guard.
 
-Behind HAProxy each gateway's process has an HTTP server of its own. There, generating requests go
-straight to our application: Serve's bookkeeping of a request costs more processor time than ours.
-Other requests pass through Serve. It reads some headers before any code of ours: it fails on values
-that are not UTF-8, and lets clients switch off what frees a row when they leave.
-``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` names `middlewares` on every node. Nothing heavy is
-imported, since proxies hold no models.
+Behind HAProxy, each gateway's process has its own HTTP server. There, generating requests go
+directly to the application, since Serve's own processing costs more than the application's. Other
+requests pass through Serve, which reads some headers first. It fails on values that are not UTF-8,
+and lets clients disable the code that frees a row when they disconnect.
+``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` names `middlewares` on every node. The module imports
+little, since proxies hold no models.
 """
 
 import logging
@@ -21,14 +21,14 @@ from tasc_serve.http.ray_proxy import ARRIVAL, GONE
 
 log = logging.getLogger(__name__)
 _OURS: Final = b'{"error"'
-# As Serve compares them, with underscores for hyphens.
+# In Serve's form, with underscores in place of hyphens.
 _STEERING: Final = frozenset(
     {
         b"x_request_timeout_seconds",
         b"x_request_disconnect_disabled",
         b"serve_multiplexed_model_id",
         b"x_session_id",
-        ARRIVAL.replace("-", "_").encode(),  # HAProxy's: its requests do not come here
+        ARRIVAL.replace("-", "_").encode(),  # set by HAProxy, whose requests do not come here
     }
 )
 _REQUEST_ID: Final = b"x-request-id"
@@ -38,29 +38,29 @@ class DirectApp(Protocol):
     """The application of a gateway."""
 
     def is_direct(self, scope: Scope) -> bool:
-        """Whether it answers a request without Serve."""
+        """Whether the application answers a request without Serve."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-_direct: list[DirectApp] = []  # one at most
+_direct: list[DirectApp] = []  # at most one
 
 
 def answer_directly(app: DirectApp) -> None:
-    """Have this process's HTTP server give requests to an application without Serve."""
+    """Makes this process's HTTP server pass requests to an application without Serve."""
     _direct[:] = [app]
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve puts in front of its HTTP servers, the innermost first."""
+    """The middlewares that Serve adds to its HTTP servers, the innermost first."""
     return [Middleware(PlainHeaders), Middleware(OwnErrors), Middleware(Shortcut)]
 
 
 class Shortcut:
-    """Gives requests to the application that `answer_directly` names, and others to Serve.
+    """Passes some requests to the application set by `answer_directly`, and others to Serve.
 
-    Serve does not count them. Its HTTP server does: a gateway that is replaced ends only when they
-    have been answered.
+    Serve does not count the former, but its HTTP server does, so a replaced gateway ends only after
+    they are answered.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -81,12 +81,12 @@ class Shortcut:
 
 
 def first_fields(scope: Scope) -> Mapping[bytes, bytes]:
-    """The headers of a request by name; of several with one name, the first."""
+    """The headers of a request by name; the first one if a name occurs repeatedly."""
     return dict(reversed(scope["headers"]))
 
 
 class PlainHeaders:
-    """Answers requests with headers that are no text with 400, and drops those that steer Serve."""
+    """Refuses headers that are not text with status 400, and drops those that control Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -106,9 +106,10 @@ class PlainHeaders:
 
 
 class OwnErrors:
-    """Says in our shape what Serve says of a gateway that died with a request: to send it again.
+    """Converts Serve's error about a gateway that died with a request to the OpenAI shape.
 
-    Serve's own words are a text, or a text as JSON; errors of the gateways are objects, and pass.
+    Serve's errors are a text, or a text as JSON. Errors of the gateways are objects, and are not
+    changed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -119,7 +120,7 @@ class OwnErrors:
             await self._app(scope, receive, send)
             return
         begun = replaced = False
-        held: Message | None = None  # the start of an error, until it is seen whose it is
+        held: Message | None = None  # the start of an error, until its origin is known
 
         async def sent(message: Message) -> None:
             nonlocal begun, replaced, held
@@ -138,7 +139,7 @@ class OwnErrors:
         try:
             await self._app(scope, receive, sent)
         except Exception:
-            if begun:  # a stream is cut, so that its client sees that it is not whole
+            if begun:  # cuts the stream, so that its client sees that it is incomplete
                 raise
             log.warning("a request ended with its gateway", exc_info=True)
         if not begun:
@@ -146,7 +147,7 @@ class OwnErrors:
 
 
 def _may_be_serves(status: int) -> bool:
-    """404 is what it says of every path before the gateways are there, and after."""
+    """Whether a status may come from Serve, which returns 404 while there are no gateways."""
     return status >= 500 or status == 404
 
 

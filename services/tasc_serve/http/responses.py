@@ -24,7 +24,7 @@ json_of = msgspec.json.Encoder().encode
 
 
 def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
-    """Columns, one entry for each token. A place's likeliest tokens include the chosen one."""
+    """Columns with one entry for each token. The likeliest tokens include the chosen one."""
     has_top = any(token.top for token in tokens)
     return {
         "tokens": [token_name(token.utf8) for token in tokens],
@@ -44,15 +44,15 @@ def _likeliest(token: TokenText) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
-        name = token_name(utf8)  # two tokens may have one text: the likelier one counts
+        name = token_name(utf8)  # of tokens with equal texts, the likelier one counts
         found[name] = max(finite(logprob), found.get(name, LEAST_LOGPROB))
     return found
 
 
 def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:
-    """Times in milliseconds; None where one token or no time leaves nothing to divide by.
+    """Times in milliseconds; None where the divisor would be 0.
 
-    Of an answer that another replica began, all tell of its rest.
+    If another replica began the answer, all values describe the rest of it.
     """
     times, tokens = result.timings, len(result.tokens) - result.committed
     decoding, inference = times.total - times.first_token, times.total - times.queued
@@ -68,7 +68,7 @@ def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:
 
 
 def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
-    """Of steps that had a draft: as there, the others are left out."""
+    """Drafting metrics of steps that had a draft; as in vLLM, other steps are left out."""
     pairs = zip(acceptance.drafted, acceptance.accepted, strict=True)
     steps = [pair for pair in pairs if pair[0]]
     drafted, accepted = [step[0] for step in steps], [step[1] for step in steps]
@@ -98,7 +98,7 @@ def _ms(seconds: float) -> float:
 
 
 def usage(results: Sequence[GenerationResult], n: int) -> dict[str, int]:
-    """Of all answers, ``n`` to each prompt, which counts once."""
+    """The token usage of all answers; each prompt counts once for its ``n`` answers."""
     prompts = sum(r.prompt_tokens for r in results[::n])
     answers = sum(len(r.tokens) for r in results)
     return {
@@ -126,7 +126,7 @@ def _delta(text: str, first: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shape:
-    """How one endpoint writes its answers."""
+    """The response format of one endpoint."""
 
     prefix: str
     object: str
@@ -146,7 +146,7 @@ CHAT = Shape(
 
 @dataclass(frozen=True)
 class Reply:
-    """How one request is to be answered."""
+    """Formats the answers to one request."""
 
     shape: Shape
     body: CompletionRequest | ChatRequest
@@ -155,7 +155,7 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
-        """The body that answers at once: one choice for each answer, in their order."""
+        """The body of a whole response, with one choice for each answer, in order."""
         choices = [
             self._choice(i, self.shape.content(result.text), result, self._logprobs(texts))
             for i, (result, texts) in enumerate(answers)
@@ -164,26 +164,26 @@ class Reply:
         return {**self._told(self.shape.object, choices), **self._summary(results)}
 
     def chunk(self, index: int, output: Output, first: bool) -> dict[str, Any]:
-        """A part of one choice; ``first`` of its parts or not."""
+        """A part of one choice; ``first`` marks its first part."""
         content = self.shape.chunk(output.text, first)
         logprobs = self._logprobs(output.token_texts) if output.token_texts else None
         choice = self._choice(index, content, output.result, logprobs)
         told = self._told(self.shape.chunk_object, [choice])
         if self.body.includes_usage:
-            told["usage"] = None  # as OpenAI has it: the last chunk says it
+            told["usage"] = None  # as in OpenAI's API: the last chunk has it
         elif output.result and len(self.requests) == 1:
-            told |= self._metrics([output.result])  # no later chunk will say it
+            told |= self._metrics([output.result])  # no later chunk has it
         return told
 
     def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The chunk behind all choices, which holds the usage."""
+        """The chunk after all choices, which has the usage."""
         return {**self._told(self.shape.chunk_object, []), **self._summary(results)}
 
     def _summary(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return {"usage": usage(results, self.requests[0].n), **self._metrics(results)}
 
     def _metrics(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The metrics that the request asks for; null for several answers: their times overlap."""
+        """The requested metrics; null for several answers, because their times overlap."""
         level = self.body.metrics
         if level == "none":
             return {}
@@ -215,7 +215,7 @@ class Reply:
     async def events(
         self, first: Awaitable[Numbered], rest: AsyncIterator[Numbered]
     ) -> AsyncIterator[str]:
-        """One event for each output that has text or ends its choice, and the end mark.
+        """Yields one event for each output that has text or ends its choice, and the end mark.
 
         Log-probabilities of tokens whose text is held back come with the next event of their
         choice.
@@ -244,7 +244,7 @@ class Reply:
         yield _DONE
 
     def failure(self, error: ApiError) -> str:
-        """The end of a stream that cannot go on, after its status line was sent."""
+        """The end of a stream that fails after its status line was sent."""
         return _event(error.body) + _DONE
 
 

@@ -1,6 +1,6 @@
-"""``POST /v1/responses``: OpenAI's newer shape of a conversation, answered as chats are.
+"""``POST /v1/responses``: OpenAI's newer format of conversations, answered like chats.
 
-Nothing is kept: a request brings its whole conversation, and the answer is one message of text.
+Nothing is stored: a request contains its whole conversation, and the answer is one text message.
 """
 
 import itertools
@@ -54,7 +54,7 @@ class _InputMessage(ChatMessage):
     @model_validator(mode="before")
     @classmethod
     def _is_message(cls, item: Any) -> Any:
-        """Before the fields that other items have, which are unknown here."""
+        """Checks the type before the fields, which are unknown for other items."""
         if isinstance(item, dict) and item.get("type", "message") != "message":
             raise PydanticCustomError(
                 UNSUPPORTED, "is not supported", {"field": "type", "neutral": ("message",)}
@@ -80,7 +80,7 @@ def _messages(sent: Any) -> Any:
 
 
 class ResponsesRequest(TemplateFields, RequestFields):
-    """Instructions and input are one conversation."""
+    """Instructions and input, which form one conversation."""
 
     unsupported: ClassVar = {
         **UNSUPPORTED_FIELDS,
@@ -89,7 +89,7 @@ class ResponsesRequest(TemplateFields, RequestFields):
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "max_tokens": (),  # max_output_tokens here; min_tokens has the nearer name
+        "max_tokens": (),  # max_output_tokens here, but min_tokens is more similar
         "previous_response_id": (),
         "prompt": (),
         "truncation": ("disabled",),
@@ -132,7 +132,7 @@ class ResponsesRequest(TemplateFields, RequestFields):
 
 
 def in_its_words(error: ApiError) -> ApiError:
-    """The error of a conversation, which this endpoint calls input."""
+    """Converts the error of a conversation, which this endpoint calls input."""
     place = error.param or ""
     if place.partition(".")[0] != "messages":
         return error
@@ -142,13 +142,13 @@ def in_its_words(error: ApiError) -> ApiError:
 
 @dataclass(frozen=True)
 class ResponsesReply:
-    """How one request is to be answered."""
+    """Formats the answer to one request."""
 
     body: ResponsesRequest
     task: str
     requests: Sequence[Request]
     created: int = field(default_factory=lambda: int(time.time()))
-    _numbers: Iterator[int] = field(default_factory=itertools.count)  # of the events
+    _numbers: Iterator[int] = field(default_factory=itertools.count)  # numbers of the events
 
     def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
         ((result, texts),) = answers
@@ -157,7 +157,7 @@ class ResponsesReply:
     async def events(
         self, first: Awaitable[Numbered], rest: AsyncIterator[Numbered]
     ) -> AsyncIterator[str]:
-        """Those of OpenAI's API, with a delta for each output that has text.
+        """Yields the events of OpenAI's API, with a delta for each output that has text.
 
         Raises:
             ApiError: The answer failed or was refused.
@@ -195,7 +195,7 @@ class ResponsesReply:
         yield event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> str:
-        """The event that ends a stream which cannot go on.
+        """The event that ends a failed stream.
 
         OpenAI's clients look for a field ``error``, which OpenAI's own event does not have.
         """
@@ -210,7 +210,7 @@ class ResponsesReply:
     def _response(
         self, result: GenerationResult | None = None, output: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
-        """As it stands: in progress without a result."""
+        """The current response; without a result, it is in progress."""
         status, body = _status(result), self.body
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         response = {

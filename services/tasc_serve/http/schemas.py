@@ -1,7 +1,7 @@
-"""Request bodies in the OpenAI shape. Responses are in `responses`.
+"""Request bodies in the OpenAI shape. `responses` has the response bodies.
 
-Fields that would change the answer and are not supported are refused, unknown ones too; null means
-a field's default.
+Unsupported fields that would change the answer are refused, and so are unknown ones. null means a
+field's default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ _Object = Annotated[dict[str, Any], Field(max_length=16)]
 
 
 class HarmlessFields(Body):
-    """What clients send that changes no answer here: it is accepted and not used."""
+    """Fields that clients send and that do not change answers: accepted, but not used."""
 
     user: Label | None = None
     store: bool | None = None
@@ -54,7 +54,7 @@ class HarmlessFields(Body):
     guided_decoding_backend: Label | None = None
 
 
-# Of OpenAI's API, then of vLLM's; with the values that ask for nothing.
+# Fields of OpenAI's API, then of vLLM's, with the values that have no effect.
 UNSUPPORTED_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "function_call": ("none", "auto"),
@@ -106,7 +106,7 @@ class _Generation(RequestFields, GenerationFields):
 
 
 def _kind(prompt: Any) -> str | None:
-    """Which kind of prompts a value is meant as, by its first one."""
+    """The kind of prompts that a value has, by its first element."""
     if isinstance(prompt, str):
         return "text"
     if not isinstance(prompt, list):
@@ -117,7 +117,7 @@ def _kind(prompt: Any) -> str | None:
     return "id_lists" if isinstance(first, list) else "ids"
 
 
-# One fault is enough: a million wrong ids must not become a million errors.
+# One error is enough: a million wrong ids must not give a million errors.
 _Some = Field(min_length=1, fail_fast=True)
 _TokenIds = Annotated[list[TokenId], _Some]
 _Prompts = Annotated[
@@ -134,7 +134,7 @@ _Prompts = Annotated[
 
 
 class CompletionRequest(_Generation):
-    """Each prompt is sent to the model as it is, without the task's template."""
+    """Each prompt is sent to the model unchanged, without the task's template."""
 
     unsupported: ClassVar = UNSUPPORTED_FIELDS
 
@@ -172,7 +172,7 @@ class CompletionRequest(_Generation):
 
 
 class ChatRequest(ChatFields, _Generation):
-    """By the task's template: a chat template takes all, a format string the last user message."""
+    """Messages for the task's template; a format string uses only the last user message."""
 
     unsupported: ClassVar = {**UNSUPPORTED_FIELDS, "echo": (False,)}
 
@@ -197,7 +197,7 @@ class ChatRequest(ChatFields, _Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-# Seconds: the time a batch may take, and how long files may be kept.
+# Seconds: the maximum time of a batch, and the lifetime of files.
 WINDOW_S: Final = 24 * 3600
 SHORTEST_S: Final = 3600
 LONGEST_S: Final = 2_592_000
@@ -223,7 +223,7 @@ class BatchRequest(Body):
 
 
 class BatchLine(Body):
-    """One line of a batch's file. Its body is read by whoever answers it, as if it came alone."""
+    """One line of a batch's file. The worker reads its body like that of a single request."""
 
     custom_id: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     method: Literal["POST"]
@@ -232,6 +232,6 @@ class BatchLine(Body):
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:
-    """The body of an endpoint, for the API's description."""
+    """The body of an endpoint for the API's description."""
     schema = {"schema": model.model_json_schema()}
     return {"requestBody": {"content": {"application/json": schema}, "required": True}}

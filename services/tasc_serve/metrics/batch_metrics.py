@@ -11,7 +11,7 @@ _RESULTS: Final = ("completed", "failed")
 
 
 class BatchMetrics:
-    """The series of one worker.
+    """The metrics of one worker.
 
     An attribute is called with the name of a batch's task, and a further label if it has one.
 
@@ -43,8 +43,8 @@ class BatchMetrics:
         )
 
     def begun(self, task: str) -> None:
-        """A batch was taken. The counters of its task are exported from then on, at 0."""
-        # Prometheus takes no series' first value for a rise.
+        """Counts a started batch; the counters of its task are exported from then on, at 0."""
+        # Prometheus does not count a series' first value as an increase.
         for result in _RESULTS:
             self._requests(task, result)
         for status in sorted(ENDED):
@@ -55,12 +55,12 @@ class BatchMetrics:
         self._in_progress(task).set(1)
 
     def done(self, task: str, completed: int, failed: int, tokens: int) -> None:
-        """Count requests that were done since the last call, and the tokens of their answers."""
+        """Counts requests done since the last call, and the tokens of their answers."""
         for result, count in zip(_RESULTS, (completed, failed), strict=True):
             self._requests(task, result).inc(count)
         self._tokens(task).inc(tokens)
 
     def let_go(self, task: str) -> None:
-        """The batch has ended, or was given back."""
+        """Counts a batch that has ended or was returned."""
         self.running(task).set(0)
         self._in_progress(task).set(0)

@@ -1,6 +1,6 @@
-"""Each process's metrics port, the list of live ones in Redis, and their merged text for people.
+"""Metrics ports of processes, the list of live ones in Redis, and their merged text.
 
-Prometheus itself scrapes each process: a merged counter falls when a process ends.
+Prometheus scrapes each process separately, since a merged counter falls when a process ends.
 """
 
 import logging
@@ -28,15 +28,15 @@ from tasc_store.keys import WRITE_PROBE
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 _NO_SUMMANDS = ("_info", "_ratio", "_per_step", "_reachable", "_timestamp_seconds")
-_OF_ONE_PROCESS = ("process_", "python_")  # a sum of start times or file limits says nothing
+_OF_ONE_PROCESS = ("process_", "python_")  # sums of start times or file limits have no meaning
 
 
 class _Family:
-    """One metric family and its samples over all texts, in the order they were first seen."""
+    """One metric family and its samples in all texts, in order of first occurrence."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
-        # Summing would make of a mark (1) a count, and of a part in [0, 1] more than the whole.
+        # A sum would turn a flag (1) into a count, and a share in [0, 1] into more than 1.
         self._take_max = metric.type == "gauge" and metric.name.endswith(_NO_SUMMANDS)
         self._samples: dict[_Key, Sample] = {}
 
@@ -70,7 +70,7 @@ class _Merged(Collector):
 
 
 def merge(texts: Iterable[str]) -> str:
-    """Sum what has the same name and labels; gauges that are no summands take the greatest.
+    """Sums samples with the same name and labels; other gauges get the maximum.
 
     ``*_created`` series and those of the process and Python collectors are left out. Histograms
     are expected to have the same buckets in every text.
@@ -89,29 +89,29 @@ def merge(texts: Iterable[str]) -> str:
     return generate_latest(registry).decode()
 
 
-_TARGETS: Final = "tasc:metrics-targets"  # sorted set: host:port by the time it is forgotten
+_TARGETS: Final = "tasc:metrics-targets"  # sorted set: host:port by its expiry time
 _WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 (refused, not bound)
 _LOOK_S: Final = 1.0
-_LIST_S: Final = 2.0  # that opening a port waits for Redis, and closing it
+_LIST_S: Final = 2.0  # maximum wait for Redis when a port opens or closes
 _log = logging.getLogger(__name__)
 
 
 class MetricsPort:
     """Serves a registry on a free port and keeps that port listed until ``close()``.
 
-    A Redis that is away stops neither the process nor the port: renewing goes on, one line is
-    logged when it begins to fail and one when it works again. Neither opening nor closing the port
-    waits for Redis longer than two seconds.
+    If Redis is unavailable, the process and the port continue. Renewal is retried; one line is
+    logged when it begins to fail and one when it works again. Opening and closing the port wait for
+    Redis at most two seconds.
 
     Args:
         client: Redis; it stays open when the port closes.
-        registry: What to serve. Series ending in ``_created`` are left out, process-wide.
-        host: Address to bind and to list, so one that the scraper reaches.
+        registry: The registry to serve. Series ending in ``_created`` are left out, process-wide.
+        host: Address to bind and to list; the scraper must be able to reach it.
         ttl_s: Seconds after which a process that ended without ``close()`` is no longer listed.
 
     Raises:
         SettingsError: ``host`` is a wildcard, which no scraper can reach.
-        OSError: ``host`` is no address of this machine.
+        OSError: ``host`` is not an address of this machine.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class MetricsPort:
         self.close()
 
     def close(self) -> None:
-        """Stop renewing, take the port off the list, close it. A second call does nothing."""
+        """Stops renewal, removes the port from the list and closes it. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -156,7 +156,7 @@ class MetricsPort:
     def _renew(self) -> None:
         now = _now(self._client)
         self._client.zadd(_TARGETS, {self.target: now + self._ttl_s})
-        self._client.zremrangebyscore(_TARGETS, "-inf", now)  # of processes that were killed
+        self._client.zremrangebyscore(_TARGETS, "-inf", now)  # ports of killed processes
 
     def _unlist(self) -> None:
         try:
@@ -169,8 +169,8 @@ class MetricsPort:
 
 
 def node_address() -> str:
-    """This node's address as the other nodes of the Ray cluster know it."""
-    import ray  # only processes of a Ray cluster ask
+    """This node's address for the other nodes of the Ray cluster."""
+    import ray  # only used in a Ray cluster
 
     return str(ray.util.get_node_ip_address())
 
@@ -179,7 +179,7 @@ def live_targets(client: redis.Redis) -> list[str]:
     """The ``host:port`` of every live process, sorted.
 
     Raises:
-        StoreError: Redis cannot be reached or refuses.
+        StoreError: Redis cannot be reached or returns an error.
     """
     with translated(url_of(client)):
         targets = cast(list[bytes], client.zrangebyscore(_TARGETS, _now(client), "+inf"))
@@ -187,15 +187,16 @@ def live_targets(client: redis.Redis) -> list[str]:
 
 
 class StoreWatch:
-    """Looks every second at the store: whether it takes writes, and which processes have metrics.
+    """Checks the store every second: whether it accepts writes, and the list of metrics ports.
 
-    Listings run out while the store takes no writes, although their processes live. So the targets
-    known before stay listed meanwhile, and for ``ttl_s`` more, until all have renewed their own.
+    Entries expire while the store accepts no writes, although their processes are alive. So the
+    known targets stay listed meanwhile and for a further ``ttl_s``, until all have renewed their
+    entries.
 
     Args:
         client: Redis; it stays open.
-        ttl_s: That of the listings.
-        every_s: Seconds between two looks.
+        ttl_s: Lifetime of the entries.
+        every_s: Seconds between two checks.
 
     Attributes:
         targets: The ``host:port`` of every live process, sorted.
@@ -209,17 +210,17 @@ class StoreWatch:
 
     @property
     def fault(self) -> str | None:
-        """Why the store takes no writes, or does not answer; None if it does."""
+        """The reason why the store accepts no writes or does not answer; None if it does."""
         return self._looks.fault
 
     def close(self) -> None:
-        """Look no more; does not wait for Redis."""
+        """Stops checking; does not wait for Redis."""
         self._looks.close(0)
 
     def _look(self) -> None:
         try:
             with translated(url_of(self._client)):
-                # A full server refuses SET, too; it takes UNLINK.
+                # A full server also refuses SET, but accepts UNLINK.
                 self._client.set(WRITE_PROBE, "", px=1)
             targets = live_targets(self._client)
         except StoreError:
@@ -230,11 +231,11 @@ class StoreWatch:
 
 
 def service_discovery(targets: list[str]) -> list[dict[str, object]]:
-    """Targets in the shape of Prometheus's HTTP service discovery."""
+    """Targets in the format of Prometheus's HTTP service discovery."""
     return [{"targets": targets, "labels": {}}]
 
 
 def _now(client: redis.Redis) -> float:
-    """Redis's own clock, so that hosts whose clocks differ agree on what is past."""
+    """The time of Redis's clock, so that hosts with different clocks agree."""
     seconds, microseconds = client.time()
     return float(seconds) + float(microseconds) / 1e6

@@ -1,4 +1,4 @@
-"""Metrics of a gateway: requests, failovers, rate limits, batches that wait."""
+"""Metrics of a gateway: requests, failovers, rate limits, waiting batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -16,17 +16,17 @@ _NONE = Waiting(0, 0.0)
 
 
 class GatewayMetrics:
-    """The series of one gateway.
+    """The metrics of one gateway.
 
-    Every gateway publishes the same count of waiting batches of one store: take the maximum, not
+    Every gateway publishes the same count of waiting batches of one store, so use the maximum, not
     the sum.
 
     An attribute is called with the name of a served task, and a further label if it has one.
 
     Args:
-        registry: Where the series live.
-        tasks: Tasks whose waiting batches are exported from the start, at 0; other tasks' are
-            exported once one of their batches waits.
+        registry: Registry of the series.
+        tasks: Tasks whose waiting batches are exported from the start, at 0. Those of other tasks
+            are exported once one of their batches waits.
 
     Raises:
         ValueError: The registry already holds these series.
@@ -88,27 +88,27 @@ class GatewayMetrics:
         self.set_batches({})
 
     def observe_http(self, task: str | None, code: int, seconds: float) -> None:
-        """Count one answered HTTP request.
+        """Counts one answered HTTP request.
 
         Args:
-            task: The name of a served task. None where the request named no such task: names that
-                clients make up must not become labels, each of which lives as long as the process.
+            task: The name of a served task; None if the request named no such task. Other names
+                must not become labels, since each label lives as long as the process.
             code: The HTTP status.
-            seconds: Until the last byte was sent.
+            seconds: Seconds until the last byte was sent.
         """
         self._requests(task or NO_TASK, code).inc()
         self._request_seconds(task or NO_TASK).observe(seconds)
 
     def set_replicas(self, task: str, replicas: int) -> None:
-        """Export how many replicas of a task answer, and its failovers from then on."""
+        """Exports how many replicas of a task answer, and its failovers from then on."""
         self._replicas(task).set(replicas)
-        # At 0: Prometheus takes no series' first value for a rise.
+        # At 0, as Prometheus does not count a series' first value as an increase.
         self.failovers_refused(task)
         for reason in _LOSSES:
             self.failovers(task, reason)
 
     def set_batches(self, waiting: Mapping[str, Waiting]) -> None:
-        """Export what waits now, by task; 0 for known tasks that are left out."""
+        """Exports waiting batches by task; 0 for known tasks that are not in ``waiting``."""
         self._tasks |= waiting.keys()
         for task in self._tasks:
             found = waiting.get(task, _NONE)

@@ -1,6 +1,6 @@
 """Metrics of a replica: steps, drafts, requests, draft index, lossless checks, collected answers.
 
-Names keep vLLM's suffixes, so that its dashboards need another prefix only. The denominators
+Names keep vLLM's suffixes, so that its dashboards only need another prefix. The denominators
 ``tasc_row_steps_total`` and ``tasc_spec_decode_num_drafts_per_pos_total`` are added.
 """
 
@@ -22,7 +22,7 @@ NotCollected: TypeAlias = Literal["full", "trimmed"]
 Mismatch: TypeAlias = Literal["near_tie", "real"]
 NotChecked: TypeAlias = Literal["full", "old", "failed"]
 
-# vLLM's edges, and finer ones below: a small model answers in milliseconds.
+# vLLM's bounds, and finer ones below, since a small model answers in milliseconds.
 E2E_S = (
     *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5),
     *(5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
@@ -36,10 +36,10 @@ _INTER_TOKEN_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15),
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
-_MOST_PENDING = 64  # steps that are not counted yet
+_MOST_PENDING = 64  # maximum steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
-# Series of sums over step records, and of times of a step: names without tasc_.
+# Names, without tasc_, of series of sums over step records and of times of a step.
 _STEP_COUNTERS: Final = {
     "drafting_paused_steps": "Steps without drafts because earlier drafts did not pay off.",
     "draft_failures": "Proposer calls that failed, and invalid drafts.",
@@ -58,7 +58,7 @@ _STEP_SECONDS: Final = {
         _INTER_TOKEN_S,
     ),
 }
-# The field of a record where it has another name than its series.
+# The record fields whose names differ from those of their series.
 _FIELDS: Final = {
     "drafting_paused_steps": "paused",
     "prefix_cache_hits": "shared_tokens",
@@ -67,10 +67,10 @@ _FIELDS: Final = {
 
 
 class ManyHistogram(Histogram):
-    """A histogram that takes many values at about the cost of one."""
+    """A histogram that observes many values at about the cost of one."""
 
     def observe_all(self, values: Sequence[float], times: Sequence[int]) -> None:
-        """Observe each value so many times."""
+        """Observes each value as often as ``times`` gives."""
         self._sum.inc(float(np.dot(values, times)))
         buckets = np.bincount(np.searchsorted(self._upper_bounds, values), times)
         for bucket, count in zip(self._buckets, buckets.tolist(), strict=False):
@@ -83,12 +83,12 @@ _Family = TypeVar("_Family", Counter, Gauge, ManyHistogram)
 
 
 class Series:
-    """Makes series of one registry that all carry the same labels, and are named tasc_*.
+    """Makes series of one registry with the same labels and names tasc_*.
 
-    Each family is made once: after `relabel` the same families get other series.
+    Each family is made once; after `relabel`, the same families get other series.
 
     Args:
-        by: Further labels of all families; a family is called with their values first.
+        by: Further labels of all families; their values come first in calls.
     """
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str], *by: str) -> None:
@@ -96,25 +96,25 @@ class Series:
         self._families: dict[str, Any] = {}
 
     def relabel(self, labels: dict[str, str]) -> None:
-        """Make series with these labels from now on, and drop the gauges of the old ones."""
+        """Makes series with these labels from now on, and drops the gauges with the old ones."""
         self.clear_gauges()
         self._labels = labels
 
     def clear_gauges(self, *names: str) -> None:
-        """Drop the samples of these gauges; without names, of all."""
+        """Drops the samples of these gauges; without names, of all gauges."""
         for name, family in self._families.items():
             if isinstance(family, Gauge) and (not names or name in names):
                 family.clear()
 
     def counters(self, name: str, text: str, *by: str) -> Callable[..., Counter]:
-        """A counter for each combination of further labels; call it with their values."""
+        """Returns a function from values of further labels to a counter."""
         return self._labelled(Counter, name, text, *by)
 
     def counter(self, name: str, text: str) -> Counter:
         return self.counters(name, text)()
 
     def gauges(self, name: str, text: str, *by: str) -> Callable[..., Gauge]:
-        """A gauge for each combination of further labels; it has a sample once it is called."""
+        """Returns a function from values of further labels to a gauge with a sample."""
         return self._labelled(Gauge, name, text, *by)
 
     def gauge(self, name: str, text: str) -> Gauge:
@@ -142,12 +142,12 @@ class Series:
         def child(*values: object) -> _Family:
             return family.labels(*own, *map(str, values))
 
-        # Gauges that are cleared drop their children. Those of other families are never dropped.
+        # Cleared gauges drop their children. Those of other families are never dropped.
         return child if kind is Gauge else cache(child)
 
 
 class _TokensBySource:
-    """Draft tokens by source, in total and by position; every child is resolved once."""
+    """Counters of draft tokens by source, in total and by position; children are resolved once."""
 
     def __init__(self, total: Callable[..., Counter], by_position: Callable[..., Counter]) -> None:
         self._total = [total(source) for source in SOURCES]
@@ -155,7 +155,7 @@ class _TokensBySource:
         self._children: list[list[Counter]] = [[] for _ in SOURCES]
 
     def add(self, tokens: Counts, by_position: Counts) -> None:
-        """Count ``tokens`` in total and ``by_position``; both are ``[source, position]``."""
+        """Counts ``tokens`` in total and ``by_position``; both are ``[source, position]``."""
         self._resolve(by_position.shape[1])
         sums = tokens.sum(1).tolist()
         rows = zip(self._total, self._children, sums, by_position.tolist(), strict=True)
@@ -173,18 +173,18 @@ class _TokensBySource:
 
 
 class ReplicaMetrics:
-    """The series of one replica: one task, one target, one proposer.
+    """The metrics of one replica: one task, one target, one proposer.
 
-    Counters are exported from the start, at 0. What is not known of the index has no sample.
+    Counters are exported from the start, at 0. Unknown values of the index have no sample.
 
     Args:
-        registry: Where the series live; another registry is another process's view.
+        registry: Registry of the series; one for each process.
         task: The task's name.
         model_name: The target's name.
         proposer: The mixture that makes the drafts.
         record_version: Returns the version of the task's record; called at each scrape.
-        load: Returns requests that hold a row, requests in the queue, and the part of the KV cache
-            that is in use; called at each scrape.
+        load: Returns the number of requests that hold a row, that of queued requests, and the used
+            share of the KV cache; called at each scrape.
 
     Raises:
         ValueError: The registry already holds these series.
@@ -209,7 +209,8 @@ class ReplicaMetrics:
         self._pending: deque[StepRecord] = deque()
         self._gaps: deque[tuple[float, int]] = deque()
         self._counting = threading.Lock()
-        # Scrapes collect in order of registration: steps are counted before their series are read.
+        # Scrapes collect in order of registration, so steps are counted before their series are
+        # read.
         registry.register(self)
         self._make_drafted_series(self._series)
         self._make_own_series(Series(registry, own), record_version)
@@ -220,9 +221,9 @@ class ReplicaMetrics:
         return self._labels["proposer"]
 
     def set_proposer(self, proposer: str) -> None:
-        """Label what is counted from now on with another mixture. Called on the step loop.
+        """Labels later counts with another mixture. Called on the step loop.
 
-        Gauges, those of the draft index included, have to be set again.
+        Gauges must be set again, including those of the draft index.
         """
         self._count_pending()
         with self._counting:
@@ -231,15 +232,15 @@ class ReplicaMetrics:
             self._make_drafted_series(self._series)
 
     def collect(self) -> Sequence[Metric]:
-        """Count the steps that wait; a scrape calls it before it reads the series.
+        """Counts pending steps; a scrape calls it before it reads the series.
 
-        One that asks for some series only (``name[]``) does not.
+        A scrape of selected series (``name[]``) does not call it.
         """
         self._count_pending()
         return ()
 
     def describe(self) -> Sequence[Metric]:
-        """It has no series of its own."""
+        """Returns nothing, as the collector has no own series."""
         return ()
 
     def _make_own_series(self, make: Series, record_version: Callable[[], int]) -> None:
@@ -379,12 +380,12 @@ class ReplicaMetrics:
         )
 
     def observe_step(self, record: StepRecord) -> None:
-        """Count one step: at the next scrape, or together with 63 others, whichever comes first.
+        """Counts one step, at the next scrape or together with 63 others, whichever is first.
 
         Called on the step loop.
 
         Raises:
-            ValueError: The record has not one row of counts for each of ``SOURCES``.
+            ValueError: The record does not have one row of counts for each of ``SOURCES``.
         """
         if any(len(c) != len(SOURCES) for c in (record.drafted, record.reached, record.accepted)):
             raise ValueError(f"counts of {record.drafted.shape}; {len(SOURCES)} rows are needed")
@@ -421,24 +422,24 @@ class ReplicaMetrics:
         self._cost_error.set(records[-1].cost_error)
 
     def observe_result(self, result: GenerationResult) -> None:
-        """Count one answered request; one that was given up on has no result."""
+        """Counts one answered request; an abandoned one has no result."""
         self._finished[result.finish_reason].inc()
         self._queued.observe(result.timings.queued)
         self._e2e.observe(result.timings.total)
         self._first_token.observe(result.timings.first_token)
 
     def observe_inter_token(self, seconds: float, tokens: int) -> None:
-        """Observe ``seconds / tokens`` once per token, when the step is counted.
+        """Observes ``seconds / tokens`` once per token, when the step is counted.
 
         Args:
             seconds: Gap between the previous chunk of this request and the current one.
-            tokens: Tokens in the current chunk; a chunk without tokens is not observed.
+            tokens: Number of tokens in the current chunk; a chunk without tokens is not observed.
         """
         if tokens:
             self._gaps.append((seconds / tokens, tokens))
 
     def set_index(self, artifact: Artifact | None, size_bytes: int) -> None:
-        """Export which draft index is in use; None for none. The first call is no swap."""
+        """Exports which draft index is in use, None for none. The first call is not a swap."""
         version = artifact.version if artifact else None
         if version != self._version:
             self._series.clear_gauges(
@@ -456,14 +457,14 @@ class ReplicaMetrics:
         self._started, self._version = True, version
 
     def observe_check(self, mismatch: Mismatch | None) -> None:
-        """Count one comparison of an answer with its shadow, and what differed."""
+        """Counts one comparison of an answer with its shadow, and the kind of a mismatch."""
         self._checks.inc()
         if mismatch:
             self._mismatches[mismatch].inc()
 
 
 def _sum(counts: Sequence[Counts]) -> Counts:
-    """The sum of ``[source, position]`` counts, of which each may have other positions."""
+    """The sum of ``[source, position]`` counts with different numbers of positions."""
     widths = {each.shape[1] for each in counts}
     total = np.zeros((len(SOURCES), max(widths)), np.int64)
     for width in widths:
@@ -472,5 +473,5 @@ def _sum(counts: Sequence[Counts]) -> Counts:
 
 
 def _taken(waiting: deque[_Item]) -> list[_Item]:
-    """What waits now; the other thread may go on to add."""
+    """Removes and returns the pending items; another thread may add more meanwhile."""
     return [waiting.popleft() for _ in range(len(waiting))]

@@ -1,6 +1,6 @@
-"""Keeps a share of a task's finished answers for its corpus, off the thread that decodes.
+"""Collects a share of a task's finished answers for its corpus, off the decoding thread.
 
-Serving never waits for it: what the store does not take in time is dropped and counted.
+Serving never waits for it: rows that the store does not accept in time are dropped and counted.
 """
 
 import threading
@@ -16,23 +16,23 @@ from tasc_store.corpus import MAX_COLLECTED
 
 _JOIN_S = 5.0
 _UNCHANGED = Request()
-# Fields of a request that change its answer, or say that another one is the first.
+# Request fields that change the answer, or show that it is not the first one.
 _OWN = (
     *("stop", "logit_bias", "choice_index", "guide", "unguided", "ignore_eos", "adapter", "echo"),
     *("stop_token_ids", "include_stop_str_in_output", "min_tokens", "truncate_prompt_tokens"),
     "add_special_tokens",
 )
-_OVERHEAD = 256  # about what a row takes beside its characters
+_OVERHEAD = 256  # approximate size of a row beside its characters
 
 
 def row_of(
     asked: Request, request: GenerationRequest, result: GenerationResult
 ) -> CollectedRow | None:
-    """The row that an answer makes; None unless it is just what the task says by itself.
+    """Makes a row of an answer; None unless it is the task's default answer.
 
-    That is: a chat's answer, ended by the model or the task's own stop string, the likeliest at
-    each place, with no rule, guide, adapter or stop string of the request's own. Of several equal
-    answers (``n``) it is the first.
+    A default answer is a greedy answer of a chat, ended by the model or the task's own stop string,
+    with no rule, guide, adapter or stop string of the request. Only the first of several equal
+    answers (``n``) counts.
     """
     own = (
         asked.templated
@@ -46,15 +46,15 @@ def row_of(
         return None
     try:
         return CollectedRow(str(asked.prompt), result.text)
-    except ValueError:  # blank, or no Unicode text: no corpus would take it
+    except ValueError:  # blank, or invalid Unicode, which a corpus refuses
         return None
 
 
 class Collector:
-    """Takes answers in on any thread and stores them on one of its own.
+    """Accepts answers on any thread and stores them on its own thread.
 
     Args:
-        rows: Where they go.
+        rows: The store of collected rows.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Collector:
         self._rows, self._settings, self._metrics = rows, settings, metrics
         self._due = 0.0
         self._buffer: deque[CollectedRow] = deque()
-        self._held, self._lock = 0, threading.Lock()  # bytes of the buffer, about
+        self._held, self._lock = 0, threading.Lock()  # approximate bytes of the buffer
         self._flushing: RepeatedCall | None = None
         if settings.sample_rate:
             self._flushing = RepeatedCall(
@@ -73,7 +73,7 @@ class Collector:
     def finished(
         self, asked: Request, request: GenerationRequest, result: GenerationResult
     ) -> None:
-        """An answer has ended; every n-th that says what the task says by itself is kept."""
+        """Notes the end of an answer; every n-th default answer is kept."""
         if not self._settings.sample_rate or (row := row_of(asked, request, result)) is None:
             return
         self._due += self._settings.sample_rate
@@ -89,7 +89,7 @@ class Collector:
             self._metrics.not_collected["full"].inc()
 
     def close(self) -> None:
-        """Store what there is, if the store takes it at once."""
+        """Stores the buffered rows, if the store accepts them at once."""
         if self._flushing:
             self._flushing.close(_JOIN_S)
 

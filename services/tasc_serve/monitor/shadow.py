@@ -1,7 +1,7 @@
 """Decodes some answers again without drafts, in idle rows, and compares token ids.
 
-Only answers that take the likeliest token by the target's own logits are compared: where a rule
-draws tokens or changes logits, nothing tells whether two tokens were a near tie.
+Only greedy answers by the target's own logits are compared: if tokens are drawn or logits are
+changed, near ties between two tokens cannot be detected.
 """
 
 import dataclasses
@@ -26,20 +26,20 @@ from tasc_serve.settings import ShadowSettings
 
 log = logging.getLogger(__name__)
 
-# Natural logarithms that two tokens may lie apart for the batch's shape to turn them round: some
-# roundings of logits of a few tens.
+# Maximum difference of natural logarithms at which the batch's shape may swap two tokens: some
+# rounding errors of logits of a few tens.
 MARGINS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 _PREFIX = "shadow:"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two answers part.
+    """The position at which two answers diverge.
 
     Attributes:
-        place: Of the first token that differs, from 0.
-        gap: How much likelier the shadow's token is there, as natural logarithms; infinite where
-            the answer's token is none of the likeliest.
+        place: Position of the first token that differs, from 0.
+        gap: Difference of the log-probabilities (natural) of the shadow's and the answer's token
+            there; infinite if the answer's token is not among the likeliest.
     """
 
     place: int
@@ -68,7 +68,7 @@ class _Candidate:
 
     @property
     def shadow(self) -> GenerationRequest:
-        """The same request again, in whole, from its prompt on."""
+        """The same request from its prompt on, as a shadow."""
         return dataclasses.replace(
             self.request,
             id=_PREFIX + self.request.id,
@@ -83,12 +83,12 @@ class _Candidate:
 class ShadowCheck:
     """Checks a share of one engine's drafted answers.
 
-    `finished` may be called on any thread; all else is called on the engine's.
+    `finished` may be called on any thread; all other methods on the engine's.
 
     Args:
-        dtype: The target's, which says how close a near tie is.
-        observe: Given each step's record without what shadows did; steps of shadows alone are not
-            told. Prompt tokens of shadows stay in it.
+        dtype: Data type of the target, which defines the size of a near tie.
+        observe: Called with each step's record without the work of shadows, and not for steps of
+            shadows only. Prompt tokens of shadows remain in it.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class ShadowCheck:
 
     @property
     def running(self) -> int:
-        """Requests of this check that the engine holds."""
+        """Number of this check's requests in the engine."""
         return len(self._running)
 
     def finished(self, request: GenerationRequest, result: GenerationResult) -> None:
-        """A user's answer has ended; every n-th that can be judged is chosen."""
+        """Notes the end of a user's answer; selects every n-th that can be compared."""
         drafted = request.draft and any(result.acceptance.drafted)
         if not (drafted and request.sampling.plain) or result.finish_reason == "error":
             return
@@ -128,16 +128,16 @@ class ShadowCheck:
         self._chosen.append(_Candidate(request, result, until))
 
     def make_way(self) -> None:
-        """A user's request is about to come: it shall find the row it would find without us.
+        """Frees a row before a user's request is submitted, so that shadows do not delay it.
 
-        Places of a cache that is smaller than all rows need it finds a step later.
+        If the cache is smaller than all rows need, its slots become free one step later.
         """
         engine = self._engine
         if self._running and engine.running + engine.waiting >= engine.config.rows:
             self._give_back(next(reversed(self._running)))
 
     def fill(self) -> None:
-        """Before a step: give rows back where somebody waits, take one where one is free."""
+        """Before a step: frees rows if requests wait, or takes a free one."""
         engine = self._engine
         if self._crowded:
             for shadow_id in tuple(self._running):
@@ -149,11 +149,11 @@ class ShadowCheck:
                 self._failed()
 
     def hold(self, record: StepRecord) -> None:
-        """Take a step's record; `own` passes it on."""
+        """Stores a step's record, which `own` passes on."""
         self._record = record
 
     def own(self, outputs: list[Output]) -> list[Output]:
-        """After a step: keep the answers of shadows, return those of users."""
+        """After a step: keeps the outputs of shadows, and returns those of users."""
         self._crowded = self._engine.waiting > 0
         if not self._running:
             self._pass_on([])
@@ -173,7 +173,7 @@ class ShadowCheck:
         record, self._record = self._record, None
         if record is None or (self._running and self._running.keys() >= set(record.requests)):
             return
-        # Shadows have no drafts, and nothing is forced where a request asks for logprobs.
+        # Shadows have no drafts, and no tokens are forced if logprobs are requested.
         tokens = sum(len(output.tokens) for output in mine)
         self._observe(
             dataclasses.replace(
@@ -202,24 +202,24 @@ class ShadowCheck:
     def _submit(self, candidate: _Candidate) -> None:
         shadow = candidate.shadow
         if shadow.guide and not self._engine.guides.known(shadow.guide):
-            # To compile it again would keep users waiting.
+            # Compiling it again would delay users.
             self._metrics.not_checked["failed"].inc()
             return
         self._engine.submit(shadow)
         self._running[shadow.id] = candidate
 
     def _failed(self) -> None:
-        """No check is worth an engine: what it raises is logged, and users' answers go on."""
+        """Logs an error of the check, so that users' answers continue."""
         self._metrics.not_checked["failed"].inc()
         log.exception("an answer could not be checked")
 
     def _give_back(self, shadow_id: str) -> None:
-        """What is still young is tried again from its beginning."""
+        """Frees a shadow's row; its candidate is tried again from the beginning."""
         self._engine.cancel(shadow_id)
         self._chosen.appendleft(self._running.pop(shadow_id))
 
     def _warm_up(self) -> None:
-        """Rules that tell logprobs compile for seconds; no step may wait for that."""
+        """Compiles rules for log-probabilities on another thread, since it takes seconds."""
         if not self._warming:
             self._warming = True
             threading.Thread(
@@ -236,10 +236,10 @@ class ShadowCheck:
             self._tell(candidate, shadow, found)
 
     def _tell(self, candidate: _Candidate, shadow: GenerationResult, found: Difference) -> None:
-        """The shape of what went wrong, and nothing that a user wrote."""
+        """Logs a mismatch without any text of a user."""
         self._real += 1
         if self._real & (self._real - 1):
-            return  # the 1st, 2nd, 4th, 8th ... are logged: logs stay readable
+            return  # logs only the 1st, 2nd, 4th, 8th ...
         request, result = candidate.request, candidate.result
         facts = {
             "token": found.place,

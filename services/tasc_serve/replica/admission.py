@@ -1,8 +1,8 @@
-"""From a call to a request that the engine takes, or to the reason why it does not.
+"""Turns a call into a request for the engine, or into a refusal with its reason.
 
-New guides are compiled on threads of their own, so that answers go on being sent meanwhile, and
-calls with a known guide, or none, do not wait. How fast requests end here tells when a call that
-finds the queue full should come again.
+New guides are compiled on separate threads, so that answers are still sent meanwhile, and calls
+with a known guide, or none, do not wait. The rate at which requests end determines when a call that
+finds the queue full should retry.
 """
 
 import asyncio
@@ -21,47 +21,47 @@ from tasc_runtime.engine.builder import EngineBuilder, Ready
 from tasc_runtime.protocol import Refusal
 from tasc_serve.settings import LimitSettings
 
-_KEPT = 64  # endings that the rate is measured over
+_KEPT = 64  # number of endings that the rate is measured over
 _LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
-_LATEST_S = 5  # the last seconds of it, for all calls that have to wait longer
+_LATEST_S = 5  # the last part of it, for all calls that must wait longer
 _UNKNOWN_S = 1.0  # assumed for an answer before any has ended
-_SLACK = 4  # a quarter of the queue is to be empty when the first refused calls come again
+_SLACK = 4  # a quarter of the queue should be empty at the first retries
 
 
 class DrainRate:
-    """The rate at which places become free, and the times for refused calls to come again.
+    """The rate at which places become free, and the retry times of refused calls.
 
     Args:
-        rows: Calls that are answered at once.
+        rows: Number of calls that are answered at the same time.
     """
 
     def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rows, self._clock = rows, clock
-        self._marks: deque[float] = deque(maxlen=_KEPT + 1)  # when it began, and the endings
+        self._marks: deque[float] = deque(maxlen=_KEPT + 1)  # times of the start and the endings
         self._known = rows / _UNKNOWN_S
-        self._expected: dict[str, float] = {}  # when calls that were refused come again
-        self._times: list[tuple[float, str]] = []  # a heap of these and of calls taken since
+        self._expected: dict[str, float] = {}  # retry times of refused calls
+        self._times: list[tuple[float, str]] = []  # a heap of these and of calls accepted since
 
     def began(self, call_id: str) -> None:
-        """A call has been taken; refused before or not, it is not expected any more."""
+        """Notes an accepted call, whose retry is no longer expected."""
         self._expected.pop(call_id, None)
         if not self._marks:
             self._marks.append(self._clock())
 
     def ended(self) -> None:
-        """A place has become free."""
+        """Notes that a place has become free."""
         self._marks.append(self._clock())
 
     def idle(self) -> None:
-        """All calls have ended: the time until the next one says nothing about the rate."""
+        """Notes that all calls have ended, as idle time must not affect the rate."""
         if len(self._marks) > self._rows:  # with fewer endings, some rows were free
             self._known = self.per_second()
         self._marks.clear()
 
     def per_second(self) -> float:
-        """Places that become free in a second; before any has, the rate before `idle`.
+        """Places that become free per second; before the first, the rate before `idle`.
 
-        The rate falls while nothing ends.
+        The rate falls while no call ends.
         """
         spent = self._clock() - self._marks[0] if self._marks else 0.0
         if len(self._marks) < 2:
@@ -69,15 +69,15 @@ class DrainRate:
         return (len(self._marks) - 1) / spent if spent > 0 else math.inf
 
     def retry_after_s(self, call_id: str, waiting: int) -> float:
-        """Seconds until a call that is refused now should come again: at most 60.
+        """Seconds until a call that is refused now should retry, at most 60.
 
-        Each call gets a time of its own, behind those that were refused before it, as fast as
-        places become free. A call that asks before its time keeps that time. Where the time would
-        be later than 60 s, the call comes in the last 5 of them, since an earlier try would only
-        use up one of the client's retries.
+        Each call gets its own time, after those refused before it, at the rate at which places
+        become free. A call that retries too early keeps its time. If the time would exceed 60 s,
+        the call retries within the last 5 of them, since an earlier try would waste one of the
+        client's retries.
 
         Args:
-            waiting: Calls in the queue.
+            waiting: Number of calls in the queue.
         """
         now = self._clock()
         while self._times and self._times[0][0] <= now:
@@ -94,7 +94,7 @@ class DrainRate:
         return wait_s
 
 
-_COMPILERS = 2  # guides by choices and by grammars need not wait for one another
+_COMPILERS = 2  # guides of choices and of grammars do not wait for each other
 
 
 class Admission:
@@ -103,20 +103,20 @@ class Admission:
     def __init__(self, builder: EngineBuilder, limits: LimitSettings) -> None:
         self._builder, self._limits = builder, limits
         self._threads = ThreadPoolExecutor(_COMPILERS, "guides")
-        # The task's own guide, should it have been forgotten over others, does not wait for them.
+        # The task's own guide does not wait for others, if it was dropped in favour of them.
         self._own = ThreadPoolExecutor(1, "own-guide")
-        # One: prompts are rendered one by one in any case.
+        # One thread, since prompts are rendered one by one anyway.
         self._renders = ThreadPoolExecutor(1, "prompts")
         self._compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = {}
         self._rules = asyncio.Lock()
 
     async def request(self, asked: Request, id: str) -> Ready | Refusal:
-        """Read a request. Raises what nobody foresaw only.
+        """Reads a request; raises only unexpected errors.
 
         Args:
-            id: The request's in the engine.
+            id: Id of the request in the engine.
         """
-        # One version from here on: a newer one may come while a guide is waited for.
+        # One version from here on, as a newer one may arrive while a guide is compiled.
         version = asked.record_version or self._builder.record_version
         try:
             request = await self._read(asked, version, id)
@@ -138,7 +138,7 @@ class Admission:
         return await loop.run_in_executor(self._renders, self._builder.read, asked, version, id)
 
     async def _known(self, guide: GuideSpec | None) -> Refusal | None:
-        """Wait until a guide can be had at once, or say why not."""
+        """Waits until a guide is compiled, or returns the refusal."""
         if guide is None or self._builder.engine.guides.known(guide):
             return None
         limit_s, most = self._limits.guide_timeout_s, self._limits.max_compiling_guides
@@ -151,15 +151,15 @@ class Admission:
         try:
             async with asyncio.timeout(limit_s):
                 failed = await asyncio.shield(known)
-        except TimeoutError:  # it goes on, and is there for who comes again
+        except TimeoutError:  # compiling continues, for a retry
             message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
             return Refusal("full", message, guide.field)
         if failed and not self._builder.engine.guides.known(guide):
-            raise FieldError(guide.field, f"{guide.name}: {failed}")  # not to be tried again here
+            raise FieldError(guide.field, f"{guide.name}: {failed}")  # no retry here
         return None
 
     def _compile(self, guide: GuideSpec) -> asyncio.Future[GuideError | None]:
-        """Once for all who wait for it."""
+        """Compiles a guide once for all calls that wait for it."""
         guides = self._builder.engine.guides
 
         def compile_() -> GuideError | None:
@@ -180,7 +180,7 @@ class Admission:
 
     async def _compile_rules(self, request: GenerationRequest) -> None:
         if self._builder.engine.waits_to_compile(request):
-            async with self._rules:  # one thread does it, the others would only wait
+            async with self._rules:  # one thread at a time, as others would only wait
                 if self._builder.engine.waits_to_compile(request):
                     await asyncio.to_thread(self._builder.engine.compile_rules)
 

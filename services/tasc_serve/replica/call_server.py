@@ -1,8 +1,8 @@
-"""Takes gateways' connections to one replica and answers the calls that come over them.
+"""Accepts gateways' connections to one replica and answers the calls on them.
 
-A gateway asks for an endpoint over its Ray Serve handle and gets a one-time token, and a socket on
-the same node or a TLS port otherwise. The handle call stays open as long as the connection: Serve
-sees that the replica is in use, and does not stop it before the gateway has let go.
+A gateway requests an endpoint over its Ray Serve handle. It gets a one-time token, and a socket on
+the same node or a TLS port otherwise. The handle call stays open as long as the connection, so that
+Serve sees the replica in use and does not stop it before the gateway disconnects.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ from tasc_serve.wire import Connection, Endpoint, Message
 
 log = logging.getLogger(__name__)
 _BACKLOG = 64  # connections that wait to be accepted
-_PORTS = 100  # that are tried, from the one that is set
-_HELLO_BYTES = 1024  # of the longest message before the token
+_PORTS = 100  # number of ports to try, from the configured one on
+_HELLO_BYTES = 1024  # maximum size of a message before the token
 
 
 class Answers(Protocol):
-    """Who answers the calls."""
+    """The interface of the object that answers calls."""
 
     async def complete(self, request: Request) -> Output | Refusal: ...
 
     def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]: ...
 
     def pulse(self) -> Pulse:
-        """Raises EngineBroken."""
+        """Returns the replica's pulse; raises EngineBroken."""
 
 
 class CallServer:
-    """The endpoints of one replica. Belongs to the event loop that first asks for one.
+    """The endpoints of one replica. Belongs to the event loop that first requests one.
 
     Args:
         name: The replica's id; gateways compare it.
@@ -72,10 +72,10 @@ class CallServer:
         self._remote: Endpoint | None = None
 
     async def attach(self, node: str) -> AsyncGenerator[Endpoint, None]:
-        """Yield an endpoint for one connection; end when the connection has ended.
+        """Yields an endpoint for one connection; ends when the connection has ended.
 
         Raises:
-            ServiceError: Nobody connected within ``connection.connect_timeout_s``.
+            ServiceError: No connection was made within ``connection.connect_timeout_s``.
         """
         endpoint = await self._endpoint(node)
         token = secrets.token_bytes(32)
@@ -92,7 +92,7 @@ class CallServer:
             ended.cancel()
 
     def close(self) -> None:
-        """End all connections. Call it on the event loop, or when that has ended."""
+        """Ends all connections. Call it on the event loop, or after that has ended."""
         for server in self._servers:
             server.close()
         for connection in list(self._open):

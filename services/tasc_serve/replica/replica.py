@@ -36,7 +36,7 @@ from tasc_serve.settings import ServedTask, ServeSettings
 from tasc_serve.wire import AttachRequest, Endpoint
 from tasc_store import CollectedRows, TaskStore, connect
 
-_LEAST_STALL_S = 60.0  # a step may take long, a replica must not be replaced for that
+_LEAST_STALL_S = 60.0  # long steps must not get a replica replaced
 
 
 class TaskReplica:
@@ -44,12 +44,12 @@ class TaskReplica:
 
     Args:
         settings: The service's settings.
-        redis_url: The store.
-        task: Which of the settings' tasks.
-        digest: The `engine_digest` of the record that it serves; unset: the newest one's.
+        redis_url: URL of the store.
+        task: Name of one of the settings' tasks.
+        digest: The `engine_digest` of the record that it serves; unset: that of the newest one.
 
     Attributes:
-        builder: The task's engine, and what it was built of.
+        builder: The builder of the task's engine.
         registry: The replica's metrics.
     """
 
@@ -114,7 +114,7 @@ class TaskReplica:
         )
 
     async def complete(self, asked: Request) -> Output | Refusal:
-        """The last output of one request, whose result has the whole answer."""
+        """Returns the last output of one request, which has the whole answer."""
         async with aclosing(self.stream(asked)) as items:
             async for item in items:
                 if isinstance(item, Refusal):
@@ -124,7 +124,7 @@ class TaskReplica:
         raise RuntimeError(f"call {asked.id} ended without a result")
 
     async def stream(self, asked: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """The outputs of an answer, or one with all of it; closing the iterator frees the row."""
+        """Yields outputs of an answer, or one with all of it; closing the iterator frees it."""
         if refusal := self._refused(asked):
             yield refusal
             return
@@ -133,7 +133,7 @@ class TaskReplica:
         self._outstanding += 1
         taken = False
         try:
-            # Not the call's: a client's retry and its first attempt may be here at once.
+            # Not the call's id, as a client's retry and its first attempt may be here together.
             ready = await self._admission.request(asked, f"{asked.id}-{next(self._numbers)}")
             if isinstance(ready, Refusal):
                 yield ready
@@ -141,7 +141,7 @@ class TaskReplica:
             taken = True
             if asked.is_acknowledged:
                 yield Output(asked.id, record_version=ready.record_version)
-            # Closed here: the engine hears of the end before another call takes the place.
+            # Closed here, so that the engine knows the end before another call takes the place.
             async with aclosing(self._outputs(ready, asked)) as outputs:
                 async for output in outputs:
                     yield output
@@ -153,7 +153,7 @@ class TaskReplica:
                 self._drain.idle()
 
     async def attach(self, request: AttachRequest) -> AsyncGenerator[Endpoint, None]:
-        """Where a gateway may connect; ends with its connection."""
+        """Yields the endpoint for a gateway; ends with its connection."""
         if self._server is None:
             name = serve.get_replica_context().replica_id.unique_id
             node = ray.get_runtime_context().get_node_id()
@@ -163,21 +163,21 @@ class TaskReplica:
                 yield endpoint
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve scales by: calls do not come over its handles."""
+        """The load by which Serve scales, as calls do not use its handles."""
         return {OUTSTANDING: self._outstanding}
 
     def pulse(self) -> Pulse:
-        """That it is alive, and how much it has to do.
+        """Returns the replica's state and load.
 
         Raises:
-            EngineBroken: Its engine is not.
+            EngineBroken: Its engine has ended.
         """
         if not self._loop.alive:
             raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
         return Pulse(self._status(), self._outstanding, self._loop.stalled_s)
 
     def _refused(self, asked: Request) -> Refusal | None:
-        """Why a request cannot be taken now."""
+        """Returns a refusal if a request cannot be accepted now."""
         outstanding, version = self._outstanding, self.builder.record_version
         if outstanding >= self._capacity:
             message = f"{outstanding} requests are in this replica already"
@@ -208,14 +208,14 @@ class TaskReplica:
         )
 
     def check_health(self) -> None:
-        """Raise when the engine has broken or hangs, so that Serve replaces this replica."""
+        """Raises if the engine is broken or hangs, so that Serve replaces this replica."""
         if not self._loop.alive:
             raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
         if self._loop.stalled_s > self._stall_limit_s:
             raise EngineBroken(f"no step has ended for {self._loop.stalled_s:.0f} s")
 
     def close(self) -> None:
-        """End its threads and connections, as far as it was built."""
+        """Ends its threads and connections, even if construction failed."""
         if self._server:
             self._server.close()
         for part in ("_watcher", "_loop", "_admission", "_collector", "_port"):
@@ -232,10 +232,10 @@ class TaskReplica:
     ) -> AsyncGenerator[Output | Refusal, None]:
         request, builder = ready.request, self.builder
         texts = AnswerTexts(builder.tokenizer, asked, request, ready.record_version)
-        # One item per step at most, and a row takes max_tokens steps: bounded by the request.
+        # At most one item per step and max_tokens steps, so the request limits the size.
         arrived: asyncio.Queue[Output | Refusal | Exception] = asyncio.Queue()
         self._loop.submit(request, arrived.put_nowait, ready.guide)
-        # The gateway gives up at the same time; this one counts where the gateway is dead.
+        # The gateway gives up at the same time; this limit is for a dead gateway.
         timeout_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
         late = Refusal("late", f"no answer within {timeout_s:g} s")
         timer = asyncio.get_running_loop().call_later(timeout_s, arrived.put_nowait, late)
@@ -271,25 +271,25 @@ class TaskReplica:
                 self._here.call_soon_threadsafe(run)
 
     def _set_index(self) -> None:
-        """What answers are drafted from, and by what, has changed."""
+        """Publishes a change of the index or the proposer."""
         proposer = self.builder.drafts_by
         if proposer != self._metrics.proposer:
             self._metrics.set_proposer(proposer)
         self._metrics.set_index(self.builder.artifact, self.builder.index_bytes)
 
     def _observe_step(self, record: StepRecord) -> None:
-        # Metrics are labelled by what the builder turns out to draft with, so they are made later.
+        # Metrics are labelled with the builder's proposer, so they are created later.
         self._shadow.hold(record)
 
     def _load(self) -> tuple[int, int, float]:
         engine = self.builder.engine
-        # Read in the middle of a step: the check may not know yet that the engine has ended one.
+        # Read during a step, so the check may not know yet that the engine has ended one.
         running = max(engine.running - self._shadow.running, 0)
         return running, engine.waiting, engine.kv_usage
 
 
 def _failure(error: str, ready: Ready, asked: Request) -> Refusal:
-    """A guide that stops half-way, as no trial foresees, is the fault of who sent it."""
+    """Makes the refusal of a failed answer; a guide that stops midway is the client's error."""
     guide = asked.guide
     if guide and ready.guide and ready.guide.error:
         return Refusal("invalid", f"{guide.name} cannot be followed: {error}", guide.field)

@@ -1,6 +1,6 @@
-"""Notes of replicas that start, published in Redis for the process that starts the service.
+"""Notes of starting replicas, published in Redis for the process that starts the service.
 
-Notes are not kept: one that nobody hears, or that Redis does not carry, is lost.
+Notes are not stored: a note without a listener, or sent while Redis is unavailable, is lost.
 """
 
 import json
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def tell(client: redis.Redis, task: str, text: str) -> None:
-    """Tell people who wait for a task's replica what takes long; never raises for Redis's sake."""
+    """Publishes a note about slow work for waiting users; never raises if Redis fails."""
     try:
         client.publish(_CHANNEL, json.dumps([task, text]))
     except redis.RedisError as error:
@@ -31,11 +31,11 @@ def tell(client: redis.Redis, task: str, text: str) -> None:
 def start_notes(
     url: str, tasks: Collection[str], on_note: Callable[[str, str], None]
 ) -> Iterator[None]:
-    """Inside the block ``on_note`` is called, on a thread of its own, with what replicas say.
+    """Within the block, ``on_note`` is called on a separate thread with notes of replicas.
 
     Args:
         url: The store that the replicas use.
-        tasks: Whose replicas; a store may be shared with other services.
+        tasks: Tasks of this service; a store may be shared with other services.
         on_note: Called with a task's name and a note, which is one line.
 
     Raises:
@@ -47,7 +47,7 @@ def start_notes(
         if task in tasks:
             on_note(task, text)
 
-    # Where Redis is away for long the service says so itself; it may come back until then.
+    # If Redis stays unavailable, the service reports it; it may recover before that.
     def lost(error: BaseException, notes: Any, thread: Any) -> None:
         time.sleep(_POLL_S)
 

@@ -1,7 +1,7 @@
 """The thread that owns an engine and steps it while there is work.
 
-Others hand it requests, cancellations and calls to run between two steps; it hands back outputs. It
-knows no HTTP and no Ray.
+Other threads pass it requests, cancellations and calls to run between two steps; it passes back
+outputs. It does not depend on HTTP or Ray.
 """
 
 import logging
@@ -23,16 +23,16 @@ _IDLE_S = 0.5
 
 
 class EngineLoop:
-    """Run ``engine`` on a thread of its own.
+    """Runs ``engine`` on a separate thread.
 
     A sink is called with each output of its request and, if the engine breaks, with the exception.
-    A request that does not stream gets its last output only.
+    A request that does not stream gets only its last output.
 
     Args:
-        hand_over: Runs a function that calls all sinks of a round. By default it runs on the
+        hand_over: Runs a function that calls all sinks of a round. By default, it runs on the
             engine's thread, and sinks must not block.
         on_delta: Called with seconds since the row's previous output and its number of tokens.
-        shadow: Requests of its own that it brings in where rows are free.
+        shadow: The shadow check, which adds requests if rows are free.
     """
 
     def __init__(
@@ -63,25 +63,25 @@ class EngineLoop:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the thread last came round, 0 while it has nothing to do."""
+        """Seconds since the thread's last completed round; 0 while it is idle."""
         return 0.0 if self._idle else time.monotonic() - self._round
 
     def submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None = None) -> None:
-        """Answer ``request``; what the engine does not take, the sink gets as a refusal.
+        """Submits ``request``; if the engine refuses it, the sink gets a refusal.
 
         Args:
-            guide: The request's, made on another thread: this one compiles nothing.
+            guide: The request's guide, made on another thread, as this one compiles nothing.
         """
         self._inbox.put(lambda: self._submit(request, sink, guide))
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request; its row is free at the next step and its sink hears no more."""
+        """Drops a request; its row is free at the next step, and its sink is not called again."""
         self._inbox.put(lambda: self._cancel(request_id))
 
     def between_steps(self, action: Callable[[], None]) -> None:
-        """Run ``action`` on the engine's thread, between two steps, in order of arrival.
+        """Runs ``action`` on the engine's thread, between two steps, in order of arrival.
 
-        What it raises is logged and harms nobody else.
+        Its errors are logged and have no other effect.
         """
 
         def guarded() -> None:
@@ -114,7 +114,7 @@ class EngineLoop:
         return self._shadow.own(self._engine.step())
 
     def _refuse_all(self, error: Exception) -> None:
-        """Nobody may wait for an engine that is gone: refuse what still arrives."""
+        """Refuses all requests, also later ones, after the engine has ended."""
         while True:
             self._tell([(sink, error) for sink, _ in self._sinks.values()])
             self._sinks.clear()
@@ -131,7 +131,7 @@ class EngineLoop:
             return
 
     def _next_action(self) -> Callable[[], None]:
-        """Wait for it where the engine has nothing to do."""
+        """Returns the next action; waits for it if the engine is idle."""
         self._idle = idle = not (self._engine.running or self._engine.waiting)
         try:
             return self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)

@@ -1,8 +1,8 @@
 """Watches the store for a newer record or draft index of a running engine's task, and installs it.
 
-What a version needs is built beside the steps and installed between two of them. A record that
-needs another engine is logged: new replicas serve it once the application is deployed again. A
-store that is away, or an index that does not fit, changes nothing and is logged.
+A new version is prepared while steps run, and installed between two of them. A record that needs
+another engine is logged; new replicas serve it after the application is deployed again. An
+unavailable store, or an index that does not fit, is logged and changes nothing.
 """
 
 import logging
@@ -24,18 +24,17 @@ from tasc_store import Artifact, TaskRecord, TaskStore
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 60.0  # until a record that could not be installed is tried again
+AGAIN_S = 60.0  # seconds until a record that could not be installed is tried again
 
 
 class TaskWatcher:
-    """Brings new indexes of ``builder``'s task, and new versions of its record, into it.
+    """Installs new indexes and record versions of a task in its ``builder``.
 
-    Requests that are read from then on see the new version of the record; those that were read
-    keep theirs. One change at a time is prepared and installed, so that none is prepared for what
-    the other replaces.
+    Later requests use the new version of the record; earlier ones keep theirs. One change at a time
+    is prepared and installed, so that none is prepared for a state that another one replaces.
 
     Args:
-        poll_s: Longest time until a new version is seen.
+        poll_s: Maximum seconds until a new version is detected.
         on_change: Called between two steps when another index or another proposer drafts.
     """
 
@@ -70,11 +69,11 @@ class TaskWatcher:
         if artifact is None or artifact.version == self._index:
             return
         try:
-            index = self._builder.indexes.fetch(artifact)  # for minutes, if it is large
+            index = self._builder.indexes.fetch(artifact)  # takes minutes if it is large
             with self._changing:
                 proposer = self._builder.proposer_for(self._builder.record, index)
                 self._between_steps(partial(self._swap, artifact, index, proposer))
-        except (ServiceError, ValueError):  # it will not fit later; what else fails, may work
+        except (ServiceError, ValueError):  # it will never fit; other errors may be temporary
             log.exception("a new draft index does not fit; the old one stays in use")
         self._index = artifact.version
 
@@ -100,7 +99,7 @@ class TaskWatcher:
         self._seen = version if self._is_settled(record, version) else version - 1
 
     def _remember(self, version: int) -> None:
-        """An answer may have been begun by it, on a replica that is gone or saw it sooner."""
+        """Keeps a version, as another replica may have begun an answer by it."""
         builder = self._builder
         try:
             record = self._tasks.get(self._name, version)
@@ -112,11 +111,11 @@ class TaskWatcher:
                 builder.records.add(record, version)
             else:  # the newest until the next one is
                 self._bring(record, version)
-        except Exception as error:  # of another engine, say: nobody here can end it
+        except Exception as error:  # for example of another engine, so it cannot be used here
             log.debug("version %d of task %s is not remembered: %s", version, self._name, error)
 
     def _is_settled(self, record: TaskRecord, version: int) -> bool:
-        """Bring a version in where this engine can; False where that is to be tried again."""
+        """Installs a version if this engine can; returns False to try again later."""
         now = self._builder.record_version
         if version < now:
             log.error("task %s was made anew; deploy the application again to serve it", self._name)
@@ -140,7 +139,7 @@ class TaskWatcher:
             self._bring(record, version)
         except GuideError as error:
             log.error(message, *what, error)
-        except Exception as error:  # whatever it is, later versions must still be seen
+        except Exception as error:  # after any error, later versions must still be seen
             if version != self._failed:
                 self._failed = version
                 log.error(
@@ -156,7 +155,7 @@ class TaskWatcher:
         return True
 
     def _bring(self, record: TaskRecord, version: int) -> None:
-        """Make what a version needs, where nobody waits, and wait until it is in use."""
+        """Prepares a version on this thread, and waits until it is in use."""
         builder = self._builder
         if changes := fixed_changes(builder.record, record):
             raise ValueError(f"it changes {', '.join(changes)}")
@@ -172,10 +171,10 @@ class TaskWatcher:
             self._on_change()
 
     def _between_steps(self, action: Callable[[], None]) -> None:
-        """Have the engine's thread do something, and wait until it has or this is closed.
+        """Runs an action on the engine's thread, and waits until it is done or this is closed.
 
         Raises:
-            Exception: What it raises.
+            Exception: Any error of the action.
         """
         done: Future[None] = Future()
 

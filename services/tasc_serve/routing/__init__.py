@@ -1,1 +1,1 @@
-"""Which replica answers a call, and what happens when it dies."""
+"""Selection of the replica that answers a call, and failover if it dies."""

@@ -1,4 +1,4 @@
-"""Completes calls when replicas die: another replica continues behind the tokens already received.
+"""Completes calls when replicas die: another replica continues after the received tokens.
 
 A whole answer is requested again. For a stream, the next replica gets the token ids received so far
 and sends those that follow. The result is the same as without a failure, because an answer depends
@@ -183,7 +183,7 @@ class Failover:
             if found := self._fleet.pick(run.full.keys() | run.behind, run.record_version):
                 return found
             pause_s = _LOOK_S
-            if run.begun and run.full:  # one that a replica had taken waits for a free place
+            if run.begun and run.full:  # an accepted call waits for a free place
                 waits = [refusal.retry_after_s or _LOOK_S for refusal in run.full.values()]
                 pause_s = min(_MOST_PAUSE_S, max(_LOOK_S, min(waits)))
                 run.full.clear()

@@ -1,4 +1,4 @@
-"""The replicas of one task as a gateway sees them: which are present, which are silent, their load.
+"""A gateway's view of one task's replicas: which are present or silent, and their load.
 
 The gateway asks each replica for its pulse, because Ray needs ten seconds or more to notice a lost
 node, and does not notice a process that hangs.
@@ -25,7 +25,7 @@ from tasc_runtime.protocol import Pulse, TaskStatus
 log = logging.getLogger(__name__)
 
 _MOST_PULSE_S = 1.0
-_FIRST_PULSE_S = 3.0  # after the first look; Serve's report of the replicas and a pulse take one
+_FIRST_PULSE_S = 3.0  # after the first look; Serve's report and a pulse take one
 _SOON_S = 0.05
 _DIED = (
     RayActorError,
@@ -67,11 +67,11 @@ def loss_reason(error: BaseException) -> str | None:
 
 
 class SeenReplica:
-    """What a gateway knows of one replica.
+    """A gateway's knowledge about one replica.
 
     Attributes:
         calls: Number of this gateway's calls that it is answering.
-        gone: Why it gets no more calls; empty if it may get some.
+        gone: The reason why it gets no more calls; empty if it may get some.
         let_go: Whether its connection was ended since it last had a pulse.
     """
 
@@ -186,9 +186,9 @@ class Fleet:
 
         Args:
             avoid: Names of replicas that are not chosen.
-            record_version: None: any. Replicas with the newest version are preferred while their
-                engines have free rows. Otherwise the load is shared by all: early in a rolling
-                update, one new replica cannot take all the load.
+            record_version: The version that must be served; None for any. Replicas with the newest
+                version are preferred while their engines have free rows. Otherwise the load is
+                shared by all: early in a rolling update, one new replica cannot take all the load.
         """
         fits = [r for r in self._live() if r.name not in avoid and _serves(r, record_version)]
         if len(fits) == 1:
@@ -208,7 +208,7 @@ class Fleet:
         while True:
             try:
                 self.look()
-            except Exception:  # unforeseen; the loop must go on
+            except Exception:  # unexpected; the loop must continue
                 log.exception("task %s: its replicas could not be checked", self._task)
             await asyncio.sleep(min(_MOST_PULSE_S, self._silence_s / 4))
 

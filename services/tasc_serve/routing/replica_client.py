@@ -2,7 +2,7 @@
 
 A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If it
 breaks, all its calls end with `ReplicaLost`. The next call or pulse requests a new one from Serve,
-so it never reaches another process than the one that Serve names.
+so it reaches only the process that Serve names.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class ReplicaClient:
         """Returns the connection to a replica; the first caller opens it.
 
         Raises:
-            ReplicaLost: It cannot be opened.
+            ReplicaLost: The connection cannot be opened.
         """
         link = self._links.get(name)
         if link and link.done() and _is_open(link):
@@ -226,7 +226,7 @@ _Item = Output | Refusal | Pulse | Exception
 
 
 def _settle(reply: asyncio.Future[_Item], item: _Item) -> None:
-    if not reply.done():  # a cancelled call has no use for it
+    if not reply.done():  # a cancelled call does not need it
         reply.set_result(item)
 
 

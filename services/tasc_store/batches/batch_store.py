@@ -1,6 +1,6 @@
-"""Batches in Redis: what is to be answered, how far it is, and what came of it.
+"""Batches in Redis: their requests, their progress, and their results.
 
-It does not know what a line of a batch asks for; what a worker does with one is in `leases`.
+The content of lines is not interpreted here. A worker's operations are in `leases`.
 """
 
 import json
@@ -22,11 +22,11 @@ ENDED: Final = frozenset(get_args(_EndedStatus))
 TIMES: Final = get_args(Status)[1:]  # a batch has the time of each of these
 _COUNTS: Final = ("total", "completed", "failed", "attempts")
 _NUMBERS: Final = ("created_at", "expires_at", "output_ttl_s", *_COUNTS)
-# A worker may begin shortly before the deadline, and has the input to read then.
+# A worker may begin shortly before the deadline, and must still be able to read the input.
 _BEHIND_DEADLINE_S: Final = 3600
 
-# A begun batch past its deadline, or cancelled, that no worker takes up within so long ends without
-# its answers.
+# A begun batch that is cancelled or past its deadline ends without its answers if no worker takes
+# it within this time.
 LEFT_S = 300
 
 BATCHES_LUA = (
@@ -69,8 +69,8 @@ end
 """
 )
 
-# ARGV: now. Batches that nobody holds past their deadline have expired; those kept long enough are
-# forgotten.
+# ARGV: now. Batches that no worker holds past their deadline expire; those kept long enough are
+# removed.
 _SWEEP = BATCHES_LUA + "sweep(tonumber(ARGV[1]))"
 
 # ARGV: now, most batches, most lines of an owner's open ones or -1, input file's id, the deadline,
@@ -140,10 +140,10 @@ return 1
 
 @dataclass(frozen=True)
 class BatchFault:
-    """Why a batch failed, or one reason of several.
+    """A reason why a batch failed.
 
     Attributes:
-        line: Of the input file, from 1.
+        line: Line of the input file, from 1.
     """
 
     code: str
@@ -154,13 +154,13 @@ class BatchFault:
 
 @dataclass(frozen=True)
 class NewBatch:
-    """What is asked for.
+    """A request for a new batch.
 
     Attributes:
-        window: The time it may take, in the asker's words; ``window_s`` in seconds.
+        window: The time it may take, in the client's notation; ``window_s`` in seconds.
         model: The task that all its lines name.
-        kept_s: How long its record is kept behind its end, in seconds.
-        output_ttl_s: How long its files are, in seconds.
+        kept_s: How long its record is kept after its end, in seconds.
+        output_ttl_s: How long its files are kept, in seconds.
     """
 
     input_file_id: str
@@ -176,12 +176,12 @@ class NewBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch as it is now.
+    """The current state of a batch.
 
     Attributes:
-        at: When it came to a status, in seconds since the epoch, for those it came to.
-        total: Lines of its file; 0 until they have been read.
-        attempts: How often a worker has taken it since something was done.
+        at: Times at which it reached each of its statuses, in seconds since the epoch.
+        total: Number of lines of its file; 0 until they have been read.
+        attempts: How often a worker has taken it since the last progress.
     """
 
     id: str
@@ -220,15 +220,16 @@ class BatchStore:
         self._sweep = client.register_script(_SWEEP)
 
     def create(self, new: NewBatch, most: int, most_lines: int | None = None) -> Batch:
-        """Ask for a batch; its input file stays until it has ended.
+        """Creates a batch; its input file is kept until it has ended.
 
         Args:
-            most_lines: Of the owner's batches that have not ended, this one counted; None: any.
+            most_lines: Maximum number of lines of the owner's open batches, including this one;
+                None: no limit.
 
         Raises:
-            UnknownFile: The input file is gone.
+            UnknownFile: The input file does not exist.
             BatchesFull: There are ``most`` already, or half as many of the same owner.
-            LinesFull: The owner's would have more lines than ``most_lines``.
+            LinesFull: The owner's open batches would have more lines than ``most_lines``.
         """
         now = time.time()
         id_, deadline = new_id("batch", now), int(now + new.window_s)
@@ -258,7 +259,7 @@ class BatchStore:
         return self.get(id_)
 
     def get(self, id_: str) -> Batch:
-        """Raises UnknownBatch."""
+        """Returns a batch; raises UnknownBatch."""
         self._swept()
         (found,) = self._load([id_])
         if found is None:
@@ -272,7 +273,7 @@ class BatchStore:
         limit: int = 20,
         wanted: Callable[[Batch], bool] = lambda batch: True,
     ) -> Page[Batch]:
-        """Batches behind the one with the id ``after``, the newest first."""
+        """Batches that follow the one with the id ``after``, the newest first."""
         self._swept()
         with translated(self._url):
             return read_page(
@@ -286,11 +287,11 @@ class BatchStore:
             )
 
     def cancel(self, id_: str) -> Batch:
-        """Have a batch end with what is done; cancelling twice is cancelling once.
+        """Ends a batch with the answers so far; idempotent.
 
         Raises:
-            UnknownBatch: There is none of that id.
-            BatchEnded: It has ended otherwise, or its answers are being written.
+            UnknownBatch: No batch has that id.
+            BatchEnded: The batch has ended otherwise, or its answers are being written.
         """
         with translated(self._url):
             done = int(self._cancel([keys.SHARED], [int(time.time()), id_]))

@@ -1,6 +1,6 @@
-"""Files in Redis, in pieces that expire: what goes into batches and what comes out of them.
+"""Files in Redis, in pieces that expire: inputs and outputs of batches.
 
-It does not know what is in a file.
+The content of files is not interpreted here.
 """
 
 import hashlib
@@ -20,19 +20,19 @@ from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import CorruptArtifact, FileInUse, FilesFull, StoreError, UnknownFile
 
 Item = TypeVar("Item")
-_STEP = 200  # ids looked at by one command
+_STEP = 200  # ids read by one command
 
 
 @dataclass(frozen=True)
 class Page(Generic[Item]):
-    """Some of a list, and whether more comes behind."""
+    """A part of a list, and whether more items follow."""
 
     items: tuple[Item, ...]
     has_more: bool
 
 
 def new_id(prefix: str, now: float | None = None) -> str:
-    """An id nobody can guess; those made later come later in the order of characters."""
+    """Makes an id that cannot be guessed; later ids sort after earlier ones."""
     milliseconds = int((time.time() if now is None else now) * 1000)
     return f"{prefix}-{milliseconds:011x}{secrets.token_hex(8)}"
 
@@ -47,12 +47,12 @@ def read_page(
     oldest_first: bool,
     wanted: Callable[[Item], bool],
 ) -> Page[Item]:
-    """The things behind one id, which need not be there any more.
+    """Reads the items that follow one id, which need not exist any more.
 
     Args:
         key: A sorted set of ids, all of one score.
-        load: The things of some ids; None for one that is gone.
-        after: Empty for the beginning.
+        load: Returns the items of some ids; None for one that does not exist.
+        after: The id; empty for the beginning.
     """
     found: list[Item] = []
     while len(found) <= limit:
@@ -142,8 +142,8 @@ return room(now, most_files, most_bytes, tonumber(ARGV[4]), ARGV[5])
 """
 )
 
-# ARGV: now, most files, most bytes, the file's record. It may be asked for again where Redis has
-# done it and the reply was lost.
+# ARGV: now, most files, most bytes, the file's record. The call may be repeated after Redis has
+# done it, if the reply was lost.
 KEEP = (
     FILES_LUA
     + """
@@ -179,13 +179,13 @@ class StoredFile:
     """The record of one file.
 
     Attributes:
-        purpose: What it was uploaded for; ``batch_output`` for what a batch wrote.
-        sha256: Of the whole file, hexadecimal.
-        chunks: How many pieces it lies in.
-        part: Under what name its pieces lie.
-        created_at: Seconds since the epoch, as ``expires_at``, when it goes away by itself.
-        owner: Whose it is; empty where nobody tells users apart.
-        lines: How many it has, blank ones too.
+        purpose: Purpose of the upload; ``batch_output`` for files that a batch wrote.
+        sha256: SHA-256 of the whole file, hexadecimal.
+        chunks: Number of its pieces.
+        part: Name under which its pieces are stored.
+        created_at: Seconds since the epoch, like ``expires_at``, the time at which it expires.
+        owner: Owner of the file; empty if users are not distinguished.
+        lines: Number of its lines, including blank ones.
     """
 
     id: str
@@ -206,10 +206,10 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileLimits:
-    """How many files there may be, and their bytes together, for another one to be let in.
+    """Maximum number of files, and of their bytes together, for a new file to be accepted.
 
-    Those of batches' answers are counted and always kept: beyond the limits there may be what the
-    batches write that were let in before. One owner may have half of either, and one file always.
+    Output files of batches count, but are always accepted, so accepted batches may exceed the
+    limits. One owner may have half of each limit, and always at least one file.
     """
 
     max_files: int
@@ -217,13 +217,13 @@ class FileLimits:
 
 
 class Upload:
-    """Bytes on their way into the store. They go away by themselves until they are kept.
+    """An upload into the store. Its bytes expire unless they are kept.
 
-    It holds at most one piece of them in memory. One thread at a time, except that `abandon` may be
-    called while another thread writes.
+    It holds at most one piece in memory. Use it from one thread at a time, except that `abandon`
+    may be called while another thread writes.
 
     Raises:
-        StoreError: See `translated`; from every method but `abandon`.
+        StoreError: See `translated`; raised by every method except `abandon`.
     """
 
     def __init__(self, client: redis.Redis, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -248,12 +248,12 @@ class Upload:
     def keep(
         self, limits: FileLimits, filename: str, purpose: str, ttl_s: float, owner: str = ""
     ) -> StoredFile:
-        """Make a file of all that was written.
+        """Makes a file of all written bytes.
 
         Raises:
-            ValueError: Nothing was.
+            ValueError: Nothing was written.
             FilesFull: There is no room for it.
-            StoreError: It took more than an hour, and its beginning is gone.
+            StoreError: The upload took more than an hour, and its beginning has expired.
         """
         if not self.size_bytes:
             raise ValueError("the file is empty; there is nothing to keep")
@@ -266,13 +266,13 @@ class Upload:
         with translated(self._url):
             values = (int(time.time()), *_values(limits), file.to_json())
             kept = int(script([keys.SHARED], values))
-        if kept < 1:  # else, be it that the reply was lost, nothing is removed
+        if kept < 1:  # else nothing is removed, even if the reply was lost
             self.abandon()
         _require_kept(kept, limits)
         return file
 
     def end(self, filename: str, purpose: str, ttl_s: float, owner: str = "") -> StoredFile:
-        """Write what is left; the record of a file that is not kept yet."""
+        """Writes the rest; returns the record of a file that is not kept yet."""
         if self._held:
             self._put(bytes(self._held))
             self._held.clear()
@@ -292,7 +292,7 @@ class Upload:
         )
 
     def abandon(self) -> None:
-        """Remove what was written, if Redis still can; it expires if not."""
+        """Removes the written bytes, if Redis is available; otherwise they expire."""
         self._abandoned = True
         self._held.clear()
         with suppress(redis.RedisError):
@@ -304,7 +304,7 @@ class Upload:
         self._digest.update(block)
         with translated(self._url):
             self._client.set(_chunk_key(self.part, self.chunks - 1), block, ex=UNSEALED_S)
-        if self._abandoned:  # meanwhile, and perhaps before Redis had this piece
+        if self._abandoned:  # meanwhile, maybe before Redis had this piece
             self.abandon()
 
 
@@ -321,13 +321,13 @@ class FileStore:
         return Upload(self._client, self._chunk_bytes)
 
     def require_room(self, limits: FileLimits, owner: str = "") -> None:
-        """Raises FilesFull: there is no room for one more file, be it small."""
+        """Raises FilesFull if there is no room for another file, even a small one."""
         with translated(self._url):
             found = self._room([keys.SHARED], [int(time.time()), *_values(limits), 1, owner])
         _require_kept(int(found), limits)
 
     def get(self, id_: str) -> StoredFile:
-        """Raises UnknownFile."""
+        """Returns a file's record; raises UnknownFile."""
         (found,) = self._load([id_])
         if found is None:
             raise UnknownFile(f"there is no file {id_[:64]!r}; it was deleted, or has expired")
@@ -341,7 +341,7 @@ class FileStore:
         oldest_first: bool = False,
         wanted: Callable[[StoredFile], bool] = lambda file: True,
     ) -> Page[StoredFile]:
-        """Files behind the one with the id ``after``, which need not be there any more."""
+        """Files that follow the one with the id ``after``, which need not exist any more."""
         with translated(self._url):
             return read_page(
                 self._client,
@@ -354,25 +354,26 @@ class FileStore:
             )
 
     def delete(self, id_: str) -> None:
-        """Raises UnknownFile, or FileInUse: a batch that has not ended reads it."""
+        """Deletes a file; raises UnknownFile, or FileInUse if an open batch reads it."""
         with translated(self._url):
             done = int(self._delete([keys.SHARED], [id_]))
         if done < 0:
             raise FileInUse(f"file {id_} is read by a batch that has not ended; cancel that first")
         if not done:
-            self.get(id_)  # says that there is none
+            self.get(id_)  # raises UnknownFile
 
     def head(self, file: StoredFile, count: int) -> bytes:
-        """The first bytes of a file, of its first piece at most."""
+        """The first bytes of a file, at most its first piece."""
         with translated(self._url):
             found = self._client.getrange(_chunk_key(file.part, 0), 0, count - 1)
         return found if isinstance(found, bytes) else found.encode()
 
     def blocks(self, file: StoredFile) -> Iterator[bytes]:
-        """A file's bytes, piece by piece.
+        """Yields a file's bytes, piece by piece.
 
         Raises:
-            CorruptArtifact: A piece is gone; behind the last one: they are not what was written.
+            CorruptArtifact: A piece is missing or, after the last one, the bytes differ from those
+                written.
         """
         return verified_blocks(
             self._client,

@@ -1,7 +1,7 @@
 """The queue of batches and a worker's side of it: a batch is leased, reported on, and ended.
 
-A lease runs out unless it is renewed. Only the holder of the lease writes about a batch, so that a
-worker that was thought dead can do no harm.
+A lease expires unless it is renewed. Only the holder of the lease writes to a batch, so that a
+worker that was presumed dead can do no harm.
 """
 
 import secrets
@@ -24,8 +24,8 @@ from tasc_store.batches.files import StoredFile
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import LeaseLost, StoreError
 
-# ARGV: now. Of each task whose batches nobody holds: its name, how many they are, since when the
-# first of them is waiting.
+# ARGV: now. Returns, for each task with batches that no worker holds: its name, their number, and
+# since when the first of them is waiting.
 _WAITING = (
     BATCHES_LUA
     + """
@@ -69,8 +69,8 @@ return false
 """
 )
 
-# ARGV: batch's id, token, milliseconds, now. A lease that ran out while nobody took the batch is
-# taken up again: Redis may have been away for longer.
+# ARGV: batch's id, token, milliseconds, now. An expired lease is renewed if no other worker took
+# the batch, since Redis may have been unavailable for longer.
 _LEASED = (
     BATCHES_LUA
     + """
@@ -85,8 +85,8 @@ redis.call('HSET', batch(id), 'held_at', ARGV[4])
 # ARGV: as _LEASED.
 _RENEW = _LEASED + "return redis.call('HGET', batch(id), 'status')"
 
-# ARGV: as _LEASED, whether it counts as an attempt. The next worker need not wait until the
-# lease runs out.
+# ARGV: as _LEASED, whether it counts as an attempt. The next worker need not wait until the lease
+# expires.
 _RELEASE = (
     _LEASED
     + """
@@ -138,10 +138,10 @@ return 1
 
 @dataclass(frozen=True)
 class Waiting:
-    """Batches of a task that no worker holds, those among them that one had begun.
+    """Batches of a task that no worker holds, including those that a worker had begun.
 
     Attributes:
-        oldest_s: How long the first of them has been asked for, or not held any more, in seconds.
+        oldest_s: Seconds since the first of them was created or released.
     """
 
     batches: int
@@ -149,14 +149,14 @@ class Waiting:
 
 
 class BatchQueue:
-    """The batches that wait. Any thread."""
+    """The waiting batches. Thread-safe."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client, self._url = client, url_of(client)
         self._waiting = client.register_script(_WAITING)
 
     def waiting(self) -> dict[str, Waiting]:
-        """By task; those that nobody took in time have ended and are none of them.
+        """Waiting batches by task, without those that have ended because no worker took them.
 
         Raises:
             StoreError: See `translated`.
@@ -181,10 +181,10 @@ class Counts:
 
 
 class BatchLease:
-    """One batch in the hands of one worker, for ``seconds`` behind each renewal. Any thread.
+    """One batch held by one worker, for ``seconds`` after each renewal. Thread-safe.
 
-    Every method raises LeaseLost once the batch is another's, and `StoreError` (see `translated`)
-    when Redis fails.
+    Every method raises LeaseLost if another worker holds the batch, and `StoreError` (see
+    `translated`) if Redis fails.
     """
 
     def __init__(self, client: redis.Redis, batch: Batch, token: str, lease_s: float) -> None:
@@ -197,20 +197,20 @@ class BatchLease:
         self._finish = client.register_script(_FINISH)
 
     def renew(self) -> str:
-        """Hold it for another while; its status, which a cancelling client may have changed."""
+        """Renews the lease; returns the batch's status, which a client may have changed."""
         return self._status(self._renew)
 
     def release(self, failed: bool = False) -> None:
-        """Give it back as it is, for another worker to take at once.
+        """Releases the batch unchanged, for another worker to take at once.
 
         Args:
-            failed: It counts as an attempt.
+            failed: Whether it counts as an attempt.
         """
         with translated(self._url):
             self._release([keys.SHARED], [*self._leased, int(failed)])
 
     def tell(self, counts: Counts, status: Status | None = None) -> str:
-        """How far it is; its status from now on: ``cancelling`` stays."""
+        """Reports progress and a status; returns the new status. ``cancelling`` is kept."""
         numbers = (counts.total, counts.completed, counts.failed)
         return self._status(self._tell, status or "", *numbers)
 
@@ -221,13 +221,13 @@ class BatchLease:
         files: Mapping[str, StoredFile],
         errors: Sequence[BatchFault] = (),
     ) -> None:
-        """End it and keep its files, in one step.
+        """Ends the batch and keeps its files, in one step.
 
         Args:
-            files: By the field that names them, ``output_file_id`` and ``error_file_id``.
+            files: Files by the field that names them, ``output_file_id`` and ``error_file_id``.
 
         Raises:
-            StoreError: Writing a file took so long that its beginning is gone.
+            StoreError: Writing a file took so long that its beginning has expired.
         """
         values: list[str | int] = [*self._leased, status, errors_json(errors), len(files)]
         for name, file in files.items():
@@ -261,12 +261,12 @@ class BatchLease:
 def take_batch(
     client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), leave: Sequence[str] = ()
 ) -> BatchLease | None:
-    """The batch of the nearest deadline that nobody holds; None where there is none.
+    """Takes the free batch with the nearest deadline; returns None if there is none.
 
     Args:
-        lease_s: How long it is held without being renewed, in seconds.
-        tasks: Only batches of these; empty: of any.
-        leave: None of these.
+        lease_s: Duration of the lease without renewal, in seconds.
+        tasks: Tasks whose batches may be taken; empty: any.
+        leave: Tasks whose batches are not taken.
 
     Raises:
         StoreError: See `translated`.

@@ -1,1 +1,1 @@
-"""Tasks: records, every version kept, and what they hold."""
+"""Tasks and all versions of their records."""

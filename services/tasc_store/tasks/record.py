@@ -1,7 +1,7 @@
-"""A task's record, frozen, and its JSON.
+"""The frozen record of a task, and its JSON.
 
-It holds the form of answers (labels, a JSON schema or a regular expression), the sampling defaults,
-and how a drafter drafts for the task. Sizes are checked, and that a schema is JSON.
+It has the form of answers (labels, a JSON schema or a regular expression), the sampling defaults,
+and the settings of a drafter. Sizes are checked, and that a schema is JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ from tasc_text import ChatTemplate
 
 
 def check_forms(choices: object, schema: str | None, regex: str | None) -> None:
-    """Raises ValueError: more than one of them is set, or one is empty, too large or no text."""
+    """Raises ValueError if several forms are set, or one is empty, too large or not a text."""
     given = [
         name
         for name, value in (("choices", choices != ()), ("schema", schema), ("regex", regex))
@@ -83,15 +83,16 @@ class NeuralDrafting:
     """A drafter and how it drafts.
 
     Attributes:
-        drafter: Folder or hub name of what `tasc train-drafter` makes.
-        proposer: ``neural`` drafts by it alone, ``hybrid`` by it and by n-grams in one tree.
-        vocabulary: What is drafted from: ``full`` every token, ``ranked`` the most frequent of the
-            task's answers, ``recent`` those of a row's latest context, ``recent+ranked`` both.
-        ranked_tokens: How many are taken of the ranking.
-        depth: Levels of a draft's tree.
-        width: Nodes of a level that are expanded.
-        nodes: Most draft tokens of a row's step, in a hybrid the drafter's own.
-        sure: Hybrid: the drafter is asked where the n-grams' likeliest token has less probability.
+        drafter: Folder or hub name of a drafter that `tasc train-drafter` made.
+        proposer: ``neural`` drafts only with it, ``hybrid`` with it and n-grams in one tree.
+        vocabulary: Tokens to draft from: ``full`` for all, ``ranked`` for the most frequent of the
+            task's answers, ``recent`` for those of a row's latest context, ``recent+ranked`` for
+            both.
+        ranked_tokens: Number of tokens of the ranking to use.
+        depth: Number of levels of a draft's tree.
+        width: Number of expanded nodes of a level.
+        nodes: Maximum number of draft tokens of a row in a step; in a hybrid, of the drafter's own.
+        sure: Hybrid: the drafter runs where the n-grams' likeliest token has less probability.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -141,8 +142,8 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _QUANTIZATIONS = ("nf4", "int8")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
-# Left out of the JSON where unset: records of before are then written as they were, so that putting
-# one again adds nothing, and programs of before read whatever uses none of these.
+# Left out of the JSON if unset. So older records are written unchanged, and putting one again adds
+# no version. Older programs can read records that use none of these fields.
 _LATER = (
     *("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat"),
     "allow_special_tokens_in_input",
@@ -158,7 +159,7 @@ _PARTS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Everything that says what a task is.
+    """The complete definition of a task.
 
     Attributes:
         name: Letters, digits, ``.``, ``_`` and ``-``; at most 64.
@@ -168,19 +169,20 @@ class TaskRecord:
         adapter: Hub name or folder of a PEFT adapter.
         revision: Revision of the base model on the hub.
         dtype: float32, bfloat16, float16 or float64.
-        stop: Strings any of which ends an answer.
-        max_tokens: Most tokens of an answer, where a request does not say.
+        stop: Strings that end an answer.
+        max_tokens: Maximum number of tokens of an answer, unless a request sets it.
         corpus: The task whose corpus feeds this one's drafts; unset: its own.
-        draft: How the task is drafted.
+        draft: The drafting settings of the task.
         quantization: nf4 or int8; unset: weights of ``dtype``.
-        sampling: How tokens are chosen, where a request does not say.
-        choices: Labels, one of which is the answer. Of choices, schema and regex one may be set.
+        sampling: Sampling parameters for those that a request does not set.
+        choices: Labels, one of which is the answer. Only one of choices, schema and regex may be
+            set.
         schema: JSON schema of the answer, as text.
         regex: Regular expression of the whole answer.
         adapters: Names and folders or hub names of PEFT adapters of which each request uses one,
             the first where it names none. Names have letters, digits, ``.``, ``_`` and ``-``; at
-            most 64. Of adapter and adapters one may be set.
-        neural: A drafter that drafts, by itself or beside n-grams; unset: n-grams alone.
+            most 64. Only one of adapter and adapters may be set.
+        neural: A drafter, alone or beside n-grams; unset: only n-grams.
         chat: The model's chat template, and the turns that conversations begin with; unset: prompts
             are made by ``template``.
         allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
@@ -250,7 +252,7 @@ class TaskRecord:
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """What requests call the adapters."""
+        """The names of the adapters in requests."""
         return tuple(name for name, _ in self.adapters)
 
     @property
@@ -268,7 +270,8 @@ class TaskRecord:
         """The record written by `to_json`, or by hand: fields with a default may be absent.
 
         Raises:
-            ValueError: It is no JSON object, a field is unknown or missing, or a value is wrong.
+            ValueError: The text is not a JSON object, a field is unknown or missing, or a value is
+                wrong.
         """
         content = _object("task record", json.loads(text), cls)
         for name in ("stop", "choices"):
@@ -297,7 +300,7 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _pairs(content: Any) -> Any:
-    """Adapters as records have them; what is neither a list nor an object is left to be refused."""
+    """Converts adapters to a record's form; other values are left for validation to refuse."""
     if isinstance(content, dict):
         return tuple(content.items())
     if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""The register of tasks in Redis: records, every version of which is kept."""
+"""The register of tasks in Redis, which keeps every version of their records."""
 
 import json
 from collections.abc import Iterator
@@ -13,10 +13,11 @@ from tasc_store.errors import TaskChanged, TaskInUse, UnknownTask, UnknownVersio
 from tasc_store.tasks.record import TaskRecord
 
 _SHOWN_NAMES = 20
-_PAGE = 1000  # keys looked at by one SCAN: other clients wait meanwhile
+_PAGE = 1000  # keys visited by one SCAN, during which other clients wait
 
-# Appends only what differs from the newest record, so that putting twice is putting once. ARGV[2]
-# is the version it must come behind, or nothing; below 0: minus the newest version, less 1.
+# Appends a record only if it differs from the newest one, so that the call is idempotent. ARGV[2]
+# is the version that must be the newest, or empty. Returns a number below 0, minus the newest
+# version, less 1, if it is not.
 _PUT = """
 local count = redis.call('LLEN', KEYS[1])
 if count > 0 and redis.call('LINDEX', KEYS[1], -1) == ARGV[1] then return count end
@@ -24,7 +25,7 @@ if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= count then return -1 - count end
 return redis.call('RPUSH', KEYS[1], ARGV[1])
 """
 
-# The record as it was written, byte for byte.
+# The record exactly as it was written.
 _USE = """
 local found = redis.call('LINDEX', KEYS[1], ARGV[1] - 1)
 if not found then return 0 end
@@ -32,13 +33,13 @@ if redis.call('LINDEX', KEYS[1], -1) == found then return redis.call('LLEN', KEY
 return redis.call('RPUSH', KEYS[1], found)
 """
 
-# A script and no MULTI, whose commands a full server refuses.
+# A script instead of MULTI, whose commands a full server refuses.
 _NEWEST = "return {redis.call('LLEN', KEYS[1]), redis.call('LINDEX', KEYS[1], -1)}"
 
 
 @dataclass(frozen=True)
 class Newest:
-    """A task's newest version; ``record`` is the reason where it cannot be read."""
+    """A task's newest version; if it cannot be read, ``record`` is the reason."""
 
     name: str
     version: int
@@ -48,8 +49,8 @@ class Newest:
 class TaskStore:
     """Task records in Redis. A record is never changed: putting another adds a version.
 
-    Every method raises `StoreError` (see `translated`) when Redis fails, and ValueError where a
-    record that it reads is none.
+    Every method raises `StoreError` (see `translated`) if Redis fails, and ValueError if a record
+    is invalid.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -60,10 +61,10 @@ class TaskStore:
         self._newest = client.register_script(_NEWEST)
 
     def put(self, record: TaskRecord, *, after: int | None = None) -> int:
-        """Make a record the task's newest; its version, from 1. An equal newest one stays.
+        """Makes a record the task's newest, unless that is equal; returns its version, from 1.
 
         Args:
-            after: The newest version so far, as the caller knows it, 0 for none; unset: any.
+            after: The version that must be the newest so far, 0 for none; unset: any.
 
         Raises:
             TaskChanged: Another version is the newest.
@@ -80,14 +81,14 @@ class TaskStore:
         )
 
     def use(self, name: str, version: int) -> int:
-        """Put an older version's record again; the number it has as the newest one.
+        """Adds an older version's record again; returns its number as the newest one.
 
-        Nothing happens where the newest is that version, or equal to it.
+        Nothing changes if the newest is that version, or equal to it.
 
         Raises:
-            UnknownTask: No such task.
+            UnknownTask: The task does not exist.
             UnknownVersion: The task has no such version.
-            UnknownTask: The task whose corpus it drafts from is gone.
+            UnknownTask: The task whose corpus it drafts from does not exist any more.
         """
         self.require_corpus(self.get(name, version))
         with translated(self._url):
@@ -97,7 +98,7 @@ class TaskStore:
         return newest
 
     def require_corpus(self, record: TaskRecord) -> None:
-        """Raises UnknownTask: the corpus it drafts from is of no task, and has no rows either."""
+        """Raises UnknownTask if the record's corpus belongs to no task and has no rows."""
         name = record.corpus_name
         with translated(self._url):
             found = name == record.name or bool(self._client.exists(_record_key(name)))
@@ -107,21 +108,21 @@ class TaskStore:
             )
 
     def left(self, name: str) -> bool:
-        """Whether there is anything of a task, be it without a record."""
+        """Whether any data of a task exists, even without a record."""
         with translated(self._url):
             return any(self._pages(name))
 
     def delete(self, name: str) -> None:
-        """Remove a task: its corpus, its draft indexes of all tokenizers, its records.
+        """Removes a task: its corpus, its draft indexes of all tokenizers, its records.
 
-        What a deletion that was cut short has left, or an ingest that outlived one, goes too. Its
-        newest record is enough for another task to count as one that drafts from it. Indexes that
-        a service has mapped stay with it until it ends.
+        This includes data left by an interrupted deletion, or by an ingest that ran on after one. A
+        task counts as a user of the corpus by its newest record. Services keep the indexes that
+        they have mapped until they end.
 
         Raises:
-            UnknownTask: There is nothing of such a task.
+            UnknownTask: No data of such a task exists.
             TaskInUse: Other tasks draft from its corpus.
-            ValueError: Nothing can have that name.
+            ValueError: The name is invalid.
         """
         if not self.left(keys.checked_task(name)):
             raise UnknownTask(self._unknown(name))
@@ -134,14 +135,14 @@ class TaskStore:
             self._unlink_all_but_records(name)
             self._client.srem(keys.ALL_TASKS, name)
             self._client.unlink(_record_key(name))
-            # An ingest that ran meanwhile: what it wrote would be a later task's of that name.
+            # Rows that an ingest wrote meanwhile would belong to a later task with that name.
             self._unlink_all_but_records(name)
 
     def get(self, name: str, version: int | None = None) -> TaskRecord:
-        """A task's record, the newest unless a version is named.
+        """Returns a task's record, the newest unless a version is given.
 
         Raises:
-            UnknownTask: No such task.
+            UnknownTask: The task does not exist.
             UnknownVersion: The task has no such version.
         """
         position = -1 if version is None else version - 1
@@ -158,7 +159,7 @@ class TaskStore:
             return sorted(as_text(name) for name in self._client.smembers(keys.ALL_TASKS))
 
     def newest(self) -> list[Newest]:
-        """Each task's newest version, sorted by name; also of those that cannot be read."""
+        """Each task's newest version, sorted by name, including unreadable ones."""
         return [
             Newest(name, version, _parsed_or_why(name, text))
             for name, version, text in self._newest_texts()
@@ -168,7 +169,7 @@ class TaskStore:
         """A task's versions, oldest first.
 
         Raises:
-            UnknownTask: No such task.
+            UnknownTask: The task does not exist.
         """
         with translated(self._url):
             count = int(self._client.llen(_record_key(name)))
@@ -180,7 +181,7 @@ class TaskStore:
         for name in self.names():
             with translated(self._url):
                 version, text = self._newest([_record_key(name)])
-            if text is not None:  # else it was deleted since we asked for names
+            if text is not None:  # else it was deleted since the names were read
                 yield name, int(version), text
 
     def _users(self, name: str) -> list[str]:
@@ -194,8 +195,8 @@ class TaskStore:
                 self._client.unlink(*others)
 
     def _pages(self, name: str) -> Iterator[list[str | bytes]]:
-        """A task's keys, in steps: one command for all would keep everybody else waiting."""
-        pattern = keys.task_key(name, "*")  # nothing of a name means anything in a pattern
+        """Yields a task's keys in steps, since one command for all would block other clients."""
+        pattern = keys.task_key(name, "*")  # names have no special characters of patterns
         cursor = -1
         while cursor:
             cursor, page = self._client.scan(max(cursor, 0), match=pattern, count=_PAGE)
@@ -213,7 +214,7 @@ def _record_key(name: str) -> str:
 
 
 def _corpus_of(text: str | bytes) -> object:
-    """All that a deletion needs of other tasks, also of records that are unreadable else."""
+    """Reads the corpus's name from a record, even if the record is otherwise unreadable."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""The two kinds of drafter, and their layers over a KV cache of their own.
+"""The two kinds of drafter, and their layers with a separate KV cache.
 
 An EAGLE-style head shares the target's embedding and LM head; an independent drafter is a small
-model. A row's committed inputs are its trunk; the nodes of a draft lie behind it, level by level,
-and are written over by the next trunk.
+model. A row's committed inputs are its trunk. The nodes of a draft follow it, level by level, and
+the next trunk overwrites them.
 """
 
 from dataclasses import replace
@@ -27,11 +27,11 @@ class Backbone:
     """The layers of a Llama-like decoder for a number of rows.
 
     Args:
-        decoder: Has positions for ``capacity`` tokens.
-        capacity: Most tokens of one row, drafts not counted.
+        decoder: A decoder with positions for ``capacity`` tokens.
+        capacity: Maximum number of tokens of one row without drafts.
 
     Raises:
-        UnsupportedModel: A layer looks back over a window, which level by level cannot be kept.
+        UnsupportedModel: A layer has a sliding window, which drafting by levels does not support.
     """
 
     def __init__(self, decoder: LeanDecoder, rows: int, capacity: int) -> None:
@@ -49,21 +49,21 @@ class Backbone:
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values: ``rows * (capacity + MOST_NODES) + 1`` tokens in each layer."""
+        """Bytes of keys and values: ``rows * (capacity + MOST_NODES) + 1`` tokens per layer."""
         each = 2 * self.decoder.kv_heads * self.decoder.head_dim * self.decoder.embedding.itemsize
         return (self._cache.slots + 1) * self.decoder.layers * each
 
     def trunk(
         self, inputs: Tensor, rows: Int32, bases: Int32, starts: Int32, sizes: Int32
     ) -> Tensor:
-        """Commit inputs of rows; ``[R, D]`` what the head reads of each row's last one.
+        """Commits inputs of rows; returns ``[R, D]``, the head's input for each row's last one.
 
         Args:
             inputs: ``[N, D]``, row after row; they are overwritten.
             rows: ``int32[R]``.
-            bases: ``int32[R]`` position of each row's first input ever.
-            starts: ``int32[R]`` inputs of each row that are committed already.
-            sizes: ``int32[R]`` how many it brings, at least one.
+            bases: ``int32[R]``, position of each row's very first input.
+            starts: ``int32[R]``, number of inputs of each row that are committed already.
+            sizes: ``int32[R]``, number of new inputs of each row, at least one.
         """
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
         n = len(rows)
@@ -82,27 +82,27 @@ class Backbone:
     def level(
         self, inputs: Tensor, tree: Tensor, rows: Int32, bases: Int32, trunks: Int32, level: int
     ) -> Tensor:
-        """``[R, W, D]`` what the head reads of the nodes of one level.
+        """Returns ``[R, W, D]``, the head's inputs for the nodes of one level.
 
         Args:
             inputs: ``[R, W, D]``; they are overwritten.
-            tree: ``int64[R, W]`` bits of the expanded nodes that each sees, itself included; this
-                level's are ``W * (level - 1)`` and on.
-            trunks: ``int32[R]`` committed inputs of each row.
-            level: From 1 on: their depth.
+            tree: ``int64[R, W]``, bits of the expanded nodes that each node sees, itself included.
+                The bits of this level start at ``W * (level - 1)``.
+            trunks: ``int32[R]``, number of committed inputs of each row.
+            level: Depth of the nodes, from 1 on.
         """
         n, width = tree.shape
         before = width * (level - 1)
         firsts, long = self._firsts(rows), trunks.astype(np.int64)
         slots = (firsts + long)[:, None] + before + np.arange(width)
-        # A nearly full row is grown as deep as the others; what lies beyond its end is not drafted.
+        # A nearly full row is grown as deep as the others; tokens beyond its end are not drafted.
         positions = np.minimum(bases + long - 1 + level, self._last)
         host = StepLayout[Int64](
             ids=np.zeros(n * width, np.int64),
             positions=np.repeat(positions, width),
             slots=slots.reshape(-1),
             seen=np.repeat(long, width),
-            # Kernels on a GPU read the device's alone, and nothing waits for a copy.
+            # Kernels on a GPU read only the device's layout, and nothing waits for a copy.
             tree=np.zeros(n * width, np.int64) if self._fused else tree.flatten().cpu().numpy(),
             adapters=np.zeros(n * width, np.int64),
             looked_at=np.arange(n * width),
@@ -126,7 +126,7 @@ class Backbone:
 
 
 class Independent:
-    """A small causal LM of the target's tokenizer (VocabTrim's independent drafter, Goel et al.
+    """A small causal LM with the target's tokenizer (VocabTrim's independent drafter, Goel et al.
     2025, arXiv 2506.22694)."""
 
     needs_hidden = False
@@ -142,12 +142,12 @@ class Eagle:
     """One layer over the target's last hidden states and the embeddings of the tokens behind them
     (EAGLE: Li et al. 2024, arXiv 2401.15077; drafted by the trees of EAGLE-2, arXiv 2406.16858).
 
-    Of a prompt's beginning that is copied from the prefix cache the target computes nothing, so its
-    hidden states are unknown: the head drafts from what lies behind that alone.
+    The target does not compute a prompt's beginning that is copied from the prefix cache, so its
+    hidden states are unknown. The head drafts only from the tokens after it.
 
     Args:
         decoder: The head's layer; its embedding is the target's.
-        joint: ``[D, 2 D]`` what makes one input of an embedding and a hidden state.
+        joint: ``[D, 2 D]``, the weight that joins an embedding and a hidden state into one input.
     """
 
     needs_hidden = True

@@ -1,7 +1,8 @@
-"""Drafters in folders, written and loaded: their weights, in safetensors, beside their cards.
+"""Writes and loads drafters in folders: their weights in safetensors, and their cards.
 
-A folder has `drafter.json`, a transformers `config.json` and `model.safetensors`. An EAGLE head's
-weights leave out embedding and LM head, which are the target's. Nothing pickled is read.
+A folder has `drafter.json`, a transformers `config.json` and `model.safetensors`. The weights of an
+EAGLE head do not include the embedding and the LM head, which are the target's. Pickled files are
+not read.
 """
 
 import json
@@ -28,11 +29,13 @@ _ENDS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | None = None) -> None:
-    """Write a drafter.
+    """Writes a drafter to a folder.
 
     Args:
-        model: A causal LM of one of `FAMILIES`; of an EAGLE head its ends are left out.
-        joint: ``[D, 2 D]`` of an EAGLE head: what makes an input of embedding and hidden state.
+        model: A causal LM of one of `FAMILIES`; for an EAGLE head, embedding and LM head are left
+            out.
+        joint: ``[D, 2 D]`` for an EAGLE head, the weight that joins an embedding and a hidden state
+            into one input.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
@@ -48,7 +51,7 @@ def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | No
 
 
 def as_readable_as(config: Path) -> None:
-    """Weights are written for their owner alone; let all read them who may read the config."""
+    """Gives weight files the read permissions of the config; they are written for the owner."""
     for weights in config.parent.glob("*.safetensors"):
         shutil.copymode(config, weights)
 
@@ -56,14 +59,14 @@ def as_readable_as(config: Path) -> None:
 def load_drafter(
     folder: Path, target: Target, source: ModelSource, tokenizer: str, rows: int, capacity: int
 ) -> tuple[Eagle | Independent, Tensor]:
-    """A drafter for a target, in its dtype and on its device, and the weight of its LM head.
+    """Loads a drafter in the target's dtype and on its device, and the weight of its LM head.
 
     Args:
-        source: Where the target comes from.
-        tokenizer: Fingerprint of its tokenizer.
+        source: The source of the target.
+        tokenizer: Fingerprint of the target's tokenizer.
 
     Raises:
-        UnsupportedModel: It is no drafter, or one of another tokenizer or target.
+        UnsupportedModel: The folder has no drafter, or its tokenizer or target differs.
     """
     card = fitting_card(folder, tokenizer, target_fingerprint(source.folder, source.adapter))
     try:
@@ -85,7 +88,7 @@ def load_drafter(
             f"an EAGLE head needs a target of {', '.join(FAMILIES)} and its own {JOINT}; take an "
             "independent drafter"
         )
-    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # its ends will be the target's
+    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # the target has the ends
     decoder = _decoder(config, weights, target, capacity, set(_ENDS))
     decoder.embedding, decoder.head = ends.embedding, ends.head
     size = ends.embedding.shape[1]
@@ -101,7 +104,7 @@ def load_drafter(
 def _decoder(
     config: Any, weights: dict[str, Tensor], target: Target, capacity: int, elsewhere: set[str]
 ) -> LeanDecoder:
-    """The model of ``config``; weights named ``elsewhere`` need not be there."""
+    """The model of ``config``; weights named in ``elsewhere`` may be missing."""
     model: Any = AutoModelForCausalLM.from_config(config)
     try:
         found = model.load_state_dict(weights, strict=False)

@@ -1,9 +1,9 @@
-"""N-gram mixture and neural drafter in one tree: the drafter is asked where n-grams are unsure.
+"""N-gram mixture and neural drafter in one tree; the drafter runs where n-grams are unsure.
 
 The drafter's tree is merged into the n-grams' tree (`tasc_draft.mixture.external_tree`): each
-extends the other's paths, and how much each counts is learnt. Whether the drafter is worth its time
-depends on machine, target and load. A two-armed bandit decides: it times steps with and without the
-drafter, in tokens per second, and tries both again now and then.
+extends the other's paths, and the weight of each is learnt. Whether the drafter is worth its time
+depends on machine, target and load. A two-armed bandit decides this: it measures tokens per second
+with and without the drafter, and repeats the trials from time to time.
 """
 
 import time
@@ -19,16 +19,16 @@ from tasc_engine.drafting.safe_proposer import most_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
-TRIAL = 16  # steps of one way before the other is tried, at first and again and again
-LONGEST = 2048  # steps between two trials of the slower one
+TRIAL = 16  # steps with one arm before the other is tried, at first and in later trials
+LONGEST = 2048  # steps between two trials of the slower arm
 _FADE = 0.5  # of the rates of earlier trials
 
 
 class TwoArmedBandit:
-    """Says before each step whether to take the costly way (True) or the cheap one.
+    """Decides before each step whether to use the costly arm (True) or the cheap one.
 
     Args:
-        clock: Seconds from anywhere.
+        clock: Returns seconds since an arbitrary time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -40,17 +40,17 @@ class TwoArmedBandit:
         self._tokens, self._seconds = 0, 0.0
 
     def begin(self) -> bool:
-        """A step begins now, behind the one before; whether it goes the costly way."""
+        """Begins a step, which ends the last one; returns whether it uses the costly arm."""
         self._end()
         self._began = self._clock()
         return self._costly
 
     def emitted(self, tokens: int) -> None:
-        """Tokens that steps brought."""
+        """Counts tokens that steps emitted."""
         self._tokens += tokens
 
     def idle(self) -> None:
-        """Nobody waits for an answer any more: the step ends now, and the next is still to come."""
+        """Ends the step now, because no request is left; the next one begins later."""
         self._end()
         self._began = None
 
@@ -63,7 +63,7 @@ class TwoArmedBandit:
             self._turn()
 
     def _turn(self) -> None:
-        """A stretch of one way has ended; what comes next."""
+        """Chooses the next arm after a run of steps with one arm."""
         rate = self._tokens / max(self._seconds, 1e-9)
         before = self._rates.get(self._costly, rate)
         self._rates[self._costly] = _FADE * before + (1 - _FADE) * rate
@@ -78,17 +78,19 @@ class TwoArmedBandit:
 
 
 class HybridProposer:
-    """Two proposers as one; see `tasc_draft.Proposer`.
+    """Combines two proposers; see `tasc_draft.Proposer`.
 
     Args:
-        ngram: Costs next to nothing, and is always asked; in a step that may ask the model, twice.
-        neural: Is asked for rows where the likeliest token of the n-grams has less probability
-            than ``sure``, in steps that ``arms`` says. It is not asked for rows whose labels leave
+        ngram: The cheap proposer. It runs in every step, and twice in a step that may run the
+            model.
+        neural: Runs in steps that ``arms`` selects, for rows where the likeliest token of the
+            n-grams has less probability than ``sure``. It does not run for rows whose labels leave
             no draft token that can save a forward.
-        arms: None: those in which it brings more tokens a second than not to ask it.
+        arms: Selects steps; None selects those in which the neural proposer raises tokens per
+            second.
 
     Raises:
-        ValueError: ``sure`` is no probability.
+        ValueError: ``sure`` is not a probability.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class HybridProposer:
 
     @property
     def hidden_state_request(self) -> HiddenStateRequest:
-        """What the neural proposer needs now."""
+        """The hidden states that the neural proposer needs now."""
         return HiddenStateRequest.of(self._neural)
 
     @property
@@ -115,7 +117,7 @@ class HybridProposer:
 
     @property
     def max_tokens(self) -> int:
-        """Of a row's tree: the larger of the two, which may hold tokens of both."""
+        """Maximum tokens of a row's tree: the larger of the two; a tree may hold tokens of both."""
         return max(most_tokens(self._ngram), most_tokens(self._neural))
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
@@ -149,9 +151,9 @@ class HybridProposer:
         return self._ngram.propose(rows, budget, least, external)
 
     def _best(self, rows: Int32, budget: Int32) -> NDArray[np.float32]:
-        """Probability of the n-grams' likeliest first token of each row; 0 where there is none."""
+        """Probability of the n-grams' likeliest first token of each row; 0 if there is none."""
         most = np.minimum(budget, 1)
-        if self._labelled:  # a token of a label comes with those that it forces, or not at all
+        if self._labelled:  # a label's token needs the tokens that it forces
             most = np.where(np.isin(rows, list(self._labelled)), budget, most)
         first = self._ngram.propose(rows, most)
         best = np.zeros(len(rows), np.float32)

@@ -1,8 +1,8 @@
 """The neural proposer: a drafter on the target's device, batched over rows of any length.
 
-It keeps each row's tokens and how many of them the drafter has taken in; a draft takes in what is
-new and grows a tree behind it. What is drafted from is a `Vocabulary`'s to say. It never decides
-what the answer is.
+It keeps each row's tokens and the number of them that the drafter has read. A draft reads the new
+tokens and grows a tree after them. A `Vocabulary` selects the tokens that may be drafted. Answers
+do not depend on the proposer.
 """
 
 from typing import Any
@@ -25,16 +25,18 @@ _WARM_UP = 4  # tokens of a prompt
 
 
 class NeuralProposer:
-    """Drafts by a model; see `tasc_draft.Proposer`.
+    """Drafts with a model; see `tasc_draft.Proposer`.
 
-    It takes `cache_bytes` of the device's memory when it is made: keys and values of ``capacity``
-    tokens and a draft's nodes of each row, and for a head as many hidden states of the target.
+    It allocates `cache_bytes` of the device's memory when it is created. They hold the keys and
+    values of ``capacity`` tokens and a draft's nodes for each row and, for an EAGLE head, as many
+    hidden states of the target.
 
     Args:
         rows: Number of rows; row numbers are below it.
-        capacity: Most tokens of one row, prompt and answer together.
-        eos_ids: A path ends with any of them.
-        chunk: Most tokens of one row that a forward takes in; a first draft takes in its prompt.
+        capacity: Maximum number of tokens of one row, prompt and answer together.
+        eos_ids: Ids that end a path.
+        chunk: Maximum number of tokens of one row that a forward reads; the first draft of a row
+            reads its prompt.
 
     Raises:
         ValueError: A length or an id is out of range.
@@ -73,12 +75,12 @@ class NeuralProposer:
 
     @property
     def max_tokens(self) -> int:
-        """Of a row's tree."""
+        """Maximum number of tokens of a row's tree."""
         return self.settings.nodes
 
     @property
     def cache_bytes(self) -> int:
-        """Of the drafter's keys and values, and of the hidden states that it reads."""
+        """Bytes of the drafter's keys and values, and of the hidden states that it reads."""
         hidden = 0 if self._hidden is None else self._hidden.nbytes
         return self.backbone.cache_bytes + hidden
 
@@ -90,7 +92,7 @@ class NeuralProposer:
         self.vocabulary.start(row, prompt)
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        """Take in tokens the target emitted, and a `Seen` of what it thought on the way."""
+        """Appends tokens that the target emitted, and its hidden states as a `Seen`."""
         self._append(row, tokens)
         if self._drafter.needs_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
             self._keep(row, hidden.begin, hidden.hidden)
@@ -123,7 +125,7 @@ class NeuralProposer:
         return found if ready.all() else _spread(found, ready)
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
-        """Rows whose next token a draft would begin with: the drafter can reach their last one."""
+        """Which rows can be drafted for: the drafter can read up to their last token."""
         there = (rows >= 0) & (rows < len(self._lengths))
         asked = np.where(there, rows, 0)
         ready: NDArray[np.bool_] = there & (budget > 0) & (self._lengths[asked] > 0)
@@ -133,9 +135,9 @@ class NeuralProposer:
         return ready
 
     def _take_in(self, rows: Int32) -> Tensor:
-        """Run what is new of each row; ``[R, 1, D]`` behind its last token."""
+        """Reads the new tokens of each row; returns ``[R, 1, D]`` after its last token."""
         ends = self._lengths[rows] - int(self._drafter.needs_hidden) - self._bases[rows]
-        # The last input again if nothing is new: somebody asked twice.
+        # Reads the last input again if nothing is new, for a repeated call.
         starts = np.minimum(self._taken[rows], ends - 1)
         while (long := ends - starts > self._chunk).any():
             self._run(rows[long], starts[long], np.full(long.sum(), self._chunk, np.int32))
@@ -143,7 +145,7 @@ class NeuralProposer:
         return self._run(rows, starts, ends - starts)[:, None]
 
     def _run(self, rows: Int32, starts: Int32, sizes: Int32) -> Tensor:
-        """Take in as many inputs of each row; ``[R, D]`` behind their last ones."""
+        """Reads ``sizes`` inputs of each row; returns ``[R, D]`` after their last ones."""
         late = int(self._drafter.needs_hidden)
         parts, thoughts = [], []
         for row, start, size in zip(rows.tolist(), starts.tolist(), sizes.tolist(), strict=True):
@@ -158,16 +160,16 @@ class NeuralProposer:
         return hidden
 
     def _likeliest(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and ids of the tokens behind each node, ``[R, P, C]`` both."""
+        """Log-probabilities and ids of the likeliest tokens after each node, both ``[R, P, C]``."""
         logits = self.vocabulary.logits(hidden, rows).float()
         most = min(self.settings.width, logits.shape[-1])
-        # Where nothing may be drafted there is no number.
+        # The result is NaN where no token may be drafted.
         logp = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
         logp, slots = logp.topk(most, -1)
         return logp, self.vocabulary.ids_of(slots.flatten(1), rows).view_as(slots)
 
     def _expand(self, rows: Int32, nodes: Frontier, above: Tensor, level: int) -> Tensor:
-        """``[R, W, D]`` behind the nodes of a level; ``above`` is what was behind their parents."""
+        """Returns ``[R, W, D]`` after the nodes of a level; ``above`` is that after the parents."""
         width = above.shape[-1]
         thought = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
         inputs = self._drafter.inputs(nodes.tokens, thought)
@@ -191,7 +193,7 @@ class NeuralProposer:
         self._lengths[row] = end
 
     def _keep(self, row: int, begin: int, hidden: Tensor) -> None:
-        """What the target thought from position ``begin`` on; what was copied stays unknown."""
+        """Keeps hidden states from position ``begin`` on; those of copied tokens stay unknown."""
         assert self._hidden is not None, "the drafter reads hidden states"
         if begin != self._known[row]:
             self._bases[row], self._taken[row] = begin, 0
@@ -200,7 +202,7 @@ class NeuralProposer:
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
-        """Take a draft's memory, and compile its code, before the first request comes."""
+        """Allocates memory and compiles code of a draft before the first request comes."""
         if self._texts.shape[1] < _WARM_UP + 2:
             return
         self.start(0, np.zeros(_WARM_UP, np.int32))
@@ -213,7 +215,7 @@ class NeuralProposer:
 
 
 def _spread(found: Drafts, ready: NDArray[np.bool_]) -> Drafts:
-    """Drafts of some rows as drafts of all: the others have none."""
+    """Extends drafts of some rows to all rows; the others have empty drafts."""
     sizes = np.zeros(len(ready), np.int32)
     sizes[ready] = np.diff(found.offsets)
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))

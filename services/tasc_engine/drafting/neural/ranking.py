@@ -1,7 +1,7 @@
-"""Tokens of one tokenizer by how often some answers had them, and the file that holds them.
+"""Tokens of one tokenizer ranked by their frequency in answers, and the file format.
 
-FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694, which drafts best from the tokens of the
-target's own answers. It counts nothing and needs neither torch nor a store.
+See FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694, which drafts best from the tokens of
+the target's own answers. This module does not count tokens and needs neither torch nor a store.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -21,21 +21,21 @@ _MAKE = "make it with `tasc rank-vocabulary`"
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """Tokens that were counted, the most frequent first; of equal counts the smaller id first.
+    """Counted tokens, the most frequent first; the smaller id first if counts are equal.
 
     Attributes:
-        ids: ``int32[n]``, the end of sequence among them.
+        ids: ``int32[n]``, including the end of sequence.
         counts: ``int64[n]``, each at least 1.
-        fingerprint: Of the tokenizer.
+        fingerprint: Fingerprint of the tokenizer.
         vocab_size: One above the tokenizer's largest id.
-        eos_id: Its end of sequence, counted once an answer; no choice leaves it out.
-        origin: Whose answers: raw outputs of the task, the target's, or a draft model's.
-        total: Tokens counted, those included that a choice left out.
-        rows: Answers counted.
-        corpus_rows: They were found among rows ``[0, corpus_rows)`` of the corpus; 0: in a file.
+        eos_id: Its end of sequence, counted once per answer; every selection includes it.
+        origin: Source of the answers: raw outputs of the task, the target, or a draft model.
+        total: Number of counted tokens, including those that a selection left out.
+        rows: Number of counted answers.
+        corpus_rows: The answers come from rows ``[0, corpus_rows)`` of the corpus; 0: from a file.
 
     Raises:
-        RankingError: The parts do not fit each other.
+        RankingError: The parts are inconsistent.
     """
 
     ids: Int32
@@ -60,11 +60,11 @@ class Ranking:
 
     @classmethod
     def of(cls, counts: Int64, *, eos_id: int, **known: Any) -> Self:
-        """From a count of each id.
+        """Creates a ranking from a count of each id.
 
         Args:
             counts: ``int64[vocab_size]``.
-            known: fingerprint, origin, rows and corpus_rows.
+            known: The attributes fingerprint, origin, rows and corpus_rows.
 
         Raises:
             RankingError: The end of sequence was not counted.
@@ -76,11 +76,11 @@ class Ranking:
 
     @property
     def coverage(self) -> float:
-        """The share of the tokens counted that these are."""
+        """The share of these tokens among all counted tokens."""
         return float(self.counts.sum() / self.total)
 
     def top(self, k: int) -> Int32:
-        """The k most frequent tokens, or as many as were seen.
+        """The k most frequent tokens, or all if fewer were seen.
 
         Raises:
             RankingError: k is not between 1 and the vocabulary's size.
@@ -93,19 +93,19 @@ class Ranking:
         return chosen if self.eos_id in chosen else self._and_eos(chosen[:-1])
 
     def top_p(self, p: float) -> Int32:
-        """The fewest tokens that are at least a share p of all counted, or what there is.
+        """The smallest set of tokens with at least a share p of all counted, or all tokens.
 
         Raises:
-            RankingError: p is not above 0 and at most 1.
+            RankingError: p is not in (0, 1].
         """
         if not 0 < p <= 1:
             raise RankingError(f"the top {p} of what was counted is asked for; choose 0 < p <= 1")
-        # Products with p are a little off; a token that makes p up exactly is enough.
+        # Products with p are slightly inexact; tokens that reach p exactly are enough.
         enough = self.counts.cumsum() >= p * self.total * (1 - 1e-12)
         return self._and_eos(self.ids[: int(enough.argmax()) + 1 if enough.any() else None])
 
     def at_least(self, count: int) -> Int32:
-        """The tokens that were seen so often.
+        """The tokens with at least this count.
 
         Raises:
             RankingError: The count is below 1.
@@ -115,23 +115,23 @@ class Ranking:
         return self._and_eos(self.ids[self.counts >= count])
 
     def only(self, ids: Int32) -> Self:
-        """The same, of some of its tokens."""
+        """The ranking restricted to some of its tokens."""
         kept = np.isin(self.ids, ids)
         return replace(self, ids=self.ids[kept], counts=self.counts[kept])
 
     def save(self, path: Path) -> None:
-        """Write a file; the name appears only when it is whole."""
+        """Writes a file atomically: it appears under its name only when it is complete."""
         write_arrays(path, vars(self), np.savez_compressed)
 
     @classmethod
     def load(cls, path: Path, fingerprint: str) -> Self:
-        """Read a file and verify it.
+        """Reads a file and verifies it.
 
         Args:
-            fingerprint: Of the target's tokenizer.
+            fingerprint: Fingerprint of the target's tokenizer.
 
         Raises:
-            RankingError: The file is missing, foreign or damaged, or of another tokenizer.
+            RankingError: The file is missing, damaged, of another format, or of another tokenizer.
         """
         try:
             names = [field.name for field in fields(cls)]

@@ -1,12 +1,13 @@
-"""Vocabulary ``recent``: draft tokens lately in the row's context or likely there.
+"""Vocabulary ``recent``: drafts tokens that were recently in the row's context or likely there.
 
-MicroSpec, arXiv 2605.26444; over ``ranked``, the union of both, which no paper tries. Candidates
-are the prompt and the target's likeliest tokens of the prefill, then of each step the drafts, the
-emitted tokens, and the likeliest tokens of the verify. A sliding window over each row's stream of
-candidates gives each token in it a slot (section 3.2). What all rows drafted and observed since the
-last update enters the window at once; all shapes depend on given shapes only, so nothing waits for
-the device. The part of the LM head that each row needs is gathered into one contiguous buffer a row
-(section 3.3), on CUDA on a stream of its own; only the next product waits for it.
+See MicroSpec, arXiv 2605.26444. With ``ranked`` as base, it drafts from the union of both, which no
+paper describes. Candidates are the prompt and the target's likeliest tokens of the prefill, then
+for each step the drafts, the emitted tokens, and the likeliest tokens of the verification. A
+sliding window over each row's stream of candidates gives each token in it a slot (section 3.2). All
+tokens that rows drafted and observed since the last update enter the window together. All shapes
+depend only on given shapes, so nothing waits for the device. The part of the LM head that each row
+needs is gathered into one contiguous buffer per row (section 3.3). On CUDA a separate stream does
+this, and only the next product waits for it.
 """
 
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from tasc_engine.model.linears import Linear
 
 
 class Steps:
-    """Drafts, tokens and likeliest tokens that wait, by row; -1 stands where there is none.
+    """Pending drafts, tokens and likeliest tokens by row; -1 marks empty places.
 
     Args:
-        most: Columns of drafts that may wait; of more the oldest levels are dropped.
+        most: Maximum number of pending columns of drafts; the oldest levels beyond it are dropped.
     """
 
     def __init__(self, rows: int, most: int, device: torch.device) -> None:
@@ -38,7 +39,7 @@ class Steps:
         return bool(self._seen)
 
     def tensor(self, values: NDArray[np.int64]) -> Tensor:
-        """On the device; a GPU fetches it when it comes to it."""
+        """Copies values to the device; on a GPU the copy is asynchronous."""
         found = torch.from_numpy(values)
         if self._device.type == "cuda":
             return found.pin_memory().to(self._device, non_blocking=True)
@@ -59,7 +60,7 @@ class Steps:
             level[row].fill_(-1)
 
     def take(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What waited, ``int64[rows, n]`` each: drafts, tokens, the likeliest tokens."""
+        """Removes and returns drafts, tokens and likeliest tokens, each ``int64[rows, n]``."""
         nothing = torch.empty((self._rows, 0), dtype=torch.int64, device=self._device)
         found = torch.cat((nothing, *self._levels), 1), self._tokens(), self._top(nothing)
         self._levels, self._seen = [], {}
@@ -89,10 +90,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Entered:
-    """What got a slot: flat places in ``[rows, capacity + 1]`` and ids, both ``int64[R, n]``.
+    """Ids that got a slot, and flat places in ``[rows, capacity + 1]``, both ``int64[R, n]``.
 
-    The place is in the last column, where nothing is read, and the id some token of the vocabulary
-    wherever a candidate got none.
+    For a candidate that got no slot, the place is in the last column, which is not read, and the id
+    is an arbitrary token of the vocabulary.
     """
 
     places: Tensor
@@ -100,16 +101,16 @@ class Entered:
 
 
 class RecentWindow:
-    """The last ``window`` candidates of each row; doubles count, but share one slot.
+    """The last ``window`` candidates of each row; duplicates count, but share one slot.
 
-    An id keeps its slot while it is in the window. Slots are given from 0 upwards and those let go
-    are given again first, so a row never used one above the most it needed at once.
+    An id keeps its slot while it is in the window. Slots are assigned from 0 upwards, and freed
+    slots are reused first, so a row never uses more slots than it needed at one time.
 
     Args:
-        left_out: ``bool[V]``, ids that pass through the window without a slot.
+        left_out: ``bool[V]``, ids that never get a slot.
 
     Attributes:
-        capacity: Slots of a row.
+        capacity: Number of slots of a row.
         ids: ``int64[rows, capacity]``, the id in each slot, -1 in free ones.
     """
 
@@ -123,7 +124,7 @@ class RecentWindow:
     ) -> None:
         self.capacity = capacity = min(window, vocab_size)
         self._window, self._vocab_size = window, vocab_size
-        # The last column of each table takes what must go nowhere.
+        # The last column of each table receives writes that must have no effect.
         self._ring = torch.empty((rows, window + 1), dtype=torch.int64, device=device)
         self._head = torch.empty(rows, dtype=torch.int64, device=device)
         self._ids = torch.empty((rows, capacity + 1), dtype=torch.int64, device=device)
@@ -133,13 +134,13 @@ class RecentWindow:
         self._slots, self._marks = torch.empty_like(self._counts), torch.empty_like(self._counts)
         self._empty = torch.full_like(self._slots[0], -1)
         if left_out is not None:
-            self._empty[:-1].masked_fill_(left_out, capacity)  # of an id that never needs one
+            self._empty[:-1].masked_fill_(left_out, capacity)  # for ids that never need a slot
         self.ids = self._ids[:, :capacity]
         for row in range(rows):
             self.clear(row)
 
     def clear(self, row: int) -> None:
-        """Forget a row's stream."""
+        """Clears a row's stream."""
         for table in (self._ring, self._ids):
             table[row].fill_(-1)
         for numbers in (self._head, self._peaks, self._counts):
@@ -155,25 +156,25 @@ class RecentWindow:
         return sum(table.nbytes for table in tables)
 
     def sizes(self, rows: Tensor) -> Tensor:
-        """``int64[R]``, slots in use."""
+        """``int64[R]``, the number of slots in use."""
         return self.capacity - self._free_count[rows]
 
     def peaks(self, rows: Tensor) -> Tensor:
-        """``int64[R]``, the most slots that were ever in use since the row was cleared."""
+        """``int64[R]``, the maximum number of slots in use since the row was cleared."""
         return self._peaks[rows]
 
     def append(self, rows: Tensor, ids: Tensor) -> Entered:
-        """Put candidates behind the streams of some rows, the first column first.
+        """Appends candidates to the streams of some rows, the first column first.
 
         Args:
             rows: ``int64[R]``, each once.
-            ids: ``int64[R, n]``, n > 0; ids outside the vocabulary, -1 say, are passed over.
+            ids: ``int64[R, n]``, n > 0; ids outside the vocabulary, such as -1, are skipped.
         """
         window = self._window
         valid = (ids >= 0) & (ids < self._vocab_size)
         order = valid.cumsum(1)
         total, head = order[:, -1:], self._head[rows, None]
-        kept = valid & (order > total - window)  # what would be pushed out at once stays out
+        kept = valid & (order > total - window)  # leaves out ids that would drop out at once
         places = torch.where(kept, (head + order - 1) % window, window) + self._row(rows, window)
         ids = torch.where(kept, ids, -1)
         leaving = torch.where(kept, self._ring.take(places), -1)
@@ -185,9 +186,9 @@ class RecentWindow:
         return self._take_in(rows, ids)
 
     def distinct(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """``ids int64[R, n]`` with -1 wherever the same id comes again later in its row.
+        """``ids int64[R, n]`` with -1 wherever the same id occurs again later in its row.
 
-        Ids outside the vocabulary become -1, too.
+        Ids outside the vocabulary also become -1.
         """
         ids = torch.where((ids >= 0) & (ids < self._vocab_size), ids, -1)
         return torch.where(self._last(rows, ids), ids, -1)
@@ -197,7 +198,7 @@ class RecentWindow:
         self._counts.put_(self._at(rows, ids), added, accumulate=True)
 
     def _let_go(self, rows: Tensor, ids: Tensor) -> None:
-        """Free the slots of those ids that are in the window no more."""
+        """Frees the slots of ids that are no longer in the window."""
         at, capacity = self._at(rows, ids), self.capacity
         slots = self._slots.take(at).long()
         gone = self._last(rows, ids) & (self._counts.take(at) == 0)
@@ -211,7 +212,7 @@ class RecentWindow:
         self._free_count.index_add_(0, rows, number[:, -1])
 
     def _take_in(self, rows: Tensor, ids: Tensor) -> Entered:
-        """Give slots to those ids that have none yet."""
+        """Assigns slots to ids that have none yet."""
         at, capacity = self._at(rows, ids), self.capacity
         new = self._last(rows, ids) & (self._slots.take(at) < 0)
         number, first = new.cumsum(1), self._row(rows, capacity)
@@ -225,7 +226,7 @@ class RecentWindow:
         return Entered(slots + first, torch.where(new, ids, 0))
 
     def _last(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """``bool[R, n]``: an id, and the last of its kind in its row."""
+        """``bool[R, n]``: whether an id is valid and its last occurrence in its row."""
         at = self._at(rows, ids)
         order = torch.arange(ids.shape[1], dtype=torch.int32, device=ids.device).expand_as(ids)
         self._marks.put_(at, torch.full_like(order, -1))
@@ -242,21 +243,21 @@ class RecentWindow:
         return rows[:, None] * (columns + 1)
 
 
-# Columns are cut to a multiple of so many, and there are so many at least.
+# Columns are cut to a multiple of this number, which is also the minimum.
 _COLUMNS = 64
 
 
 class GatheredHead:
-    """Logits of the ids in a window's slots.
+    """Computes logits of the ids in a window's slots.
 
     Args:
         head: Weight of the LM head, ``[V, H]``; not copied.
-        gathered: Whether weights are copied as ids come; else each product looks them up.
+        gathered: Whether weights are copied when ids enter; else each product looks them up.
     """
 
     def __init__(self, head: Tensor, rows: int, window: RecentWindow, gathered: bool) -> None:
         self._head, self._window = head.detach(), window
-        # The last slot takes the weights of what needs none.
+        # The last slot receives the weights of ids that need no slot.
         shape = (rows, window.capacity + 1, head.shape[1])
         self._buffer = self._head.new_zeros(shape) if gathered else None
         self._offsets = self._head.new_empty((rows, window.capacity))
@@ -267,7 +268,7 @@ class GatheredHead:
 
     @property
     def row_bytes(self) -> int:
-        """Of one token's weights."""
+        """Bytes of one token's weights."""
         return self._head.shape[1] * self._head.itemsize
 
     @property
@@ -275,11 +276,11 @@ class GatheredHead:
         return self._offsets.nbytes + (0 if self._buffer is None else self._buffer.nbytes)
 
     def refresh(self) -> None:
-        """Look again at which slots hold a token."""
+        """Updates which slots hold a token."""
         self._offsets.copy_(torch.where(self._window.ids < 0, float("-inf"), 0.0))
 
     def gather(self, entered: Entered) -> None:
-        """Copy the weights of what entered; on CUDA this only begins."""
+        """Copies the weights of ids that entered; asynchronous on CUDA."""
         self.refresh()
         if self._buffer is None:
             return
@@ -294,17 +295,17 @@ class GatheredHead:
             tensor.record_stream(self._side)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """``[R, w, H]`` to ``[R, w, A]``, A at most the window's capacity."""
+        """Maps ``[R, w, H]`` to ``[R, w, A]``; A is at most the window's capacity."""
         if self._copied is not None:
             torch.cuda.current_stream(self._head.device).wait_event(self._copied)
         return self.all_rows(hidden, rows) if hidden.is_cuda else self.row_by_row(hidden, rows)
 
     def all_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """One product of a shape that depends on no value."""
+        """One product for all rows, with a shape that does not depend on values."""
         if self._buffer is None:
             weights = self._head[self._window.ids[rows].clamp(min=0)]
             return torch.baddbmm(self._offsets[rows, None], hidden, weights.mT)
-        # To pick some rows would copy their buffers.
+        # Selecting some rows would copy their buffers.
         spread = hidden.new_zeros((len(self._buffer), *hidden.shape[1:]))
         spread.index_copy_(0, rows, hidden)
         weights = self._buffer[:, : self._window.capacity]
@@ -315,7 +316,7 @@ class GatheredHead:
         buffer.flatten(0, 1).index_copy_(0, entered.places.flatten(), weights)
 
     def row_by_row(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """On a CPU nothing is waited for, so slots that no row ever used are left out."""
+        """One product per row, without unused slots; on a CPU, reading sizes costs no wait."""
         most = int(self._window.peaks(rows).max()) if len(rows) else 0
         columns = min(self._window.capacity, -(-max(most, 1) // _COLUMNS) * _COLUMNS)
         out = hidden.new_empty((*hidden.shape[:2], columns))
@@ -331,25 +332,27 @@ class GatheredHead:
 
 
 class RecentVocabulary:
-    """The tokens in a window of each row's latest candidates, beside ``base`` where that is given.
+    """The tokens in a window of each row's latest candidates, and those of ``base`` if given.
 
-    A step's drafts and tokens come into the window together, at the first `prepare` or `logits`
-    behind `observe`; so no slot changes its token in the middle of a draft.
+    A step's drafts and tokens enter the window together, at the first `prepare` or `logits` after
+    `observe`, so no slot changes its token during a draft.
 
     Args:
         head: Weight of the LM head, ``[V, H]``.
-        rows: Of the batch; a window and a buffer of gathered weights, ``[window + 1, H]``, each.
-        window: Candidates in a window, doubles counted.
-        base: Ids that may be drafted always, in every row.
-        gathered: Keep a copy of the weights needed; else each product looks them up in the head.
-        context: Take candidates from the prompt.
-        extension: Take candidates from drafts and answers.
+        rows: Number of rows of the batch; each has a window and a buffer of gathered weights,
+            ``[window + 1, H]``.
+        window: Number of candidates in a window, including duplicates.
+        base: Ids that may always be drafted in every row.
+        gathered: Whether the needed weights are copied; else each product looks them up in the
+            head.
+        context: Whether the prompt gives candidates.
+        extension: Whether drafts and answers give candidates.
 
     Raises:
         ValueError: ``base`` does not fit the head.
     """
 
-    needs_top = 3  # as MicroSpec takes at each place of a prompt and of an answer
+    needs_top = 3  # as in MicroSpec, at each place of prompt and answer
 
     def __init__(
         self,
@@ -437,7 +440,7 @@ class RecentVocabulary:
         return self.window.sizes(rows) + (0 if self._base is None else len(self._base))
 
     def _observe_prompt(self, row: int, top: Tensor) -> None:
-        """The likeliest tokens of the prompt; without context, of its end alone."""
+        """Adds the likeliest tokens of the prompt; without context, only those at its end."""
         rows, ids = self._rows[row : row + 1], top if self._context else top[-1:]
         self._append(rows, self.window.distinct(rows, ids.reshape(1, -1)))
 

@@ -1,8 +1,8 @@
-"""A draft tree grown level by level and re-ranked by path probability, in tensors, for all rows.
+"""Grows draft trees level by level and ranks paths by probability, for all rows in tensors.
 
 EAGLE-2 (Li et al. 2024, arXiv 2406.16858): each level expands the nodes with the likeliest paths,
-and of all candidates that were looked at the likeliest paths are drafted. It runs no model and
-knows no vocabulary but the columns of the log-probabilities it is given.
+and the likeliest paths of all candidates are drafted. This module does not run a model. It gets
+log-probabilities, and does not depend on the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class NeuralSettings:
     """The tree of one draft (EAGLE-2: Li et al. 2024, arXiv 2406.16858).
 
     Attributes:
-        depth: Levels, each but the last a forward of the drafter. MicroSpec has 5, FR-Spec 6,
-            VocabTrim 3.
-        width: Nodes of a level that are expanded, and children of each that are looked at.
-        nodes: Most draft tokens of one row, the likeliest paths of all that were looked at.
+        depth: Number of levels; each but the last takes a forward of the drafter. MicroSpec has 5,
+            FR-Spec 6, VocabTrim 3.
+        width: Number of expanded nodes of a level, and of considered children of each.
+        nodes: Maximum number of draft tokens of one row, those of the likeliest paths.
 
-    All levels but the last expand at most ``MOST_NODES`` nodes together, and ``nodes`` is no more:
-    a step has a bit for each.
+    All levels but the last expand at most ``MOST_NODES`` nodes together, and ``nodes`` is at most
+    that, since a step has one bit for each.
     """
 
     depth: int = 5
@@ -38,14 +38,14 @@ class NeuralSettings:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The nodes of one level that are expanded, W of each row.
+    """The expanded nodes of one level, W of each row.
 
     Attributes:
-        logp: ``float32[R, W]`` log-probability of the path down to each; -inf where none is.
+        logp: ``float32[R, W]``, log-probability of the path to each node; -inf for no node.
         tokens: ``int64[R, W]``.
-        above: ``int64[R, W]`` which of the level before it is a child of; of the first level 0.
-        candidate: ``int64[R, W]`` its number among the row's candidates.
-        tree: ``int64[R, W]`` bits of the expanded nodes it sees, itself included.
+        above: ``int64[R, W]``, index of its parent in the previous level; 0 in the first level.
+        candidate: ``int64[R, W]``, its number among the row's candidates.
+        tree: ``int64[R, W]``, bits of the expanded nodes that it sees, itself included.
     """
 
     logp: Tensor
@@ -56,10 +56,10 @@ class Frontier:
 
 
 class Beam:
-    """The candidates of R rows; each level takes the log-probabilities behind the one before.
+    """The candidates of R rows; each level gets the log-probabilities after the previous one.
 
     Attributes:
-        frontier: The newest level's nodes that are expanded.
+        frontier: The expanded nodes of the newest level.
     """
 
     def __init__(self, width: int) -> None:
@@ -70,13 +70,13 @@ class Beam:
         self.frontier: Frontier | None = None
 
     def grow(self, logp: Tensor, tokens: Tensor, is_eos: Tensor) -> Frontier:
-        """Add a level.
+        """Adds a level.
 
         Args:
-            logp: ``float32[R, P, C]`` of C children of each of P nodes: the row's current token
-                (P = 1), or the frontier.
-            tokens: ``int64[R, P, C]`` which tokens they are.
-            is_eos: ``bool[vocab]``: nothing comes behind these.
+            logp: ``float32[R, P, C]``, log-probabilities of C children of each of P nodes: the
+                row's current token (P = 1), or the frontier.
+            tokens: ``int64[R, P, C]``, the tokens of the children.
+            is_eos: ``bool[vocab]``, whether a token ends a path.
         """
         rows, _, children = logp.shape
         self._width = min(self._width, children)
@@ -103,11 +103,11 @@ class Beam:
 
     @property
     def _bits(self) -> int:
-        """Expanded nodes of the levels before."""
+        """Number of expanded nodes of the previous levels."""
         return self._width * (len(self._logp) - 1)
 
     def drafts(self, nodes: int, budget: Int32, least: NDArray[np.float32] | None) -> Drafts:
-        """The likeliest paths, at most ``nodes`` and ``budget[i]`` of row i; one copy to the host.
+        """Drafts of the likeliest paths, at most ``nodes`` and ``budget[i]`` tokens for row i.
 
         Args:
             least: See `tasc_draft.Proposer.propose`.
@@ -116,7 +116,7 @@ class Beam:
             [np.full(part.shape[1], i + 1, np.int16) for i, part in enumerate(self._logp)]
         )
         logp = torch.cat(self._logp, 1)
-        # Stable: of equals the shallower one comes first, so parents come before children.
+        # The sort is stable: of equal nodes the shallower comes first, so parents precede children.
         best, at = logp.sort(dim=1, descending=True, stable=True)
         best, at = best[:, :nodes], at[:, :nodes]
         parts = (torch.cat(each, 1).gather(1, at) for each in (self._tokens, self._parents))
@@ -134,13 +134,13 @@ def ranked(
     budget: Int32,
     least: NDArray[np.float32] | None,
 ) -> Drafts:
-    """Drafts of candidates that are sorted by their path's probability, parents before children.
+    """Makes drafts of candidates sorted by the probability of their paths, parents first.
 
     Args:
-        logp: ``float32[R, n]``, falling.
-        numbers: ``int64[R, n]`` of the candidates.
-        parents: ``int64[R, n]`` their parents' numbers; -1: the row's current token.
-        depths: ``int16[candidates]``.
+        logp: ``float32[R, n]``, in descending order.
+        numbers: ``int64[R, n]``, the numbers of the candidates.
+        parents: ``int64[R, n]``, their parents' numbers; -1 for the row's current token.
+        depths: ``int16[candidates]``, the depth of each candidate.
     """
     rows, n = logp.shape
     kept = (np.arange(n) < budget[:, None]) & np.isfinite(logp)
@@ -169,8 +169,8 @@ def _worth(
     kept: NDArray[np.bool_],
     least: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
-    """Of all rows' tokens, likeliest first, those before the first that is not worth its cost."""
-    # Not by probabilities: where those are equal, rounded, rows have an order of their own.
+    """Selects the likeliest tokens of all rows up to the first that is not worth its cost."""
+    # Not by probabilities: if rounded ones are equal, each row has its own order.
     order = np.lexsort((depths.ravel(), -np.where(kept, logp, -np.inf).ravel()))
     first = order[: min(len(least), int(kept.sum()))]
     short = np.exp(logp.ravel()[first]) < least[: len(first)]

@@ -1,8 +1,8 @@
-"""Which tokens a neural proposer drafts: the contract, all tokens, and a fixed ranked part.
+"""Tokens that a neural proposer drafts from: the interface, all tokens, and a fixed subset.
 
-Only drafts use fewer tokens; the target verifies with its whole vocabulary. Ranking by frequency:
-FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694. The number of tokens drafted from is
-counted by row without waiting for the device.
+Only drafts use fewer tokens; the target verifies with its whole vocabulary. For ranking by
+frequency, see FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694. The size of each row's
+vocabulary is collected without waiting for the device.
 """
 
 from collections.abc import Callable
@@ -16,56 +16,56 @@ from tasc_engine.model.linears import Linear
 
 
 class Vocabulary(Protocol):
-    """Which tokens a neural proposer may draft, and their logits.
+    """The tokens that a neural proposer may draft, and their logits.
 
-    Tensors live on the head's device. Rows are numbers from 0; a row is started, observed any
+    Tensors are on the head's device. Rows are numbered from 0. A row is started, observed any
     number of times, and finished.
     """
 
     @property
     def needs_top(self) -> int:
-        """How many of the target's likeliest tokens at each place it wants; 0: none."""
+        """Number of the target's likeliest tokens that it needs at each place; 0 for none."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Memory of its own on the head's device: copied weights, windows."""
+        """Bytes that it allocates on the head's device: copied weights and windows."""
         ...
 
     def start(self, row: int, prompt: Int32) -> None: ...
 
     def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
-        """Tokens the target emitted.
+        """Appends tokens that the target emitted.
 
         Args:
-            top: ``int64[k, needs_top]``, the likeliest tokens behind each of the k tokens that
-                entered the target's cache since, the likeliest first.
+            top: ``int64[k, needs_top]``, the likeliest tokens after each of the k tokens that
+                entered the target's cache since the last call, the likeliest first.
         """
         ...
 
     def drafted(self, rows: Tensor, ids: Tensor) -> None:
-        """Candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
+        """Notes candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
         ...
 
     def prepare(self) -> None:
-        """Begin whatever the next `logits` needs, best before the forward that gives `hidden`.
+        """Begins work that the next `logits` needs, best before the forward that gives `hidden`.
 
-        A draft is right without it; `logits` does then what was not begun.
+        The call is optional: `logits` does the work that was not begun.
         """
         ...
 
     def finish(self, row: int) -> None: ...
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """``hidden [R, w, H]`` of rows ``int64[R]`` -> ``[R, w, A]``; -inf where no token is."""
+        """Maps ``hidden [R, w, H]`` of rows ``int64[R]`` to ``[R, w, A]``; -inf for no token."""
         ...
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
-        """Columns of the last logits, ``int64[R, ...]`` -> token ids; 0 where no token is."""
+        """Maps columns of the last logits, ``int64[R, ...]``, to token ids; 0 for no token."""
         ...
 
     def sizes(self, rows: Tensor) -> Tensor:
-        """``int64[R]``: tokens that may be drafted in each row."""
+        """``int64[R]``, the number of tokens that may be drafted in each row."""
         ...
 
 
@@ -100,7 +100,7 @@ class _FixedVocabulary:
 
 
 class FullVocabulary(_FixedVocabulary):
-    """Every token of the LM head, which is shared with whoever has it."""
+    """Every token of the LM head, which is not copied."""
 
     def __init__(self, head: Linear) -> None:
         super().__init__(head, 0)
@@ -110,11 +110,11 @@ class FullVocabulary(_FixedVocabulary):
 
 
 class RankedVocabulary(_FixedVocabulary):
-    """Some tokens, the same for every row; their part of the head is copied once.
+    """A subset of tokens, the same for every row; their part of the head is copied once.
 
     Args:
         head: Weight of the LM head, ``[V, H]``.
-        ids: Which tokens, at least one and each once, in any order.
+        ids: Ids of the tokens, at least one and each once, in any order.
 
     Raises:
         ValueError: An id is outside the head.
@@ -133,7 +133,7 @@ def checked_ids(ids: Int32, head: Tensor) -> Tensor:
     """The ids of a ranked vocabulary as ``int64`` on the head's device.
 
     Raises:
-        ValueError: One is outside the head.
+        ValueError: An id is outside the head.
     """
     size = head.shape[0]
     if len(outside := ids[(ids < 0) | (ids >= size)]):
@@ -144,14 +144,14 @@ def checked_ids(ids: Int32, head: Tensor) -> Tensor:
     return torch.as_tensor(ids.astype("int64"), device=head.device)
 
 
-STEPS = 16  # whose sizes are fetched at once
+STEPS = 16  # their sizes are fetched together
 
 
 class ActiveSizes:
     """Collects the sizes of a vocabulary on its device.
 
     Args:
-        tell: Gets the sizes of so many steps' drafted rows, on the engine's thread.
+        tell: Called with the sizes of the drafted rows of `STEPS` steps, on the engine's thread.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ActiveSizes:
 
     @torch.inference_mode()
     def drafted(self, rows: Int32) -> None:
-        """Take in a step's rows, behind their drafts."""
+        """Collects the sizes of a step's rows, after their drafts."""
         on_device = torch.from_numpy(rows.astype("int64")).to(self._device, non_blocking=True)
         self._held.append(self._vocabulary.sizes(on_device).clone())
         if len(self._held) == STEPS:

@@ -1,1 +1,1 @@
-"""Compiled CPU code: attention over the rows of a step, and what lies between linear layers."""
+"""Compiled CPU code: attention over the rows of a step, and operations between linear layers."""

@@ -1,9 +1,9 @@
 """Attention of a step's rows over their slots in the cache, in compiled code.
 
 A token sees the first slots of its row and, if it is a node of a draft, the nodes above it (tree
-attention: Miao et al. 2024, arXiv 2305.09781). Queries are lanes: those of all heads and of as many
-tokens of a row as fit are scored, and turned to weights, together. Rows that bring many tokens are
-left to torch's attention, which starts slower and multiplies faster.
+attention: Miao et al. 2024, arXiv 2305.09781). Each query is a lane: the queries of all heads and
+of as many tokens of a row as fit are processed together. Rows with many tokens are left to torch's
+attention, which has a higher overhead but multiplies faster.
 """
 
 from typing import Any
@@ -37,21 +37,21 @@ from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.layout import Int64, StepLayout
 
 _MOST_LANES = 256  # queries scored together
-_TAKEN = 8  # slots taken at once
+_TAKEN = 8  # slots processed together
 _one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
 
 class Scratch:
-    """Memory for one attention at a time, grown when a longer row comes.
+    """Memory for one attention at a time; it grows when a longer row comes.
 
     Args:
-        dtype: Of sums: float64 for float64, else float32.
+        dtype: Data type of sums: float64 for float64, else float32.
     """
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: Any) -> None:
         self.heads, self.kv_heads = heads, kv_heads
         self.size = Size(head_dim)
-        self.tokens = max(_MOST_LANES // heads, 1)  # taken together
+        self.tokens = max(_MOST_LANES // heads, 1)  # processed together
         self.lanes = _up(self.tokens * heads) + WIDTH
         self.queries = np.zeros(head_dim * self.lanes, dtype)
         self.keys = np.zeros(_TAKEN * _up(head_dim), dtype)
@@ -61,7 +61,7 @@ class Scratch:
         self.scores = np.zeros(0, dtype)
 
     def hold(self, slots: int) -> None:
-        """Make room for a row of so many slots."""
+        """Makes room for a row with this number of slots."""
         needed = (slots + _TAKEN) * self.lanes
         if len(self.scores) < needed:
             self.scores = np.zeros(needed, self.totals.dtype)
@@ -77,8 +77,8 @@ def attend(
         query, out: ``[N * heads * head_dim]`` elements, see `lanes`.
         pool: ``[slots * 2 * kv_heads * head_dim]`` elements of one layer.
         layout: A `StepLayout` of numpy arrays.
-        rows: ``int64[n]`` the rows to do; the others' part of ``out`` stays as it is.
-        scratch: Holds the longest of them.
+        rows: ``int64[n]``, the rows to process; the other rows' part of ``out`` is not changed.
+        scratch: Has room for the longest of them.
     """
     _attend(
         query, pool, layout.positions, layout.seen, layout.tree, layout.begins, layout.firsts,
@@ -141,7 +141,7 @@ def _attend(
 
 @arithmetic
 def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
-    """The first slot that some token sees; nodes are in no order of depth."""
+    """The first slot that any token sees; nodes are not ordered by depth."""
     if not window:
         return 0
     least = positions[token]
@@ -152,7 +152,7 @@ def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
 
 @arithmetic
 def _lanes(queries: int) -> int:
-    """Lanes of a place: a product may write over up to a vector behind its own."""
+    """Lanes of a slot; a product may write up to one vector beyond its own lanes."""
     return (queries + 2 * WIDTH - 1) // WIDTH * WIDTH
 
 
@@ -161,7 +161,7 @@ def _gather(
     query: Any, token: int, begin: int, end: int, g: int, shared: int, heads: int, size: Any,
     scale: Any, queries: Any, slices: Any,
 ) -> None:  # fmt: skip
-    """Some queries of one head of keys as vectors of lanes: a lane has a slice of a query."""
+    """Gathers queries of one KV head as vectors of lanes; each lane has a slice of a query."""
     dim, each = value(size), value(slices)
     together = WIDTH // each
     for i in range((end - begin + together - 1) // together * together):
@@ -192,7 +192,7 @@ def _score(
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int,
 ) -> None:  # fmt: skip
-    """Scores of one head of keys: of queries that fill vectors, then of the few that are left."""
+    """Scores of one KV head: first of queries that fill vectors, then of the remaining ones."""
     s1, s2, s4, s8, s16 = _one(), _two(), _four(), _eight(), _sixteen()
     full = n // WIDTH * WIDTH if value(size) % WIDTH == 0 else n
     left = n - full
@@ -223,7 +223,7 @@ def _score_lanes(
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int, size: Any, slices: Any, n: int,
 ) -> None:  # fmt: skip
-    """Scores of gathered queries at eight slots at once."""
+    """Scores of gathered queries, eight slots at a time."""
     dim, each = value(size), value(slices)
     for p in range(0, slots, 8):
         for k in range(8):
@@ -254,7 +254,7 @@ def _score_lanes(
 
 @arithmetic
 def _cap(scores: Any, slots: int, lanes: int, used: int, softcap: Any) -> None:
-    """``c tanh(s / c)``, as 1 - 2 / (e^2x + 1)."""
+    """Caps scores by ``c tanh(s / c)``, computed as 1 - 2 / (e^2x + 1)."""
     cap = splat(softcap)
     one = div(cap, cap)
     two = add(one, one)
@@ -266,7 +266,7 @@ def _cap(scores: Any, slots: int, lanes: int, used: int, softcap: Any) -> None:
 
 @arithmetic
 def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
-    """One place from the queries of one token."""
+    """Hides one slot from the queries of one token."""
     for g in range(kv_heads):
         for s in range(shared):
             scores[at + g * n + s] = -np.inf
@@ -274,7 +274,7 @@ def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
 
 @arithmetic
 def _weigh(scores: Any, slots: int, lanes: int, used: int, totals: Any) -> None:
-    """Scores of ``used`` lanes to weights, and their sums; zeros behind the last place."""
+    """Turns scores of ``used`` lanes into weights and sums; writes zeros after the last slot."""
     for b in range(0, used, WIDTH):
         most, total = load(scores, b), zeros(totals)
         for p in range(1, slots):
@@ -293,13 +293,13 @@ def _sum(
     pool: Any, at: int, step: int, slots: int, n: int, size: Any, scores: Any, first: int,
     lanes: int, values: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Weighted values of one head of keys, ``[n, dim rounded up]``."""
+    """Weighted sums of the values of one KV head, ``[n, dim rounded up]``."""
     dim = value(size)
     padded = (dim + WIDTH - 1) // WIDTH * WIDTH
     for i in range(0, n * padded, WIDTH):
         store(sums, i, zeros(values))
     for p in range(0, slots, 8):
-        for k in range(8):  # weights behind the last place are 0, values need be numbers only
+        for k in range(8):  # weights after the last slot are 0; its values are finite
             _convert(pool, at + min(p + k, slots - 1) * step, size, values, k * padded)
         for q in range(n):
             i = p * lanes + first + q
@@ -336,13 +336,13 @@ def _scatter(
             d += 1
 
 
-# Torch is faster from so many queries of a head of keys on, if there is enough to do; measured
-# with 32 to 128 slots a head and contexts up to 900.
+# From this number of queries per KV head on, torch is faster if there is enough work. Measured with
+# 32 to 128 slots per head and contexts up to 900.
 _MANY, _MUCH = 24, 400_000
 
 
 class CompiledRows:
-    """Attends for all rows of a step; see `RowByRow`."""
+    """Computes attention for all rows of a step; see `RowByRow`."""
 
     def __init__(self, pool: Tensor) -> None:
         self._others = RowByRow(pool)
@@ -353,11 +353,11 @@ class CompiledRows:
         self._asked = self._found = bits(self._out)
 
     def bits(self, layer: int) -> NDArray[Any]:
-        """One layer's keys and values as elements of `lanes`."""
+        """Returns one layer's keys and values as elements of `lanes`."""
         return self._layers[layer]
 
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
-        """Take in a step's layout."""
+        """Sets the layout of a step."""
         self._others.begin(host, device)
         self._step = host
         self._lengths = host.trunks + host.nodes
@@ -368,7 +368,7 @@ class CompiledRows:
     def attend(
         self, layer: int, query: Tensor, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """See `RowCache.attend`; what is returned is overwritten by the next call."""
+        """See `RowCache.attend`; the next call overwrites the result."""
         query = query.contiguous()
         self._take(query)
         scratch, little = self._prepared(query)
@@ -382,7 +382,7 @@ class CompiledRows:
         return self._out
 
     def _take(self, query: Tensor) -> None:
-        """Queries and memory for what they find, as arrays; mostly those of the layer before."""
+        """Sets arrays of queries and results; usually those of the previous layer are reused."""
         if query is not self._query:
             if self._out.shape != query.shape:
                 self._out = torch.empty_like(query)
@@ -390,7 +390,7 @@ class CompiledRows:
             self._query, self._asked = query, bits(query)
 
     def _prepared(self, query: Tensor) -> tuple[Scratch, Int64]:
-        """Memory to work in, and the rows for compiled code; once a step."""
+        """Working memory, and the rows for compiled code; computed once per step."""
         _, heads, dim = query.shape
         if self._scratch is None:
             self._scratch = Scratch(heads, self._kv_heads, dim, numbers(query.dtype))

@@ -1,7 +1,6 @@
 """How CPU kernels are compiled: the compiler's options, tensors as flat arrays, and constant sizes.
 
-A size that is known when code is compiled has a type of its own, so that loops over it are
-unrolled.
+A size that is known at compile time has its own type, so that loops over it are unrolled.
 """
 
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from tasc_draft.compiled import Compiler
 
-# numba has no 16-bit floats: it is given their bits, of a type of integer for each; see `lanes`.
+# numba has no 16-bit floats. It gets their bits, with one integer type for each; see `lanes`.
 _BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 
@@ -29,12 +28,12 @@ def bits(tensor: Tensor) -> NDArray[Any]:
 
 
 def numbers(dtype: torch.dtype) -> Any:
-    """The numpy type that sums of a dtype are taken in."""
+    """The numpy type in which sums of a dtype are computed."""
     return np.float64 if dtype == torch.float64 else np.float32
 
 
 class SizeType(types.Type):
-    """Of one size."""
+    """The numba type of one size."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -46,7 +45,7 @@ class Size:
 
     def __init__(self, value: int) -> None:
         self.value = value
-        self._numba_type_ = SizeType(value)  # where numba looks first, without a search
+        self._numba_type_ = SizeType(value)  # numba reads this first, without a search
 
 
 register_model(SizeType)(models.OpaqueModel)
@@ -64,7 +63,7 @@ def _native(kind: SizeType, size: Any, c: Any) -> Any:
 
 @intrinsic
 def value(_: Any, size: Any) -> Any:
-    """The number, in compiled code."""
+    """The number of a size, in compiled code."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.get_constant(types.intp, size.value)
@@ -73,7 +72,7 @@ def value(_: Any, size: Any) -> Any:
 
 
 def known(number: int) -> Any:
-    """A function of compiled code that gives the size of a number."""
+    """A compiled function that returns the size of a number."""
     kind = SizeType(number)
 
     def typed(_: Any) -> Any:
@@ -86,6 +85,6 @@ def known(number: int) -> Any:
 
 
 ENGINE = Path(__file__).parents[2]
-ROOMS = ("kernels/cpu", "sampling", "lora")  # whose functions are compiled here
+ROOMS = ("kernels/cpu", "sampling", "lora")  # folders of the compiled functions
 _own = Compiler(*(ENGINE / room for room in ROOMS))
 arithmetic, borrowing = _own.arithmetic, _own.borrowing

@@ -1,9 +1,9 @@
-"""Sixteen numbers in one value, for compiled code: the vectors that loops are not made into.
+"""Sixteen numbers in one value, for compiled code: explicit vectors.
 
-LLVM splits them into what the processor has (one AVX-512 register, two of AVX2, four of NEON).
-Loops over arrays that might overlap stay scalar otherwise, at a tenth of the speed. Arrays hold
-float32 or float64, or the bits of bfloat16 as uint16 and of float16 as int16; lanes are float32 or
-float64. It knows arithmetic, no layers.
+LLVM splits them into the processor's registers (one of AVX-512, two of AVX2, four of NEON). Without
+explicit vectors, loops over arrays that might overlap stay scalar, at a tenth of the speed. Arrays
+hold float32 or float64, or the bits of bfloat16 as uint16 and of float16 as int16; lanes are
+float32 or float64.
 """
 
 import math
@@ -21,7 +21,7 @@ _FLOATS = (types.float32, types.float64)
 
 
 class Lanes(types.Type):
-    """Sixteen of a float type."""
+    """The numba type of sixteen numbers of a float type."""
 
     def __init__(self, of: Any) -> None:
         self.of = of
@@ -39,7 +39,7 @@ def _vector(of: Any) -> Any:
 
 
 def _of(array: Any) -> Any:
-    """The lanes that an array's elements become."""
+    """The type of lanes for an array's elements."""
     return types.float64 if array.dtype == types.float64 else types.float32
 
 
@@ -48,7 +48,7 @@ def _all(kind: Any, value: float) -> Any:
 
 
 def _some(element: Any, count: int) -> Any:
-    """The type of so many; a single one is no vector."""
+    """The LLVM type of ``count`` elements; a single element is not a vector."""
     return element if count == 1 else ir.VectorType(element, count)
 
 
@@ -80,7 +80,7 @@ def _narrowed(builder: Any, value: Any, of: Any, count: int = WIDTH) -> Any:
     bits = builder.bitcast(value, whole)
     odd = builder.and_(builder.lshr(bits, _all(whole, 16)), _all(whole, 1))
     rounded = builder.add(bits, builder.add(odd, _all(whole, 0x7FFF)))
-    # Rounding would turn some that are not a number into infinity.
+    # Rounding would turn some NaNs into infinity.
     quiet = builder.or_(bits, _all(whole, 1 << 22))
     no_number = builder.fcmp_unordered("uno", value, value)
     kept = builder.select(no_number, quiet, rounded)
@@ -99,7 +99,7 @@ def _place(
 
 @intrinsic
 def load(_: Any, array: Any, index: Any) -> Any:
-    """Lanes of a flat array from an index on."""
+    """Loads lanes from a flat array, starting at an index."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         where, size = _place(context, builder, array, *args)
@@ -110,7 +110,7 @@ def load(_: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def tile(_: Any, array: Any, index: Any, size: Any) -> Any:
-    """As many elements of a flat array as a `Size` says, again and again."""
+    """Repeats elements of a flat array, as many as a `Size` gives, to fill the lanes."""
     few = size.value
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -125,7 +125,7 @@ def tile(_: Any, array: Any, index: Any, size: Any) -> Any:
 
 @intrinsic
 def fold(_: Any, x: Any, size: Any) -> Any:
-    """The sum of each run of as many lanes as a `Size` says, one behind the other."""
+    """Sums of consecutive runs of lanes, each as long as a `Size` gives."""
     kind, few = _vector(x.of), size.value
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -146,7 +146,7 @@ def fold(_: Any, x: Any, size: Any) -> Any:
 
 @intrinsic
 def store(_: Any, array: Any, index: Any, value: Any) -> Any:
-    """Put lanes into a flat array from an index on."""
+    """Stores lanes into a flat array, starting at an index."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         where, size = _place(context, builder, array, args[0], args[1])
@@ -158,7 +158,7 @@ def store(_: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def zeros(_: Any, array: Any) -> Any:
-    """Lanes of nothing, as an array's elements become."""
+    """Lanes of zeros, of the type for an array's elements."""
     kind = Lanes(_of(array))
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -169,7 +169,7 @@ def zeros(_: Any, array: Any) -> Any:
 
 @intrinsic
 def splat(_: Any, value: Any) -> Any:
-    """Lanes of one number."""
+    """Lanes that all hold one number."""
     kind = _vector(value)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -205,7 +205,7 @@ def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def maximum(_: Any, x: Any, y: Any) -> Any:
-    """Of each pair the greater; no number where one of them is none."""
+    """The greater of each pair; NaN if one of them is NaN."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _call(builder, "maximum", _vector(x.of), list(args))
@@ -215,7 +215,7 @@ def maximum(_: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def finite(_: Any, x: Any) -> Any:
-    """0 for each lane that is infinite or no number."""
+    """The lanes with 0 in place of infinities and NaNs."""
     kind = _vector(x.of)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -239,7 +239,7 @@ def double(_: Any, x: Any) -> Any:
 
 @intrinsic
 def only(_: Any, x: Any, bits: Any) -> Any:
-    """Lanes whose bit of an integer is set; minus infinity in place of the others."""
+    """The lanes whose bit in an integer is set; minus infinity in the other lanes."""
     kind = _vector(x.of)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -251,7 +251,7 @@ def only(_: Any, x: Any, bits: Any) -> Any:
 
 @intrinsic
 def greatest(_: Any, x: Any) -> Any:
-    """Of all lanes; no number if one of them is none."""
+    """The greatest of all lanes; NaN if one of them is NaN."""
     kind = _vector(x.of)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -262,7 +262,7 @@ def greatest(_: Any, x: Any) -> Any:
 
 @intrinsic
 def total(_: Any, x: Any) -> Any:
-    """Of all lanes, added in any order."""
+    """The sum of all lanes, added in any order."""
     kind = _vector(x.of)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -276,12 +276,12 @@ def total(_: Any, x: Any) -> Any:
 
 @intrinsic
 def exponent(_: Any, x: Any) -> Any:
-    """e to the power of each lane; 0 far below 0, and no more than the float type holds."""
+    """e to the power of each lane, from e^-87 to e^87 (float64: 708); 0 below that range."""
     kind, limit = _vector(x.of), (708.0 if x.of == types.float64 else 87.0)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         least, most = _all(kind, -limit), _all(kind, limit)
-        above = builder.fcmp_ordered(">", args[0], least)  # false for what is not a number
+        above = builder.fcmp_ordered(">", args[0], least)  # false for NaN
         value = builder.select(above, args[0], least)
         value = builder.select(builder.fcmp_ordered("<", value, most), value, most)
         found = builder.select(above, _exponential(builder, value, kind), _all(kind, 0.0))
@@ -294,7 +294,7 @@ def exponent(_: Any, x: Any) -> Any:
 def _exponential(builder: Any, value: Any, kind: Any) -> Any:
     """2^n e^r with r within half of ln 2, e^r by its Taylor series."""
     double = kind.element == _F64
-    # ln 2 in two parts, the first short enough for n of it to be exact.
+    # ln 2 in two parts; the first is short enough for its product with n to be exact.
     terms, high, low = 7, 0.693145751953125, 1.4286068203094172e-06
     if double:
         terms, high, low = 13, 0.6931471824645996, -1.904654299957768e-09

@@ -1,7 +1,7 @@
-"""What lies between the products of a Llama-like layer, in compiled code, and the choice of tokens.
+"""Compiled operations between the products of a Llama-like layer, and the choice of tokens.
 
-Arrays are flat; their elements are those of `lanes`. Sums are taken, and results are rounded once,
-in float32 (float64 for float64).
+Arrays are flat; their elements are those of `lanes`. Sums are computed in float32 (float64 for
+float64), and results are rounded once.
 """
 
 from typing import Any
@@ -29,18 +29,18 @@ from tasc_engine.kernels.cpu.lanes import (
     zeros,
 )
 
-_ONE = np.float32(1)  # of the narrower type: it widens nothing
-_BLOCK = 8 * WIDTH  # logits that are looked through again for the greatest
+_ONE = np.float32(1)  # of the narrower type, so that it widens nothing
+_BLOCK = 8 * WIDTH  # logits that are searched again for the greatest
 
 
 @arithmetic
 def add_and_norm(hidden: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
-    """``hidden += delta``, then its root mean square norm (Zhang and Sennrich 2019) into ``out``.
+    """Computes ``hidden += delta``, then writes its RMS norm (Zhang and Sennrich 2019) to ``out``.
 
     Args:
         hidden, delta, out: ``[N * D]`` elements; an empty ``delta`` adds nothing.
         weight: ``[D]`` numbers.
-        eps: A number like them.
+        eps: A number of the same type.
     """
     width = len(weight)
     for begin in range(0, len(hidden), width):
@@ -84,14 +84,15 @@ def turn_and_keep(
     joined: Any, heads: int, kv_heads: int, dim: int, weights: Any, eps: Any, turns: Any,
     positions: Any, slots: Any, query: Any, pool: Any,
 ) -> None:  # fmt: skip
-    """Queries and keys normed and turned (rope: Su et al. 2021), keys and values kept.
+    """Norms and rotates queries and keys (rope: Su et al. 2021), and keeps keys and values.
 
     Args:
         joined: ``[N * (heads + 2 * kv_heads) * dim]`` elements: queries, keys, values of a token;
             normed in place.
-        weights: ``[(heads + kv_heads) * dim]`` numbers of a norm of each head; empty for none.
-        turns: ``[positions * 2 * dim]`` numbers: cosines, then sines, the first half's negative.
-        slots: ``int64[N]`` where keys and values of each token enter the pool.
+        weights: ``[(heads + kv_heads) * dim]``, the weights of each head's norm; empty for none.
+        turns: ``[positions * 2 * dim]``, cosines, then sines; the first half of the sines is
+            negated.
+        slots: ``int64[N]``, the slot of the pool for the keys and values of each token.
         query: ``[N * heads * dim]`` elements, written.
         pool: ``[slots * 2 * kv_heads * dim]`` elements, written at ``slots``.
     """
@@ -132,7 +133,7 @@ def _turn(joined: Any, at: int, dim: int, turns: Any, turn: int, out: Any, to: i
 
 @arithmetic
 def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
-    """0 for what is no finite number: a mask hides only numbers, and leftovers must be hidden."""
+    """Copies, with 0 for values that are not finite, since a mask hides only finite numbers."""
     d = 0
     while d + WIDTH <= n:
         store(pool, to + d, finite(load(source, at + d)))
@@ -146,7 +147,7 @@ def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
 
 @arithmetic
 def gate(joined: Any, width: int, out: Any) -> None:
-    """``silu(g) * u`` of ``[N * 2 * width]`` gates and values beside each other."""
+    """Computes ``silu(g) * u`` from gates and values side by side, ``[N * 2 * width]``."""
     none = zeros(joined)
     one = exponent(none)
     for begin in range(0, len(out), width):
@@ -165,7 +166,7 @@ def gate(joined: Any, width: int, out: Any) -> None:
 
 @arithmetic
 def choose(logits: Any, width: int, out: Any) -> None:
-    """The first of the greatest of each line of logits; -1 where one is no number.
+    """Finds the first greatest of each line of logits; -1 if one is NaN.
 
     Args:
         logits: ``[M * width]`` elements.
@@ -181,7 +182,7 @@ def _first_greatest(logits: Any, at: int, width: int) -> int:
     for block in range(0, width, _BLOCK):
         end = min(block + _BLOCK, width)
         most = _greatest(logits, at + block, end - block)
-        if not most <= best:  # greater, or no number
+        if not most <= best:  # greater, or NaN
             best = most
             found = block
             while found < end and widen(logits[at + found]) != most:
@@ -193,7 +194,7 @@ def _first_greatest(logits: Any, at: int, width: int) -> int:
 
 @arithmetic
 def _greatest(logits: Any, at: int, n: int) -> Any:
-    """Of some logits; no number if one of them is none."""
+    """The greatest of some logits; NaN if one of them is NaN."""
     most, d = splat(widen(logits[at])), 0
     while d + WIDTH <= n:
         most = maximum(most, load(logits, at + d))

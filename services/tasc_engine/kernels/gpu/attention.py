@@ -1,13 +1,14 @@
 """Attention of packed draft trees over the KV pool as one fused GPU kernel, written in Triton.
 
-Each program takes a few tokens of one row with the query heads that share a head of keys, and a
-part of the row's context; where contexts are cut into parts, a second kernel joins them (tree
+Each program processes a few tokens of one row with the query heads that share a KV head, and a part
+of the row's context. If contexts are cut into parts, a second kernel joins them (tree
 attention: Miao et al. 2024, arXiv 2305.09781; online softmax over blocks: Dao 2023, arXiv
-2307.08691; parts of a context: Dao et al. 2023, Flash-Decoding). Which nodes a token sees is a bit
-each, tested in registers, so that no mask is ever written. Grids depend on shapes only: a captured
-call serves every layout of the same shapes.
+2307.08691; parts of a context: Dao et al. 2023, Flash-Decoding). The nodes that a token sees are
+bits, tested in registers, so no mask is written to memory. Grids depend on shapes only, so a
+captured call serves every layout of the same shapes.
 
-Triton comes with the CUDA builds of torch; without it this module imports and is not available.
+Triton comes with the CUDA builds of torch. Without it, this module can be imported, but `available`
+returns False.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ try:
 except ImportError:
     triton = None
 
-# With TRITON_INTERPRET=1 from its import on, Triton runs kernels on the CPU, slowly, for tests.
+# With TRITON_INTERPRET=1 at import, Triton runs kernels slowly on the CPU, for tests.
 INTERPRETED = triton is not None and not isinstance(tl.max, triton.JITFunction)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_HEAD_DIM = 256
 _MOST_SPLITS = 32
-_LEAST_SPLIT = 64  # keys that are worth a program
+_LEAST_SPLIT = 64  # minimum keys of a program
 _PROGRAMS = 264  # two for each of the 132 multiprocessors of a Hopper GPU
-_LEAST_LINES = 16  # query lines of a program; a matrix unit takes no fewer
-_KEY_BYTES = 8192  # of the keys that a program holds at a time
+_LEAST_LINES = 16  # minimum query lines of a program for matrix units
+_KEY_BYTES = 8192  # maximum bytes of keys that a program holds at a time
 _WIDE = 64 * 64  # numbers of an accumulator that four warps hold
 
 
 def available(
     dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, device: torch.device | None = None
 ) -> bool:
-    """Whether `attend` can be used here for such keys: Triton, and a GPU of Ampere or later."""
+    """Whether `attend` supports such keys here; needs Triton and an Ampere or later GPU."""
     fits = dtype in DTYPES and head_dim <= MOST_HEAD_DIM
     if triton is None or not fits:
         return False
@@ -53,24 +54,24 @@ def attend(
     query: Tensor, pool: Tensor, layout: StepLayout[Tensor], scale: float, longest: int,
     window: int | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
-    """Each token attends to what it sees; the step's own keys and values are in the pool already.
+    """Computes attention of tokens; the step's own keys and values must be in the pool already.
 
-    Nothing waits for the device, and nothing but values in ``layout`` decides what is seen.
+    Nothing waits for the device. Only the values in ``layout`` decide which slots are seen.
 
     Args:
-        query: ``[N, heads, D]`` of one of ``DTYPES``; tokens and heads may lie apart, D not.
-        pool: ``[slots, 2, kv_heads, D]`` of one layer, of the same dtype, contiguous.
-        layout: On the device of the query. A row may have no tokens.
-        scale: Of the scores, which are summed in float32.
-        longest: Slots of the longest row there can be; decides how finely contexts are cut.
+        query: ``[N, heads, D]`` in one of ``DTYPES``; only D must be contiguous.
+        pool: ``[slots, 2, kv_heads, D]`` of one layer, in the same dtype, contiguous.
+        layout: The layout on the query's device. A row may have no tokens.
+        scale: Factor of the scores, which are summed in float32.
+        longest: Maximum slots of a row; decides how finely contexts are cut.
         window: A token at p sees position j only if ``p - j < window``; None for all.
         softcap: Scores s become ``softcap * tanh(s / softcap)``.
 
     Returns:
-        ``[N, heads, D]``; zeros for a token that sees nothing; tokens of no row are not written.
+        ``[N, heads, D]``; zeros for a token that sees nothing. Tokens of no row are not written.
 
     Raises:
-        ValueError: A shape, a stride or a dtype is not as above.
+        ValueError: A shape, a stride or a dtype differs from the above.
     """
     _check(query, pool)
     tokens, heads, dim = query.shape
@@ -114,12 +115,12 @@ def _check(query: Tensor, pool: Tensor) -> None:
 
 
 def _power(n: int, least: int = 16) -> int:
-    """The power of two that is ``n`` or the next above."""
+    """The smallest power of two that is at least ``n`` and ``least``."""
     return max(least, 1 << (n - 1).bit_length())
 
 
 def _lines(lines: int, dtype: torch.dtype) -> int:
-    # Float32 products run in registers, which hold no more.
+    # Float32 products run in registers, which hold no more than this.
     return min(16 if dtype == torch.float32 else 64, _power(lines, _LEAST_LINES))
 
 
@@ -136,8 +137,8 @@ def _jit(**settings: Any) -> Any:
     return (lambda kernel: kernel) if triton is None else triton.jit(**settings)
 
 
-# What varies from step to step is not specialised, shapes are: `Target.warm_up` meets them. A
-# layout's parts lie one behind the other, so that their addresses vary too.
+# Kernels are specialised for shapes, which `Target.warm_up` covers, but not for values that vary
+# between steps. The parts of a layout are concatenated, so their addresses vary too.
 @_jit(
     do_not_specialize=["window", "rows"],
     do_not_specialize_on_alignment=[
@@ -208,7 +209,7 @@ def _attention(
 def _row_of(
     begins: tl.tensor, rows: tl.tensor, each: tl.constexpr, most_rows: tl.constexpr
 ) -> tl.tensor:
-    """The row of this program's tile, ``rows`` or more behind the last; its tile in that row."""
+    """The row of this program's tile, at least ``rows`` if there is none, and its tile there."""
     at = tl.arange(0, most_rows)
     starts = tl.load(begins + at, mask=at < rows, other=0)
     ends = tl.load(begins + at + 1, mask=at < rows, other=0)
@@ -223,12 +224,12 @@ def _span(
     at: tl.tensor, sees: tl.tensor, bits: tl.tensor, real: tl.tensor, end: tl.tensor,
     window: tl.tensor, keys: tl.constexpr, windowed: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Slots that some token of the tile may see, and of them this program's part."""
+    """The slots that any token of the tile may see, and this program's part of them."""
     stop = tl.max(sees, 0)
     if tl.max((bits != 0).to(tl.int32), 0) > 0:
         stop = end
     low = stop * 0
-    if windowed:  # a node never stands in front of its position
+    if windowed:  # a node's slot is never before its position
         low = tl.maximum(tl.min(tl.where(real, at, end), 0) - window + 1, 0)
     splits = tl.num_programs(2)
     share = ((stop - low + splits - 1) // splits + keys - 1) // keys * keys
@@ -253,10 +254,10 @@ def _visible(
     trunk: tl.tensor, many: tl.tensor, nodes_at: tl.tensor, window: tl.tensor,
     windowed: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Which tokens see which of the slots ``j``, those behind ``stop`` nobody."""
+    """Which tokens see which of the slots ``j``; no token sees slots from ``stop`` on."""
     node = j - trunk
     known = (node >= 0) & (node < many)
-    # A shift by as many bits as there are is undefined.
+    # A shift by the full number of bits is undefined.
     bit = (bits[:, None] >> tl.minimum(tl.maximum(node, 0), 62)[None, :]) & 1
     visible = ((j[None, :] < sees[:, None]) | ((bit != 0) & known[None, :])) & (j < stop)[None, :]
     if windowed:
@@ -275,7 +276,7 @@ def _join(
     logs = tl.load(sums + line * splits + part, mask=part < splits, other=float("-inf"))
     most = tl.max(logs, 0)
     weight = tl.exp(logs - tl.where(most == float("-inf"), 0.0, most))
-    # A part in which nobody saw anything may never have been written.
+    # A part in which no token sees a slot may not have been written.
     lies = parts + (line * splits + part)[:, None] * dim + place[None, :]
     here = (logs > float("-inf"))[:, None] & (place[None, :] < dim)
     mixed = tl.sum(tl.load(lies, mask=here, other=0.0) * weight[:, None], 0)
@@ -285,10 +286,10 @@ def _join(
 
 
 class FusedRows:
-    """Attends for all rows of a step; see `RowByRow`.
+    """Computes attention for all rows of a step; see `RowByRow`.
 
     Args:
-        longest: Slots of the longest row there can be.
+        longest: Maximum slots of a row.
     """
 
     def __init__(self, pool: Tensor, longest: int) -> None:
@@ -296,7 +297,7 @@ class FusedRows:
         self._longest = longest
 
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
-        """Take in a step's layout."""
+        """Sets the layout of a step."""
         self._step = device
 
     def attend(

@@ -1,6 +1,6 @@
 """The endpoints for batches, in OpenAI's shape.
 
-Records alone are written here: a worker, which is a process of its own, reads a batch's lines and
+This module only writes records. A worker, which is a separate process, reads a batch's lines and
 answers them.
 """
 
@@ -46,17 +46,17 @@ def add_storage(
     in_flight: InFlight,
     origins: Sequence[str] = (),
 ) -> StoreCalls:
-    """Add the routes below ``/v1/files`` and ``/v1/batches``.
+    """Adds the routes below ``/v1/files`` and ``/v1/batches``.
 
     Args:
-        origins: Of web pages whose scripts may post to them; ``*``: any.
+        origins: Origins of web pages whose scripts may post to them; ``*``: any.
 
     Returns:
-        Their calls of the store, which the caller closes.
+        Their `StoreCalls`, which the caller must close.
     """
 
     async def inside(request: Request) -> AsyncGenerator[None, None]:
-        """From a request's first byte to its answer's last one."""
+        """Spans a request from its first byte to the last byte of its answer."""
         if request.method == "POST":
             _require_allowed(request.headers, origins)
         in_flight.enter()
@@ -92,7 +92,7 @@ def add_storage(
 
 
 def _require_allowed(headers: Headers, origins: Sequence[str]) -> None:
-    """Raise ApiError 403 for a page of another site: browsers send such forms without asking."""
+    """Raises ApiError 403 for pages of other sites, as browsers send forms without preflight."""
     origin = headers.get("origin")
     if origin is None or {origin, "*"} & {*origins}:
         return
@@ -102,7 +102,7 @@ def _require_allowed(headers: Headers, origins: Sequence[str]) -> None:
 
 
 def shown(batch: Batch) -> dict[str, Any]:
-    """A batch as OpenAI has it."""
+    """A batch in OpenAI's format."""
     faults = [asdict(fault) for fault in batch.errors]
     return {
         "id": batch.id,
@@ -199,11 +199,11 @@ class Batches:
         return batch
 
     async def _model(self, file: StoredFile, key: ApiKey | None) -> str:
-        """The task that the first line names, which is that of the whole batch.
+        """Returns the task that the first line names, which is that of the whole batch.
 
         Raises:
-            ApiError: 400: it names none; 403: the key may not use it, be it there or not; 404: no
-                task has that name.
+            ApiError: 400: it names none; 403: the key may not use the task, whether it exists or
+                not; 404: no task has that name.
         """
         most = self._limits.max_body_bytes
         head = await self._calls.run(partial(self._storage.files.head, file, most))

@@ -1,7 +1,7 @@
 """The endpoints for files, in OpenAI's shape, and the store of files and batches behind them.
 
-An upload is read onto disk within its bounds, and then goes into the store piece by piece. Calls of
-a store that waits run on threads, beside requests that must not wait.
+An upload is written to disk within limits, and then to the store piece by piece. Blocking calls of
+the store run on threads, so that other requests do not wait.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from tasc_store.errors import UnknownFile
 
 log = logging.getLogger(__name__)
 
-_FORM_BYTES: Final = 65_536  # of a form beside its file
+_FORM_BYTES: Final = 65_536  # maximum size of a form without its file
 _MOST_FIELDS: Final = 16
-_LONGEST_VALUE: Final = 1024  # bytes of a field that is no file
-_LONGEST_NAME: Final = 512  # characters of a file's name
-_STEP_BYTES: Final = 1 << 20  # handed to the store at once
+_LONGEST_VALUE: Final = 1024  # maximum bytes of a field that is not a file
+_LONGEST_NAME: Final = 512  # maximum characters of a file's name
+_STEP_BYTES: Final = 1 << 20  # bytes passed to the store at once
 _MOST_LISTED: Final = 10_000
 _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
@@ -50,7 +50,7 @@ class BatchStorage:
         self._tasks = TaskStore(client)
 
     def has_task(self, name: str) -> bool:
-        """Whether a worker could answer for it, be it served here or not."""
+        """Whether a worker could answer for the task, even if it is not served here."""
         return name in self._tasks.names()
 
 
@@ -59,13 +59,13 @@ def file_limits(limits: LimitSettings) -> FileLimits:
 
 
 async def owner_of(access: AccessControl, request: Request) -> str:
-    """Whose files and batches a request may see: those of its key, where keys are asked for."""
+    """The owner whose files and batches a request may access: its key, if keys are required."""
     key = await access.key_of(request)
     return key.id if key else ""
 
 
 def shown(file: StoredFile) -> dict[str, Any]:
-    """A file as OpenAI has it."""
+    """A file in OpenAI's format."""
     return {
         "id": file.id,
         "object": "file",
@@ -110,7 +110,7 @@ class Files:
         return {"id": file.id, "object": "file", "deleted": True}
 
     async def content(self, request: Request, file_id: str) -> Response:
-        """The first piece is here before the answer begins, so that a failure has a code."""
+        """Sends a file; the first piece is read first, so that a failure sets the status code."""
         file = await self._asked(request, file_id)
         blocks = self._files.blocks(file)
         first = await self._calls.run(partial(next, blocks, b""))
@@ -160,11 +160,11 @@ class Files:
             await form.close()
 
     async def _received(self, request: Request) -> FormData:
-        """The form, with its file on disk if it is large.
+        """Reads the form, with its file on disk if it is large.
 
         Raises:
-            ApiError: 400 and 413 for what is no form that we take, 408 for one that comes too
-                slowly, 503 where the disk takes no more.
+            ApiError: 400 and 413 for a form that is not accepted, 408 for one that arrives too
+                slowly, 503 if the disk is full.
         """
         kind, options = parse_options_header(request.headers.get("content-type"))
         boundary = options.get(b"boundary")
@@ -192,10 +192,10 @@ class Files:
             raise ApiError(503, message) from error
 
     def _checked(self, form: FormData) -> tuple[UploadFile, dict[str, str]]:
-        """The file and the other fields.
+        """Returns the file and the other fields.
 
         Raises:
-            ApiError: 400 where the form says too little, or what nobody knows; 413.
+            ApiError: 400 if a field is missing or unknown; 413.
         """
         fields: dict[str, str] = {}
         for name, value in form.multi_items():
@@ -225,7 +225,7 @@ class Files:
             while block := await file.read(_STEP_BYTES):
                 await self._calls.run(partial(upload.write, block))
         except BaseException:
-            # Not awaited: whoever is cancelled has no time, and what is left expires by itself.
+            # Not awaited, since a cancelled request must not wait, and the rest expires by itself.
             asyncio.get_running_loop().run_in_executor(None, upload.abandon)
             raise
         name = _file_name(file.filename or "")
@@ -235,7 +235,7 @@ class Files:
         )
 
     def _ttl_s(self, fields: Mapping[str, str]) -> float:
-        """How long the file is kept."""
+        """The lifetime of the file in seconds."""
         anchor, seconds = (fields.get(name) for name in _FIELDS[1:])
         if anchor is None and seconds is None:
             return self._limits.file_ttl_s
@@ -248,7 +248,7 @@ class Files:
         return float(seconds or 0)
 
     async def _rest(self, first: bytes, blocks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """An error cuts the answer short, which its length tells."""
+        """Yields the rest of a file; after an error, the body is shorter than its length header."""
         block = first
         while block:
             yield block
@@ -256,7 +256,7 @@ class Files:
 
 
 def owned_file(get: Any, id_: str, owner: str) -> StoredFile:
-    """Raises UnknownFile for another's too: nobody is to learn what others have."""
+    """Returns a file; raises UnknownFile also for files of other owners, to hide them."""
     file: StoredFile = get(id_)
     if file.owner != owner:
         raise UnknownFile(f"there is no file {id_[:SHOWN]!r}; it was deleted, or has expired")
@@ -264,7 +264,7 @@ def owned_file(get: Any, id_: str, owner: str) -> StoredFile:
 
 
 def listing(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
-    """A page of a list as OpenAI has it."""
+    """A page of a list in OpenAI's format."""
     return {
         "object": "list",
         "data": items,
@@ -275,9 +275,9 @@ def listing(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 
 async def _whole(body: AsyncIterable[bytes], end: bytes) -> AsyncGenerator[bytes, None]:
-    """A form as it comes. Raises ApiError 400 where it does not end as a form does.
+    """Yields parts of a form; raises ApiError 400 if its end mark is missing.
 
-    Starlette's parser takes such a form for one without a file, and leaves the file open.
+    Starlette's parser treats such a form as one without a file, and leaves the file open.
     """
     tail = b""
     async for chunk in body:
@@ -288,6 +288,6 @@ async def _whole(body: AsyncIterable[bytes], end: bytes) -> AsyncGenerator[bytes
 
 
 def _file_name(name: str) -> str:
-    """What is kept of a file's name: its last part, printable."""
+    """The stored part of a file's name: its last part, with printable characters."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return "".join(c if c.isprintable() else "_" for c in last)[:_LONGEST_NAME] or "file.jsonl"
