@@ -42,7 +42,7 @@ class RaySetupError(ClusterError):
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    """Returns the base classes of this project's errors, without importing torch or redis."""
+    """Returns the base classes of known errors, those of Ray only if Ray Data was imported."""
     from tasc_draft import DraftError
     from tasc_runtime.errors import ServiceError
     from tasc_store import StoreError
