@@ -45,7 +45,7 @@ class TrainingProgress:
 
 
 class WorkerGroup(Protocol):
-    """Processes that share a step. Each processes a part of the rows, and the results are summed."""
+    """Processes that share a step. Each computes a part of the rows, and the results are summed."""
 
     rank: int
     size: int
