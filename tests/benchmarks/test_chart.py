@@ -11,7 +11,7 @@ def test_the_image_is_what_the_command_draws_from_the_results():
 
 
 def speed_ups(text: str) -> set[tuple[float, float]]:
-    """Returns minimum and maximum of ranges such as 1.73-2.25 or of single values such as 1.71 x."""
+    """Returns the ends of ranges such as 1.73-2.25, and single values such as 1.71 x twice."""
     ranges = re.findall(r"(\d+\.\d+)-(\d+\.\d+)", text)
     singles = re.findall(r"(?<![\d.-])(\d+\.\d+) x", text)
     return {(float(a), float(b)) for a, b in [*ranges, *zip(singles, singles, strict=True)]}

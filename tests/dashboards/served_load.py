@@ -85,7 +85,7 @@ def register(client: redis.Redis, folder: Path) -> None:
 def end_a_batch(
     client: redis.Redis, url: str, task: str, folder: Path, registry: CollectorRegistry
 ) -> None:
-    """Makes a worker with metrics in the registry end a batch of an invalid file, without engine."""
+    """Makes a worker with metrics in the registry end a batch of an invalid file."""
     upload = FileStore(client).begin()
     upload.write(b"no JSON\n")
     file = upload.keep(FileLimits(10, 10**6), "in.jsonl", "batch", 3600)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 JOBS = ["build-index", "generate"]
 KUBERNETES = "1.29.0"  # the oldest that kustomization.yaml names
-OPERATORS = {"PodMonitor", "ScrapeConfig", "RayService", "RayJob"}  # kinds that are not Kubernetes's own
+OPERATORS = {"PodMonitor", "ScrapeConfig", "RayService", "RayJob"}  # kinds of operators
 Object = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""Drafting settings change while answers are given: what is drafted does, no answer does.
+"""Tests that changed draft settings change drafts, but not the answers in progress.
 
 Workers and replicas live in this process and need Redis only.
 """
@@ -28,7 +28,7 @@ from tasc_store import ArtifactStore, TaskRecord, TaskStore
 
 pytestmark = pytest.mark.redis
 ENGINE = {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False}
-MOST = 40  # tokens of an answer
+MOST = 40  # maximum tokens of an answer
 PROMPTS = tiny.SENTENCES[:4]
 OFF = DraftSettings(num_speculative_tokens=0)
 SHORT = DraftSettings(num_speculative_tokens=2, min_prob=0.0)
@@ -43,7 +43,7 @@ def expected(made: Task) -> dict[str, tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def index(made: Task, expected: dict[str, tuple[int, ...]]) -> DraftIndex:
-    """Of all that will be answered."""
+    """The index of all expected answers."""
     return index_of(made.tokenizer, list(expected.values()))
 
 
