@@ -69,7 +69,7 @@ class Checked:
         return self.shadow.own(self.engine.step())
 
     def answer(self, requests):
-        """Returns answers of requests that start when rows are free; each is passed to the check."""
+        """Returns answers of requests that start when rows are free; the check gets each answer."""
         waiting, held, found = list(requests), {}, {}
         while waiting or held:
             if waiting and len(held) < CONFIG.rows:
