@@ -1,9 +1,8 @@
 """Small tokenizers with chat templates that are structured like those of four model families.
 
-The templates are short ones of our own. What they share with the originals: the markers of turns,
-what becomes of a system prompt, the beginning-of-sequence token, and the head of an answer. The
-tokenizers of Llama 3 and Gemma add a beginning-of-sequence token to each text by themselves, as the
-original ones do.
+The templates are short ones of our own. They share with the originals the markers of turns, the
+place of a system prompt, the beginning-of-sequence token, and the head of an answer. Like the
+original ones, the tokenizers of Llama 3 and Gemma add a beginning-of-sequence token to each text.
 """
 
 import json

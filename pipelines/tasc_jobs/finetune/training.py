@@ -152,7 +152,7 @@ class Trainer:
         return TrainingProgress(step + 1, self.steps, mean, tokens)
 
     def _share(self, step: int) -> float:
-        """Returns the fraction of the initial learning rate."""
+        """Returns the fraction of the configured learning rate that this step uses."""
         return 1 - step / self.steps
 
     def loss(self, rows: Sequence[int]) -> Tensor:

@@ -121,7 +121,7 @@ def change(
     """Make a new version with the given changes; return the old record and the new version.
 
     Args:
-        unset: Values, or groups of them, that are reset to their defaults.
+        unset: Values, or groups of them, that become as if they had never been given.
 
     Raises:
         UsageError: Nothing is given, or a value is refused.

@@ -123,7 +123,7 @@ class HeldOut:
 
 
 def _shared(prompts: Sequence[Int32]) -> int:
-    """Returns the length of the prompts' common prefix, which excludes each last token."""
+    """Returns the length of the prompts' common prefix; each prompt has a token after it."""
     first = prompts[0]
     shared = min(len(prompt) for prompt in prompts) - 1
     for prompt in prompts:

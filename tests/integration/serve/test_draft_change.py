@@ -166,7 +166,7 @@ async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts
         TaskStore(client).put(replace(record, draft=TASC))
         while not drafting("tasc"):
             await asyncio.sleep(0.01)
-        publish(indexes, replace(index, settings=SHORT))  # tuned: before what the record says
+        publish(indexes, replace(index, settings=SHORT))  # tuned settings override the record
         before = drafting("mixed")
         while drafting("mixed") == before:
             await asyncio.sleep(0.01)

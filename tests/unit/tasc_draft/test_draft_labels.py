@@ -32,7 +32,7 @@ def following(labels: Sequence[Label], path: Sequence[int]) -> set[int]:
 
 
 def saves_a_forward(labels: Sequence[Label], path: Sequence[int]) -> bool:
-    """Whether the target still has a choice at the end of a path or behind it."""
+    """Whether the target still has a choice at the end of a path or after it."""
     return any(
         len(following(labels, one[:n])) > 1
         for one in labels

@@ -41,7 +41,7 @@ def test_an_answer_observed_in_parts_equals_one_observed_at_once(index, setting,
         dc.propose(stepwise)
         stepwise.observe(0, dc.ids(part))
         answer += part
-        # A corpus context grows to twelve tokens and is then cut, so where it began tells.
+        # A corpus context grows to twelve tokens and is then cut, so its start matters.
         if len(answer) < 12:
             assert dc.propose(stepwise) == dc.propose(dc.started(index, setting, (prompt, answer)))
 

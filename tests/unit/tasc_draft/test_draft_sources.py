@@ -256,7 +256,7 @@ def test_a_teacher_learns_as_an_answer_does() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
 def test_an_answer_told_at_once_teaches_where_the_tree_led(said: list[int]) -> None:
-    """All tokens along the drafted path, and the first one that leaves it; nothing behind."""
+    """All tokens along the drafted path and the first one off it count, and nothing after it."""
     proposer, stepwise = learner(0.1), learner(0.1)
     nodes = answer(proposer, [1, 3, 4], said)
     depth = 0

@@ -271,7 +271,7 @@ def test_an_error_in_capturing_is_not_hidden(model) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
-    """Layouts of the same bucket, one behind the other, and then another bucket and back."""
+    """Successive layouts of the same bucket, and then another bucket and back."""
     device = torch.device("cuda", torch.cuda.current_device())
     model = Model(dtype, device)
     run, cache = graphed(model, CudaGraphs(device))

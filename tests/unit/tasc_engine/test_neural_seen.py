@@ -203,7 +203,7 @@ def test_a_cancelled_row_leaves_nothing_to_who_comes_next(bench: Maker, cache: i
     ("wants", "first", "steps"), [(BOTH, 0, 4), (HiddenStateRequest(top=TOP), 2, 1)]
 )
 def test_a_proposer_that_comes_later_is_told_from_there(bench, folder, wants, first, steps) -> None:
-    """In mid answer; or in mid prompt, of which one that wanted less had been told nothing yet."""
+    """The proposer changes in mid-answer, or in a prompt of which the old one has no states."""
     found, later = bench(wants), Recording(noisy(folder), BOTH)
     for request in requests()[first : first + 2]:
         found.engine.submit(request)
@@ -248,7 +248,7 @@ def test_nobody_is_told_more_than_is_wanted(bench: Maker, wants: HiddenStateRequ
 
 
 def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -> None:
-    """Without its drafts, or without a request whose log-probabilities did not fit the memory."""
+    """The step is repeated without drafts, or without a request whose logprobs exceed memory."""
     found, full = bench(), OutOfMemory("no memory", moved=True)
     calls = failing_where(monkeypatch, verifier, "token_logprobs", full, lambda n, *_: n in (2, 5))
     answers = {r.id: r for r in found.engine.generate(requests(logprobs=0))}

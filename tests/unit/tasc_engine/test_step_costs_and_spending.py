@@ -511,7 +511,7 @@ def test_costs_that_keep_drafts_from_being_made_are_found_out(factors: tuple[flo
 
 @pytest.mark.parametrize(("likely", "plain"), [(24, 5), (0, 0)])
 def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int) -> None:
-    """Not probes that drafted nothing, nor steps that asked for no drafts after a probe."""
+    """Probes without draft tokens do not count, nor do steps without drafts after a probe."""
     budget = budget_of(wrong_by(1, 9, 9, 9, 9, 9), 248)
 
     def step(draft: bool = True) -> bool:

@@ -163,7 +163,7 @@ def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Ki
     assert before - tensor_bytes() >= least_freed
     assert [each() for each in held] == [None] * len(held)
     later = CollectorRegistry()
-    drafter.tell(NeuralMetrics(later, LABELS))  # who asks behind it is told, too
+    drafter.tell(NeuralMetrics(later, LABELS))  # later observers are also called
     slow = {**LABELS, "reason": "slow"}
     for each in (registry, later):
         assert each.get_sample_value("tasc_neural_drafting_off", slow) == 1
