@@ -12,8 +12,8 @@ from torch import Tensor
 from tasc_draft import Drafts
 from tasc_engine.layout import Int64, StepLayout
 
-# For each row: tokens in the cache, new tokens, and parents of the draft nodes after them (None: the
-# row may not emit).
+# For each row: tokens in the cache, new tokens, and parents of the draft nodes after them (None:
+# the row may not emit).
 Row = tuple[int, int, Sequence[int] | None]
 Layout = StepLayout[Tensor]
 
