@@ -1,9 +1,8 @@
-"""Small tokenizers with chat templates of the structure that four families of models have.
+"""Small tokenizers with chat templates that are structured like those of four model families.
 
-The templates are short ones of our own. What they share with the originals: the markers of turns,
-what becomes of a system prompt, the beginning-of-sequence token, and the head of an answer. The
-tokenizers of Llama 3 and Gemma add a beginning-of-sequence token to each text by themselves, as the
-original ones do.
+The templates are short ones of our own. They share with the originals the markers of turns, the
+place of a system prompt, the beginning-of-sequence token, and the head of an answer. Like the
+original ones, the tokenizers of Llama 3 and Gemma add a beginning-of-sequence token to each text.
 """
 
 import json
@@ -51,7 +50,7 @@ PHI: Final = """\
 {% endfor %}
 {% if add_generation_prompt %}{{ '<|assistant|>' + '\n' }}{% else %}{{ eos_token }}{% endif %}"""
 
-# Template, special tokens, and those that templates know by name.
+# By family: template, special tokens, and those that templates use by name.
 FAMILIES: Final[dict[str, tuple[str, tuple[str, ...], dict[str, str]]]] = {
     "qwen": (QWEN, ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), {"eos_token": "<|im_end|>"}),
     "llama": (
@@ -77,7 +76,7 @@ _AWKWARD = (" ", "\n", "{{ 1 }}", "{% if", "é🙂", "\t", "''", "<")
 
 
 def make_chat_tokenizer(folder: Path, family: str) -> Path:
-    """A tokenizer's folder; two families have the template in a file, two in the settings."""
+    """Makes a tokenizer's folder; two families have the template in a file, two in the settings."""
     template, special, named = FAMILIES[family]
     folder.mkdir(parents=True, exist_ok=True)
     made = _sentencepiece(special) if family in ("gemma", "phi") else byte_level(special=special)
@@ -103,7 +102,7 @@ def _sentencepiece(special: Sequence[str]) -> Tokenizer:
 
 
 def conversations(family: str, count: int, seed: int) -> list[list[dict[str, str]]]:
-    """Random conversations that the family's template takes."""
+    """Returns random conversations that the family's template accepts."""
     draw = random.Random(f"{family} {seed}")
     return [_conversation(draw, family) for _ in range(count)]
 
@@ -112,7 +111,7 @@ def _conversation(draw: random.Random, family: str) -> list[dict[str, str]]:
     turns = draw.randint(1, 6)
     roles = ["user" if turn % 2 == 0 else "assistant" for turn in range(turns)]
     if family != "gemma":
-        if draw.random() < 0.2:  # templates but Gemma's do not care for the order
+        if draw.random() < 0.2:  # all templates except Gemma's accept any order
             draw.shuffle(roles)
         if draw.random() < 0.5:
             roles.insert(0, "system")

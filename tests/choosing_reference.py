@@ -1,4 +1,4 @@
-"""How a token is chosen at one place, plainly: sorts everything, shares nothing with the engine."""
+"""A simple reference for the choice of a token; it sorts everything and shares no engine code."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,10 @@ def reference_weights(
     answer: Sequence[int],
     allowed: set[int] | None = None,
 ) -> NDArray[np.float64] | None:
-    """``float64[V]`` what each token is drawn by, 1 for the only one; None if there is no token."""
+    """Returns ``float64[V]``, the weight of each token; None if no token is possible.
+
+    If only one token is possible, its weight is 1.
+    """
     if not (logits < np.inf).all():
         return None
     x = logits.astype(np.float64)
@@ -52,7 +55,7 @@ def reference_choice(
     number: float,
     allowed: set[int] | None = None,
 ) -> int:
-    """The token behind a prompt and an answer by a random number; -1 for none."""
+    """Returns the token after a prompt and an answer for a random number; -1 for none."""
     weights = reference_weights(logits, sampling, prompt, answer, allowed)
     if weights is None:
         return -1

@@ -106,13 +106,13 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """What runs coroutines that are tests."""
+    """The backend that runs tests which are coroutines."""
     return "asyncio"
 
 
 @pytest.fixture(scope="session")
 def everything(request: pytest.FixtureRequest) -> bool:
-    """Whether slow tests run, too. Random schedules are long then."""
+    """Whether slow tests also run. If so, random schedules are long."""
     return bool(request.config.getoption("--all"))
 
 

@@ -1,4 +1,4 @@
-"""A tiny target and rows whose answers a drafter learns in a second or two."""
+"""A tiny target and rows with answers that a drafter learns in a second or two."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ def make(folder: Path, architecture: str, **differs: Any) -> Bench:
 
 @dataclass(frozen=True)
 class Trained:
-    """A target with a drafter, and what the training says of itself."""
+    """A target with a drafter, and the report and messages of the training."""
 
     bench: Bench
     kind: Kind

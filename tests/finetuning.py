@@ -41,7 +41,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Made:
-    """The output of a fine-tune, and what it says of itself."""
+    """The output of a fine-tune, and its report."""
 
     bench: Bench
     output: Path
@@ -66,7 +66,7 @@ def made_by(bench: Bench, output: Path) -> Made:
 
 
 class Killed(BaseException):
-    """As if the process had ended."""
+    """Simulates the end of the process."""
 
 
 def killed_at(stage: str, done: int) -> StageProgress:
@@ -78,7 +78,7 @@ def killed_at(stage: str, done: int) -> StageProgress:
 
 
 def begin(job: Finetune, step: int) -> None:
-    """A run that is killed behind a step, whose checkpoint is of the step before."""
+    """Starts a run that is killed after a step and has a checkpoint of the step before."""
     with contextlib.suppress(Killed):
         finetune(replace(job, checkpoint_s=0.0), killed_at("train", step))
 

@@ -1,4 +1,4 @@
-"""What tests and benchmarks kill: a Redis server that comes back, and processes below another."""
+"""Processes that tests and benchmarks kill: a restartable Redis server, and child processes."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tasc_store.embedded import redis_binaries
 
 
 class RedisServer:
-    """A Redis server on a port of its own; what it has on disk outlives it."""
+    """A Redis server on its own port; its data on disk survives a restart."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         folder.mkdir(exist_ok=True)
@@ -23,7 +23,7 @@ class RedisServer:
 
     def start(self) -> None:
         options = ["--port", str(self.port), "--bind", self.host, "--dir", str(self.folder)]
-        options += ["--protected-mode", "no"]  # else it hears loopback only
+        options += ["--protected-mode", "no"]  # otherwise it listens on loopback only
         durable = ["--save", "", "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
         command = [str(redis_binaries()[0]), *options, *durable, "--logfile", "redis.log"]
         self.process = subprocess.Popen(command)
@@ -41,14 +41,14 @@ class RedisServer:
         self.process.wait()
 
     def cut(self, size: int) -> int:
-        """Forget what was written behind so many bytes, as a failing machine may; how many went."""
+        """Discard all data after ``size`` bytes, like a failing machine; returns how many bytes."""
         there = self.log.stat().st_size
         os.truncate(self.log, min(size, there))
         return max(0, there - size)
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Processes below one, and their commands."""
+    """Returns the descendants of a process, and their commands."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -68,6 +68,6 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def pids(command: str, below: int | None = None) -> list[int]:
-    """Of processes below this one (or another) whose command has these words."""
+    """Returns the ids of descendants of this (or another) process with these words in a command."""
     found = descendants(os.getpid() if below is None else below)
     return [pid for pid, words in found.items() if command in words]

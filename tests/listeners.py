@@ -1,4 +1,4 @@
-"""Which sockets a process and those below it listen on, by Linux's /proc."""
+"""The sockets on which a process and its descendants listen, from Linux's /proc."""
 
 import os
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Listener:
 
 
 def family() -> set[int]:
-    """This process and those below it."""
+    """Returns the ids of this process and its descendants."""
     return {os.getpid(), *descendants(os.getpid())}
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters of the tests' tiny models, and what models with them merged say by themselves."""
+"""LoRA adapters of the tests' tiny models, and the answers of models with merged adapters."""
 
 import warnings
 from functools import cache
@@ -19,10 +19,10 @@ WEIGHTS = "adapter_model.safetensors"
 def make_adapter(
     base: Path, folder: Path, seed: int = 0, more_tokens: int = 0, **config: Any
 ) -> Path:
-    """A random adapter that changes answers; without a configuration, of all linear layers.
+    """Makes a random adapter that changes answers; by default it covers all linear layers.
 
-    With ``init_lora_weights=True`` it is as new, and changes nothing. ``more_tokens`` are added to
-    the model's embeddings before.
+    With ``init_lora_weights=True`` it is untrained and changes nothing. ``more_tokens`` are first
+    added to the model's embeddings.
     """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -38,7 +38,7 @@ def make_adapter(
 
 
 def cut(folder: Path) -> None:
-    """Make an adapter one of another model: its inputs are too narrow."""
+    """Make an adapter unfit for the model: its inputs become too narrow."""
     tensors = load_file(folder / WEIGHTS)
     narrow = {k: v[:, :-1].contiguous() if "lora_A" in k else v for k, v in tensors.items()}
     save_file(narrow, folder / WEIGHTS)
@@ -48,7 +48,7 @@ def cut(folder: Path) -> None:
 def merged_says(
     base: Path, adapter: Path | None, prompt: tuple[int, ...], max_tokens: int
 ) -> tuple[int, ...]:
-    """Plain greedy decoding by transformers in float64, the adapter merged."""
+    """Returns the greedy answer of transformers in float64, with the adapter merged."""
     return tuple(tiny.plain(_merged(base, adapter), prompt, max_tokens))
 
 

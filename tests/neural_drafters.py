@@ -1,6 +1,6 @@
 """Neural proposers over tiny models: drafters of every kind, vocabularies of every policy.
 
-What they draft is random where their weights are; who tests them says what must come of it.
+If their weights are random, so are their drafts. The tests define the expected results.
 """
 
 from copy import deepcopy
@@ -25,13 +25,13 @@ from tasc_engine.model.linears import Linear
 
 KINDS = ("same", "noisy", "other", "eagle")
 POLICIES = ("full", "ranked", "recent", "recent over ranked", "context only", "extension only")
-INDEXED = "recent indexed"  # looks weights up and keeps no copy
+INDEXED = "recent indexed"  # reads weights by index and keeps no copy
 NOISE = 0.02
 WINDOW = 96
 
 
 class Always(TwoArmedBandit):
-    """Takes the costly way at every step."""
+    """Chooses the costly option at every step."""
 
     def begin(self) -> bool:
         return True
@@ -43,12 +43,12 @@ def _read(folder: Path) -> Any:
 
 
 def model_of(folder: Path) -> Any:
-    """The model in a folder, in float64; the caller's own."""
+    """Loads the model in a folder in float64; the caller may change it."""
     return deepcopy(_read(folder))
 
 
 def exact(model: Any) -> Any:
-    """A model whose norms compute in its own dtype: those of transformers do in float32."""
+    """Makes the norms of a model compute in its dtype; those of transformers compute in float32."""
     for module in model.modules():
         if hasattr(module, "variance_epsilon"):
             module.forward = partial(_norm, module.weight, module.variance_epsilon)
@@ -68,7 +68,7 @@ def decoder_of(model: Any, capacity: int) -> LeanDecoder:
 def drafter_of(
     kind: str, folder: Path, rows: int, capacity: int, seed: int = 1
 ) -> tuple[Eagle | Independent, Tensor]:
-    """A drafter for the target in a folder, and the weight of the head it drafts by.
+    """Returns a drafter for the target in a folder, and the weight of its head.
 
     Args:
         kind: ``same``: the target itself; ``noisy``: a copy with noise; ``other``: a random model
@@ -91,7 +91,7 @@ def drafter_of(
 
 
 def eagle_parts(folder: Path, seed: int = 1) -> tuple[Any, Tensor]:
-    """A random model of one layer, and what makes its inputs of embeddings and hidden states."""
+    """Returns a random model of one layer, and the matrix that joins embeddings and states."""
     config = model_of(folder).config
     config.num_hidden_layers, size = 1, config.hidden_size
     torch.manual_seed(seed)
@@ -102,8 +102,9 @@ def eagle_parts(folder: Path, seed: int = 1) -> tuple[Any, Tensor]:
 
 
 def vocabulary_of(policy: str, head: Tensor, rows: int, ranked: Int32) -> Vocabulary:
-    """A vocabulary of one of `POLICIES`, or `INDEXED`; ``ranked`` takes half of the ranked tokens,
-    ``recent over ranked`` a quarter.
+    """Makes a vocabulary of one of `POLICIES`, or `INDEXED`.
+
+    The policy ``ranked`` uses half of the ranked tokens, and ``recent over ranked`` a quarter.
     """
     half = ranked[: len(head) // 2]
     if policy == "full":
@@ -122,7 +123,7 @@ def vocabulary_of(policy: str, head: Tensor, rows: int, ranked: Int32) -> Vocabu
 
 
 def ranked_by(texts: list[list[int]], size: int) -> Int32:
-    """All ids of a vocabulary, those that texts have most often first."""
+    """Returns all ids of a vocabulary, sorted by decreasing frequency in texts."""
     counts = np.bincount([token for text in texts for token in text], minlength=size)
     return np.argsort(-counts, kind="stable").astype(np.int32)
 

@@ -12,9 +12,9 @@ _PRODUCT = pytest.mark.slow("the product of what is paired daily")
 def paired(
     *crossed: Iterable[Any], by: Iterable[Any] = (), and_by: Iterable[Any] = ()
 ) -> list[Any]:
-    """All combinations, in this order of parameters; every value of each is in a daily one.
+    """Returns all combinations in the order of parameters; daily ones cover every value.
 
-    Daily, all values of ``crossed`` meet, each time with one value of the others in turn.
+    Daily ones cover all values of ``crossed``, each with the next value of the others in turn.
     """
     others = [values for values in (list(by), list(and_by)) if values]
     axes, found = [*map(list, crossed), *others], []

@@ -1,4 +1,4 @@
-"""What many tests need: waiting, time, ports, and engines on tiny models.
+"""Helpers of many tests: waiting, time, ports, and engines on tiny models.
 
 Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural drafters by
 `neural_drafters`.
@@ -52,7 +52,7 @@ async def eventually_async(holds: Callable[[], object], pause_s: float = 0.001) 
 
 
 def assert_self_contained(html: str) -> None:
-    """A page needs no network: it names no address but those of SVG, and loads nothing."""
+    """Asserts that a page needs no network: it has only addresses of SVG and loads nothing."""
     names = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert set(re.findall(r'https?://[^"]*', html)) == names
     assert not re.search(r"<(script|link|img|iframe)|@import|url\((?!#)|src=", html)
@@ -63,7 +63,7 @@ def assert_self_contained(html: str) -> None:
 def refused(
     kind: type[Exception], *named: str, **attributes: object
 ) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """The block raises an error of ``kind`` whose message has each of the names."""
+    """Asserts that the block raises an error of ``kind`` with each of the names in its message."""
     with pytest.raises(kind) as caught:
         yield caught
     for name in named:
@@ -72,7 +72,7 @@ def refused(
 
 
 def failing(error: BaseException) -> Callable[..., NoReturn]:
-    """A function that raises it, whatever it is called with."""
+    """Returns a function that raises the error for any arguments."""
 
     def fails(*args: object, **named: object) -> NoReturn:
         raise error
@@ -83,7 +83,10 @@ def failing(error: BaseException) -> Callable[..., NoReturn]:
 def failing_where(
     patch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception, when: Callable[..., object]
 ) -> list[bool]:
-    """A function raises when ``when(number of the call, *arguments)`` holds; whether each did."""
+    """Makes a function raise when ``when(number of the call, *arguments)`` is true.
+
+    Returns a list that records for each call whether it raised.
+    """
     honest, raised = getattr(owner, name), list[bool]()
 
     def scarce(*args: Any, **options: Any) -> Any:
@@ -108,7 +111,7 @@ class FakeClock:
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """What is written in the block beyond so many bytes of a file is an error."""
+    """Makes writes beyond ``size`` bytes of a file fail in the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -118,7 +121,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 def asgi(app: Any, method: str, path: str, **request: Any) -> httpx.Response:
-    """What an application answers to one request."""
+    """Returns the response of an application to one request."""
 
     async def once() -> httpx.Response:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -151,12 +154,12 @@ def free_port(host: str = "127.0.0.1") -> int:
 def load_target(
     folder: Path, config: EngineConfig = SMALL, dtype: str = "float64", **source: Any
 ) -> Target:
-    """The model of a folder; ``source`` goes to `ModelSource`."""
+    """Loads the model of a folder; ``source`` is passed to `ModelSource`."""
     return Target.load(ModelSource(folder, dtype=dtype, **source), config)
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
-    """Every step that had a draft accepts a wrong token of the target behind it."""
+    """Makes the target accept a wrong token after the draft in every step with a draft."""
 
     def wrong(chosen: Any, drafts: Any, *rest: Any, honest: Any = verify.accept) -> Any:
         found = honest(chosen, drafts, *rest)
@@ -186,7 +189,7 @@ def index_of(
     outputs: Sequence[Sequence[int]],
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> DraftIndex:
-    """The draft index of token ids of rows."""
+    """Returns the draft index of token ids of rows."""
     return build_index(
         Tokens.of(outputs),
         None if prompts is None else Tokens.of(prompts),
@@ -204,7 +207,7 @@ def make_proposer(
     index: DraftIndex | None = None,
     branching: bool = True,
 ) -> NgramProposer:
-    """A proposer for an engine of this configuration; without an index it drafts from rows."""
+    """Makes a proposer for this engine configuration; without an index it drafts from rows."""
     return NgramProposer(
         settings,
         rows=config.rows,

@@ -1,4 +1,4 @@
-"""The ``tasc`` command in this process, or in one of its own whose processes can be found again."""
+"""The ``tasc`` command in this process, or in a separate one with traceable child processes."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ class Command:
         try:
             return process.communicate(timeout=DEADLINE_S)
         except BaseException:
-            process.kill()  # what it started dies with it, or shows in wait_until_gone
+            process.kill()  # its child processes die with it, or wait_until_gone finds them
             raise
 
     def processes(self) -> dict[int, str]:
@@ -92,7 +92,7 @@ class Command:
         return found
 
     def kill(self) -> None:
-        """End what is left of the processes with the mark."""
+        """End the remaining processes with the mark."""
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

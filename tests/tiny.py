@@ -1,4 +1,4 @@
-"""Tiny random models and tokenizers made on the spot: real Hugging Face folders, no download."""
+"""Makes tiny random models and tokenizers in real Hugging Face folders, without downloads."""
 
 import json
 from collections.abc import Sequence
@@ -78,11 +78,11 @@ def sentencepiece(
     special: Sequence[str],
     prepend: bool = False,
 ) -> Tokenizer:
-    """As SentencePiece models are converted to: what is no piece becomes ``<0xNN>`` tokens.
+    """Makes a tokenizer like converted SentencePiece models, with ``<0xNN>`` byte tokens.
 
     Args:
-        special: ``<unk>`` is among them.
-        prepend: Whether a blank is put in front of a text, as Llama 2 and Mistral have it.
+        special: Special tokens, including ``<unk>``.
+        prepend: Whether a blank is put before a text, as in Llama 2 and Mistral.
     """
     names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     vocab = {name: at for at, name in enumerate(dict.fromkeys(names))}
@@ -110,9 +110,9 @@ def make_model(
     sharpness: float = 6.0,
     tied: bool = False,
 ) -> PreTrainedModel:
-    """A random model whose tokenizer is in ``folder``; written there, and returned.
+    """Makes a random model for the tokenizer in ``folder``; saves it there and returns it.
 
-    ``sharpness`` scales the LM head, so that the best token stands clear of the second.
+    ``sharpness`` scales the LM head, so that the best token is clearly better than the second.
     """
     torch.manual_seed(seed)
     tokenizer = TaskTokenizer.from_folder(folder)
@@ -137,7 +137,7 @@ def make_folder(folder: Path, architecture: str = "qwen2", **kwargs: object) -> 
 
 @torch.inference_mode()
 def plain(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """What transformers' own ``generate`` says, one request by itself."""
+    """Returns the answer of transformers' own ``generate`` to a single request."""
     ids = torch.tensor([list(prompt)])
     out = model.generate(
         ids,

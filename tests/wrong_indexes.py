@@ -1,4 +1,4 @@
-"""Draft indexes that are wrong in many arrays, and in which all the same nothing leads outside."""
+"""Draft indexes with wrong values in many arrays, but without references out of bounds."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from tasc_draft.index.weights import CELLS, Weights
 
 
 def wrong_index(index: DraftIndex, rng: np.random.Generator) -> DraftIndex:
-    """Another index with random values in some arrays of each part."""
+    """Returns another index with random values in some arrays of each part."""
     ids, changed = index.vocab_size + 1, {"corpus": _corpus(index.corpus, rng)}
     for name, wrong in (("inputs", _inputs), ("aligned", _aligned), ("bigrams", _bigrams)):
         if (part := getattr(index, name)) is not None:

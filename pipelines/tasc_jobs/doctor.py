@@ -1,7 +1,7 @@
-"""Whether a model folder will work here, and how fast, before a task or a service needs it.
+"""Checks whether a model folder works on this machine, and measures its speed.
 
-What settings and the headers of weight files say comes first, without torch; a folder that fails
-there is not loaded.
+Settings and the headers of weight files are checked first, without torch. The model is loaded only
+if these checks succeed.
 """
 
 import importlib.util
@@ -57,18 +57,18 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 _INDEX = "model.safetensors.index.json"
 _GB = 1e9
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-# Of processors, in /proc/cpuinfo.
+# Flags of processors in /proc/cpuinfo, by dtype.
 _FLAGS = {"bfloat16": r"bf16\b", "float16": r"fp16\b|\bfphp\b"}
 _PACKAGE = "tasc-serve"
-CGROUP = Path("/sys/fs/cgroup")  # of this process, in a container
+CGROUP = Path("/sys/fs/cgroup")  # the cgroup of this process in a container
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found on one subject; ``text`` ends with the way out where there is one.
+    """The result of one check; ``text`` ends with the solution if there is one.
 
     Attributes:
-        figures: Numbers of the text, for programs.
+        figures: The numbers in the text, for programs.
     """
 
     subject: str
@@ -79,14 +79,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Examination:
-    """What to look at.
+    """The inputs of an examination.
 
     Attributes:
         model: Folder or hub name.
-        adapter: LoRA adapter that is merged into it, folder or hub name.
-        rows: b, rows decoded together.
-        context: Tokens of a row, prompt and answer; None: 1024, or what the model has.
-        threads: Of the CPU.
+        adapter: Folder or hub name of a LoRA adapter that is merged into the model.
+        rows: b, the number of rows decoded together.
+        context: Maximum tokens of a row, prompt and answer together; None is 1024, or the model's
+            maximum if that is smaller.
+        threads: CPU threads.
     """
 
     model: str
@@ -100,14 +101,14 @@ class Examination:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings, in the order in which they were made."""
+    """All findings, in the order of the checks."""
 
     model: str
     findings: tuple[Finding, ...]
 
     @property
     def works(self) -> bool:
-        """Whether nothing will fail."""
+        """Whether no check failed."""
         return all(finding.level != "fail" for finding in self.findings)
 
     @property
@@ -116,7 +117,7 @@ class Report:
 
     @property
     def in_words(self) -> str:
-        """A line for each finding."""
+        """The findings as text, one line each."""
         width = max(len(finding.subject) for finding in self.findings)
         return "\n".join(
             f"{f.level:4}  {f.subject:{width}}  {' '.join(f.text.split())}" for f in self.findings
@@ -124,12 +125,12 @@ class Report:
 
 
 def examine(asked: Examination) -> Report:
-    """Look at a model, load it where nothing is wrong, and time plain steps.
+    """Check a model, load it if the checks succeed, and time steps without drafts.
 
-    Of a model on the hub the weights are fetched only where its settings can work.
+    The weights of a model on the hub are downloaded only if its settings are supported.
 
     Raises:
-        UsageError: There is no such dtype or device.
+        UsageError: The dtype or device does not exist.
     """
     if asked.dtype not in _BYTES:
         raise UsageError(f"--dtype is {asked.dtype}; choose one of {', '.join(_BYTES)}")
@@ -140,7 +141,7 @@ def examine(asked: Examination) -> Report:
 
 
 def _model(asked: Examination) -> Iterator[Finding]:
-    """What can be said without torch."""
+    """Yields the findings that need no torch."""
     try:
         folder = resolve_folder(asked.model, weights=False)
         if not (fault := quantization_fault(folder)):
@@ -163,7 +164,11 @@ def _model(asked: Examination) -> Iterator[Finding]:
 
 
 def _settings(config: dict[str, Any], fault: str | None) -> Iterator[Finding]:
-    """What ``config.json`` says; ``fault`` is why quantised weights cannot be loaded."""
+    """Yields findings on ``config.json``.
+
+    Args:
+        fault: Reason why quantised weights cannot be loaded, if they cannot.
+    """
     kind = config.get("model_type")
     if config.get("is_encoder_decoder"):
         text = f"{kind} is an encoder-decoder; only causal LMs are served: name one"
@@ -193,7 +198,7 @@ def _settings(config: dict[str, Any], fault: str | None) -> Iterator[Finding]:
 
 
 def _weights(model: str) -> Finding:
-    """Whether weight files are there and whole, by their headers."""
+    """Checks by their headers that the weight files exist and are complete."""
     try:
         folder = resolve_folder(model)
         require_weights(folder)
@@ -232,7 +237,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> Finding:
 
 
 def _ends(folder: Path) -> Iterator[Finding]:
-    """Files that disagree about ends of answers, and a tokenizer that appends one to prompts."""
+    """Yields findings if files disagree on EOS tokens, or the tokenizer appends one to prompts."""
     named, tokenizer = named_ends(folder), TaskTokenizer.from_folder(folder)
 
     def shown(ids: tuple[int, ...]) -> str:
@@ -240,7 +245,7 @@ def _ends(folder: Path) -> Iterator[Finding]:
 
     ends = tokenizer.eos_ids
     used = next((named[name] for name in (GENERATION, CONFIG) if name in named), ends)
-    if {*ends} != {*used}:  # transformers generates by these
+    if {*ends} != {*used}:  # transformers uses the latter
         files = "; ".join(f"{name}: {shown(ids)}" for name, ids in named.items())
         text = (
             f"files disagree about what ends an answer ({files}); each of them ends one, and "
@@ -260,7 +265,7 @@ def _ends(folder: Path) -> Iterator[Finding]:
 
 
 def _generation(folder: Path) -> Iterator[Finding]:
-    """How the model's files choose tokens where tasks choose them otherwise."""
+    """Yields a finding if the model's files choose tokens in another way than tasks do."""
     defaults = GenerationDefaults.of(folder)
     if text := defaults.in_words(f"give it {shlex.join(defaults.options)}"):
         yield Finding("generation defaults", "warn", text)
@@ -294,7 +299,7 @@ def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
 
 
 def _trial(asked: Examination) -> Iterator[Finding]:
-    """What needs torch: memory, loading, speed."""
+    """Yields the findings that need torch: memory, loading and speed."""
     from tasc_engine.model.loading import max_positions
     from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
     from tasc_runtime.llm import LLM
@@ -328,13 +333,13 @@ def _trial(asked: Examination) -> Iterator[Finding]:
         yield Finding("load", "ok", text)
         for rows in sorted({1, asked.rows}):
             yield _speed(llm.engine, rows, device)
-    except Exception as error:  # whatever a library raises is what there is to say
+    except Exception as error:  # any error of a library is a finding
         yield Finding("load", "fail", str(error) or type(error).__name__)
 
 
 @contextmanager
 def _warnings() -> Iterator[BufferingHandler]:
-    """Holds what the engine warns of in the block."""
+    """Collects the engine's warnings in the block."""
     said, log = BufferingHandler(99), logging.getLogger("tasc_engine")
     said.setLevel(logging.WARNING)
     log.addHandler(said)
@@ -370,7 +375,7 @@ def _dtype(dtype: str, config: dict[str, Any], device: str) -> Finding:
 def _memory(
     asked: Examination, folder: Path, config: dict[str, Any], length: int, device: str
 ) -> Finding:
-    """Weights and KV cache against what is free; while it loads, weights are there twice."""
+    """Compares weights and KV cache with free memory; loading may need the weights twice."""
     size = _BYTES[asked.dtype]
     weights = sum(path.stat().st_size for path in weight_files(folder))
     if not config.get("quantization_config"):
@@ -391,7 +396,7 @@ def _memory(
 
 
 def _kv_bytes(config: dict[str, Any], size: int) -> int:
-    """Of one token in all layers; 0 where the settings do not say."""
+    """Returns the KV cache bytes of one token in all layers; 0 if the settings lack the sizes."""
 
     def first(*names: str) -> int:
         return next((int(config[name]) for name in names if config.get(name)), 0)
@@ -403,7 +408,7 @@ def _kv_bytes(config: dict[str, Any], size: int) -> int:
 
 
 def _free_bytes(device: str) -> int:
-    """Of a GPU, or of this machine and its container."""
+    """Returns the free memory of a GPU, or of this machine and its container."""
     if device != "cpu":
         import torch
 
@@ -440,7 +445,7 @@ def _speed(engine: "Engine", rows: int, device: str) -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Dependencies that are missing, there twice, or outside the range that was tested."""
+    """Yields dependencies that are missing, installed twice, or outside the tested range."""
     try:
         texts = requires(_PACKAGE) or []
     except PackageNotFoundError:
@@ -468,14 +473,14 @@ def _package(needed: Requirement, places: dict[str, str] | None) -> Iterator[Fin
         told = ", ".join(f"{version} in {place}" for place, version in places.items())
         text = f"{needed.name} is installed {len(places)} times ({told}); uninstall all but one"
         yield Finding("packages", "warn", text)
-    version = next(iter(places.values()))  # the first one on the path counts
+    version = next(iter(places.values()))  # the first one on the path is imported
     if not needed.specifier.contains(version, prereleases=True):
         text = f"{needed.name} is {version}, tested is {needed.specifier}; {way_out}"
         yield Finding("packages", "warn", text)
 
 
 def _programs() -> Iterator[Finding]:
-    """What is used besides, if it is there."""
+    """Yields findings on optional modules and programs."""
     on_gpu = Path("/dev/nvidia0").exists()
     for name, there, wanted, purpose in (
         ("bitsandbytes", _has("bitsandbytes"), True, "--quantization nf4 and int8"),

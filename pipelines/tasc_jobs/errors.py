@@ -1,4 +1,4 @@
-"""Errors of jobs, and how a command reports them. Every message names the value and the way out."""
+"""Errors of jobs, and how a command reports them. Each message has the value and a solution."""
 
 import os
 import re
@@ -9,18 +9,18 @@ _LINE_END = re.compile(r"\s*\n\s*")
 
 
 class JobError(Exception):
-    """Root of this package's own errors."""
+    """Base class of this package's errors."""
 
 
 class UsageError(JobError):
-    """A command was used wrongly, and nothing was done; the exit code is 2."""
+    """A command was used incorrectly and did nothing; the exit code is 2."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_LINE_END.sub(" ", message))  # one line, whatever a library said
+        super().__init__(_LINE_END.sub(" ", message))  # always one line
 
 
 def require_writable(option: str, path: Path) -> None:
-    """Raises UsageError where no file can be written; called before anything slow begins."""
+    """Raises UsageError if the file cannot be written. Call this before anything slow begins."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(
@@ -30,19 +30,19 @@ def require_writable(option: str, path: Path) -> None:
 
 
 class EmptyCorpusError(JobError):
-    """A task's corpus has no rows, or fewer than it had when the job began."""
+    """A task's corpus has no rows, or fewer than at the start of the job."""
 
 
 class ClusterError(JobError):
-    """The cluster or its machines cannot work now, whatever rows they are given."""
+    """The cluster or its machines do not work now, regardless of the rows."""
 
 
 class RaySetupError(ClusterError):
-    """Ray is not running where a job needs it, does not start, or would be open to the network."""
+    """Ray is needed but not running, does not start, or would be open to the network."""
 
 
 def known_errors() -> tuple[type[Exception], ...]:
-    """The roots of our error trees, without importing torch or redis where nothing needs them."""
+    """Returns the base classes of known errors, those of Ray only if Ray Data was imported."""
     from tasc_draft import DraftError
     from tasc_runtime.errors import ServiceError
     from tasc_store import StoreError
@@ -58,20 +58,20 @@ def known_errors() -> tuple[type[Exception], ...]:
 
 
 def in_short(error: Exception) -> str:
-    """The message of an error; of one inside a Ray worker the last line, without the traceback."""
+    """Returns the message of an error; for errors in a Ray worker, the traceback's last line."""
     if type(error).__module__.startswith("ray."):
         return str(error).strip().splitlines()[-1]
     return str(error)
 
 
 def exit_code(error: Exception) -> int:
-    """2 where a command was used wrongly, 1 where it failed."""
+    """Returns 2 if a command was used incorrectly, 1 if it failed."""
     return 2 if isinstance(error, UsageError) else 1
 
 
 class FinetuneError(JobError):
-    """A fine-tune cannot begin, go on or be saved; what was saved before stays as it is."""
+    """A fine-tune cannot start, continue or be saved. Files saved earlier are not changed."""
 
 
 class FamilyError(JobError):
-    """A tokenizer of this kind would give texts back changed once it had new tokens."""
+    """With new tokens, a tokenizer of this kind would not decode texts back unchanged."""

@@ -1,4 +1,4 @@
-"""Commands that messages suggest, complete enough to be pasted into a shell."""
+"""Commands suggested in messages, complete enough to be pasted into a shell."""
 
 import shlex
 from pathlib import Path
@@ -10,8 +10,8 @@ def use_store(redis_url: str | None, data_dir: Path | None) -> None:
     """Set the store of all later hints.
 
     Args:
-        redis_url, data_dir: Those of this command, without a login; None where the next command
-            finds the same by its defaults or the environment.
+        redis_url, data_dir: The values of this command, without a login; None if the next command
+            gets the same values from its defaults or the environment.
     """
     _store.clear()
     if redis_url is not None:
@@ -21,5 +21,5 @@ def use_store(redis_url: str | None, data_dir: Path | None) -> None:
 
 
 def command(*words: object) -> str:
-    """A `tasc` command on the store of this one, quoted for a shell."""
+    """Returns a `tasc` command that uses this command's store, quoted for a shell."""
     return shlex.join(["tasc", *map(str, words), *_store])

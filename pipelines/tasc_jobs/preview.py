@@ -1,4 +1,4 @@
-"""A few requests, answered with drafts and without by one engine, in turn."""
+"""Answers a few requests with and without drafts, in turn, on one engine."""
 
 import dataclasses
 import time
@@ -12,14 +12,14 @@ from tasc_engine.request import GenerationRequest
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_engine.engine import Engine
 
-_LEAST = 32  # requests of a turn
-_WARM_UP_TOKENS = 2  # of the first answer, so that it may be drafted for
+_LEAST = 32  # minimum number of requests in a turn
+_WARM_UP_TOKENS = 2  # tokens of the warm-up answer, so that drafting can occur
 _TIMES = 4  # requests of a turn for each row of the engine, so that most steps have full batches
 
 
 @dataclass(frozen=True)
 class PreviewSide:
-    """The requests, decoded one way.
+    """Figures of the requests with drafts, or of those without.
 
     Attributes:
         tokens: Number of tokens of all answers, end-of-sequence included.
@@ -42,8 +42,8 @@ class Preview:
     Attributes:
         rows: Number of answered rows.
         refused: Number of rows that cannot be answered.
-        identical: Number of rows whose answers are the same with drafts and without.
-        first_error: Why the first of the refused rows cannot be answered.
+        identical: Number of rows with the same answers with and without drafts.
+        first_error: Reason why the first refused row cannot be answered.
     """
 
     rows: int
@@ -58,7 +58,10 @@ class Preview:
         return self.plain.seconds / self.drafted.seconds if self.drafted.seconds else 0.0
 
     def seconds_of(self, total: int, engines: int, draft: bool) -> float | None:
-        """Seconds of a job of ``total`` rows on ``engines`` that do not share a processor."""
+        """Returns the estimated seconds of a job of ``total`` rows.
+
+        The estimate assumes that the ``engines`` do not share a processor.
+        """
         side = self.drafted if draft else self.plain
         return total * side.seconds / self.rows / engines if self.rows else None
 
@@ -68,15 +71,15 @@ class Preview:
 
 
 def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: int = 0) -> Preview:
-    """Answer requests with drafts and without, a part of them at a time, and time both.
+    """Answer requests with and without drafts, in parts, and measure the time of both.
 
-    Parts are as large as the engine's batch needs, and each is answered with drafts first. Drafts
-    are made as they are in use: the engine's proposer gets no answers of the plain side.
+    A part is large enough for the engine's batch, and is answered with drafts first. As in use,
+    the engine's proposer does not learn from answers of the plain side.
 
     Args:
-        refused: Number of rows beside them that cannot be answered.
+        refused: Number of other rows, which cannot be answered.
     """
-    for draft in (False, True):  # compile and load what the first request needs
+    for draft in (False, True):  # warm-up: compiles and loads everything that a first request needs
         _timed(engine, [_beginning(request) for request in requests[:1]], draft)
     count = max(len(requests) // max(_LEAST, _TIMES * engine.config.rows), 1)
     bounds = [len(requests) * i // count for i in range(count + 1)]
@@ -93,7 +96,10 @@ def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: in
 
 
 def _beginning(request: GenerationRequest) -> GenerationRequest:
-    """A request for the first tokens only: a whole answer would be drafted from when it counts."""
+    """Returns a request for the first tokens only.
+
+    After a whole answer, drafts of the measured requests could come from it.
+    """
     most = min(request.max_tokens, _WARM_UP_TOKENS)
     return dataclasses.replace(request, id="0", max_tokens=most)
 

@@ -1,6 +1,7 @@
-"""A Ray for one command on one machine, or the cluster that RAY_ADDRESS names.
+"""A local Ray for one command, or the cluster at RAY_ADDRESS.
 
-The local one talks over loopback only, sends no usage reports, and leaves no process and no folder.
+The local Ray uses the loopback interface only, sends no usage reports, and leaves no processes or
+folders behind.
 """
 
 import logging
@@ -21,20 +22,20 @@ from ray._private import worker as ray_worker
 from tasc_jobs.errors import RaySetupError
 
 NO_PROGRESS_TIMEOUT_S = 90
-# A socket's path may have 107 bytes: 18 are for our folder below this one, up to 75 for what Ray or
-# its HAProxy put below that.
+# The path of a socket may have 107 bytes: 18 are for our folder below this one, and up to 75 for
+# the paths that Ray or its HAProxy create in it.
 _LONGEST_PARENT = 107 - 18 - 75
-# Ray gives its workers niceness 15, so that whatever else runs on the machine starves a replica.
-# Torch takes huge pages only when it is asked to: products of weights in them run a tenth faster.
+# Ray gives its workers niceness 15, so any other program on the machine could starve a replica.
+# Torch uses huge pages only if this is set; products with weights in them run a tenth faster.
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-# Every Serve replica listens on all interfaces for calls that it unpickles: the token is for those.
-# A process keeps one for good, since Ray reads it once; and Ray looks at the mode again after its
-# import only where it is unset.
+# Every Serve replica listens on all interfaces for calls that it unpickles; the token protects it.
+# A process keeps its token permanently, because Ray reads it once. After its import, Ray reads the
+# mode again only if it is unset.
 _LOOPBACK: dict[str, str | None] = {
     ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
     "RAY_AUTH_MODE": None,
@@ -50,20 +51,21 @@ def local_ray(
     object_store_mb: int = 256,
     environment: Callable[[Path], Mapping[str, str]] = lambda folder: {},
 ) -> Iterator[None]:
-    """Ray is running inside the block.
+    """Run Ray for the duration of the block.
 
-    A Ray already running in this process is used and left as it is; with RAY_ADDRESS set this
-    process joins that cluster, where tasc-serve must be installed on every node. Ray Data shows no
-    progress bars, and gives up after 90 s without progress instead of half an hour.
+    A Ray that already runs in this process is used and not changed. If RAY_ADDRESS is set, this
+    process joins that cluster; tasc-serve must be installed on all its nodes. Ray Data shows no
+    progress bars, and fails after 90 s without progress instead of half an hour.
 
     Args:
-        num_cpus: Logical CPUs of a local Ray: how many tasks run at the same time.
-        object_store_mb: Its shared memory in MiB.
-        environment: What its processes are given besides, by the folder that it has for its files.
+        num_cpus: Logical CPUs of a local Ray, which limit the number of concurrent tasks.
+        object_store_mb: Shared memory of a local Ray in MiB.
+        environment: Returns further environment variables of a local Ray's processes, given the
+            folder of its files.
 
     Raises:
-        RaySetupError: The local Ray does not start, or does not keep to loopback.
-        ConnectionError: Nobody answers at RAY_ADDRESS.
+        RaySetupError: The local Ray does not start, or uses other interfaces than loopback.
+        ConnectionError: There is no response at RAY_ADDRESS.
     """
     if ray.is_initialized():
         yield
@@ -78,23 +80,23 @@ def local_ray(
         else:
             undo.enter_context(_own_cluster(num_cpus, object_store_mb, environment))
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_sigterm)  # Ray put its own in its place
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray replaced the handler
         _quiet_data(undo)
         yield
 
 
 def running_ray() -> str | None:
-    """Return the address of what ``ray start`` began on this machine, while it runs."""
+    """Returns the address of a running Ray that ``ray start`` started on this machine."""
     address: str | None = services.find_bootstrap_address(None)
     return address if address in services.find_gcs_addresses() else None
 
 
 def in_words(num_cpus: int, joined: str | None, running: str | None) -> str:
-    """Say which Ray `local_ray` uses.
+    """Returns a text on which Ray `local_ray` uses.
 
     Args:
-        joined: What RAY_ADDRESS has.
-        running: What `running_ray` returned before.
+        joined: The value of RAY_ADDRESS.
+        running: The earlier return value of `running_ray`.
     """
     if joined:
         return f"joined the cluster {joined}, as RAY_ADDRESS says"
@@ -105,21 +107,21 @@ def in_words(num_cpus: int, joined: str | None, running: str | None) -> str:
 
 
 def require_ray() -> None:
-    """Raise RaySetupError unless a Ray is running in this process.
+    """Raise RaySetupError unless Ray is running in this process.
 
-    Ray Data would start one by itself, which listens on every interface.
+    Otherwise Ray Data would start one that listens on every interface.
     """
     if not ray.is_initialized():
         raise RaySetupError("no Ray is running in this process; start one with local_ray()")
 
 
 def _print_error(data: dict[str, Any], ignore_prefix: bool) -> None:
-    """Print on stderr what happens to workers: stdout is for a command's result."""
+    """Print messages about workers to stderr, because stdout has a command's result."""
     _print_it({**data, "is_err": True}, ignore_prefix)
 
 
 def _quiet_data(undo: ExitStack) -> None:
-    from ray.data import DataContext  # here, since it takes two seconds
+    from ray.data import DataContext  # imported here because it takes two seconds
 
     log = logging.getLogger("ray.data")
     undo.callback(log.setLevel, log.level)
@@ -140,7 +142,7 @@ def _own_cluster(
     with ExitStack() as undo:
         folder = undo.enter_context(_temporary_folder())
         undo.enter_context(_environment({**environment(Path(folder)), **_LOOPBACK}))
-        # Ray read the variable when it was imported; only its child processes will read it anew.
+        # Ray read the variable at its import; only its child processes will read it again.
         undo.enter_context(_changed(ray_constants, ENABLE_RAY_CLUSTER=False))
         try:
             _start(num_cpus, object_store_mb, folder)
@@ -166,7 +168,7 @@ def _start(num_cpus: int, object_store_mb: int, folder: str) -> None:
             logging_level=logging.ERROR,
             _temp_dir=folder,
         )
-    except Exception as error:  # Ray has no class for a start that takes too long
+    except Exception as error:  # Ray has no exception class for a start that takes too long
         raise RaySetupError(
             f"Ray did not start: {str(error).rstrip('.')}; if the machine is busy, run the command "
             "again when it is less so"
@@ -177,13 +179,13 @@ def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     usual = tempfile.gettempdir()
     fits = len(os.fsencode(usual)) <= _LONGEST_PARENT
     parent = usual if fits else "/tmp"  # noqa: S108 - the folder made there is ours alone
-    # A worker that dies late may still write its log while the folder goes.
+    # A worker that exits late may still write its log while the folder is deleted.
     return tempfile.TemporaryDirectory(prefix="tasc-ray-", dir=parent, ignore_cleanup_errors=True)
 
 
 @contextmanager
 def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables for this process and the ones it starts; None unsets one."""
+    """Sets variables for this process and its child processes; None unsets a variable."""
     before = {name: os.environ.get(name) for name in values}
     _set(values)
     try:
@@ -202,7 +204,7 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def _changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Attributes of a module or an object have other values inside the block."""
+    """Changes attributes of a module or an object for the duration of the block."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)

@@ -1,6 +1,6 @@
-"""Run the service from settings until told to end, and follow its tasks' records meanwhile.
+"""Runs the service from settings until it is stopped, and applies changes of its tasks' records.
 
-It expects a Ray that is running.
+Ray must be running.
 """
 
 import math
@@ -23,11 +23,11 @@ from tasc_serve import app
 from tasc_serve.settings import ServeSettings
 from tasc_store import StoreError, TaskRecord, TaskStore, connect
 
-_JOIN_S = 1.0  # the thread may wait for Redis, and deploys nothing any more
+_JOIN_S = 1.0  # the thread may still wait for Redis, but deploys nothing
 
 
 def logical_cpus(settings: ServeSettings) -> int:
-    """Logical CPUs a Ray of our own needs for all replicas, gateways and Serve itself."""
+    """Returns the logical CPUs that a local Ray needs for replicas, gateways and Serve itself."""
     replicas = sum(
         (task.replica_range[1] + task.surge_replicas) * task.num_cpus for task in settings.tasks
     )
@@ -41,13 +41,13 @@ def run_service(
     example: str = "the input of a row",
     say: Callable[[str], None] = note,
 ) -> None:
-    """Start the service, say where it answers, and keep it until ``wait`` returns or is broken off.
+    """Start the service, print its address, and run it until ``wait`` returns or raises.
 
     Args:
-        say: Told, in words, of each part that comes up, and of what takes long until then.
+        say: Called with a message for each part that has started, or is slow to start.
 
     Raises:
-        ServiceError: It does not come up.
+        ServiceError: The service does not start.
     """
     wanted = {task.name: task.replica_range[0] for task in settings.tasks}
 
@@ -86,28 +86,29 @@ def run_service(
             with updates:
                 wait()
     finally:
-        with suppress(Exception):  # what brought us here is the error to show
+        with suppress(Exception):  # an earlier error must not be replaced
             app.stop(settings.limits.drain_timeout_s)
 
 
 class RecordUpdates:
-    """Updates a running service where a task's newest record needs other replicas.
+    """Updates a running service if a task's newest record needs other replicas.
 
-    In a `with` block, a thread looks at the records every ``poll_s``. Changes that running replicas
-    take by themselves need no update. A record that the checks of ``tasc task create`` refuse is
-    logged, and the task stays as it is; other tasks are updated, later versions are looked at, and
-    this one again. No update begins after the block.
+    In a `with` block, a thread reads the records every ``poll_s`` seconds. Changes that running
+    replicas apply by themselves need no update. A record that fails the checks of ``tasc task
+    create`` is logged, and its task is not updated until a later version, or a later check of the
+    same one, succeeds. Other tasks are still updated. No update begins after the block.
 
     Args:
         tasks: Names of the tasks that are served.
-        update: Deploys the service again by the `engine_digest` of each task; returns at once.
-        again_s: Time until a refused version is checked again: its files may have been mended.
-        rollout: Serve's status of the application and the reasons, asked after an update until
-            that has ended; unset: nobody looks how updates end.
-        slow_s: An update that has not ended after this long is logged.
+        update: Deploys the service again with the given `engine_digest` of each task; returns at
+            once.
+        again_s: Seconds until a refused version is checked again, as its files may be repaired.
+        rollout: Returns Serve's status of the application and the reasons. It is called after an
+            update until that has ended; None: the end of updates is not checked.
+        slow_s: An update that has not ended after this many seconds is logged.
 
     Attributes:
-        digests: Of each task, the `engine_digest` of the record that is deployed.
+        digests: By task, the `engine_digest` of the record that is deployed.
     """
 
     def __init__(
@@ -151,16 +152,16 @@ class RecordUpdates:
             try:
                 self.look()
                 self._failing = ""
-            except Exception as error:  # whatever it is, later versions must still be seen
+            except Exception as error:  # later versions must still be read
                 if str(error) != self._failing:
                     self._tell(f"the service cannot be updated now, it is tried again: {error}")
                 self._failing = str(error)
 
     def look(self) -> None:
-        """Look at all records once, and update the service if one of them needs that.
+        """Read all records once, and update the service if one of them requires it.
 
         Raises:
-            Exception: What ``update`` or ``rollout`` raises; the next look tries again.
+            Exception: ``update`` or ``rollout`` raised it; the next call tries again.
         """
         newer = {name: found for name in self._served if (found := self._newer(name))}
         if newer:
@@ -170,7 +171,7 @@ class RecordUpdates:
 
     def _deploy(self, newer: Mapping[str, tuple[TaskRecord, int]]) -> None:
         digests = self.digests | {name: engine_digest(r) for name, (r, _) in newer.items()}
-        with self._deploying:  # so that nothing is deployed once the service is being stopped
+        with self._deploying:  # so that nothing is deployed while the service stops
             if self._ended.is_set():
                 return
             self._update(digests)
@@ -180,7 +181,7 @@ class RecordUpdates:
                 f"task {name}: version {version} changes {changes}; its replicas are replaced by a "
                 "rolling update"
             )
-        # One that has not ended goes on as a part of this one.
+        # An update that has not ended becomes a part of this one.
         tasks = dict(self._updating.tasks) if self._updating else {}
         for name, (_, version) in newer.items():
             before = tasks[name][0] if name in tasks else self._served[name][1]
@@ -190,7 +191,7 @@ class RecordUpdates:
             self._updating = _Update(tasks, time.monotonic() + self._slow_s)
 
     def _follow(self, update: "_Update") -> None:
-        """Say how an update ends; go on to look at one that failed, since Serve tries again."""
+        """Log the end of an update. A failed one is still followed, because Serve tries again."""
         assert self._rollout
         status, reasons = self._rollout()
         if status == ApplicationStatus.RUNNING:
@@ -210,15 +211,18 @@ class RecordUpdates:
             )
 
     def _newer(self, name: str) -> tuple[TaskRecord, int] | None:
-        """A task's newest record and its number, where that needs other replicas and fits."""
+        """Returns a task's newest record and its version if it is valid and needs other replicas.
+
+        Returns None otherwise.
+        """
         try:
             version = self._store.versions(name)[-1]
-        except Exception as error:  # of one task: the others must still be updated
+        except Exception as error:  # the other tasks must still be updated
             self._trouble(name, f"its record cannot be followed now: {error}")
             return None
         served, now = self._served[name]
         try:
-            # Read each time: a task that was made anew may have the same number of versions.
+            # Read each time, because a task that was created again may have as many versions.
             record = self._store.get(name, version)
             if not fixed_changes(served, record):
                 self._served[name] = record, version
@@ -248,20 +252,20 @@ class RecordUpdates:
         return record, version
 
     def _trouble(self, name: str, reason: str) -> None:
-        """Say each reason of a task once, until all is well with it again."""
+        """Log each reason of a task once, until the task has no more trouble."""
         said = self._troubles.setdefault(name, set())
         if reason not in said:
             said.add(reason)
             self._tell(f"task {name}: {reason}")
 
     def _tell(self, text: str) -> None:
-        if not self._ended.is_set():  # else what fails now fails since the service is stopped
+        if not self._ended.is_set():  # later errors only mean that the service was stopped
             self._say(text)
 
 
 @dataclass
 class _Update:
-    """A rolling update that has not ended: of each task, the version before and the new one."""
+    """A rolling update that has not ended, with the old and the new version of each task."""
 
     tasks: dict[str, tuple[int, int]]
     slow_at: float
@@ -269,15 +273,15 @@ class _Update:
 
 
 def say_of_task(say: Callable[[str], None], task: str, text: str) -> None:
-    """What a task's replica tells people who wait, as one line of the start."""
+    """Prints a message of a task's replica as one line during the start."""
     say(f"task {task}: {text}")
 
 
 def usage_of(base: str, task: str, example: str, keyed: bool = False) -> str:
-    """How to ask a running service something, as a curl line and as Python.
+    """Returns examples of a request to a running service, for curl and for Python.
 
     Args:
-        keyed: Whether requests need an API key, which a first line then makes.
+        keyed: Whether requests need an API key; if so, the examples begin with its creation.
     """
     message = f'{{"role": "user", "content": "{example}"}}'
     make, header, imported, key = "", "", "", '"none"'

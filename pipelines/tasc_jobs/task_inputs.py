@@ -1,8 +1,8 @@
-"""What a job runs on: model, prompt and rows, from options, files and a task of the store.
+"""The inputs of a job: model, prompt and rows, from options, files and a task of the store.
 
-All commands that run or train a model follow one rule: what an option names counts, the task's
-record says the rest, and rows come from the files named, else from the task's corpus. A model that
-an option names is asked as it was fine-tuned, if it says how.
+All commands that run or train a model follow one rule. Options come first, then the task's record.
+Rows come from the given files, or else from the task's corpus. A fine-tuned model that is given by
+an option is used with the prompt of its training, if its folder has it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,16 +28,16 @@ _BATCH = 1000
 
 @dataclass(frozen=True)
 class InputOptions:
-    """What a command's options name; None or () where they name nothing.
+    """The values of a command's options; None or () if an option was not given.
 
     Attributes:
-        task: Its record says what the others do not.
-        template: As typed: ``\\n`` is a line break.
+        task: Task with the record that supplies the values not given.
+        template: The template as typed; ``\\n`` is a line break.
         chat_template: ``auto`` or a file.
-        system_prompt: Of the chat template.
+        system_prompt: System prompt of the chat template.
         few_shot: File of rows that are the chat template's examples.
         files: Files of rows; without any, the rows are those of the task's corpus.
-        limit: Take only so many rows.
+        limit: Maximum number of rows.
     """
 
     task: str | None = None
@@ -67,22 +67,22 @@ class InputOptions:
 
     @property
     def trained(self) -> Template | None:
-        """The prompt of the fine-tune that made the model or the adapter named, where it is known.
+        """The prompt of the fine-tune that made the given model or adapter; None if unknown.
 
         Raises:
-            ServiceError: It cannot be read.
+            ServiceError: The prompt cannot be read.
         """
         return trained_prompt(self.adapter, self.model)
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How a model is prompted, and its answers are ended and drafted.
+    """The prompt, the ends of answers and the draft settings.
 
     Attributes:
-        max_tokens: Most tokens of an answer; fewer where a prompt leaves less room.
+        max_tokens: Maximum tokens of an answer; fewer if a prompt leaves less room.
         stop: Strings that end an answer.
-        draft: How it is drafted.
+        draft: Draft settings.
     """
 
     template: Template
@@ -93,10 +93,10 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """Options, the task's record where there is one, and rows.
+    """Options, the task's record if there is one, and rows.
 
     Attributes:
-        rows: Of the files named, else of the task's corpus, which may have none.
+        rows: Rows of the given files, or else of the task's corpus, which may have none.
     """
 
     options: InputOptions
@@ -105,13 +105,13 @@ class TaskInputs:
 
     @classmethod
     def read(cls, url: str | None, options: InputOptions, *, with_rows: bool = True) -> Self:
-        """Read the rows and, where the URL of a store is given, the task's record.
+        """Read the rows and, if the URL of a store is given, the task's record.
 
-        A task without a record will do where model and template are named and there are rows.
+        The task needs no record if the options give model and template and there are rows.
 
         Raises:
-            FileError, EmptyCorpusError: A file cannot be read, or the files hold no rows.
-            StoreError: Redis fails, or there is no such task.
+            FileError, EmptyCorpusError: A file cannot be read, or the files have no rows.
+            StoreError: Redis fails, or the task does not exist.
         """
         files = options.files if with_rows else ()
         if url is None or options.task is None:
@@ -133,7 +133,7 @@ class TaskInputs:
 
     @property
     def some_rows(self) -> Sequence[CorpusRow]:
-        """The rows; raises EmptyCorpusError where there are none."""
+        """Returns the rows; raises EmptyCorpusError if there are none."""
         if not self.rows:
             name = self.record.corpus_name if self.record else self.options.task
             raise EmptyCorpusError(
@@ -143,7 +143,7 @@ class TaskInputs:
 
     @property
     def named_model(self) -> tuple[str, str | None]:
-        """Name and revision of the base model; raises UsageError where none is named."""
+        """Returns name and revision of the base model; raises UsageError if none is given."""
         if self.options.model is not None:
             return self.options.model, None
         if self.record is None:
@@ -152,11 +152,11 @@ class TaskInputs:
 
     @property
     def named_template(self) -> Template | None:
-        """The template that options name, or that of a fine-tuned model; None where there is none.
+        """Returns the template of the options or of a fine-tuned model; None if there is none.
 
         Raises:
-            UsageError: Both kinds are named, or turns without a chat template.
-            TemplateError, ServiceError, FileError: It cannot be used.
+            UsageError: Both kinds of template are given, or turns without a chat template.
+            TemplateError, ServiceError, FileError: The template cannot be used.
         """
         given = self.options
         if given.template is not None:
@@ -183,11 +183,11 @@ class TaskInputs:
 
     @property
     def template(self) -> Template:
-        """The prompt.
+        """Returns the template of the prompt.
 
         Raises:
-            UsageError: None is named, or options contradict each other.
-            TemplateError: It cannot be used.
+            UsageError: No template is given, or options contradict each other.
+            TemplateError: The template cannot be used.
             ServiceError: transformers cannot read the tokenizer that a chat template needs.
         """
         if named := self.named_template:
@@ -202,7 +202,7 @@ class TaskInputs:
 
     @property
     def generation(self) -> GenerationSettings:
-        """The prompt and how answers end; raises what `template` does."""
+        """Returns the generation settings; raises the same errors as `template`."""
         given, record = self.options.max_tokens, self.record
         if record is None:
             return GenerationSettings(self.template, given or TaskRecord.max_tokens)
@@ -212,12 +212,12 @@ class TaskInputs:
 
     @property
     def tokenizer(self) -> TaskTokenizer:
-        """The tokenizer that is named, else that of the task's model.
+        """Returns the given tokenizer, or else that of the task's model.
 
         Raises:
-            UsageError: None is named.
-            TextError: It cannot be loaded.
-            ServiceError: The model's is not the one the task was registered with.
+            UsageError: No tokenizer is given.
+            TextError: The tokenizer cannot be loaded.
+            ServiceError: The model's tokenizer is not the one the task was registered with.
         """
         if self.options.tokenizer is not None:
             return open_tokenizer(self.options.tokenizer, self.options.eos)
@@ -227,14 +227,14 @@ class TaskInputs:
 
     @property
     def source(self) -> "ModelSource":
-        """The folders of model and adapter, the dtype and the device.
+        """Returns the folders of model and adapter, the dtype and the device.
 
-        The task's adapter goes with the task's model only, not with one that options name.
+        The task's adapter is used only with the task's model, not with a model from the options.
 
         Raises:
-            UsageError: No model is named, the task has several adapters, or there is no such dtype
-                or device.
-            TextError: There is no such model.
+            UsageError: No model is given, the task has several adapters, or the dtype or device
+                does not exist.
+            TextError: The model does not exist.
         """
         from tasc_runtime.engine.builder import model_source
 
@@ -244,7 +244,7 @@ class TaskInputs:
             raise UsageError(f"--adapter {given.adapter} has no model; name its base with --model")
         name, _ = self.named_model
         if given.model is None:
-            assert record is not None  # it has named the model
+            assert record is not None  # the model is from the record
             if record.adapters:
                 names = ", ".join(record.adapter_names)
                 raise UsageError(
@@ -258,9 +258,9 @@ class TaskInputs:
 
 
 def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None) -> ChatTemplate:
-    """A chat template with another system prompt and other examples, where they are given.
+    """Returns a chat template with the given system prompt and examples in place of its own.
 
-    An empty system prompt is none.
+    An empty system prompt means none.
 
     Raises:
         FileError, EmptyCorpusError, TemplateError: The examples cannot be used.
@@ -272,11 +272,11 @@ def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None)
 
 
 def named_source(model: str, adapter: str | None, dtype: str, device: str) -> "ModelSource":
-    """A model and an adapter by folder or hub name.
+    """Returns the source of a model and an adapter, given by folder or hub name.
 
     Raises:
-        UsageError: There is no such dtype, or the device cannot be used here.
-        TextError: There is no such model or adapter.
+        UsageError: The dtype does not exist, or the device cannot be used on this machine.
+        TextError: The model or adapter does not exist.
     """
     from tasc_engine import ModelSource
 
@@ -294,10 +294,10 @@ def _require_dtype(dtype: str) -> None:
 
 
 def device_here(device: str) -> str:
-    """A torch device; ``auto`` is a GPU if this process sees one.
+    """Returns a torch device; ``auto`` is a GPU if this process has access to one.
 
     Raises:
-        UsageError: It cannot be used here.
+        UsageError: The device cannot be used on this machine.
     """
     import torch
 
@@ -314,7 +314,7 @@ def device_here(device: str) -> str:
 
 @dataclass(frozen=True)
 class FileRows:
-    """The rows of files, and how many of their lines gave none."""
+    """The rows of files, and the number of invalid lines."""
 
     rows: list[CorpusRow]
     refused: int
@@ -325,7 +325,7 @@ def read_files(paths: Sequence[Path], fields: Fields, limit: int | None = None) 
 
     Raises:
         FileError: A file cannot be read.
-        EmptyCorpusError: They hold no rows.
+        EmptyCorpusError: The files have no rows.
     """
     refused: list[BadRow] = []
     rows = list(islice(read_corpus(paths, fields, refused.append), limit))
@@ -339,7 +339,7 @@ def read_files(paths: Sequence[Path], fields: Fields, limit: int | None = None) 
 
 
 def corpus_rows(store: CorpusStore, rows: int) -> Iterator[CorpusRow]:
-    """Rows ``[0, rows)`` of a corpus, or as many as there are."""
+    """Yields rows ``[0, rows)`` of a corpus, or as many as exist."""
     for start in range(0, rows, _BATCH):
         yield from store.read(start, min(start + _BATCH, rows))
 

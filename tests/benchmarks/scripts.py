@@ -20,7 +20,7 @@ from tasc_jobs.demo.tasks import read_split
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 900  # of a test, in pyproject.toml
 GRACE_S = 30.0
-_SPARE_S = 60.0  # a script is ended so long before its test times out
+_SPARE_S = 60.0  # a script is ended this long before its test times out
 
 
 def run(
@@ -87,7 +87,7 @@ def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def few_rows(folder: Path, few: Mapping[str, int]) -> Path:
-    """A folder of task data with so many rows of each split of massive_en."""
+    """Makes a folder of task data with ``few`` rows of each split of massive_en."""
     (folder / "massive_en").mkdir(parents=True)
     for split, rows in few.items():
         file = folder / "massive_en" / f"{split}.jsonl.gz"

@@ -1,4 +1,4 @@
-"""The matrix of clients: which cases there are, what counts as passed, and one client for real."""
+"""Tests the matrix of clients: its cases, its pass criteria, and one real client."""
 
 import json
 import subprocess

@@ -25,7 +25,7 @@ CLIENTS = 5
 
 
 class Full(BaseHTTPRequestHandler):
-    """A service that is full for whoever comes for the first time."""
+    """A service that refuses the first request of each client because it is full."""
 
     def do_POST(self) -> None:
         first = self.headers["x-stainless-retry-count"] == "0"
@@ -47,7 +47,7 @@ class Full(BaseHTTPRequestHandler):
 
 @contextmanager
 def service(handler: type[Full] = Full) -> Iterator[str]:
-    """The URL of a service of which this class answers."""
+    """Runs a service with this handler; yields its URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -57,7 +57,7 @@ def service(handler: type[Full] = Full) -> Iterator[str]:
 
 
 def found(base: str, **options: object) -> dict[str, Any]:
-    """The figures of a crowd."""
+    """Returns the figures of a crowd of clients."""
     usual = {"task": "m", "clients": CLIENTS, "tokens": TOKENS, "retries": 1, "key": "none"}
     return asyncio.run(crowd(Namespace(base=base, **usual | options)))
 

@@ -1,4 +1,4 @@
-"""The chart in the README is what its command draws from results that the figures' page has."""
+"""Tests that the README's chart is drawn by its command from results on the figures' page."""
 
 import re
 from xml.etree import ElementTree
@@ -11,7 +11,7 @@ def test_the_image_is_what_the_command_draws_from_the_results():
 
 
 def speed_ups(text: str) -> set[tuple[float, float]]:
-    """Least and greatest of ranges such as 1.73-2.25, and of single ones such as 1.71 x twice."""
+    """Returns the ends of ranges such as 1.73-2.25, and single values such as 1.71 x twice."""
     ranges = re.findall(r"(\d+\.\d+)-(\d+\.\d+)", text)
     singles = re.findall(r"(?<![\d.-])(\d+\.\d+) x", text)
     return {(float(a), float(b)) for a, b in [*ranges, *zip(singles, singles, strict=True)]}

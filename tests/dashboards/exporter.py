@@ -36,7 +36,7 @@ RESULT = GenerationResult("r", (1, 2), "", "stop", 20, Timings(0.001, 0.006, 0.0
 
 
 class Replica:
-    """The series of a replica; the day-old index in use was to bring 2.5 tokens per step."""
+    """The series of a replica; its index is a day old, with a forecast of 2.5 tokens per step."""
 
     def __init__(self, registry: CollectorRegistry, task: str) -> None:
         own = {"task": task, "model_name": "tiny"}
@@ -64,7 +64,7 @@ class Replica:
 
 
 class Gateway:
-    """The series of a gateway that sees two replicas of a task."""
+    """The series of a gateway with two replicas of a task."""
 
     def __init__(self, registry: CollectorRegistry, task: str) -> None:
         self.task = task

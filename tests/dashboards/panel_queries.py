@@ -1,4 +1,4 @@
-"""Every query of all dashboards, as Grafana would send it."""
+"""All queries of all dashboards, as Grafana sends them."""
 
 import json
 import re
@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parents[2] / "dashboards"
 
 
 def queries() -> dict[str, str]:
-    """By file, panel and letter."""
+    """Returns the queries by file, panel and letter."""
     found = {}
     for path in sorted(FOLDER.glob("*.json")):
         for panel in json.loads(path.read_text("utf-8"))["panels"]:

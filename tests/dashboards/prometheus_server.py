@@ -1,4 +1,4 @@
-"""A real Prometheus with the shipped configuration, and the endpoint it asks for targets."""
+"""A real Prometheus with the shipped configuration, and its endpoint for discovering targets."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 @contextmanager
 def discovery_endpoint(client: redis.Redis) -> Iterator[str]:
-    """URL of ``/sd`` over what Redis lists."""
+    """Serves ``/sd`` with the targets in Redis; yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -70,7 +70,7 @@ class Prometheus:
 
 @contextmanager
 def scraping(folder: Path, *feeds: Feed) -> Iterator[Prometheus]:
-    """A Prometheus of the shipped files that scrapes whatever the feeds list in a Redis."""
+    """Runs Prometheus on the shipped files; it scrapes the targets that feeds list in Redis."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not on PATH; install it to run the dashboards' queries")
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def scraping(folder: Path, *feeds: Feed) -> Iterator[Prometheus]:
 
 @contextmanager
 def started(folder: Path, discovery_url: str) -> Iterator[Prometheus]:
-    """Prometheus on the shipped files, asking ``discovery_url``, every second instead of five."""
+    """Runs Prometheus on the shipped files, with discovery each second instead of each five."""
     text = (DEPLOY / "prometheus.yml").read_text("utf-8")
     shipped = "http://127.0.0.1:8081/sd"
     assert text.count(shipped) == 1

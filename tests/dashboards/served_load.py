@@ -1,4 +1,4 @@
-"""Two real replicas of a tiny model behind a real gateway, all in this process, and who asks them.
+"""Two real replicas of a tiny model, a real gateway and clients, all in this process.
 
 There is no Ray: the line to the replicas loses a call now and then, as if one had died.
 """
@@ -65,7 +65,7 @@ def settings(folder: Path) -> ServeSettings:
 
 
 def register(client: redis.Redis, folder: Path) -> None:
-    """The task, a drafter that is a copy of its model, and an index of what that answers."""
+    """Registers the task, a drafter that is a copy of its model, and an index of its answers."""
     tiny.make_tokenizer(folder)
     model = tiny.make_model(folder, seed=3)
     tokenizer = TaskTokenizer.from_folder(folder)
@@ -85,7 +85,7 @@ def register(client: redis.Redis, folder: Path) -> None:
 def end_a_batch(
     client: redis.Redis, url: str, task: str, folder: Path, registry: CollectorRegistry
 ) -> None:
-    """A worker that counts in the registry ends a batch without an engine: its file is none."""
+    """Makes a worker with metrics in the registry end a batch of an invalid file."""
     upload = FileStore(client).begin()
     upload.write(b"no JSON\n")
     file = upload.keep(FileLimits(10, 10**6), "in.jsonl", "batch", 3600)
@@ -98,7 +98,7 @@ def end_a_batch(
 
 
 class Line:
-    """The way to replicas in this process; every so many calls it is as if one had died."""
+    """The connection to replicas in this process; it fails regularly, as if one had died."""
 
     def __init__(self, replicas: dict[str, TaskReplica]) -> None:
         self.replicas = replicas
@@ -120,7 +120,7 @@ class Line:
 
 
 class Backend:
-    """What the gateway's application asks; its replicas are looked after while ``fleet`` is."""
+    """The backend of the gateway's application; its replicas are watched while ``fleet`` is."""
 
     tasks = (TASK,)
     store_fault = None
@@ -151,7 +151,7 @@ class Backend:
 
 
 class ServedLoad:
-    """Serves and asks until ``close``."""
+    """Serves and sends requests until ``close``."""
 
     def __init__(self, client: redis.Redis, redis_url: str, folder: Path) -> None:
         register(client, folder)
@@ -189,7 +189,7 @@ class ServedLoad:
         value = tiny.SENTENCES[i % len(tiny.SENTENCES)]
         system = {"role": "system", "content": "counted, since the template has no place for it"}
         body = {"model": TASK, "messages": [system, {"role": "user", "content": value}]}
-        arrived = {ARRIVAL: str(time.time_ns() // 1000)}  # as HAProxy says it
+        arrived = {ARRIVAL: str(time.time_ns() // 1000)}  # in HAProxy's format
         await client.post(
             "/v1/chat/completions", json=body | {"stream": i % 2 == 0}, headers=arrived
         )

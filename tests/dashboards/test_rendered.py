@@ -23,7 +23,7 @@ def dashboard(name: str) -> dict:
 
 
 def drawn(board: dict) -> list[dict]:
-    """Panels but for the titles of sections."""
+    """Returns all panels except the titles of sections."""
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.redis]
 
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes two replicas and their gateway while they are asked."""
+    """A Prometheus that scrapes two replicas and their gateway under load."""
     folder = tmp_path_factory.mktemp("served")
     own, asked = tmp_path_factory.mktemp("prometheus"), "tasc_http_requests_total > 0"
     with scraping(own, lambda redis, url: closing(ServedLoad(redis, url, folder))) as server:

@@ -9,7 +9,7 @@ from haproxy_process import balancing, find_haproxy
 
 @pytest.fixture(scope="session")
 def haproxy() -> str:
-    """A real HAProxy."""
+    """The path of a real HAProxy."""
     found = find_haproxy()
     if found is None:
         pytest.skip("no haproxy on PATH nor in a wheel")

@@ -1,4 +1,4 @@
-"""HTTP servers that stand in for gateways, and waiting for what is to come."""
+"""HTTP servers that stand in for gateways, and helpers that wait for events."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ CONFIG = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 
 
 class Gateway:
-    """A small HTTP server that answers as a gateway would, and can be told to misbehave."""
+    """A small HTTP server that answers like a gateway, and can be made to misbehave."""
 
     def __init__(self, name: str) -> None:
         self.name, self.ready, self.dies = name, True, False
@@ -49,7 +49,7 @@ class Gateway:
                 self.wfile.write(gateway.name.encode())
 
             def _streamed(self) -> None:
-                """One event at once, the other when released."""
+                """Sends one event at once, and the other when released."""
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
                 self.end_headers()

@@ -22,13 +22,13 @@ stream = partial(httpx.stream, timeout=DEADLINE_S)
 
 
 def find_haproxy() -> str | None:
-    """The one on PATH, else the one that Ray Serve brings."""
+    """Returns the HAProxy on PATH, or else the one that Ray Serve includes."""
     return shutil.which("haproxy") or binary()
 
 
 @dataclass(frozen=True)
 class Balancer:
-    """Where it answers clients and operators, and its log."""
+    """The addresses of HAProxy for clients and operators, and its log."""
 
     port: int
     operators: str
@@ -43,7 +43,7 @@ class Balancer:
 def balancing(
     haproxy: str, gateways: Sequence[Gateway], folder: Path, **variables: str
 ) -> Iterator[Balancer]:
-    """HAProxy in front of two gateways, once it has seen both ready; ended with the block."""
+    """Runs HAProxy in front of two gateways for the block, which starts when both are ready."""
     addresses = [f"127.0.0.1:{gateway.port}" for gateway in gateways]
     with balancing_addresses(haproxy, addresses, folder, **variables) as running:
         eventually(lambda: all(g.probes for g in gateways))
@@ -54,7 +54,7 @@ def balancing(
 def balancing_addresses(
     haproxy: str, addresses: Sequence[str], folder: Path, **variables: str
 ) -> Iterator[Balancer]:
-    """HAProxy in front of the gateways at two addresses, ready or not; ended with the block."""
+    """Runs HAProxy in front of gateways at two addresses for the block, ready or not."""
     port, operators = free_port(), free_port()
     own = {f"TASC_GATEWAY{i}": address for i, address in enumerate(addresses)}
     own |= {"TASC_CLIENTS": f"127.0.0.1:{port}", "TASC_OPERATORS": f"127.0.0.1:{operators}"}

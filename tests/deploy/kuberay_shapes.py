@@ -1,4 +1,4 @@
-"""The fields of KubeRay's objects that our files use, and no others: a mistyped one is refused."""
+"""The fields of KubeRay's objects that our files use; other ones, such as typos, are refused."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""The settings and the Serve config of a cluster, judged by our schema and by Ray's own."""
+"""Tests the settings and the Serve config of a cluster with our schema and Ray's schema."""
 
 from importlib import import_module
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_cluster_asks_for_keys_and_a_dead_node_leaves_replicas_and_a_gateway(s
 
 
 def test_a_head_that_cannot_start_its_dashboard_ends():
-    """Else Ray goes on without it, and nothing can be deployed."""
+    """Otherwise Ray continues without it, and nothing can be deployed."""
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
     assert "--include-dashboard=true" in compose["services"]["ray-head"]["command"]
     file = DEPLOY / "kubernetes" / "ray-service.yaml"
@@ -60,7 +60,7 @@ def test_a_head_that_cannot_start_its_dashboard_ends():
 
 @pytest.fixture
 def digests(monkeypatch):
-    """What the store tells of the tasks: faults first, then a digest of each; for ever the last."""
+    """The store's answers on the tasks: first faults, then digests, of which the last repeats."""
     answers = [{"massive_en": "digest", "pos_ewt": "digest"}]
 
     def newest(settings, redis_url):

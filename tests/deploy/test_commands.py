@@ -1,4 +1,4 @@
-"""Commands that the deploy files run, read by the ``tasc`` command itself; none is carried out."""
+"""Tests that the ``tasc`` command can parse the commands in deploy files; it runs none of them."""
 
 import json
 import re
@@ -15,7 +15,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def _commands() -> dict[str, list[str]]:
-    """Argument lists by the file they stand in."""
+    """Returns argument lists by the file that has them."""
     image = (DEPLOY / "Dockerfile").read_text("utf-8")
     (default,) = re.findall(r"^CMD (\[.*\])$", image, re.M)
     compose: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""The compose file, as far as it can be judged without a container engine."""
+"""Tests the compose file as far as possible without a container engine."""
 
 import re
 import shlex
@@ -44,7 +44,7 @@ class Needs(Shape):
 
 
 class Service(Shape):
-    """What a service of ours may say."""
+    """The fields that one of our services may have."""
 
     image: str
     user: str = Field(pattern=r"[1-9]\d*:[1-9]\d*")
@@ -77,7 +77,7 @@ class Compose(BaseModel):
 
 
 def filled(text: str) -> str:
-    """The file with its variables filled in as compose does it."""
+    """Returns the file with its variables replaced, as compose does it."""
 
     def value(found: re.Match[str]) -> str:
         name, operator, other = found.groups()
@@ -191,7 +191,7 @@ def test_a_stopped_node_has_time_to_finish(compose):
 
 def test_grafana_finds_prometheus_and_the_dashboards(compose):
     (source,) = yaml.safe_load((DEPLOY / "grafana/datasources.yaml").read_text())["datasources"]
-    # Prometheus shares the load balancer's network, and is not told another port.
+    # Prometheus shares the load balancer's network, and has no other port.
     assert source["url"] == "http://balancer:9090"
     assert compose.services["prometheus"].network_mode == "service:balancer"
     (provider,) = yaml.safe_load((DEPLOY / "grafana/dashboards.yaml").read_text())["providers"]

@@ -40,7 +40,7 @@ def test_a_dependency_is_pinned_inside_its_range(text: str) -> None:
 
 
 def test_every_machine_finds_each_version_with_its_own_index() -> None:
-    """A name stands once, and `+cpu` would be found on no machine with a GPU."""
+    """Each name occurs once, and `+cpu` would not exist on a machine with a GPU."""
     assert len(versions()) == len(lines()) > 100
     assert [name for name, version in versions().items() if version.local] == []
     assert not re.search(r"(?m)^-|://", (ROOT / "constraints.txt").read_text("utf-8"))
@@ -59,7 +59,7 @@ def test_what_dependencies_bring_in_is_pinned_too() -> None:
 
 
 def _needed(requirement: Requirement) -> Iterator[str]:
-    """What an installed package needs on this machine."""
+    """Yields the packages that an installed package needs on this machine."""
     try:
         found = [Requirement(text) for text in requires(requirement.name) or ()]
     except PackageNotFoundError:
@@ -90,7 +90,7 @@ def _variable(name: str) -> str:
 
 
 def _recipe(target: str) -> str:
-    """A target's prerequisites and commands."""
+    """Returns a target's prerequisites and commands."""
     makefile = (ROOT / "Makefile").read_text("utf-8")
     (found,) = re.findall(rf"(?m)^{re.escape(target)}: .*\n(?:\t.*\n)+", makefile)
     return str(found)

@@ -1,4 +1,4 @@
-"""The container file, as far as it can be judged without a container engine."""
+"""Tests the container file as far as possible without a container engine."""
 
 import fnmatch
 import re

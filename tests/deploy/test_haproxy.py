@@ -79,7 +79,7 @@ def test_a_draining_gateway_finishes_what_it_has_and_gets_nothing_new(balancer, 
         draining.ready = False
         probes = draining.probes
         eventually(lambda: draining.probes >= probes + 5)
-        # Were it still in, its one open request would soon be the least.
+        # If it were still used, its one open request would soon be the minimum.
         later = [pool.submit(answered, balancer, "/v1/slow", 1) for _ in range(3)]
         eventually(lambda: len(other.posts) == 3)
         draining.release.set()

@@ -1,4 +1,4 @@
-"""What the load balancer keeps away from the gateways."""
+"""Tests the requests that the load balancer does not pass to the gateways."""
 
 import socket
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ OPERATORS_ONLY = ["/sd", "/metrics", "/v1/tasks", "/-/routes", "/openapi.json"]
 
 @pytest.fixture
 def guarded(haproxy, gateways, tmp_path: Path) -> Iterator[Balancer]:
-    """Few requests and connections are too many here."""
+    """A balancer with low limits on requests and connections."""
     few = {"TASC_KEY_REQUESTS": "3", "TASC_ADDRESS_REQUESTS": "5", "TASC_ADDRESS_CONNECTIONS": "4"}
     few |= {"TASC_ADDRESS_KEYED_REQUESTS": "9"}
     with balancing(haproxy, gateways, tmp_path, **few) as running:
@@ -79,7 +79,7 @@ def test_a_file_may_be_larger_than_a_request_and_has_a_limit_too(balancer):
 
 
 def refused_early(balancer: str, path: str, headers: dict[str, str]) -> bytes:
-    """The first line of the answer to a request whose body has only begun."""
+    """Returns the first line of the response to a request with an unfinished body."""
     host, port = balancer.removeprefix("http://").split(":")
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with socket.create_connection((host, int(port))) as client:

@@ -1,4 +1,4 @@
-"""The Kubernetes files as kustomize puts them together, held against Kubernetes's own schemas."""
+"""Tests the Kubernetes files, as kustomize combines them, with Kubernetes's own schemas."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 JOBS = ["build-index", "generate"]
 KUBERNETES = "1.29.0"  # the oldest that kustomization.yaml names
-OPERATORS = {"PodMonitor", "ScrapeConfig", "RayService", "RayJob"}  # of kinds not Kubernetes's own
+OPERATORS = {"PodMonitor", "ScrapeConfig", "RayService", "RayJob"}  # kinds of operators
 Object = dict[str, Any]
 
 
@@ -44,7 +44,7 @@ def everything() -> list[Object]:
 
 
 def templates() -> dict[str, Object]:
-    """Pod templates by where they stand."""
+    """Pod templates by their place in the files."""
     found: dict[str, Object] = {}
 
     def walk(at: str, value: Any) -> None:
@@ -184,7 +184,7 @@ def test_redis_is_full_before_it_is_killed():
 
 
 def test_what_lasts_is_probed():
-    # The batch worker's sign of life is its lease in Redis.
+    # The batch worker proves that it is alive by its lease in Redis.
     lasting = [
         (at, c) for at, c in containers() if not at.startswith(("RayJob", "Deployment/batches"))
     ]

@@ -1,4 +1,4 @@
-"""Who reaches which port on Kubernetes, worked out from the policies as a cluster does it."""
+"""Tests which pods reach which ports on Kubernetes, evaluating policies as a cluster does."""
 
 import re
 from itertools import product
@@ -17,7 +17,7 @@ PODS = {
 }
 TARGETS = ("ray", "job", "balancer", "redis", "stranger")
 NAMESPACES = ("tasc", "monitoring", "kuberay-system", "elsewhere")
-METRICS = 40_000  # one of those that processes of ours take
+METRICS = 40_000  # one of the ports that our processes use
 PORTS = (80, 6379, 6381, 8000, 8080, 8081, 8265, 10_001, 10_002, 19_999, METRICS, 52_365)
 # Source and its namespace, target, ports. Ray's own ports are among these.
 OPEN = [

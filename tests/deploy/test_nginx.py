@@ -1,4 +1,4 @@
-"""The shipped nginx file in front of two gateways, run by a real nginx on free ports."""
+"""Tests the shipped nginx file in front of two gateways, with a real nginx on free ports."""
 
 import re
 import shutil
@@ -32,7 +32,7 @@ def nginx() -> str:
 
 @pytest.fixture
 def ports() -> tuple[int, int]:
-    """For clients and for operators."""
+    """The ports for clients and for operators."""
     return free_port(), free_port()
 
 
@@ -40,7 +40,7 @@ def ports() -> tuple[int, int]:
 def command(
     nginx: str, gateways: tuple[Gateway, Gateway], ports: tuple[int, int], tmp_path: Path
 ) -> list[str]:
-    """Runs the shipped file with other addresses, and no other change."""
+    """Returns a command that runs the shipped file with other addresses and no other change."""
     shipped = SHIPPED.read_text("utf-8")
     addresses = {f":800{i}": f":{gateway.port}" for i, gateway in enumerate(gateways)}
     addresses |= {"listen 8080": f"listen 127.0.0.1:{ports[0]}", ":8081": f":{ports[1]}"}

@@ -35,7 +35,7 @@ def test_prometheus_accepts_and_passes(command):
 
 
 def cases() -> list[dict]:
-    """Of all test files."""
+    """The cases of all test files."""
     files = sorted(DEPLOY.glob("rules*_test.yml"))
     assert len(files) == 2
     return [case for file in files for case in yaml.safe_load(file.read_text("utf-8"))["tests"]]
@@ -58,7 +58,7 @@ def alerts(case: dict) -> list[dict]:
 
 
 def spared(case: dict, alert: dict) -> set[str]:
-    """Tasks whose series are there and do not fire."""
+    """Returns the tasks that have series and no firing alert."""
     series = " ".join(given["series"] for given in case.get("input_series", ()))
     told = {one["exp_labels"].get("task", "") for one in alert["exp_alerts"]}
     return set(re.findall(r'task="(\w+)"', series)) - told

@@ -1,4 +1,4 @@
-"""A real Redis server started as deployed: what its user may do, and what not."""
+"""Tests a real Redis server, started as deployed, and the permissions of its user."""
 
 import os
 import re
@@ -119,7 +119,7 @@ def test_every_command_of_our_scripts_is_allowed(url):
             except redis.exceptions.NoPermissionError:
                 pytest.fail(f"users.acl forbids {name}")
             except redis.ResponseError:
-                pass  # allowed, and told that these arguments make no sense
+                pass  # allowed, although these arguments are invalid
 
 
 def test_what_was_acknowledged_survives_a_restart(tmp_path: Path):

@@ -18,7 +18,7 @@ def test_the_settings_file_loads_and_names_both_tasks():
 
 
 def sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """Its settings that have settings themselves."""
+    """Returns the fields of a model that are models themselves."""
     kinds = ((name, field.annotation) for name, field in model.model_fields.items())
     return {name: k for name, k in kinds if isinstance(k, type) and issubclass(k, BaseModel)}
 

@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it needs no repository beside it."""
+"""Tests the content of the wheel, and that it works without the repository."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from test_dockerfile import ROOT, of
 from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
 from tasc_runtime.llm import LLM
 
-# Told the inputs, prints what an importer of the wheel has, and the demo's answers.
+# Gets the inputs; prints the names that the wheel provides, and the demo's answers.
 PROGRAM = """
 import json, sys
 import tasc_serve
@@ -36,7 +36,7 @@ print(json.dumps({"loaded": loaded, "texts": [answer.text for answer in answers]
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the command of the image's stage, from what it copies, with this setuptools."""
+    """The wheel, built by the command and from the files of the image's stage."""
     folder = tmp_path_factory.mktemp("wheel")
     context = folder / "src"
     context.mkdir()

@@ -27,8 +27,8 @@ class Block:
     """A fenced block of code.
 
     Attributes:
-        line: Of its fence, from 1.
-        reason: Why it is not run; None if it is.
+        line: Line number of its fence, from 1.
+        reason: Reason why it is not run; None if it is run.
     """
 
     page: Path
@@ -43,7 +43,7 @@ class Block:
 
     @property
     def is_make(self) -> bool:
-        """Whether it runs targets of the Makefile, which are tests or installations themselves."""
+        """Whether it runs targets of the Makefile, which are tests or installations."""
         return self.language == "bash" and self.text.lstrip().startswith("make ")
 
 
@@ -61,7 +61,7 @@ class Document:
 
     @property
     def anchors(self) -> set[str]:
-        """Of its headings, as both GitHub and the built site name them."""
+        """The anchors of its headings on GitHub and on the built site."""
         headings = [match[1] for line in self.prose.split("\n") if (match := _HEADING.match(line))]
         texts = [_MARKUP.sub(r"\1", heading).strip() for heading in headings]
         on_github = {
@@ -75,7 +75,7 @@ class Document:
 
 
 def _numbered(names: list[str], sign: str) -> Iterator[str]:
-    """Names that come again get a number."""
+    """Yields the names; repeated names get a number."""
     seen = Counter[str]()
     for name in names:
         yield f"{name}{sign}{seen[name]}" if seen[name] else name
@@ -108,6 +108,6 @@ def document(path: Path) -> Document:
 
 
 def documents() -> list[Document]:
-    """All that people read: pages of the root, of docs and of deploy."""
+    """Returns all pages of the root, of docs and of deploy."""
     folders = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
     return [document(path) for path in sorted(folders)]

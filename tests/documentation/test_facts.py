@@ -1,4 +1,4 @@
-"""Pages name what there is: commands, options, files, classes, fields, endpoints and ports."""
+"""Tests that commands, options, files, classes, fields, endpoints and ports on pages exist."""
 
 import ast
 import re
@@ -87,7 +87,7 @@ def own_options(command: Any) -> set[str]:
 
 
 def options(command: Any) -> set[str]:
-    """Of a command, and of those that it groups."""
+    """Returns the options of a command and of its subcommands."""
     below = (options(each) for each in getattr(command, "commands", {}).values())
     return own_options(command).union(*below)
 
@@ -99,7 +99,7 @@ def test_commands_and_options_in_prose_exist(page):
     assert named <= set(GROUP.commands)
     others = {"reference", "deploy", "kubernetes.md"}
     if others & {*page.parts} or page.parent == ROOT:
-        return  # these have options of other programs, too
+        return  # these pages also have options of other programs
     shown = {m for span in spans for m in re.findall(r"(?<![\w-])--[a-z][a-z-]+", span)}
     assert shown <= options(GROUP)
 
@@ -164,7 +164,7 @@ def test_the_table_of_ports_has_those_of_our_files_and_of_ray():
 
 
 def number(text: str) -> float:
-    """Of ``1,024``, ``64 KiB`` or ``10 s``."""
+    """Parses numbers such as ``1,024``, ``64 KiB`` or ``10 s``."""
     amount, _, unit = text.replace(",", "").partition(" ")
     return float(amount) * {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit]
 
@@ -194,7 +194,7 @@ def test_the_defaults_of_the_load_balancer_are_those_that_the_page_states():
 
 
 def rows(page: Path, heading: str) -> list[list[str]]:
-    """Cells of the rows of the table under a heading, without those of its head."""
+    """Returns the cells of the table under a heading, without its head."""
     _, _, rest = page.read_text("utf-8").partition(f"\n## {heading}\n")
     part = rest.partition("\n## ")[0]
     cells = [line[2:-2].split(" | ") for line in re.findall(r"^\| .* \|$", part, re.M)]
@@ -203,7 +203,7 @@ def rows(page: Path, heading: str) -> list[list[str]]:
 
 
 def first_column(page: Path, heading: str) -> set[str]:
-    """Code spans in the first column of the table under a heading."""
+    """Returns the code spans in the first column of the table under a heading."""
     return {span for row in rows(page, heading) for span in SPAN.findall(row[0])}
 
 
@@ -235,7 +235,7 @@ def test_the_reference_names_every_endpoint():
     text = (DOCS / "reference" / "http-api.md").read_text("utf-8").partition("\n## ")[0]
     spans = [span for line in text.splitlines() for span in SPAN.findall(line)]
     named = {path for span in spans for path in re.findall(r"/[\w/{}.]+", span)}
-    storage = BatchStorage(redis.Redis())  # is not asked for anything
+    storage = BatchStorage(redis.Redis())  # is not used
     metrics = GatewayMetrics(CollectorRegistry())
     nobody: Any = None
     paths = create_api(nobody, LimitSettings(), metrics, storage=storage).openapi()["paths"]

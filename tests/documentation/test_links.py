@@ -1,4 +1,4 @@
-"""Every link inside the repository leads to a file and a heading that are there."""
+"""Tests that every link inside the repository leads to an existing file and heading."""
 
 import re
 
@@ -7,7 +7,7 @@ from documents import ROOT, Document, document, documents
 
 
 def broken(page: Document) -> list[str]:
-    """Links of a page that lead nowhere in the repository."""
+    """Returns the broken links of a page inside the repository."""
     found = []
     for link in page.links:
         if re.match(r"[a-z]+:", link):

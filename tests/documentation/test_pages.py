@@ -1,4 +1,4 @@
-"""The pages that a new user follows do what they say: their blocks run, in order, in one folder."""
+"""Tests the pages that a new user follows: their blocks run in order in one folder."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The generated reference pages are what the code says, and leave nothing out."""
+"""Tests that the generated reference pages match the code and are complete."""
 
 import ast
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ class Host:
 
 @contextmanager
 def two_hosts(folder: Path) -> Iterator[dict[str, Host]]:
-    """Two hosts with a cable between them; skips where the kernel or rights do not allow it."""
+    """Makes two connected hosts; skips the test if the kernel or permissions forbid it."""
     for tool in ("ip", "nsenter", "unshare", "curl", "openssl"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not on PATH")
@@ -96,7 +96,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _own_tmp(home: Path) -> str:
-    """Commands that give a host an empty /tmp, but for folders there that it needs."""
+    """Returns commands that give a host an empty /tmp, except for the folders that it needs."""
     tmp, own = Path("/tmp"), home.parent / "tmp"
     kept = [path for path in (*_SHARED, home) if path.is_relative_to(tmp)]
     lines = [f"mkdir -p {own}", f"mount -t tmpfs none {own}"]
@@ -122,7 +122,7 @@ def test_the_page_starts_a_service_that_both_hosts_answer_for_and_stops_it(tmp_p
 
 
 def _follow(block: Block, hosts: dict[str, Host], folder: Path) -> str:
-    """Run a block where it says; returns what it prints."""
+    """Runs a block on its host; returns its output."""
     if copy := _COPY.fullmatch(block.text):  # the hosts have no SSH server
         source = Path(hosts["head"].run("pwd").rstrip("\n"), copy["source"])
         assert stat.S_IMODE(source.stat().st_mode) == 0o600

@@ -29,7 +29,7 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def server() -> Iterator[EmbeddedRedis]:
-    """A Redis of the test's own, to be mistreated."""
+    """A separate Redis server that the test may damage."""
     with EmbeddedRedis.start() as running:
         yield running
 
@@ -44,7 +44,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture
 def name() -> str:
-    """A name no other test uses."""
+    """A name that no other test uses."""
     return f"t-{uuid.uuid4().hex}"
 
 
@@ -77,5 +77,5 @@ def tasc_here(in_process: InProcess, redis_url: str, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def run(in_process: InProcess) -> Callable[..., str]:
-    """The command in this process: its stdout, or its stderr where it fails."""
+    """Runs the command in this process; returns its stdout, or its stderr if it fails."""
     return in_process.run

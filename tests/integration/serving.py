@@ -1,4 +1,4 @@
-"""The two tasks that the tests serve, what their models say by themselves, and how to look on."""
+"""The two tasks that the tests serve, the answers of their models, and access to the service."""
 
 import itertools
 import tempfile
@@ -26,20 +26,20 @@ from tasc_store import Artifact, ArtifactStore, TaskRecord, connect
 from tasc_text import PromptTemplate, TaskTokenizer
 
 ALPHA, BETA = "alpha", "beta"
-PAGE = "https://example.org"  # its scripts may call
+PAGE = "https://example.org"  # an origin with allowed scripts
 TEMPLATES = {ALPHA: "{input} =>", BETA: "Q: {input}\nA:"}
 SIZES = {ALPHA: 320, BETA: 290}  # two tokenizers over one corpus
 ARCHITECTURES = {ALPHA: "qwen2", BETA: "llama"}
 SEEDS = {ALPHA: 3, BETA: 1}  # alpha ends some of its answers itself
 MODEL_LEN = 512
 TEXT = tiny.SENTENCES[0]
-# Of the running service's BETA. The first, which answers where none is named, changes nothing.
+# Adapters of the running service's BETA. The first one, the default, changes nothing.
 ADAPTERS: dict[str, Any] = {"still": {"r": 4, "init_lora_weights": True}, "moved": {"r": 4}}
 
 
 @dataclass(frozen=True)
 class Said:
-    """An answer as a client sees it."""
+    """An answer as a client receives it."""
 
     text: str
     tokens: int
@@ -48,7 +48,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request as a client makes it: ``value`` is a chat's message or a completion's prompt."""
+    """A client's request; ``value`` is the message of a chat or the prompt of a completion."""
 
     task: str
     value: str
@@ -71,7 +71,7 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A registered task and its model in this process, to say what the service must say."""
+    """A registered task, and its model in this process, which gives the expected answers."""
 
     record: TaskRecord
     model: PreTrainedModel
@@ -83,7 +83,7 @@ class Task:
 
     @cache  # noqa: B019 - two tasks, kept for the whole session anyway
     def plain(self, prompt: tuple[int, ...], max_tokens: int) -> Said:
-        """transformers' own answer."""
+        """Returns the answer of transformers."""
         tokens = tiny.plain(self.model, prompt, max_tokens)
         ended = tokens[-1] in self.tokenizer.eos_ids
         return Said(self.tokenizer.decode(tokens), len(tokens), "stop" if ended else "length")
@@ -115,16 +115,16 @@ class Service:
     tasks: dict[str, Task]
 
     def client(self) -> OpenAI:
-        """The official client; failures are to be seen, not tried again."""
+        """Returns the official client without retries, so that failures are visible."""
         return OpenAI(base_url=f"{self.base}/v1", api_key="none", max_retries=0, timeout=120)
 
     def expected(self, ask: Ask) -> Said:
-        """What the model says by itself."""
+        """Returns the answer of the model alone."""
         task = self.tasks[ask.task]
         return task.plain(task.prompt(ask.value, chat=ask.chat), ask.max_tokens)
 
     def answer(self, ask: Ask, client: httpx.Client | None = None) -> Said:
-        """The service's answer; raises httpx.HTTPStatusError for one that is an error."""
+        """Returns the service's answer; raises httpx.HTTPStatusError for an error."""
         post = client.post if client else httpx.post
         response = post(f"{self.base}{ask.path}", json=ask.body, timeout=120)
         content = response.raise_for_status().json()
@@ -141,7 +141,7 @@ class Service:
         return next(s for s in listed if s["task"] == task)
 
     def load(self, task: str) -> tuple[float, float]:
-        """How many of a task's requests run, and how many wait."""
+        """Returns the numbers of a task's running and waiting requests."""
         name, found = "tasc_num_requests_{}".format, self.metrics()
         return found.sum(name("running"), task=task), found.sum(name("waiting"), task=task)
 
@@ -157,7 +157,7 @@ class Samples:
         self._all = [s for f in text_string_to_metric_families(text) for s in f.samples]
 
     def sum(self, name: str, **labels: object) -> float:
-        """The sum of the series with these labels; 0 where there is none."""
+        """Returns the sum of the series with these labels; 0 if there are none."""
         wanted = {k: str(v) for k, v in labels.items()}.items()
         return sum(s.value for s in self._all if s.name == name and wanted <= s.labels.items())
 
@@ -180,10 +180,10 @@ def complete(
     extra: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Any:
-    """A whole answer by the official client, or with ``stream`` the chunks of one.
+    """Returns a whole answer by the official client, or its chunks with ``stream``.
 
     Args:
-        extra: What the client passes on without a look at it; it comes before ``fields``.
+        extra: Fields that the client passes on unchecked; they precede ``fields``.
     """
     body = {"model": task, "max_tokens": 60, "extra_body": extra or {}, **fields}
     if chat:
@@ -193,7 +193,7 @@ def complete(
 
 
 def said(answered: Any) -> list[tuple[str, str]]:
-    """Text and end of each choice, of a whole answer or of the chunks of one."""
+    """Returns text and finish reason of each choice, from a whole answer or from its chunks."""
     if hasattr(answered, "choices"):
         assert [c.index for c in answered.choices] == list(range(len(answered.choices)))
         answered = [answered]
@@ -217,7 +217,7 @@ def _text(choice: Any) -> str:
 
 @contextmanager
 def asking(service: Service, asks: Sequence[Ask], clients: int) -> Iterator[list[tuple[Ask, Said]]]:
-    """Clients that ask without a pause, and what they are told; every answer must come."""
+    """Runs clients that send requests without a pause; yields the answers, none may be missing."""
     told: list[tuple[Ask, Said]] = []
     errors: list[Exception] = []
     ended = threading.Event()
@@ -241,7 +241,7 @@ def asking(service: Service, asks: Sequence[Ask], clients: int) -> Iterator[list
 
 
 def utf8(token: str) -> bytes:
-    """The bytes of a token as completions name it."""
+    """Returns the bytes of a token from its name in completions."""
     raw = token.removeprefix("bytes:")
     return bytes.fromhex(raw.replace("\\x", "")) if raw != token else token.encode()
 
@@ -251,10 +251,10 @@ def running_replica(
     url: str, task: str, cache_dir: Path, rows: int = 4, length: int = 128,
     own: dict[str, Any] | None = None, **settings: Any,
 ) -> Iterator[TaskReplica]:  # fmt: skip
-    """A replica of a task in this process, as Serve would start it.
+    """Starts a replica of a task in this process, as Serve would.
 
     Args:
-        own: What the settings say of the task itself.
+        own: Settings of the task itself.
     """
     found = ServeSettings.model_validate(
         {

@@ -94,7 +94,7 @@ def test_rows_lead_to_answers(in_process: InProcess, folder: Path, tmp_path: Pat
 def test_a_command_fails_if_no_row_could_be_used(
     in_process: InProcess, folder: Path, tmp_path: Path
 ) -> None:
-    """The exit code and the last line say so, with the first reason and where all of them are."""
+    """Exit code and last line report it, with the first reason and the file of all reasons."""
     create(in_process, folder)
     wrong = write_rows(tmp_path / "wrong.jsonl", [{"text": i} for i in range(3)])
     lines, rejects = tmp_path / "lines.jsonl", tmp_path / "out.jsonl.rejected.jsonl"
@@ -121,7 +121,7 @@ def test_a_command_fails_if_no_row_could_be_used(
 
 
 def assert_each_part_was_said(lines: list[str], tasc: Command) -> None:
-    """In order, with seconds that never fall; the store's URL works from other commands."""
+    """The parts are in order with rising seconds, and other commands can use the store's URL."""
     found = [re.fullmatch(r" *(\d+\.\d) s  (.*)\n", line) for line in lines]
     assert all(found), lines
     parts = [match[2].split(":")[0] for match in found]

@@ -134,7 +134,7 @@ def test_files_are_enough_to_finetune(run: Run, file: Path, folder: Path, tmp_pa
     assert TaskTokenizer.from_folder(output / "model").vocab_size == (
         TaskTokenizer.from_folder(enriched).vocab_size
     )
-    # A model that was fine-tuned knows its prompt: none is named.
+    # A fine-tuned model has its prompt, so none is given.
     measured = ("evaluate", "--test", file, "--model", output / "model", "--limit", 2)
     assert last_line(run(*measured, "--plain", "--repeats", 1, "--json"))["rows"] == 2
 

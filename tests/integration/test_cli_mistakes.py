@@ -108,7 +108,7 @@ def test_a_mistake_is_reported_before_anything_slow(
 
 
 def test_every_command_that_takes_a_task_is_tried() -> None:
-    """All but those that make a task or keys, or may wait for one."""
+    """All commands except those that make a task or keys, or may wait for a task."""
     group = typer.main.get_command(app)
     takes = {
         name

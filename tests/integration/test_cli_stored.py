@@ -1,4 +1,4 @@
-"""``tasc index``, ``refresh`` and ``key``: what is in the store is shown, changed, made anew."""
+"""Tests ``tasc index``, ``refresh`` and ``key``, which show, change and renew stored data."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def record(client: redis.Redis, folder: Path, name: str) -> TaskRecord:
 
 @pytest.fixture
 def store(client: redis.Redis, record: TaskRecord, tmp_path: Path) -> ArtifactStore:
-    """Three versions, the last of which is current; services would refuse what is in them."""
+    """A store with three versions, the last one current; services would refuse their content."""
     found = ArtifactStore(client, record.name, record.fingerprint)
     path = tmp_path / "index"
     path.write_bytes(b"no index")

@@ -1,4 +1,4 @@
-"""``tasc task``: registered, shown, changed, rolled back, deleted; refused before it is written."""
+"""Tests that ``tasc task`` registers, shows, changes, rolls back and deletes tasks."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def task(tasc_here: InProcess) -> Run:
 
 @pytest.fixture
 def create(folder: Path, name: str) -> tuple[object, ...]:
-    """Arguments that register a task."""
+    """Returns arguments that register a task."""
     return ("create", name, "--model", folder, "--template", "{input}")
 
 

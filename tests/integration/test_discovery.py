@@ -76,7 +76,7 @@ def test_a_killed_process_is_forgotten(server, client):
 
 
 def test_a_redis_that_is_away_is_told_once_and_found_again(server, caplog, monkeypatch):
-    client = connect(server.url, timeout_s=1.0)  # a stopped server is waited for so long
+    client = connect(server.url, timeout_s=1.0)  # time-out for a stopped server
     asked = Mock(wraps=client.time)
     monkeypatch.setattr(client, "time", asked)
     caplog.set_level("INFO", "tasc_serve.store_calls")

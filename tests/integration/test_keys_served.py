@@ -1,4 +1,4 @@
-"""Keys of a real Redis open a gateway until they are revoked, and go on while Redis is away."""
+"""Tests that keys work until they are revoked, and also while Redis is unavailable."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -33,7 +33,7 @@ def access(client: redis.Redis) -> AccessControl:
 
 
 async def status(access: AccessControl, secret: str) -> int:
-    """What a request with this key is answered."""
+    """Returns the status of a request with this key."""
     request = SimpleNamespace(headers={"authorization": f"Bearer {secret}"})
     try:
         await access.key_of(request)
@@ -43,7 +43,7 @@ async def status(access: AccessControl, secret: str) -> int:
 
 
 async def eventually(access: AccessControl, secret: str, wanted: int) -> AsyncGenerator[int, None]:
-    """Every status until the wanted one, which must come."""
+    """Yields every status until the wanted one, which must occur."""
     async with asyncio.timeout(DEADLINE_S):
         while (found := await status(access, secret)) != wanted:
             yield found
@@ -79,6 +79,6 @@ async def test_without_redis_keys_seen_before_go_on(
     unseen, _ = ApiKeys(client).create("unseen")
     assert await status(access, secret) == 200
     server.close()
-    await asyncio.sleep(2 * CACHE_S)  # what was seen is too old to be sure of
+    await asyncio.sleep(2 * CACHE_S)  # cached keys have expired
     for _ in range(5):
         assert [await status(access, s) for s in (secret, unseen)] == [200, 503]

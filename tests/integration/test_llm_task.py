@@ -1,4 +1,4 @@
-"""A task on its way from `LLM` to a store and back: saved, registered with its index, answered."""
+"""Tests a task that `LLM` saves, that is registered with its index, and that answers."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an `LLM` saved that drafts from what the model says, partly reversed."""
+    """The folder saved by an `LLM` that drafts from the model's answers, partly reversed."""
     folder = tmp_path_factory.mktemp("saved")
     answers = LLM(model, **TASK, **SIZES).generate(SENTENCES)
     said = [a.text[::-1] if a.index % 3 == 0 else a.text for a in answers]
@@ -155,7 +155,7 @@ def test_a_folder_without_a_corpus_leaves_the_index_of_before_current_and_says_s
 def test_rows_of_an_index_that_came_with_a_task_are_unknown_to_list_tune_and_refresh(
     tasc: Any, tasc_here: InProcess, saved: Path, client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
-    """It may hold rows of the corpus or others: nothing is judged by them."""
+    """It may have rows of the corpus or others, so no index is judged by them."""
     tasc("create", name, "--from", saved)
     tasc_here.run("tune", name, code=1)  # there are no rows yet
     rows = [{"input": f"row {n}", "output": f"{n % 7} {n % 5} {n % 3}"} for n in range(220)]

@@ -1,4 +1,4 @@
-"""`RecordUpdates`: what they deploy, what they say, and when they stop; they need Redis only."""
+"""Tests the deployments, messages and end of `RecordUpdates`; they need only Redis."""
 
 import shutil
 import threading
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.redis
 
 
 class Followed:
-    """`RecordUpdates` of two tasks of a model, and what they did."""
+    """`RecordUpdates` of two tasks of a model, and the record of their actions."""
 
     def __init__(self, client: redis.Redis, record: TaskRecord, **options: Any) -> None:
         self.store = TaskStore(client)
@@ -37,7 +37,7 @@ class Followed:
         self.updates = RecordUpdates(self.store, names, say=self.said.append, **options)
 
     def put(self, name: str, **changed: Any) -> str:
-        """The digest of a new version."""
+        """Stores a new version and returns its digest."""
         record = replace(self.record, name=name, **changed)
         self.store.put(record)
         return engine_digest(record)

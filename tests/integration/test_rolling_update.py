@@ -1,4 +1,4 @@
-"""A task's record gets another adapter: its replicas are replaced while requests go on."""
+"""Tests that replicas are replaced while requests continue if a task gets another adapter."""
 
 import shutil
 import threading
@@ -27,7 +27,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
 def served(
     client: redis.Redis, redis_url: str, ray_cluster: None, tasks: dict[str, Task], tmp_path: Path
 ) -> Iterator[tuple[Service, list[str]]]:
-    """What `tasc serve` runs, with two replicas of BETA; and what it says."""
+    """The service of `tasc serve` with two replicas of BETA, and its messages."""
     for task in tasks.values():
         TaskStore(client).put(task.record)
     light = {"num_cpus": 0.1}

@@ -1,4 +1,4 @@
-"""Passwords, API keys and tokens stay out of what is logged, answered, measured and complained."""
+"""Tests that logs, answers, metrics and errors have no passwords, API keys or tokens."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ GETS = ("/metrics", "/openapi.json", "/sd", "/v1/tasks", "/v1/models", "/readyz"
 
 
 class Broken:
-    """A backend whose every answer fails, and for Redis's reasons when that is gone."""
+    """A backend that always fails, with Redis's reason if Redis is unavailable."""
 
     def __init__(self, client: redis.Redis, url: str) -> None:
         self._client, self._url = client, url
@@ -117,7 +117,7 @@ def test_nothing_that_a_gateway_says_holds_a_secret(
 
 
 def assert_hidden(error: BaseException | None) -> None:
-    """An error, and those that it came from, do not have the password."""
+    """Asserts that an error and its causes do not have the password."""
     while error is not None:
         assert PASSWORD not in f"{error!s} {error!r}"
         error = error.__cause__

@@ -1,4 +1,4 @@
-"""The models the lossless tests share, and how close a call their answers were."""
+"""The models that the lossless tests share, and the smallest margins of their answers."""
 
 from collections.abc import Callable
 from functools import cache
@@ -16,7 +16,7 @@ Asked = tuple[list[GenerationRequest], list[list[int]]]
 
 @pytest.fixture(scope="session")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> CaseOf:
-    """The case of an architecture and a dtype, made once."""
+    """Returns the case of an architecture and a dtype, made once."""
 
     @cache
     def of(architecture: str, dtype: str = "float64") -> Case:
@@ -37,7 +37,7 @@ def case(case_of: CaseOf) -> Case:
 
 @pytest.fixture(scope="session")
 def alike(case: Case) -> Asked:
-    """Beginnings of 5 to 60 tokens are shared, some by two prompts only, one is a whole prompt."""
+    """Prompts that share prefixes of 5 to 60 tokens; one prefix is a whole prompt."""
     long, other = case.prompts[7], case.prompts[5]
     shared = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
     answers = {p: answered_alone(reference(case.folder), p, 12) for p in (*shared, long[:60])}
@@ -47,7 +47,7 @@ def alike(case: Case) -> Asked:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist tells what it met."""
+    """Sends the margins from a worker of pytest-xdist."""
     if (told := getattr(session.config, "workeroutput", None)) is not None:
         told["closest"] = dict(CLOSEST)
 
@@ -59,7 +59,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """An equality says the less the further the best token always stood from the second."""
+    """Prints the smallest margins; an equality proves less if all margins are large."""
     if CLOSEST:
         found = (f"{dtype} {margin:.2g} ({whose})" for dtype, (margin, whose) in CLOSEST.items())
         terminalreporter.write_line(f"smallest top-1 margin met: {', '.join(found)}")

@@ -1,4 +1,4 @@
-"""Tiny random models, what plain one-by-one decoding says with them, and neural proposers."""
+"""Tiny random models, their answers by plain one-by-one decoding, and neural proposers."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 
 LONGEST, CAPACITY = 48, 160
-# By dtype: the smallest top-1 margin of all answers so far, best logit less second best; and whose.
+# By dtype: the smallest margin of all answers so far (best logit minus second best), and its model.
 CLOSEST: dict[str, tuple[float, str]] = {}
 PAPER = DraftSettings(mixture="tasc", min_prob=0.0)
 TREE = NeuralSettings(depth=4, width=4, nodes=16)
@@ -66,14 +66,14 @@ class Answered:
 
 @cache
 def reference(folder: Path, dtype: str = "float64") -> PreTrainedModel:
-    """The model as transformers runs it, with eager attention: other kinds leave soft caps out."""
+    """Loads the model in transformers with eager attention; other kinds omit soft caps."""
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation="eager"
     ).eval()
 
 
 def answered_alone(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """What transformers' ``generate`` says; by how much is remembered in ``CLOSEST``."""
+    """Returns the answer of transformers' ``generate``, and updates the margin in ``CLOSEST``."""
     answer = plain(model, prompt, max_tokens)
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
@@ -94,7 +94,7 @@ def make_case(folder: Path, architecture: str, dtype: str = "float64") -> Case:
     max_tokens = [LONGEST, 1, 2, 30, LONGEST, 7, 30, 12, 3, LONGEST, 20, 25]
     whole = [answered_alone(model, p, LONGEST) for p in prompts]
     answers = [answer[:most] for answer, most in zip(whole, max_tokens, strict=True)]
-    # Two thirds of what the model says, so that drafts are sometimes right and sometimes not.
+    # Two thirds of the model's answers, so that drafts are sometimes right and sometimes wrong.
     corpus = [[t for t in w if t not in tokenizer.eos_ids] for w in whole[:8]]
     return Case(folder, tokenizer, prompts, max_tokens, answers, corpus, dtype)
 
@@ -110,7 +110,7 @@ def make_engine(
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
     costs: StepCosts | None = None,
 ) -> tuple[Engine, EngineTotals]:
-    """An engine, and what it will have done; ``wrap`` may put another proposer in front."""
+    """Makes an engine, and the totals of its work; ``wrap`` may replace the proposer."""
     target, index = target or load_target(case.folder, config, case.dtype), index or case.index()
     ngrams = make_proposer(case.tokenizer, settings, config, index=index, branching=branching)
     proposer = wrap(ngrams)
@@ -154,7 +154,7 @@ def neural(
 
 
 def by(proposer: NeuralProposer) -> Callable[[Proposer], Proposer]:
-    """What puts a proposer in the place of the n-gram one."""
+    """Returns a function that replaces the n-gram proposer by this one."""
     return lambda ngram: proposer
 
 

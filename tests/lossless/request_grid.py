@@ -1,6 +1,6 @@
-"""Random requests over everything a request may ask for, and the ways in which they are answered.
+"""Random requests over all options of a request, and the ways in which they are answered.
 
-What is sampled is drafted from an index of those very answers, so that drafts are often right.
+Drafts of sampled answers come from an index of the same answers, so drafts are often right.
 """
 
 import random
@@ -44,7 +44,7 @@ GUIDES = (
 
 
 def random_requests(case: Case, n: int, seed: int = 0) -> list[GenerationRequest]:
-    """Every third one or so is guided, every fourth greedy."""
+    """Returns random requests; about every third is guided and every fourth greedy."""
     rng = random.Random(seed)
     return [_request(case, rng, str(i)) for i in range(n)]
 
@@ -82,7 +82,7 @@ def _sampling(case: Case, rng: random.Random) -> Sampling:
 
 @dataclass(frozen=True)
 class Way:
-    """How requests are answered: how many together, drafted or not."""
+    """A way to answer requests: how many together, with or without drafts."""
 
     rows: int
     draft: bool
@@ -96,13 +96,13 @@ WAYS = (Way(1, False), Way(8, False), Way(1, True), Way(8, True))
 
 @dataclass(frozen=True)
 class Ways:
-    """Answers by way, in the requests' order, and what was drafted."""
+    """Answers by way, in the requests' order, and the totals of drafting."""
 
     answers: dict[Way, list[GenerationResult]]
     totals: dict[Way, EngineTotals]
 
     def equal(self) -> list[bool]:
-        """Of each request, whether all ways give the same tokens, text and end."""
+        """For each request, whether all ways give the same tokens, text and end."""
         said = [
             [(r.tokens, r.text, r.finish_reason, r.error) for r in answers]
             for answers in self.answers.values()
@@ -111,7 +111,7 @@ class Ways:
 
 
 def answer_all_ways(case: Case, requests: Sequence[GenerationRequest]) -> Ways:
-    """Plain first: drafts come from an index of two thirds of those answers."""
+    """Answers first without drafts; drafts then come from an index of two thirds of the answers."""
     found, totals = {}, {}
     outputs: list[list[int]] = []
     for way in WAYS:
@@ -126,7 +126,7 @@ def answer_all_ways(case: Case, requests: Sequence[GenerationRequest]) -> Ways:
 
 
 def engine_of(case: Case, way: Way, outputs: list[list[int]]) -> tuple[Engine, EngineTotals]:
-    """An engine that drafts from ``outputs``, where there are any, and what it will have done."""
+    """Makes an engine that drafts from ``outputs``, if any, and the totals of its work."""
     # A forced stretch may be longer than a chunk.
     chunk = 2 if way.draft else 16
     config = EngineConfig(rows=way.rows, max_model_len=LENGTH, prefill_chunk=chunk)

@@ -1,4 +1,4 @@
-"""Requests choose adapters, and proposers change at random moments; answers stay the target's."""
+"""Tests that answers stay the target's if requests choose adapters and proposers change."""
 
 import random
 from pathlib import Path

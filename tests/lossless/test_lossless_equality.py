@@ -1,4 +1,4 @@
-"""Drafting never changes an answer: our engine against transformers' one-by-one ``generate``."""
+"""Tests that drafts never change an answer, compared with transformers' ``generate``."""
 
 import dataclasses
 from typing import Any
@@ -43,7 +43,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def name(way: dict[str, Any]) -> str:
-    """Such as ``rows=4``; of settings what differs from the defaults."""
+    """Returns a test id such as ``rows=4``, with the settings that differ from the defaults."""
     default, told = vars(DraftSettings()).items(), {**way}
     told |= dict(sorted(vars(told.pop("settings", DraftSettings())).items() - default))
     return " ".join(f"{key}={value}" for key, value in told.items())
@@ -58,7 +58,7 @@ def test_every_way_of_drafting_answers_alike(case: Case, way: dict[str, Any]) ->
 
 @pytest.fixture(scope="module")
 def begun(case: Case) -> tuple[list[GenerationRequest], list[list[int]]]:
-    """Prompts hold the beginning of their answers, so that prompts alone can be drafted from."""
+    """Returns requests with the start of the answer in the prompt, so drafts can come from it."""
     prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
     requests = [GenerationRequest(str(i), p, 24) for i, p in enumerate(prompts)]
     return requests, [answered_alone(reference(case.folder), p, 24) for p in prompts]
@@ -144,7 +144,7 @@ def test_drafts_never_sometimes_and_always_right(case, kind, share) -> None:
 
 
 def test_end_of_sequence_inside_a_draft_ends_the_answer(case: Case) -> None:
-    """The model is made to say end-of-sequence in mid-answer; what a draft has behind it is cut."""
+    """The model emits end-of-sequence in mid-answer; draft tokens after it are cut off."""
     longest = max(range(len(case.answers)), key=lambda i: len(case.answers[i]))
     told = case.answers[longest]
     ends = told[6]

@@ -1,4 +1,4 @@
-"""What a request asks for is answered the same, drafted or not, alone or among seven others."""
+"""Tests that answers are the same with and without drafts, alone or among seven others."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def test_every_request_is_answered_alike_in_all_ways(ways: Ways) -> None:
 def test_what_is_sampled_is_what_the_rule_takes_of_the_models_own_logits(
     case: Case, requests: list[GenerationRequest], ways: Ways, everything: bool
 ) -> None:
-    """One token at a time, without a cache, by transformers and a plain reading of the rule."""
+    """The reference decodes one token at a time in transformers, without a cache."""
     model, looked_at = reference(case.folder), 0
     for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
         if request.guide is None:

@@ -1,4 +1,4 @@
-"""An answer that one engine began and another goes on with is the one that either gives alone."""
+"""Tests that an answer which another engine continues equals the answer of one engine alone."""
 
 import random
 from collections import defaultdict
@@ -13,7 +13,7 @@ from tasc_engine import Engine, GenerationRequest, GenerationResult, TokenLogpro
 
 @dataclass
 class Told:
-    """What a client that streams has after each delta."""
+    """The state of a streaming client after each delta."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""

@@ -1,4 +1,4 @@
-"""Neural drafts change no answer, whatever is asked for and however the rows come and go."""
+"""Tests that neural drafts change no answer, for all kinds of requests and orders of rows."""
 
 from dataclasses import replace
 from itertools import count
@@ -29,7 +29,7 @@ from tasc_engine.drafting.neural.proposer import NeuralProposer
     ("kind", "policy"), [("noisy", "recent"), ("eagle", "full"), ("eagle", "recent over ranked")]
 )
 def test_prompts_in_chunks_that_begin_alike_answer_alike(case, alike, kind, policy) -> None:
-    """Where a beginning is copied, nobody has seen what the target thought of it."""
+    """If a prefix is copied, its hidden states of the target are not available."""
     requests, answers = alike[0][:8], alike[1][:8]
     proposer = neural(case, kind, policy, rows=2)
     found = answer(case, rows=2, prefill_chunk=5, requests=requests, wrap=by(proposer))
@@ -42,7 +42,7 @@ def test_prompts_in_chunks_that_begin_alike_answer_alike(case, alike, kind, poli
 def drafted_as_plain(
     case: Case, asked: list[GenerationRequest], proposer: NeuralProposer, **how: Any
 ) -> Answered:
-    """What the requests are answered with drafts, once it was seen to be what it is without."""
+    """Returns the answers with drafts, after checking that they equal those without."""
     found = answer(case, requests=asked, wrap=by(proposer), **how)
     plain = answer(case, requests=[replace(r, draft=False) for r in asked])
     assert found.tokens() == plain.tokens()
@@ -62,7 +62,7 @@ def test_sampled_answers_are_the_same_drafted_or_not(case: Case, kind: str, poli
 
 @pytest.mark.parametrize("kind", ["noisy", "eagle"])
 def test_guided_answers_are_the_same_drafted_or_not(case: Case, kind: str) -> None:
-    """Guides also force stretches that no draft had: the proposer waits until it knows them."""
+    """Guides also force tokens that are in no draft; the proposer waits until it has read them."""
     asked = [
         GenerationRequest(str(i), p, 40, guide=GUIDES[i % 4] if i % 4 else None)
         for i, p in enumerate(case.prompts)
@@ -90,7 +90,7 @@ def test_proposers_that_take_turns_in_mid_answer_change_no_answer(case: Case) ->
 
 
 def test_answers_that_fill_their_rows_to_the_last_token_are_the_same(case: Case) -> None:
-    """A row with room for one token is drafted for beside rows with room for many."""
+    """Drafting includes a row with room for one token beside rows with room for many."""
     model, prompts = reference(case.folder), [case.prompts[i] for i in (7, 5, 11, 0)]
     asked = [
         GenerationRequest(str(i), p, CAPACITY - len(p), ignore_eos=True)
@@ -103,7 +103,7 @@ def test_answers_that_fill_their_rows_to_the_last_token_are_the_same(case: Case)
 
 
 def test_rows_of_several_adapters_answer_like_models_with_them_merged(case, tmp_path) -> None:
-    """The target's last layer thinks of every token then, by each row's own adapter."""
+    """The target's last layer then computes every token, with each row's own adapter."""
     folders = {name: make_adapter(case.folder, tmp_path / name, i) for i, name in enumerate("ab")}
     config = EngineConfig(rows=4, max_model_len=CAPACITY, prefill_chunk=16)
     source = ModelSource(case.folder, dtype="float64", adapters=tuple(folders.items()))

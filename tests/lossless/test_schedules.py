@@ -1,7 +1,7 @@
-"""Any order of arrivals, steps and cancellations: answers stay those of each request alone.
+"""Tests that answers do not depend on the order of arrivals, steps and cancellations.
 
-A row's neighbours, what was in the row before, copied beginnings and moved draft tokens leave no
-trace: the cache holds for each row what a forward of its tokens alone would have put there.
+Neighbouring rows, earlier content of a row, copied prefixes and moved draft tokens have no effect:
+the cache of each row equals the result of a forward pass of its tokens alone.
 """
 
 import gc
@@ -33,8 +33,8 @@ from tasc_engine.step.cost import Cost, StepCosts
 SOAK = int(os.environ.get("TASC_SOAK_REQUESTS", "2000"))
 MOST_GROWTH_MB = 48
 ROWS, LENGTH = 4, 160
-SCARCE = 170  # places of the cache: requests wait for each other, and are pushed together
-# Drafts are worth it now and then, so that steps with and without them take turns.
+SCARCE = 170  # slots of the cache; so few that requests wait for each other, and are moved together
+# Drafts pay off only sometimes, so that steps with and without drafts alternate.
 COSTS = StepCosts("m", "d", "f", (Cost(ROWS, ROWS, 64, 1.0), Cost(ROWS, 40, 64, 2.5)))
 
 
@@ -50,7 +50,7 @@ def scheduled(case: Case, config: EngineConfig, target: Target) -> tuple[Engine,
 
 
 class Schedule:
-    """Random operations on an engine, and what its answers must be."""
+    """Random operations on an engine, and its expected answers."""
 
     def __init__(self, case: Case, engine: Engine, seed: int = 0) -> None:
         self._case, self._engine, self._rng = case, engine, random.Random(seed)
@@ -94,7 +94,7 @@ class Schedule:
         self.begun += 1
 
     def waits_for_slots(self, slots: int) -> bool:
-        """Whether a request waits while a row is free, since the cache has too few slots free."""
+        """Whether a request waits for free slots of the cache although a row is free."""
         engine, scheduler = self._engine, self._engine.scheduler
         free = round((1 - engine.kv_usage) * slots)
         waiting = self._expected.keys() - {s.request.id for s in scheduler.active}
@@ -107,7 +107,7 @@ class Schedule:
 
 
 def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
-    """Each row's keys and values are those of its tokens alone; returns rows looked at."""
+    """Asserts that each row's keys and values are those of its tokens; returns the rows checked."""
     pool = cache.copied(0, cache.slots)
     source, target = torch.from_numpy(engine.verifier.moves)
     pool[:, target] = pool[:, source]
@@ -148,7 +148,7 @@ def test_random_schedules_leave_engine_and_cache_whole(case, places, everything,
 
 
 def resident_mb() -> float:
-    """Memory that this process has now."""
+    """Returns the resident memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 

@@ -1,4 +1,4 @@
-"""Which heavy libraries a package brings in, seen in a fresh process."""
+"""Tests which heavy libraries a package imports, in a fresh process."""
 
 import ast
 import json

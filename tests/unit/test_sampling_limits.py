@@ -25,7 +25,7 @@ def taken(rule: Callable[..., object], name: str, value: float) -> bool:
 
 
 def probes(name: str) -> list[float]:
-    """Values on both sides of each place where a limit could be, and of 0."""
+    """Returns values on both sides of each possible limit, and of 0."""
     if PARAMETERS[name].is_integer:
         return [int(p) + d for p in PROBES if math.isfinite(p) for d in NEAR]
     around = [

@@ -1,1 +1,1 @@
-"""Batch jobs over rows, with engines in Ray actors, that survive the end of any process."""
+"""Batch jobs over rows with engines in Ray actors. A job survives the death of any process."""

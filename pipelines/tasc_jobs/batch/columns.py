@@ -1,4 +1,4 @@
-"""The columns of an output: those of the answers, and the user's own beside them."""
+"""The columns of an output: the columns of the answers, and the user's own columns."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ _PREFIX = "input_"
 
 
 class _NoFloat:
-    """An integer that is rounded as a float, as most beyond 2**53 are."""
+    """An integer that a float cannot represent exactly, such as most integers above 2**53."""
 
 
 _TYPES: Mapping[frozenset[type], pa.DataType] = {
@@ -46,7 +46,7 @@ _TYPES: Mapping[frozenset[type], pa.DataType] = {
     frozenset({int, _NoFloat}): pa.int64(),
 }
 OwnRow: TypeAlias = Mapping[str, Any]
-"""Values as JSON has them; those of Parquet files are arrays of length 1."""
+"""Values by column: JSON values, or Arrow arrays of length 1 for Parquet files."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class OwnColumns:
     """The user's own columns.
 
     Attributes:
-        rows: Opens those of all rows, in order; a line that gives no row has none.
-        unchanged: Reads the input's fingerprint, and says whether it is that of the job.
-        schema: Their types, if the input has types.
+        rows: Opens the columns of all rows, in order; an invalid line has no columns.
+        unchanged: Computes the input's fingerprint, and returns whether it equals the job's.
+        schema: Types of the columns, if the input has types.
     """
 
     rows: Callable[[], Iterator[OwnRow]]
@@ -64,11 +64,11 @@ class OwnColumns:
     schema: pa.Schema | None = None
 
     def table(self) -> tuple[pa.Schema, Callable[[OwnRow], OwnRow]]:
-        """Types for Parquet, and a function that gives a row's values these types.
+        """Returns the types for Parquet, and a function that converts a row's values to them.
 
-        Types that the input does not have are found by reading its rows. A column then has a type
-        of its own if all its values are texts, numbers or booleans; others become JSON texts, and
-        so do floats beside integers that a float cannot hold.
+        If the input has no types, its rows are read to find them. A column then keeps its type if
+        all its values are texts, numbers or booleans. Other columns become JSON texts, and so do
+        columns with floats and with integers that a float cannot represent exactly.
         """
         if self.schema is not None:
             return self.schema, dict
@@ -85,11 +85,12 @@ class OwnColumns:
 
 
 def beside(names: Iterable[str], id_field: str) -> dict[str, str]:
-    """The names that the user's own columns have beside an answer.
+    """Returns the names of the user's own columns in the output.
 
-    A name that the answers have gets ``input_`` in front, and so does one that would be the same
-    then: ``text`` becomes ``input_text``, and ``input_text`` becomes ``input_input_text``. If the
-    ids of rows are in ``id``, the answers have them already. Lone surrogates become escapes.
+    A name that is also a column of the answers gets the prefix ``input_``, and so does a name that
+    would equal such a prefixed name: ``text`` becomes ``input_text``, and ``input_text`` becomes
+    ``input_input_text``. If the ids of rows are in ``id``, the answers already have them. Lone
+    surrogates become escapes.
     """
     found = {}
     for name in names:
@@ -103,12 +104,15 @@ def beside(names: Iterable[str], id_field: str) -> dict[str, str]:
 
 
 def json_row(row: OwnRow) -> OwnRow:
-    """A row for JSON lines: times as ISO texts, bytes in base64, NaN and infinities as null."""
+    """Returns a row for JSON lines.
+
+    Times become ISO texts, bytes become base64, and NaN and infinities become null.
+    """
     return {name: _plain(_python(value)) for name, value in row.items()}
 
 
 def _python(value: Any) -> Any:
-    """A value without Arrow: times as ISO texts, which have any year and any fraction."""
+    """Converts a value from Arrow; times become ISO texts with any year and any precision."""
     if isinstance(value, pa.Array):
         value = value[0]
     if not isinstance(value, pa.Scalar):
@@ -120,7 +124,7 @@ def _python(value: Any) -> Any:
             return str(value.as_py())
         case pa.ExtensionScalar() | pa.DictionaryScalar():
             return _python(value.value)
-        case pa.ListScalar():  # of maps, too: their pairs are structs
+        case pa.ListScalar():  # also the type of maps, whose pairs are structs
             items = map(_python, value.values)
             return [[*item.values()] if pa.types.is_map(value.type) else item for item in items]
         case pa.StructScalar():
@@ -131,7 +135,7 @@ def _python(value: Any) -> Any:
 
 
 def _time(value: pa.Scalar) -> Any:
-    """Python's text of a time, or Arrow's of one that has nanoseconds or another year."""
+    """Returns a time as text, formatted by Arrow if Python cannot represent its value."""
     if getattr(value.type, "unit", "") != "ns":
         with suppress(ValueError, OverflowError, LookupError):
             found = value.as_py()
@@ -160,7 +164,7 @@ def _plain(value: Any) -> Any:
 
 
 def _kind(value: Any) -> tuple[type, ...]:
-    """What of `_TYPES` a value is; object if it is none of them."""
+    """Returns the types of a value that `_TYPES` may list; empty for None."""
     if value is None:
         return ()
     if type(value) is int and value.bit_length() > 63:

@@ -1,7 +1,7 @@
-"""Engines of a batch job in Ray actors: each answers rows, and a pool replaces those that die.
+"""Engines of a batch job in Ray actors. Each engine answers rows; a pool replaces dead engines.
 
-Nothing here waits for an engine that is not there: rows go to those that are up, and a cluster
-with room for few has few.
+A job does not wait until all its engines have started. Rows go to the running engines, and a small
+cluster runs fewer of them.
 """
 
 import dataclasses
@@ -32,25 +32,25 @@ from tasc_store import connect
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_runtime.engine.builder import EngineBuilder
 
-_TURN_S = 1.0  # after so long, finished rows are handed back, whatever is still decoded
-_IN_FLIGHT = 2  # calls to an engine: one that it works on and one that waits for it
-_HANDFULS = 4  # of b rows, in one call
-_MOST_DEATHS = 3  # of each engine, one after another, without a finished row between
-_TASKS = (ServiceError, UnsupportedModel)  # an engine that fails so fails on every machine
-_MOST_CALLS = 1 << 20  # waiting in an engine; few rows are given at a time
+_TURN_S = 1.0  # maximum time before finished rows are returned, even if others are not finished
+_IN_FLIGHT = 2  # calls per engine: one that it processes and one that waits
+_HANDFULS = 4  # a call has this many times b rows
+_MOST_DEATHS = 3  # consecutive deaths per engine without a finished row in between
+_TASKS = (ServiceError, UnsupportedModel)  # errors that an engine has on every machine
+_MOST_CALLS = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
 _MOST_CHARACTERS = 64 << 20
 
 
 class Window:
-    """Rows between a job's input and its records: read, handed out, finished.
+    """The rows that a job has read from its input and that are not finished yet.
 
-    At most ``most`` rows from the first unfinished one on are read ahead, and at most 64 Mi
-    characters of unfinished ones are here.
+    At most ``most`` rows are read ahead, counted from the first unfinished one. Reading also pauses
+    while the unfinished rows have 64 Mi characters or more.
 
     Args:
         rows: All rows, in order.
-        first: Rows below are finished; they are read over.
-        finished: Rows behind ``first`` that are finished too.
+        first: Rows before this one are finished; they are read and skipped.
+        finished: Finished rows after ``first``.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Window:
 
     @property
     def empty(self) -> bool:
-        """The input has ended and all its rows are finished."""
+        """Whether the input has ended and all its rows are finished."""
         return self._ended and not self._open
 
     @property
@@ -76,10 +76,10 @@ class Window:
         return not self._ended and ahead < self._most and self._characters < _MOST_CHARACTERS
 
     def read(self, most: int) -> list[Row] | None:
-        """Read up to so many rows while there is room; None if there was none to read.
+        """Read up to ``most`` rows while there is room.
 
         Returns:
-            Those that are not finished yet.
+            The rows that are not finished yet; None if no row was read.
         """
         entered, count = [], 0
         while count < most and self.has_room:
@@ -97,7 +97,7 @@ class Window:
         return entered if count else None
 
     def take(self, most: int) -> list[Row]:
-        """Rows for an engine; those that are handed out again come first."""
+        """Returns rows for an engine, beginning with rows that are sent again."""
         taken: list[Row] = []
         for queue in (self._again, self._todo):
             while queue and len(taken) < most:
@@ -106,11 +106,11 @@ class Window:
         return taken
 
     def again(self, ordinals: Iterable[int]) -> None:
-        """Hand rows out again: their engine is gone."""
+        """Queue rows again because their engine died."""
         self._again.extend(sorted(ordinals))
 
     def finish(self, records: Iterable[Record]) -> list[Record]:
-        """Take rows out; of the records, those whose rows were not finished before."""
+        """Remove finished rows; returns the records of rows that were not finished before."""
         new = []
         for record in records:
             if row := self._open.pop(record.ordinal, None):
@@ -125,7 +125,7 @@ class Window:
 
 @dataclass
 class _Open:
-    """A row some of whose answers are missing."""
+    """A row with answers that are still missing."""
 
     row: Row
     asked: Sequence[Request]
@@ -134,7 +134,7 @@ class _Open:
 
 
 class Answering:
-    """Answers rows with one engine, which is kept full from one handful to the next."""
+    """Answers rows with one engine, which stays busy from one call to the next."""
 
     def __init__(self, builder: "EngineBuilder", strategy: Strategy) -> None:
         self._builder, self._strategy = builder, strategy
@@ -142,10 +142,10 @@ class Answering:
         self._done: list[Record] = []
 
     def work(self, rows: Sequence[Row]) -> list[Record]:
-        """Begin with these rows, and decode until there is room for more or a second has passed.
+        """Submit rows, and decode until there is room for more or a second has passed.
 
         Returns:
-            Records of rows that were finished since the last call, of these and of earlier ones.
+            Records of the rows, from this or earlier calls, that finished since the last call.
         """
         engine, ends = self._builder.engine, time.monotonic() + _TURN_S
         for row in rows:
@@ -197,7 +197,11 @@ class Answering:
 def _asked(
     row: Row, strategy: Strategy, builder: "EngineBuilder"
 ) -> tuple[list[Request], list[GenerationRequest]]:
-    """Raises ValueError: why a row cannot be answered, in words for who runs the job."""
+    """Returns the requests of a row, as given and for the engine.
+
+    Raises:
+        ValueError: The row cannot be answered; the message is written for the user of the job.
+    """
     asked, requests = named(row, strategy.requests(row, builder)), list[GenerationRequest]()
     for request in asked:
         try:
@@ -220,7 +224,7 @@ def _way_out(error: PromptTooLong, positions: int) -> str:
 
 
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
-    """Answer a few rows with drafts and without, and time it."""
+    """Answer a few rows with and without drafts, and measure the time."""
     requests: list[GenerationRequest] = []
     refused: list[str] = []
     for row in rows:
@@ -234,7 +238,7 @@ def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an actor builds its engine of."""
+    """The arguments from which an actor builds its engine."""
 
     url: str
     task: str
@@ -245,13 +249,13 @@ class EngineSpec:
 
 
 class EngineActor:
-    """One engine in a process of its own."""
+    """One engine in its own process."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
 
     def load(self) -> None:
-        """Build the engine: seconds to minutes."""
+        """Build the engine, which takes seconds to minutes."""
         from tasc_runtime.engine.builder import EngineBuilder
 
         spec = self._spec
@@ -284,8 +288,8 @@ class Pool:
     """Up to ``size`` engines with ``cpus`` logical CPUs each.
 
     Args:
-        pause_s: Before an engine that died is replaced, in seconds.
-        look_s: Between two looks at the cluster's nodes while no engine is up, in seconds.
+        pause_s: Seconds before a dead engine is replaced.
+        look_s: Seconds between two checks of the cluster's nodes while no engine is running.
     """
 
     def __init__(
@@ -311,18 +315,18 @@ class Pool:
 
     @property
     def held(self) -> int:
-        """Rows that engines have in hand."""
+        """Number of rows that were sent to engines and are not finished."""
         return sum(len(engine.held) for engine in self._engines)
 
     def turn(self, window: Window, wait_s: float) -> list[Record]:
-        """Hand out rows, and take finished ones back, waiting at most so long.
+        """Send rows to engines and return finished ones, after at most ``wait_s`` seconds.
 
-        The rows of an engine that died are handed out again.
+        The rows of a dead engine are sent again.
 
         Raises:
-            JobError: Engines died again and again.
-            EngineFailed: They cannot be built.
-            ClusterError: Ray is gone.
+            JobError: Engines died repeatedly.
+            EngineFailed: The engines cannot be built.
+            ClusterError: Ray is no longer running.
         """
         self._require_nodes()
         self._fill()
@@ -337,10 +341,10 @@ class Pool:
         return [record for call in done for record in self._hear(owners[call], call, window)]
 
     def preview(self, rows: Sequence[Row], timeout_s: float) -> Preview:
-        """Time a few rows on one engine.
+        """Measure the time of a few rows on one engine.
 
         Raises:
-            JobError: It cannot be built, or it takes longer.
+            JobError: The engine cannot be built, or the time limit is exceeded.
         """
         actor: Any = self._new.remote(self._spec)
         self._engines.append(_Engine(actor))
@@ -386,7 +390,7 @@ class Pool:
             engine.calls.append(engine.actor.work.remote(rows))
 
     def _hear(self, engine: _Engine, call: Any, window: Window) -> list[Record]:
-        if call not in engine.calls:  # its engine died with another call
+        if call not in engine.calls:  # another call of the same engine failed because it died
             return []
         engine.calls.remove(call)
         try:
@@ -418,12 +422,12 @@ class Pool:
 
 
 def _is_tasks(error: RayError) -> bool:
-    """Whether an engine of the task fails so on every machine."""
+    """Whether an engine of the task has this error on every machine."""
     return isinstance(error, RayTaskError) and isinstance(error.cause, _TASKS)
 
 
 def _cause(error: RayError) -> str:
-    """What the engine said, without the way it took."""
+    """Returns the message of the engine's error, without Ray's traceback."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
         return f"{type(error.cause).__name__}: {error.cause}"
     return str(error).strip().splitlines()[-1]

@@ -1,6 +1,6 @@
 """The batch job of `tasc generate`: writes a file with the answer to each row of an input.
 
-This module defines what a row asks for and what is kept of its answer, writes the output and
+This module defines the request of a row and the content of its record, writes the output and
 displays the progress of the job.
 """
 
@@ -64,7 +64,7 @@ _PINNED = (
 
 @dataclass(frozen=True)
 class RowAnswers:
-    """The strategy that asks for one answer per row, with independent random numbers per row."""
+    """The strategy that requests one answer per row, with independent random numbers per row."""
 
     asked: Request
     draft: bool
@@ -230,12 +230,12 @@ def write_files(
 
     Args:
         whole: Whether ``records`` are all records of the job.
-        columns: Those of the answers.
-        own: Those of the user, which are written beside them.
+        columns: Columns of the answers.
+        own: Columns of the user, which are written beside those of the answers.
 
     Raises:
-        JobError: The file for rejects has those of another output, or the input with the user's
-            columns changed.
+        JobError: The file for rejects has those of another output, or the input, from which the
+            user's columns are read, has changed.
         OSError: A file cannot be written.
     """
     require_own(reject, output)
@@ -259,7 +259,7 @@ def write_files(
             elif answers:
                 answers({"id": record.id, **record.content, **shown(own_row)})
         if own and whole:
-            _require_unchanged(own)  # while its rows were read
+            _require_unchanged(own)  # the input may have changed while its rows were read
     if not rejected:
         reject.unlink()
 

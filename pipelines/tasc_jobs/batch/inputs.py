@@ -1,7 +1,8 @@
-"""Input of a batch job: files, folders of them, or a task's corpus in Redis, streamed as rows.
+"""Input of a batch job: files, folders of files, or a task's corpus in Redis, streamed as rows.
 
-A line that gives no row keeps its place in the order, with the reason; so does a row whose id an
-earlier row has. Ids are remembered in bounded memory. A fingerprint tells a changed input.
+An invalid line becomes a refused row with the reason, and keeps its place in the order. So does a
+row with the id of an earlier row. Ids are stored in bounded memory. A fingerprint of the input
+detects changes.
 """
 
 import hashlib
@@ -38,18 +39,18 @@ from tasc_text import is_unicode
 _CORPUS_BATCH = 1000
 _CACHE_KIB = 32 << 10
 _DIGEST_BYTES = 16
-REDIS = "redis:"  # in front of a task's name, in place of a file
+REDIS = "redis:"  # prefix of a task's name that is given in place of a file
 _JSON = ("", ".jsonl", ".json", ".ndjson")
 _CORPUS = pa.schema([("input", pa.string()), ("output", pa.string())])
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from, and which of their fields count.
+    """The source of the rows, and the fields that are used.
 
     Attributes:
         given: Files and folders, or one ``redis:TASK``.
-        keep_columns: Whether all fields of a row are kept beside its answer.
+        keep_columns: Whether the output has all fields of a row beside its answer.
     """
 
     given: tuple[str, ...]
@@ -72,22 +73,22 @@ class Source:
 
 
 def job_folder(output: Path) -> Path:
-    """The folder with the state of a job that writes this output."""
+    """Returns the folder with the state of the job that writes this output."""
     return output.with_name(output.name + ".job")
 
 
 def reject_file(output: Path) -> Path:
-    """The default file for rows without an answer; no other output has the same."""
+    """Returns the default file for rows without an answer; it differs for each output."""
     return output.with_name(f"{output.name}.rejected.jsonl")
 
 
 def named_from(reject: Path, output: Path) -> str:
-    """The output of a job, as each row of its file of rejected rows names it."""
+    """Returns the path of a job's output as written in each row of its file of rejected rows."""
     return os.path.relpath(output.resolve(), reject.resolve().parent)
 
 
 def require_own(reject: Path, output: Path) -> None:
-    """Raises JobError if the file has rejected rows of another output, or other content."""
+    """Raises JobError if the file has the rejected rows of another output, or other content."""
     try:
         with reject.open("rb") as file:
             line = file.readline(MAX_ROW_BYTES)
@@ -105,10 +106,10 @@ def require_own(reject: Path, output: Path) -> None:
 
 
 def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
-    """List files with their names; those of a folder are sorted, and named without the folder.
+    """Lists files with their names. Files of a folder are sorted; their names omit the folder.
 
     Raises:
-        FileError: A file is missing or named twice, or a folder has no files of rows.
+        FileError: A file is missing or given twice, or a folder has no files with rows.
     """
     found: dict[Path, str] = {}
     for path in given:
@@ -128,12 +129,12 @@ def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
 
 
 def check_places(source: Source, output: Path, reject: Path) -> None:
-    """Look at the beginning of each file that is read, and at the places that are written to.
+    """Check the beginning of each input file, and that the output files can be written.
 
     Raises:
-        UsageError: A file is not what its suffix says, or would be written to, a corpus is named
-            with something else, no file can be written to a place, or the one for rejected rows
-            has those of another output.
+        UsageError: An input file has another format than its suffix implies, an input would be
+            overwritten, a corpus is given together with another input, an output file cannot be
+            written, or the file for rejected rows has those of another output.
     """
     if source.is_corpus and len(source.given) > 1:
         named = " and ".join(source.given)
@@ -162,13 +163,13 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
 
 @dataclass(frozen=True)
 class Input:
-    """An input that was looked at.
+    """An input that was checked.
 
     Attributes:
-        pins: The input's fingerprint, for JSON.
-        total: Number of rows; blank lines count here only.
-        rows: Opens the input. It gives the same rows in the same order each time.
-        own: The columns that are kept beside the answers, if any are.
+        pins: The input's fingerprint as JSON values.
+        total: Number of rows. It includes blank lines, which give no row.
+        rows: Opens the input. It yields the same rows in the same order each time.
+        own: The user's columns that are kept beside the answers; None if there are none.
     """
 
     pins: Any
@@ -178,14 +179,14 @@ class Input:
 
 
 def open_input(source: Source, url: str, begun: Any = None) -> Input:
-    """Look at what a job is to read.
+    """Check the input of a job.
 
     Args:
-        begun: The fingerprint that the input had when the job began, if it has begun.
+        begun: The fingerprint of the input at the start of the job; None for a new job.
 
     Raises:
         FileError: A file cannot be read, or there are no rows.
-        EmptyCorpusError: The corpus has no rows, or fewer than it had.
+        EmptyCorpusError: The corpus has no rows, or fewer than at the start of the job.
     """
     if source.files:
         return open_files(source.files, source.input_field, source.id_field, source.keep_columns)
@@ -199,8 +200,8 @@ def open_files(
 ) -> Input:
     """Hash each file and count its lines.
 
-    The id of a row is its own, a string or a whole number. A row without one gets the number of its
-    line, behind the name of its file if there are several.
+    The id of a row is a string or an integer in the row. If a row has none, its id is its line
+    number, preceded by the name of its file if there are several.
 
     Raises:
         FileError: A file is missing or damaged, or there are no rows.
@@ -221,7 +222,7 @@ def open_files(
 
 
 def _counted(files: Sequence[tuple[str, Path]]) -> tuple[list[dict[str, Any]], int]:
-    """The fingerprint of files, and how many rows they have."""
+    """Returns the fingerprint of files, and their number of rows."""
     pins, total = [], 0
     for name, path in files:
         rows, digest = count_rows(path)
@@ -238,13 +239,13 @@ def _unchanged(files: Sequence[tuple[str, Path]], pins: Any) -> bool:
 
 
 def open_corpus(url: str, task: str, rows: int | None = None, keep_columns: bool = False) -> Input:
-    """Look at the first and the last rows of a task's corpus, which only grows.
+    """Read the first and the last rows of a task's corpus, to which rows are only appended.
 
     Args:
-        rows: How many it had when the job began; None: all it has now.
+        rows: Number of its rows at the start of the job; None uses all current rows.
 
     Raises:
-        EmptyCorpusError: The corpus has no rows, or fewer.
+        EmptyCorpusError: The corpus has no rows, or fewer than ``rows``.
         StoreError: Redis fails.
     """
     with closing(connect(url)) as client:
@@ -284,7 +285,7 @@ def _own_rows(
 
 
 def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
-    """The types of columns beside the answers, where all files are Parquet and agree."""
+    """Returns the types of the user's columns, or None unless all files are Parquet and agree."""
     if any(path.suffix != ".parquet" for path in files):
         return None
     try:
@@ -293,7 +294,7 @@ def _schema_of(files: Sequence[Path], id_field: str) -> pa.Schema | None:
         return None
     names = beside(found.names, id_field).items()
     fields = ((name, found.field(own).type) for own, name in names)
-    return pa.schema(list(fields))  # a column that a file lacks is null, whatever its field says
+    return pa.schema(list(fields))  # nullable, because a file may lack the column
 
 
 def _file_rows(
@@ -316,7 +317,7 @@ def _file_rows(
 
 
 def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) -> Row:
-    """The row, refused if an earlier one has its id."""
+    """Returns the row, refused if an earlier row has the same id."""
     if first == here:
         return row
     line, number = divmod(first, len(files))
@@ -327,7 +328,7 @@ def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) ->
 def _row(
     record: RawRow, ordinal: int, file: str | None, texts: RowTexts, input_field: str, id_field: str
 ) -> Row:
-    """The row, refused if it has no input, under its own id as far as it has one."""
+    """Returns the row, with its own id if it has one, and refused if it has no input."""
     row_id = str(record.line) if file is None else f"{file}:{record.line}"
     payload, refused = "", None
     value = record.value if isinstance(record.value, dict) else {}
@@ -357,13 +358,13 @@ def _corpus_rows(url: str, task: str, total: int) -> Iterator[CorpusRow]:
 
 
 class SeenIds:
-    """Remembers ids, by digests of 16 bytes, and where each was first seen.
+    """Stores digests of ids, 16 bytes each, and the place where each id first occurred.
 
-    They are in a temporary SQLite file, about 40 bytes each, with 32 MiB of it in memory.
+    They are in a temporary SQLite file, about 40 bytes each, with a cache of 32 MiB in memory.
     """
 
     def __enter__(self) -> Self:
-        self._open = sqlite3.connect("", isolation_level=None)  # no name: temporary, ours alone
+        self._open = sqlite3.connect("", isolation_level=None)  # a private temporary file
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
             self._open.execute(f"PRAGMA {pragma}")
         self._open.execute("CREATE TABLE ids (id BLOB PRIMARY KEY, at INTEGER) WITHOUT ROWID")
@@ -374,7 +375,7 @@ class SeenIds:
         self._open.close()
 
     def first(self, id_: str, at: int) -> int:
-        """Where an id was first seen; ``at`` if it is new."""
+        """Returns the place where an id first occurred; ``at`` if it is new."""
         digest = hashlib.blake2b(id_.encode(), digest_size=_DIGEST_BYTES).digest()
         if self._open.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (digest, at)).rowcount:
             return at

@@ -1,8 +1,8 @@
 """Batch jobs that may be killed at any moment; a restarted job only does the remaining work.
 
 Engines answer rows, and each finished row is appended at once to the job's folder. When all rows
-are finished, the output is written from these records. What a row asks for and the format of the
-output are up to the caller (`Strategy`, `Finish`).
+are finished, the output is written from these records. The caller defines the requests of a row
+(`Strategy`) and the format of the output (`Finish`).
 """
 
 import logging
@@ -41,7 +41,7 @@ _WAIT_S = 0.2
 _REPORT_S = 0.5
 
 Finish: TypeAlias = Callable[[Iterable[Record], bool], None]
-"""Writes the final files from records in order. The flag says whether the records are complete."""
+"""Writes the final files from records in order. The flag is True if the records are complete."""
 
 
 def run_job(

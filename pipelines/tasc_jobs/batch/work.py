@@ -1,6 +1,6 @@
-"""What a batch job is made of: its specification, rows and records, and how it may end.
+"""The specification, rows, records, reports and errors of a batch job.
 
-Rows, records and strategies travel between processes.
+Rows, records and strategies are sent between processes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ if TYPE_CHECKING:  # checking a job's input needs no torch
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One job.
+    """The specification of a job.
 
     Attributes:
-        folder: Holds the job's state; made if its parent exists.
-        pins: For JSON: whatever changes the result, except the versions of the task and its index,
-            which stay those of the first start.
-        actors: Engines, at most; fewer where the cluster has no room.
-        actor_cpus: Logical CPUs of each.
-        actor_gpus: GPUs of each; without any, engines run on the CPU.
-        total: Rows, if known; for progress only.
-        window_rows: Rows that are read ahead of the first unfinished one, at most.
-        max_errors: More rows without an answer fail the job, and so does a job without any answer.
-            None: neither does.
-        stall_s: Seconds without a finished row that end the job.
-        restart: Discard what an earlier start has done.
+        folder: Folder of the job's state; created if its parent exists.
+        pins: JSON values of everything that affects the result, except the versions of the task and
+            its index, which stay those of the first start.
+        actors: Maximum number of engines; fewer run if the cluster has no room.
+        actor_cpus: Logical CPUs of each engine.
+        actor_gpus: GPUs of each engine; with 0, engines run on the CPU.
+        total: Number of rows, if known; used only for progress.
+        window_rows: Maximum number of rows that are read ahead of the first unfinished one.
+        max_errors: Maximum number of rows without an answer; with more, or without any answer, the
+            job fails. None means no limit.
+        stall_s: The job ends after this many seconds without a finished row.
+        restart: Whether to discard the results of earlier starts.
     """
 
     url: str
@@ -57,11 +57,11 @@ class Row:
     """One row of a job's input.
 
     Attributes:
-        ordinal: From 0, without gaps, and the same at every start of the job.
-        payload: The strategy makes calls of it.
-        line: Line of its file, from 1.
+        ordinal: Index from 0, without gaps, and the same at every start of the job.
+        payload: Text from which the strategy makes requests.
+        line: Line number in its file, from 1.
         file: Name of its file, if there are several.
-        refused: Why the line gives no row; then no engine sees it.
+        refused: Reason why the line is invalid; such a row is not sent to an engine.
     """
 
     ordinal: int
@@ -73,23 +73,23 @@ class Row:
 
 
 class Strategy(Protocol):
-    """What rows ask for and what is kept of answers; it travels to the engines' processes."""
+    """Makes requests of rows and records of answers. It is sent to the engines' processes."""
 
     def requests(self, row: Row, builder: "EngineBuilder") -> Sequence["Request"]:
-        """One request or more; their ids do not matter.
+        """Returns one or more requests; their ids are ignored.
 
         Raises:
-            ValueError: The row cannot be answered; its record says why.
+            ValueError: The row cannot be answered; its record has the message.
         """
 
     def content(
         self, row: Row, answers: Sequence["Whole"], builder: "EngineBuilder"
     ) -> dict[str, Any]:
-        """What the row's record holds, for JSON; of equal answers always the same."""
+        """Returns the content of the row's record as JSON values, equal for equal answers."""
 
 
 def named(row: Row, requests: Sequence["Request"]) -> list["Request"]:
-    """A row's requests, with ids made of the row and the place among them."""
+    """Returns a row's requests, with ids made of the row's ordinal and the request's index."""
     return [
         replace(request, id=f"{row.ordinal}.{i}", stream=False)
         for i, request in enumerate(requests)
@@ -98,11 +98,11 @@ def named(row: Row, requests: Sequence["Request"]) -> list["Request"]:
 
 @dataclass(frozen=True)
 class Record:
-    """A finished row: content, or why there is none.
+    """A finished row: its content, or the reason why it has none.
 
     Attributes:
-        tokens: Of all its answers, end-of-sequence included.
-        steps: Decoding steps of its answers.
+        tokens: Number of tokens of all its answers, end-of-sequence included.
+        steps: Number of decoding steps of its answers.
     """
 
     ordinal: int
@@ -123,14 +123,14 @@ class Record:
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a job did.
+    """The results of a job.
 
     Attributes:
-        tokens: Of all answers, end-of-sequence included.
-        steps: Decoding steps of all rows together.
-        first_error: The first row without an answer, counted from 1, and why.
-        stopped: It was told to end before it was done; it can be resumed.
-        resumed: Rows that were finished when this start began.
+        tokens: Number of tokens of all answers, end-of-sequence included.
+        steps: Number of decoding steps of all rows together.
+        first_error: The first row without an answer, counted from 1, and the reason.
+        stopped: Whether the job was stopped before it was finished; it can be resumed.
+        resumed: Number of rows that were already finished at this start.
     """
 
     rows: int
@@ -147,18 +147,18 @@ class JobReport:
 
     @property
     def forwards(self) -> float:
-        """Forward passes an answer, a mean."""
+        """Mean number of forward passes per answer."""
         answered = self.rows - self.errors
         return self.steps / answered if answered else 0.0
 
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How far a job is, earlier starts included.
+    """The progress of a job, including earlier starts.
 
     Attributes:
-        engines: That are up now.
-        running: Rows that they have in hand.
+        engines: Number of engines that are running now.
+        running: Number of rows that were sent to engines and are not finished.
     """
 
     report: JobReport
@@ -169,7 +169,7 @@ class JobProgress:
 
 @dataclass
 class Totals:
-    """Sums over finished rows, in whatever order they come."""
+    """Sums over finished rows; their order does not matter."""
 
     rows: int = 0
     errors: int = 0
@@ -188,7 +188,7 @@ class Totals:
 
     @property
     def first_error(self) -> str | None:
-        """The first row without an answer, and why."""
+        """The first row without an answer, and the reason."""
         first = self._first
         return None if first is None else f"row {first.ordinal + 1}: {first.error}"
 
@@ -198,28 +198,28 @@ class Totals:
 
 
 class JobBusy(JobError):
-    """Another process works on the same job."""
+    """Another process is running the same job."""
 
 
 class JobChanged(JobError):
-    """The job began with another input or other settings."""
+    """The job was started earlier with another input or other settings."""
 
 
 class JobUnreadable(JobError):
-    """The job's settings at the start cannot be read: damaged, or of another release."""
+    """The file of the job's settings at the start is damaged, or another release wrote it."""
 
 
 class JobStalled(JobError):
-    """No row was finished for longer than it may take, or no engine came up."""
+    """No row was finished within the time limit, or no engine started."""
 
 
 class NoEngine(JobStalled, ClusterError):
-    """No engine came up in all that time."""
+    """No engine started within the time limit."""
 
 
 class EngineFailed(ClusterError):
-    """Engines fail before they have seen a row: their machine is to blame."""
+    """Engines fail before they receive a row, so the machine is the cause."""
 
 
 class TooManyErrors(JobError):
-    """More rows were refused or failed than the job may have, or all of them."""
+    """More rows than allowed, or all of them, were refused or failed."""

@@ -1,7 +1,7 @@
 """Examples in the help of commands, by the name of the command's function.
 
-Each paragraph is one example, after a word or two on what it does. The help joins lines. It is
-markup: an opening bracket is escaped. Commands of groups have theirs beside them.
+Each paragraph is one example, after a few words on its purpose. The help joins lines. The text is
+markup, so an opening bracket is escaped. Examples of grouped commands are beside these commands.
 """
 
 from typing import Final

@@ -97,7 +97,7 @@ def finetune(
 
 
 def _to_serve(name: str, model: Path, data: TrainOptions, corpus: str | None) -> Iterator[str]:
-    """Commands that make a task of the model, on the rows that it was trained on."""
+    """Yields the commands that make a task of the model, with the rows of its training."""
     if corpus:
         yield command("task", "create", name, "--model", model, "--corpus", corpus)
     else:

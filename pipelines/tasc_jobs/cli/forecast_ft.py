@@ -1,4 +1,4 @@
-"""The command `tasc forecast-ft`: what new tokens will bring, and a test of such forecasts."""
+"""The command `tasc forecast-ft`: forecasts the effect of new tokens, and tests such forecasts."""
 
 from pathlib import Path
 from typing import Annotated

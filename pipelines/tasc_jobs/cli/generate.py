@@ -190,7 +190,7 @@ def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
 
 
 def _require_task(url: str, task: str, asked: "Request") -> None:
-    """Say what is wrong before anything slow begins."""
+    """Checks the task and the request before anything slow begins."""
     from tasc_jobs.tasks.model_folders import BaseModel
     from tasc_jobs.tasks.register import check_guide
     from tasc_jobs.tasks.values import option
@@ -210,7 +210,7 @@ def _require_task(url: str, task: str, asked: "Request") -> None:
 
 
 def _guide(answers: AnswerOptions) -> "GuideSpec | None":
-    """What the options say an answer may be."""
+    """Returns the constraint on answers that the options give, if any."""
     from tasc_jobs.tasks.values import labels_of, read_text
     from tasc_protocol import GuideSpec
     from tasc_protocol.request import MOST_GUIDE_BYTES, GuideKind

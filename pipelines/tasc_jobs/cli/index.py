@@ -50,7 +50,7 @@ def refresh(
     Services collect answers of tasks whose settings have `collect: {sample_rate: 0.1}`.
     """
     judged = 0
-    with store.open(None if every else task) as url:  # with --every the task may come later
+    with store.open(None if every else task) as url:  # with --every the task may be created later
         from tasc_jobs.tuning.refresh import STAGES, RefreshOptions
         from tasc_jobs.tuning.refresh import refresh as run
         from tasc_runtime.progress import Stages

@@ -1,7 +1,7 @@
 """The ``tasc`` command: reads arguments, calls one job, prints its result.
 
-Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 the job failed (the
-message says why and what to do), 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
+Results go to stdout, progress and errors to stderr. Exit codes: 0 success, 1 the job failed (the
+message has the reason and a solution), 2 wrong usage, 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 import os
@@ -327,7 +327,7 @@ def demo(
                 base = listening.result() if listening else None
                 running.result().run_demo(url, http, report, base)
         except BaseException:
-            aside.shutdown(wait=False, cancel_futures=True)  # Serve need not start any more
+            aside.shutdown(wait=False, cancel_futures=True)  # Serve is no longer needed
             raise
 
 

@@ -1,7 +1,7 @@
-"""Options that several commands share, the store they name, and how results are shown.
+"""Options that several commands share, the store that they select, and the output of results.
 
-Options that belong together are a dataclass, and `grouped` gives a command an option for each of
-its fields.
+Related options are the fields of a dataclass, and `grouped` gives a command an option for each
+field.
 """
 
 import inspect
@@ -83,7 +83,7 @@ Command: TypeAlias = Callable[..., None]
 
 
 class NamedTask(TyperCommand):
-    """A command that says how to make a task when it is called without one."""
+    """A command that explains how to create a task if it is called without one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -114,10 +114,10 @@ class StoreOptions:
 
     @contextmanager
     def open(self, task: str | None = None) -> Iterator[str]:
-        """The URL given, checked, or that of a server on ``data_dir`` that lives for the block.
+        """Yields the given URL after a check, or that of a server on ``data_dir`` for the block.
 
-        Commands import torch and Ray, which takes seconds, inside the block: a wrong task is
-        reported before.
+        Commands import torch and Ray, which takes seconds, inside the block, so that an unknown
+        task is reported before that.
 
         Raises:
             StoreError: Redis cannot be used, or it has neither a record nor a corpus of ``task``.
@@ -133,17 +133,17 @@ class StoreOptions:
             yield server.url
 
     def or_of(self, settings: "ServeSettings | None") -> "StoreOptions":
-        """The store of a settings file, unless the option or the environment names one."""
+        """Returns the store of a settings file, unless an option or the environment gives one."""
         url = settings.store_url(self.redis_url) if settings else self.redis_url
         return StoreOptions(url, self.data_dir)
 
     def open_if(self, needed: bool, task: str | None) -> AbstractContextManager[str | None]:
-        """`open`, or None where no store is needed."""
+        """Returns `open`, or a context of None if no store is needed."""
         self._hint()
         return self.open(task) if needed else nullcontext()
 
     def _hint(self) -> None:
-        """Let hints name this store where the defaults and the environment do not."""
+        """Makes hints include this store unless the defaults or the environment select it."""
         url, folder = self.redis_url, os.environ.get("TASC_DATA_DIR", StoreOptions.data_dir)
         use_store(
             redact(url) if url and url != os.environ.get("REDIS_URL") else None,
@@ -151,7 +151,7 @@ class StoreOptions:
         )
 
     def in_words(self, url: str) -> str:
-        """Which store is used, and how other commands reach one of our own; no login is shown."""
+        """Returns a text on the store, and how other commands reach a local one, without login."""
         if self.redis_url:
             return redact(url)
         return (
@@ -175,7 +175,7 @@ def require_files(*paths: Path | None) -> None:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """An engine of the command's own."""
+    """Options of the engine that a command runs."""
 
     rows: Annotated[
         int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")
@@ -193,7 +193,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """The engines of a batch job."""
+    """Options of the engines of a batch job."""
 
     actors: Annotated[int, typer.Option(min=1, help="Number of engines.")] = 1
     gpus: Annotated[float, typer.Option(min=0, help="GPUs of each engine.")] = 0.0
@@ -209,14 +209,14 @@ class PoolOptions:
     max_model_len: MaxModelLen = None
 
     def engine(self, settings: "EngineSettings") -> "EngineSettings":
-        """The settings, with what was given in place of theirs."""
+        """Returns the settings, with the given options in place of their values."""
         given = {"rows": self.rows, "max_model_len": self.max_model_len}
         return settings.model_copy(update={k: v for k, v in given.items() if v is not None})
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A model that no task names."""
+    """Options of a model that is not from a task."""
 
     model: Annotated[str, typer.Argument(help="Folder or Hugging Face name of the base model.")]
     adapter: Annotated[str | None, typer.Option(help="LoRA adapter, folder or name.")] = None
@@ -262,7 +262,7 @@ class TrainOptions(RowOptions):
 
 @dataclass(frozen=True)
 class RowIdOptions(RowOptions):
-    """The fields of rows in files, their ids among them."""
+    """The fields of rows in files, including their ids."""
 
     id_field: IdField = "id"
 
@@ -277,7 +277,7 @@ def grouped(shown: Mapping[type, str | bool] = {}) -> Callable[[Command], Comman
     """Gives a command an option for each field of its parameters that are dataclasses.
 
     Args:
-        shown: What the help says of some groups in place of their defaults; False: nothing.
+        shown: Texts that the help shows in place of some groups' defaults; False shows nothing.
     """
 
     def decorate(command: Command) -> Command:
@@ -326,10 +326,10 @@ def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
 
 
 def numbers(option: str, texts: Sequence[str], least: int, most: int) -> tuple[int, ...]:
-    """Whole numbers with commas between them, each once, rising.
+    """Parses integers with commas between them; returns each once, in increasing order.
 
     Raises:
-        BadParameter: One is no number of this range.
+        BadParameter: A value is not an integer in this range.
     """
     parts = [part.strip() for text in texts for part in text.split(",")]
     if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
@@ -341,7 +341,7 @@ def numbers(option: str, texts: Sequence[str], least: int, most: int) -> tuple[i
 
 
 def check_report(report: Path | None) -> None:
-    """Raises UsageError where no report can be written; called before anything slow begins."""
+    """Raises UsageError if the report cannot be written. Call this before anything slow begins."""
     if report:
         require_writable("--report", report)
 
@@ -349,10 +349,10 @@ def check_report(report: Path | None) -> None:
 def show(
     page: "ReportDocument", figures: dict[str, Any] | None, report: Path | None, as_json: bool
 ) -> None:
-    """Print the page, or with ``as_json`` its figures, and write the page where that was asked for.
+    """Print the page, or with ``as_json`` its figures, and write the page if that was requested.
 
     Args:
-        figures: None where they were printed before.
+        figures: Figures for JSON; None if they were already printed.
     """
     from tasc_jobs.report.document import show as show_in_terminal
     from tasc_runtime.progress import note

@@ -126,7 +126,7 @@ def rank_vocabulary(
 
 
 def in_words(artifact: "Artifact", ranking: "Ranking", top_k: int | None) -> str:
-    """Returns one line on the new ranking; it says if fewer than ``top_k`` tokens were seen."""
+    """Returns one line on the new ranking, with a note if fewer than ``top_k`` tokens occurred."""
     kept = len(ranking.ids)
     fewer = f"; fewer than --top-k {top_k:,} were seen" if kept < (top_k or 0) else ""
     return (

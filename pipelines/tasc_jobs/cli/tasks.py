@@ -167,7 +167,7 @@ def task_set(
 
 
 def _tuned(client: "redis.Redis", record: TaskRecord) -> "Tuned | None":
-    """The tuned settings that the record is drafted with; None also where the index is unusable."""
+    """Returns the tuned settings that replace the record's; None if the index is unusable."""
     from tasc_jobs.index.publish import tuned
 
     try:

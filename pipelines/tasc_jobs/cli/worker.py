@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tasc_serve.settings import ServeSettings
     from tasc_store.batches.batch_store import Batch
 
-_EVERY_S: Final = 10.0  # at least, between two lines on one batch
+_EVERY_S: Final = 10.0  # minimum seconds between two lines on one batch
 
 
 Once = Annotated[
@@ -179,7 +179,7 @@ def _names(tasks: str | None) -> list[str]:
 
 
 def _address(host: str | None) -> str | None:
-    """The address of a name of this machine, which other machines may not be able to resolve."""
+    """Returns the address of this machine's name, which other machines may not resolve."""
     if host is None:
         return None
     try:
@@ -195,7 +195,7 @@ def _address(host: str | None) -> str | None:
 def _metrics(
     client: "redis.Redis", service: "ServeSettings | None", host: str | None
 ) -> Iterator["BatchMetrics"]:
-    """The worker's metrics, on a port of its own that `/sd` lists, for the block."""
+    """Serves the worker's metrics during the block, on its own port, which `/sd` lists."""
     from prometheus_client import CollectorRegistry
 
     from tasc_serve.metrics.batch_metrics import BatchMetrics

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tasc_jobs.errors import JobError
 
-if TYPE_CHECKING:  # it imports torch and transformers
+if TYPE_CHECKING:  # the module imports torch and transformers
     from tasc_runtime.llm import LLM
 
 CONCURRENCY = 16
@@ -33,7 +33,7 @@ class HttpRun:
         texts: The answers, in the rows' order.
         tokens: Emitted tokens of all answers.
         seconds: From the first request to the last answer.
-        latencies: Seconds of each request.
+        latencies: Duration of each request in seconds.
     """
 
     texts: list[str]
@@ -47,7 +47,7 @@ class Counters:
     """Drafting counters of a service.
 
     Attributes:
-        samples: By name, and by draft position or source where there is one.
+        samples: Values by name, and by draft position or source if there is one.
     """
 
     samples: Mapping[tuple[str, str], float]
@@ -61,7 +61,7 @@ class Counters:
 
     @property
     def steps(self) -> float:
-        """Forward passes of rows that could emit."""
+        """Number of forward passes that could emit a token, summed over rows."""
         return sum(self._by_label("tasc_row_steps_total").values())
 
     @property
@@ -86,12 +86,12 @@ class Counters:
 def send(
     base: str, task: str, inputs: Sequence[str], *, draft: bool, progress: Callable[[int], None]
 ) -> HttpRun:
-    """Send every input as a chat request, ``CONCURRENCY`` at a time."""
+    """Sends every input as a chat request, ``CONCURRENCY`` at a time."""
     return asyncio.run(_send(base, task, inputs, draft, progress))
 
 
 def read_counters(base: str, task: str) -> Counters:
-    """The service's counters for one task, from ``/metrics``."""
+    """Returns the service's counters for one task, from ``/metrics``."""
     samples: dict[tuple[str, str], float] = defaultdict(float)
     for family in text_string_to_metric_families(httpx.get(f"{base}/metrics", timeout=10).text):
         for name, labels, value, *_ in family.samples:
@@ -133,19 +133,19 @@ _Pass = tuple[bool, Sequence[str]]
 
 
 def answers_of(runs: Sequence[HttpRun]) -> list[str]:
-    """The answers of one side, in the rows' order."""
+    """Returns the answers of one side, in the rows' order."""
     return [text for run in runs for text in run.texts]
 
 
 def _passes(inputs: Sequence[str]) -> list[_Pass]:
-    """Whether drafts are on, and the rows, of one pass after the other."""
+    """Returns the passes in order, each with whether drafts are on and its rows."""
     first, second = inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :]
     return [(False, first), (True, first), (True, second), (False, second)]
 
 
 @dataclass(frozen=True)
 class DemoFigures:
-    """Runs by whether drafts were on, and the service's counters over its drafted runs."""
+    """Runs with and without drafts, and the service's counters over the runs with drafts."""
 
     http: Runs
     engine: Runs
@@ -155,7 +155,7 @@ class DemoFigures:
 def over_http(
     base: str, task: str, inputs: Sequence[str], progress: Callable[[int], None]
 ) -> tuple[Runs, Counters]:
-    """Runs over HTTP and the counters of the drafted ones."""
+    """Returns the runs over HTTP, and the counters of the runs with drafts."""
     runs: Runs = {False: [], True: []}
     for draft in (False, True):
         send(base, task, inputs[:WARM_UP_ROWS], draft=draft, progress=lambda rows: None)
@@ -170,7 +170,7 @@ def over_http(
 
 
 def engine_alone(llm: "LLM", inputs: Sequence[str], progress: Callable[[int], None]) -> Runs:
-    """Runs of an engine in this process, the rows of a pass handed over at once."""
+    """Returns the runs of an engine in this process; the rows of a pass are submitted at once."""
     runs: Runs = {False: [], True: []}
     for draft in (False, True):
         llm.generate(inputs[:WARM_UP_ROWS], draft=draft, progress=False)
@@ -190,6 +190,6 @@ def tokens_per_second(runs: Sequence[HttpRun]) -> float:
 
 
 def latency_ms(runs: Sequence[HttpRun]) -> dict[str, float]:
-    """p50, p95 and p99 of all requests of the runs, milliseconds."""
+    """Returns p50, p95 and p99 of all requests of the runs, in milliseconds."""
     all_ms = 1000 * np.concatenate([r.latencies for r in runs])
     return {f"p{p}": round(float(np.percentile(all_ms, p)), 2) for p in (50, 95, 99)}

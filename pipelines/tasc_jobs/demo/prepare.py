@@ -1,4 +1,4 @@
-"""What the demo needs in the store: tasks, corpora and draft indexes. Imports no torch."""
+"""Prepares the demo's tasks, corpora and draft indexes in the store. Imports no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path

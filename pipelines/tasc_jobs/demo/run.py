@@ -1,6 +1,6 @@
-"""The main job on the shipped data, end to end: corpus, statistics, index, service, answers.
+"""The whole workflow on the shipped data: corpus, statistics, index, service, answers.
 
-Everything is real: a Redis server, Ray Data jobs, a Ray Serve application and a trained model.
+It uses a Redis server, Ray Data jobs, a Ray Serve application and a trained model.
 """
 
 import gc
@@ -41,14 +41,14 @@ _SIDES = {
 EXAMPLE = "wake me up at nine am on friday"
 ROWS = 256
 ENGINE = EngineSettings(rows=8, max_model_len=512, torch_threads=1, device="cpu")
-# The same rows are asked several times: answers of before must not be drafted from.
+# The same rows are sent several times, so drafts must not come from earlier answers.
 FORGETFUL = DraftOverrides(recent_tokens=0)
 _NEXT = """next: `{tasc} demo --serve` keeps a service on port 8000, and `{tasc} task create --help`
 shows how to make a task of your own"""
 
 
 def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> dict[str, Any]:
-    """The demo's last line."""
+    """Returns the object of the demo's last line."""
     sides = {
         "plain": measured.http[False],
         "drafted": measured.http[True],
@@ -68,7 +68,11 @@ def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> di
 
 
 def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
-    """Speed, latency, acceptance by position and by source of a run; ``found`` is its `summary`."""
+    """Returns the report of a run: speed, latency, and acceptance by position and by source.
+
+    Args:
+        found: The `summary` of the run.
+    """
     speeds, quality = found["tokens_per_second"], found["quality"]
     sides = {side: _SIDES[side] for side in speeds}
     of_source = sorted(measured.counters.by_source.items(), key=lambda each: -each[1])
@@ -164,8 +168,8 @@ def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None
     This process leaves Ray, and ends a local one, before the engine is measured.
 
     Args:
-        url: Of the store, which has the task and its index.
-        base: What `listen` returned, if it was called before.
+        url: Address of the store, which has the task and its index.
+        base: The return value of `listen`, if it was called before.
 
     Raises:
         FileError: The page cannot be written.
@@ -180,16 +184,16 @@ def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None
             served_runs, counters = measure.over_http(base, TASK, inputs, bar.advance)
         note("ending the service, building an engine without one ...")
     finally:
-        if os.environ.get("RAY_ADDRESS"):  # a Ray of our own ends with what runs on it
+        if os.environ.get("RAY_ADDRESS"):  # a local Ray stops the service when it ends
             with suppress(Exception):
                 app.stop()
-    gc.collect()  # Ray's objects must not be freed while it ends
+    gc.collect()  # frees Ray's objects before Ray ends
     with ThreadPoolExecutor(1) as aside:
         ending = aside.submit(ray.shutdown, wait_for_processes=True)
-        # Imported here, since it loads torch: `tasc demo --serve` never needs it.
+        # Imported here because it loads torch, which `tasc demo --serve` does not need.
         from tasc_runtime.llm import LLM
 
-        # The engine is built here, since torch's number of threads is set for one thread alone.
+        # The engine is built here because torch's number of threads is set per thread.
         llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
         ending.result()
     with show_progress("answers by the engine alone", 2 * len(rows)) as bar:
@@ -208,7 +212,7 @@ def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None
 
 
 def _command() -> str:
-    """How a user can start `tasc` again, whether or not it is on PATH."""
+    """Returns a command with which a user can start `tasc`, even if it is not on PATH."""
     own, found = Path(sys.argv[0]), which("tasc")
     if not own.is_file() or (found and own.samefile(found)):
         return "tasc"
@@ -220,6 +224,6 @@ def _came_up(deployment: str, running: int) -> None:
 
 
 def serve_demo(url: str, http: HttpSettings, wait: Callable[[], None]) -> None:
-    """Keep a service of both shipped tasks on a running Ray until ``wait`` returns."""
+    """Run a service of both shipped tasks on a running Ray until ``wait`` returns."""
     note(ray_proxy.in_words(http))
     run_service(settings(TASKS, http), url, wait, EXAMPLE)

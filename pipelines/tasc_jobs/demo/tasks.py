@@ -13,12 +13,12 @@ TEMPLATES = {
     "pos_ewt": "part of speech: {input}\n",
     "clinc150": "intent: {input}\n",  # for benchmarks; its data does not ship
 }
-TASK = "massive_en"  # of `tasc demo`
-TASKS = (TASK, "pos_ewt")  # of `tasc demo --serve`
+TASK = "massive_en"  # task of `tasc demo`
+TASKS = (TASK, "pos_ewt")  # tasks of `tasc demo --serve`
 
 
 def demo_record(task: str) -> TaskRecord:
-    """The task record of a shipped task, in float32."""
+    """Returns the task record of a shipped task, in float32."""
     return TaskRecord(
         name=task,
         model=str(MODEL),
@@ -30,7 +30,7 @@ def demo_record(task: str) -> TaskRecord:
 
 
 def data_file(task: str, split: str) -> Path:
-    """The shipped rows of a task; ``split`` is train or test."""
+    """Returns the file with the shipped rows of a task; ``split`` is train or test."""
     return HERE / "data" / f"{task}.{split}.jsonl.gz"
 
 

@@ -1,6 +1,6 @@
-"""The target's own answers, which a drafter learns: made, appended to a file, and read again.
+"""The target's own answers, on which a drafter is trained, and the file that stores them.
 
-A run that was killed and started again makes only the missing answers.
+A resumed run makes only the missing answers.
 """
 
 import json
@@ -25,7 +25,7 @@ from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer, Template
 
 ANSWERS, _ASKED = "answers.jsonl", "asked.json"
-_LEAST = 3  # tokens of a row: an EAGLE head begins to guess at the third
+_LEAST = 3  # minimum tokens of a row: the first prediction of an EAGLE head is the third token
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TargetAnswer:
     """An answer of the target.
 
     Attributes:
-        ids: Its tokens, end-of-sequence included where it was said; None where only text is known.
+        ids: Its token ids, with end-of-sequence if it was generated; None if only text is known.
     """
 
     id: str
@@ -50,14 +50,15 @@ def make_answers(
     setup: Setup,
     progress: StageProgress,
 ) -> list[TargetAnswer]:
-    """Greedy answers to the rows' inputs, in their order; rows without room for one have none.
+    """Returns greedy answers to the rows' inputs, in order, except for rows without room for one.
 
     Args:
-        folder: Has ``answers.jsonl``, which grows by each; those in it are not asked for again.
+        folder: Folder of ``answers.jsonl``, to which each new answer is appended. Answers that it
+            already has are not made again.
 
     Raises:
-        JobError: The target cannot be loaded, or the folder has answers of another.
-        FileError: The answers there cannot be read.
+        JobError: The target cannot be loaded, or the folder has answers of another target.
+        FileError: The answers in the folder cannot be read.
     """
     file = folder / ANSWERS
     _pin(folder, source, generation)
@@ -75,7 +76,11 @@ def make_answers(
 
 
 def read_answers(path: Path) -> list[TargetAnswer]:
-    """Raises FileError, naming the line, where one gives no answer, or the file cannot be read."""
+    """Reads a file of answers.
+
+    Raises:
+        FileError: A line, which the message names, has no answer, or the file cannot be read.
+    """
     found: list[TargetAnswer] = []
     parser = TypeAdapter(TargetAnswer)
     check_file(path)
@@ -99,10 +104,10 @@ def examples_of(
     template: Template,
     max_length: int,
 ) -> tuple[list[Example], int]:
-    """Answers that can be learnt, as token ids, and how many are too long or too short.
+    """Returns usable answers as token ids, and the number of answers that are too long or short.
 
     Raises:
-        FileError: A token of an answer is none of the tokenizer's.
+        FileError: The tokenizer does not have a token of an answer.
     """
     found = []
     for answer in answers:
@@ -133,7 +138,7 @@ def _kept(file: Path, answers: Iterator[TargetAnswer]) -> Iterator[TargetAnswer]
 
 
 def _mended(file: Path) -> Path:
-    """The file, after an unfinished last line of a killed run is cut off."""
+    """Removes an unfinished last line of a killed run, and returns the file."""
     whole = file.read_bytes().rfind(b"\n") + 1
     with file.open("r+b") as stream:
         stream.truncate(whole)

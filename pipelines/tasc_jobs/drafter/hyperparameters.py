@@ -6,7 +6,7 @@ from typing import Annotated
 from tasc_engine.drafting.neural.card import Kind
 from tasc_jobs.finetune.hyperparameters import BatchRows, LoopSettings, MicroRows, Setting
 
-# Settings that only one kind has.
+# Settings that only one kind of drafter has.
 OF_KIND: dict[Kind, tuple[str, ...]] = {
     "eagle": ("token_weight", "noise", "own_share"),
     "independent": ("prompt_weight", "layers", "hidden"),
@@ -17,25 +17,28 @@ OF_KIND: dict[Kind, tuple[str, ...]] = {
 class DrafterSettings(LoopSettings):
     """Settings of a drafter's training, which are also options of a command.
 
-    With the target and its answers they give the same drafter.
+    Together with the target and its answers they determine the drafter.
 
     Attributes:
         kind: ``eagle``, a layer over the target's hidden states, or ``independent``, a small model.
-        epochs: Passes over the answers; 2.5 ends in the middle of the third.
-        learning_rate: The greatest, at the end of the warm-up; it falls to 0 in a straight line.
-        batch_rows: Rows of one step of the optimizer.
-        micro_rows: Rows that go through the models together: a matter of memory and speed.
-        max_length: Tokens of prompt and answer together; longer rows are left out, and counted.
-        token_weight: Of an EAGLE head's cross-entropy with what the target says, beside how far its
-            hidden state is from the target's. Raise it for small targets.
-        noise: Most that is added to, or taken from, each number of the hidden states a head reads,
-            as its own will not be right.
-        own_share: Of the hidden states a head reads, how many are its own guesses of them: behind
-            the first token of a draft it has no others. Costs one more forward of the head.
-        prompt_weight: Of a small model's cross-entropy at a token of a prompt; at an answer's it
-            is 1.
-        layers, hidden: Of a small model; None: a quarter of the target's.
-        seed: Of first values, of the rows' order and of the noise.
+        epochs: Passes over the answers; 2.5 stops in the middle of the third.
+        learning_rate: Maximum learning rate, at the end of the warm-up; it decays linearly to 0.
+        batch_rows: Rows per optimizer step.
+        micro_rows: Rows per forward pass; affects memory and speed.
+        max_length: Maximum tokens of prompt and answer together; longer rows are left out and
+            counted.
+        token_weight: Weight of an EAGLE head's cross-entropy with the target's prediction, relative
+            to the distance between its hidden state and the target's. Raise it for small targets.
+        noise: Maximum absolute value of the noise added to each number of the hidden states that a
+            head reads, because in use its own states are inexact.
+        own_share: Share of the hidden states that a head reads and that are its own predictions;
+            after the first token of a draft it has no others. Needs one more forward pass of the
+            head.
+        prompt_weight: Weight of a small model's cross-entropy at tokens of a prompt; at tokens of
+            an answer it is 1.
+        layers, hidden: Number of layers and hidden size of a small model; None: a quarter of the
+            target's.
+        seed: Seed of the initial values, of the row order and of the noise.
     """
 
     kind: Annotated[

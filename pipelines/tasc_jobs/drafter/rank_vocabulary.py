@@ -1,7 +1,7 @@
-"""Rank the tokens of a task's answers by how often they occur, and publish the ranking.
+"""Ranks the tokens of a task's answers by frequency, and publishes the ranking.
 
-The answers of a corpus are counted by Ray, each block where it is read, so that only counts travel.
-The format of a ranking is that of ``tasc_engine.drafting.neural.ranking``.
+The answers of a corpus are counted by Ray in the tasks that read them, so only counts are sent to
+this process. The format of a ranking is that of ``tasc_engine.drafting.neural.ranking``.
 """
 
 import functools
@@ -30,7 +30,7 @@ from tasc_text import TaskTokenizer
 from tasc_text.tokenizer import open_tokenizer
 
 TokenizerOf: TypeAlias = TaskRecord | Path
-"""The task whose model has it, or where it lies."""
+"""The source of a tokenizer: the record of a task, or the path of the tokenizer."""
 BATCH_ROWS = 500
 _ROWS_PER_TASK = 20_000
 STAGES = {"count": "rows", "publish": "steps"}
@@ -38,23 +38,23 @@ STAGES = {"count": "rows", "publish": "steps"}
 
 @functools.cache
 def open_tokens(named: TokenizerOf) -> TaskTokenizer:
-    """Open a tokenizer, once per process.
+    """Opens a tokenizer, once per process.
 
     Raises:
-        ServiceError: It is not the one the task was registered with.
-        TextError: It cannot be loaded.
+        ServiceError: The tokenizer is not the one the task was registered with.
+        TextError: The tokenizer cannot be loaded.
     """
     return load_tokenizer(named) if isinstance(named, TaskRecord) else open_tokenizer(named)
 
 
 @dataclass
 class TokenCounts:
-    """A sum of counts.
+    """A running sum of token counts.
 
     Attributes:
-        counts: ``int64[vocab_size]``.
-        read: Rows looked at.
-        rows: Those counted.
+        counts: ``int64[vocab_size]``, the count of each token.
+        read: Number of rows that were read.
+        rows: Number of rows that were counted.
     """
 
     vocab_size: int
@@ -72,7 +72,7 @@ class TokenCounts:
         self.rows += rows
 
     def with_ends(self, eos_id: int) -> Int64:
-        """The counts, and one end of sequence for each answer."""
+        """Returns the counts with one end-of-sequence for each answer."""
         if eos_id >= self.vocab_size:
             raise ValueError(
                 f"end of sequence {eos_id} is no token of the vocabulary of {self.vocab_size}; "
@@ -84,17 +84,17 @@ class TokenCounts:
 
 
 def count_texts(tokenizer: TaskTokenizer, texts: Sequence[str]) -> tuple[NDArray[np.int32], Int64]:
-    """The distinct tokens of some texts, and how often each occurs."""
+    """Returns the distinct tokens of some texts, and the count of each."""
     return np.unique(Tokens.of(tokenizer.encode_outputs(texts)).ids, return_counts=True)
 
 
 def count_file(
     path: Path, field_name: str, named: TokenizerOf, progress: StageProgress
 ) -> TokenCounts:
-    """Counts of a file's answers; lines that hold none are passed over.
+    """Counts the tokens of a file's answers; lines without an answer are skipped.
 
     Args:
-        progress: Told of one stage, ``count``, whose end nobody knows.
+        progress: Called for one stage, ``count``, without a total.
 
     Raises:
         FileError: The file cannot be read.
@@ -111,7 +111,7 @@ def count_file(
 
 
 def _answers(path: Path, field_name: str) -> Iterator[str | None]:
-    # An answer's input matters not; its own field stands for one, which every row has.
+    # The input is not used. The field of the answer takes its place, because every row has it.
     for row in read_rows(path, Fields(field_name, field_name)):
         yield None if isinstance(row, BadRow) else row.output
 
@@ -125,19 +125,19 @@ def count_corpus(
     *,
     keys: str = "",
 ) -> TokenCounts:
-    """Counts of all outputs.
+    """Counts the tokens of all outputs of a corpus.
 
     Args:
-        parallelism: Ranges to read it in; by default one for every 20,000 rows.
-        progress: Told of one stage, ``count``.
-        keys: Count only rows whose key begins so.
+        parallelism: Number of ranges to read; by default one for every 20,000 rows.
+        progress: Called for one stage, ``count``.
+        keys: Prefix of the keys of the rows that are counted.
 
     Raises:
         RaySetupError: Ray is not running in this process.
         EmptyCorpusError: There are no rows.
         StoreError: Redis fails.
     """
-    import ray.data  # here, since answers of a file need no Ray
+    import ray.data  # imported here because answers in a file need no Ray
 
     from tasc_jobs.index.redis_source import RedisCorpusSource
     from tasc_jobs.ray_local import require_ray
@@ -172,17 +172,17 @@ def count_rows(named: TokenizerOf, keys: str, table: pa.Table) -> pa.Table:
 
 
 def add_tables(total: TokenCounts, table: pa.Table) -> None:
-    """Add what `count_rows` made of some batches."""
+    """Adds the tables that `count_rows` returned for some batches."""
     for ids, counts, read, rows in zip(*table.columns, strict=True):
         total.add(np.asarray(ids.values), np.asarray(counts.values), read.as_py(), rows.as_py())
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of the tokens that were counted are kept; all of them, if nothing is set.
+    """The rule for which counted tokens are kept; all of them if no field is set.
 
     Raises:
-        UsageError: More than one is set.
+        UsageError: More than one field is set.
     """
 
     top_k: int | None = None
@@ -194,7 +194,7 @@ class Choice:
             raise UsageError("--top-k, --top-p and --min-frequency exclude each other; name one")
 
     def of(self, ranking: Ranking) -> Int32:
-        """Raises RankingError: it cannot be chosen."""
+        """Returns the tokens that are kept. Raises RankingError if the choice is impossible."""
         if self.top_k is not None:
             return ranking.top(self.top_k)
         if self.top_p is not None:
@@ -204,20 +204,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class RankJob:
-    """What is ranked.
+    """The inputs of a ranking.
 
     Attributes:
-        task: Whose corpus, and whose the ranking is.
-        origin: ``raw`` counts every output of the corpus, ``target`` those that a service gave and
-            collected there; ``draft`` only ever a file.
-        tokenizer: A folder or file instead of the tokenizer of the task's model; on a cluster it
-            must be on every machine.
-        answers: Count the answers of this file instead of the corpus.
+        task: Task of the corpus and of the ranking.
+        origin: ``raw`` counts all outputs of the corpus, ``target`` only answers of a service that
+            were collected into the corpus, and ``draft`` the answers of a file.
+        tokenizer: A folder or file used in place of the tokenizer of the task's model; on a cluster
+            it must exist on every machine.
+        answers: File with the answers to count in place of the corpus.
         answer_field: Field of an answer in that file.
-        parallelism: Ranges the corpus is read in; by default one for every 20,000 rows.
+        parallelism: Number of ranges to read; by default one for every 20,000 rows.
 
     Raises:
-        UsageError: The answers of a draft model, and no file of them.
+        UsageError: The origin is ``draft`` and there is no file of answers.
     """
 
     task: str
@@ -242,13 +242,13 @@ def rank_and_publish(
     """Rank a task's tokens, publish the ranking and make it current.
 
     Args:
-        url: The Redis, as every node of the Ray cluster can reach it.
-        progress: Told of the stages in STAGES, in that order.
+        url: Address of Redis, as every node of the Ray cluster can reach it.
+        progress: Called for the stages in STAGES, in that order.
 
     Raises:
-        RaySetupError: A corpus is to be read and Ray is not running in this process.
+        RaySetupError: A corpus must be read and Ray is not running in this process.
         EmptyCorpusError: There is nothing to count.
-        UnknownTask: There is no such task, and no tokenizer is named.
+        UnknownTask: The task does not exist, and no tokenizer is given.
         FileError: The file of answers cannot be read.
         RankingError: The choice is outside the vocabulary.
         StoreError: Redis fails.
@@ -256,7 +256,7 @@ def rank_and_publish(
     """
     corpus, named = _subject(url, job)
     tokenizer = open_tokens(named)
-    job.choice.of(_of_all(tokenizer))  # what cannot be chosen is said before anything is counted
+    job.choice.of(_of_all(tokenizer))  # raises an error before anything is counted
     ranking = _ranking(job, _counts(url, corpus, job, named, progress), named)
     chosen = ranking.only(job.choice.of(ranking))
     progress("publish", 0, 2)
@@ -270,7 +270,7 @@ def rank_and_publish(
 
 
 def _subject(url: str, job: RankJob) -> tuple[str, TokenizerOf]:
-    """The name of the corpus, and the tokenizer to count with."""
+    """Returns the name of the corpus, and the tokenizer for counting."""
     with connect(url) as client:
         try:
             record = TaskStore(client).get(job.task)
@@ -311,7 +311,7 @@ def _ranking(job: RankJob, found: TokenCounts, named: TokenizerOf) -> Ranking:
 
 
 def _of_all(tokenizer: TaskTokenizer) -> Ranking:
-    """The ranking that counting every token once would give."""
+    """Returns the ranking in which every token was counted once."""
     counts = np.ones(tokenizer.vocab_size, np.int64)
     about = {"fingerprint": tokenizer.fingerprint, "origin": "raw", "rows": 1}
     return Ranking.of(counts, eos_id=tokenizer.eos_id, **about)

@@ -24,7 +24,7 @@ _CARRIED = (
     *("num_attention_heads", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
 )
 _QUARTER, _LEAST_HIDDEN = 4, 8
-_WARM_UP = 0.05  # of all steps
+_WARM_UP = 0.05  # share of all steps
 
 
 class EagleHead(nn.Module):

@@ -1,4 +1,4 @@
-"""Train a drafter on its target's own answers. A killed run goes on from its last checkpoint."""
+"""Trains a drafter on its target's own answers. A killed run resumes from its last checkpoint."""
 
 import hashlib
 import json
@@ -38,18 +38,19 @@ CHECKPOINT, REPORT = "checkpoint.pt", "training.json"
 DRAFTER = OutputKind(
     "a drafter's training", ("config.json", "model.safetensors", CARD, REPORT, ANSWERS)
 )
-_HELD_OUT = 20  # one row in so many, the last ones
+_HELD_OUT = 20  # one in 20 rows is held out, namely the last ones
 
 
 @dataclass(frozen=True)
 class DrafterJob:
-    """What is to be trained for which target.
+    """The inputs of a drafter's training.
 
     Attributes:
         source: The target.
-        rows: Whose inputs it answers, and whose outputs it is drafted from meanwhile.
-        answers: Those made before; None: they are made.
-        output: Folder for the drafter, and for answers and checkpoints meanwhile.
+        rows: Rows with the inputs that the target answers. Meanwhile drafts come from their
+            outputs.
+        answers: Answers made earlier; if None, the run makes them.
+        output: Folder for the drafter, and for answers and checkpoints during the run.
     """
 
     task: str
@@ -73,16 +74,17 @@ def train_drafter(
     progress: StageProgress = silent,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Answer, train, write the result, and say what it is like. Run again, a killed run goes on.
+    """Make the answers, train, write the result and return its report. Resumes a killed run.
 
-    A run that has ended is only reported again.
+    If the output already has the result of this run, this only returns the report.
 
     Args:
-        say: Told in words how the training goes.
+        say: Called with messages about the progress of the training.
 
     Raises:
-        FinetuneError: Nothing to train on, a loss that is no number, no memory, no room on disk, or
-            an output that is another process's, another drafter's or no drafter's.
+        FinetuneError: There is nothing to train on, the loss is not a number, memory or disk space
+            runs out, or the output folder is in use by another process, or has another drafter or
+            other content.
         JobError: The target cannot be loaded, or answers cannot be made or read.
     """
     with claimed(job.output, DRAFTER):
@@ -119,7 +121,7 @@ def _trained(
 
 
 def _run_of(job: DrafterJob, tokenizer: TaskTokenizer) -> dict[str, Any]:
-    """All that was asked for, by name; known before anything is answered."""
+    """Returns all inputs and settings by name; they are known before the answers are made."""
     asked = [job.generation.template.identity, job.generation.max_tokens, job.generation.stop]
     rows = [(row.key, row.input) for row in job.rows] if job.answers is None else job.answers
     return {
@@ -131,7 +133,7 @@ def _run_of(job: DrafterJob, tokenizer: TaskTokenizer) -> dict[str, Any]:
 
 
 def _finished(output: Path, run: dict[str, Any]) -> dict[str, Any]:
-    """The report of the run that has ended there; raises FinetuneError if it was another one."""
+    """Returns the report of the finished run; raises FinetuneError if it was another run."""
     report: dict[str, Any] = json.loads((output / REPORT).read_text(encoding="utf-8"))
     if changed := [name for name, value in run.items() if report.get(name) != value]:
         raise FinetuneError(
@@ -145,7 +147,7 @@ def _finished(output: Path, run: dict[str, Any]) -> dict[str, Any]:
 def _learnable(
     job: DrafterJob, tokenizer: TaskTokenizer, progress: StageProgress
 ) -> tuple[list[Example], list[Example], int]:
-    """Rows to train on, rows held out, and how many are neither."""
+    """Returns the rows for training, the held-out rows, and the number of rows left out."""
     answers = job.answers
     if answers is None:
         answers = make_answers(
@@ -153,7 +155,7 @@ def _learnable(
         )
     longest = job.settings.max_length
     examples, left_out = examples_of(answers, tokenizer, job.generation.template, longest)
-    if len(examples) < 2:  # one to train on, one to judge by
+    if len(examples) < 2:  # one for training, one held out
         raise FinetuneError(
             f"{len(examples)} of {len(answers)} answers have 3 to {longest} tokens with their "
             "prompts; raise --max-length, or name more rows"
@@ -178,7 +180,7 @@ def _write(
     tokenizer: TaskTokenizer,
     report: dict[str, Any],
 ) -> None:
-    """Write the drafter; the file that marks it as whole is written last."""
+    """Write the drafter; the file that marks it as complete is written last."""
     target = job.target if job.settings.kind == "eagle" else None
     card = DrafterCard(job.settings.kind, tokenizer.fingerprint, target)
     try:
@@ -188,7 +190,7 @@ def _write(
             save_drafter(job.output, trainable.model, card)
             return
         body, joint = trainable.model.body, trainable.model.joint.weight
-        body.config.vocab_size = trainable.model.vocab_size  # of the ends it is used with
+        body.config.vocab_size = trainable.model.vocab_size  # size of the target's embedding
         save_drafter(job.output, body, card, joint)
     except DISK_FULL as error:
         raise FinetuneError(
@@ -205,12 +207,12 @@ def job_of(
     output: Path,
     checkpoint_s: float,
 ) -> DrafterJob:
-    """A job on a task's rows, or on answers made before, which are read from a file.
+    """Creates the job for a task's rows, or for answers that are read from a file.
 
     Raises:
-        UsageError: What was given contradicts itself.
-        FileError, EmptyCorpusError: The answers cannot be read, or there are neither rows nor them.
-        TextError: There is no such model, or the template has not exactly one place for the input.
+        UsageError: The inputs contradict each other.
+        FileError, EmptyCorpusError: The answers cannot be read, or there are no rows or answers.
+        TextError: The model does not exist, or the template does not have exactly one {input}.
     """
     made = read_answers(answers)[: inputs.options.limit] if answers else None
     return DrafterJob(

@@ -166,7 +166,7 @@ def _levels(
     expected: Sequence[str],
     progress: StageProgress,
 ) -> tuple[AtLevel, ...]:
-    """Answers once more, with their probabilities; not timed."""
+    """Answers again with the probabilities of tokens; this is not timed."""
     found: dict[int, dict[str, float]] = {}
     measured.draft_from(None)
     for row, result in measured.answers(prompts, logprobs=True):

@@ -1,6 +1,6 @@
-"""How good answers are, by the usual measures of a task's kind, and by how sure the model was.
+"""The quality of answers by the usual measures of a kind of task, and by the model's confidence.
 
-All shares lie in [0, 1]; answers and expected outputs come in the same order. A label's confidence
+All shares are in [0, 1]. Answers and expected outputs are in the same order. A label's confidence
 is the product of the probabilities of its tokens.
 """
 
@@ -21,12 +21,12 @@ T = TypeVar("T")
 _INTENT = re.compile(r"^intent: (\w+), slot fills: \{(.*)\}$", re.DOTALL)
 _SLOT = re.compile(r"(\w+): (.*?)(?=, \w+: |$)", re.DOTALL)
 _WORD = re.compile(r"\w+")
-_SHOWN = 100  # letters of a text that is named
+_SHOWN = 100  # characters of a text in an error
 
 
 @dataclass(frozen=True)
 class IntentQuality:
-    """Rows with the right intent, slots (name, value) by F1, rows all right."""
+    """Share of rows with the right intent, F1 of slots (name, value), share of right rows."""
 
     intent_accuracy: float
     slot_f1: float
@@ -35,7 +35,7 @@ class IntentQuality:
 
 @dataclass(frozen=True)
 class LabelQuality:
-    """Over the labels of all rows (micro): said ones that are right, right ones that are said."""
+    """Precision, recall and F1 over the labels of all rows (micro average)."""
 
     precision: float
     recall: float
@@ -43,10 +43,10 @@ class LabelQuality:
 
 
 def quality(answers: Sequence[str], expected: Sequence[str], metrics: Metrics) -> dict[str, float]:
-    """The measures of a kind of task by name; exact match is among them all.
+    """Returns the measures of a kind of task by name; exact match is always included.
 
     Raises:
-        UsageError: An expected output cannot be judged by them.
+        UsageError: An expected output cannot be judged by these measures.
     """
     return {"exact_match": exact_match(answers, expected), **_MEASURES[metrics](answers, expected)}
 
@@ -54,8 +54,10 @@ def quality(answers: Sequence[str], expected: Sequence[str], metrics: Metrics) -
 def require_judgeable(
     expected: Sequence[str], metrics: Metrics, rows: Sequence[str] | None = None
 ) -> None:
-    """Raise UsageError where an intent is asked for and a row's expected output says none: any
-    garbage would be right. The row is named by its number where no other names are given.
+    """Raise UsageError if the metrics need an intent and a row's expected output has none.
+
+    Otherwise any unreadable answer would count as right. The error names the row by its entry in
+    ``rows``, or by its number if there are no such names.
     """
     if metrics != "massive":
         return
@@ -69,7 +71,9 @@ def require_judgeable(
 
 
 def intent_quality(answers: Sequence[str], expected: Sequence[str]) -> IntentQuality:
-    """Of MASSIVE answers; slots count over all rows (micro F1), an unreadable answer has none.
+    """Returns the quality of MASSIVE answers.
+
+    Slots are counted over all rows (micro F1); an unreadable answer has no slots.
 
     Raises:
         UsageError: An expected output is unreadable.
@@ -86,8 +90,10 @@ def intent_quality(answers: Sequence[str], expected: Sequence[str]) -> IntentQua
 
 
 def tagging_accuracy(answers: Sequence[str], expected: Sequence[str]) -> float:
-    """Share of words whose tag is right, by position; a tag that is missing is wrong, one behind
-    the last word counts for nothing. Without any word, all is right if no tag is said.
+    """Returns the share of words with the right tag, by position.
+
+    A missing tag is wrong, and a tag after the last word is ignored. If there are no words, the
+    share is 1 without tags and 0 with tags.
     """
     pairs = [(a.split(), e.split()) for a, e in zip(answers, expected, strict=True)]
     total = sum(len(tags) for _, tags in pairs)
@@ -96,7 +102,7 @@ def tagging_accuracy(answers: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def label_quality(answers: Sequence[str], expected: Sequence[str]) -> LabelQuality:
-    """Of answers that are lists of labels, in any order; one said twice was said once."""
+    """Returns the quality of answers that are lists of labels; order and repetition are ignored."""
     return micro(label_counts(answers), label_counts(expected))
 
 
@@ -109,19 +115,22 @@ def label_counts(texts: Sequence[str]) -> list[Counter[str]]:
 
 
 def exact_match(answers: Sequence[str], expected: Sequence[str]) -> float:
-    """Share of answers that are the expected text, blanks around it aside."""
+    """Returns the share of answers that equal the expected text without surrounding blanks."""
     pairs = list(zip(answers, expected, strict=True))
     return sum(a.strip() == e.strip() for a, e in pairs) / len(pairs)
 
 
 def token_f1(answers: Sequence[str], expected: Sequence[str]) -> float:
-    """F1 of an answer's words, in any order (Rajpurkar et al. 2016, arXiv 1606.05250); the mean."""
+    """Returns the mean F1 of the words of answers (Rajpurkar et al. 2016, arXiv 1606.05250).
+
+    The order of words is ignored.
+    """
     pairs = zip(answers, expected, strict=True)
     return _mean([micro([Counter(_words(a))], [Counter(_words(e))]).f1 for a, e in pairs])
 
 
 def rouge_l(answers: Sequence[str], expected: Sequence[str]) -> float:
-    """F1 of the longest common subsequence of words (Lin 2004, ROUGE-L); the mean."""
+    """Returns the mean F1 of the longest common subsequence of words (Lin 2004, ROUGE-L)."""
     return _mean([_rouge_l(_words(a), _words(e)) for a, e in zip(answers, expected, strict=True)])
 
 
@@ -131,7 +140,9 @@ def _rouge_l(answer: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest; a word of ``other`` costs one addition of ``len(one)`` bits.
+    """Returns the length of the longest common subsequence.
+
+    Each word of ``other`` costs one addition of ``len(one)`` bits.
 
     Hyyrö 2004, "Bit-parallel LCS-length computation revisited".
     """
@@ -139,7 +150,7 @@ def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     for at, word in enumerate(one):
         places[word] = places.get(word, 0) | 1 << at
     every = (1 << len(one)) - 1
-    left = every  # a bit that fell to 0 is a word of the subsequence
+    left = every  # each bit cleared below is a word of the subsequence
     for word in other:
         hit = left & places.get(word, 0)
         left = ((left + hit) | (left - hit)) & every
@@ -147,7 +158,7 @@ def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def micro(found: Sequence[Counter[T]], right: Sequence[Counter[T]]) -> LabelQuality:
-    """Over all rows; where nothing was to be said and nothing was, all is right."""
+    """Returns the micro average over all rows; it is 1 if both sides have no labels."""
     hits = sum((f & r).total() for f, r in zip(found, right, strict=True))
     said, wanted = (sum(c.total() for c in side) for side in (found, right))
     return LabelQuality(
@@ -165,7 +176,7 @@ def _parse(answer: str) -> tuple[str | None, Counter[tuple[str, str]]]:
 
 
 def _says_all(text: str) -> bool:
-    """Whether a text is an intent and slots, and nothing is left over."""
+    """Whether a text is an intent and slots, and nothing else."""
     match = _INTENT.match(text.strip())
     if not match:
         return False
@@ -193,19 +204,19 @@ _MEASURES: Mapping[Metrics, _Measure] = {
 LEVELS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 Piece = tuple[bytes, float]
-"""What a token adds to a text, and the logarithm of its probability."""
+"""The bytes that a token adds to a text, and the logarithm of its probability."""
 
 
 @dataclass(frozen=True)
 class AtLevel:
-    """Quality of the labels whose confidence is ``level`` or more."""
+    """Quality of the labels with a confidence of at least ``level``."""
 
     level: float
     quality: LabelQuality
 
 
 def confident_labels(pieces: Sequence[Piece]) -> dict[str, float]:
-    """Confidence of each label of an answer; of one that is said twice, the greater."""
+    """Returns the confidence of each label of an answer; the maximum if a label is repeated."""
     ends = list(accumulate(len(text) for text, _ in pieces))
     found: dict[str, float] = {}
     begin = 0
@@ -227,7 +238,7 @@ def confident_labels(pieces: Sequence[Piece]) -> dict[str, float]:
 def precision_recall(
     answers: Sequence[dict[str, float]], expected: Sequence[str]
 ) -> tuple[AtLevel, ...]:
-    """Of answers given as labels with confidences, at every level."""
+    """Returns the quality at every level, for answers given as labels with confidences."""
     wanted = label_counts(expected)
     return tuple(
         AtLevel(

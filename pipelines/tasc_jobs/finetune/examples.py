@@ -14,7 +14,7 @@ from tasc_jobs.errors import FinetuneError
 from tasc_jobs.finetune.hyperparameters import LoopSettings
 from tasc_text import TaskTokenizer, Template
 
-if TYPE_CHECKING:  # a store's packages are not needed to learn
+if TYPE_CHECKING:  # training does not need the packages of the store
     from tasc_store import CorpusRow
 
 
@@ -73,8 +73,8 @@ def packed(examples: Sequence[Example], prompt_weight: float = 0.0) -> tuple[Ten
     """Pads rows at their end, to which a causal model does not attend.
 
     Returns:
-        ``int64[R, L]`` ids, and ``float32[R, L - 1]`` the weight of the loss on the token after
-        each: 1 in answers, ``prompt_weight`` in prompts, 0 after a row's end.
+        The ids ``int64[R, L]``, and the weights ``float32[R, L - 1]`` of the loss on the token
+        after each id: 1 in answers, ``prompt_weight`` in prompts, 0 after a row's end.
     """
     longest = max(len(e.ids) for e in examples)
     ids = torch.zeros(len(examples), longest, dtype=torch.long)
@@ -87,7 +87,7 @@ def packed(examples: Sequence[Example], prompt_weight: float = 0.0) -> tuple[Ten
 
 
 def digest_of(examples: Iterable[Example]) -> str:
-    """Who these are, in their order."""
+    """Returns a digest of the examples in their order."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(repr((example.prompt, example.ids)).encode())

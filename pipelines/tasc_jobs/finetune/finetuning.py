@@ -102,8 +102,8 @@ def finetune(
 ) -> dict[str, Any]:
     """Train a model, write the result and return its report. Resumes a killed run.
 
-    If the output has the result of this very run, this only returns the report. Workers of a group
-    do not wait for the first to write it: the others return an empty report.
+    If the output already has the result of this run, this only returns the report. In a group, only
+    the first worker writes the result. The others do not wait for it and return an empty report.
 
     Args:
         group: The workers that share the training, by default this process alone.
@@ -112,7 +112,7 @@ def finetune(
     Raises:
         FinetuneError: There is nothing to train on, the tokenizer does not fit the model, the loss
             is not a number, memory or disk space runs out, another process is training in the
-            output folder, or that has the result of another run.
+            output folder, or the folder has the result of another run.
         TokenizerError: A tokenizer cannot be read.
     """
     is_first = group.rank == 0
@@ -148,7 +148,7 @@ def report_of(output: Path) -> dict[str, Any]:
 
 
 def made_before(job: Finetune) -> dict[str, Any] | None:
-    """The report of this very run, where it is in the output; None if nothing is finished there.
+    """Returns the report of this run if the output has it; None if the output has no result.
 
     Raises:
         FinetuneError, TokenizerError: See `finetune`.
@@ -161,9 +161,9 @@ def made_before(job: Finetune) -> dict[str, Any] | None:
 
 
 def _is_finished(job: Finetune, plan: TrainingPlan) -> bool:
-    """Whether this very run has written its result. Removes what else is left of it then.
+    """Whether this run has already written its result. If so, removes its other files.
 
-    A group may start again after one of its workers died behind the end.
+    A group may start again because one of its workers died after the end of the run.
 
     Raises:
         FinetuneError: The folder has the result of another run.
@@ -182,7 +182,10 @@ def _is_finished(job: Finetune, plan: TrainingPlan) -> bool:
 
 
 def _run_of(job: Finetune, plan: TrainingPlan) -> str:
-    """A hash of all that was asked for. The machine, which affects the result, is not in it."""
+    """Returns a hash of all inputs and settings.
+
+    The machine is not included, although it affects the result.
+    """
     asked = [job.base_reference, job.revision, plan.vocabulary.tokenizer.fingerprint]
     text = json.dumps([*asked, asdict(job.settings), digest_of(plan.examples)])
     return hashlib.sha256(text.encode()).hexdigest()

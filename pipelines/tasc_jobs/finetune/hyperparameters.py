@@ -8,9 +8,9 @@ Quantization = Literal["auto", "nf4", "none"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a command shows and checks of a setting that is one of its options.
+    """The help text and the limits of a setting that is also an option of a command.
 
-    It takes the place of typer's option: machines that only train have no typer.
+    This class is used instead of typer's option, because machines that only train have no typer.
     """
 
     help: str

@@ -1,8 +1,9 @@
-"""Write the result of a fine-tune: an adapter for transformers and PEFT, a whole model, and a card.
+"""Writes the result of a fine-tune: an adapter for transformers and PEFT, a merged model, a card.
 
-The folder has ``adapter``, which `peft.AutoPeftModelForCausalLM` loads, and ``model``, the same
-with the adapter in its weights, which any engine serves. All of it is written elsewhere first and
-then put in its place, ``finetune.json`` last: a folder that has one is whole.
+The folder has ``adapter``, which `peft.AutoPeftModelForCausalLM` loads, and ``model``, the base
+model with the adapter merged into its weights, which any engine serves. Everything is first written
+to a temporary folder and then moved into place, ``finetune.json`` last, so a folder with this file
+is complete.
 """
 
 import json
@@ -29,15 +30,15 @@ from tasc_text.ends import TOKENIZER, named_ends
 
 @dataclass(frozen=True)
 class Made:
-    """What there is to say of a fine-tune.
+    """The content of the report and the model card of a fine-tune.
 
     Attributes:
-        base: Where others find the model that was trained upon.
-        revision: Of it, on the Hugging Face hub.
-        data: Where the rows came from, and how many there were.
-        settings: What it is reproducible by.
-        metrics: What was measured, by name.
-        run: A hash of all that was asked for.
+        base: Hub name or path of the base model.
+        revision: Revision of the base model on the Hugging Face Hub.
+        data: Source and number of the rows.
+        settings: Settings needed to reproduce the fine-tune.
+        metrics: Measurements by name.
+        run: A hash of all inputs and settings.
     """
 
     base: str
@@ -49,10 +50,10 @@ class Made:
 
 
 def card(made: Made, adapter: str, model: str) -> str:
-    """A model card, in Markdown.
+    """Returns a model card in Markdown.
 
     Args:
-        adapter, model: Names of the folders beside it.
+        adapter, model: Names of the folders beside the card.
     """
     head = ["---", f"base_model: {made.base}", "library_name: peft", "---", ""]
     text = [
@@ -81,14 +82,14 @@ _TOKENIZER_FILES = "tokenizer.json", *_NAME_END, "chat_template.jinja", RECORD
 
 
 class Result:
-    """A result on its way to a folder.
+    """Writes a result to a folder.
 
-    Every method raises FinetuneError where it cannot be written, the base cannot be read, or memory
-    is too little; what was begun is removed then.
+    Every method raises FinetuneError if the result cannot be written, the base cannot be read, or
+    there is too little memory. In that case the files written so far are removed.
 
     Args:
-        output: Of `finetune`; it is there.
-        template: The prompt of the training, which is kept beside model and adapter.
+        output: The output folder of `finetune`; it must exist.
+        template: The prompt of the training, which is saved with the model and the adapter.
     """
 
     def __init__(self, output: Path, vocabulary: AddedVocabulary, template: Template) -> None:
@@ -96,10 +97,10 @@ class Result:
         self._begun = output / _BEGUN
 
     def begin(self, model: "PeftModel", base: str, revision: str | None) -> None:
-        """Write the adapter; what an earlier run left half-written goes.
+        """Write the adapter, after removing the unfinished files of an earlier run.
 
         Args:
-            base: Where others find the model that was trained upon.
+            base: Hub name or path of the base model.
         """
         folder = self._begun / ADAPTER
         config: Any = model.peft_config["default"]
@@ -107,17 +108,20 @@ class Result:
         with self._room(f"write an adapter to {self._output}"):
             discard(self._output)
             folder.mkdir(parents=True)
-            # Of the embeddings there are the new rows in it, not the whole matrix.
+            # The adapter has only the new rows of the embeddings, not the whole matrices.
             model.save_pretrained(str(folder), save_embedding_layers=False)
-            (folder / CARD).unlink(missing_ok=True)  # PEFT's own, with nothing filled in
+            (folder / CARD).unlink(missing_ok=True)  # PEFT's unfilled card
             as_readable_as(folder / "adapter_config.json")
             self._add_tokenizer_and_prompt(folder)
 
     def end(self, base: Path, made: Made) -> None:
-        """Merge the adapter as it was saved, so that what is served is what others load; publish.
+        """Merge the adapter into the base model and publish the result.
+
+        The adapter is read from its saved files, so that the model is the same as the one that
+        users of the adapter load.
 
         Args:
-            base: Folder of the model that was trained upon.
+            base: Folder of the base model.
         """
         report = {key: value for key, value in asdict(made).items() if value is not None}
         with self._room(f"put the adapter into {base}"):
@@ -127,7 +131,7 @@ class Result:
             publish(self._begun, self._output)
 
     def _merged(self, base: Path) -> Any:
-        from peft import PeftModel  # brings bitsandbytes, silenced by now
+        from peft import PeftModel  # imports bitsandbytes, which is silenced by now
 
         try:
             model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True)
@@ -143,7 +147,7 @@ class Result:
         folder = self._begun / MODEL
         settings = folder / "generation_config.json"
         copied = (base / settings.name).is_file()
-        if copied:  # transformers refuses to write some that it reads
+        if copied:  # transformers refuses to write some settings that it reads
             whole.generation_config = GenerationConfig()
         whole.save_pretrained(folder)
         as_readable_as(folder / "config.json")
@@ -162,7 +166,7 @@ class Result:
             if file.is_file():
                 shutil.copyfile(file, folder / name)
         tokenizer = self._vocabulary.tokenizer
-        special = tokenizer.eos_id in tokenizer.special_ids  # transformers would make it so
+        special = tokenizer.eos_id in tokenizer.special_ids  # else transformers makes it special
         if special or not set(named_ends(folder).get(TOKENIZER, ())) <= {*tokenizer.eos_ids}:
             for name in _NAME_END:
                 if (folder / name).is_file():
@@ -170,7 +174,7 @@ class Result:
 
     @contextmanager
     def _room(self, do: str) -> Iterator[None]:
-        """Say in words what disk or memory lacked, behind the end of what was begun."""
+        """Remove unfinished files after an error, and explain lack of disk space or memory."""
         way_out = "free some and run the same command again, nothing is trained twice"
         try:
             with memory_to(do, way_out):
@@ -186,12 +190,12 @@ class Result:
 
 
 def discard(output: Path) -> None:
-    """Remove what a run has written there and not put in its place."""
+    """Remove the files that a run has written to ``output`` and not yet moved into place."""
     shutil.rmtree(output / _BEGUN, ignore_errors=True)
 
 
 def publish(begun: Path, output: Path) -> None:
-    """Put all that is in ``begun`` in its place, `REPORT` last, so that it says: all is there."""
+    """Move the content of ``begun`` into place, `REPORT` last, as it marks a complete result."""
     for folder, _, names in os.walk(begun):
         for name in names:
             flush(Path(folder, name))
@@ -199,7 +203,7 @@ def publish(begun: Path, output: Path) -> None:
     for path in begun.iterdir():
         if path.name != REPORT:
             there = output / path.name
-            if there.is_dir():  # of a run that was killed behind this
+            if there.is_dir():  # from a run that was killed after this line
                 shutil.rmtree(there)
             os.replace(path, there)
     flush(output)

@@ -1,7 +1,7 @@
-"""The training loop. A step depends on its number alone, not on the process that takes it.
+"""The training loop. A step depends only on its number, not on the process that runs it.
 
-Which rows a step takes and what dropout drops depend on the seed and the step, so a run that was
-killed and resumed, and one that several workers share, computes what one undisturbed process does.
+The rows of a step and the random numbers of dropout depend on the seed and the step. So a resumed
+run, or one shared by several workers, computes the same as one uninterrupted process.
 """
 
 import math
@@ -25,17 +25,17 @@ from tasc_jobs.finetune.model import head_at, trained
 from tasc_runtime.progress import StageProgress, note
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_MOST_NORM = 1.0  # of a gradient
-_LAST_LOSSES = 10  # steps whose mean loss is told of a run
+_MOST_NORM = 1.0  # maximum norm of the gradient
+_LAST_LOSSES = 10  # number of last steps in the reported mean loss of a run
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What a step was like.
+    """The figures of a step.
 
     Attributes:
-        loss: Mean over the tokens of its outputs, in nats.
-        tokens: That went through the model.
+        loss: Mean loss over the tokens of its outputs, in nats.
+        tokens: Number of tokens that were processed by the model.
     """
 
     step: int
@@ -45,7 +45,7 @@ class TrainingProgress:
 
 
 class WorkerGroup(Protocol):
-    """Processes that share a step: each takes a part of its rows, and all add what they found."""
+    """Processes that share a step. Each computes a part of the rows, and the results are summed."""
 
     rank: int
     size: int
@@ -57,17 +57,18 @@ class _SingleWorker:
     rank, size = 0, 1
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """There is nobody to add."""
+        """Does nothing, because there are no other workers."""
 
 
 ALONE: WorkerGroup = _SingleWorker()
 
 
 class Trainer:
-    """A model on its way through all steps.
+    """Trains a model through all steps.
 
     Args:
-        model: What of it wants a gradient is trained; a PEFT model, or what a subclass takes.
+        model: A PEFT model, or the model of a subclass. Parameters that require a gradient are
+            trained.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Of the whole run; ``tokens`` are too. Earlier pieces are in the checkpoint it resumed."""
+        """Seconds of the whole run; like ``tokens``, they include the time before a resumption."""
         return time.monotonic() - self._begun
 
     @property
@@ -99,7 +100,7 @@ class Trainer:
         return Checkpoint(self._losses, weights, optimizer, self.seconds, self.tokens)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on behind a checkpoint of the same run."""
+        """Continue after a checkpoint of the same run."""
         with torch.no_grad():
             for name, value in self._weights.items():
                 value.copy_(checkpoint.weights[name])
@@ -108,10 +109,10 @@ class Trainer:
         self.tokens, self._begun = checkpoint.tokens, time.monotonic() - checkpoint.seconds
 
     def run(self) -> Iterator[TrainingProgress]:
-        """Take the steps that are left, one by one.
+        """Run the remaining steps, one by one.
 
         Raises:
-            FinetuneError: The loss or a gradient is no number, or there is too little memory.
+            FinetuneError: The loss or a gradient is not finite, or there is too little memory.
         """
         self.model.train()
         rows = f"train {self._settings.micro_rows} rows of up to {max(self._lengths)} tokens"
@@ -143,7 +144,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._share(step)
         tokens = sum(self._lengths[row] for rows in taken for row in rows)
-        with deferred_signals():  # whoever is interrupted has weights and losses of the same step
+        with deferred_signals():  # keeps weights and losses at the same step
             self._optimizer.step()
             self._losses.append(mean)
             self.tokens += tokens
@@ -151,14 +152,14 @@ class Trainer:
         return TrainingProgress(step + 1, self.steps, mean, tokens)
 
     def _share(self, step: int) -> float:
-        """Of the learning rate."""
+        """Returns the fraction of the configured learning rate that this step uses."""
         return 1 - step / self.steps
 
     def loss(self, rows: Sequence[int]) -> Tensor:
-        """Summed over the tokens of the outputs; the LM head runs where there are some."""
+        """Returns the summed loss of the outputs' tokens; the LM head runs only for these."""
         ids, weights = (each.to(self._device) for each in packed(self._at(rows)))
         said = weights > 0
-        # Padding stands behind a row's end, where a causal model looks from nowhere: no mask.
+        # No mask: padding is after a row's end, and a causal model does not attend to it.
         with head_at(self.model, said):
             logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
         wanted = ids[:, 1:][said]
@@ -169,7 +170,7 @@ class Trainer:
 
 
 def _gradient(value: torch.nn.Parameter) -> Tensor:
-    """One that no row gave anything to is zero."""
+    """Returns the gradient of a weight; it is zero if no row contributed to it."""
     if value.grad is None:
         value.grad = torch.zeros_like(value)
     return value.grad
@@ -182,14 +183,14 @@ def run_through(
     progress: StageProgress,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Take the steps that are left, and say what all of them were like.
+    """Run the remaining steps, and return the figures of the whole run.
 
-    Ctrl-C, or an exit that a signal asks for, loses none that was whole.
+    No complete step is lost after Ctrl-C or an exit by a signal.
 
     Args:
-        checkpoints: None for those of a group that save none.
-        every_s: Seconds between two of them.
-        say: Told in words how it goes.
+        checkpoints: Checkpoints to save; None for workers of a group that save none.
+        every_s: Seconds between two checkpoints.
+        say: Called with messages about the progress of the training.
 
     Raises:
         FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
@@ -223,7 +224,7 @@ def run_through(
 
 
 def _keep(trainer: Trainer, checkpoints: Checkpoints) -> None:
-    """Save what is whole of an interrupted run, and say so; also if it cannot be saved."""
+    """Save the complete steps of an interrupted run, and log the success or failure."""
     if not (step := trainer.checkpoint.step):
         return
     try:
@@ -235,9 +236,9 @@ def _keep(trainer: Trainer, checkpoints: Checkpoints) -> None:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Signals that come while the block runs do behind it what they would have done in it.
+    """Defers signals that arrive during the block to its end.
 
-    In a thread other than the main one nothing is deferred, since signals do not interrupt it.
+    Outside the main thread nothing is deferred, because signals do not interrupt other threads.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -257,10 +258,10 @@ def deferred_signals() -> Iterator[None]:
 
 @contextmanager
 def memory_to(do: str, way_out: str) -> Iterator[None]:
-    """Raise what torch says of memory as FinetuneError; everything else as it is.
+    """Raise torch's out-of-memory errors as FinetuneError; other errors are not changed.
 
     Args:
-        do: What the block does, as in "load the model".
+        do: The action of the block, such as "load the model".
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Test of forecasts: does entropy predict the time that fine-tuned models take?
+"""Tests forecasts: checks whether entropy predicts the time of fine-tuned models.
 
-TASC, appendix E: of runs that differ in their token budget alone, the rank correlation of entropy
-and time, and how often time falls where entropy rises.
+TASC, appendix E: for runs that differ only in their token budget, the rank correlation of entropy
+and time, and how often the time falls when the entropy rises.
 """
 
 import math
@@ -20,8 +20,10 @@ from tasc_runtime.errors import FileError
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Kendall's tau-b, in [-1, 1]: pairs in the same order less pairs in the opposite one, ties
-    taken out (Kendall 1945). None where a series has less than two different values.
+    """Returns Kendall's tau-b, in [-1, 1] (Kendall 1945).
+
+    It is the number of pairs in the same order minus the number in the opposite order, normalised
+    with a correction for ties. None if a series has fewer than two different values.
     """
     same = opposite = apart_one = apart_other = 0
     for (a, x), (b, y) in combinations(zip(one, other, strict=True), 2):
@@ -35,7 +37,7 @@ def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
 
 
 def falls_at_rises(one: Sequence[float], other: Sequence[float]) -> tuple[int, int]:
-    """How often ``one`` rises from a place to the next, and how often ``other`` falls then."""
+    """Returns how often ``one`` rises between neighbours, and how often ``other`` then falls."""
     steps = list(zip(pairwise(one), pairwise(other), strict=True))
     rises = [after < before for (a, b), (before, after) in steps if b > a]
     return len(rises), sum(rises)
@@ -47,7 +49,7 @@ EXAMPLE = (
 
 
 class MeasuredRun(BaseModel):
-    """A line of `tasc evaluate --json`, or one with these fields; what else it has is not read."""
+    """A line of `tasc evaluate --json`, or one with these fields; other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -60,13 +62,16 @@ class MeasuredRun(BaseModel):
 
 @dataclass(frozen=True)
 class Agreement:
-    """What entropy told of one setting's runs.
+    """The agreement of entropy and time in one setting's runs.
 
     Attributes:
-        runs: Those of one budget count as one, with their medians; ``lines`` counts each.
-        tau: Kendall's, of entropy and time; None where all runs are alike.
-        tau_steps: Of entropy and decode steps; None also where a run does not say its steps.
-        rises: Runs with more entropy than the one below; ``right`` of them took less time.
+        runs: Number of runs. Those of one budget count as one, with their medians; ``lines`` is
+            the number of all lines.
+        tau: Kendall's tau-b of entropy and time; None if all values of one of them are equal.
+        tau_steps: Kendall's tau-b of entropy and decode steps; also None if the steps of a budget
+            are unknown.
+        rises: Number of runs with more entropy than at the next smaller budget; ``right`` of them
+            took less time.
     """
 
     setting: str
@@ -80,13 +85,13 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Check:
-    """Of all settings."""
+    """The agreement in all settings."""
 
     settings: tuple[Agreement, ...]
 
     @property
     def runs(self) -> int:
-        """Those that differ in their setting or their budget."""
+        """Number of runs that differ in their setting or their budget."""
         return sum(each.runs for each in self.settings)
 
     @property
@@ -99,7 +104,7 @@ class Check:
 
     @property
     def right_share(self) -> float | None:
-        """Of all rises of entropy, those with less time; None without any."""
+        """The share of all rises of entropy at which the time falls; None if there are none."""
         rises = sum(each.rises for each in self.settings)
         return sum(each.right for each in self.settings) / rises if rises else None
 
@@ -116,10 +121,10 @@ class Check:
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """Runs of a file of JSON lines.
+    """Returns the runs of a file of JSON lines.
 
     Raises:
-        FileError: It cannot be read, has no runs, or a line is none.
+        FileError: The file cannot be read, has no runs, or a line is not a run.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -132,7 +137,7 @@ def read_runs(path: Path) -> list[MeasuredRun]:
 
 
 def check(runs: Sequence[MeasuredRun]) -> Check:
-    """Judge each setting's runs, in the order of their budgets."""
+    """Evaluates each setting's runs in the order of their budgets."""
     by_setting: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         by_setting.setdefault(run.setting, []).append(run)
@@ -182,7 +187,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def check_page(found: Check) -> ReportDocument:
-    """What entropy told of runs that were measured."""
+    """Returns the report on how well entropy predicted the times of measured runs."""
     share = found.right_share
     if share is None:
         right = "no setting has two budgets of different entropy, and with fewer there is no rank"

@@ -1,7 +1,7 @@
-"""What new tokens will bring before anything is fine-tuned: entropy, length, steps, time.
+"""Forecasts the effect of new tokens without fine-tuning: entropy, length, steps and time.
 
-Algorithm 1 adds one token after the other, so one run to the largest budget contains all smaller
-ones. The time of a prompt and of a step comes from answers of two lengths, by a straight line.
+Algorithm 1 adds one token after the other, so a run to the largest budget contains the smaller
+ones. The times of a prompt and of a step come from a linear fit to answers of two lengths.
 """
 
 import statistics
@@ -25,15 +25,15 @@ from tasc_text import TaskTokenizer
 _BATCH = 1000
 ROUNDS = 3
 _ROWS = 64
-_BATCHES = 4  # at least, so that few steps have free rows
-_LEAST_TOKENS = 8  # of the longer answers: two lengths that are too close say nothing
+_BATCHES = 4  # minimum number of batches, so that few steps have free rows
+_LEAST_TOKENS = 8  # minimum length of the longer answers, for two clearly different lengths
 STAGES = {"merge": "tokens", "measure": "runs"}
 
 
 @dataclass(frozen=True)
 class Price:
-    """What answers cost on a machine, as a straight line: milliseconds of an answer's prompt, and
-    of each of its steps, where b rows share the time.
+    """The cost of answers on a machine as a linear function: milliseconds of an answer's prompt,
+    and of each of its steps, when b rows share the time.
     """
 
     prompt_ms: float
@@ -45,15 +45,15 @@ class Price:
 
 @dataclass(frozen=True)
 class Point:
-    """What is to be expected of one token budget.
+    """The forecast for one token budget.
 
     Attributes:
-        new_tokens: Fewer than the budget where the outputs have no more to give.
-        renyi2_bits: Entropy of order 2 of the tokens of the train outputs.
-        train_reduction: Tokens of the train outputs without new tokens, by those with them.
-        length_reduction: The same of held-out outputs.
-        steps_per_answer: Expected without drafts: a token each, and one for the end.
-        ms_per_answer: None where no model was measured.
+        new_tokens: Number of new tokens; below the budget if no more n-grams qualify.
+        renyi2_bits: Renyi entropy of order 2 of the tokens of the train outputs.
+        train_reduction: Tokens of the train outputs without new tokens, divided by those with them.
+        length_reduction: The same ratio for held-out outputs.
+        steps_per_answer: Expected steps without drafts: one per token, and one for the end.
+        ms_per_answer: Expected milliseconds per answer; None if no model was measured.
     """
 
     budget: int
@@ -76,11 +76,11 @@ def forecast(
     budgets: Sequence[int],
     progress: Callable[[int, int], None] = lambda done, most: None,
 ) -> tuple[Point, ...]:
-    """A point of each budget, rising.
+    """Returns a point for each budget, in increasing order.
 
     Args:
-        settings: How tokens are chosen; its budget counts for nothing.
-        progress: Told the tokens added and the greatest budget.
+        settings: The rules for choosing tokens; its budget is ignored.
+        progress: Called with the number of tokens added and the largest budget.
 
     Raises:
         FamilyError: A tokenizer of this kind cannot be enriched.
@@ -97,7 +97,7 @@ def forecast(
 def lengths_by_budget(
     tokenizer: TaskTokenizer, found: Enriched, texts: Sequence[str], budgets: Sequence[int]
 ) -> list[int]:
-    """Tokens of texts without new tokens, and with those of each budget."""
+    """Returns the number of tokens of texts without new tokens, and with those of each budget."""
     growing = GrowingTokenizer(tokenizer.backend)
     lengths = [_length(growing, texts)]
     for fewer, more in pairwise((0, *budgets)):
@@ -131,11 +131,11 @@ def measure_price(
     tokens: int,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Price:
-    """Time answers of one token, and of as many as a usual answer has, turn by turn.
+    """Measure the time of answers of one token and of ``tokens`` tokens, in alternation.
 
     Raises:
         EmptyCorpusError: No input's prompt leaves room for an answer.
-        JobError: The engine could not go on with an answer.
+        JobError: The engine ended an answer with an error.
     """
     most = max(_ROWS, _BATCHES * measured.config.rows)
     prompts = measured.prompts(inputs[:most])
@@ -158,7 +158,7 @@ def measure_price(
 
 
 def _timed(measured: MeasuredModel, prompts: Sequence[Prompt], tokens: int) -> tuple[float, float]:
-    """Milliseconds and tokens of an answer."""
+    """Returns the milliseconds and the number of tokens of an answer."""
     began = time.perf_counter()
     said = sum(len(result.tokens) for result in measured.exact_lengths(prompts, tokens))
     return 1000 * (time.perf_counter() - began) / len(prompts), said / len(prompts)
@@ -170,11 +170,11 @@ def _median(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was found.
+    """The forecasts of all budgets.
 
     Attributes:
-        rows: Held-out rows that lengths are judged by.
-        price: None where no model was measured.
+        rows: Number of held-out rows with which lengths are measured.
+        price: Cost of answers; None if no model was measured.
     """
 
     name: str
@@ -196,7 +196,7 @@ def forecast_job(
     setup: Setup,
     progress: StageProgress = silent,
 ) -> Forecast:
-    """Forecast every budget, and time the model where the options name one.
+    """Forecast every budget, and measure the time of the model if the options name one.
 
     Args:
         test: Held-out rows; without any, a part of the task's rows is held out.
@@ -240,7 +240,7 @@ def _split(rows: Sequence[CorpusRow]) -> tuple[list[CorpusRow], list[CorpusRow]]
 
 
 def forecast_page(found: Forecast) -> ReportDocument:
-    """What to expect of each token budget."""
+    """Returns the report of the forecasts of all token budgets."""
     first, points = found.points[0], found.points
     budgets = [point.budget for point in points]
     shorter = Curve("held out", budgets, [point.length_reduction for point in points])

@@ -1,1 +1,1 @@
-"""Builds the draft index of a task: ingest, tokenise, sort, publish."""
+"""Builds the draft index of a task in these steps: ingest, tokenise, sort, publish."""

@@ -1,9 +1,9 @@
-"""The draft index of a task as a job on Ray: tokenise the corpus in parallel, build, publish.
+"""Builds the draft index of a task on Ray: tokenises the corpus in parallel, builds, publishes.
 
-The same corpus and template give the same bytes whatever the parallelism. The index becomes current
-only when it is whole in the store; a job that dies leaves the old one current. Beside Ray's object
-store, which is streamed through, the job takes memory of this process only, about 60 bytes a token,
-and room for the tokens in the folder for temporary files (TMPDIR).
+The same corpus and template give the same bytes at any parallelism. The index becomes current only
+when it is complete in the store; if the job dies, the old index stays current. Data is streamed
+through Ray's object store. In addition, the job needs memory only in this process, about 60 bytes
+per token, and space for the tokens in the folder for temporary files (TMPDIR).
 """
 
 import logging
@@ -63,32 +63,33 @@ def build_and_publish(
 ) -> tuple[Artifact, DraftIndex]:
     """Build a task's index from its corpus, publish it and make it current.
 
-    Weights are learnt where the corpus has 200 rows and any inputs. A corpus of outputs only gives
-    an index of outputs only; see ``tokenise``.
+    Weights are learnt if the corpus has 200 rows and any inputs. If the corpus has only outputs, so
+    does the index; see ``tokenise``.
 
     Args:
-        url: The Redis, as every node of the Ray cluster can reach it.
-        parallelism: Ranges the corpus is tokenised in, and parts its n-grams are sorted in; by
-            default as many as its size asks for, and one a core of this node.
+        url: Address of Redis, as every node of the Ray cluster can reach it.
+        parallelism: Number of ranges in which the corpus is tokenised, and of parts in which its
+            n-grams are sorted. By default the number of ranges depends on the size of the corpus,
+            and there is one part per core of this node.
         bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index;
-            by default those of the current one, whose tuned settings are kept too.
-        max_bytes: Most bytes of the corpus part; outputs of least expected gain are left out, and
-            their rows' prompts with them. Weights are learnt under the same cap.
-        progress: Told of the stages in STAGES, in that order; ``learn`` is left out where nothing
-            is learnt and ``prune`` where all outputs fit. How often ``prune`` will choose outputs
-            nobody knows before. ``publish`` stores the version in one step and makes it current
-            in another.
+            by default those of the current index, whose tuned settings are kept too.
+        max_bytes: Maximum bytes of the corpus part. The outputs with the smallest expected gain are
+            left out, and so are the prompts of their rows. Weights are learnt under the same cap.
+        progress: Called for the stages in STAGES, in that order; ``learn`` is omitted if nothing
+            is learnt, and ``prune`` if all outputs fit. The number of rounds of ``prune`` is not
+            known in advance. ``publish`` stores the version in one step and makes it current in
+            another.
 
     Raises:
         RaySetupError: Ray is not running in this process.
         EmptyCorpusError: There are no rows.
-        DraftError: The bigrams are unreadable or of another tokenizer, the corpus is too big, or
-            not even an index of no outputs is as small as ``max_bytes``.
+        DraftError: The bigrams are unreadable or belong to another tokenizer, the corpus is too
+            big, or even an index without outputs exceeds ``max_bytes``.
         StoreError: Redis fails.
         TextError: The model's tokenizer cannot be loaded.
-        ServiceError: It is not the one the task was registered with.
-        JobError: Ray lost or doubled a row.
-        RayError: Tokenising failed, or its workers died again and again.
+        ServiceError: The tokenizer is not the one the task was registered with.
+        JobError: Ray lost or duplicated a row.
+        RayError: Tokenising failed, or its workers died repeatedly.
     """
     with opened(
         url,
@@ -116,9 +117,9 @@ def opened(
     max_bytes: int | None = None,
     progress: StageProgress = silent,
 ) -> Iterator["TokenCorpus"]:
-    """A task's corpus as tokens, on this machine's disk while the block lasts.
+    """Tokenises a task's corpus onto this machine's disk for the duration of the block.
 
-    See `build_and_publish` for what it takes and raises; nothing is published here.
+    See `build_and_publish` for the arguments and errors. This function publishes nothing.
     """
     check_cap(max_bytes)
     require_ray()
@@ -145,12 +146,12 @@ def opened(
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """A corpus as tokens, and where indexes of it go.
+    """A corpus as tokens, and the store of its indexes.
 
     Attributes:
-        before: The current index when it was opened; an empty one where there is none.
-        settings: Those that the task is drafted with: tuned before, else the record's.
-        bigrams, parts, max_bytes: Of each index; see `build_and_publish` and `sorted_parts`.
+        before: The current index when the corpus was opened; an empty index if there was none.
+        settings: Draft settings of the task: the tuned ones, or else those of the record.
+        bigrams, parts, max_bytes: Used for each index; see `build_and_publish` and `sorted_parts`.
     """
 
     store: ArtifactStore
@@ -171,10 +172,10 @@ class TokenCorpus:
     def index(
         self, kept: NDArray[np.int64] | None = None, weights: Weights | None = None
     ) -> DraftIndex:
-        """An index of all rows, or of those numbered.
+        """Returns an index of all rows, or of the rows with the numbers ``kept``.
 
         Args:
-            weights: Those of an index of some of these rows; by default they are learnt.
+            weights: Weights of an index of some of these rows; by default they are learnt.
         """
         outputs, prompts = self.outputs, self.prompts
         if kept is not None:
@@ -208,7 +209,7 @@ class TokenCorpus:
         progress("merge outputs", 0, rows)
         documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
         progress("merge outputs", rows, rows)
-        # Sorting again belongs to the stage of pruning, which counts other things than parts.
+        # Further sorting belongs to the stage ``prune``, whose progress is not counted in parts.
         told = chain([progress], repeat(silent))
         corpus, kept = index_documents(
             documents,
@@ -233,7 +234,7 @@ class TokenCorpus:
 
 
 def _before(store: ArtifactStore) -> DraftIndex:
-    """The current index, whose tuned settings and bigrams the next one keeps; else an empty one."""
+    """Returns the current index, or an empty one; the next index keeps its settings and bigrams."""
     try:
         index = current_index(store)
     except (DraftError, CorruptArtifact) as error:
@@ -247,11 +248,11 @@ def sorted_parts(
     parts: int | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[tuple[Int32, Int32]]:
-    """What `assemble` joins to an index, which is the same for any number of parts.
+    """Returns the parts that `assemble` joins to an index, the same for any number of parts.
 
     Args:
-        parts: How many; by default one a core of this node. A core sorts one at a time.
-        progress: Told how many of how many parts are sorted.
+        parts: Number of parts; by default one per core of this node. A core sorts one at a time.
+        progress: Called with the number of sorted parts and of all parts.
     """
     cores = len(os.sched_getaffinity(0))
     cuts = [None, *splitters(documents.text, parts or cores), None]

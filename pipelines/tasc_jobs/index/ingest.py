@@ -1,6 +1,6 @@
-"""Append files of rows to a task's corpus in Redis; refused lines go to a file of their own.
+"""Appends files of rows to a task's corpus in Redis; refused lines go to a separate file.
 
-Rows are known by their key, so running it again adds nothing.
+Rows are identified by their key, so a second run adds nothing.
 """
 
 import json
@@ -24,18 +24,18 @@ from tasc_runtime.data.rows import (
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow, CorpusStore
 
-_BATCH_ROWS = 1000  # the most the store takes in one call
+_BATCH_ROWS = 1000  # the maximum that the store accepts in one call
 _BATCH_CHARACTERS = 4 << 20
 
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingest did.
+    """The results of an ingest.
 
     Attributes:
-        known: Rows whose key was there already.
-        reject_file: Lists the rejected lines.
-        first_rejected: File, line and reason of the first of them.
+        known: Number of rows with a key that was already in the corpus.
+        reject_file: File with the rejected lines.
+        first_rejected: File, line and reason of the first rejected line.
     """
 
     added: int
@@ -56,26 +56,26 @@ def ingest(
 ) -> IngestReport:
     """Append the files' rows to the task's corpus, in order.
 
-    All files are looked at before anything is written. A failure on the way leaves the rows
-    appended so far; run it again.
+    All files are checked before anything is written. After a failure, the rows appended so far
+    stay in the corpus, and the ingest can be run again.
 
     Args:
         client: A connection from `tasc_store.connect`.
         task: The task's name; it need not be registered yet.
         files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``.
-        fields: Names of the fields or columns. A row without an id gets one of
-            the file's hash and the line.
-        reject: Where refused lines go, as JSON lines ``file, line, reason, text``, with the whole
-            path of the file. Those of files that only an earlier ingest read stay there; without
-            any line there is no such file.
-        progress: Told how many more lines are done.
+        fields: Names of the fields or columns. A row without an id gets one that is made of the
+            file's hash and the line number.
+        reject: File for refused lines, as JSON lines ``file, line, reason, text``, with the
+            absolute path of the file. It keeps the lines of files that only an earlier ingest
+            read. The file exists only if there are refused lines.
+        progress: Called with the number of further lines that are done.
 
     Raises:
-        FileError: No files, one that cannot be read, or no place for the refused lines: its folder
-            is not there, or it has other content.
-        ValueError: The task name may not stand in a key.
+        FileError: There are no files, one cannot be read, or ``reject`` cannot be used, because
+            its folder does not exist or it has other content.
+        ValueError: The task name is not allowed in a key.
         StoreError: Redis fails.
-        OSError: The disk fails on the way.
+        OSError: The disk fails during the ingest.
     """
     store = CorpusStore(client, task)
     _check(files, (fields.input, fields.output), reject)
@@ -104,7 +104,7 @@ def ingest(
 
 
 def _others(reject: Path, files: Sequence[Path]) -> Iterator[bytes]:
-    """The lines that an earlier ingest refused of files that are not read now."""
+    """Yields lines that an earlier ingest refused, if their files are not read now."""
     if not reject.exists():
         return
     names = {os.path.realpath(file) for file in files}
@@ -121,7 +121,7 @@ def _others(reject: Path, files: Sequence[Path]) -> Iterator[bytes]:
 
 
 def _printable(file: str) -> str:
-    """A name that is no UTF-8 has its bytes as escapes."""
+    """Returns the name of a file; bytes that are not UTF-8 become escapes."""
     return file.encode(errors="backslashreplace").decode()
 
 
@@ -137,7 +137,7 @@ def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:
 
 
 def _batches(items: Iterable[CorpusRow | BadRow]) -> Iterator[list[CorpusRow | BadRow]]:
-    """Lists bounded in length and, since a row may be long, in characters."""
+    """Yields lists of bounded length and, because a row may be long, of bounded characters."""
     batch: list[CorpusRow | BadRow] = []
     characters = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""The target's own bigrams as a file: load a model, ask it about every token, write the table.
+"""Writes the target's own bigrams to a file: runs the model on each token and stores the result.
 
 One table serves all tasks of the model with that adapter. It needs no corpus, no Redis and no Ray.
 """
@@ -30,23 +30,25 @@ def model_bigrams(
     max_logits: int = 1 << 25,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The likeliest next tokens of each token when it is all the model sees.
+    """Computes the most likely next tokens of each token, given as the only context.
 
-    Source: Stewart et al. 2024, arXiv 2411.03786. One forward holds many contexts of one token.
+    Source: Stewart et al. 2024, arXiv 2411.03786. One forward pass has many contexts of one token.
 
     Args:
-        model: What ``tasc_engine.model.loading.load_model`` gives: adapter merged, on its device.
-        vocab_size: The tokenizer's, V; ids beyond it are neither asked for nor listed.
-        top: How many next tokens, k.
-        max_logits: Most logits of one forward, 4 bytes each.
-        progress: Told how many more tokens are done.
+        model: A model of ``tasc_engine.model.loading.load_model``, on its device and with the
+            adapter merged.
+        vocab_size: V, the size of the tokenizer's vocabulary; larger ids are neither used as
+            context nor listed.
+        top: k, the number of next tokens.
+        max_logits: Maximum number of logits of one forward pass, 4 bytes each.
+        progress: Called with the number of further tokens that are done.
 
     Returns:
-        ``int32[V, k]`` next tokens, the likeliest first, and ``float32[V, k]`` their natural
-        log-probabilities, a softmax in float32 over all the model's ids.
+        ``int32[V, k]`` next tokens, the most likely first, and ``float32[V, k]`` their natural
+        log-probabilities, from a softmax in float32 over all ids of the model.
 
     Raises:
-        UnsupportedModel: The model has fewer ids than the tokenizer, or gives NaN in its dtype.
+        UnsupportedModel: The model has fewer ids than the tokenizer, or returns NaN in its dtype.
         ValueError: ``top`` is not between 1 and the vocabulary's size.
     """
     if not 1 <= top <= vocab_size:
@@ -78,7 +80,7 @@ def model_bigrams(
 
 @dataclass(frozen=True)
 class BigramReport:
-    """What was written, and how long the model took for it, in seconds without its loading."""
+    """The table that was written, and the model's time in seconds without its loading."""
 
     file: str
     model: str
@@ -105,16 +107,16 @@ def make_bigrams(
     top: int = 8,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> BigramReport:
-    """Make a model's table and write it; its probabilities are float32 in any dtype.
+    """Computes a model's table and writes it; probabilities are float32 for any dtype.
 
     Args:
-        name: What the table calls the model; its folder if None.
-        top: Next tokens kept of each token.
-        progress: Told how many more tokens are done.
+        name: Name of the model in the table; its folder if None.
+        top: Number of next tokens kept for each token.
+        progress: Called with the number of further tokens that are done.
 
     Raises:
-        JobError: No file can be written there, or the model is not supported.
-        TextError: It has no tokenizer.
+        JobError: The file cannot be written, or the model is not supported.
+        TextError: The model has no tokenizer.
         ValueError: ``top`` is larger than the vocabulary.
     """
     require_writable("--output", output)

@@ -14,10 +14,10 @@ KEPT_VERSIONS = 5
 
 
 def current_index(store: ArtifactStore) -> DraftIndex | None:
-    """The announced index; None where there is none.
+    """Returns the current index; None if there is none.
 
     Raises:
-        DraftError: It is damaged, or of a format this program does not read.
+        DraftError: The index is damaged, or has a format that this program does not read.
         StoreError: Redis fails.
     """
     artifact = store.current()
@@ -26,24 +26,24 @@ def current_index(store: ArtifactStore) -> DraftIndex | None:
     with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
         path = Path(folder) / "index"
         store.download(artifact, path)
-        index = read_index(path)  # the mapped file lives on when its name is gone
+        index = read_index(path)  # the mapped file remains valid after it is unlinked
     index.check_integrity()
     return index
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Draft settings that `tasc tune` chose, and the version of the index that they come with."""
+    """Draft settings that `tasc tune` chose, and the version of the index that has them."""
 
     index_version: int
     settings: DraftSettings
 
 
 def tuned(store: ArtifactStore) -> Tuned | None:
-    """The draft settings in place of the record's; read from the head of the index.
+    """Returns the draft settings that replace the record's; reads only the head of the index.
 
     Raises:
-        DraftError: The index is damaged, or of a format this program does not read.
+        DraftError: The index is damaged, or has a format that this program does not read.
         StoreError: Redis fails.
     """
     if (artifact := store.current()) is None:
@@ -62,18 +62,18 @@ def publish_file(
     after: int | None = None,
     keep: int = KEPT_VERSIONS,
 ) -> Artifact:
-    """Store a file as the next version, make it current and let go of old versions.
+    """Store a file as the next version, make it current and delete old versions.
 
     Args:
-        write: Writes an index, or what else the store keeps, to a path.
-        corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
-        stored: Called when the version is whole in the store and not yet current.
-        forecast: Tokens per step that it brought on rows it did not hold.
-        after: The version that must be current until then, 0 for none; unset: any.
-        keep: How many of the newest versions stay.
+        write: Writes an index, or another artifact of the store, to a path.
+        corpus_rows: The file was built from rows ``[0, corpus_rows)``; None if unknown.
+        stored: Called when the version is complete in the store and not yet current.
+        forecast: Tokens per step with this version on rows that it does not have.
+        after: The version that must be current before the change, or 0 for none; None accepts any.
+        keep: Number of the newest versions that are kept.
 
     Raises:
-        IndexChanged: Another version is current by now; the new one is stored all the same.
+        IndexChanged: Another version has become current; the new one is stored nevertheless.
         StoreError: Redis fails.
     """
     with tempfile.TemporaryDirectory(prefix="tasc-publish-") as folder:
@@ -88,13 +88,13 @@ def publish_file(
 
 @dataclass(frozen=True)
 class IndexSize:
-    """Bytes of an index's arrays, and what they are divided by.
+    """Bytes of an index's arrays, and the number of tokens by which they are divided.
 
     Attributes:
-        output_tokens: Of the outputs in it, repeats counted, the mark SEP in front and
-            end-of-sequence of each among them. No prompt is counted here.
-        corpus_bytes: Of the corpus part, which holds these outputs.
-        bytes: Of all parts, prompts among them.
+        output_tokens: Number of tokens of the outputs in the index, with repetitions and with the
+            mark SEP and the end-of-sequence of each. Prompts are not counted.
+        corpus_bytes: Bytes of the corpus part, which has these outputs.
+        bytes: Bytes of all parts, including prompts.
     """
 
     output_tokens: int
@@ -107,16 +107,16 @@ class IndexSize:
 
     @property
     def corpus_bytes_per_token(self) -> float | None:
-        """None for an index of no outputs."""
+        """Bytes of the corpus part per token of outputs; None for an index without outputs."""
         return self._per_token(self.corpus_bytes)
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Of all parts, for each token of outputs all the same; None for an index of no outputs."""
+        """Bytes of all parts per token of outputs; None for an index without outputs."""
         return self._per_token(self.bytes)
 
     def figures(self) -> dict[str, float | None]:
-        """All of it for machines."""
+        """All figures as JSON values."""
         return {
             **asdict(self),
             "corpus_bytes_per_token": self.corpus_bytes_per_token,
@@ -142,9 +142,9 @@ class IndexReport:
     """One version of an index.
 
     Attributes:
-        artifact: Its record in the store.
-        seconds: Of each stage of the build.
-        max_bytes: The cap of the corpus part, if there was one.
+        artifact: Record of the version in the store.
+        seconds: Seconds of each stage of the build.
+        max_bytes: Cap of the corpus part, if there was one.
     """
 
     artifact: Artifact
@@ -154,16 +154,16 @@ class IndexReport:
 
     @property
     def part_bytes(self) -> dict[str, int]:
-        """Of each part that is in the index."""
+        """Bytes of each part that is in the index."""
         parts = {name: getattr(self.index, name) for name in _SOURCES}
         return {name: part.nbytes for name, part in parts.items() if part is not None}
 
     @property
     def as_json(self) -> dict[str, object]:
-        """The artifact's fields, counts, and bytes a token as `IndexSize` has them.
+        """The artifact's fields, counts, and the bytes per token of `IndexSize`.
 
-        ``rows`` are those whose outputs are in it: all ``corpus_rows`` of the artifact, but for a
-        cap. ``grams`` are distinct n-grams of the greatest length.
+        ``rows`` is the number of rows with outputs in the index: without a cap, all ``corpus_rows``
+        of the artifact. ``grams`` is the number of distinct n-grams of the maximum length.
         """
         corpus, size = self.index.corpus, IndexSize.of(self.index)
         return {

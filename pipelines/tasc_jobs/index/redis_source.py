@@ -1,6 +1,6 @@
 """A task's corpus in Redis as a Ray Data source: contiguous ranges, read in parallel.
 
-Each read task makes its own connection.
+Each read task opens its own connection.
 """
 
 from collections.abc import Iterator
@@ -30,17 +30,19 @@ _PREVIOUS = [("previous_input", pa.string()), ("previous_output", pa.string())]
 
 
 class RedisCorpusSource(Datasource):
-    """Rows ``[0, rows)`` of a corpus, ``rows`` being its length now, though it may grow meanwhile.
+    """Rows ``[0, rows)`` of a corpus.
+
+    ``rows`` is the length of the corpus at the start; rows that are appended later are not read.
 
     Columns: ordinal (int64, the position in the corpus), key, input, output (string). With
-    ``previous_words`` also previous_input and previous_output: so many of the last words before
-    this row on that side, or all there are, joined by blanks.
+    ``previous_words`` there are also previous_input and previous_output: the last words before this
+    row on that side, joined by blanks, up to ``previous_words`` of them.
 
     Args:
-        url: The Redis, as every read task can reach it.
-        task: Whose corpus.
-        batch_rows: Rows read from Redis in one call, and in one table.
-        previous_words: How many; without any there are no such columns.
+        url: Address of Redis, as every read task can reach it.
+        task: Name of the corpus's task.
+        batch_rows: Number of rows read from Redis in one call, and in one table.
+        previous_words: Number of previous words; with 0, there are no such columns.
 
     Raises:
         EmptyCorpusError: There are no rows.
@@ -61,7 +63,7 @@ class RedisCorpusSource(Datasource):
         self._read = partial(_read, url, task, batch_rows, previous_words)
 
     def estimate_inmemory_data_size(self) -> int:
-        """Bytes, from the first rows."""
+        """Returns the size in bytes, estimated from the first rows."""
         return round(self.rows * self._row_bytes)
 
     def get_read_tasks(
@@ -70,7 +72,10 @@ class RedisCorpusSource(Datasource):
         per_task_row_limit: int | None = None,
         data_context: DataContext | None = None,
     ) -> list[ReadTask]:
-        """``parallelism`` ranges of nearly equal length that make up the corpus, none empty."""
+        """Returns ``parallelism`` ranges of nearly equal length that cover the corpus.
+
+        No range is empty.
+        """
         parts = min(parallelism, self.rows)
         borders = [self.rows * part // parts for part in range(parts + 1)]
         return [
@@ -98,7 +103,7 @@ def _bytes(row: CorpusRow) -> int:
 def _read(
     url: str, task: str, batch_rows: int, previous_words: int, start: int, stop: int
 ) -> Iterator[pa.Table]:
-    """Rows ``[start, stop)`` as tables of at most ``batch_rows`` rows."""
+    """Yields rows ``[start, stop)`` as tables of at most ``batch_rows`` rows."""
     with closing(connect(url)) as client:
         store = CorpusStore(client, task)
         before = _words_before(store, start, batch_rows, previous_words)
@@ -128,7 +133,7 @@ def _table(rows: list[CorpusRow], first: int) -> pa.Table:
 def _with_previous_words(
     table: pa.Table, rows: list[CorpusRow], before: _Words, most: int
 ) -> tuple[pa.Table, _Words]:
-    """The table with the two columns, and the last words after its last row."""
+    """Returns the table with the two columns, and the last words up to its last row."""
     seen = [before]
     for row in rows:
         inputs, outputs = seen[-1]
@@ -141,7 +146,7 @@ def _with_previous_words(
 
 
 def _words_before(store: CorpusStore, ordinal: int, batch_rows: int, most: int) -> _Words:
-    """The last words of either side before a position; reads backwards only as far as it must."""
+    """Returns the last words of both sides before a position; reads backwards while necessary."""
     found: _Words = ("", "")
     size = 1
     while ordinal > 0 and any(len(words.split()) < most for words in found):

@@ -1,7 +1,7 @@
-"""Tokenise a corpus in Redis by Ray Data, to files of token ids on this machine's disk.
+"""Tokenises a corpus in Redis with Ray Data, to files of token ids on this machine's disk.
 
-Blocks of ids stream through the object store and are written as they come, in whatever order; the
-files hold them in corpus order. Memory holds a few blocks and a few numbers a row.
+Blocks of ids are streamed through the object store and written in the order of their arrival. The
+final files are in corpus order. The memory holds a few blocks, and a few numbers per row.
 """
 
 import functools
@@ -20,20 +20,20 @@ from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
 
-# So much, by rows or by text, is encoded at a time, and read by one task.
+# Limits, in rows and in bytes of text, of a batch that is encoded and of a task's range.
 BATCH_ROWS, _BATCH_BYTES = 500, 2 << 20
 _RANGE_ROWS, _RANGE_BYTES = 4_000, 16 << 20
-# Ray Data's own 128 MiB are more than a small object store has.
+# Ray Data's default of 128 MiB exceeds a small object store.
 _BLOCK_BYTES = 8 << 20
 _IDS = pa.list_(pa.int32())
 
 
 class TokenFile:
-    """Write inside the block, then call ``tokens``.
+    """A file of token ids. Append rows inside the block, then call ``tokens``.
 
     Args:
-        path: The file to write. Rows that did not come in order are put in order in a second one
-            beside it.
+        path: The file to write. If rows are appended out of order, a second file beside it has
+            them in order.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,19 +53,19 @@ class TokenFile:
         """Add rows.
 
         Args:
-            ordinals: ``int64[rows]`` their positions in the corpus.
-            ids: ``int32[tokens]`` their tokens, one row behind the other.
-            lengths: ``int64[rows]`` how many tokens each has.
+            ordinals: ``int64[rows]``, the positions of the rows in the corpus.
+            ids: ``int32[tokens]``, the concatenated tokens of the rows.
+            lengths: ``int64[rows]``, the number of tokens of each row.
         """
         self._file.write(np.ascontiguousarray(ids, np.int32).data)
         self._ordinals.append(np.asarray(ordinals, np.int64))
         self._lengths.append(np.asarray(lengths, np.int64))
 
     def tokens(self, rows: int) -> Tokens:
-        """All rows in order, their ids in a read-only memory map of the file.
+        """Returns all rows in order, with their ids in a read-only memory map of the file.
 
         Raises:
-            JobError: Not each of ``rows`` positions was appended exactly once.
+            JobError: One of the ``rows`` positions was not appended exactly once.
         """
         ordinals = np.concatenate([np.zeros(0, np.int64), *self._ordinals])
         lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
@@ -80,7 +80,7 @@ class TokenFile:
         return Tokens(_mapped(self._path), lengths[order])
 
     def _put_in_order(self, order: Int64, lengths: Int64) -> Path:
-        """Copy the file run by run; a run is rows that came in order."""
+        """Copy the file run by run; a run is a sequence of rows that were appended in order."""
         ids, ends = _mapped(self._path), np.cumsum(lengths)
         begins = np.flatnonzero(np.diff(order, prepend=-2) != 1)
         path = self._path.with_name(f"{self._path.name}.ordered")
@@ -93,7 +93,7 @@ class TokenFile:
 
 
 def _mapped(path: Path) -> Int32:
-    if not path.stat().st_size:  # no operating system maps an empty file
+    if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros(0, np.int32)
     return np.asarray(np.memmap(path, np.int32, "r"))
 
@@ -105,18 +105,19 @@ def tokenise(
     parallelism: int | None,
     progress: StageProgress,
 ) -> tuple[Tokens, Tokens | None]:
-    """The outputs of a corpus and, as the service will encode them, its rendered prompts.
+    """Returns the outputs of a corpus and its rendered prompts, encoded as in the service.
 
-    A corpus none of whose rows has an input has no prompts. Where some rows have one, a row without
-    has the bare template for a prompt, as a request without would.
+    If no row of the corpus has an input, there are no prompts. If only some rows have one, the
+    prompt of the others is the template without an input, as for a request without one.
 
     Args:
-        folder: Where the files go; the arrays returned are maps of them.
-        parallelism: Ranges the corpus is read in; by default one for every 4,000 rows or 16 MiB.
-        progress: Told of stage ``tokenise``, in rows.
+        folder: Folder of the files; the returned arrays are memory maps of them.
+        parallelism: Number of ranges in which the corpus is read; by default one for every 4,000
+            rows or 16 MiB.
+        progress: Called for the stage ``tokenise``, in rows.
 
     Raises:
-        JobError: A row was lost or doubled.
+        JobError: A row was lost or duplicated.
     """
     done, any_input = 0, False
     progress("tokenise", 0, source.rows)
@@ -140,12 +141,12 @@ def tokenise(
 
 
 def _most(rows: int, room: int, row_bytes: int) -> int:
-    """How many rows of a size go into so many rows and bytes."""
+    """Returns how many rows of ``row_bytes`` fit within the limits of rows and bytes."""
     return max(min(rows, room // row_bytes), 1)
 
 
 def _flat(column: pa.ChunkedArray) -> tuple[Int32, Int64]:
-    """The ids of a column's lists, one behind the other, and the lists' lengths."""
+    """Returns the concatenated ids of a column's lists, and the lengths of the lists."""
     whole = column.combine_chunks()
     return pc.list_flatten(whole).to_numpy(), pc.list_value_length(whole).to_numpy()
 
@@ -165,5 +166,5 @@ def _encode(record: TaskRecord, table: pa.Table) -> pa.Table:
     )
 
 
-# Once per worker process, from the folder or hub cache of the worker's own node.
+# Loaded once per worker process, from the folder or hub cache of the worker's node.
 _tokenizer = functools.cache(load_tokenizer)

@@ -1,4 +1,4 @@
-"""A report as data: sentences, tables and plots; and how a terminal shows it."""
+"""A report as data, with sentences, tables and plots, and its output in a terminal."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table as RichTable
 
-_PIPED_WIDTH = 160  # where nobody says how wide it is
-_MOST_ROWS = 16  # the page has them all
+_PIPED_WIDTH = 160  # width if stdout is not a terminal
+_MOST_ROWS = 16  # maximum rows of a table in the terminal; the page has all rows
 
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns; the first column holds names, the others figures."""
+    """Text in rows and columns; the first column has names, the others have figures."""
 
     title: str
     columns: tuple[str, ...]
@@ -29,7 +29,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one name, ``y`` as long as ``x``."""
+    """Named points; ``x`` and ``y`` have the same length."""
 
     name: str
     x: Sequence[float]
@@ -38,9 +38,12 @@ class Curve:
 
 @dataclass(frozen=True)
 class Lines:
-    """A plot of lines; ``level`` is a height to compare with, ``ticks`` are all x there are.
+    """A plot of lines.
 
-    ``log_x`` and ``log_y`` say which axes are logarithmic where no ticks are given.
+    Attributes:
+        ticks: All values of x.
+        level: Height of a horizontal line for comparison.
+        log_x, log_y: Whether an axis is logarithmic if there are no ticks.
     """
 
     title: str
@@ -55,7 +58,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bars:
-    """A plot of named values, which may be negative; ``form`` is how each is written."""
+    """A plot of named values, which may be negative; ``form`` is the format of each value."""
 
     title: str
     x_label: str
@@ -65,7 +68,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class ReportDocument:
-    """A whole report; ``footer`` says what its words mean."""
+    """A whole report; ``footer`` explains its terms."""
 
     title: str
     summary: tuple[str, ...]

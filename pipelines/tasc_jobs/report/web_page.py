@@ -17,15 +17,15 @@ from tasc_runtime.errors import FileError
 
 _INCHES = (6.4, 3.6)
 _MARKERS = "os^Dvp*X"
-_MOST_MARKED = 32  # points of a line; more would run into each other
+_MOST_MARKED = 32  # maximum points of a line with markers; more would overlap
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-_GROUP_NAMES = re.compile(r'<g id="[^"]*">')  # nothing refers to them, and plots share them
+_GROUP_NAMES = re.compile(r'<g id="[^"]*">')  # unused, and the same in all plots of a page
 _TEMPLATE = "report.html.j2"
 
 
 def svg(plot: Lines | Bars) -> str:
-    """An ``<svg>`` element that needs nothing outside of itself; the same plot, the same text."""
-    # The salt keeps apart what plots of one page define by name; text stays text.
+    """Returns a self-contained ``<svg>`` element; equal plots give equal text."""
+    # The salt separates the names that plots of one page define. Text is not drawn as paths.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.title}):
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()

@@ -1,4 +1,5 @@
-"""Registering tasks: options to records, and whether a model can do what a record asks of it.
+"""Registers tasks: makes records of options, and checks that a model supports a record.
 
-No model is loaded: a folder's tokenizer, settings and weight headers are read. No torch.
+No model is loaded, and torch is not needed. Only a folder's tokenizer, settings and weight headers
+are read.
 """

@@ -1,7 +1,7 @@
-"""How a model's files say that its answers are chosen, where tasks choose them otherwise.
+"""Generation settings in a model's files that differ from those of tasks.
 
-transformers' ``generate`` follows ``generation_config.json``, and without one ``config.json``. A
-task takes the most likely token unless its options say otherwise.
+transformers' ``generate`` follows ``generation_config.json``, or ``config.json`` if there is no
+such file. A task takes the most likely token unless its options change that.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,9 +14,9 @@ from tasc_jobs.tasks.values import option, record_of
 from tasc_text.ends import CONFIG, GENERATION, read_json
 from tasc_text.template import FIELD
 
-# What `generate` samples by if the files do not say, and what a task does without options.
+# Sampling values: the default of `generate`, and the value of a task without options.
 _SAMPLING = {"temperature": (1.0, 0.0), "top_k": (50, 0), "top_p": (1.0, 1.0), "min_p": (0.0, 0.0)}
-# No option of a task does what these do; the values are those that change nothing.
+# Settings that no option of a task corresponds to, with the values that have no effect.
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -46,14 +46,14 @@ _OF_REQUESTS = {"suppress_tokens": "logit_bias", "min_new_tokens": "min_tokens"}
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Settings of a model's files that change answers and that no task takes over.
+    """Settings in a model's files that affect answers and that tasks do not use by themselves.
 
     Attributes:
-        file: The file that has them.
-        values: Of a task, by name, with which it answers in the same way; those that a task may
-            not have are left out.
-        others: Settings that no option of a task stands for.
-        unsaid: Names of values that the file does not say, and that `generate` has by default.
+        file: The file with the settings.
+        values: Values by name with which a task answers in the same way; values that a task cannot
+            have are left out.
+        others: Settings that no option of a task corresponds to.
+        unsaid: Names of values that are not in the file and are defaults of `generate`.
     """
 
     file: str
@@ -63,7 +63,7 @@ class GenerationDefaults:
 
     @classmethod
     def of(cls, folder: Path) -> "GenerationDefaults":
-        """Read those of a model folder.
+        """Read the settings of a model folder.
 
         Raises:
             TokenizerError: A file cannot be read.
@@ -87,7 +87,7 @@ class GenerationDefaults:
         return cls(file, values, changing, _SAMPLING.keys() - settings)
 
     def without(self, names: Collection[str]) -> "GenerationDefaults":
-        """Those but the values of these names."""
+        """Returns a copy without the values of these names."""
         values = {name: value for name, value in self.values.items() if name not in names}
         return replace(self, values=values)
 
@@ -96,7 +96,7 @@ class GenerationDefaults:
         """Words of a command line that give a task the values."""
         given = {name: v if isinstance(v, list) else [v] for name, v in self.values.items()}
         pairs = [(option(name), str(v)) for name in given for v in given[name]]
-        # A value with a hyphen in front would be read as an option.
+        # A value with a leading hyphen would be parsed as an option.
         return [
             word
             for name, v in pairs
@@ -104,10 +104,10 @@ class GenerationDefaults:
         ]
 
     def in_words(self, way_out: str) -> str:
-        """A line on what is not taken over; empty where there is nothing.
+        """Returns a line on the settings that tasks do not use; empty if there are none.
 
         Args:
-            way_out: Gives a task the values.
+            way_out: Text that explains how to give a task the values.
         """
         said = []
         if self.values:
@@ -129,7 +129,7 @@ class GenerationDefaults:
 
 
 def _valid(name: str, value: Any) -> bool:
-    """Whether a task may have a value."""
+    """Whether a task can have a value."""
     value = tuple(value) if isinstance(value, list) else value
     try:
         record_of({"name": "t", "model": "m", "fingerprint": "f", "template": FIELD, name: value})

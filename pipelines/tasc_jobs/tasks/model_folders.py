@@ -1,7 +1,7 @@
-"""What a task's folders say without loading a model: base model, LoRA adapter and drafter.
+"""Checks of a task's folders without loading a model: base model, LoRA adapter and drafter.
 
-Registering a task reads settings, tokenizers and the headers of weight files, so that a folder
-that cannot work is refused before a service loads it.
+The registration of a task reads settings, tokenizers and the headers of weight files, so that an
+unusable folder is refused before a service loads it.
 """
 
 import json
@@ -33,9 +33,10 @@ class BaseModel:
     """The settings of a model folder, without its weights.
 
     Attributes:
-        vocab_size: Ids the model has logits for, the tokenizer's where it does not say.
-        positions: Most tokens of prompt and answer; None where the settings do not say.
-        quantized: Whether its weights lie there quantised.
+        vocab_size: Number of ids for which the model has logits; the tokenizer's size if the
+            settings lack it.
+        positions: Maximum tokens of prompt and answer; None if the settings lack it.
+        quantized: Whether the folder's weights are quantised.
     """
 
     folder: Path
@@ -46,11 +47,11 @@ class BaseModel:
 
     @classmethod
     def open(cls, model: str, revision: str | None) -> Self:
-        """Find a model; of one on the hub only settings and tokenizer are fetched.
+        """Find a model. Only settings and tokenizer of a model on the hub are downloaded.
 
         Raises:
-            UsageError: There is no such model, it is of another format, lacks a tokenizer or
-                ``config.json``, an adapter lies beside its weights, or it keeps a recurrent state.
+            UsageError: The model does not exist, has another format, lacks a tokenizer or
+                ``config.json``, has an adapter beside its weights, or has a recurrent state.
         """
         try:
             folder = resolve_folder(model, revision, weights=False)
@@ -70,10 +71,12 @@ class BaseModel:
 
 
 def model_settings(path: Path) -> dict[str, Any]:
-    """The settings of a model, those of its text part over the others; numbers checked.
+    """Returns the settings of a model; those of its text part replace the others.
+
+    The numbers are checked.
 
     Raises:
-        ValueError: ``path`` is no such file; the message says why.
+        ValueError: ``path`` is not such a file; the message has the reason.
     """
     config = json_object(path, saved_by="transformers")
     text = config.get("text_config")
@@ -88,8 +91,8 @@ def check_drafter(record: TaskRecord, model: BaseModel) -> None:
     """Check a record's drafter, if it has one.
 
     Raises:
-        UsageError: There is no drafter, or it is another tokenizer's or another target's, or more
-            ranked tokens are asked for than the tokenizer has.
+        UsageError: The drafter does not exist, it belongs to another tokenizer or target, or the
+            record has more ranked tokens than the tokenizer.
     """
     neural = record.neural
     if neural is None:
@@ -106,7 +109,7 @@ def _check_card(record: TaskRecord, neural: NeuralDrafting, model: BaseModel) ->
     folder = _folder(neural.drafter)
     try:
         adapter = resolve_folder(record.adapter) if record.adapter else None
-        # Of a model of the hub the weights may not be here; the service looks when it loads them.
+        # The weights of a hub model may not be on this machine; the service checks them later.
         weighed = any(model.folder.glob("*.safetensors"))
         target = target_fingerprint(model.folder, adapter) if weighed else None
         fitting_card(folder, model.tokenizer.fingerprint, target)
@@ -124,13 +127,13 @@ def _folder(drafter: str) -> Path:
 def check_adapter(
     folder: Path, base: Path, *, by_row: bool = False, quantized: bool = False
 ) -> None:
-    """Check that an adapter fits a base model, and the base's tokenizer has its tokens.
+    """Check that an adapter fits a base model, and that the base's tokenizer has its tokens.
 
     Args:
         by_row, quantized: See `require_fit`.
 
     Raises:
-        ValueError: It does not fit; the message names what differs and the way out.
+        ValueError: The adapter does not fit; the message has the difference and the solution.
         OSError: A file cannot be read.
     """
     try:
@@ -146,14 +149,14 @@ def check_adapter(
 
 
 def json_object(path: Path, saved_by: str) -> dict[str, Any]:
-    """What a file says.
+    """Returns the JSON object in a file.
 
     Args:
-        saved_by: What writes such files, for the message where there is none.
+        saved_by: Name of the program that writes such files, for the message if there is none.
 
     Raises:
-        ValueError: There is no such file, or it holds no JSON object.
-        OSError: It cannot be read.
+        ValueError: The file does not exist, or has no JSON object.
+        OSError: The file cannot be read.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The options of `tasc task create` and `tasc task set`, some of which other commands have, too."""
+"""The options of `tasc task create` and `tasc task set`; other commands share some of them."""
 
 from dataclasses import dataclass, fields
 from functools import partial
@@ -26,7 +26,7 @@ _neural = partial(_option, panel="Drafting by a model")
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """How a model is asked; None where an option was not given."""
+    """Options of the prompt; None if an option was not given."""
 
     template: Annotated[
         str | None,
@@ -53,7 +53,7 @@ class PromptOptions:
 
 @dataclass(frozen=True)
 class SamplingFlags:
-    """How the tokens of an answer are chosen; None where an option was not given."""
+    """Options of how tokens are chosen; None if an option was not given."""
 
     if TYPE_CHECKING:
 
@@ -78,7 +78,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True)
 class AnswerOptions(SamplingFlags):
-    """What an answer may be, and how its tokens are chosen; None where an option was not given."""
+    """Options of constraints on answers and of how tokens are chosen; None if not given."""
 
     choices: Annotated[
         Path | None,
@@ -94,7 +94,7 @@ class AnswerOptions(SamplingFlags):
 
 @dataclass(frozen=True)
 class TaskOptions(AnswerOptions, PromptOptions):
-    """What was given on the command line; None where an option was not."""
+    """All options of a task; None if an option was not given."""
 
     model: Annotated[
         str | None, _option("Folder or Hugging Face name of the base model.", "that of --from")

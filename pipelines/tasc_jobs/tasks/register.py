@@ -1,4 +1,4 @@
-"""Create and change tasks in a store, after a check that the model can do what the record asks."""
+"""Creates and changes tasks in a store, after a check that the model supports the record."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ from tasc_store.keys import checked_task
 from tasc_text import ChatTemplate, PromptTemplate, TextError, is_unicode, resolve_folder
 from tasc_text.template import FIELD
 
-_TEXT = "a"  # in every vocabulary
-_CUT = "\ufffd"  # what decoders write for bytes that are no character
+_TEXT = "a"  # a text that every vocabulary has
+_CUT = "\ufffd"  # decoders write this for bytes that are not a character
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Registered:
     """A version that was registered.
 
     Attributes:
-        longest_label: Tokens of the longest label, its end counted; 0 without labels.
-        unused: What the model's files say of choosing tokens and the record does not.
+        longest_label: Number of tokens of the longest label with its end; 0 without labels.
+        unused: Settings in the model's files that affect answers and are not in the record.
     """
 
     version: int
@@ -58,10 +58,10 @@ def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> 
     """Register a task.
 
     Args:
-        replace: Whether a task of that name gets a new version, of these options alone.
+        replace: Whether an existing task gets a new version, made of these options alone.
 
     Raises:
-        UsageError: The task is there, or a value is missing or refused.
+        UsageError: The task exists already, or a value is missing or refused.
     """
     newest = _replaceable(store, name, replace)
     values = given_values(options)
@@ -80,21 +80,22 @@ def create_from(
     """Register the task of a folder that `LLM.save` wrote, and make its index the current one.
 
     Args:
-        replace: Whether a task of that name gets a new version.
+        replace: Whether an existing task gets a new version.
 
     Returns:
-        What was registered, what the folder holds, and the index that is current now. A folder
-        without outputs of a corpus publishes none: the index of before, if any, stays current.
+        The registered version, the content of the folder, and the current index. If the folder has
+        no outputs of a corpus, no index is published, and an earlier one stays current.
 
     Raises:
-        ServiceError: The folder is not what `LLM.save` writes.
-        UsageError: The task is there, an option differs from the folder, or a value is refused.
-        StoreError: Redis fails. The task may be registered without the index by then.
+        ServiceError: The folder was not written by `LLM.save`.
+        UsageError: The task exists already, an option differs from the folder, or a value is
+            refused.
+        StoreError: Redis fails. The task may already be registered, without the index.
     """
     store = TaskStore(client)
     newest = _replaceable(store, name, replace)
     saved = SavedTask.read(folder)
-    # The index that was saved is this task's own, whichever corpus it was built from.
+    # The saved index becomes this task's own, regardless of the corpus it was built from.
     values: Values = {**flat(saved.record), "name": name, "corpus": None}
     if differ := [option(n) for n, value in given_values(options).items() if value != values[n]]:
         raise UsageError(
@@ -117,10 +118,10 @@ def create_from(
 def change(
     store: TaskStore, name: str, options: TaskOptions, unset: Iterable[str]
 ) -> tuple[TaskRecord, Registered]:
-    """Make a new version in which only what is given differs; return the old record and the new.
+    """Make a new version with the given changes; return the old record and the new version.
 
     Args:
-        unset: Values, or groups of them, to be as if nobody had ever given them.
+        unset: Values, or groups of them, that become as if they had never been given.
 
     Raises:
         UsageError: Nothing is given, or a value is refused.
@@ -162,10 +163,10 @@ def _put(store: TaskStore, values: Values, newest: int) -> Registered:
 
 
 def _trained(given: Values) -> Values:
-    """The prompt of the fine-tune that made the model or adapter, where none is given.
+    """Returns the prompt of the fine-tune that made the model or adapter, if none is given.
 
     Raises:
-        ServiceError: It cannot be read.
+        ServiceError: The prompt cannot be read.
     """
     trained = trained_prompt(given.get("adapter"), given.get("model"))
     if isinstance(trained, PromptTemplate):
@@ -177,10 +178,10 @@ def _trained(given: Values) -> Values:
 
 
 def _replaceable(store: TaskStore, name: str, replace: bool) -> int:
-    """The newest version of a task, which may be replaced; 0 where there is no such task.
+    """Returns the newest version of a task that may be replaced; 0 if the task does not exist.
 
     Raises:
-        UsageError: Nothing can have that name, or the task is there and may not be replaced.
+        UsageError: The name is not allowed, or the task exists and may not be replaced.
     """
     try:
         checked_task(name)
@@ -211,10 +212,11 @@ def _reset(unset: Iterable[str]) -> Values:
 
 
 def check_record(record: TaskRecord, model: BaseModel) -> None:
-    """Check a record against its model, the quick checks first.
+    """Check a record against its model, beginning with the quick checks.
 
     Raises:
-        UsageError: The model cannot do it; the message names option, value, limit and way out.
+        UsageError: The model does not support the record; the message has option, value, limit and
+            solution.
     """
     for check in _CHECKS:
         check(record, model)
@@ -255,7 +257,7 @@ def _check_stops(record: TaskRecord, model: BaseModel) -> None:
         _require_unicode("--stop", stop)
         if _CUT in stop:
             raise UsageError(f"--stop {stop!r} was cut inside a character; give whole characters")
-        # Inside a text: at its begin decoders drop a blank.
+        # Encoded inside a text, because decoders drop a blank at the start of a text.
         (ids,) = model.tokenizer.encode_outputs([_TEXT + stop + _TEXT])
         if stop not in (text := model.tokenizer.decode(ids)):
             raise UsageError(
@@ -288,7 +290,7 @@ def _check_guide(record: TaskRecord, model: BaseModel) -> None:
 
 
 def check_guide(guide: GuideSpec, option: str, record: TaskRecord, model: BaseModel) -> None:
-    """Check what an option says that answers of a task may be.
+    """Check a guide, which is an option's constraint on the answers of a task.
 
     Raises:
         UsageError: The model cannot give such answers, or a stop string would cut one.

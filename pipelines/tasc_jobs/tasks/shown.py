@@ -1,4 +1,4 @@
-"""A task's record and its versions for people and for machines."""
+"""Formats a task's record and its versions for terminals and as JSON values."""
 
 import json
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ class Past:
     """A version of a task.
 
     Attributes:
-        changed: What differs from the version before; nothing for the first.
-        same_as: The first version with an equal record, where this is not the first.
+        changed: Differences from the version before; empty for the first version.
+        same_as: The first version with an equal record; None if that is this version.
     """
 
     version: int
@@ -37,7 +37,7 @@ class Past:
 
 
 def history(store: TaskStore, name: str) -> Iterator[Past]:
-    """Each version, oldest first."""
+    """Yields each version, the oldest first."""
     before: TaskRecord | None = None
     firsts: dict[TaskRecord, int] = {}
     for version in store.versions(name):
@@ -49,7 +49,7 @@ def history(store: TaskStore, name: str) -> Iterator[Past]:
 
 
 def changes(old: TaskRecord, new: TaskRecord) -> Changes:
-    """Values that differ, by name: the old and the new one."""
+    """Returns the old and the new value of each value that differs, by name."""
     before, after = flat(old), flat(new)
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
@@ -59,10 +59,10 @@ def changes_in_words(found: Changes) -> str:
 
 
 def table(record: TaskRecord, version: int, past: list[Past], by_tune: Tuned | None = None) -> str:
-    """A line for each value, then one for each version.
+    """Returns a line for each value, then one for each version.
 
     Args:
-        by_tune: Draft settings that count in place of the record's.
+        by_tune: Draft settings that replace those of the record.
     """
     values = flat(record)
     if record.neural is None:
@@ -96,7 +96,7 @@ def _adapters(record: TaskRecord) -> str:
 
 
 def listed_as_json(newest: Newest) -> dict[str, Any]:
-    """The record with its version; where it cannot be read, its name and the reason."""
+    """Returns the record with its version, or name, version and reason if it is unreadable."""
     record = newest.record
     if isinstance(record, ValueError):
         return {"name": newest.name, "version": newest.version, "unreadable": str(record)}
@@ -104,7 +104,7 @@ def listed_as_json(newest: Newest) -> dict[str, Any]:
 
 
 def registered(new: Registered) -> str:
-    """A note on a task's labels; empty without any."""
+    """Returns a note on a task's labels; empty if there are none."""
     labels = len(new.record.choices)
     if not labels:
         return ""
@@ -113,7 +113,10 @@ def registered(new: Registered) -> str:
 
 
 def taken(name: str, saved: SavedTask, artifact: Artifact | None) -> str:
-    """What became of a saved task's index, rows and engine settings; each line begins with \\n."""
+    """Returns lines on a saved task's index, rows and engine settings.
+
+    Each line begins with \\n.
+    """
     if artifact is None:
         lines = "\nno index: the task was saved without a corpus"
     elif not saved.index.corpus.documents:

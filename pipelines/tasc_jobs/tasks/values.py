@@ -1,4 +1,4 @@
-"""A task's record as one flat set of named values, and the values that options give."""
+"""A task's record as one flat mapping of named values, and the values that options give."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ Values = dict[str, Any]
 
 _PARTS = {"sampling": SamplingDefaults, "draft": DraftSettings}
 _SAMPLING, _DRAFT = ({f.name for f in fields(part)} for part in _PARTS.values())
-# By the names people use, those of `NeuralDrafting`.
+# Names of the fields of `NeuralDrafting` by the names of the options.
 NEURAL = {
     "drafter": "drafter",
     "proposer": "proposer",
@@ -36,24 +36,24 @@ NEURAL = {
     "draft_nodes": "nodes",
     "draft_sure": "sure",
 }
-# By the names people use, those of `ChatTemplate`.
+# Names of the fields of `ChatTemplate` by the names of the options.
 CHAT = {
     "chat_template": "source",
     "chat_tokens": "tokens",
     "system_prompt": "system",
     "few_shot": "shots",
 }
-# Groups of values that are set and unset together, too.
+# Groups of values that can also be set and unset together.
 GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL), "chat": set(CHAT)}
-# Draft settings with an option of their own.
+# Draft settings with their own option.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
-# As much as labels within their limits can take in JSON, where a byte may be written with six.
+# Maximum size of labels in JSON, where a byte may be written with six.
 _MOST_LABEL_BYTES = 6 * MOST_CHOICE_BYTES
 _KINDS = {int: "an integer", float: "a number"}
 
 
 def flat(record: TaskRecord) -> Values:
-    """Every value of a record by its name, those of its parts among them."""
+    """Returns every value of a record by its name, including those of its parts."""
     of_parts = (*_PARTS, "neural", "chat")
     values = {f.name: getattr(record, f.name) for f in fields(record) if f.name not in of_parts}
     neural, chat = _no_neural(), no_chat()
@@ -65,10 +65,10 @@ def flat(record: TaskRecord) -> Values:
 
 
 def record_of(values: Mapping[str, Any]) -> TaskRecord:
-    """The record of such values; those left out are the defaults.
+    """Returns the record of such values; missing ones have their defaults.
 
     Raises:
-        UsageError: A value is refused; the message names its option.
+        UsageError: A value is refused; the message has its option.
     """
     rest = {k: v for k, v in values.items() if not any(k in names for names in GROUPS.values())}
     try:
@@ -84,7 +84,7 @@ def record_of(values: Mapping[str, Any]) -> TaskRecord:
 
 
 def defaults() -> Values:
-    """The defaults of all values that have one."""
+    """Returns the defaults of all values that have one."""
     own = {f.name: f.default for f in fields(TaskRecord) if f.default is not MISSING}
     del own["neural"], own["chat"]
     parts = asdict(SamplingDefaults()) | asdict(DraftSettings())
@@ -92,14 +92,14 @@ def defaults() -> Values:
 
 
 def option(name: str) -> str:
-    """The option of a value on the command line."""
+    """Returns the command-line option of a value."""
     if name in _DRAFT - _OWN_OPTION:
         return f"--draft {name}"
     return f"--{name.replace('_', '-')}"
 
 
 def by_option(message: str) -> str:
-    """A message that begins with a value's name, with its option's name instead."""
+    """Replaces a value's name at the start of a message with its option's name."""
     name, blank, rest = message.partition(" ")
     known = name in defaults() or name in ("model", "template")
     return f"{option(name)}{blank}{rest}" if known else message
@@ -121,13 +121,13 @@ def _neural_of(values: Mapping[str, Any]) -> NeuralDrafting | None:
 
 
 def _no_neural() -> Values:
-    """The neural values of a task without a drafter."""
+    """Returns the neural values of a task without a drafter."""
     own = {f.name: f.default for f in fields(NeuralDrafting)}
     return {name: own[field] for name, field in NEURAL.items()} | {"drafter": None}
 
 
 def no_chat() -> Values:
-    """The neutral values of a task with a format string."""
+    """Returns the chat values of a task with a format string, which are neutral."""
     return {"chat_template": None, "chat_tokens": (), "system_prompt": None, "few_shot": ()}
 
 
@@ -141,10 +141,10 @@ def _chat_of(values: Mapping[str, Any]) -> ChatTemplate | None:
 
 
 def given_values(options: TaskOptions) -> Values:
-    """What was given, by the names of `values.flat`; folders with their whole path.
+    """Returns the given values by the names of `values.flat`; folders become absolute paths.
 
     Raises:
-        UsageError: A file cannot be read, or two options say the same.
+        UsageError: A file cannot be read, or two options set the same value.
     """
     own = ("choice", "choices", "schema", "draft", "few_shot")
     values = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in own}
@@ -173,14 +173,17 @@ def given_values(options: TaskOptions) -> Values:
 
 
 def _placed(model: str | None) -> str | None:
-    """A folder's whole path, since others have other working directories; a hub name as it is."""
+    """Returns the absolute path of a folder, or a hub name unchanged.
+
+    The path is absolute because other processes have other working directories.
+    """
     if not model or not (folder := Path(model).expanduser()).is_dir():
         return model
     return str(folder.resolve())
 
 
 def _named(pair: str) -> tuple[str, str]:
-    """An adapter's name and place."""
+    """Returns an adapter's name and its folder or hub name."""
     name, equals, place = pair.partition("=")
     if not (name and equals and place):
         raise UsageError(f"--adapters is {pair!r}; write NAME=FOLDER, or NAME= and a hub name")
@@ -199,10 +202,10 @@ def _labels(options: TaskOptions) -> tuple[str, ...] | None:
 
 
 def labels_of(path: Path) -> tuple[str, ...]:
-    """Labels of a file: one a line, or a list in a ``.json`` file.
+    """Returns the labels of a file: one per line, or a list in a ``.json`` file.
 
     Raises:
-        UsageError: It cannot be read, or holds no labels.
+        UsageError: The file cannot be read, or has no labels.
     """
     text = read_text("choices", path, _MOST_LABEL_BYTES)
     if path.suffix == ".json":
@@ -229,10 +232,10 @@ def _is_json(text: str) -> bool:
 
 
 def read_text(name: str, path: Path, most: int) -> str:
-    """The text of a file that an option names.
+    """Returns the text of a file that is given by an option.
 
     Raises:
-        UsageError: It cannot be read, is too large, or is no UTF-8.
+        UsageError: The file cannot be read, is too large, or is not UTF-8.
     """
     try:
         with path.open("rb") as file:

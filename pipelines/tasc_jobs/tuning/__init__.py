@@ -1,1 +1,4 @@
-"""The gain of a task from drafting: replay, tune, forecast, and their reports. No model is run."""
+"""Estimates a task's gain from drafting: replay, tune, forecast, and their reports.
+
+No model is run.
+"""

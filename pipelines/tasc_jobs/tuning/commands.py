@@ -46,9 +46,10 @@ class StoredTask:
     """A task's record, rows and current index.
 
     Attributes:
-        index: The current one; None where none was announced yet.
-        index_rows: Rows of the corpus that it was built from; None: unknown, or there is no index.
-        newer_rows: Rows of the corpus that came after the index was built; 0 if that is unknown.
+        index: The current index; None if there is none yet.
+        index_rows: Number of corpus rows from which the index was built; None if unknown or if
+            there is no index.
+        newer_rows: Number of corpus rows appended after the index was built; 0 if unknown.
     """
 
     record: TaskRecord
@@ -60,7 +61,7 @@ class StoredTask:
 
     @property
     def settings(self) -> DraftSettings:
-        """Those tuned before, else the task record's."""
+        """The tuned settings, or else those of the task's record."""
         return (self.index and self.index.settings) or self.record.draft
 
     @property
@@ -76,12 +77,14 @@ class StoredTask:
 
 
 def read_task(client: redis.Redis, task: str) -> StoredTask:
-    """Read a task, its current index and the rows it was built from; all where these are unknown.
+    """Read a task, its current index and the rows from which this was built.
+
+    If these rows are unknown, all rows of the corpus are read.
 
     Raises:
         EmptyCorpusError: There are no rows.
-        StoreError: No such task, or Redis fails.
-        DraftError: The current index is damaged or of another format.
+        StoreError: The task does not exist, or Redis fails.
+        DraftError: The current index is damaged or has another format.
         TextError, ServiceError: The tokenizer cannot be loaded, or is not the task's.
     """
     record = TaskStore(client).get(task)
@@ -103,8 +106,9 @@ def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: 
     """Store an index as the task's next version and make it current.
 
     Args:
-        index: The task's, with other weights and settings, or one of its rows if it has none.
-        forecast: Tokens per step that it is expected to bring.
+        index: The task's index with other weights and settings, or an index of its rows if it had
+            none.
+        forecast: Expected tokens per step.
 
     Raises:
         StoreError: Redis fails.
@@ -133,10 +137,10 @@ def replay_job(
     """Replay the answers of files; see `tasc replay --help`.
 
     Args:
-        options: Name the tokenizer, the prompt and the files that are indexed.
-        limit: Replay only so many rows of ``test``.
-        choices: Labels that answers are limited to.
-        emit: Given the figures of each proposer and budget as soon as there are some.
+        options: Options with the tokenizer, the prompt and the files that are indexed.
+        limit: Maximum number of rows of ``test`` to replay.
+        choices: Labels to which answers are limited.
+        emit: Called with the figures of each proposer and budget as soon as they are known.
 
     Raises:
         JobError: A file cannot be read or has no rows, or a proposer is unknown.
@@ -200,17 +204,17 @@ def _names(paths: Sequence[Path]) -> str:
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """The cost of a drafted token: a share of a plain step, or a machine's costs at b rows."""
+    """The cost of a draft token: a fraction of a plain step, or a machine's costs at b rows."""
 
     node_cost: float
     costs: CostFile | None
     rows: int
 
     def price(self, context: float, prompt_tokens: float) -> Price:
-        """The price at a context; raises JobError where there are no costs for so many rows.
+        """Returns the price at a context. Raises JobError if there are no costs for the rows.
 
         Args:
-            prompt_tokens: Mean number of prompt tokens that each row reads itself.
+            prompt_tokens: Mean number of prompt tokens per row outside the common prefix.
         """
         if self.costs is None:
             return by_node(self.node_cost, prompt_tokens)
@@ -231,7 +235,7 @@ class PriceRequest:
         )
 
     def figures(self) -> dict[str, Any]:
-        """The assumptions, for machines; either ``node_cost`` or ``step_cost`` is None."""
+        """Returns the assumptions as JSON values; ``node_cost`` or ``step_cost`` is None."""
         if self.costs is None:
             return {"node_cost": self.node_cost, "step_cost": None}
         machine = self.costs.model_dump(include={"model", "device", "dtype"})
@@ -244,19 +248,20 @@ def tune_job(
     """Choose a task's settings, and publish its index with them as the current version.
 
     Args:
-        measured_rows: Rows that the model answers with the chosen settings, with drafts and
-            without; at most those that neither the index nor the weights have seen.
+        measured_rows: Number of rows that the model answers with the chosen settings, with and
+            without drafts; limited to the rows that neither the index nor the weights were built
+            from.
 
     Returns:
-        Figures for machines, and the report.
+        The figures as JSON values, and the report.
 
     Raises:
         JobError: The corpus is too small, or the costs do not fit.
-        StoreError: No such task, or Redis fails.
-        DraftError: The current index is damaged or of another format.
+        StoreError: The task does not exist, or Redis fails.
+        DraftError: The current index is damaged or has another format.
     """
     if priced.costs:
-        priced.costs.of(priced.rows)  # say what is not there before anything slow
+        priced.costs.of(priced.rows)  # raises an error before anything slow begins
     task, held = _held_out(client, name, branching)
     price = priced.price(held.context, held.prompt_tokens)
     with show_progress(f"tune {name}", planned(held), "replays") as bar:
@@ -306,18 +311,18 @@ def forecast_job(
     budgets: Sequence[int],
     branching: bool,
 ) -> tuple[dict[str, Any], ReportDocument]:
-    """Say what speed-up to expect of a task for each number of rows decoded together.
+    """Forecast the speed-up of a task for each number of rows decoded together.
 
     Returns:
-        Figures for machines, and the report.
+        The figures as JSON values, and the report.
 
     Raises:
         JobError: The corpus is too small, or the file has no costs for one of ``rows``.
-        StoreError: No such task, or Redis fails.
-        DraftError: The current index is damaged or of another format.
+        StoreError: The task does not exist, or Redis fails.
+        DraftError: The current index is damaged or has another format.
     """
     for b in rows:
-        costs.of(b)  # say what is not there before anything slow
+        costs.of(b)  # raises an error before anything slow begins
     task, held = _held_out(client, name, branching)
     curves = [costs.curve(b, held.context) for b in rows]
     with show_progress(f"forecast {name}", len(budgets) * held.rows) as bar:
@@ -356,7 +361,7 @@ def _forwards(found: Replay) -> str:
 def _measured(
     task: StoredTask, held: HeldOut, settings: DraftSettings, b: int, rows: int
 ) -> Preview:
-    """Answer held-out rows by the task's model, drafted for as was tuned, and without drafts."""
+    """Answer held-out rows with the task's model, with the tuned drafts and without drafts."""
     from tasc_runtime.engine.builder import EngineBuilder
 
     note(f"loading the model to measure {min(rows, held.rows)} rows ...")

@@ -1,4 +1,4 @@
-"""The speed-up that drafting will bring on a machine with known step costs, before deploying.
+"""Forecasts the speed-up by drafting on a machine with known step costs, before a deployment.
 
 Drafts are replayed on held-out rows; the time of a step comes from a file of measured costs.
 """
@@ -30,7 +30,7 @@ class _Section(BaseModel):
 
 
 class CostEntry(_Section):
-    """One measured forward: tokens of all rows together, context of each row, seconds."""
+    """One measured forward pass: tokens of all rows together, context of each row, seconds."""
 
     rows: int = Field(ge=1)
     tokens: int = Field(ge=1)
@@ -39,7 +39,7 @@ class CostEntry(_Section):
 
 
 class CostFile(_Section):
-    """The content of a step-cost file; ``draft_seconds`` are those of one row in one step."""
+    """The content of a step-cost file; ``draft_seconds`` is the time for one row in one step."""
 
     model: str
     device: str
@@ -57,7 +57,7 @@ class CostFile(_Section):
         return self
 
     def of(self, rows: int) -> list[CostEntry]:
-        """The costs of steps of so many rows.
+        """Returns the costs of steps of ``rows`` rows.
 
         Raises:
             JobError: There are none.
@@ -72,10 +72,10 @@ class CostFile(_Section):
         return own
 
     def curve(self, rows: int, context: float) -> "StepCurve":
-        """Costs of steps of so many rows, at the measured context nearest to this one.
+        """Returns the costs of steps of ``rows`` rows, at the measured context nearest to this.
 
         Raises:
-            JobError: There are none for so many rows, or not from a plain step upwards.
+            JobError: There are none for ``rows``, or they do not range from a plain step upwards.
         """
         own = self.of(rows)
         nearest = min((abs(c.context - context), c.context) for c in own)[1]
@@ -92,7 +92,7 @@ class CostFile(_Section):
 
 @dataclass(frozen=True)
 class StepCurve:
-    """Seconds of a forward by its tokens, for one number of rows; linear between measured ones."""
+    """Seconds of a forward pass by its tokens, for one number of rows, interpolated linearly."""
 
     rows: int
     context: int
@@ -105,12 +105,12 @@ class StepCurve:
         return float(np.interp(self.rows, self.tokens, self.seconds))
 
     def at(self, tokens: float) -> float | None:
-        """Seconds of a step of so many tokens; None where it is larger than what was measured."""
+        """Returns the seconds of a step; None if it is larger than the measured ones."""
         return float(np.interp(tokens, self.tokens, self.seconds)) if self.reaches(tokens) else None
 
     @property
     def of_token(self) -> float:
-        """Seconds that one more token adds to a large step, as a prompt's tokens do."""
+        """Seconds that each further token, such as one of a prompt, adds to a large step."""
         tokens, seconds = self.tokens[-2:], self.seconds[-2:]
         return max(seconds[1] - seconds[0], 0.0) / (tokens[1] - tokens[0])
 
@@ -122,7 +122,7 @@ def read_cost_file(path: Path) -> CostFile:
     """Read a step-cost file.
 
     Raises:
-        FileError: It cannot be read, or is not as `CostFile` says.
+        FileError: The file cannot be read, or does not have the format of `CostFile`.
     """
     try:
         return CostFile.model_validate_json(path.read_bytes())
@@ -139,10 +139,12 @@ class Option:
     """Drafting with one budget, for b rows.
 
     Attributes:
-        budget: Most draft tokens of a row's step.
+        budget: Maximum draft tokens per row and step.
         draft_seconds: Time to draft for one row in one step.
-        step_seconds: Time of a step of all rows, drafting included; None beyond what was measured.
-        speed_up: Tokens a second over those without drafts, prompts included; None as before.
+        step_seconds: Time of a step of all rows, drafting included; None if the step is larger than
+            the measured ones.
+        speed_up: Tokens per second, prompts included, divided by those without drafts; None if
+            ``step_seconds`` is None.
     """
 
     budget: int
@@ -164,13 +166,13 @@ class Outlook:
 
     @property
     def best(self) -> Option | None:
-        """The budget with the greatest speed-up, worth it or not; None if no cost is known."""
+        """The budget with the maximum speed-up, even if this is below 1; None without costs."""
         known = [option for option in self.options if option.speed_up is not None]
         return max(known, key=lambda option: option.speed_up or 0.0, default=None)
 
     @property
     def budget(self) -> int:
-        """The budget to draft with; 0 means not to draft."""
+        """The recommended budget; 0 means no drafts."""
         return self.best.budget if self.best and (self.best.speed_up or 0.0) > 1.0 else 0
 
     @property
@@ -179,7 +181,7 @@ class Outlook:
         return (self.best.speed_up or 1.0) if self.best and self.budget else 1.0
 
     def verdict(self) -> str:
-        """The recommendation as a sentence."""
+        """Returns the recommendation as a sentence."""
         at = f"b = {self.rows}: "
         if self.best is None:
             return at + "unknown, every budget needs larger steps than were measured"
@@ -191,16 +193,18 @@ class Outlook:
         )
 
     def figures(self) -> dict[str, Any]:
-        """The figures as JSON values."""
+        """Returns the figures as JSON values."""
         verdict = {"draft": self.budget > 0, "budget": self.budget, "speed_up": self.speed_up}
         return {**asdict(self), **verdict, "verdict": self.verdict()}
 
 
 def how_to_set(task: str, found: Outlook, now: int) -> str | None:
-    """The settings that give a task the budget recommended; None where it has it, or none is known.
+    """Returns a text on how to give a task the recommended budget.
+
+    Returns None if the task already has this budget, or no budget can be recommended.
 
     Args:
-        now: Most draft tokens of a row's step, as the task was tuned, else as its record says.
+        now: The task's maximum of draft tokens per row and step, tuned or else from its record.
     """
     if found.best is None or found.budget == now:
         return None
@@ -220,11 +224,11 @@ def replayed(
     budgets: Sequence[int],
     progress: Callable[[], None] = lambda: None,
 ) -> dict[int, Replay]:
-    """Replays of the held-out rows by budget, with weights learnt from the other half of them.
+    """Returns replays of one half of the held-out rows by budget; the other half gives weights.
 
     Args:
-        settings: How the task is drafted, but for the budget.
-        progress: Called behind each replayed row.
+        settings: Draft settings of the task, except for the budget.
+        progress: Called after each replayed row.
     """
     settings = replace(settings, recent_tokens=0)
     weights = held.weights(settings) if settings.mixture == "mixed" else None
@@ -240,7 +244,7 @@ def outlook(
     draft_seconds: float | None,
     prompt_tokens: float = 0.0,
 ) -> Outlook:
-    """The outlook of replays by budget, by measured step costs; see `priced`."""
+    """Returns the outlook for replays by budget and for measured step costs; see `priced`."""
     options = (
         priced(curve, budget, found, draft_seconds, prompt_tokens)
         for budget, found in replays.items()
@@ -255,16 +259,17 @@ def priced(
     draft_seconds: float | None = None,
     prompt_tokens: float = 0.0,
 ) -> Option:
-    """The speed-up that a replay's drafts bring if steps cost this much.
+    """Returns the speed-up by a replay's drafts for the given step costs.
 
-    With b rows, n nodes a step and row, s and s' steps an answer with drafts and without, C the
-    curve, d the drafting of one row and P what b prompts and the forced tokens of b answers add to
-    the steps that read them: speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P).
-    Forced tokens of accepted drafts belong to P and not to n.
+    speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P), where b is the number of rows, n
+    the number of nodes per step and row, s and s' the numbers of steps per answer with and without
+    drafts, C the curve, and d the time to draft for one row. P is the time that b prompts and the
+    forced tokens of b answers add to the steps that read them. Forced tokens of accepted drafts
+    are part of P and not of n.
 
     Args:
-        draft_seconds: d, as measured on the machine; None takes the replay's own.
-        prompt_tokens: Mean number of prompt tokens that each row reads itself.
+        draft_seconds: d, as measured on the machine; None takes the replay's own time.
+        prompt_tokens: Mean number of prompt tokens per row outside the common prefix.
     """
     nodes = found.charged / found.steps
     if draft_seconds is None:

@@ -23,9 +23,9 @@ class GuidedAnswers:
     """The labels or the tokens that a guide prescribes for some answers.
 
     Attributes:
-        labels: The labels that answers are limited to, if the guide is a set of labels.
-        forced: For each answer, ``bool[n]`` which tokens its guide forces, or None if the guide
-            does not allow it. None: those that ``labels`` force.
+        labels: The labels to which answers are limited, if the guide is a set of labels.
+        forced: For each answer, a mask ``bool[n]`` of the tokens that its guide forces, or None if
+            the guide does not allow the answer. None if ``labels`` determine the forced tokens.
     """
 
     labels: LabelTrie | None = None
@@ -33,15 +33,17 @@ class GuidedAnswers:
 
     @classmethod
     def of(cls, spec: GuideSpec, answers: Sequence[Int32], tokenizer: TaskTokenizer) -> Self:
-        """Find what a guide forces in answers. One that it does not allow counts as not guided.
+        """Find the tokens that a guide forces in answers.
+
+        An answer that the guide does not allow counts as not guided.
 
         Args:
-            answers: With their end-of-sequence.
+            answers: Token ids of answers, with end-of-sequence.
 
         Raises:
             JobError: The guide cannot be compiled.
         """
-        from tasc_engine.guided import Guides  # with torch, which replays do without
+        from tasc_engine.guided import Guides  # imports torch, which other replays do not need
 
         guides = Guides(tokenizer, tokenizer.vocab_size)
         try:

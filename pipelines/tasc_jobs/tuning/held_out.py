@@ -1,6 +1,7 @@
-"""Rows held out of a task's corpus, to learn weights from and to judge settings by.
+"""Rows held out of a task's corpus, for learning weights and for judging settings.
 
-Half of them teach, the other half judge, and the index that is drafted from holds neither.
+Weights are learnt from one half, and settings are judged on the other half. The index from which
+drafts come has neither half.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,17 +21,17 @@ from tasc_text import TaskTokenizer
 
 
 class HeldOut:
-    """Held-out rows beside an index of the others.
+    """Held-out rows and an index of the other rows.
 
     Args:
-        branching: Drafts are trees; else chains.
+        branching: Whether drafts are trees; otherwise they are chains.
         bigrams: The target's own table, if there is one.
         max_bytes: The cap of the index's corpus part, if there is one.
         guide: The guide of the task's answers, if they have one.
 
     Attributes:
         guided: The tokens that the guide forces.
-        judging: Prompt and answer ids of the rows that judge.
+        judging: Prompt and answer ids of the judging rows.
 
     Raises:
         JobError: There are too few rows to hold some out, or the guide cannot be compiled.
@@ -70,21 +71,21 @@ class HeldOut:
 
     @property
     def context(self) -> float:
-        """Mean tokens of a judging row in the middle of its answer."""
+        """Mean number of tokens of a judging row in the middle of its answer."""
         return sum(len(p) + len(a) / 2 for p, a in self.judging) / len(self.judging)
 
     @property
     def prompt_tokens(self) -> float:
-        """Mean tokens of a judging row's prompt behind what all prompts begin with."""
+        """Mean number of tokens of a judging row's prompt after the prefix of all prompts."""
         return sum(len(p) - self._shared for p, _ in self.judging) / len(self.judging)
 
     def index(self, settings: DraftSettings, weights: Weights | None) -> DraftIndex:
-        """The index of the rows that are not held out, to draft for judging rows from."""
+        """Returns the index of the rows that are not held out, for drafts of judging rows."""
         return replace(self._inner, weights=weights, settings=settings)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources that have evidence."""
+        """The draft sources that have data."""
         silent = set()
         if self._inner.aligned is None:
             silent.add("aligned")
@@ -93,10 +94,10 @@ class HeldOut:
         return tuple(name for name in NGRAM_SOURCES if name not in silent)
 
     def weights(self, settings: DraftSettings, *, final: bool = False) -> Weights:
-        """Weights learnt from the half that does not judge.
+        """Returns weights learnt from the half that is not used for judging.
 
         Args:
-            final: Learn from all held-out rows, since nothing is left to be judged.
+            final: Whether to learn from all held-out rows, because judging is finished.
         """
         rows, eos_id = self._held if final else self._teaching, self._tokenizer.eos_id
         return learn_weights(
@@ -122,7 +123,7 @@ class HeldOut:
 
 
 def _shared(prompts: Sequence[Int32]) -> int:
-    """How many tokens all prompts begin with; at least one token of each is its own."""
+    """Returns the length of the prompts' common prefix; each prompt has a token after it."""
     first = prompts[0]
     shared = min(len(prompt) for prompt in prompts) - 1
     for prompt in prompts:

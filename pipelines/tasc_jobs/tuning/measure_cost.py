@@ -1,6 +1,7 @@
-"""The costs of a model's verify forwards on this machine, for `tasc forecast` and `tasc tune`.
+"""Measures a model's verification forward passes, for `tasc forecast` and `tasc tune`.
 
-It loads the target as a replica does and times it; it needs no corpus, no Redis and no Ray.
+It loads the target like a replica and measures its time on this machine. It needs no corpus, no
+Redis and no Ray.
 """
 
 from collections.abc import Callable
@@ -21,13 +22,13 @@ def measure_cost(
     seconds: float = 60.0,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> StepCosts:
-    """Time forwards of a model.
+    """Measure the time of forward passes of a model.
 
     Args:
-        rows: b; half of it and so on down to 1 are measured as well.
-        max_model_len: Tokens of a row; costs are measured at a short and at a long context.
+        rows: b, the number of rows; half of it and so on down to 1 are measured as well.
+        max_model_len: Maximum tokens of a row; costs are measured at a short and a long context.
         threads: CPU threads.
-        seconds: Most time to take, loading not counted.
+        seconds: Maximum time of the measurement, without loading.
 
     Raises:
         JobError: The model cannot be loaded.
@@ -42,7 +43,7 @@ def measure_cost(
 
 
 def in_words(costs: StepCosts) -> str:
-    """A line for each batch and context: milliseconds by draft tokens a row."""
+    """Returns a line for each batch and context: milliseconds by draft tokens per row."""
     lines = [f"{costs.model} in {costs.dtype} on {costs.device}; milliseconds of a forward"]
     for rows, context in dict.fromkeys((c.rows, c.context) for c in costs.costs):
         own = [c for c in costs.costs if (c.rows, c.context) == (rows, context)]

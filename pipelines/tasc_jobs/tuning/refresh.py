@@ -1,8 +1,8 @@
-"""Build a task's index anew with what its service answered; make it current if it drafts better.
+"""Rebuilds a task's index with answers of its service; makes it current if it drafts better.
 
-Collected answers move into the corpus; a part of the rows that no index has seen is held out; the
-current index and one of all other rows are replayed on it. A run that was killed and started again
-adds nothing twice.
+Collected answers are moved into the corpus. A part of the rows that are in no index is held out,
+and the current index and a new index of all other rows are replayed on that part. A run that was
+killed can be run again and adds nothing twice.
 """
 
 import hashlib
@@ -37,18 +37,18 @@ from tasc_store import (
 )
 
 STAGES = {**BUILD_STAGES, "replay": "rows"}
-_PROMPT_TOKENS = 3000  # the last ones of a prompt are replayed
-_HELD_OUT, _LEAST, _MOST = 5, 50, 600  # one of so many new rows, and how many rows
+_PROMPT_TOKENS = 3000  # number of last tokens of a prompt that are replayed
+_HELD_OUT, _LEAST, _MOST = 5, 50, 600  # one in 5 new rows, with a minimum and a maximum
 
 
 @dataclass(frozen=True)
 class RefreshOptions:
-    """When a new index is good enough.
+    """The conditions for a new index.
 
     Attributes:
-        margin: Share by which tokens per step must rise.
-        min_rows: New rows of the corpus below which nothing is built.
-        keep: Versions kept in the store, the current one besides.
+        margin: Fraction by which tokens per step must rise.
+        min_rows: Minimum number of new rows of the corpus; with fewer, nothing is built.
+        keep: Number of versions kept in the store in addition to the current one.
         parallelism, max_bytes: See `build_and_publish`.
     """
 
@@ -64,14 +64,14 @@ class Refreshed:
     """The result of a refresh, and the reason.
 
     Attributes:
-        moved: Collected rows that are new to the corpus; ``known`` were there already.
-        new_rows: Rows of the corpus behind those that the newest index was built from.
-        judged_rows: Those of them that neither index held when they were replayed.
-        old_version: The current version before; None where there was none.
-        old_tokens_per_step, new_tokens_per_step: On the judged rows. The old index is not replayed
-            where the rows that it was built from are unknown, since it may hold the judged ones.
-        version: The new current version; None where the old one stays.
-        versions: All that the store has now.
+        moved: Number of collected rows that are new to the corpus; ``known`` were already in it.
+        new_rows: Number of corpus rows after those from which the newest index was built.
+        judged_rows: Number of new rows that neither index had when they were replayed.
+        old_version: The current version before the refresh; None if there was none.
+        old_tokens_per_step, new_tokens_per_step: Tokens per step on the judged rows. The old index
+            is not replayed if its rows are unknown, because it may have the judged ones.
+        version: The new current version; None if the old one stays current.
+        versions: All versions that the store has now.
     """
 
     task: str
@@ -102,20 +102,20 @@ def refresh(
     *,
     judged: int = 0,
 ) -> Refreshed:
-    """Move collected rows into a task's corpus, and refresh its index where that is worth it.
+    """Move collected rows into a task's corpus, and refresh its index if that is an improvement.
 
-    Ray is started where none runs, and only if there is something to build.
+    Ray is started if it is not running, and only if an index must be built.
 
     Args:
-        progress: Told of the stages in STAGES; those of a build come twice.
-        judged: Rows of the corpus when an index was last judged; `min_rows` are waited for behind
-            these too, or one that was not good enough would be built again and again.
+        progress: Called for the stages in STAGES; the stages of a build occur twice.
+        judged: Number of corpus rows when an index was last judged. `min_rows` further rows are
+            needed after these too, so that an insufficient index is not built repeatedly.
 
     Raises:
-        IndexChanged: Somebody else announced another version meanwhile; the new one is stored.
-        JobError: No row has an input, so that there are no requests to draft for; or the task's
-            guide cannot be compiled.
-        StoreError: No such task, or Redis fails.
+        IndexChanged: Another process has made another version current; the new one is stored.
+        JobError: No row has an input, so there are no requests to draft for; or the task's guide
+            cannot be compiled.
+        StoreError: The task does not exist, or Redis fails.
         DraftError, TextError, ServiceError, RayError: See `build_and_publish`.
     """
     options = options or RefreshOptions()
@@ -125,7 +125,7 @@ def refresh(
     store = ArtifactStore(client, record.corpus_name, record.fingerprint)
     current, versions = store.current(), store.versions()
     newest = store.get(versions[-1]) if versions else None
-    # Neither the newest nor the current index holds rows behind these, where theirs are known.
+    # Neither the newest nor the current index has rows after these, as far as theirs are known.
     seen = max((each.corpus_rows or 0 for each in (newest, current) if each), default=0)
     rows = len(CorpusStore(client, record.corpus_name))
     old = current.version if current else None
@@ -150,26 +150,26 @@ def refresh(
 
 
 def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
-    """Move a task's collected rows into its corpus; return how many were new, and how many not.
+    """Move a task's collected rows into its corpus; returns the numbers of new and known rows.
 
-    A row's key is made of task and input, so that a task's answer to an input is learnt once.
+    A row's key is made of task and input, so a task's answer to an input is added only once.
 
     Raises:
-        StoreError: Redis fails; what was moved so far stays moved.
+        StoreError: Redis fails; rows that were already moved stay in the corpus.
     """
     collected, corpus = CollectedRows(client, record.name), CorpusStore(client, record.corpus_name)
     left, added, known = len(collected), 0, 0
     while left > 0 and (batch := collected.read()).rows:
         rows = [CorpusRow(_key(record.name, row.input), *astuple(row)) for row in batch.rows]
         appended = corpus.append(rows)
-        collected.remove(batch.end)  # not before: who dies here comes again, and finds them known
+        collected.remove(batch.end)  # last, so that a killed run loses no rows
         added, known = added + appended.added, known + appended.known
         left -= len(rows)
     return added, known
 
 
 def served_prefix(task: str) -> str:
-    """Prefix of the keys of corpus rows that services of the task answered."""
+    """Returns the prefix of the keys of corpus rows that services of the task answered."""
     return f"served:{task}:"
 
 
@@ -190,9 +190,9 @@ def _judge(
 
     Args:
         guide: The guide of the task's answers, if they have one.
-        seen: First rows of the corpus, which may be in an index.
-        comparable: Whether there is a current index that is known to hold no other rows; where
-            there is none, the new one is published.
+        seen: Number of first rows of the corpus, which may be in an index.
+        comparable: Whether there is a current index that is known to have no other rows. If there
+            is none, the new index is published without a comparison.
     """
     kept, held = held_out(seen, corpus.rows)
     trial = corpus.index(kept)
@@ -238,10 +238,10 @@ def _judge(
 
 
 def held_out(seen: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split ``rows`` row numbers into those to build from and those to judge by.
+    """Splits ``rows`` row numbers into those for building and those for judging.
 
-    Of the rows behind the first ``seen`` a fifth judges, between 50 and 600 of them, and never more
-    than half.
+    A fifth of the rows after the first ``seen`` is used for judging, but at least 50 and at most
+    600 rows, and never more than half.
     """
     new = rows - seen
     most = min(max(new // _HELD_OUT, _LEAST), _MOST, max(new // 2, 1))
@@ -267,9 +267,9 @@ def _tokens_per_step(
     rows: Sequence[tuple[Int32, Int32]],
     guided: GuidedAnswers,
 ) -> float:
-    """Tokens per step as the service counts them: forced tokens included.
+    """Returns tokens per step as the service counts them, including forced tokens.
 
-    It drafts from recent answers too, by weights that go on learning.
+    Drafts also come from recent answers, and the weights continue to learn.
     """
     corpus.progress("replay", 0, len(rows))
     done = iter(range(1, len(rows) + 1))

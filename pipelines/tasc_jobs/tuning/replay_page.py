@@ -18,7 +18,7 @@ _GAIN = "tokens per step that a source adds"
 
 
 def replay_page(found: Sequence[Measured], summary: Sequence[str]) -> ReportDocument:
-    """Tokens per step, costs, and acceptance by position of every proposer and budget."""
+    """Returns the report on tokens per step, costs and acceptance of each proposer and budget."""
     title = f"Replay of {found[0].replay.rows:,} rows, {found[0].replay.tokens:,} tokens"
     by_name = [(name, list(runs)) for name, runs in groupby(found, key=lambda m: m.proposer)]
     acceptance = (
@@ -45,14 +45,14 @@ def replay_page(found: Sequence[Measured], summary: Sequence[str]) -> ReportDocu
 
 
 def efficiency_plot(lines: tuple[Curve, ...]) -> Lines:
-    """Tokens per step of each line, by budget."""
+    """Returns a plot of the tokens per step of each line, by budget."""
     budgets = tuple(sorted({int(x) for line in lines for x in line.x}))
     title, x_label = "Tokens per step by budget", "most draft tokens of a step"
     return Lines(title, x_label, "tokens per step", lines, budgets)
 
 
 def _few(by_name: Sequence[tuple[str, list[Measured]]]) -> list[Measured]:
-    """Few enough for one plot: all budgets of one proposer, else the last of each."""
+    """Returns few runs for one plot: all budgets of a single proposer, or the last of each."""
     return by_name[0][1] if len(by_name) == 1 else [runs[-1] for _, runs in by_name]
 
 
@@ -123,7 +123,7 @@ def _worth_row(worth: Worth) -> dict[str, str]:
 
 
 def _lines(tuned: Tuned) -> tuple[Curve, ...]:
-    """Tokens per step by budget, a line for each least probability."""
+    """Returns tokens per step by budget, with a line for each minimum probability."""
     grid = sorted(tuned.grid, key=lambda t: t.settings.min_prob)
     return tuple(
         Curve(
@@ -144,10 +144,10 @@ def forecast_page(
     now: int,
     summary: Sequence[str],
 ) -> ReportDocument:
-    """Speed-up by budget for each b; the summary says the verdicts, and how to follow them.
+    """Returns the report on the speed-up by budget for each b, with recommendations.
 
     Args:
-        now: Most draft tokens of a row's step as the task is drafted so far.
+        now: The task's current maximum of draft tokens per row and step.
     """
     said = [(each.verdict(), how_to_set(task, each, now)) for each in outlooks]
     rows = [_forecast_row(outlook, option) for outlook in outlooks for option in outlook.options]
@@ -193,7 +193,7 @@ def _forecast_row(outlook: Outlook, option: Option) -> dict[str, str]:
 
 
 def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:
-    """Accepted of reached at every position, a column for each named replay."""
+    """Returns the ratio of accepted to reached drafts by position, with a column per replay."""
     deepest = max(len(found.reached) for _, found in runs)
     columns = ("position", *(name for name, _ in runs))
     rows = tuple((str(at), *(_share(found, at) for _, found in runs)) for at in range(deepest))

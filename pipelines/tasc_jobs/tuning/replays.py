@@ -1,8 +1,9 @@
-"""Replay proposers on a task's test rows, and count. It needs no model, no Redis and no Ray.
+"""Replays proposers on a task's test rows. This needs no model, no Redis and no Ray.
 
-Proposers are compared by name: settings, shape, what their index holds. Weights are learnt on rows
-of the training side that the index of that moment does not hold; then the index is built from all
-of them. No test answer enters it, unless a comparison is ``online``.
+Proposers have a name, which stands for their settings, the shape of drafts and the texts of their
+index. Weights are learnt on training rows that are not in the index used for learning; then an
+index of all training rows is built. It has no test answers, but an ``online`` comparison also
+drafts from the test answers replayed so far.
 """
 
 import time
@@ -43,7 +44,7 @@ class Reads(Enum):
 
 @dataclass(frozen=True)
 class NamedProposer:
-    """A proposer to compare. ``settings`` hold no budget and no recent answers yet."""
+    """A proposer to compare. The budget and recent answers are not yet in ``settings``."""
 
     name: str
     settings: DraftSettings
@@ -75,13 +76,13 @@ PROPOSERS = {
 
 
 def named_proposers(names: Sequence[str], bigrams: bool) -> list[NamedProposer]:
-    """The proposers of these names, each once, in this order.
+    """Returns the proposers of these names, each once, in this order.
 
     Args:
         bigrams: Whether there is a table of the target's own bigrams.
 
     Raises:
-        JobError: A name is unknown, or ``bigrams`` is asked for without a table.
+        JobError: A name is unknown, or ``bigrams`` is given without a table.
     """
     for name in names:
         if name not in PROPOSERS:
@@ -97,12 +98,12 @@ _WARM_UP_ROWS = 500
 
 @dataclass(frozen=True)
 class Comparison:
-    """The proposers to compare, and the rows to compare them on.
+    """The proposers to compare, and the rows of the comparison.
 
     Attributes:
-        budgets: Most draft tokens of a step.
+        budgets: Maximum draft tokens per step.
         bigrams: The target's own table, a source of every proposer with weights.
-        online: Whether answers replayed so far are drafted from.
+        online: Whether drafts also come from the answers replayed so far.
         guided: The guide of the test answers, if they have one.
     """
 
@@ -117,7 +118,7 @@ class Comparison:
 
     @property
     def replayed_rows(self) -> int:
-        """How often a row will be replayed in all."""
+        """Total number of replays of rows."""
         passes = sum(2 if p.learns else 1 for p in self.proposers)
         return passes * len(self.budgets) * len(self.test)
 
@@ -129,7 +130,7 @@ class IndexCost:
     Attributes:
         tokens_read: Number of tokens of the outputs, and of the prompts if they are read; without
             marks.
-        seconds: Time to build it, without compiling.
+        seconds: Time to build the index, without compilation.
     """
 
     tokens_read: int
@@ -138,7 +139,7 @@ class IndexCost:
 
     @property
     def tokens_read_per_s(self) -> float | None:
-        """None where nothing is read."""
+        """Tokens read per second; None if nothing is read."""
         return self.tokens_read / self.seconds if self.tokens_read else None
 
 
@@ -147,8 +148,8 @@ class Measured:
     """One proposer at one budget.
 
     Attributes:
-        replay: With weights that follow the answers, each answer after it was drafted.
-        tokens_per_step_frozen: With the weights as learnt on the training side.
+        replay: The replay with weights that learn from each answer after it was drafted.
+        tokens_per_step_frozen: Tokens per step with weights learnt only on the training rows.
     """
 
     proposer: str
@@ -158,7 +159,7 @@ class Measured:
     index: IndexCost
 
     def figures(self) -> dict[str, Any]:
-        """The figures as JSON values; every mean stands beside its numerator and denominator."""
+        """Returns the figures as JSON values; each mean has its numerator and denominator."""
         cost, size = self.index, self.index.size
         return {
             "proposer": self.proposer,
@@ -175,12 +176,12 @@ class Measured:
 
 
 def rates(found: Replay) -> list[float]:
-    """At each position, drafts accepted there over drafts that reach it."""
+    """Returns, by position, accepted drafts divided by drafts that reach the position."""
     return [a / r for a, r in zip(found.accepted, found.reached, strict=True)]
 
 
 def replay_figures(found: Replay) -> dict[str, Any]:
-    """A replay's counts and means for machines; times are medians and 99th percentiles."""
+    """Returns a replay's counts and means as JSON values; times are medians and p99."""
     draft_us, start_us = (np.percentile(t, [50, 99]) for t in (found.draft_us, found.start_us))
     return {
         "rows": found.rows,
@@ -206,7 +207,7 @@ def replay_figures(found: Replay) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A proposer with its index, and weights where it has some."""
+    """A proposer with its index, which has weights if the proposer uses them."""
 
     proposer: NamedProposer
     index: DraftIndex
@@ -214,7 +215,7 @@ class Prepared:
 
 
 def prepare(comparison: Comparison) -> list[Prepared]:
-    """Learn weights and build indexes, one for each thing that proposers read.
+    """Learn weights and build indexes, one for each kind of texts that proposers read.
 
     Raises:
         DraftError: The rows cannot be indexed.
@@ -236,7 +237,7 @@ def compare(
     """Replay every proposer at every budget.
 
     Args:
-        progress: Called behind each row.
+        progress: Called after each row.
     """
     rows = comparison.test.answers(comparison.tokenizer.eos_id)
     for each in prepared:
@@ -267,7 +268,7 @@ def run(
     progress: Callable[[], None] = lambda: None,
     guided: GuidedAnswers | None = None,
 ) -> Replay:
-    """Replay rows with a proposer of these settings, its budget their most draft tokens.
+    """Replay rows with a proposer of these settings, including their number of draft tokens.
 
     Args:
         guided: The guide of the task's answers, if they have one.
@@ -324,10 +325,10 @@ def _index(comparison: Comparison, reads: Reads, rows: TokenRows) -> DraftIndex:
 def index_of(
     rows: TokenRows, tokenizer: TaskTokenizer, *, prompts: bool = True, max_bytes: int | None = None
 ) -> DraftIndex:
-    """The index of a task's rows, without weights and optionally without its prompts.
+    """Returns the index of a task's rows, without weights and optionally without its prompts.
 
     Args:
-        max_bytes: Most bytes of the corpus part, if there is a cap.
+        max_bytes: Maximum bytes of the corpus part, if there is a cap.
     """
     return build_index(
         rows.outputs,

@@ -1,7 +1,7 @@
-"""Choose a task's proposer settings by replaying held-out rows.
+"""Chooses a task's proposer settings by replaying held-out rows.
 
-The expected speed-up is maximised, since tokens per step alone would always ask for the largest
-draft: by a price of each draft token, or by a machine's measured step costs.
+The expected speed-up is maximised, because tokens per step alone would always favour the largest
+drafts. It uses the price of a draft token, or a machine's measured step costs.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from tasc_jobs.tuning.held_out import HeldOut
 BUDGETS = (4, 8, 16, 32)
 NEIGHBOURS = (0, 16, 32, 64)
 MIN_PROBS = (0.0, 0.02, 0.05, 0.1, 0.2)
-RECENT_LOSS = 0.01  # greatest share of the expected speed-up that recent answers may cost
+RECENT_LOSS = 0.01  # maximum fraction of the expected speed-up that recent answers may cost
 _FIRST_BUDGET = 8
 
 Price: TypeAlias = Callable[[Replay], float]
 
 
 def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
-    """Expected speed-up where a token costs this share of a step without drafts.
+    """Returns a price with which a token costs this fraction of a step without drafts.
 
     Prompt tokens and forced tokens cost as much as draft tokens, with drafts and without.
 
@@ -39,20 +39,20 @@ def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
 
 
 def by_curve(curve: StepCurve, draft_seconds: float | None, prompt_tokens: float = 0.0) -> Price:
-    """Expected speed-up by a machine's costs; 0 for drafts larger than what was measured."""
+    """Returns a price from a machine's costs; it is 0 for steps larger than the measured ones."""
     return lambda found: priced(curve, 0, found, draft_seconds, prompt_tokens).speed_up or 0.0
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Settings that were tried."""
+    """The result of a replay with some settings."""
 
     settings: DraftSettings
     replay: Replay
     speed_up: float
 
     def figures(self) -> dict[str, Any]:
-        """The settings that were varied, and the result."""
+        """Returns the varied settings and the result as JSON values."""
         settings, found = self.settings, self.replay
         return {
             "num_speculative_tokens": settings.num_speculative_tokens,
@@ -72,10 +72,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Worth:
-    """Tokens per step with a source and, weights learnt anew, without it.
+    """Tokens per step with a source, and without it after weights are learnt again.
 
     Attributes:
-        kept: Whether the settings that were chosen use it.
+        kept: Whether the chosen settings use the source.
     """
 
     source: str
@@ -93,11 +93,11 @@ class Worth:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The chosen settings, the trials behind the choice, and the weights to use with it.
+    """The chosen settings, the trials behind the choice, and the weights to use with them.
 
     Attributes:
-        by_neighbours: Trials of so many neighbours, each with weights of its own.
-        grid: Trials of budgets and least probabilities with the best of these.
+        by_neighbours: Trials by number of neighbours, each with its own weights.
+        grid: Trials of budgets and minimum probabilities with the best number of neighbours.
     """
 
     chosen: Trial
@@ -112,23 +112,23 @@ class Tuned:
 
 
 def planned(held: HeldOut) -> int:
-    """How many replays `tune` makes, those of several absent sources not counted."""
+    """Returns the number of replays of `tune`, except those without several sources."""
     return len(NEIGHBOURS) + len(BUDGETS) * len(MIN_PROBS) + len(held.sources)
 
 
 def tune(
     held: HeldOut, base: DraftSettings, price: Price, progress: Callable[[], None] = lambda: None
 ) -> Tuned:
-    """Try neighbours, then budgets and least probabilities, then each source's absence.
+    """Try neighbours, then budgets and minimum probabilities, then the absence of each source.
 
-    A source is left out if the expected speed-up without it is no less. Recent answers are left out
-    only if they lose more than RECENT_LOSS. If a model answers unlike the corpus, its drafts come
-    from its own earlier answers, and a replay of the corpus cannot show that.
+    A source is left out if the expected speed-up does not fall without it. Recent answers are left
+    out only if they lose more than RECENT_LOSS. If a model's answers differ from the corpus, its
+    drafts come from its own earlier answers, and a replay of the corpus cannot show that.
 
     Args:
         base: The settings that are not varied; their mixture becomes ``mixed``.
-        price: The speed-up to expect of a replay.
-        progress: Called behind each replay.
+        price: Returns the expected speed-up of a replay.
+        progress: Called after each replay.
     """
     bench = _Bench(held, price, progress)
     base = replace(base, mixture="mixed", recent_tokens=0, num_speculative_tokens=_FIRST_BUDGET)
@@ -168,10 +168,11 @@ class _Bench:
 
 
 def _leave_one_out(bench: _Bench, best: Trial, weights: Weights) -> tuple[list[Worth], Trial]:
-    """Each source's worth, and the best trial without sources that are worth nothing.
+    """Returns each source's worth, and the best trial without useless sources.
 
-    Two sources may stand in for each other: of those that can be left out alone, each further one
-    is tried together with those before it. Recent answers are put in, for they are in no trial.
+    Two sources may replace each other, so sources that can be left out alone are removed one after
+    the other, each in a trial without those removed before it. Recent answers are in no other
+    trial, so they are added here.
     """
     whole = best.replay.tokens_per_step
     found: dict[str, tuple[float, float]] = {}

@@ -1,1 +1,1 @@
-"""`tasc worker`: takes batches that clients have asked for over HTTP, and answers their lines."""
+"""`tasc worker`: takes batches that clients have created over HTTP, and answers their lines."""

@@ -1,7 +1,7 @@
-"""The batch worker's loop: it takes one batch after another, and gives back those it cannot end.
+"""The loop of a batch worker: it takes one batch after another, and returns those it cannot end.
 
-Tasks whose engines fail are left alone for a while. Metrics grow by the differences between the
-sums that a batch's job reports.
+Tasks with failing engines are paused. Metrics grow by the differences between the sums that a
+batch's job reports.
 """
 
 import shutil
@@ -24,20 +24,20 @@ from tasc_store.batches.batch_store import Batch, BatchStore
 from tasc_store.batches.leases import BatchLease, take_batch
 from tasc_store.errors import LeaseLost, UnknownBatch
 
-_LONGEST_S: Final = 60.0  # pause of a task
+_LONGEST_S: Final = 60.0  # maximum pause of a task
 _MOST_ATTEMPTS: Final = 5
 _FORGOTTEN_S: Final = LONGEST_S
 _NO_MORE: Final = "worker_failed"
 
 
 class TaskBackoff:
-    """Tasks that this worker leaves alone for a while because their engines fail here.
+    """Tasks that this worker pauses because their engines fail on this machine.
 
     Args:
-        most: So many failures in a row, of all tasks together, are too many.
+        most: Number of consecutive failures, of all tasks together, that end the worker.
         first_s: Pause after the first failure of a task, in seconds; it doubles with each further
-            one, up to a minute.
-        now: A clock in seconds that never goes back.
+            failure, up to a minute.
+        now: A monotonic clock in seconds.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class TaskBackoff:
 
     @property
     def paused(self) -> list[str]:
-        """Tasks to be left alone now."""
+        """The tasks that are paused now."""
         return [task for task, until in self._until.items() if self._now() < until]
 
     def failed(self, task: str, why: str) -> float:
-        """Pause a task whose engines failed; returns for how many seconds.
+        """Pause a task after its engines failed; returns the pause in seconds.
 
         Raises:
             ClusterError: The worker has failed too often.
@@ -75,18 +75,21 @@ class TaskBackoff:
         return pause_s
 
     def busy(self, task: str) -> float:
-        """Pause a task whose batch another process here works on; that is no failure."""
+        """Pause a task because another process on this machine runs its batch.
+
+        This does not count as a failure.
+        """
         self._until[task] = self._now() + self._first_s
         return self._first_s
 
     def worked(self, task: str) -> None:
-        """An engine of the task is up."""
+        """Reset the failures of a task because one of its engines is running."""
         self._in_a_row = 0
         self._failures.pop(task, None)
 
 
 class Counting:
-    """Metrics of one batch that a worker has, for the time of a block."""
+    """Updates the metrics of one batch for the duration of a block."""
 
     def __init__(self, metrics: BatchMetrics, task: str) -> None:
         self._metrics, self._task = metrics, task
@@ -104,11 +107,11 @@ class Counting:
             self._metrics.ended(self._task, ended.status).inc()
 
     def told(self, progress: JobProgress) -> None:
-        """Count what was done since the last call. The first call tells what earlier starts did."""
+        """Count the work since the last call. The first call reports the work of earlier starts."""
         now = progress.report
         before, self._before = self._before, now
         self._metrics.running(self._task).set(progress.running)
-        # Fewer than before: the job began anew.
+        # If the sum is smaller than before, the job was restarted.
         if before is None or now.rows < before.rows:
             return
         failed = max(0, now.errors - before.errors)
@@ -125,12 +128,12 @@ class BatchWorker:
     """Answers batches, one at a time.
 
     Args:
-        tasks: Only batches of these tasks; empty: of any.
-        poll_s: Seconds between two looks for a batch when there is none.
-        lease_s: A batch whose worker is silent for so long is another's.
-        backoff: Which tasks are left alone because engines fail here.
-        say: Called with a line for people.
-        told: Called now and then with the progress of a batch.
+        tasks: Tasks of which batches are taken; empty means all tasks.
+        poll_s: Seconds between two checks for a batch when none is waiting.
+        lease_s: Seconds without a renewal after which another worker may take a batch.
+        backoff: The tasks that are paused because their engines fail on this machine.
+        say: Called with log lines for the user.
+        told: Called repeatedly with the progress of a batch.
         ended: Called with each batch that ends.
     """
 
@@ -156,11 +159,11 @@ class BatchWorker:
         self._unreleased: BatchLease | None = None
 
     def run_waiting(self) -> None:
-        """Answer waiting batches until there is none left and no task is paused.
+        """Answer waiting batches until none is left and no task is paused.
 
         Raises:
             StoreError: Redis fails.
-            ClusterError: No engine can work; the batch is given back, with no attempt counted.
+            ClusterError: No engine works; the batch is returned, and the attempt is not counted.
         """
         self._forget_ended()
         while True:
@@ -174,10 +177,10 @@ class BatchWorker:
                 return
 
     def run_for_ever(self) -> None:
-        """Answer batches and wait for more, also while Redis is away.
+        """Answer batches and wait for more, even while Redis is unavailable.
 
         Raises:
-            ClusterError: No engine can work.
+            ClusterError: No engine works.
         """
         while True:
             try:
@@ -221,7 +224,11 @@ class BatchWorker:
         self._told(batch, progress)
 
     def _leave(self, batch: Batch, error: EngineFailed) -> None:
-        """Raises ClusterError: it happened too often."""
+        """Pause the task of a batch after its engines failed.
+
+        Raises:
+            ClusterError: Engines failed too often.
+        """
         self._metrics.engine_failures(batch.model).inc()
         pause_s = self._backoff.failed(batch.model, in_short(error))
         self._say(
@@ -233,21 +240,21 @@ class BatchWorker:
         try:
             lease.release(failed)
         except StoreError:
-            # Released later: otherwise it would count as an attempt that killed its worker.
+            # Released later, otherwise this would count as an attempt that killed its worker.
             self._unreleased = None if failed else lease
 
     def _release_late(self) -> None:
-        """Release the lease that is due. Raises StoreError if Redis is still away."""
+        """Release the pending lease. Raises StoreError if Redis is still unavailable."""
         if self._unreleased:
             self._unreleased.release()
             self._unreleased = None
 
     def _outcome(self, one: OneBatch) -> Ended:
-        """Run a batch, or end it as failed if it was tried often enough.
+        """Run a batch, or end it as failed if it has reached the maximum number of attempts.
 
         Raises:
-            StoreError: Redis fails, or the batch is another worker's by now.
-            JobBusy, JobError, ServiceError, TextError, ValueError: It can be tried again.
+            StoreError: Redis fails, or another worker has taken the batch.
+            JobBusy, JobError, ServiceError, TextError, ValueError: The batch can be tried again.
         """
         batch = one.batch
         if batch.attempts > _MOST_ATTEMPTS:
@@ -264,12 +271,12 @@ class BatchWorker:
             return one.failed(_NO_MORE, in_short(error))
 
     def _forget_ended(self) -> None:
-        """Remove what killed workers left of batches that have ended since."""
+        """Remove folders that killed workers left of batches that have ended since then."""
         for folder in sorted(self._settings.folder.glob("batch-*")):
             try:
                 batch = BatchStore(self._client).get(folder.name)
             except UnknownBatch:
-                # Later: a worker of another store may share this folder.
+                # Removed only later, because a worker of another store may share this folder.
                 if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
                     shutil.rmtree(folder, ignore_errors=True)
             else:

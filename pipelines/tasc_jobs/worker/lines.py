@@ -1,7 +1,7 @@
-"""The lines of a batch's file: whether they make a batch, what each asks for, and its answer.
+"""The lines of a batch's file: the check of the file, and the requests and answer of each line.
 
-A line that cannot be answered has an HTTP error, which the job keeps as text. `LineAnswers` runs in
-the engines' processes, and gives the same answer to the same line each time.
+A line that cannot be answered has an HTTP error, which the job stores as text. `LineAnswers` runs
+in the engines' processes, and returns the same answer to the same line each time.
 """
 
 import hashlib
@@ -32,17 +32,20 @@ if TYPE_CHECKING:
 _MARK: Final = "http_error"
 _MOST_FAULTS: Final = 20
 _ENDLESS: Final = ("too_many_lines", "line_too_long")  # faults that end the check
-_AROUND_BODY: Final = 4096  # bytes of a line beside its body
+_AROUND_BODY: Final = 4096  # maximum bytes of a line in addition to its body
 _HASH_BYTES: Final = 16
 
 
 def fault_of(error: ApiError) -> str:
-    """An HTTP error as the text that a job keeps."""
+    """Returns an HTTP error as the text that a job stores."""
     return json.dumps({_MARK: {"status_code": error.status, "body": error.body}})
 
 
 def told(text: str) -> dict[str, Any]:
-    """The status code and body in a text of `fault_of`; any other text is an engine's failure."""
+    """Returns the status code and body from a text of `fault_of`.
+
+    Any other text is the error of an engine.
+    """
     try:
         return dict(json.loads(text)[_MARK])
     except (ValueError, TypeError, LookupError):
@@ -58,7 +61,7 @@ class _FaultyLineError(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """The number of lines that are not blank, and the faults that keep them from being a batch."""
+    """The number of lines that are not blank, and the faults because of which the batch fails."""
 
     total: int
     faults: tuple[BatchFault, ...]
@@ -79,8 +82,8 @@ class BatchLines:
     def check(self) -> Checked:
         """Read all lines once.
 
-        A line without a name of its own is a fault of the batch, and so is a second task. Whatever
-        else is wrong with a line becomes the line's own error.
+        A line without a unique ``custom_id`` is a fault of the batch, and so is a second task. Any
+        other fault of a line becomes the error of that line.
         """
         total, faults = 0, list[BatchFault]()
         seen = set[bytes]()
@@ -100,7 +103,7 @@ class BatchLines:
         return Checked(total, tuple(faults))
 
     def rows(self) -> Iterator[Row]:
-        """Rows of the job; their payload is a request's body. Call `check` first."""
+        """Yields the rows of the job; their payload is a request's body. Call `check` first."""
         for ordinal, (number, raw) in enumerate(self._raw()):
             content = json.loads(raw.decode())
             try:
@@ -151,7 +154,7 @@ class BatchLines:
 
 def _object(raw: bytes, number: int) -> dict[str, Any]:
     try:
-        content = json.loads(raw.decode())  # bytes may be UTF-16, which no line is
+        content = json.loads(raw.decode())  # `json.loads` also accepts UTF-16
     except (ValueError, RecursionError) as error:
         raise _FaultyLineError("invalid_json_line", f"no JSON: {error}", number) from error
     if not isinstance(content, dict):
@@ -161,11 +164,11 @@ def _object(raw: bytes, number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LineAnswers:
-    """How the lines of one batch are answered.
+    """The strategy that answers the lines of one batch.
 
     Attributes:
-        batch: Its id, of which the ids of its answers and their random numbers are made.
-        created: When it was made, in seconds since the epoch; its answers say so too.
+        batch: Id of the batch; the ids and the seeds of its answers are derived from it.
+        created: Creation time of the batch and of its answers, in seconds since the epoch.
     """
 
     batch: str
@@ -175,7 +178,11 @@ class LineAnswers:
     limits: LimitSettings
 
     def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Request]:
-        """Raises ValueError: the text of an answer that is an error."""
+        """Returns the requests of a line.
+
+        Raises:
+            ValueError: The line cannot be answered; the message is a text of `fault_of`.
+        """
         try:
             _, requests = self._read(row)
             for request in requests[:: requests[0].n]:
@@ -188,7 +195,7 @@ class LineAnswers:
         self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
     ) -> dict[str, Any]:
         body, requests = self._read(row)
-        # Times differ from run to run: they are told only to who asks for them.
+        # Times differ between runs, so they are included only if the line requests them.
         if "metrics" not in body.model_fields_set:
             body = body.model_copy(update={"metrics": "none"})
         reply = ENDPOINTS[self.endpoint].reply(body, self.task, requests, self.created)
@@ -203,12 +210,12 @@ class LineAnswers:
 
 
 def line_id(batch: str, ordinal: int) -> str:
-    """Of a line's answer, without a prefix."""
+    """Returns the id of a line's answer, without a prefix."""
     return _digest(batch, ordinal).hex()[:24]
 
 
 def seed_of(batch: str, ordinal: int) -> int:
-    """What a line that names no seed is answered with, each time."""
+    """Returns the seed of a line that has none; it is the same each time."""
     return int.from_bytes(_digest(batch, ordinal)[-8:])
 
 
@@ -217,7 +224,7 @@ def _digest(batch: str, ordinal: int) -> bytes:
 
 
 def _require_taken(request: Request, builder: "EngineBuilder", limits: LimitSettings) -> None:
-    """Raises ApiError 400 for what a replica would refuse."""
+    """Raises ApiError 400 for a request that a replica would refuse."""
     try:
         limits.require_total(request, builder.request(request))
     except FieldError as error:

@@ -1,8 +1,8 @@
 """Answers one batch: from its input file to its output and error files.
 
-A job in a folder of this machine does the work. It goes on where a worker that was killed left off;
-a worker that finds no such folder begins anew. A thread renews the batch's lease meanwhile and
-learns when to stop.
+The work is a job with a folder on this machine. If a killed worker left such a folder, the job
+resumes; otherwise it starts from the beginning. Meanwhile a thread renews the batch's lease and
+detects when the job must stop.
 """
 
 import dataclasses
@@ -49,8 +49,8 @@ _ENDED: Final = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request was answered"),
 }
 Stop = Literal["cancelled", "expired", "lost"]
-_RENEW_S: Final = 1.0  # a cancelled batch is noticed within it
-_RENEWALS: Final = 4  # in the time of a lease
+_RENEW_S: Final = 1.0  # maximum time until a cancelled batch is noticed
+_RENEWALS: Final = 4  # number of renewals in the time of a lease
 _INPUT: Final = "input.jsonl"
 _JOB: Final = "job"
 # Errors that the batch itself may cause. A cluster or a disk that fails ends the worker instead.
@@ -61,12 +61,12 @@ Tell = Callable[[JobProgress], None]
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """How this worker answers batches.
+    """Settings of this worker.
 
     Attributes:
-        folder: Has a folder for each batch that is worked on.
-        limits: The service's limits, which hold for each line.
-        actors: Engines that work on a batch, at most.
+        folder: Folder with a subfolder for each batch in progress.
+        limits: The service's limits, which apply to each line.
+        actors: Maximum number of engines per batch.
         gpus: GPUs of each engine.
     """
 
@@ -95,7 +95,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a batch ended, or this worker's part in it.
+    """The end of a batch, or of this worker's work on it.
 
     Attributes:
         status: The batch's last status; ``lost`` if another worker has the batch now.
@@ -109,13 +109,13 @@ class Ended:
 
 
 class HeldLease:
-    """A batch's lease, renewed by a thread for the time of a block.
+    """A batch's lease, renewed by a thread for the duration of a block.
 
-    While Redis is away the lease is not renewed. When Redis is back, the lease is taken up again
-    unless another worker has the batch.
+    While Redis is unavailable, the lease is not renewed. When Redis is available again, the lease
+    is renewed unless another worker has the batch.
 
     Attributes:
-        stop: Why answering is to stop; None while it is to go on.
+        stop: Reason why the job must stop; None while it must continue.
     """
 
     def __init__(self, lease: BatchLease) -> None:
@@ -138,7 +138,10 @@ class HeldLease:
         return self.stop is not None
 
     def tell(self, counts: Counts, status: Status | None = None) -> None:
-        """Store how far the batch is, unless Redis is away: counts are told again and again."""
+        """Store the batch's progress. Does nothing if Redis is unavailable.
+
+        A missed update is harmless, because the counts are stored again later.
+        """
         try:
             self._heard(self.lease.tell(counts, status))
         except LeaseLost:
@@ -164,10 +167,10 @@ class HeldLease:
 
 
 class Outputs:
-    """The output file and the error file of a batch, on their way into the store.
+    """The output file and the error file of a batch, while they are uploaded to the store.
 
-    Each line of the input is in one of them. The store keeps them when the batch ends. Every method
-    raises `StoreError` (see `translated`) when Redis fails.
+    Each line of the input is in one of them. They become permanent when the batch ends. Every
+    method raises `StoreError` (see `translated`) if Redis fails.
     """
 
     def __init__(self, files: FileStore, batch: Batch) -> None:
@@ -180,8 +183,8 @@ class Outputs:
         """Write a line for each row, in order.
 
         Args:
-            records: In the order of the rows; those of unanswered rows are missing.
-            ended: The batch's last status, which says why rows are unanswered.
+            records: Records in the order of the rows; unanswered rows have none.
+            ended: The batch's last status, which is the reason for unanswered rows.
         """
         found = iter(records)
         record = next(found, None)
@@ -199,7 +202,7 @@ class Outputs:
         return Counts(answered + failed, answered, failed - self._unanswered)
 
     def end(self) -> Mapping[str, StoredFile]:
-        """Return the files by the batch's fields; a file without lines is left out."""
+        """Returns the files by field of the batch; a file without lines is omitted."""
         return {
             f"{kind}_file_id": upload.end(
                 f"{self._batch.id}_{kind}.jsonl",
@@ -243,7 +246,7 @@ class OneBatch:
     """A batch that this worker holds.
 
     Args:
-        told: Called now and then with the job's progress.
+        told: Called repeatedly with the job's progress.
     """
 
     def __init__(
@@ -267,15 +270,15 @@ class OneBatch:
         """Answer the lines that have no answer yet, and end the batch.
 
         Raises:
-            JobBusy: Another process works on it.
-            JobError: The job cannot go on. Its folder is kept.
+            JobBusy: Another process is running the job.
+            JobError: The job cannot continue. Its folder is kept.
             StoreError: Redis fails. The folder is kept.
         """
         self._fail_or_answer()
         return self._ended()
 
     def failed(self, code: str, message: str) -> Ended:
-        """End the batch as failed, with the answers that it has if they can be read.
+        """End the batch as failed, with its answers so far if they can be read.
 
         Raises:
             JobBusy, ClusterError, StoreError: See `run`.
@@ -318,7 +321,7 @@ class OneBatch:
         self._lease.lease.finish("failed", self._counts, {}, faults)
 
     def _fetched(self) -> Path:
-        """The batch's input file on this machine."""
+        """Returns the batch's input file on this machine, and downloads it if necessary."""
         path = self._settings.folder_of(self.batch) / _INPUT
         try:
             stored = self._files.get(self.batch.input_file_id)
@@ -328,7 +331,7 @@ class OneBatch:
             raise
         if not path.exists() or file_sha256(path) != stored.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A worker that was thought dead may be fetching it too.
+            # A worker that was considered dead may be downloading it too.
             with whole_file(path, tag=f".{uuid.uuid4().hex}") as file:
                 file.writelines(self._files.blocks(stored))
         return path
@@ -350,8 +353,8 @@ class OneBatch:
         except (JobChanged, JobUnreadable, UnknownVersion):
             if self._given_up:
                 raise
-            # Its record version is gone, its settings changed, or another release began it or it is
-            # damaged. No answer was handed out yet.
+            # The version of the task was deleted, the settings changed, the job's folder is damaged
+            # or another release started the job. No answer was published yet.
             run(dataclasses.replace(spec, restart=True))
 
     def _should_stop(self) -> bool:
@@ -365,7 +368,7 @@ class OneBatch:
 
     def _end(self, lines: BatchLines, records: Iterable[Record], whole: bool) -> None:
         stop = self._lease.stop
-        if stop == "lost":  # raised, so that the job does not count as ended here
+        if stop == "lost":  # raised, so that the job does not count as finished
             raise LeaseLost(f"batch {self.batch.id} is another worker's by now")
         self._lease.tell(self._counts, "finalizing")
         if not whole and stop is None:
@@ -381,12 +384,12 @@ class OneBatch:
             outputs.abandon()
             raise
         self._counts = outputs.counts
-        # If it raises, Redis may have done it nevertheless: nothing is removed.
+        # If this raises, Redis may still have applied it, so nothing is removed.
         self._lease.lease.finish(self._status, self._counts, files, self._faults)
 
 
 def forget(settings: WorkerSettings, batch: Batch) -> None:
-    """Remove what is left here of a batch that has ended, unless another process works on it."""
+    """Remove the local folder of a batch that has ended, unless another process is using it."""
     folder = settings.folder_of(batch)
     if folder.exists():
         with suppress(JobBusy), JobFolder.held(folder / _JOB):

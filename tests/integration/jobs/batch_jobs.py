@@ -62,7 +62,7 @@ def record_of(task: str, folder: Path, **fields: object) -> TaskRecord:
 
 
 def expected(folder: Path, inputs: Sequence[str]) -> list[list[int]]:
-    """What the model says to each input by itself."""
+    """Returns the model's answer to each input alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     tokenizer = TaskTokenizer.from_folder(folder)
     prompts = [tokenizer.encode_prompt(f"say {text}\n") for text in inputs]
@@ -78,9 +78,9 @@ def rows(count: int) -> list[object]:
 def driver(
     url: str, task: str, source: Path, output: Path, *, least: int, own_ray: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs the job, on this process's Ray or its own, until it has ``least`` rows.
+    """Starts a process that runs the job, on this process's Ray or its own, up to ``least`` rows.
 
-    It then waits to be told by `tell` whom to kill.
+    It then waits until `tell` sends the processes to kill.
     """
     env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     if not own_ray:
@@ -98,7 +98,7 @@ def driver(
 
 
 def rows_done(process: subprocess.Popen[str]) -> int:
-    """How many rows a driver has done when it first waits to be told."""
+    """Returns how many rows a driver has finished when it first waits for `tell`."""
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.strip().isdigit(), process.communicate()
@@ -111,14 +111,14 @@ def kill_itself(process: subprocess.Popen[str]) -> None:
 
 
 def kill_others(process: subprocess.Popen[str], victims: Sequence[int]) -> str:
-    """Have a driver kill other processes, and go on; what it says until it ends."""
+    """Makes a driver kill other processes and continue; returns its output up to its end."""
     _, err = process.communicate(" ".join(map(str, victims)) + "\n", timeout=DEADLINE_S)
     return err
 
 
 @contextmanager
 def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
-    """The official client of a service that runs for the block."""
+    """Runs a service for the block; yields its official client."""
     storage = BatchStorage(client)
     metrics = GatewayMetrics(CollectorRegistry())
     backend = SimpleNamespace(tasks=())  # batches need no replica
@@ -139,7 +139,7 @@ def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
 
 
 class WorkerRun:
-    """Workers of this process for one task's batches, and what they said, ended and counted."""
+    """Workers of this process for one task's batches, with their messages, results and metrics."""
 
     def __init__(self, client: redis.Redis, url: str, task: str, work: Path) -> None:
         limits = LimitSettings(max_batch_lines=10_000, max_choices=4)
@@ -178,7 +178,7 @@ def asked(openai: OpenAI, lines: Sequence[str], endpoint: str = "/v1/chat/comple
 
 
 def answers(openai: OpenAI, file_id: str | None) -> dict[str, dict]:
-    """Lines of an output or error file by their custom_id, which each have once."""
+    """Returns the lines of an output or error file by their custom_id, which is unique."""
     if file_id is None:
         return {}
     lines = [json.loads(text) for text in openai.files.content(file_id).text.splitlines()]

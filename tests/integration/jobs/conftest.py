@@ -1,4 +1,4 @@
-"""What job tests need beside the shared Redis and Ray."""
+"""Fixtures of job tests in addition to the shared Redis and Ray."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(client: redis.Redis, task: str, folder: Path) -> str:
-    """The name of a task that has that model."""
+    """The name of a task with that model."""
     TaskStore(client).put(record_of(task, folder))
     return task
 

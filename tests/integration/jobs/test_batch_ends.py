@@ -1,4 +1,4 @@
-"""How a batch ends that its worker cannot answer to the end: real Redis, and no engine."""
+"""Tests the end of batches that a worker cannot finish, with a real Redis and no engine."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ CONTENT = {
 
 
 class Asked(WorkerRun):
-    """A batch of ten lines, workers for it, and what stands for what they do."""
+    """A batch of ten lines, and workers for it with stand-ins for their job."""
 
     def __init__(
         self, client: redis.Redis, url: str, task: str, work: Path, patch: pytest.MonkeyPatch
@@ -73,7 +73,7 @@ class Asked(WorkerRun):
         return [json.loads(x) for x in b"".join(files.blocks(files.get(id_))).splitlines()]
 
     def answer_some(self) -> None:
-        """As a worker does that is killed with five lines answered."""
+        """Simulates a worker that is killed with five lines answered."""
         spec = self.settings.spec(self.found())
         spec.folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.JobFolder.held(spec.folder) as held:
@@ -91,7 +91,7 @@ def asked(client, redis_url, task, tmp_path, monkeypatch):
 
 
 def all_done(*args: Any, **named: Any) -> JobReport:
-    """As `run_job` where there is nothing left to do."""
+    """Stands in for `run_job` when nothing is left to do."""
     args[3]([answered(i) for i in range(10)], True)
     return JobReport(10, 0, 10, 10)
 
@@ -203,7 +203,7 @@ def test_a_batch_that_ended_is_not_said_to_be_lost(asked: Asked) -> None:
     finish = BatchLease.finish
 
     def slow(lease: BatchLease, *args: Any) -> None:
-        """The thread that renews is heard before the rest of it."""
+        """Gives the renewing thread time to act first."""
         finish(lease, *args)
         hold.tell(Counts(10))
         assert hold.stop == "lost"
@@ -223,7 +223,7 @@ def test_a_batch_that_is_anothers_is_lost(asked: Asked) -> None:
 
 
 class Read:
-    """Stands in for `run_job`: reads all rows, then fails if told, or does what is left to do."""
+    """Stands in for `run_job`: reads all rows, then fails if required, or does the rest."""
 
     def __init__(self, *ends: Exception | None) -> None:
         self.ends = list(ends)

@@ -1,6 +1,6 @@
-"""A job goes on whatever was taken from it between two starts: records, its index, its beginning.
+"""Tests that a job resumes without its records, its index or its settings at the start.
 
-What stands for the engines here answers in this process; the store is real.
+The engines are stand-ins that answer in this process; the store is real.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ MOST_TURNS = 50
 
 
 class Engines:
-    """Answers so many rows a turn, the last one first; those below ``failing`` with an error."""
+    """Answers some rows per turn, the last one first; rows below ``failing`` get an error."""
 
     made: list["Engines"]
     failing = 0
@@ -61,7 +61,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> type[Engines]:
 
 @pytest.fixture
 def indexes(client: redis.Redis, task: str, tmp_path: Path) -> ArtifactStore:
-    """A task with two indexes, of which the older one is current."""
+    """A task with two indexes; the older one is current."""
     TaskStore(client).put(TaskRecord(task, "m", "f", "{input}"))
     store = ArtifactStore(client, task, "f")
     (tmp_path / "index").write_bytes(b"whatever")
@@ -81,7 +81,7 @@ def rows() -> Iterator[Row]:
 
 
 def answered(spec: JobSpec, engines: type[Engines], turns: int = MOST_TURNS) -> list[Record]:
-    """Run the job for so many turns of its engines; its records, which must be in order."""
+    """Runs the job for ``turns`` turns of its engines; returns its records, checked for order."""
     found, starts = list[Record](), len(engines.made)
 
     def finish(records: Iterable[Record], whole: bool) -> None:
@@ -109,7 +109,7 @@ def test_a_record_damaged_before_the_end_fails_the_job_and_not_its_output(
     spec: JobSpec, engines: type[Engines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damage(pool: Engines) -> None:
-        """All rows are answered, and the output is written next."""
+        """Damages the records when all rows are answered, before the output is written."""
         (file,) = spec.folder.glob("records*")
         content = bytearray(file.read_bytes())
         content[content.index(b"\n") + 1] = 0

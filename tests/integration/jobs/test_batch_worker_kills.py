@@ -1,4 +1,4 @@
-"""Batches whose worker is killed, loses them or is told to stop: each line is in one file, once."""
+"""Tests that each line is in one file once if a worker is killed, stopped, or loses its batch."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
 from tasc_store.batches.leases import BatchLease, take_batch
 
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
-LINES = 3000  # more than are answered between two looks at how many there are
+LINES = 3000  # more than are answered between two checks of their number
 BAD = LINES // 100
 _CONFIG = """
 tasks: [{name: any}]
@@ -33,7 +33,7 @@ engine: {rows: 8, max_model_len: 64, cost_aware: false}
 
 
 def lines(task: str, count: int = LINES) -> list[str]:
-    """One of a hundred cannot be answered."""
+    """Returns lines; one in a hundred cannot be answered."""
     return [
         line(task, f"r{i}", f"wake me at {i} " + "please " * (i % 5 + (i % 100 == 7) * 90))
         for i in range(count)
@@ -41,7 +41,7 @@ def lines(task: str, count: int = LINES) -> list[str]:
 
 
 def files_of(openai: OpenAI, batch: Shown) -> tuple[dict[str, dict], dict[str, dict]]:
-    """Answers and errors of an ended batch, which have each of its lines once."""
+    """Returns answers and errors of an ended batch, checked to have each line once."""
     good, bad = answers(openai, batch.output_file_id), answers(openai, batch.error_file_id)
     assert not good.keys() & bad.keys()
     return good, bad
@@ -53,7 +53,7 @@ def said(found: dict[str, dict]) -> dict[str, object]:
 
 @contextmanager
 def worker_process(url: str, task: str, work: Path) -> Iterator[subprocess.Popen[str]]:
-    """`tasc worker` on this process's Ray, which is killed at the end of the block."""
+    """Runs `tasc worker` on this process's Ray, and kills it at the end of the block."""
     config = work.with_suffix(".yaml")
     config.write_text(_CONFIG)
     code = "from tasc_jobs.cli.main import main; main()"
@@ -73,7 +73,10 @@ def done(openai: OpenAI, batch: Shown) -> int:
 
 
 def go(run: WorkerRun, least: int = 0, action: Callable[[], object] = lambda: None) -> list[int]:
-    """Answer batches; do something once so many lines are done. How many were, at each look."""
+    """Answers batches, and calls ``action`` once ``least`` lines are done.
+
+    Returns the number of finished lines at each check.
+    """
     happened, seen = list[object](), list[int]()
 
     def told(batch: Batch, progress: JobProgress) -> None:
@@ -99,7 +102,7 @@ def undisturbed(redis_url, ray_cluster, folder, tmp_path_factory):
 
 
 def running(client: redis.Redis, task: str) -> float:
-    """What workers that `/sd` lists say of batches of the task that they answer."""
+    """Returns the number of the task's running batches from the metrics of workers in `/sd`."""
     found = 0.0
     for target in live_targets(client):
         with suppress(httpx.HTTPError):  # one that was killed is listed for a while
@@ -120,7 +123,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
     reached = done(openai, batch)
     assert 20 <= reached < LINES
     resumed: list[int] = []
-    while not run.ended:  # until the lease of the dead one has run out
+    while not run.ended:  # until the lease of the dead worker has expired
         resumed += go(run)
     assert resumed[0] >= reached
     whole = openai.batches.retrieve(batch.id)
@@ -132,7 +135,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
 
 @pytest.mark.slow("thousands of lines")
 def test_a_cancelled_batch_keeps_what_was_done(openai: OpenAI, run: WorkerRun, served: str) -> None:
-    count = 4000  # more than are answered before it is heard of
+    count = 4000  # more than are answered before it is noticed
     batch = asked(openai, lines(served, count))
     seen: list[str] = []
     go(run, 1, lambda: seen.append(openai.batches.cancel(batch.id).status))
@@ -173,7 +176,7 @@ def test_a_worker_that_lost_its_batch_leaves_it_to_who_has_it(openai, run, serve
     others: list[BatchLease] = []
 
     def take() -> None:
-        """As if this worker had been silent for long."""
+        """Takes the batch, as if this worker had been silent for long."""
         (name,) = run.client.scan_iter(f"*:lease:{batch.id}")
         run.client.delete(name)
         lease = take_batch(run.client, 600.0, [served])

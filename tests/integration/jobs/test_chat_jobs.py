@@ -1,7 +1,7 @@
 """A task with a chat template: all jobs prompt it as transformers does; drafts change no answer.
 
-The rows' outputs are what transformers' own ``generate`` says to the prompts of its own
-``apply_chat_template``, so a job that renders otherwise finds other answers than the rows have.
+The rows' outputs are the answers of transformers' ``generate`` to the prompts of its
+``apply_chat_template``, so a job with other prompts gets other answers than the rows have.
 """
 
 import json
@@ -55,7 +55,7 @@ TALKS = [
 
 
 class Chats:
-    """A model with Llama 3's kind of template: it writes a token that the tokenizer adds, too."""
+    """A model with a template like Llama 3's, which writes a token that the tokenizer also adds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = make_chat_tokenizer(folder, "llama")
@@ -66,7 +66,7 @@ class Chats:
         self.model.generation_config.save_pretrained(folder)
 
     def ids(self, talk: Turns) -> list[int]:
-        """Behind the task's system prompt, unless the talk has one, and the task's example."""
+        """Returns the ids of a talk after the task's example and system prompt, if it has none."""
         own = talk[0]["role"] == "system"
         system = talk[:1] if own else turns(system=SYSTEM)
         talk = [*system, *turns(*SHOT), *talk[own:]]
@@ -80,7 +80,7 @@ class Chats:
         return str(self.theirs.decode(self.answer(talk), skip_special_tokens=True))
 
     def loss(self, rows: Sequence[dict[str, str]]) -> float:
-        """Of the rows' outputs and the end that the tokenizer names, a token."""
+        """Returns the mean loss per token of the rows' outputs and the tokenizer's EOS."""
         losses = []
         for row in rows:
             prompt = self.ids(turns(row["input"]))
@@ -101,7 +101,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
 
 @pytest.fixture(scope="module")
 def rows(chats: Chats) -> list[dict[str, str]]:
-    """Those whose output is not blank."""
+    """The rows with an output that is not blank."""
     said = ((text, chats.says(turns(text))) for text in INPUTS)
     found = [{"id": x, "input": x, "output": y} for x, y in said if y.strip()]
     assert len({row["output"] for row in found}) > len(INPUTS) / 2
@@ -120,7 +120,7 @@ def tasc(tasc_here: InProcess) -> Callable[..., Any]:
 
 @pytest.fixture
 def served(in_process, tasc, chats, task, file):
-    """The name of the task, which has rows and an index."""
+    """The name of a task with rows and an index."""
     few = write_rows(file.with_name("few.jsonl"), [{"input": SHOT[0], "output": SHOT[1]}])
     in_process.run(
         "task", "create", task, "--model", chats.folder, "--chat-template", "auto",

@@ -1,4 +1,4 @@
-"""The statistics job on a real Ray, against the files it was filled from; also when workers die."""
+"""Tests the statistics job on a real Ray against files with the same rows, also if workers die."""
 
 import os
 import sys
@@ -62,7 +62,7 @@ UNITS, PARTITIONS = Units(1), 3
 
 
 class Deadly:
-    """A table that kills the first processes that read it, one for each file still missing."""
+    """A table that kills the first processes that read it, one for each missing file."""
 
     def __init__(self, table: pa.Table, files: list[Path]) -> None:
         self.parts = table, files

@@ -1,4 +1,4 @@
-"""The batch job: each good row once, in order, with generate's answer; the others with a reason."""
+"""Tests that a batch job gives each good row once, in order, and a reason for other rows."""
 
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
         run()
     TaskStore(client).put(record_of(served, folder, stop=("x",)))
     write_rows(source, rows(1500))
-    whole = run()  # by the task's version of its beginning
+    whole = run()  # with the task's version at its start
     assert (whole.rows, whole.stopped) == (1500, False)
     assert whole.resumed >= done[-1] > 0
     begun = JobFolder(job_folder(output)).begun()

@@ -22,7 +22,7 @@ LEAST = 100
 
 @pytest.fixture(scope="module")
 def count(everything: bool) -> int:
-    """Good rows of the job; a bad one follows them."""
+    """Number of good rows of the job; a bad row follows them."""
     return 2000 if everything else 1200
 
 
@@ -44,7 +44,7 @@ def undisturbed(redis_url, ray_cluster, folder, source, count, tmp_path_factory)
 
 
 def once(least: int, count: int, action: Callable[[], object]) -> Callable[[JobProgress], None]:
-    """Does something as soon as so many rows are done of ``count``."""
+    """Returns a function that calls ``action`` once ``least`` rows of ``count`` are done."""
     done: list[int] = []
 
     def told(found: JobProgress) -> None:
@@ -95,7 +95,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
 def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
     redis_url, source, count, undisturbed, tmp_path, monkeypatch
 ):
-    # A node that is silent is dead to Ray after 13 s; here somewhat sooner.
+    # Ray considers a silent node dead after 13 s; here somewhat sooner.
     monkeypatch.setenv("RAY_health_check_period_ms", "500")
     monkeypatch.setenv("RAY_health_check_timeout_ms", "2000")
     monkeypatch.setenv("RAY_health_check_failure_threshold", "2")

@@ -1,4 +1,4 @@
-"""The index job killed on the way, and with a corpus larger than the store."""
+"""Tests the index job when it is killed, and with a corpus larger than the store."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def record(client: redis.Redis, task: str, tmp_path: Path) -> TaskRecord:
 
 
 def fill(client: redis.Redis, task: str, rows: int, words: int, *vocabulary: str) -> None:
-    """Rows of ``words`` words in the input each, drawn at random."""
+    """Adds rows with ``words`` random words in the input."""
     store, draw = CorpusStore(client, task), np.random.default_rng(0).choice
     for i in range(rows):
         store.append([CorpusRow(f"k{i}", " ".join(draw(vocabulary, words)), SENTENCES[i % 6])])
@@ -87,7 +87,7 @@ def test_a_job_that_is_killed_leaves_the_old_version_current(
     store = ArtifactStore(client, record.name, record.fingerprint)
     old, _ = build_and_publish(redis_url, record)
     env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    env["TMPDIR"] = str(tmp_path)  # what a killed job cannot clear away goes with the test
+    env["TMPDIR"] = str(tmp_path)  # files of a killed job are removed with the test's folder
     command = [sys.executable, "-c", KILLED, redis_url, record.name, stage, str(done)]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None

@@ -1,4 +1,4 @@
-"""The index job over real Redis and Ray: same bytes however parallel, current only when whole."""
+"""Tests that the index job gives the same bytes at any parallelism, with real Redis and Ray."""
 
 import dataclasses
 from dataclasses import replace
@@ -48,7 +48,7 @@ def filled(client: redis.Redis, task: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model's tokenizer; it puts a token in front of prompts, not of outputs."""
+    """The folder of a tokenizer that adds a token before prompts, but not before outputs."""
     folder = tmp_path / "model"
     make_tokenizer(folder, [row.input + row.output for row in ROWS])
     path = str(folder / "tokenizer.json")
@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
 def in_one_process(
     folder: Path, record: TaskRecord, rows: list[CorpusRow], max_bytes: int | None = None
 ) -> DraftIndex:
-    """The index of rows without the job's own code."""
+    """Returns the index of rows, built without the job's code."""
     tokenizer = TaskTokenizer.from_folder(folder)
     rendered = record.chat or PromptTemplate(record.template)
     outputs = Tokens.of(tokenizer.encode_outputs([row.output for row in rows]))

@@ -23,7 +23,7 @@ ANSWERS = [" ".join(WORDS[: 1 + i % 6]) for i in range(300)]
 
 @pytest.fixture
 def filled(client, task) -> str:
-    """A corpus every third row of which a service answered."""
+    """A corpus in which a service answered every third row."""
     keys = [f"served:{task}:{i}" if i % 3 == 0 else f"row:{i}" for i in range(len(ANSWERS))]
     rows = [CorpusRow(key, "", answer) for key, answer in zip(keys, ANSWERS, strict=True)]
     CorpusStore(client, task).append(rows)
@@ -84,7 +84,7 @@ def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, i
     size = found["vocab_size"]
     assert f"choose 1 to {size}" in in_process.run(*args, "--top-k", size + 1, code=1)
     assert "--output is" in in_process.run(*args, "--output", tmp_path / "no" / "f", code=2)
-    long = "n" * 250  # the file that is written before it has this name cannot have a longer one
+    long = "n" * 250  # the name of the temporary file cannot be longer
     assert "version 3 is current" in in_process.run(*args, "--output", tmp_path / long, code=1)
     with pytest.raises(UnknownTask):
         rank_and_publish(redis_url, RankJob(task, "raw"))

@@ -1,4 +1,4 @@
-"""A local Ray keeps to itself: loopback only, no password file, nothing left when it ends."""
+"""Tests that a local Ray uses loopback only, has no password file and leaves nothing behind."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Of a path that fits Ray's sockets."""
+    """A folder with a path that is short enough for Ray's sockets."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -83,12 +83,12 @@ assert len(members) > 4 and left == {os.getpid()}, (members, left)
 assert len(found) >= 4 and all(listener.loopback for listener in found), found
 print(folder)
 """
-# Ray Data warns of defaults of its own when it makes its context.
+# Ray Data warns of its own defaults when it creates its context.
 STRICT = ("-W", "error", "-W", "ignore::DeprecationWarning:ray.data.context")
 
 
 def without_ray() -> dict[str, str]:
-    """This process's environment, without what its own Ray has put there."""
+    """Returns this process's environment without the variables of its Ray."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -97,7 +97,7 @@ def without_ray() -> dict[str, str]:
 
 
 def ran(code: str, *strict: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """A process that starts with no Ray, and has come to its end."""
+    """Runs code in a process without Ray, up to its end."""
     env = without_ray() | env
     tests = str(Path(__file__).parents[2])
     env["PYTHONPATH"] = os.pathsep.join([tests, env.get("PYTHONPATH", "")])
@@ -202,7 +202,7 @@ def test_it_says_which_ray_is_used(joined, running, words):
 
 @pytest.mark.slow("a Ray of its own")
 def test_a_ray_that_ray_start_began_is_seen_while_it_runs(short_folder):
-    """It is left alone by a Ray of our own beside it."""
+    """A local Ray beside it does not affect it."""
     env = {"RAY_TMPDIR": str(short_folder)}
     command = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     command += ["--include-dashboard=false", "--object-store-memory=80000000"]

@@ -1,4 +1,4 @@
-"""The read tasks of a corpus in a real Redis and what is counted of them, without a cluster."""
+"""Tests the read tasks of a corpus in a real Redis, and their counts, without a cluster."""
 
 import random
 from functools import partial

@@ -1,4 +1,4 @@
-"""The flywheel over real Redis and Ray: answers become corpus rows, and an index where it helps."""
+"""Tests refreshes with real Redis and Ray: answers become corpus rows and a better index."""
 
 import random
 import subprocess
@@ -114,7 +114,7 @@ def test_an_index_that_is_not_better_is_not_even_stored(client, redis_url, recor
 
 
 def test_rows_that_judge_are_in_neither_index(client, redis_url, record, store):
-    """Outputs that nothing predicts: who had seen them would draft them by heart."""
+    """The outputs are unpredictable, so only an index that has them could draft them."""
     dice = random.Random(1)
 
     def rows(n: int) -> list[CollectedRow]:
@@ -163,7 +163,7 @@ def test_the_first_index_has_a_forecast_and_who_announces_another_meanwhile_is_n
 
 
 def test_a_forecast_counts_what_a_guide_forces_as_the_service_does(client, redis_url, record):
-    """The first token decides between these labels, so that each answer takes one forward."""
+    """The first token decides between these labels, so each answer needs one forward pass."""
     labels = ("alarm set now", "play some music")
     TaskStore(client).put(replace(record, choices=labels))
     collect(client, record, [CollectedRow(f"text {i}", labels[i % 2]) for i in range(60)])

@@ -1,4 +1,4 @@
-"""``tasc tune`` and ``tasc forecast`` over a real Redis: what they publish, replicas can read."""
+"""Tests that replicas can read the results of ``tasc tune``, and tests ``tasc forecast``."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def record(client: redis.Redis, shipped_task: TaskRecord) -> TaskRecord:
 
 @pytest.fixture
 def costs(tmp_path: Path) -> Path:
-    """For b = 8 verifying is nearly free, for b = 2 every token costs a whole step."""
+    """Step costs: verification is nearly free for b = 8, and a step per token for b = 2."""
     measured = [
         {"rows": b, "tokens": b * k, "context": 64, "seconds": seconds * (1 + more * (k - 1))}
         for b, seconds, more in ((8, 0.01, 1e-4), (2, 0.002, 1.0))
@@ -46,7 +46,7 @@ def costs(tmp_path: Path) -> Path:
 
 
 def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Artifact, DraftIndex]:
-    """The announced index as a replica gets it."""
+    """Returns the current index as a replica gets it."""
     store = ArtifactStore(client, record.name, record.fingerprint)
     tokenizer = load_tokenizer(record)
     found = DraftIndexes(record.name, store, ArtifactCache(folder / "cache"), tokenizer).current()

@@ -1,4 +1,4 @@
-"""What tests of workers and replicas in this process need: a task in the store, and its indexes."""
+"""Fixtures of tests of workers and replicas in this process: a stored task, and its indexes."""
 
 import uuid
 from dataclasses import replace
@@ -12,13 +12,13 @@ from tasc_store import ArtifactStore, TaskStore
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    """A task of a tiny model, in no store."""
+    """A task of a tiny model that is in no store."""
     return make_task(tmp_path_factory.mktemp("model"), ALPHA)
 
 
 @pytest.fixture
 def task(client: redis.Redis, made: Task) -> Task:
-    """The same model in the store under a name of this test's own."""
+    """The same model in the store under a name that only this test uses."""
     record = replace(made.record, name=f"own-{uuid.uuid4().hex}", corpus=None)
     TaskStore(client).put(record)
     return replace(made, record=record)

@@ -24,7 +24,7 @@ from tasc_text import Message as Turn
 pytestmark = [pytest.mark.redis, pytest.mark.anyio]
 SYSTEM = "Say what it is."
 TALK = (Turn("user", "wake me up"), Turn("assistant", "alarm"), Turn("user", "play some jazz"))
-# What the last message says decides how the template ends.
+# The content of the last message decides the end of the template.
 AWKWARD = """\
 {% if messages[-1].content == 'refuse' %}{{ raise_exception('not this one') }}{% endif %}\
 {% if messages[-1].content == 'endless' %}{% for i in range(99999) %}{% for j in range(99999) %}\
@@ -32,7 +32,7 @@ AWKWARD = """\
 
 
 class Chats:
-    """A model with Qwen's kind of template, and tasks of it."""
+    """A model with a template like Qwen's, and tasks with this model."""
 
     def __init__(self, folder):
         self.folder = make_chat_tokenizer(folder, "qwen")
@@ -71,7 +71,7 @@ def start(redis_url, client, tmp_path):
 
 
 def sent(prompt, **fields):
-    """A call as it comes out of a connection."""
+    """Returns a call as decoded from a connection."""
     call = Request(uuid.uuid4().hex, prompt, templated=True, **fields)
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(1, True, call)), type=Message)
     assert sent.request == call
@@ -156,7 +156,7 @@ async def test_a_format_string_takes_the_last_user_message(chats, start):
 
 @pytest.mark.parametrize("chat", [False, True])
 async def test_what_is_a_rows_input_alone_is_collected(chats, start, client, chat):
-    """Of a format string it is the last user message; a chat template takes all messages."""
+    """A format string takes the last user message; a chat template takes all messages."""
     record = chats.record(choices=("alarm", "music"))
     if chat:
         record = replace(record, chat=chat_template(chats.folder))

@@ -1,4 +1,4 @@
-"""Drafting settings change while answers are given: what is drafted does, no answer does.
+"""Tests that changed draft settings change drafts, but not the answers in progress.
 
 Workers and replicas live in this process and need Redis only.
 """
@@ -28,7 +28,7 @@ from tasc_store import ArtifactStore, TaskRecord, TaskStore
 
 pytestmark = pytest.mark.redis
 ENGINE = {"rows": 4, "max_model_len": 128, "device": "cpu", "cost_aware": False}
-MOST = 40  # tokens of an answer
+MOST = 40  # maximum tokens of an answer
 PROMPTS = tiny.SENTENCES[:4]
 OFF = DraftSettings(num_speculative_tokens=0)
 SHORT = DraftSettings(num_speculative_tokens=2, min_prob=0.0)
@@ -43,7 +43,7 @@ def expected(made: Task) -> dict[str, tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def index(made: Task, expected: dict[str, tuple[int, ...]]) -> DraftIndex:
-    """Of all that will be answered."""
+    """The index of all expected answers."""
     return index_of(made.tokenizer, list(expected.values()))
 
 
@@ -166,7 +166,7 @@ async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts
         TaskStore(client).put(replace(record, draft=TASC))
         while not drafting("tasc"):
             await asyncio.sleep(0.01)
-        publish(indexes, replace(index, settings=SHORT))  # tuned: before what the record says
+        publish(indexes, replace(index, settings=SHORT))  # tuned settings override the record
         before = drafting("mixed")
         while drafting("mixed") == before:
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The watcher of one engine in this process: what it takes, what it refuses, what it tries again.
+"""Tests which indexes the watcher of an engine in this process takes, refuses and tries again.
 
 It needs Redis only.
 """
@@ -27,7 +27,7 @@ ASK = Ask("alpha", tiny.SENTENCES[0], 40)
 
 @pytest.fixture
 def index(task):
-    """The n-grams of the answer that will be asked for."""
+    """The index of the answer that will be requested."""
     tokens = tiny.plain(task.model, task.prompt(ASK.value, chat=False), ASK.max_tokens)
     return index_of(task.tokenizer, [tokens])
 

@@ -1,4 +1,4 @@
-"""A running replica takes what a new version of its task changes, or says that it cannot.
+"""Tests that a running replica applies a new version of its task, or reports that it cannot.
 
 The replica lives in this process and needs Redis only.
 """
@@ -28,7 +28,7 @@ def store(client):
 
 @pytest.fixture
 def record(store, made):
-    """The same model under a name of this test's own, with two versions."""
+    """The same model under a name that only this test uses, with two versions."""
     record = replace(made.record, name=f"record-{uuid.uuid4().hex}", corpus=None, max_tokens=9)
     store.put(replace(record, max_tokens=8))
     store.put(record)

@@ -1,4 +1,4 @@
-"""What a replica does beside answering: shadow checks, collecting, index metrics.
+"""Tests the other work of a replica: shadow checks, collection of answers, index metrics.
 
 The replica lives in this process and needs Redis only.
 """
@@ -30,7 +30,7 @@ PROMPTS = [f"{sentence} {i}" for sentence in tiny.SENTENCES for i in range(4)]
 
 @pytest.fixture
 def index(task):
-    """The n-grams of all answers that will be asked for."""
+    """The index of all answers that will be requested."""
     answers = [
         tiny.plain(task.model, task.prompt(value, chat=True), task.record.max_tokens)
         for value in PROMPTS
@@ -49,13 +49,13 @@ class Replica:
         return self.running.complete(structs.replace(call, **changes))
 
     async def answers(self, **changes):
-        """The answer to each prompt, all asked for at once."""
+        """Returns the answer to each prompt; all requests are sent at once."""
         found = await asyncio.gather(*(self.ask(value, **changes) for value in PROMPTS))
         assert all(isinstance(answer, Output) for answer in found)
         return [answer.result for answer in found]
 
     async def refusal_of_a_full_house(self, places):
-        """What one request more is told, after some of those that filled all places have ended."""
+        """Returns the refusal of one more request after some of those in all places have ended."""
         values = itertools.cycle(PROMPTS)
         running = {asyncio.ensure_future(self.ask(next(values))) for _ in range(places)}
         ended = 0

@@ -1,4 +1,4 @@
-"""What replicas say while they start reaches who starts them, and nobody fails for its sake."""
+"""Tests that messages of starting replicas are shown, and that a failed message is harmless."""
 
 import threading
 
@@ -39,7 +39,7 @@ def test_who_starts_a_service_is_left_with_no_thread_and_no_connection() -> None
         listening = client.info("clients")["connected_clients"]
         with start_notes(redis_url, {"t"}, lambda task, text: None):
             assert client.pubsub_numsub("tasc:start-notes")[0][1] == 1
-        # Redis sees a connection's end when it next looks.
+        # Redis notices the end of a connection at its next check.
         eventually(lambda: client.info("clients")["connected_clients"] <= listening)
     eventually(lambda: threading.active_count() <= before)
 

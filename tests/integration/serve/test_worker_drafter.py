@@ -1,4 +1,4 @@
-"""A task drafted by a model, or by it and n-grams: other drafts, no other answer. Redis only."""
+"""Tests that drafts by a model, or by it and n-grams, change no answer. Needs only Redis."""
 
 import asyncio
 import uuid
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.redis
 ENGINE = EngineSettings(
     rows=4, max_model_len=128, device="cpu", cost_aware=False, neural_draft_limit_s=60
 )
-MOST = 40  # tokens of an answer
+MOST = 40  # maximum tokens of an answer
 PROMPTS = tiny.SENTENCES[:5]
 LABELS = {"task": "t", "model_name": "tiny"}
 Place = Callable[[str], Path]
@@ -64,7 +64,7 @@ def expected(made: Task) -> list[str]:
 
 
 class Drafted:
-    """A worker, and what its steps drafted."""
+    """A worker, and the draft tokens of its steps."""
 
     def __init__(
         self, client: redis.Redis, task: Task, neural: NeuralDrafting | None, cache: Path
@@ -82,14 +82,14 @@ class Drafted:
         return self.worker
 
     def answers(self) -> list[str]:
-        """In turns: not all rows begin at once."""
+        """Returns the answers; the rows begin one after another."""
         calls = [Request(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
         requests = [self.worker.request(call) for call in calls]
         found = {int(r.id): r.text for r in self.worker.engine.generate(requests)}
         return [found[i] for i in range(len(calls))]
 
     def accepted(self) -> tuple[int, int]:
-        """Tokens drafted by the model, and by n-grams, and taken since this was last asked."""
+        """Returns accepted tokens of the model and of n-grams since the last call."""
         assert sum(step.draft_failures for step in self.steps) == 0
         by_source = sum(step.accepted.sum(1) for step in self.steps)
         self.steps.clear()

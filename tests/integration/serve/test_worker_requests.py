@@ -1,4 +1,4 @@
-"""What a task says of its answers holds where a request does not say; it needs Redis only."""
+"""Tests that a task's settings apply if a request has none. Needs only Redis."""
 
 import uuid
 from dataclasses import replace
@@ -28,7 +28,7 @@ UNCLOSED = GuideSpec("regex", text="((", field="guided_regex")
 
 @pytest.fixture(scope="module")
 def worker_of(redis_url, made, tmp_path_factory):
-    """Starts a worker of the tiny model's task with more fields."""
+    """Returns a function that starts a worker of the tiny model's task with more fields."""
     with connect(redis_url) as client:
 
         def start(**fields):

@@ -16,7 +16,7 @@ from tasc_serve import app
 from tasc_serve.settings import ServeSettings
 from tasc_store import CorpusRow, CorpusStore, TaskStore, connect
 
-# So few that a test can fill every place with requests that last.
+# Limits so low that a test can fill every place with long requests.
 ROWS, QUEUED = 4, 10
 
 
@@ -59,7 +59,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
                 "rows": ROWS,
                 "max_model_len": MODEL_LEN,
                 "prefill_chunk": 16,
-                "cost_aware": False,  # so that what these tests see drafted is no matter of speed
+                "cost_aware": False,  # so that drafts do not depend on speed
             },
             "limits": {
                 "max_queued_requests": QUEUED,
@@ -76,7 +76,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
 
 @pytest.fixture(scope="package")
 def service(indexed: str, settings: ServeSettings, tasks: dict[str, Task]) -> Iterator[Service]:
-    """It ends with the last of these tests: an idle service takes a third of a core."""
+    """The service, which ends with the last of these tests; idle, it takes a third of a core."""
     base = app.start(settings, indexed)
     yield Service(base, indexed, settings, tasks)
     serve.shutdown()

@@ -1,4 +1,4 @@
-"""The official client gets from the service what transformers itself would have said."""
+"""Tests that the official client gets the answers of transformers from the service."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ BAG = [
 
 
 def ask(client, one, draft=True):
-    """Ask through the official client."""
+    """Sends a request with the official client."""
     more = {"stream": True, "stream_options": {"include_usage": True}} if one.stream else {}
     more |= {"max_tokens": one.max_tokens, "extra": {"draft": draft}}
     answered = complete(client, one.value, task=one.task, chat=one.chat, **more)

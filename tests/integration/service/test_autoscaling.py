@@ -1,4 +1,4 @@
-"""A task gets a second replica when many ask, and loses it when nobody does; no request fails."""
+"""Tests that a task gets a second replica under load and loses it later without failed requests."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ SCALING = {
 
 @pytest.fixture
 def scaled(service: Service) -> Iterator[Service]:
-    """One task in an application of its own, which scales."""
+    """One task in a separate application that scales."""
     task = ServedTask.model_validate({"name": ALPHA, "num_cpus": 0.1, "autoscaling": SCALING})
     settings = service.settings.model_copy(update={"tasks": (task,)})
     application = build(settings, service.redis_url, newest_digests(settings, service.redis_url))

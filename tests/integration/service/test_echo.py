@@ -1,4 +1,4 @@
-"""Prompts told again with their log-probabilities, as evaluation harnesses ask for them."""
+"""Tests echoed prompts with log-probabilities, as requested by evaluation harnesses."""
 
 import itertools
 from functools import partial
@@ -16,7 +16,7 @@ echoed = partial(complete, echo=True)
 
 
 def own(task, ids):
-    """``[len(ids) - 1, vocab]`` of the tokens behind the first, by transformers."""
+    """Returns ``[len(ids) - 1, vocab]`` log-probabilities after the first token by transformers."""
     with torch.inference_mode():
         return task.model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
 

@@ -32,11 +32,11 @@ SAMPLED = {
     "logprobs": 1,
     "ignore_eos": True,
 }
-CROWD = 3  # of each kind
+CROWD = 3  # clients of each kind
 
 
 class Client:
-    """One streaming client, whose answer can be looked at while it grows."""
+    """One streaming client with an answer that can be read while it grows."""
 
     def __init__(self, service: Service, body: dict[str, Any]) -> None:
         self.events: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ def body_of(value: str, **more: Any) -> dict[str, Any]:
 
 
 def whole(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Text and tokens; log-probabilities differ in the last place by who shares the batch."""
+    """Returns text and tokens; the last digit of log-probabilities depends on the batch."""
     response = httpx.post(f"{service.base}/v1/completions", json=body, timeout=DEADLINE_S)
     assert response.status_code == 200, response.text
     (choice,) = response.json()["choices"]
@@ -87,7 +87,7 @@ def failovers(service: Service, reason: str) -> float:
 
 
 def answers_outlive(service: Service, harm: Callable[[], None]) -> None:
-    """Harm the service while greedy and sampled, streaming and whole answers are on their way."""
+    """Harms the service during greedy and sampled, streaming and whole answers."""
     value = tiny.SENTENCES[2]
     asked = [body_of(value, ignore_eos=True), body_of(value, **SAMPLED)]
     expected = [whole(service, body) for body in asked]
@@ -109,7 +109,7 @@ def answers_outlive(service: Service, harm: Callable[[], None]) -> None:
 
 
 def outlived(service: Service, reason: str, harm: Callable[[int], None]) -> bool:
-    """Whether harm to one replica met answers on their way: it may come when all have ended."""
+    """Whether harm to one replica met answers in progress; it may come after all have ended."""
     for _ in range(6):
         both_serve(service)
         before = failovers(service, reason)

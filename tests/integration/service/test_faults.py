@@ -1,4 +1,4 @@
-"""Clients that go away, too many requests, and a replica that is killed."""
+"""Tests disconnecting clients, too many requests, and a killed replica."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ TIMEOUT_S = 120
 
 @pytest.fixture(scope="module")
 def long(service):
-    """A request whose answer takes many steps."""
+    """A request with an answer of many steps."""
     asks = (Ask(ALPHA, value, LONG, draft=False) for value in tiny.SENTENCES)
     found = next(one for one in asks if service.expected(one).tokens == LONG)
     assert LONG + len(found.value) < MODEL_LEN
@@ -47,7 +47,7 @@ async def hang_up(tasks):
 
 
 def cut_short(service, one, times, come_and_go):
-    """Whether less was generated than ``times`` answers, once all rows were free again.
+    """Whether fewer tokens than ``times`` answers were generated when all rows were free again.
 
     The engine may have been faster than the client that goes away, so it is tried a few times.
     """
@@ -63,7 +63,7 @@ def cut_short(service, one, times, come_and_go):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_goes_away_frees_rows_and_places_in_the_queue(service, long, stream):
-    # As many as it takes, so that it cannot have answered all before they leave.
+    # Enough clients that the service cannot have answered all before they disconnect.
     crowd = service.settings.engine.rows + service.settings.limits.max_queued_requests
 
     async def crowd_comes_and_goes():
@@ -117,7 +117,7 @@ def test_what_finds_no_place_is_told_to_come_again(service, long):
 
 
 def ended_well(service, one, response):
-    """Whether it is the right answer whole, or an error that says to try again."""
+    """Whether the response is the complete right answer, or an error that allows a retry."""
     if response.status_code != 200:
         return response.status_code in (503, 504) and "error" in response.json()
     if not one.body["stream"]:

@@ -23,7 +23,7 @@ def served(service, task):
 
 
 def info_of(service, task):
-    """How many versions the metrics name, and how often the version that is served."""
+    """Returns the number of versions in the metrics, and of series of the served version."""
     metrics, version = service.metrics(), served(service, task)[0]
     name = "tasc_draft_index_info"
     return metrics.sum(name, task=task), metrics.sum(name, task=task, version=version)

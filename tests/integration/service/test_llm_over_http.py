@@ -32,7 +32,7 @@ def by_schema(text):
     return found["intent"] in ("alarm", "music") and isinstance(found["sure"], bool)
 
 
-# Name: what is asked for, and whether an answer that ended is so.
+# By name: the options of a request, and a check of a finished answer.
 FORMS = {
     "guided_choice": (CHOICES, CHOICES.__contains__),
     "guided_regex": (PATTERN, re.compile(PATTERN).fullmatch),
@@ -73,7 +73,7 @@ def random_request(chance: random.Random):
 
 
 def tokens_of(logprobs, most):
-    """Of each token its bytes, its log-probability, and those of the likeliest."""
+    """Returns bytes and log-probability of each token, and those of the most likely tokens."""
     if hasattr(logprobs, "content"):
         return [
             (bytes(token.bytes), token.logprob, *(likely.logprob for likely in token.top_logprobs))

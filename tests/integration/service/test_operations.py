@@ -1,4 +1,4 @@
-"""What load balancers and Prometheus ask; files and batches; a service of a settings file."""
+"""Tests requests of load balancers and Prometheus, files and batches, and a settings file."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Many prompts in one request, by the official client: each gets what it would get alone."""
+"""Tests that each of many prompts in one request gets the same answer as alone."""
 
 import asyncio
 import itertools

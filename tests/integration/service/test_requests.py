@@ -1,4 +1,4 @@
-"""Everything a request can ask for, by the official client, over the running service."""
+"""Tests all options of a request with the official client and the running service."""
 
 import json
 

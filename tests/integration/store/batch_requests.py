@@ -1,4 +1,4 @@
-"""Files to keep, batches to ask for, and workers that take them, in tests of the store."""
+"""Files, batches and workers for tests of the store."""
 
 import time
 
@@ -32,7 +32,7 @@ class Shelf(BatchStorage):
 
     def ask(self, file: StoredFile | None = None, most: int = 100, window_s: float = 60,
             most_lines: int | None = None) -> Batch:  # fmt: skip
-        """A new batch, without a file that is named one of a file of its own."""
+        """Creates a batch; without ``file``, of a new file."""
         file, said = file or self.keep(), {"why": "naïve 東京"}
         new = NewBatch(
             file.id, "/v1/completions", "24h", window_s, "greet", 7200, 3600, said, file.owner
@@ -40,23 +40,23 @@ class Shelf(BatchStorage):
         return self.batches.create(new, most, most_lines)
 
     def taken(self) -> BatchLease:
-        """As a worker takes it."""
+        """Takes a batch like a worker."""
         lease = take_batch(self.client, 60.0)
         assert lease
         return lease
 
     def expire(self, lease: BatchLease) -> None:
-        """As if its worker had been silent for long."""
+        """Lets the lease expire, as if its worker had been silent for long."""
         (name,) = self.client.scan_iter(f"*:lease:{lease.batch.id}")
         self.client.delete(name)
 
     def overdue(self, lease: BatchLease, late_s: float) -> None:
-        """As if it had been due so long ago."""
+        """Makes the batch overdue by ``late_s`` seconds."""
         (name,) = self.client.scan_iter("*:open")
         self.client.zadd(name, {lease.batch.id: time.time() - late_s})
 
     def output(self, text: bytes) -> StoredFile:
-        """A worker's file, which the end of its batch makes known."""
+        """Stores a worker's file, which is published at the end of its batch."""
         upload = FileStore(self.client).begin()
         upload.write(text)
         return upload.end("out.jsonl", "batch_output", 3600)

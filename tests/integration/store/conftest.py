@@ -30,7 +30,7 @@ def shelf(client: redis.Redis) -> Shelf:
 
 @pytest.fixture
 def store(client: redis.Redis) -> ArtifactStore:
-    """Chunks of 10 bytes."""
+    """A store with chunks of 10 bytes."""
     return ArtifactStore(client, "task", "finger", chunk_bytes=10)
 
 

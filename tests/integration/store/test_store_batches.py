@@ -1,4 +1,4 @@
-"""Batches in a real Redis, from a worker's side: who holds one, what it may write, how it ends."""
+"""Tests batches in a real Redis from a worker's side: leases, permitted writes, and ends."""
 
 import threading
 import time
@@ -106,7 +106,7 @@ def test_a_batch_ends_with_its_files_counts_and_times_at_once(shelf: Shelf) -> N
         written = shelf.files.get(found)
         assert (b"".join(shelf.files.blocks(written)), written.purpose) == (text, "batch_output")
     assert take_batch(shelf.client, 60.0) is None
-    shelf.files.delete(file.id)  # nobody reads it any more
+    shelf.files.delete(file.id)  # it is no longer read
     with pytest.raises(LeaseLost):
         lease.finish("completed", Counts(3, 2, 1), {})
 

@@ -1,4 +1,4 @@
-"""The node-local cache: one download a machine, a bound on files, nothing damaged handed out."""
+"""Tests the node-local cache: one download per machine, bounded files, no damaged files."""
 
 import fcntl
 import mmap
@@ -40,7 +40,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def downloads(client: redis.Redis, chunks: int) -> float:
-    """Every chunk is one GET."""
+    """Returns the number of downloads; every chunk is one GET."""
     return int(client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"]) / chunks
 
 
@@ -71,7 +71,7 @@ def test_processes_that_ask_together_share_one_download(
     folder.mkdir(parents=True)
     command = [sys.executable, "-c", FETCH, redis_url, str(tmp_path / "cache")]
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody downloads before both have asked
+        fcntl.flock(lock, fcntl.LOCK_EX)  # no download before both have requested one
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         ready = [process.stdout.readline() for process in both if process.stdout]
     answers = {process.communicate()[0].strip() for process in both}

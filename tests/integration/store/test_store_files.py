@@ -1,4 +1,4 @@
-"""Files and batches in a real Redis: what is kept, what is refused, and what is left over."""
+"""Tests files and batches in a real Redis: kept, refused and left-over ones."""
 
 import time
 

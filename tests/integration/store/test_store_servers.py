@@ -1,4 +1,4 @@
-"""A server of our own ends with us; one that fails is told apart, by its URL."""
+"""Tests that a local server ends with its process, and that errors have the server's URL."""
 
 import os
 import socket
@@ -54,7 +54,7 @@ sys.stdin.read()
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders of the test's own process go."""
+    """The folder of temporary folders of the test's process."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -63,7 +63,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def gone(pid: int) -> bool:
-    """Ended; one that nobody has waited for yet counts."""
+    """Whether a process has ended; a zombie counts as ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -161,7 +161,7 @@ Write = Callable[[redis.Redis, Path], object]
 
 
 def fill(client: redis.Redis, source: Path) -> Artifact:
-    """What the writes below go on from: a task of two versions, a published index."""
+    """Writes the state before the writes below: a task of two versions, a published index."""
     for limit in (1, 2):
         TaskStore(client).put(replace(RECORD, name="old", max_tokens=limit))
     return ArtifactStore(client, "task", "finger").publish(source, 1)
@@ -217,7 +217,7 @@ def test_a_read_only_replica_is_named(
 
 
 REFUSALS: dict[str, tuple[type[StoreError], str, int]] = {
-    # what a server says, as what it is raised, a word of the message, how often it is tried
+    # A server's error, the exception for it, a word of the message, and the number of attempts.
     "READONLY You can't write against a read only replica.": (StoreReadOnly, "primary", 3),
     "NOREPLICAS Not enough good replicas to write.": (StoreReadOnly, "min-replicas-to-write", 3),
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.": (

@@ -81,7 +81,7 @@ def test_only_a_version_there_is_can_be_read_and_used(tasks: TaskStore, version:
 def test_a_record_goes_in_behind_the_version_its_writer_saw_or_not_at_all(tasks: TaskStore) -> None:
     assert tasks.put(FIRST, after=0) == 1
     assert tasks.put(SECOND, after=1) == 2
-    assert tasks.put(SECOND, after=1) == 2  # as a call repeated whose answer was lost
+    assert tasks.put(SECOND, after=1) == 2  # like a repeated call after a lost response
     for after in (0, 1, 3):
         with refused(TaskChanged, "intents", str(after)):
             tasks.put(FIRST, after=after)
@@ -124,7 +124,7 @@ def test_a_record_of_a_later_program_still_says_whose_corpus_it_uses(client: red
 
 
 def fill(client: redis.Redis, name: str, folder: Path) -> None:
-    """A record, a corpus, and for two tokenizers an announced index and chunks of a killed one."""
+    """Writes a record, a corpus, and for two tokenizers an index and chunks of a killed upload."""
     TaskStore(client).put(replace(FIRST, name=name))
     CorpusStore(client, name).append([CorpusRow(str(i), "in", "out") for i in range(30)])
     (folder / "index").write_bytes(bytes(100))
@@ -135,7 +135,7 @@ def fill(client: redis.Redis, name: str, folder: Path) -> None:
 
 
 def content(client: redis.Redis) -> dict[bytes, bytes | None]:
-    """All keys but the set of names, whose bytes depend on the order they came in."""
+    """Returns all keys except the set of names, whose bytes depend on the order of insertion."""
     return {key: client.dump(key) for key in client.scan_iter() if key != b"tasc:tasks"}
 
 
@@ -148,7 +148,7 @@ def test_a_deletion_takes_all_of_a_task_alone(client: redis.Redis, tmp_path: Pat
     before = content(client)
     fill(client, "a", tmp_path)
     assert len(client.keys("tasc:{a}:*")) > 20
-    # More keys than one look at Redis sees.
+    # More keys than one scan of Redis returns.
     client.mset({f"tasc:{{a}}:index:f:chunk:1:{i}": b"" for i in range(5000)})
     tasks.delete("a")
     assert content(client) == before

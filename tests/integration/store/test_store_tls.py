@@ -1,4 +1,4 @@
-"""Redis behind TLS with a private certificate authority, as managed services have it."""
+"""Tests Redis behind TLS with a private certificate authority, as in managed services."""
 
 import select
 import shutil
@@ -39,7 +39,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def secured(certificates: Path, redis_url: str) -> Iterator[str]:
-    """URL of the Redis behind a server that ends TLS, since not every redis-server can."""
+    """The URL of Redis behind a TLS proxy, because not every redis-server supports TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
     port = int(redis_url.rpartition(":")[2].removesuffix("/0"))

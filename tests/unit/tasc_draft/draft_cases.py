@@ -56,7 +56,7 @@ many_examples = False  # until the option --all is read
 
 
 def examples(few: int, many: int) -> settings:
-    """How many a property is checked with: many with --all, few else."""
+    """Sets the number of examples of a property: many with --all, otherwise few."""
     return settings(max_examples=many if many_examples else few)
 
 
@@ -83,7 +83,7 @@ def make_index(
 
 
 def tagged_rows(seed: int, rows: int = 80) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts of words and outputs of one tag for each word."""
+    """Returns prompts of words, and outputs with one tag for each word."""
     rng = Random(seed)
     prompts, outputs = [], []
     for _ in range(rows):
@@ -98,7 +98,7 @@ def tagged_rows(seed: int, rows: int = 80) -> tuple[list[list[int]], list[list[i
 
 @cache
 def full_index(seed: int = 1) -> DraftIndex:
-    """One that has every part."""
+    """Returns an index that has every part."""
     prompts, outputs = tagged_rows(seed)
     index = make_index(outputs, prompts, STARTS)
     assert index.inputs
@@ -122,7 +122,7 @@ indexes = st.builds(
 
 
 def with_value(part: Any, name: str, at: Any, value: Any) -> Any:
-    """A part of an index with another value at a place of one of its arrays."""
+    """Returns a part of an index with another value at one place of an array."""
     array = getattr(part, name).copy()
     assert np.any(array[at] != value)
     array[at] = value
@@ -130,7 +130,7 @@ def with_value(part: Any, name: str, at: Any, value: Any) -> Any:
 
 
 def changed(part: Any, change: Callable[[np.ndarray], np.ndarray], *names: str) -> Any:
-    """A part of an index with some of its arrays changed."""
+    """Returns a part of an index with some of its arrays changed."""
     arrays = {name: change(getattr(part, name)).copy() for name in names}
     return dataclasses.replace(part, **arrays)
 
@@ -148,7 +148,7 @@ def begun(proposer: NgramProposer, row: int, prompt: Sequence[int], answer: Sequ
 def started(
     index: DraftIndex, settings: DraftSettings, *rows: Sequence[Any], **options: Any
 ) -> NgramProposer:
-    """A proposer whose rows 0, 1, ... have a prompt and an answer so far."""
+    """Returns a proposer with a prompt and an answer so far in each of its rows 0, 1, ..."""
     proposer = make_proposer(index, settings, **options)
     for row, (prompt, answer, *_) in enumerate(rows):
         begun(proposer, row, prompt, answer)

@@ -1,4 +1,4 @@
-"""What every draft must be, and whether one is the best there is by given chances."""
+"""Checks that a draft is valid, and that it is the best one for given probabilities."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Tree = dict[Path, Node]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a draft of one row must keep to."""
+    """The limits of a draft of one row."""
 
     most: int
     vocab_size: int
@@ -37,7 +37,7 @@ class Limits:
 
 
 def tree(drafts: Drafts, place: int = 0) -> Tree:
-    """One row's draft by path, in its order; holds it to being a tree on the way."""
+    """Returns one row's draft by path, in order, after checking that it is a tree."""
     begin, end = drafts.offsets[place : place + 2]
     paths: list[Path] = []
     nodes: Tree = {}
@@ -60,7 +60,7 @@ def trees(drafts: Drafts) -> list[Tree]:
 
 
 def assert_valid(drafts: Drafts, rows: Sequence[Limits], budget: int | None = None) -> None:
-    """Every row's draft is a tree, or a chain, within its limits, and all are within the budget."""
+    """Asserts that each draft is a tree or chain within its limits, and all are in the budget."""
     assert len(drafts.offsets) == len(rows) + 1
     assert drafts.offsets[0] == 0
     total = int(drafts.offsets[-1])
@@ -80,7 +80,7 @@ def assert_valid(drafts: Drafts, rows: Sequence[Limits], budget: int | None = No
 
 
 def assert_best(nodes: Tree, rule: Rule, limits: Limits) -> None:
-    """The drafted paths have the rule's chances, and no likelier one is left out.
+    """Asserts that drafted paths have the rule's chances, and no more likely path is left out.
 
     Of paths that tie within float32 either may be drafted.
     """
@@ -102,7 +102,7 @@ def assert_best(nodes: Tree, rule: Rule, limits: Limits) -> None:
 def left_out(
     nodes: Tree, drafted: dict[Path, float], rule: Rule, limits: Limits
 ) -> dict[Path, float]:
-    """The chance of each path that is one token longer than a drafted one, and not drafted."""
+    """Returns the chance of each undrafted path that is one token longer than a drafted one."""
     open_ends = [path for path in ((), *nodes) if not {*path[-1:]} & {*limits.eos_ids}]
     return {
         (*path, token): drafted.get(path, 1.0) * sum(parts)
@@ -114,7 +114,7 @@ def left_out(
 
 
 def assert_same_up_to_ties(one: Tree, other: Tree) -> None:
-    """Equal drafts, but that of the least likely paths, where they tie, either may be drafted."""
+    """Asserts equal drafts, except that any of the least likely paths with a tie may be drafted."""
     ranked = [sorted(node.logp for node in nodes.values()) for nodes in (one, other)]
     assert ranked[0] == ranked[1]
     for path in {*one} ^ {*other}:

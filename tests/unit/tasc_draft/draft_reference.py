@@ -1,7 +1,7 @@
 """The published rules in plain Python: counters, tuples and lists. No code of the kernels.
 
-A reference says which tokens may follow a path and what chance each source gives them. Which paths
-make the best draft is for `draft_checks` to see.
+A reference returns the tokens that may follow a path, and their probability by each source.
+`draft_checks` checks which paths make the best draft.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +21,7 @@ Chances = dict[int, tuple[float, float]]  # of each next token: by the corpus, a
 
 
 def followers(outputs: Sequence[Sequence[int]], sep: int, eos: int, longest: int) -> Followers:
-    """Of each context of up to ``longest`` tokens of ``SEP output EOS``; END follows the last."""
+    """Returns followers of contexts of up to ``longest`` tokens of ``SEP output EOS``, then END."""
     found: defaultdict[Path, Counter[int]] = defaultdict(Counter)
     for output in outputs:
         text = (sep, *output, eos, END)
@@ -32,7 +32,7 @@ def followers(outputs: Sequence[Sequence[int]], sep: int, eos: int, longest: int
 
 
 def places_of(text: Sequence[int], path: Path) -> list[Place]:
-    """Where the end of ``text`` and then ``path`` occurred in the text before, newest first.
+    """Returns earlier places of the end of ``text`` followed by ``path``, the newest first.
 
     A place is one that something follows. Where no place of a path goes on with its next token,
     every place of that token will do.
@@ -50,7 +50,7 @@ def places_of(text: Sequence[int], path: Path) -> list[Place]:
 
 
 def agreeing(text: Sequence[int], place: int) -> int:
-    """How many tokens up to ``place`` are those at the text's end."""
+    """Returns how many tokens up to ``place`` equal those at the text's end."""
     end = len(text) - 1
     return next((k for k in range(place + 1) if text[place - k] != text[end - k]), place + 1)
 
@@ -78,14 +78,14 @@ class TascReference:
         return found
 
     def _longest_context(self, text: Path) -> Path:
-        """The longest that goes on in a frequent enough n-gram; empty when there is none."""
+        """Returns the longest context of a sufficiently frequent n-gram; empty if there is none."""
         for length in range(min(self.settings.n_max - 1, len(text)), 0, -1):
             if self._entering(text[-length:]):
                 return text[-length:]
         return ()
 
     def _entering(self, context: Path) -> list[int]:
-        """The tokens that a context brings in by itself."""
+        """Returns the tokens that a context alone adds."""
         counts = self.corpus.get(context, {}) if context else {}
         ranked = sorted({*counts} - {END}, key=lambda token: (-counts[token], token))[:WIDEST]
         return [token for token in ranked if counts[token] >= self.settings.p_min]
@@ -96,7 +96,7 @@ class TascReference:
         return count / sum(counts.values()) if count >= self.settings.p_min else 0.0
 
     def _in_prompt(self, text: Sequence[int], path: Path) -> Counter[int]:
-        """What follows where most tokens agree."""
+        """Returns the followers at the places where the most tokens agree."""
         most = self.settings.n_max - 1
         places = [(p, min(k, most)) for p, k in places_of(text, path)]
         longest = max((k for _, k in places), default=0)
@@ -113,7 +113,7 @@ class TascReference:
 
 @dataclass(frozen=True)
 class TrieReference:
-    """The N-Gram Trie: what the prompt has behind the longest matched prefix, by how often."""
+    """The N-Gram Trie: the prompt's tokens after the longest matched prefix, by frequency."""
 
     settings: DraftSettings
     sep: int

@@ -1,4 +1,4 @@
-"""The aligned table counts next tokens by context as dictionaries of tuples do."""
+"""Tests that the aligned table counts next tokens by context like dictionaries of tuples."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def split(text: Sequence[int]) -> list[Word]:
 
 
 def contexts(prompt: Sequence[int], output: Sequence[int], head: int) -> list[tuple[Word, ...]]:
-    """The contexts of the token behind an output, in plain tuples, kind by kind."""
+    """Returns the contexts of the token after an output, as plain tuples by kind."""
     all_words = dict(enumerate(split(prompt)))
     u = head + len(split(output))
     before, at, after = (all_words.get(u + step, ()) for step in (-1, 0, 1))

@@ -1,4 +1,4 @@
-"""A bigram table comes back from its file as it was, and what is not whole is refused."""
+"""Tests that a bigram table is unchanged after writing and reading, and damage is refused."""
 
 from collections.abc import Callable
 from dataclasses import replace

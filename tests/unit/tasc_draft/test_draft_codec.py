@@ -1,4 +1,4 @@
-"""An index file comes back as it was written, mapped; damage is refused by name."""
+"""Tests that an index file is read unchanged as a memory map, and damage is refused by name."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ PARTS = [field.name for field in dataclasses.fields(DraftIndex)]
 
 
 def whole_index() -> DraftIndex:
-    """One with every part, settings too."""
+    """Returns an index with every part and with settings."""
     values = Weights.initial().values.copy()
     values[::7] = -1.5
     return dataclasses.replace(
@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def header_of(path: Path) -> tuple[dict[str, Any], int]:
-    """The header and where it ends."""
+    """Returns the header and its end."""
     content = path.read_bytes()
     end = 16 + int.from_bytes(content[8:16], "little")
     return json.loads(content[16:end]), end
@@ -146,7 +146,7 @@ def test_a_file_cut_anywhere_or_with_one_more_byte_or_foreign_is_refused(path: P
 
 
 def mutated(content: bytes, header: int, rng: Random) -> bytes:
-    """Some bytes changed, inserted, left out, or cut or added at the end."""
+    """Returns content with bytes changed, inserted, removed, or cut or added at the end."""
     kind = rng.randrange(6)
     at = rng.randrange(header if rng.random() < 0.6 else len(content))
     some = rng.randbytes(rng.choice([1, 1, 1, 2, 5, 40]))
@@ -204,7 +204,7 @@ def test_another_format_is_refused_as_one(path: Path, version: int) -> None:
     ],
 )
 def test_a_wrong_header_is_refused(path: Path, wrong: Any) -> None:
-    """Its bytes, the name of a field that it lacks, or where an array is said to lie."""
+    """Bytes, the name of a field, or the stated place of an array is wrong."""
     header, _ = header_of(path)
     if isinstance(wrong, str):
         del header[wrong]

@@ -1,4 +1,4 @@
-"""The corpus index holds what a plain-Python count says, however built, and all of it is found."""
+"""Tests that the corpus index equals counts in plain Python, and that all n-grams are found."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def marked(outputs: Outputs, sep: int) -> list[Gram]:
 
 
 def gram_counts(outputs: Outputs, sep: int, depth: int) -> Counter[Gram]:
-    """How often every gram of 1 to ``depth`` tokens occurs."""
+    """Returns the count of every gram of 1 to ``depth`` tokens."""
     return Counter(
         document[i : i + n]
         for document in marked(outputs, sep)
@@ -48,7 +48,7 @@ def gram_counts(outputs: Outputs, sep: int, depth: int) -> Counter[Gram]:
 
 
 def entries(outputs: Outputs, sep: int, depth: int) -> dict[Gram, int]:
-    """Every distinct gram of ``depth`` tokens, cut behind its END, sorted, and its count."""
+    """Returns the counts of distinct grams of ``depth`` tokens, cut after END, sorted."""
     found = Counter(
         (*document, END)[i : i + depth]
         for document in marked(outputs, sep)

@@ -1,4 +1,4 @@
-"""A damaged index is refused, or drafts worse: compiled code never leaves its arrays.
+"""Tests that a damaged index is refused or drafts worse, without access out of bounds.
 
 The last test runs those before it once more with numba's bounds checks.
 """
@@ -214,7 +214,7 @@ def draft(proposer: NgramProposer, rng: np.random.Generator) -> int:
 
 
 def assert_drafts_as_new(proposer: NgramProposer, mixture: str) -> None:
-    """With the whole index again, nothing is left of others."""
+    """Asserts that damaged indexes have no effect after the intact index is used again."""
     drafted = []
     proposer.set_index(INDEX)
     for each in (proposer, drafting(mixture)):

@@ -1,4 +1,4 @@
-"""An external tree in the n-grams' own: how they are mixed, and how trust is learnt."""
+"""Tests how an external tree is mixed with the n-grams' tree, and how trust is learnt."""
 
 import dataclasses
 import math
@@ -66,8 +66,8 @@ def drafts_of(rows: Sequence[Paths]) -> Drafts:
 def as_read(external: Paths) -> Paths:
     """A tree's chances as a proposer reads them, from sums of logarithms in float32.
 
-    What sure children leave to other tokens is the difference of nearly equal numbers, so that the
-    last digit of their chances is most of it.
+    The probability that sure children leave to other tokens is a difference of nearly equal
+    numbers, so it depends mostly on the last digit of their chances.
     """
     read = ExternalTree.of(drafts_of([external])).probs[1:].tolist()  # behind the row's root
     found = dict(zip(sorted(external, key=len), read, strict=True))
@@ -103,7 +103,7 @@ def both(
 
 
 def cell(own: dict[int, float], depth: int) -> int:
-    """Of the numbers that a node has besides those of all nodes."""
+    """Returns the index of a node's own numbers, which it has besides those of all nodes."""
     return 1 + 3 * (depth > 0) + sum(max(own.values()) > limit for limit in CONFIDENCE)
 
 
@@ -113,7 +113,7 @@ def numbers_at(trust: np.ndarray, own: dict[int, float], depth: int) -> list[flo
 
 
 def ngrams(mixture: str = "mixed", **setting: float) -> NgramProposer:
-    """With an index in which 1 or 4 begins an output, alike often."""
+    """Returns a proposer with an index in which 1 and 4 start outputs equally often."""
     settings = {"min_prob": 0.0, "recent_tokens": 0, "num_speculative_tokens": 12} | setting
     index = dc.make_index([[1, 2, 3], [4, 5, 1]] * 9)
     return dc.make_proposer(index, DraftSettings(mixture=mixture, **settings))

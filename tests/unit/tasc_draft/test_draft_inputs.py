@@ -1,4 +1,4 @@
-"""The input index holds what its definition gives; the rows found are those of greatest cosine."""
+"""Tests that the input index equals its definition, and finds the rows of maximum cosine."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -45,7 +45,7 @@ def features(prompt: Prompt) -> set[int]:
 
 
 def rows_of(prompts: list[Prompt]) -> dict[int, list[int]]:
-    """The rows of every feature that is kept; of one in too many rows none."""
+    """Returns the rows of every kept feature; a feature in too many rows has none."""
     rows = defaultdict(list)
     for row, prompt in enumerate(prompts):
         for key in features(prompt):
@@ -111,7 +111,7 @@ def _norms(prompts: list[Prompt], weight: dict[int, float]) -> list[float]:
 
 
 def cosines(prompts: list[Prompt], outputs: list[Prompt], prompt: Prompt) -> dict[int, float]:
-    """The cosine of every row that shares a feature; of the rarest features, up to the bound."""
+    """Returns the cosine of rows that share a feature; only the rarest features, up to a bound."""
     kept, weight, asked = rows_of(prompts), weights(prompts, outputs), features(prompt)
     unknown = 0.3 * log(max(len(prompts), 1)) ** 2
     square = sum(weight[key] ** 2 if key in weight else unknown for key in asked)

@@ -1,4 +1,4 @@
-"""Drafts of rows limited to labels: at branches, of allowed tokens, with what they force."""
+"""Tests drafts of rows limited to labels: branches, allowed tokens and forced tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def following(labels: Sequence[Label], path: Sequence[int]) -> set[int]:
 
 
 def saves_a_forward(labels: Sequence[Label], path: Sequence[int]) -> bool:
-    """Whether the target still has a choice at the end of a path or behind it."""
+    """Whether the target still has a choice at the end of a path or after it."""
     return any(
         len(following(labels, one[:n])) > 1
         for one in labels
@@ -109,7 +109,7 @@ def test_chances_are_of_allowed_tokens_alone() -> None:
 @dc.examples(20, 100)
 @given(st.lists(label_sets, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_rows_of_different_labels_draft_as_each_does_alone(sets, rng) -> None:
-    """Rows start, say tokens and end in any order; their tries come and go."""
+    """Rows start, emit tokens and end in any order, and their tries are created and freed."""
     index = dc.full_index()
     frozen = dataclasses.replace(SETTINGS, learning_rate=0.0, recent_tokens=0)
     together = dc.make_proposer(index, frozen)

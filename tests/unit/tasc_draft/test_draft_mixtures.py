@@ -107,7 +107,7 @@ def chances(nodes: Tree) -> dict[tuple[int, ...], float]:
 
 
 def test_tasc_by_hand() -> None:
-    """SEP 1 is certain; then the corpus says 2, 2, 3 and the prompt 4."""
+    """SEP 1 is certain; then the corpus has 2, 2, 3 and the prompt has 4."""
     index, row = dc.make_index([[1, 2], [1, 2], [1, 3]]), ([5, 1, 4], [])
     published = dc.started(index, DraftSettings.published("tasc"), row)
     assert chances(dc.propose(published)) == {(0,): 0.25}  # nothing occurs five times
@@ -135,7 +135,7 @@ def test_the_trie_by_hand() -> None:
 
 
 def test_a_subtree_of_the_trie_ends_where_the_prompt_ends() -> None:
-    """2 3 was said at the prompt's end; what followed 3 behind another prefix is another path."""
+    """2 3 is at the prompt's end; the tokens after 3 with another prefix are another path."""
     setting = DraftSettings(mixture="trie", min_prob=0.0)
     proposer = dc.started(dc.make_index([]), setting, ([1, 3, 4, 2, 3], [1, 2]))
     assert chances(dc.propose(proposer)) == {(3,): 1}
@@ -214,7 +214,7 @@ def test_a_token_that_is_not_worth_its_cost_is_not_drafted(index, setting, rows,
 
 
 def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
-    """Of full indexes: large trees, many sources, rows that compete for a budget."""
+    """Full indexes give large trees from many sources, and rows compete for a budget."""
     setting = DraftSettings(min_prob=0.0, num_speculative_tokens=10, recent_tokens=48)
     sizes, found = set(), []
     for seed in range(20):

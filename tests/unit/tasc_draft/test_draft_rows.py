@@ -1,4 +1,4 @@
-"""Rows of a proposer are begun, filled, refused and remembered; damaged memory is reported."""
+"""Tests that rows of a proposer start, fill and end, and that damaged memory is reported."""
 
 import dataclasses
 from collections import Counter
@@ -41,13 +41,13 @@ def test_an_answer_observed_in_parts_equals_one_observed_at_once(index, setting,
         dc.propose(stepwise)
         stepwise.observe(0, dc.ids(part))
         answer += part
-        # A corpus context grows to twelve tokens and is then cut, so where it began tells.
+        # A corpus context grows to twelve tokens and is then cut, so its start matters.
         if len(answer) < 12:
             assert dc.propose(stepwise) == dc.propose(dc.started(index, setting, (prompt, answer)))
 
 
 def test_a_rejected_draft_is_never_matched() -> None:
-    """Prompt 1 2 1 drafts "2 1 2 ..."; the target says 3, and 3 is not said to follow the draft."""
+    """Prompt 1 2 1 drafts "2 1 2 ..."; the target emits 3, which must not follow the draft."""
     setting = DraftSettings(mixture="tasc", corpus_weight=0.0, min_prob=0.0)
     proposer = dc.started(dc.make_index([]), setting, ([1, 2, 1, 4], [1]))
     assert (2,) in dc.propose(proposer)
@@ -266,7 +266,7 @@ ROWS, ROOM = 3, 40
 
 
 class Operations:
-    """Random operations on a proposer, with what they need to know of its rows."""
+    """Random operations on a proposer, with the state of its rows."""
 
     def __init__(self, mixture: str, seed: int) -> None:
         self.rng = Random(seed)
@@ -328,7 +328,7 @@ class Operations:
             self.seen["long"] += int(context["contexts"][0, 0]) >= MOST
 
     def go_on(self, row: int) -> None:
-        """Take in what was drafted last, or the script, or anything; now and then end the row."""
+        """Emits the last draft, the script or random tokens; sometimes ends the row."""
         told = self.paths.pop(row, [])[: self.rng.randrange(9)]
         if self.scripted[row]:
             told = self.script[self.used[row] - self.begin[row] :][: self.rng.randrange(6)]

@@ -1,4 +1,4 @@
-"""Each source drafts what it alone can know, and weights follow what the target says."""
+"""Tests that each source drafts from its own data, and weights follow the target's tokens."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def drafting(*sources: str) -> DraftSettings:
 
 
 def chain(index: DraftIndex, sources: str, *rows: tuple[list[int], list[int]]) -> NgramProposer:
-    """Drafts chains from these sources, for rows with a prompt and an answer so far."""
+    """Returns a proposer of chains from these sources, for rows with a prompt and an answer."""
     return dc.started(index, drafting(*sources.split()), *rows, branching=False)
 
 
@@ -48,7 +48,7 @@ def named(nodes: Tree) -> set[str]:
 
 
 def test_neighbours_say_what_was_said_to_prompts_like_this_one() -> None:
-    """The prompt's first token tells the output's second one; the corpus alone cannot."""
+    """The prompt's first token determines the output's second one; the corpus alone does not."""
     rng = Random(1)
     rows = [(key, rng.randrange(6, 11)) for key in range(1, 6) for _ in range(12)]
     index = dc.make_index([[11, 5 + key] for key, _ in rows], [[key, noise] for key, noise in rows])
@@ -106,7 +106,7 @@ def test_the_targets_own_bigrams_go_on_where_all_else_is_silent() -> None:
 @pytest.mark.parametrize(
     ("prompt", "answer", "blanks", "copied"),
     [
-        ([1, 2, 3, 4, 5], [2, 3], False, [4, 5]),  # behind it lies the mark, which nobody says
+        ([1, 2, 3, 4, 5], [2, 3], False, [4, 5]),  # the mark follows, which is never emitted
         ([], [1, 2, 3, 1, 2], False, [*(3, 1, 2) * 5, 3]),
         ([1, 9, 4, 5], [3], False, []),
         ([1, 9, 4, 5], [3], True, [4, 5]),
@@ -184,7 +184,7 @@ def test_the_published_settings_are_those_of_the_papers() -> None:
         DraftSettings.published("mixed")
 
 
-# The corpus says that 1 goes on with 2; prompts will say otherwise, and so will the target.
+# In the corpus 1 is followed by 2; in prompts and in the target's answers it is not.
 INDEX = dataclasses.replace(dc.make_index([[1, 2]] * 20), weights=prior())
 
 
@@ -196,7 +196,7 @@ def learner(rate: float, index: DraftIndex = INDEX) -> NgramProposer:
 
 
 def answer(proposer: NgramProposer, prompt: list[int], *parts: list[int]) -> Tree:
-    """One row, told its answer part by part; returns what was drafted first."""
+    """Runs one row with its answer in parts; returns the first draft."""
     proposer.start(0, dc.ids(prompt))
     first = dc.propose(proposer)
     for n, part in enumerate(parts):
@@ -208,7 +208,7 @@ def answer(proposer: NgramProposer, prompt: list[int], *parts: list[int]) -> Tre
 
 
 def chance(proposer: NgramProposer, prompt: list[int], path: tuple[int, ...]) -> float:
-    """Of a path from the answer's begin; nothing is learnt from asking."""
+    """Returns the chance of a path from the start of the answer, without learning."""
     nodes = answer(proposer, prompt)
     return math.exp(nodes[path].logp) if path in nodes else 0.0
 
@@ -256,7 +256,7 @@ def test_a_teacher_learns_as_an_answer_does() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
 def test_an_answer_told_at_once_teaches_where_the_tree_led(said: list[int]) -> None:
-    """All tokens along the drafted path, and the first one that leaves it; nothing behind."""
+    """All tokens along the drafted path and the first one off it count, and nothing after it."""
     proposer, stepwise = learner(0.1), learner(0.1)
     nodes = answer(proposer, [1, 3, 4], said)
     depth = 0
@@ -268,7 +268,7 @@ def test_an_answer_told_at_once_teaches_where_the_tree_led(said: list[int]) -> N
 
 
 def test_every_branch_of_a_tree_teaches() -> None:
-    """Whichever of a node's children the answer goes to, what it says behind it counts."""
+    """The tokens after a node's child count, whichever child the answer takes."""
     index = dataclasses.replace(dc.make_index([[1, 2], [3, 4], [5, 6]]), weights=prior())
     for first in (1, 3, 5):
         less, more = learner(0.1, index), learner(0.1, index)

@@ -1,4 +1,4 @@
-"""Files of a user are kept where the XDG variables say."""
+"""Tests that a user's files are in the folders of the XDG variables."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import tasc_draft
 import tasc_jobs
 from tasc_draft.user_folders import cache_folder, data_folder
 
-# A process that can write nowhere beside its own code, as in an installation of somebody else.
+# A process that cannot write beside its own code, as in another user's installation.
 PLACES = """
 import os
 os.access = lambda path, mode: False

@@ -1,4 +1,4 @@
-"""Steps of rows that use LoRA adapters, and what models with those merged say."""
+"""Steps of rows that use LoRA adapters, and the logits of models with merged adapters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from tasc_engine.layout import Feed
 from tasc_engine.model.loading import ModelSource, load_model
 
 SPACE = 48  # cache places of a row
-# Of each row: its adapter's number, tokens it brings in the first step and the second, and parents
-# of its draft in the second.
+# For each row: the number of its adapter, its tokens in the first and in the second step, and the
+# parents of its draft in the second step.
 Part = tuple[int, int, int, Sequence[int]]
 ROWS: Sequence[Part] = (
     (1, 7, 2, (-1, -1, 0, 2)), (0, 5, 1, (-1, 0)), (2, 3, 4, ()), (1, 1, 1, (-1,)),
@@ -22,13 +22,13 @@ ROWS: Sequence[Part] = (
 
 
 def ids_of(rows: Sequence[Part]) -> list[list[int]]:
-    """Each row's tokens but its draft's, which count from 1."""
+    """Returns each row's tokens without its draft; tokens count from 1."""
     return [[(5 + 13 * i + 7 * k) % 290 + 1 for k in range(a + b)] for i, (_, a, b, _) in
             enumerate(rows)]  # fmt: skip
 
 
 def feeds(rows: Sequence[Part]) -> tuple[Feed, Feed]:
-    """The first step, in which nobody emits, and the second, in which all do."""
+    """Returns the first step, in which no row emits, and the second, in which all rows do."""
     n, ids = len(rows), ids_of(rows)
     firsts = np.arange(n, dtype=np.int64) * SPACE
     numbers = np.array([number for number, *_ in rows], np.int32)
@@ -49,19 +49,19 @@ def feeds(rows: Sequence[Part]) -> tuple[Feed, Feed]:
 
 
 def logits_of(target: Any, rows: Sequence[Part]) -> Tensor:
-    """Of all places that the second step looks at."""
+    """Returns the logits of all tokens of the second step that need them."""
     first, second = feeds(rows)
     target.logits(first)
     return target.logits(second).clone()
 
 
 def of_rows(logits: Tensor, rows: Sequence[Part], chosen: Sequence[int]) -> Tensor:
-    """What a step's logits say of some of its rows."""
+    """Returns the part of a step's logits that belongs to some rows."""
     return torch.cat([logits.split([1 + len(tree) for *_, tree in rows])[i] for i in chosen])
 
 
 def merged_logits(merged: Sequence[Any], rows: Sequence[Part]) -> Tensor:
-    """The same, each row by its own target: the base's, or one an adapter is merged into."""
+    """Returns the same with a target per row: the base, or a model with its adapter merged."""
     plain = [(0, *part) for _, *part in rows]
     found = [logits_of(target, plain) for target in merged]
     return torch.cat([of_rows(found[row[0]], rows, [i]) for i, row in enumerate(rows)])
@@ -69,7 +69,7 @@ def merged_logits(merged: Sequence[Any], rows: Sequence[Part]) -> Tensor:
 
 @torch.inference_mode()
 def logits_by_transformers(sources: Sequence[ModelSource], rows: Sequence[Part]) -> Tensor:
-    """The same by transformers, one whole sequence after the other."""
+    """Returns the same by transformers, one whole sequence after the other."""
     models, found = [load_model(source) for source in sources], []
     for (number, _, _, tree), ids in zip(rows, ids_of(rows), strict=True):
         paths: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""Rows with rules for tests of how their tokens are chosen, and what a plain walk chooses."""
+"""Rows with sampling rules for tests of the choice of tokens, and a simple reference for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def ints(values: Sequence[int]) -> np.ndarray:
 
 
 def begin(chooser: Sampler, row: int, asked: Asked) -> None:
-    """Half of an answer is observed at once, then one token after the other."""
+    """Starts a row: observes half of an answer at once, then one token after the other."""
     chooser.start(row, ints(asked.prompt), asked.sampling)
     half = len(asked.answer) // 2
     for part in (asked.answer[:half], *((token,) for token in asked.answer[half:])):
@@ -38,7 +38,7 @@ def begin(chooser: Sampler, row: int, asked: Asked) -> None:
 
 
 def chooser_of(asked: Sequence[Asked], vocab_size: int) -> Sampler:
-    """Row i is what is asked i-th."""
+    """Returns a chooser with the i-th rule in row i."""
     chooser = Sampler(len(asked), CAPACITY, vocab_size)
     for row, one in enumerate(asked):
         begin(chooser, row, one)
@@ -52,7 +52,7 @@ def both(
     drafts: Drafts | None = None,
     allowed: Allowed | None = None,
 ) -> list[int]:
-    """What is chosen by compiled code; tensors choose the same."""
+    """Returns the choice of compiled code, after checking that tensors choose the same."""
     drafts = Drafts.empty(len(rows)) if drafts is None else drafts
     found = chooser.choose(logits, ints(rows), drafts, allowed)
     by_tensors = choosing_tensors.choose(logits, ints(rows), drafts, allowed, chooser.rules)
@@ -62,7 +62,7 @@ def both(
 
 
 def alone(asked: Asked, logits: Sequence[float] | Tensor, allowed: Allowed | None = None) -> int:
-    """The token of one row without a draft."""
+    """Returns the chosen token of one row without a draft."""
     line = torch.as_tensor(logits, dtype=torch.float64)
     return both(chooser_of([asked], len(line)), line[None], [0], None, allowed)[0]
 
@@ -82,7 +82,7 @@ def expected(
     tokens: Sequence[int],
     allowed: Sequence[set[int] | None],
 ) -> list[int]:
-    """Plain: the tokens of one row's places, -2 where it does not come to."""
+    """Returns the reference's tokens at one row's places; -2 at places that are not reached."""
     found, node, path = [-2] * len(logits), -1, []
     while True:
         place, answer = node + 1, [*asked.answer, *path]

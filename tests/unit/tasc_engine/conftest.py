@@ -1,4 +1,4 @@
-"""A tiny engine for tests of what surrounds decoding."""
+"""A tiny engine for tests."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Guides asked step by step, for tests: what they allow, as sets and lists of tokens."""
+"""Walks through guides for tests; the allowed tokens are sets and lists."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ GuideMaker = Callable[[], Guide]
 
 
 def regex(*texts: str) -> GuideSpec:
-    """One of some texts, as an expression."""
+    """Returns a guide for one of some texts, as a regular expression."""
     return GuideSpec("regex", text="|".join(re.escape(text) for text in texts))
 
 
@@ -28,7 +28,7 @@ def tokens_of(mask: NDArray[np.uint32]) -> list[int]:
 def look(
     guide: Guide, tokens: Sequence[int], parents: Sequence[int]
 ) -> tuple[list[int], list[bool], list[list[int]]]:
-    """What may come now, which nodes are kept, and what may come behind each of those."""
+    """Returns the allowed next tokens, the kept nodes, and the allowed tokens after each node."""
     kept = np.ones(len(tokens), bool)
     masks = np.full((1 + len(tokens), guide.words), 2**32 - 1, np.uint32)
     guide.look(ids(tokens), ids(parents), kept, masks)
@@ -41,20 +41,20 @@ def allowed(guide: Guide) -> list[int]:
 
 
 def behind(make: GuideMaker, path: Sequence[int]) -> Guide:
-    """A guide of its own that has gone along a path."""
+    """Returns a new guide after it has accepted a path."""
     guide = make()
     guide.advance(ids(path))
     return guide
 
 
 def path_to(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
-    """Tokens from the current one down to a node of a draft."""
+    """Returns the tokens from the current one to a node of a draft."""
     above = path_to(tokens, parents, parents[node]) if parents[node] >= 0 else []
     return [*above, tokens[node]]
 
 
 def answers(make: GuideMaker, eos: int, most: int = 12) -> set[tuple[int, ...]]:
-    """Every answer a guide allows, of at most so many tokens, its end left out."""
+    """Returns every answer that a guide allows, with at most ``most`` tokens, without its end."""
     found: set[tuple[int, ...]] = set()
     pending: list[tuple[int, ...]] = [()]
     while pending:
@@ -68,7 +68,7 @@ def answers(make: GuideMaker, eos: int, most: int = 12) -> set[tuple[int, ...]]:
 
 
 def random_answer(guide: Guide, seed: int, most: int = 200) -> list[int]:
-    """Tokens of a walk that takes any allowed token, up to the end of sequence."""
+    """Returns a random walk over allowed tokens, up to the end of sequence."""
     rng = np.random.default_rng(seed)
     said: list[int] = []
     while len(said) < most and (tokens := allowed(guide)):

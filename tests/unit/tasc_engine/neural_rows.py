@@ -1,4 +1,4 @@
-"""Rows of a neural proposer over a tiny model, and what it drafts for them."""
+"""Rows of a neural proposer over a tiny model, and their drafts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def make(
 
 
 def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> Seen:
-    """As of a target, at random."""
+    """Returns random hidden states in place of a target's."""
     generator = torch.Generator().manual_seed(1000 * seed + begin)
     size = proposer.backbone.decoder.embedding.shape[1]
     hidden = torch.randn(n, size, generator=generator, dtype=torch.float64)
@@ -48,7 +48,7 @@ def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -
 
 
 def begun(proposer: NeuralProposer, row: int, prompt: Sequence[int], said: Sequence[int]) -> None:
-    """Start a row, and have its target think and say one token after the other."""
+    """Starts a row, and passes it the target's hidden states and tokens one after the other."""
     proposer.start(row, ids(prompt))
     for i, token in enumerate(said):
         begin, n = (0, len(prompt)) if i == 0 else (len(prompt) + i - 1, 1)

@@ -42,8 +42,8 @@ from tasc_engine.model.target import Target
 from tasc_jobs.demo.tasks import ADAPTERS, MODEL, TASKS
 from tiny import make_folder
 
-# Norm of the difference over that of the logits. What is added is rounded by itself instead of with
-# the weights it would be merged into: measured, 8e-16, 6e-7 and 0.012.
+# Norm of the difference over that of the logits. The adapter's product is rounded separately
+# instead of together with the weights; the measured values are 8e-16, 6e-7 and 0.012.
 CLOSE = {"float64": 1e-12, "float32": 5e-6, "bfloat16": 0.03}
 CONFIG = EngineConfig(rows=len(ROWS), max_model_len=SPACE, prefill_chunk=16)
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -55,7 +55,7 @@ Folders = tuple[Path, tuple[Path, Path]]
 
 
 def make_two(folder: Path, architecture: str, every: list[str], some: list[str]) -> Folders:
-    """One of many ranks in all layers, one of an odd rank in some."""
+    """Makes an adapter of many ranks in all layers, and one of an odd rank in some layers."""
     base = make_folder(folder / "base", architecture)
     first = make_adapter(
         base, folder / "first", 1, r=4, lora_alpha=6, target_modules=every,
@@ -135,7 +135,7 @@ def assert_merged_alike(target: Target, folders: Folders, dtype: str) -> None:
 
 
 def test_each_row_gets_what_transformers_says_of_its_merged_model(folders: Folders) -> None:
-    """Whose norms and turns are float32 in any dtype."""
+    """Its norms and rotations are float32 in any dtype."""
     expected = logits_by_transformers(sources(folders, "float64"), ROWS)
     assert relative(logits_of(load(folders), ROWS), expected) < 1e-6
 
@@ -165,7 +165,7 @@ def test_a_row_gets_the_same_whichever_adapters_its_neighbours_use(folders, dtyp
 
 @torch.inference_mode()
 def test_a_padded_step_of_a_graph_carries_them(folders: Folders, monkeypatch) -> None:
-    """Recorded while nobody has an adapter, replayed with rows that have."""
+    """The graph is recorded without adapters, and replayed with rows that have one."""
     by_torch(monkeypatch)
     target, rows = load(folders), [(n, a + b - 1, 1, tree) for n, a, b, tree in ROWS]
     cache = target.cache
@@ -206,7 +206,7 @@ def test_what_is_no_linear_layer_of_its_shape_in_the_model_is_refused(up, tmp_pa
 
 
 def test_a_layer_that_is_given_some_tokens_only_is_refused() -> None:
-    """A layer of experts: whose tokens it is given is not known."""
+    """In a layer of experts, the rows of its tokens are unknown."""
     tokens = MaskedTokens()
     tokens.begin(torch.zeros(6, dtype=torch.int64))
     layer = AdaptedModule(nn.Linear(4, 4), lambda x, y: None, tokens, "experts.0")
@@ -264,7 +264,7 @@ def test_weights_and_scales_are_those_that_peft_merges(up: Any, tmp_path, rslora
         path, lora_dropout=0.1, task_type=None, revision="main", peft_version="9.9",
         init_lora_weights="gaussian", base_model_name_or_path="elsewhere",
     )  # fmt: skip
-    found = read_adapter("a", path).layers  # how it was trained is no matter
+    found = read_adapter("a", path).layers  # its training settings do not matter
     assert len(found) == 6
     for name, weights in found.items():
         added = merged.get_submodule(name).weight - models[0].get_submodule(name).weight

@@ -1,4 +1,4 @@
-"""A token is what a plain reading of its rule says, and depends on its row's own past alone."""
+"""Tests that tokens follow a simple form of their rule, and depend only on their row's past."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -63,7 +63,7 @@ rows_asked = st.lists(st.tuples(one_asked, trees), min_size=1, max_size=3)
 
 @st.composite
 def lines(draw, n: int, vocab_size: int) -> torch.Tensor:
-    """Peaked and flat, with equal ones, and some that nothing is chosen by."""
+    """Draws peaked and flat lines, some with equal logits, and some without a possible choice."""
     make = np.random.default_rng(draw(st.integers(0, 2**32)))
     x = make.standard_normal((n, vocab_size)) * draw(st.sampled_from([0.05, 1.0, 4.0, 40.0]))
     if draw(st.booleans()):
@@ -99,7 +99,7 @@ def test_every_visited_place_takes_what_the_rule_says(examples) -> None:
 
 @pytest.mark.parametrize(("spread", "dtype"), paired([0.1, 1.5, 5.0], by=DTYPES))
 def test_a_large_vocabulary_is_cut_where_a_sorted_one_would_be(spread, dtype) -> None:
-    """More than are ranked at first, whole blocks of them, and equal ones at the cut."""
+    """More tokens than are ranked at first, whole blocks of them, and ties at the cut."""
     make = np.random.default_rng(int(spread * 10))
     rules = [
         Sampling(temperature=t, top_p=p, top_k=k, min_p=m, seed=seed)
@@ -167,7 +167,7 @@ Tree = tuple[list[int], list[int]]
 
 
 def places_of(row: int, tokens: list[int], tree: Tree) -> list[np.ndarray]:
-    """Logits of a model that remembers three tokens, behind some and at each node of a draft."""
+    """Returns a three-token model's logits after some tokens and at each node of a draft."""
     paths = [tokens]
     for parent, token in zip(*tree, strict=True):
         paths.append([*paths[parent + 1], token])
@@ -175,9 +175,9 @@ def places_of(row: int, tokens: list[int], tree: Tree) -> list[np.ndarray]:
 
 
 def decode(rows: list[int], draft: Callable[[int, int], Tree]) -> tuple[list[list[int]], int, int]:
-    """Answers of some rules' rows, together; how many draft tokens were accepted, and not.
+    """Returns answers of rows decoded together, and the numbers of accepted and rejected tokens.
 
-    Each step is chosen twice, as nothing may change by choosing.
+    Each choice is made twice, because a choice must not change anything.
     """
     asked = [Asked(RULES[row], prompt=(row, 1, 2)) for row in rows]
     chooser, answers = chooser_of(asked, VOCAB), [[] for _ in rows]
@@ -244,7 +244,7 @@ def test_where_a_logit_is_no_number_nothing_is_chosen(rule) -> None:
             logits = torch.zeros(width, dtype=torch.float64)
             logits[where] = torch.nan
             assert alone(Asked(rule), logits) == -1
-            # Hidden behind a mask it is none the less.
+            # A mask that hides it changes nothing.
             rest = allowed_of([set(range(width)) - {where}], [0], width)
             assert alone(Asked(rule), logits, rest) == -1
             if not rule.plain:
@@ -290,7 +290,7 @@ def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
     st.lists(st.integers(0, 20), max_size=5),
 )
 def test_tokens_are_as_likely_as_a_plain_softmax_says(width, seed, dtype, most) -> None:
-    """Of equal ones the first are told, and nothing of what is impossible."""
+    """The first of equal tokens are reported, and impossible ones are not."""
     make = np.random.default_rng(seed)
     numbers = make.standard_normal((7, width)).round(1) * 3
     numbers[make.random(numbers.shape) < 0.2] = -np.inf

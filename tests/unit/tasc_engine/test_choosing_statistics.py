@@ -1,4 +1,4 @@
-"""Tokens are drawn as often as the rule says, 100,000 of each; wrong rules are found out."""
+"""Tests the frequencies of 100,000 sampled tokens per rule, and that wrong rules are detected."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +19,8 @@ PROMPT = (1, 4, 9)
 ANSWER = [int(t) for t in np.random.default_rng(0).integers(0, 12, POSITIONS)]
 LOGITS = np.random.default_rng(1).standard_normal((POSITIONS, VOCAB)) * 1.5
 SOME = set(range(0, VOCAB, 3)) | {1, 4}
-SURE = 1e-6  # of something wrong
-# What each rule takes of logits is compared with a plain reading elsewhere.
+SURE = 1e-6  # p-value below which a rule counts as wrong
+# The tokens that each rule allows are compared with a reference elsewhere.
 RULES = {
     "plain": Sampling(temperature=1.0),
     "top_p": Sampling(temperature=1.3, top_p=0.8),
@@ -42,7 +42,7 @@ def exact(sampling: Sampling, position: int, allowed: set[int] | None = None) ->
 
 
 def sampled(sampling: Sampling, allowed: set[int] | None = None) -> np.ndarray:
-    """``int64[POSITIONS, ROWS]`` tokens of answers that go on alike, with seeds of their own."""
+    """Returns tokens ``int64[POSITIONS, ROWS]`` of equal rows with different seeds."""
     asked = [Asked(replace(sampling, seed=seed), PROMPT) for seed in range(ROWS)]
     chooser, rows, drafts = chooser_of(asked, VOCAB), ints(range(ROWS)), Drafts.empty(ROWS)
     masks = None if allowed is None else allowed_of([allowed], [0] * ROWS, VOCAB)
@@ -56,7 +56,7 @@ def sampled(sampling: Sampling, allowed: set[int] | None = None) -> np.ndarray:
 
 
 def drawn(probabilities: Callable[[int], np.ndarray], numbers: np.ndarray) -> np.ndarray:
-    """What somebody else draws by ``float64[POSITIONS, ROWS]`` random numbers."""
+    """Returns tokens drawn independently with random numbers ``float64[POSITIONS, ROWS]``."""
     lines = [np.cumsum(probabilities(position)) for position in range(POSITIONS)]
     return np.array([np.searchsorted(p, n, "right") for p, n in zip(lines, numbers, strict=True)])
 
@@ -66,7 +66,7 @@ def numbers_of(seeds: range = range(ROWS)) -> np.ndarray:
 
 
 def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's chi-square test, line by line; what is expected less than five times is one."""
+    """Pearson's chi-square test by line; tokens expected less than five times are merged."""
     statistic, freedom = 0.0, 0
     for found, right in zip(counts, expected, strict=True):
         if found[right == 0].any():
@@ -86,7 +86,7 @@ def fits(tokens: np.ndarray, sampling: Sampling, allowed: set[int] | None = None
 
 
 def independent(first: np.ndarray, second: np.ndarray, sampling: Sampling) -> float:
-    """Whether pairs of tokens come as often as both together should."""
+    """Returns the p-value of the frequencies of pairs of tokens if both are independent."""
     both = first * VOCAB + second
     pairs = np.array([np.bincount(line, minlength=VOCAB**2) for line in both])
     own = [exact(sampling, position) for position in range(POSITIONS)]
@@ -114,7 +114,7 @@ def test_successive_tokens_and_other_choices_are_independent() -> None:
 
 
 def test_other_rules_are_found_out() -> None:
-    """The test can fail: right numbers through almost the right rule."""
+    """Positive control: right random numbers with a slightly wrong rule must fail."""
     rule, numbers = RULES["top_p"], numbers_of()
 
     def cut_before_temperature(position: int) -> np.ndarray:

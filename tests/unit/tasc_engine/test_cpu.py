@@ -1,4 +1,4 @@
-"""Compiled attention and layers of the CPU are what their definitions say."""
+"""Tests that compiled attention and layers of the CPU equal their definitions."""
 
 import re
 from dataclasses import replace
@@ -26,7 +26,7 @@ from tasc_engine.model.operations import (
     greatest,
 )
 
-COMPILED, TORCHS = 1 << 60, 0  # from how much work on torch attends
+COMPILED, TORCHS = 1 << 60, 0  # amount of work from which torch's attention is used
 # Values are up to four; compiled code rounds the answer only, torch's own its weights too.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 TORCHS_CLOSE = {**CLOSE, torch.float16: 1.6e-2, torch.bfloat16: 0.12}
@@ -65,7 +65,7 @@ by_way = pytest.mark.parametrize("much", [COMPILED, TORCHS], ids=["compiled", "t
 
 
 def cache_of(case: Case) -> RowCache:
-    """The case's step begun over two layers; the case's numbers are in the second."""
+    """Begins the case's step in a cache of two layers; the case's values are in the second."""
     cache = RowCache(2, len(case.pool) - 1)
     cache.begin(case.host, case.step)
     cache.pool(0, case.shape.kv_heads, case.shape.dim, case.pool)
@@ -109,7 +109,7 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
 
 @by_shape
 def test_a_long_chunk_beside_a_long_draft_and_a_decoding_row(shape) -> None:
-    """The draft's last node hangs on its first: bit 62 is the highest that is no sign."""
+    """The draft's last node is a child of its first: bit 62 is the highest except for the sign."""
     deep = (-1, *range(MOST_NODES - 2), 0)
     check(case_of(shape, [(3, 70, tuple(range(-1, 30))), (90, 1, ()), (20, 1, deep)]))
 
@@ -117,7 +117,7 @@ def test_a_long_chunk_beside_a_long_draft_and_a_decoding_row(shape) -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("heads", [1, 64, 128])
 def test_a_window_of_a_node_behind_a_deeper_one(heads, window) -> None:
-    """However many tokens are taken together, the first is not always the one furthest back."""
+    """Among tokens that are processed together, the first is not always the earliest."""
     shape = Shape(heads, 1, 8, window=window)
     check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
 
@@ -145,7 +145,7 @@ def test_what_lies_beside_a_rows_places_changes_nothing(shape, much) -> None:
 
 @by_way
 def test_each_place_that_is_seen_counts(much) -> None:
-    """Another positive control: a key or value of a seen place changes who sees it, no one else."""
+    """Positive control: a changed key or value affects exactly the tokens that see its place."""
     case = case_of(PLAIN, [(3, 2, (-1, 0, -1)), (2, 1, (-1,))])
     before = attended(case, much)
     for place in range(len(case.pool)):
@@ -226,7 +226,7 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 
 
 def pair(turns: Tensor, heads: int, kv_heads: int) -> tuple[CompiledOperations, TensorOperations]:
-    """Compiled code in a dtype, and what it is compared with: torch in float64."""
+    """Returns compiled operations in a dtype, and torch's in float64 for comparison."""
     slow = TensorOperations(turns.double(), heads, kv_heads, nn.functional.silu)
     return CompiledOperations(turns, heads, kv_heads), slow
 

@@ -49,7 +49,7 @@ def decoder_of(model: Any) -> LeanDecoder:
 
 
 def step(decoder: LeanDecoder, cache: RowCache, ids: Tensor, start: int, wanted: Tensor) -> Tensor:
-    """Logits of a row's next tokens, which begin behind place 5 of the cache."""
+    """Returns the logits of a row's next tokens, which begin after place 5 of the cache."""
     layout = lay_out(plain_feed([5], start, ids.numpy().astype(np.int32)))
     cache.begin(layout, on_device(layout, torch.device("cpu")))
     return decoder(ids, wanted, cache).clone()

@@ -1,4 +1,4 @@
-"""What surrounds decoding: admission, refusal, cancellation, records; failures harm nobody else."""
+"""Tests admission, refusal, cancellation and records, and that failures harm no other request."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(make_engine, kind, 
         ("prompt", (), "prompt"),
         ("max_tokens", 0, "max_tokens is 0"),
         ("stop", ("",), "stop"),
-        ("committed_ids", (5, 6, 7), "max_tokens"),  # nothing is left to say
+        ("committed_ids", (5, 6, 7), "max_tokens"),  # no token is left
     ],
 )
 def test_a_request_that_makes_no_sense_cannot_be_made(field, value, named) -> None:
@@ -154,7 +154,7 @@ def test_a_request_waits_until_all_that_it_needs_is_compiled(make_engine, monkey
 
 
 class Stuck:
-    """A guide that gives up after two tokens, as a grammar does that grows too complex."""
+    """A guide that fails after two tokens, like a grammar that becomes too complex."""
 
     words, seen, error, labels = 10, 0, "", None
 
@@ -255,7 +255,7 @@ class Watched:
         return sum(record.draft_failures for record in self.records)
 
     def with_forward(self, change: Callable[[torch.Tensor, torch.Tensor], Any]) -> Engine:
-        """Have ``change(ids, logits)`` look at what each forward reads and says."""
+        """Calls ``change(ids, logits)`` on the inputs and logits of each forward pass."""
         engine, honest = self.engine(), self.target.forward
         self.target.forward = lambda ids, *rest: change(ids, honest(ids, *rest))
         return engine
@@ -340,7 +340,7 @@ def test_logits_that_are_no_numbers_end_their_request(watched: Watched, plain, s
     seen = []
 
     def poison(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Those of request 0, which has the first row, in one step."""
+        """Changes the logits of request 0, which has the first row, in one step."""
         if len(seen) == steps:
             logits[0] = torch.nan
         seen.append(1)
@@ -368,7 +368,7 @@ def test_a_prompt_that_does_not_fit_memory_fails_alone(watched: Watched, plain) 
 
 @pytest.mark.parametrize("place", ["lay_out", "begin", "forward"])
 def test_drafts_that_do_not_fit_memory_are_left_out(watched, plain, monkeypatch, place) -> None:
-    """Whether kept tokens moved before memory ran out or not, they end up where they belong."""
+    """Kept tokens end at their places, even if they moved before memory ran out."""
     engine, target, scarce = watched.engine(), watched.target, [False]
     where: Any = {"lay_out": module, "begin": target.cache, "forward": target}[place]
     honest, honest_step = getattr(where, place), target.next_tokens
@@ -431,7 +431,7 @@ SCORED[4] = (*SCORED[0][:30], *SCORED[4][30:])  # shares a beginning
 
 
 def close(result, folder, prompt, n):
-    """They are those of the model's own forward over the whole prompt."""
+    """Asserts that log-probabilities equal those of a forward pass over the whole prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         want = model(torch.tensor([prompt])).logits[0, :-1].double().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""The fused tree attention says what its definition says, on a GPU or in Triton's interpreter.
+"""Tests that fused tree attention equals its definition, on a GPU or in Triton's interpreter.
 
 A machine with Triton and no GPU runs this file with TRITON_INTERPRET=1. `benchmarks/gpu/gpu.py`
 runs it without any conftest, on machines that have no Redis and no Ray.
@@ -49,7 +49,7 @@ MODELS = (
 
 @pytest.fixture
 def everything(request: pytest.FixtureRequest) -> bool:
-    """Whether slow tests run; they do where no conftest adds the option."""
+    """Whether slow tests run; they do if no conftest adds the option."""
     return bool(request.config.getoption("--all", default=True))
 
 
@@ -126,7 +126,7 @@ def test_contexts_that_just_fill_their_parts_or_just_do_not(longest) -> None:
 
 @needs_triton
 def test_the_most_nodes_a_row_can_have(plain: Shape) -> None:
-    """The last node hangs on the first; bit 62 is the highest that is no sign."""
+    """The last node is a child of the first; bit 62 is the highest except for the sign."""
     parents = (-1, *range(61), 0)
     assert len(parents) == MOST_NODES
     assert error(plain, [(3, 1, parents)], 64) < CLOSE[torch.float32]
@@ -134,7 +134,7 @@ def test_the_most_nodes_a_row_can_have(plain: Shape) -> None:
 
 @needs_triton
 def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
-    """The positive control: what is compared above depends on each bit."""
+    """Positive control: the results compared above depend on each bit."""
     rows: list[Row] = [(20, 1, (-1, 0, -1, 2))]
     assert error(plain, rows, 512) < CLOSE[torch.float32]
     for bit in range(4):
@@ -143,7 +143,7 @@ def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
 
 @needs_triton
 def test_rows_without_tokens_and_other_rows_leave_no_trace(plain: Shape) -> None:
-    """A bucket has rows that nobody uses; and what lies beside a row's places is never read."""
+    """A bucket has unused rows, and values outside a row's places are never read."""
     case = case_of(plain, [(5, 1, (-1, 0)), (70, 2, ())], gap=20)
     layout, before, pool = case.step, attended(case, 512), case.pool.clone()
     used = torch.zeros(len(pool), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Captured graphs and GPU operations compute what a plain step computes."""
+"""Tests that captured graphs and GPU operations compute the same as a plain step."""
 
 import gc
 import weakref
@@ -71,7 +71,7 @@ class PoolCache:
 
 
 class Model:
-    """A forward of a few products, whose answers depend on all that its tokens see."""
+    """A forward pass of a few products; its results depend on everything that its tokens see."""
 
     layers, kv_heads, head_dim = 2, 2, 16
 
@@ -98,7 +98,7 @@ def model() -> Model:
 
 
 class Replayed(Eager):
-    """A recorder that runs the work once, as a graph does; a replay gives the numbers of then."""
+    """A recorder that runs the work once, like a graph; a replay gives the same numbers."""
 
     def record(self, run: Any) -> Any:
         found = run()
@@ -106,7 +106,7 @@ class Replayed(Eager):
 
 
 def host_of(rows: Sequence[Row], moves: tuple[Any, ...] = ((), ()), scored: bool = False) -> Step:
-    """The layout of rows; with ``scored`` all tokens are looked at a second time."""
+    """Returns the layout of rows; with ``scored``, all tokens get logits a second time."""
     layout = layout_of(rows, range(0, len(rows) * LENGTH, LENGTH))
     arrays = {name: part.numpy() for name, part in vars(layout).items()}
     if scored:
@@ -201,7 +201,7 @@ def test_warming_up_records_each_bucket_once_and_touches_no_row(model) -> None:
 
 
 def test_all_that_a_graph_reads_outlives_its_recording(model) -> None:
-    """A graph reads by address: memory that was freed would be somebody else's numbers."""
+    """A graph reads by address, so freed memory would have other numbers."""
     seen = list[weakref.ref[Tensor]]()
 
     class Watched(PoolCache):
@@ -271,7 +271,7 @@ def test_an_error_in_capturing_is_not_hidden(model) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
-    """Layouts of the same bucket, one behind the other, and then another bucket and back."""
+    """Successive layouts of the same bucket, and then another bucket and back."""
     device = torch.device("cuda", torch.cuda.current_device())
     model = Model(dtype, device)
     run, cache = graphed(model, CudaGraphs(device))

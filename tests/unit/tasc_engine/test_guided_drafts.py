@@ -1,4 +1,4 @@
-"""Drafts and guides together: which tokens are verified, and how many forwards answers take."""
+"""Tests drafts with guides: the verified tokens and the number of forward passes of answers."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -270,7 +270,7 @@ def test_a_draft_keeps_what_can_save_a_forward(tree, labels, said, forces) -> No
 
 
 def test_parts_of_a_draft_that_cost_more_than_they_save_are_left_out() -> None:
-    """A guide without labels: three branches behind each other, of falling probability."""
+    """A guide without labels, with three successive branches of falling probability."""
     labels = [[1, 2, 31], [1, 2, 32], [1, 31], [2]]
     trie = LabelTrie.of([[*one, EOS] for one in labels])
     guide = Mock(wraps=ChoiceGuide(Choices(trie, 3, 99, "")), words=3, labels=None)

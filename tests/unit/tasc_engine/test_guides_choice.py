@@ -1,4 +1,4 @@
-"""Guided choice: exactly the choices can be said, whoever asks; what a step does with guides."""
+"""Tests that guided choice allows exactly the choices, and how a step uses guides."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,7 @@ EOS = 0
 VOCAB, WORDS = 70, 3  # the last word is not full
 TEXTS = ("alarm_set", "alarm", "play_music", "play music", "friday", "wake me up", "東京 🙂")
 
-# Of words next to each other and of the last one.
+# Tokens of neighbouring words and of the last word.
 some = st.sampled_from([1, 2, 31, 32, VOCAB - 1])
 texts = st.lists(st.lists(some, min_size=1, max_size=5), min_size=1, max_size=8)
 trees = parents_of(9).flatmap(
@@ -65,7 +65,7 @@ def test_what_ends_an_answer_is_forbidden_while_it_is_too_short(tree, least, sai
 
 
 def goes_on(sequences: list[list[int]], path: list[int]) -> list[int]:
-    """What sequences have behind a path."""
+    """Returns the tokens after a path in sequences."""
     ended = [[*s, EOS] for s in sequences]
     return sorted({s[len(path)] for s in ended if s[: len(path)] == path and len(s) > len(path)})
 
@@ -113,7 +113,7 @@ def test_choices_are_said_as_the_tokenizer_writes_them(tokenizer: TaskTokenizer)
 
 
 def test_a_choice_that_goes_on_to_another_may_end_with_any_end(folder: Path) -> None:
-    """Behind another choice only an end may follow; the first one stands for all, and is forced."""
+    """After a complete choice only an end may follow; the first of all ends is forced."""
     other = TaskTokenizer.from_folder(folder).encode_outputs(["z"])[0][0]
     both = TaskTokenizer(folder / "tokenizer.json", [other, EOS, 10**6])
     guides = Guides(both, both.vocab_size)
@@ -188,7 +188,7 @@ def test_a_choice_that_does_not_come_back_is_refused(folder: Path, tmp_path: Pat
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """First choices of what was compiled, in turn."""
+    """The first choices of the compiled guides, in order."""
     seen: list[str] = []
     of = Choices.of
 
@@ -274,7 +274,7 @@ def test_threads_that_press_each_other_out_get_what_they_asked_for(tokenizer) ->
 
 
 def ask_in_threads(guides: Guides, *specs: list[GuideSpec]) -> list[list[list[int]]]:
-    """What guides allow at first, asked by one thread for each list at the same time."""
+    """Returns the first allowed tokens of guides, made by one thread per list at the same time."""
     begin = threading.Barrier(len(specs))
 
     def ask(own: list[GuideSpec]) -> list[list[int]]:
@@ -289,7 +289,7 @@ rows = st.tuples(st.none() | texts, trees)
 
 
 def numbered(step: list) -> Drafts:
-    """Drafts whose log-probabilities and sources tell nodes apart."""
+    """Returns drafts with log-probabilities and sources that identify nodes."""
     drafts = forest([tree[1] for _, tree in step], [tree[0] for _, tree in step])
     drafts.logp[:] = -np.arange(len(drafts.tokens))
     drafts.source[:] = np.arange(len(drafts.tokens)) % 5

@@ -1,4 +1,4 @@
-"""Guides by schema, expression and grammar: what they allow, refuse, and do when they wear out."""
+"""Tests guides by schema, expression and grammar: allowed texts, refusals, and limits."""
 
 import json
 import os
@@ -183,7 +183,7 @@ def test_json_is_laid_out_as_models_do_unless_its_schema_says_otherwise(
 
 
 def test_a_model_that_writes_indented_json_says_as_many_items(guides, tokenizer) -> None:
-    """It goes on as it would where that is allowed, else with any token that is."""
+    """The model continues freely if that is allowed, otherwise with any allowed token."""
     wanted = tokenizer.encode_outputs([json.dumps(["a", "b", "c"], indent=2)])[0]
     guide = guides.of(GuideSpec("json_schema", text='{"items": {"type": "string"}}'), 99)
     said: list[int] = []
@@ -270,7 +270,7 @@ def test_items_of_a_set_come_in_any_order_and_once(guides, tokenizer, items, val
     ids=str,
 )
 def test_only_items_that_all_keywords_allow_are_left_to_say(guides, tokenizer, items, values):
-    """Else a comma would be allowed with no item behind it."""
+    """Otherwise a comma without a following item would be allowed."""
     schema = unique(items) | {"$defs": {"E": {"enum": ["x", 1, 2]}}}
     every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
     dumped = {json.dumps(v, separators=(",", ":")) for v in every}

@@ -1,4 +1,4 @@
-"""Lanes: conversions are torch's to the bit, arithmetic is numpy's to the type's precision."""
+"""Tests that lanes convert exactly like torch, and compute like numpy within the precision."""
 
 import math
 from typing import Any
@@ -47,7 +47,7 @@ def _narrow_each(source, out, start):
 
 
 def of_each(operation: Any) -> Any:
-    """Compiled code that stores what an operation makes of the lanes of its inputs."""
+    """Returns compiled code that stores the result of an operation on the lanes of its inputs."""
 
     @compiled
     def one(x, out):
@@ -84,7 +84,7 @@ _fold = compiled(lambda x, size, out: lanes.store(out, 0, lanes.fold(lanes.load(
 
 
 def same(found: np.ndarray, expected: np.ndarray) -> None:
-    """To the bit, but any NaN is as good as another."""
+    """Asserts bitwise equality, except that all NaNs are equal."""
     assert found.dtype == expected.dtype
     nan = np.isnan(expected)
     assert (np.isnan(found) == nan).all()

@@ -27,7 +27,7 @@ trees = parents_of(8).flatmap(
 
 
 def followed(parents, tokens, chosen, room, ends) -> tuple[list[int], list[int]]:
-    """Plain: emitted tokens and accepted nodes."""
+    """Returns emitted tokens and accepted nodes by a simple reference."""
     node, out, path = -1, [], []
     while True:
         out.append(chosen[node + 1])

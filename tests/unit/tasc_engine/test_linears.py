@@ -1,4 +1,4 @@
-"""Linear layers laid out for the CPU, and what adapters add to them, are what ``linear`` gives."""
+"""Tests that linear layers in CPU layouts, with and without adapters, equal ``linear``."""
 
 import logging
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ def weights_of(ranks: Ranks, size: int, widths: Sequence[int], dtype: torch.dtyp
 def by_definition(
     x: Tensor, y: Tensor, weights: Any, widths: Any, own: Sequence[int], size: bool = False
 ) -> Tensor:
-    """In float64, one token after the other; or the size of what is summed up for it."""
+    """Returns the result in float64, one token after the other; or the sum of absolute values."""
     seen = (lambda a: a.double().abs()) if size else (lambda a: a.double())
     out = seen(y).clone()
     for t, number in enumerate(own):
@@ -170,7 +170,7 @@ def test_each_token_gets_what_its_own_adapter_says(way: str, dtype, case: Any, k
 
 @pytest.mark.parametrize("way", WAYS)
 def test_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
-    """Layers share what is made once a forward; so do layers of other ranks."""
+    """Layers share the arrays made once per forward pass, also if their ranks differ."""
     tokens, layers = WAYS[way](2), []
     for ranks in ([[4], [4]], [[4], [4]], [[1], [0]]):
         weights = weights_of(ranks, 8, [8], torch.float64)

@@ -1,4 +1,4 @@
-"""What is read from a model's folder, quantised how, which models are taken, what is refused."""
+"""Tests the loading of model folders: files, quantisation, supported and refused models."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ ADAPTERS = tuple((task, HERE / "adapters" / task) for task in TASKS)
 
 
 class Trap:
-    """Whoever unpickles it runs it."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return pytest.fail, ("something pickled was loaded",)
@@ -61,7 +61,7 @@ def load(**source: Any) -> Target:
 def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "base")
     torch.save(Trap(), folder / "pytorch_model.bin")
-    assert load_model(ModelSource(folder)) is not None  # beside safetensors it is not looked at
+    assert load_model(ModelSource(folder)) is not None  # it is ignored beside safetensors
     (folder / "model.safetensors").unlink()
     with pytest.raises(UnsupportedModel):
         load_model(ModelSource(folder))
@@ -128,7 +128,7 @@ def test_an_adapter_of_embeddings_gives_the_logits_of_peft(tmp_path, config, tie
 
 
 def test_an_adapter_with_weights_that_have_no_place_is_refused(tmp_path: Path) -> None:
-    """As those of a classifier's head; peft leaves them out."""
+    """Like those of a classifier's head, which peft leaves out."""
     base = make_folder(tmp_path / "base")
     adapter = make_adapter(base, tmp_path / "adapter", target_modules=["up_proj"])
     load_model(ModelSource(base, adapter))
@@ -159,7 +159,7 @@ def quantised() -> dict[str, Any]:
 
 
 def bytes_of(model: Any) -> int:
-    """Of all linear layers but the head: weights, and what is needed to read them."""
+    """Returns the bytes of all linear layers except the head, with their quantisation constants."""
     found = 0
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and name != "lm_head":
@@ -203,7 +203,7 @@ def test_quantised_models_say_nearly_what_they_were_made_from(quantization, near
 @by_dtype
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_a_quantised_row_is_told_the_same_alone_and_among_others(quantization, dtype) -> None:
-    """To the rounding of a product of another shape."""
+    """They are equal up to the rounding of a product of another shape."""
     target = load(dtype=dtype, quantization=quantization)
     together = logits_of(target, ROWS)
     for i in (0, 1, 2):
@@ -214,7 +214,7 @@ def test_a_quantised_row_is_told_the_same_alone_and_among_others(quantization, d
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_one_adapter_of_a_quantised_model_is_added_to_it_as_it_is(quantization: Any) -> None:
-    """By peft itself; what several adapters get by our own products is no different."""
+    """The reference is peft; several adapters with our own products give the same."""
     source = ModelSource(MODEL, ADAPTERS[0][1], quantization=quantization)
     plain, own = ([(number, *part) for _, *part in ROWS] for number in (0, 1))
     target = load(quantization=quantization)
@@ -336,7 +336,7 @@ def test_steps_of_one_token_find_a_state_that_settings_do_not_tell(tmp_path, mon
 
 @pytest.mark.parametrize("broken", ["moved drafts", "wrong tokens stay"])
 def test_drafts_that_leave_a_wrong_cache_are_found_at_load(tmp_path, monkeypatch, broken) -> None:
-    """Positive control: the steps with drafts, and the one behind a rollback, are looked at."""
+    """Positive control: the steps with drafts and the step after a rollback are checked."""
     folder, honest = make_folder(tmp_path), target_module.lay_out
 
     def wrong(feed):

@@ -1,4 +1,4 @@
-"""The hybrid: who is asked for what, what the n-grams are handed, when the model is left alone."""
+"""Tests the hybrid: the calls of its proposers, the n-grams' inputs, and the model's pauses."""
 
 from dataclasses import dataclass, field
 
@@ -19,9 +19,9 @@ SURE = 0.9
 
 @dataclass
 class Fixed(Silent):
-    """Always drafts one token of a row that has a budget; as a host it keeps what it is handed.
+    """Always drafts one token of a row with a budget; as a host it records its inputs.
 
-    Of all rows the same probability, or of each another one.
+    The probability is the same for all rows, or differs by row.
     """
 
     token: int
@@ -117,7 +117,7 @@ def test_the_model_is_left_alone_now_and_then_unless_it_is_always_asked(way: str
 
 
 class Arms:
-    """A bandit by its clock, and which of its steps were costly."""
+    """A bandit with a clock, and the list of its costly steps."""
 
     def __init__(self) -> None:
         self.clock, self.taken = FakeClock(), list[bool]()
@@ -143,7 +143,7 @@ def test_it_changes_its_mind_when_the_machine_does() -> None:
 @pytest.mark.parametrize("costly_s", [0.5, 1.0, 2.5, 3.0])
 @pytest.mark.parametrize("answers", [1, 2000])
 def test_the_faster_way_is_taken_nearly_always(costly_s: float, answers: int) -> None:
-    """Short answers are timed whole: of 8 tokens, in 2 costly steps or in 4 cheap ones."""
+    """Short answers of 8 tokens are timed as a whole: 2 costly steps or 4 cheap ones."""
     arms = Arms()
     for _ in range(answers):
         left = 16_000 // answers

@@ -1,4 +1,4 @@
-"""A neural proposer keeps the contract of proposers and its limits; one that fails goes off."""
+"""Tests that a neural proposer meets its contract and limits, and is disabled if it fails."""
 
 import random
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ from tiny import make_folder
 @torch.inference_mode()
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3"])
 def test_what_is_drafted_is_as_likely_as_the_model_says(architecture: str, tmp_path, seed) -> None:
-    """Whatever rows began, said, drafted and ended before, in whatever order."""
+    """Earlier starts, tokens, drafts and ends of rows do not matter, in any order."""
     folder, draw = make_folder(tmp_path, architecture), random.Random(seed)
     model, proposer = exact(model_of(folder)), make(folder, chunk=7)
     texts: dict[int, list[int]] = {}
@@ -73,7 +73,7 @@ def test_what_is_drafted_is_as_likely_as_the_model_says(architecture: str, tmp_p
 @torch.inference_mode()
 @pytest.mark.parametrize("begin", [0, 14])
 def test_what_a_head_drafts_is_as_likely_as_it_says(folder: Path, begin: int) -> None:
-    """Read of the target's states, and below the first level of its own; from a copy's end on."""
+    """The head reads the target's states, and its own below the first level, after a copy."""
     ends, (small, joint) = model_of(folder), eagle_parts(folder)
     exact(small)
     proposer = make(folder, "eagle", settings=NeuralSettings(depth=4, width=2, nodes=20))
@@ -181,7 +181,7 @@ def test_a_head_waits_until_it_knows_what_the_target_thought(folder: Path) -> No
 
 @every
 def test_each_row_keeps_to_its_budget(folder: Path, kind: str) -> None:
-    """The likeliest of a tree, however much more its neighbours may have."""
+    """The most likely nodes of a tree are drafted, even if other rows may have more."""
     proposer = make(folder, kind)
     for row, prompt in enumerate(PROMPTS):
         begun(proposer, row, prompt, [3])
@@ -220,7 +220,7 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(folder: Path, kind: 
 
 
 def test_a_nearly_full_row_reads_no_position_that_there_is_not(folder: Path) -> None:
-    """Beside a row with room it is grown as deep as that one."""
+    """Beside a row with room, its tree is grown to the same depth."""
     proposer = make(folder)
     decoder = proposer.backbone.decoder
     turns = torch.as_tensor(decoder.operations.turns).view(CAPACITY, 2, decoder.head_dim)
@@ -275,7 +275,7 @@ def test_a_vocabulary_smaller_than_the_tree_is_drafted_from_as_it_is(folder: Pat
     drafter, head = drafter_of("same", folder, ROWS, CAPACITY)
     few = RecentVocabulary(head, ROWS, window=2, extension=False)
     proposer = proposer_of(drafter, few, TREE, rows=ROWS, capacity=CAPACITY, eos_ids=(0,))
-    for row, prompt in enumerate(([5, 9], [7, 7])):  # nobody says what the target thinks of them
+    for row, prompt in enumerate(([5, 9], [7, 7])):  # the target's states are not passed
         proposer.start(row, ids(prompt))
         proposer.observe(row, ids([3]))
     assert {token for path in tree(propose(proposer, [0])) for token in path} == {5, 9}
@@ -296,7 +296,7 @@ PROMPT = np.array([1, 2], np.int32)
 
 
 class Neural:
-    """Drafts a chain of two for each row, in so many seconds, or raises."""
+    """Drafts a chain of two for each row in ``seconds``, or raises an error."""
 
     max_depth = 2
     hidden_state_request = HiddenStateRequest(hidden=True)
@@ -332,7 +332,7 @@ class Neural:
 
 
 class Ngrams(Neural):
-    """Takes a guest in, and drafts what it always does."""
+    """Accepts a guest, and always drafts the same."""
 
     def propose(self, rows: Any, budget: Any, least: Any = None, guest: Any = None) -> Drafts:
         return super().propose(rows, budget, least)
@@ -348,7 +348,7 @@ class Guarded:
         self.proposer.on_off = self.off.append
 
     def propose(self) -> int:
-        """How many tokens are drafted."""
+        """Returns the number of draft tokens."""
         return len(self.proposer.propose(TOLD, BUDGET).tokens)
 
 

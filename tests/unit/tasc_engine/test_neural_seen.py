@@ -1,4 +1,4 @@
-"""A proposer is told what the target thought at each token, as a plain forward would have it."""
+"""Tests that a proposer gets the target's hidden states of each token, as in a plain pass."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ class Told:
 
 
 class Recording:
-    """A proposer that drafts and keeps all that it is told."""
+    """A proposer that drafts and records all its inputs."""
 
     def __init__(self, inner: NeuralProposer, wants: HiddenStateRequest) -> None:
         self.hidden_state_request, self.max_depth = wants, inner.max_depth
@@ -85,7 +85,7 @@ class Bench:
         return found
 
     def check(self, told: Told, begin: int | None = 0) -> int:
-        """Hold what was told of a row to a plain forward; how many tokens that were."""
+        """Compares the states of a row with a plain forward pass; returns the number of tokens."""
         first = at = told.seen[0].begin
         assert begin is None or at == begin
         for seen in told.seen:
@@ -96,7 +96,7 @@ class Bench:
 
     @torch.inference_mode()
     def compare(self, text: list[int], seen: Seen) -> int:
-        """How many tokens it tells of, what a plain forward thinks of each."""
+        """Compares states with those of a plain forward pass; returns the number of tokens."""
         assert seen.hidden is not None
         assert seen.top is not None
         own = slice(seen.begin, seen.begin + len(seen.hidden))
@@ -139,7 +139,7 @@ def requests(**differs: Any) -> list[GenerationRequest]:
 
 
 def test_what_is_told_is_what_a_plain_forward_thinks(bench: Maker) -> None:
-    """Of prompts in chunks, of accepted paths through trees, of rows that were filled again."""
+    """Covers prompts in chunks, accepted paths through trees, and rows that were filled again."""
     found = bench()
     found.answer(requests())
     accepted = int(found.totals.accepted.sum())
@@ -174,14 +174,14 @@ def test_what_a_guide_forces_is_told_of_once_it_was_in_the_target(bench: Maker) 
     for row in found.told.ended:
         *_, last = row.seen
         assert last.hidden is not None
-        # Forced tokens that end an answer are in nobody's forward.
+        # Forced tokens that end an answer are in no forward pass.
         row.text = row.text[: last.begin + len(last.hidden) + 1]
         found.check(row)
 
 
 @pytest.mark.parametrize("cache", [0, 1 << 20])
 def test_a_cancelled_row_leaves_nothing_to_who_comes_next(bench: Maker, cache: int) -> None:
-    """Nor to one that begins behind what it copied, where the other was in its prompt."""
+    """This also holds for a row that starts after a prefix copied from another row's prompt."""
     found = bench(cache=cache)
     found.answer(requests())
     stranger = GenerationRequest("stranger", tuple(range(200, 230)), 20)
@@ -203,7 +203,7 @@ def test_a_cancelled_row_leaves_nothing_to_who_comes_next(bench: Maker, cache: i
     ("wants", "first", "steps"), [(BOTH, 0, 4), (HiddenStateRequest(top=TOP), 2, 1)]
 )
 def test_a_proposer_that_comes_later_is_told_from_there(bench, folder, wants, first, steps) -> None:
-    """In mid answer; or in mid prompt, of which one that wanted less had been told nothing yet."""
+    """The proposer changes in mid-answer, or in a prompt of which the old one has no states."""
     found, later = bench(wants), Recording(noisy(folder), BOTH)
     for request in requests()[first : first + 2]:
         found.engine.submit(request)
@@ -248,7 +248,7 @@ def test_nobody_is_told_more_than_is_wanted(bench: Maker, wants: HiddenStateRequ
 
 
 def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -> None:
-    """Without its drafts, or without a request whose log-probabilities did not fit the memory."""
+    """The step is repeated without drafts, or without a request whose logprobs exceed memory."""
     found, full = bench(), OutOfMemory("no memory", moved=True)
     calls = failing_where(monkeypatch, verifier, "token_logprobs", full, lambda n, *_: n in (2, 5))
     answers = {r.id: r for r in found.engine.generate(requests(logprobs=0))}

@@ -1,4 +1,4 @@
-"""A tree grown level by level in tensors is the one that plain Python grows, path by path."""
+"""Tests that a tree grown level by level in tensors equals one grown by path in plain Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def expanded(self) -> int:
-        """Nodes of a level that are expanded, and children of each that are looked at."""
+        """Number of expanded nodes of a level, and of considered children of each."""
         return min(self.width, self.vocab)
 
 
@@ -47,13 +47,13 @@ class Node:
 
 @dataclass
 class Chances:
-    """Log-probabilities of the tokens behind each path, made when they are first asked for."""
+    """Log-probabilities of the tokens after each path, made at the first request."""
 
     shape: Shape
     known: dict[tuple[int, Path], list[tuple[int, np.float32]]] = field(default_factory=dict)
 
     def behind(self, row: int, path: Path) -> list[tuple[int, np.float32]]:
-        """The likeliest children, the likeliest first."""
+        """Returns the most likely children, in decreasing order."""
         if (row, path) not in self.known:
             shape = self.shape
             rng = np.random.default_rng((shape.seed, row, len(path), *path))
@@ -66,7 +66,7 @@ class Chances:
 
 
 def by_hand(chances: Chances, row: int) -> list[Node]:
-    """All candidates of a row that have a probability, the likeliest first."""
+    """Returns all candidates of a row that have a probability, the most likely first."""
     shape = chances.shape
     found: list[Node] = []
     expanded, count = [Node(F32(0), (), -1)], 0
@@ -86,7 +86,7 @@ def by_hand(chances: Chances, row: int) -> list[Node]:
 def cut(
     rows: Sequence[list[Node]], nodes: int, budget: Sequence[int], least: Sequence[float] | None
 ) -> list[list[Path]]:
-    """Which paths are drafted, and in which order."""
+    """Returns the drafted paths in order."""
     kept = [row[: min(nodes, most)] for row, most in zip(rows, budget, strict=True)]
     if least is not None:
         every = [(-node.logp, len(node.path), i) for i, row in enumerate(kept) for node in row]
@@ -101,7 +101,7 @@ def cut(
 
 
 def grown(chances: Chances) -> Beam:
-    """A beam that was told all levels; the frontier is held to what it says on the way."""
+    """Returns a beam after all levels, and checks the frontier at each level."""
     shape = chances.shape
     is_eos = torch.zeros(shape.vocab, dtype=torch.bool)
     is_eos[list(shape.eos)] = True
@@ -159,7 +159,7 @@ def test_the_likeliest_paths_of_all_that_were_looked_at_are_drafted(shape, limit
 
 
 def test_the_reference_meets_what_it_is_for() -> None:
-    """Ends, holes, narrow vocabularies and cuts do happen in what is compared above."""
+    """Ends, holes, narrow vocabularies and cuts occur in the comparisons above."""
     chances = Chances(Shape(2, 3, 3, 6, seed=5, eos=(0, 1)))
     rows = [by_hand(chances, row) for row in range(2)]
     assert all({len(node.path) for node in row} == {1, 2, 3} for row in rows)
@@ -170,7 +170,7 @@ def test_the_reference_meets_what_it_is_for() -> None:
 
 
 def levels(*each: list[list[float]]) -> Beam:
-    """A beam of one row and of tokens 1, 2, ..., told the log-probabilities of nodes' children."""
+    """Returns a beam of one row and tokens 1, 2, ... with these log-probabilities of children."""
     beam = Beam(len(each[0][0]))
     for level in each:
         logp = torch.tensor([level], dtype=torch.float32)

@@ -41,7 +41,7 @@ def int32(*ids: int) -> np.ndarray:
 
 
 def drafted_from(vocabulary: Vocabulary, row: int) -> set[int]:
-    """Checked on the way: the logits are the full head's, and what is empty is -inf."""
+    """Returns the tokens that can be drafted; checks that logits equal the full head's or -inf."""
     hidden = torch.randn(1, 4, HIDDEN, dtype=torch.float64)
     rows = torch.tensor([row])
     found = vocabulary.logits(hidden, rows)
@@ -95,7 +95,7 @@ def test_ranks_that_do_not_fit_the_head_are_refused(ranks):
 
 
 class Naive:
-    """The window of one row in plain Python; `tops` are cut by whoever calls."""
+    """The window of one row in plain Python; callers cut `tops`."""
 
     def __init__(self, window: int) -> None:
         self.stream = deque[int](maxlen=window)

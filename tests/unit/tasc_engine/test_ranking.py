@@ -1,4 +1,4 @@
-"""A ranked vocabulary gives what was asked for, and the end of sequence; it is whole or refused."""
+"""Tests that a ranked vocabulary has the requested tokens and EOS, and that damage is refused."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Slots and memory: whoever fits gets them, nobody's tokens are lost, prefixes are kept."""
+"""Tests slots and memory: fitting requests get them, no tokens are lost, prefixes are kept."""
 
 from unittest.mock import Mock
 
@@ -22,7 +22,7 @@ NOBODYS = -1.0  # what the place behind the last one holds
 
 
 def begin(cache: RowCache, moves: Int64) -> None:
-    """A step of one token at the last place, which is nobody's, and some moves."""
+    """Begins a step of one token at the last place, which is unused, and some moves."""
     plain = plain_feed([cache.slots], 0, np.zeros(1, np.int32))
     layout = lay_out(Feed(**{**vars(plain), "moves": moves}))
     cache.begin(layout, on_device(layout, torch.device("cpu")))
@@ -42,7 +42,7 @@ def sequence(name: int, prompt: int, max_tokens: int) -> Sequence:
 
 
 def write(cache: RowCache, held: Sequence) -> list[float]:
-    """A number of its own at each place of a sequence; layers differ."""
+    """Writes a unique number to each place of a sequence; layers differ."""
     marks = [1000.0 * int(held.request.id) + place for place in range(held.needs)]
     kv = torch.tensor(marks)[None, :, None, None, None].expand(2, -1, 2, 1, 2).clone()
     kv[1] += 0.5
@@ -58,7 +58,7 @@ def read(cache: RowCache, held: Sequence) -> list[float]:
 
 
 class Residents(RuleBasedStateMachine):
-    """What is held is written at entry; moves wait until a step makes them."""
+    """Random operations on sequences. Values are written at entry, and a step makes the moves."""
 
     @initialize()
     def empty(self) -> None:
@@ -66,7 +66,7 @@ class Residents(RuleBasedStateMachine):
         self.slots = KVAllocator(self.cache)
         self.marks: dict[str, list[float]] = {}
         self.held: list[Sequence] = []
-        self.waiting: list[tuple[Sequence, int, int]] = []  # whose, from which and to which of its
+        self.waiting: list[tuple[Sequence, int, int]] = []  # sequence, source and target in it
         self.named = 0
 
     def moves(self) -> Int64:
@@ -183,7 +183,7 @@ def ids(*parts: tuple[int, int]) -> np.ndarray:
 
 @pytest.fixture
 def cache() -> RowCache:
-    """The keys and values of each token say its id."""
+    """A cache with the id of each token in its keys and values."""
     made = RowCache(2, 4 * LENGTH)
     write_tokens(made, 0, ids((0, 1)))
     return made
@@ -215,7 +215,7 @@ def held(cache: RowCache, row: int, tokens: int) -> np.ndarray:
 def asked(
     prefixes: PrefixCache, cache: RowCache, row: int, prompt: np.ndarray, adapter: int = 0
 ) -> int:
-    """A whole prompt's life in a row; returns what was copied."""
+    """Runs a whole prompt in a row; returns the number of copied tokens."""
     entered = prefixes.enter(row * LENGTH, prompt, adapter)
     assert (held(cache, row, entered) == prompt[:entered]).all()
     write_tokens(cache, row, prompt)

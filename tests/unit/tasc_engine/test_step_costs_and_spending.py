@@ -1,4 +1,4 @@
-"""Step costs are measured, kept in a file and follow real steps; drafts are spent by them."""
+"""Tests that step costs are measured, stored and updated by real steps, and limit drafts."""
 
 import itertools
 import json
@@ -72,7 +72,7 @@ def test_a_real_target_is_measured_for_full_and_partial_batches(folder: Path) ->
 
 
 class Scripted:
-    """A target whose forwards take the seconds that a test says, one after the other."""
+    """A target with forward passes that take the seconds given by a test, one after the other."""
 
     config, device_name, dtype_name, vocab_size = CONFIG, "d", "f", 64
     cache = RowCache(1, CONFIG.rows * CONFIG.max_model_len)
@@ -165,7 +165,7 @@ def test_where_costs_cannot_be_kept_they_are_measured_all_the_same(tmp_path: Pat
 
 @pytest.mark.parametrize("length", range(20, 160, 7))
 def test_a_step_of_any_engine_takes_time(length: int) -> None:
-    """Contexts next to each other must not be drawn out to where they say less than nothing."""
+    """Extrapolation from neighbouring contexts must not give negative costs."""
     config = EngineConfig(rows=4, max_model_len=length, max_draft_tokens=8)
     target = SimpleNamespace(config=config, cache=RowCache(1, 4 * length))
     noisy = np.random.default_rng(length)
@@ -199,7 +199,7 @@ def spend(
     drafts: bool = True,
     beginning: float = 0.0,
 ) -> None:
-    """A step of all rows that takes so long; it asked for drafts, or not."""
+    """Simulates a step of all rows with this duration, with or without a request for drafts."""
     drafting = 1e-4 + beginning if drafts else 0.0
     spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS + hits, drafting, seconds)
     budget.time(spent)
@@ -227,7 +227,7 @@ def live(
 
 
 def rate(found: np.ndarray) -> float:
-    """Tokens a second."""
+    """Returns tokens per second."""
     return float(found[:, 1].sum() / found[:, 2].sum())
 
 
@@ -262,7 +262,7 @@ def test_what_never_hits_is_hardly_tried() -> None:
 
 
 def drafting(draft_budget: DraftBudget):
-    """Whether each step drafts, where chances look good and never come true."""
+    """Yields whether each step drafts if chances look good but drafts are never accepted."""
     while True:
         n = min(len(draft_budget.min_probs(ROWS, ROWS, CONTEXT)), 8)
         spend(draft_budget, n, 0, 1e-3 + 1e-5 * n, n > 0)
@@ -337,7 +337,7 @@ def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
 
 
 def test_labels_that_one_token_decides_pause_no_drafts(make_engine) -> None:
-    """Nothing is drafted for them, which says nothing about what drafts of others are worth."""
+    """They get no drafts, which is no evidence on the value of drafts for others."""
     records, guide = [], GuideSpec("choice", ("alarm set", "play music", "friday"))
     engine = make_engine(on_step=records.append, costs=FREE)
     requests = [GenerationRequest(str(i), (5, 9, 30), 40, guide=guide) for i in range(64)]
@@ -375,7 +375,7 @@ def test_steps_with_forced_tokens_correct_the_costs(make_engine) -> None:
     assert records[-1].cost_error > 0
 
 
-# Of the tiny engine of these tests: drafts cost nothing, or a draft token as much as a whole step.
+# Costs of the tests' engine: drafts cost nothing, or a draft token costs as much as a whole step.
 FREE = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1.0), Cost(2, 10, 64, 1.0 + 1e-6)))
 DEAR = StepCosts("m", "d", "f", (Cost(2, 2, 64, 1e-9), Cost(2, 10, 64, 8e-9)))
 
@@ -402,7 +402,7 @@ SECONDS = TRUE.seconds(ROWS, SIZES.astype(np.float64), CONTEXT)
 
 
 def serve(live: LiveCosts, steps: int, noise: float = 0.1, slower: float = 1.0) -> None:
-    """Steps of all sizes, small ones more often, whose times vary."""
+    """Simulates steps of all sizes, small ones more often, with varying times."""
     rng = np.random.default_rng(0)
     for _ in range(steps):
         tokens = int(ROWS * 32 ** rng.random())
@@ -488,7 +488,7 @@ def test_steps_of_shapes_that_were_not_measured_go_to_their_neighbours() -> None
 
 
 def drafts(costs: StepCosts, steps: int) -> tuple[float, float]:
-    """Draft tokens a step and tokens a second over the last 500 steps of so many."""
+    """Returns draft tokens per step and tokens per second over the last 500 of ``steps`` steps."""
     found = live(
         *(budget_of(costs, 248), steps),
         lambda rng: np.repeat(rng.uniform(0.85, 0.99) ** np.arange(1, 32), ROWS),
@@ -511,7 +511,7 @@ def test_costs_that_keep_drafts_from_being_made_are_found_out(factors: tuple[flo
 
 @pytest.mark.parametrize(("likely", "plain"), [(24, 5), (0, 0)])
 def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int) -> None:
-    """Not probes that drafted nothing, nor steps that asked for no drafts after a probe."""
+    """Probes without draft tokens do not count, nor do steps without drafts after a probe."""
     budget = budget_of(wrong_by(1, 9, 9, 9, 9, 9), 248)
 
     def step(draft: bool = True) -> bool:

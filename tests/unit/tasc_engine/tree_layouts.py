@@ -1,4 +1,4 @@
-"""Packed trees by their description: drafts, layouts, and what attention over them says."""
+"""Packed trees from a description: their drafts, layouts, and reference attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from torch import Tensor
 from tasc_draft import Drafts
 from tasc_engine.layout import Int64, StepLayout
 
-# Of each row: tokens in the cache, tokens it brings, parents of its draft nodes behind them (None:
-# may not emit).
+# For each row: tokens in the cache, new tokens, and parents of the draft nodes after them (None:
+# the row may not emit).
 Row = tuple[int, int, Sequence[int] | None]
 Layout = StepLayout[Tensor]
 
 
 def forest(trees: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]] | None = None) -> Drafts:
-    """Trees by their parents; tokens count from 1 where they do not matter."""
+    """Returns trees from their parents; by default, tokens count from 1."""
     tokens = tokens or [range(1, len(tree) + 1) for tree in trees]
     depths = [depth for tree in trees for depth in depths_of(tree)]
     return Drafts(
@@ -48,7 +48,7 @@ def on(layout: Layout, device: Any) -> Layout:
 
 
 def firsts_of(rows: Sequence[Row], gaps: Sequence[int], backwards: bool) -> list[int]:
-    """Rows follow each other, in their order or the opposite one, each behind a gap."""
+    """Returns the first places of rows in order or in reverse order, each after a gap."""
     firsts, end = [0] * len(rows), 0
     for row in reversed(range(len(rows))) if backwards else range(len(rows)):
         cached, brought, parents = rows[row]
@@ -63,7 +63,7 @@ def layout_of(
     ids: Sequence[int] | None = None,
     adapters: Sequence[int] | None = None,
 ) -> Layout:
-    """Each row lies from its first place of the pool on, and has a number of an adapter."""
+    """Returns a layout in which each row starts at its first place and has an adapter number."""
     positions, places, seen, tree, begins, looked_at = [], [], [], [], [0], []
     for first, (cached, brought, parents) in zip(firsts, rows, strict=True):
         trunk, nodes, bits = cached + brought, len(parents or ()), list[int]()
@@ -90,7 +90,7 @@ def layout_of(
 
 
 def visible(rows: Sequence[Row], firsts: Sequence[int], window: int | None) -> list[list[int]]:
-    """The cache places that each packed token sees, from parents and positions alone."""
+    """Returns the cache places that each packed token sees, from parents and positions alone."""
     found = []
     for first, (cached, brought, parents) in zip(firsts, rows, strict=True):
         trunk, above = cached + brought, parents or ()
@@ -111,7 +111,7 @@ def visible(rows: Sequence[Row], firsts: Sequence[int], window: int | None) -> l
 def by_definition(
     query: Tensor, pool: Tensor, sees: list[list[int]], scale: float, softcap: float | None
 ) -> Tensor:
-    """``float64[N, heads, D]``, one token after the other."""
+    """Returns attention by its definition, ``float64[N, heads, D]``, token by token."""
     wide, found = pool.double().numpy(), []
     of = np.arange(query.shape[1]) // (query.shape[1] // pool.shape[2])
     for asked, places in zip(query.double().numpy(), sees, strict=True):
@@ -125,7 +125,7 @@ def by_definition(
 
 
 def off(found: Tensor, expected: Tensor) -> float:
-    """The greatest difference, infinite where there is no number."""
+    """Returns the maximum difference; it is infinite if there is a NaN."""
     assert found.shape == expected.shape
     return float((found.double() - expected).abs().max().nan_to_num(torch.inf))
 
@@ -148,10 +148,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """Rows at places of their own, what each token sees, and numbers for all of it.
+    """Rows at separate places, the places that each token sees, and their values.
 
     Attributes:
-        sees: Of each packed token: cache places.
+        sees: The cache places that each packed token sees.
         pool: ``[places + 1, 2, kv_heads, dim]``.
         query: ``[N, heads, dim]``.
     """
@@ -168,7 +168,7 @@ class Case:
 
     @property
     def work(self) -> list[int]:
-        """Places times tokens times places of all heads, of each row."""
+        """Amount of work of each row: tokens times places, over all heads."""
         tokens = (self.step.begins[1:] - self.step.begins[:-1]).tolist()
         held = (self.step.trunks + self.step.nodes).tolist()
         shape = self.shape
@@ -190,7 +190,7 @@ def defined(case: Case) -> Tensor:
 
 
 class Eager:
-    """A recorder of graphs that runs again what it is told to record; it counts."""
+    """A recorder of graphs that runs the recorded work again and counts the runs."""
 
     def __init__(self) -> None:
         self.recorded = 0

@@ -1,4 +1,4 @@
-"""Models and trainings that the tests of several files read, each made once a run; and `tasc`."""
+"""Models and trainings that tests of several files share, each made once per run, and `tasc`."""
 
 import gc
 import shutil
@@ -17,7 +17,7 @@ from tasc_text import TaskTokenizer
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """A fine-tune collects garbage. It need not look at all that other files imported and made."""
+    """Excludes objects of other files from garbage collections of fine-tunes."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -34,13 +34,13 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def whole(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A fine-tune that nothing ended."""
+    """An uninterrupted fine-tune."""
     return made_by(bench, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="session")
 def begun(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run has left that was killed behind its third step, with the second's checkpoint."""
+    """The output of a run that was killed after its third step, with the second's checkpoint."""
     output = tmp_path_factory.mktemp("begun")
     begin(bench.job(output), 3)
     return output
@@ -58,7 +58,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> drafter_training.Bench:
 
 @pytest.fixture(scope="session", params=["eagle", "independent"])
 def short(request, target, tmp_path_factory):
-    """A drafter that has learnt for two epochs, and nothing ended its training."""
+    """A drafter after an uninterrupted training of two epochs."""
     return trained_by(target, request.param, tmp_path_factory.mktemp("short") / "out", **SHORT)
 
 

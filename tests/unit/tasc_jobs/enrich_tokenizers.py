@@ -1,4 +1,4 @@
-"""Small tokenizers of the families that can be enriched, made on the spot. For tests only."""
+"""Makes small tokenizers of the families that can be enriched, for tests."""
 
 import json
 
@@ -42,7 +42,7 @@ def byte_level(name: str) -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """As Llama 2's and Phi-3's: a mark for blanks and in front of texts, bytes for what is rare."""
+    """Like Llama 2's and Phi-3's: a mark for blanks and before texts, and byte tokens."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     marks = [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
     tokenizer.normalizer = normalizers.Sequence(marks)
@@ -59,7 +59,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def gemma() -> Tokenizer:
-    """As Gemma's: a mark for blanks alone."""
+    """Like Gemma's: a mark only for blanks."""
     tokenizer = sentencepiece()
     tokenizer.normalizer = normalizers.Replace(" ", MARK)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
@@ -69,7 +69,7 @@ def gemma() -> Tokenizer:
 
 
 def old_bert() -> Tokenizer:
-    """Special tokens that are normalized, and take the white space at their side."""
+    """A tokenizer with normalized special tokens that include the white space beside them."""
     tokenizer = byte_level("gpt2")
     tokenizer.add_special_tokens([AddedToken(text, normalized=True) for text in ("<sep>", "}{")])
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, normalized=True)])

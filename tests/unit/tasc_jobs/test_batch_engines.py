@@ -1,4 +1,4 @@
-"""Engines get rows out of a window, answer them, and end by their own or their machine's fault."""
+"""Tests that engines answer rows of a window, and that their failures are classified."""
 
 import json
 import random
@@ -71,7 +71,7 @@ def test_long_rows_fill_it_sooner_and_lost_rows_come_first() -> None:
 def test_whatever_is_lost_on_the_way_each_row_is_finished_once_and_not_far_ahead(
     count: int, most: int, moves: list[tuple[int, int]], first: int, behind: set[int]
 ) -> None:
-    """Rows below ``first`` and those ``behind`` it were finished by earlier starts."""
+    """Rows before ``first`` and the later rows in ``behind`` were finished by earlier starts."""
     window = Window(source(count), first, behind, most)
     before = {i for i in range(count) if i < first or i in behind}
     done, held = list[int](), list[int]()
@@ -104,7 +104,7 @@ class Asked:
 
 
 class FakeRay:
-    """Stands in for ``ray``: an engine's call ends as a function of its name and rows says."""
+    """Stands in for ``ray``: a function of its name and rows gives the result of a call."""
 
     def __init__(self, answer: Callable[[str, Sequence[Row]], object], alive: bool = True) -> None:
         self._answer, self._alive = answer, alive
@@ -199,7 +199,7 @@ ROWS = 2
 
 @dataclass
 class Engine:
-    """Ends one request a step, the last submitted first."""
+    """Finishes one request per step, the last submitted first."""
 
     config: Any = field(default_factory=lambda: SimpleNamespace(rows=ROWS))
     held: deque[GenerationRequest] = field(default_factory=deque)
@@ -238,7 +238,7 @@ class Worker:
 
 
 class Pairs:
-    """Asks for two answers to each row."""
+    """Requests two answers for each row."""
 
     def requests(self, row: Row, worker: Any) -> list[Request]:
         numbers = tuple(int(part) for part in row.payload.split())
@@ -281,7 +281,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> EngineBuilder:
 
 
 def answered(builder: EngineBuilder, strategy: Strategy, *payloads: str) -> list[Record]:
-    """The records of rows, in their order."""
+    """Returns the records of rows, in their order."""
     engine = Answering(builder, strategy)
     found = engine.work([row(i, payload) for i, payload in enumerate(payloads)])
     while len(found) < len(payloads):
@@ -290,7 +290,7 @@ def answered(builder: EngineBuilder, strategy: Strategy, *payloads: str) -> list
 
 
 def rounded(value: Any) -> Any:
-    """Rows of a batch of another size have sums in another order."""
+    """Rounds floats, because batches of another size add numbers in another order."""
     return json.loads(json.dumps(value), parse_float=lambda text: round(float(text), 9))
 
 
@@ -298,7 +298,7 @@ def rounded(value: Any) -> Any:
 def test_log_probabilities_are_those_of_the_service(
     builder: EngineBuilder, choices: tuple[str, ...]
 ) -> None:
-    """With drafts and without, and of tokens that a guide forces; the answers stay the same."""
+    """Answers are the same with and without drafts, and with tokens that a guide forces."""
     texts = ["wake me", "wake me at nine", "wake me"]
     guide = GuideSpec("choice", choices, field="--choices") if choices else None
     bodies = (

@@ -1,4 +1,4 @@
-"""A job's rows in order with their places, its folder that keeps what is finished, its output."""
+"""Tests a job's rows with their order and places, its folder of finished rows, and its output."""
 
 import base64
 import gzip
@@ -231,7 +231,7 @@ LOGPROBS_OF = [{**TOKEN, "top_logprobs": [TOKEN]}]
 
 
 def written(source: Source, output: Path, logprobs: object = None) -> list[dict[str, object]]:
-    """The answers of two rows and the user's columns beside them."""
+    """Writes the answers of two rows with the user's columns; returns the written rows."""
     content = CONTENT if logprobs is None else {**CONTENT, "logprobs": logprobs}
     found = [Record(i, f"r{i}", i + 1, None, content, None) for i in range(2)]
     columns = ANSWER if logprobs is None else ANSWER.append(LOGPROBS)
@@ -247,7 +247,7 @@ def answered(ordinal: int, **own: object) -> dict[str, object]:
 
 
 def test_the_users_columns_stand_beside_the_answers(tmp_path: Path) -> None:
-    """A name that the answers have, too, gets a prefix; no two names become one."""
+    """A name that the answers also have gets a prefix; names stay unique."""
     first = {"id": 7, "text": "hi", "input_text": "ho", "n": 1, "tags": ["a", 2], "big": 2**70}
     second = {"text": "x", "n": 0.5, "ok": True, "logprobs": None, "odd": "\ud800", "\ud801": {}}
     rows = write_rows(tmp_path / "in.jsonl", [first, second])
@@ -420,7 +420,7 @@ def test_a_job_goes_on_with_the_same_columns_only(tmp_path: Path, monkeypatch) -
 def test_an_input_that_changed_is_not_written_with_wrong_columns(
     tmp_path: Path, name: str, changed: str | None, late: bool
 ) -> None:
-    """Before its columns are read, or while they are."""
+    """The input changes before its columns are read, or meanwhile."""
     file, output = tmp_path / name, tmp_path / "out.jsonl"
 
     def write(inputs: str) -> None:
@@ -572,7 +572,7 @@ def hold(path: Path, told: Connection) -> None:
 
 
 def test_a_second_process_is_kept_out_as_long_as_the_first_lives(tmp_path: Path) -> None:
-    """The first is a fork: it has imported already what takes a new process seconds."""
+    """The first process is a fork, because the imports of a new one take seconds."""
     path, forks = tmp_path / "job", get_context("fork")
     heard, told = forks.Pipe()
     first = forks.Process(target=hold, args=(path, told))

@@ -1,4 +1,4 @@
-"""A worker's parts: lines into rows and answers into files, counts, leases, tasks left alone."""
+"""Tests a worker's parts: rows of lines, files of answers, counts, leases and paused tasks."""
 
 import json
 import threading
@@ -204,7 +204,7 @@ def test_what_is_done_is_counted_once(told: Any, requests: tuple[int, int, int])
 
 
 class FakeLease:
-    """Says what the script has, the last of it for ever."""
+    """Returns the items of a script, and repeats the last one."""
 
     seconds = 0.01
 

@@ -1,4 +1,4 @@
-"""What `--help` says, and that what a command is told reaches what it starts."""
+"""Tests `--help`, and that a command passes its options on."""
 
 import json
 import re
@@ -153,13 +153,13 @@ def test_shells_complete_commands_and_options(words: str, completed: str) -> Non
 
 
 def ended(*given: object) -> BaseException | None:
-    """What ended a command; None where it came to its end."""
+    """Returns the exception that ended a command; None if there was none."""
     return CliRunner().invoke(app, [str(each) for each in given]).exception
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands open a store that is not there."""
+    """Makes commands open a store that does not exist."""
     monkeypatch.setattr(StoreOptions, "open", lambda self, task=None: nullcontext("redis://none"))
     monkeypatch.setattr("tasc_store.connect", lambda url: None)
 
@@ -206,7 +206,7 @@ def test_a_name_that_is_no_address_is_refused(store: None, tmp_path: Path) -> No
 
 
 def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(monkeypatch, store):
-    """Rows and what was judged of them: nothing yet, a verdict, too few rows, another verdict."""
+    """The script is: nothing judged yet, a verdict, too few rows, another verdict."""
     rounds = [(100, 0), (300, 50), (400, 0), (600, 50), (700, 0)]
     left, judged = iter(rounds), []
 

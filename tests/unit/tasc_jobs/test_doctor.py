@@ -1,4 +1,4 @@
-"""`tasc doctor`: folders that are broken in one way each, and what it says of others."""
+"""Tests the findings of `tasc doctor` on folders with one fault each, and on others."""
 
 import json
 import shutil
@@ -98,7 +98,7 @@ def without_a_tensor(folder: Path) -> None:
 
 
 def with_a_layer_more(folder: Path) -> None:
-    """That config.json says nothing of."""
+    """Adds weights of a layer that is not in config.json."""
     more = {"model.layers.9.mlp.up_proj.weight": torch.ones(4, 4)}
     save_file(load_file(folder / WEIGHTS) | more, folder / WEIGHTS, {"format": "pt"})
 
@@ -109,7 +109,7 @@ def adapter_beside(folder: Path) -> None:
 
 
 def weights_as(name: str) -> Callable[[Path], None]:
-    """The weights are those of another program."""
+    """Returns a function that renames the weights to a file of another program."""
 
     def change(folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def adapter_alone(folder: Path) -> None:
         (folder / name).unlink()
 
 
-# What is broken, how, and the subject that says so; in the second table torch is needed to know.
+# By name: how a folder is broken, and the subject of its finding. The second table needs torch.
 TOLD_AT_ONCE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no folder": (shutil.rmtree, "config"),
     "empty": (lambda folder: (shutil.rmtree(folder), folder.mkdir()), "config"),

@@ -1,4 +1,4 @@
-"""A drafter learns what its target says. What was trained is what drafts, step by step."""
+"""Tests that a drafter learns its target's answers, and drafts exactly as it was trained."""
 
 import json
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def test_a_drafter_learns_what_its_target_says(trained: Drafter) -> None:
 
 
 def as_trained(trained: Drafter, model: Any) -> Any:
-    """What training computes with: a whole row's inputs to all hidden states."""
+    """Returns the function of the training from a whole row's inputs to all hidden states."""
     kept = load_file(trained.folder / WEIGHTS)
     if trained.kind == "eagle":
         head = EagleHead(model.config)
@@ -96,7 +96,7 @@ def as_trained(trained: Drafter, model: Any) -> Any:
 
 
 class Whole:
-    """A drafter as it was trained, over a whole row: its inputs in, all its hidden states out."""
+    """A drafter as in training, from a whole row's inputs to all its hidden states."""
 
     def __init__(self, trained: Drafter, model: Any) -> None:
         self._module, self._embed = as_trained(trained, model), model.model.embed_tokens
@@ -109,7 +109,7 @@ class Whole:
         self._turn = self._rotary.forward
 
     def __call__(self, base: int, tokens: Tensor, thoughts: Tensor) -> Tensor:
-        """Of a row whose first input stands at ``base``."""
+        """Returns the hidden states of a row with its first input at position ``base``."""
         self._rotary.forward = lambda x, position_ids: self._turn(x, position_ids + base)
         if self._head:
             found = self._module(self._embed(tokens)[None], thoughts[None])[0]
@@ -120,14 +120,14 @@ class Whole:
 
 
 def exact_norm(module: Any, hidden: Tensor) -> Tensor:
-    """In float64, as the engine does it; transformers rounds to float32 on the way."""
+    """Computes the norm in float64 like the engine; transformers rounds to float32."""
     mean = hidden.pow(2).mean(-1, keepdim=True)
     return module.weight * hidden * torch.rsqrt(mean + module.variance_epsilon)
 
 
 @dataclass
 class Rows:
-    """Two rows of unlike length, one of them begun late, and what the target thinks of them."""
+    """Two rows of different length, one started later, and the target's hidden states."""
 
     ids: Tensor
     seen: Tensor
@@ -142,7 +142,7 @@ class Rows:
         return tokens, self.seen[row, begin : begin + size]
 
     def run(self, drafter: Any, starts: Int32, sizes: Int32) -> Tensor:
-        """The drafter's hidden states behind the last of so many more inputs."""
+        """Returns the drafter's hidden states after the last of ``sizes`` further inputs."""
         parts = [self.inputs(r, s, n) for r, s, n in zip((0, 1), starts, sizes, strict=True)]
         inputs = drafter.inputs(*(torch.cat(part) for part in zip(*parts, strict=True)))
         return drafter.backbone.trunk(inputs, self.numbers, self.bases, starts, sizes)
@@ -170,7 +170,7 @@ def test_step_by_step_it_computes_what_was_trained(trained: Drafter, rows: Rows)
 
 @torch.inference_mode()
 def test_a_tree_computes_what_each_path_by_itself_would(trained: Drafter, rows: Rows) -> None:
-    """Two paths of two nodes behind each row; a head reads its own thoughts there."""
+    """Each row has two paths of two nodes; there a head reads its own hidden states."""
     whole = Whole(trained, load_model(trained.source))
     drafter, _ = trained.load(Target.load(trained.source, CONFIG))
     last = rows.run(drafter, np.zeros(2, np.int32), rows.sizes)

@@ -1,4 +1,4 @@
-"""A saved enriched tokenizer is the same elsewhere: to transformers, and to who asks its end."""
+"""Tests that a saved enriched tokenizer has the same ids and EOS tokens in transformers."""
 
 import json
 import shutil
@@ -114,7 +114,7 @@ def test_settings_that_hide_new_tokens_are_refused_and_leave_nothing(tmp_path: P
 
 
 def ends_folder(folder: Path, **files: dict[str, Any]) -> Path:
-    """A tokenizer with two special tokens, whose own settings say that the one ends a text."""
+    """Makes a tokenizer with two special tokens; its settings name one as the end of texts."""
     tiny.make_tokenizer(folder)
     path = folder / "tokenizer.json"
     tokenizer = TaskTokenizer.from_folder(folder).backend
@@ -140,7 +140,7 @@ def test_the_end_of_generation_config_is_kept(tmp_path: Path) -> None:
     assert base.backend.token_to_id(OTHER) == 320
     found = enriched_ends(base, tmp_path / "enriched")
     assert found.eos_ids == base.eos_ids == (0, 320)
-    # What the tokenizer's settings name is one of these: chat templates may have it.
+    # The EOS of the tokenizer's settings is one of these, because chat templates may use it.
     assert AutoTokenizer.from_pretrained(tmp_path / "enriched").eos_token == tiny.END
 
 

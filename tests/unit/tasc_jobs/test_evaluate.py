@@ -1,4 +1,4 @@
-"""An evaluation of a tiny model, end to end: the same answers with drafts as without."""
+"""Tests an evaluation of a tiny model, end to end, with equal answers with and without drafts."""
 
 import json
 import shutil

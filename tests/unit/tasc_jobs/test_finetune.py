@@ -1,4 +1,4 @@
-"""A fine-tune trains what it should, learns its own model's ends, and is loaded by others."""
+"""Tests the trained weights of a fine-tune, its EOS tokens, and that other programs load it."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ from tasc_text import PromptTemplate, TaskTokenizer
 
 @pytest.fixture(scope="module", params=["qwen2", "gpt_neox"])
 def made(request, whole, tmp_path_factory):
-    """The embeddings of the one are its LM head, too; those of the other are not."""
+    """Two fine-tunes: one model ties its embeddings to its LM head, the other does not."""
     if request.param == "qwen2":
         return whole
     other = make(tmp_path_factory.mktemp("bench"), request.param)
@@ -167,13 +167,13 @@ CHAT_END = "<|im_end|>"
 
 @pytest.fixture
 def own(bench: Bench, tmp_path: Path) -> Bench:
-    """One with an enriched folder that a test may damage."""
+    """A bench with an enriched folder that a test may damage."""
     return replace(bench, tokenizer=shutil.copytree(bench.tokenizer, tmp_path / "enriched"))
 
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """A model that ends answers by another token than the enriched tokenizer does."""
+    """A model with another EOS token than the enriched tokenizer."""
     folder = tmp_path_factory.mktemp("chat") / "qwen2"
     tiny.make_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -191,7 +191,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def ends_otherwise(folder: Path) -> None:
-    """An enriched folder that ends by `tiny.END`."""
+    """Makes `tiny.END` the EOS token of an enriched folder."""
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": tiny.END}))
@@ -292,7 +292,7 @@ def test_a_record_of_another_model_of_later_parts_or_none_is_refused(own: Bench)
 
 
 def test_ids_beyond_the_rows_get_the_mean_and_an_empty_prompt_is_refused(bench: Bench) -> None:
-    """As an image's token of Gemma 3, which its text models have no row for."""
+    """An example is Gemma 3's image token, for which its text models have no row."""
     model = load_base(bench.base, nf4=False, device="cpu")
     rows = model.get_input_embeddings().num_embeddings
     mean = model.get_input_embeddings().weight.mean(0)

@@ -1,4 +1,4 @@
-"""What a fine-tune writes is whole or not there, in a folder that belongs to one run."""
+"""Tests that the result of a fine-tune is complete or absent, in a folder of one run."""
 
 import errno
 import fcntl
@@ -46,7 +46,7 @@ PARTS = {"adapter", "model", "README.md", REPORT}
 
 @pytest.fixture(scope="module")
 def trained(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a run has left that ended before it wrote anything."""
+    """The output of a run that ended before it wrote its result."""
     output = tmp_path_factory.mktemp("trained")
     with pytest.raises(Killed):
         finetune(bench.job(output, epochs=1), killed_at("write", 0))
@@ -55,7 +55,7 @@ def trained(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def learnt(bench: Bench, trained: Path, tmp_path: Path) -> Finetune:
-    """A run in a copy of `trained`. All that is left of it is to write its result."""
+    """A run in a copy of `trained`; only its result must still be written."""
     return bench.job(shutil.copytree(trained, tmp_path / "out"), epochs=1)
 
 
@@ -65,7 +65,7 @@ def names(folder: Path) -> set[str]:
 
 @contextmanager
 def at_call(owner: Any, name: str, number: int, error: BaseException) -> Iterator[None]:
-    """The so-manieth call of a function fails."""
+    """Makes the call with this number of a function fail."""
     real, numbers = getattr(owner, name), count(1)
 
     def called(*given: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A training that is killed, interrupted or fails goes on behind its last whole step."""
+"""Tests that a killed, interrupted or failed training resumes after its last complete step."""
 
 import math
 import os
@@ -70,13 +70,13 @@ def test_what_changes_the_result_is_not_gone_on_with(bench, killed, monkeypatch)
         patch.setattr(torch.cuda, "is_available", lambda: True)
         with refused(FinetuneError, "nf4, device, dtype"):
             finetune(bench.job(killed))
-    begin(bench.job(killed, quantization="none"), 6)  # what became of auto
+    begin(bench.job(killed, quantization="none"), 6)  # the resolved value of auto
     assert len(torch.load(killed / CHECKPOINT)["losses"]) == 5
 
 
 @pytest.fixture(params=["fine-tune", "drafter"])
 def training(request, bench, target):
-    """A job by its output and settings, what runs it, what trains, and a file of its result."""
+    """The factory of a job, the function that runs it, its trainer, and a file of its result."""
     if request.param == "fine-tune":
         return bench.job, finetune, Trainer, "README.md"
     job = partial(target.job, kind="eagle", **SHORT)
@@ -108,7 +108,7 @@ def test_rows_that_are_all_too_long_and_a_folder_of_something_else_are_refused(t
     make, run, _, name = training
     with refused(FinetuneError, "--max-length"):
         run(make(tmp_path / "out", max_length=3))
-    # Somebody else may want the place; but a target's answers stay.
+    # Another run may use the folder, but a target's answers stay.
     assert (tmp_path / "out").exists() == (run is train_drafter)
     (tmp_path / name).write_text("mine")
     with refused(FinetuneError, name):
@@ -138,9 +138,9 @@ def test_seconds_are_of_all_pieces(bench: Bench, whole: Made, killed: Path) -> N
 
 @pytest.fixture
 def _at_a_terminal() -> Iterator[None]:
-    """Ctrl-C and SIGTERM do what they do to the command at a terminal.
+    """Gives Ctrl-C and SIGTERM the handlers of the command at a terminal.
 
-    A job in the background begins deaf to Ctrl-C.
+    A background job ignores Ctrl-C at its start.
     """
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -152,7 +152,7 @@ def _at_a_terminal() -> Iterator[None]:
 
 
 def at_call(number: int, signum: int) -> Callable[[], None]:
-    """Sends a signal when it is called for the so-manieth time."""
+    """Returns a function that sends a signal at the call with this number."""
     calls = iter(range(1, 1000))
 
     def call() -> None:
@@ -169,7 +169,7 @@ def between_steps(call: Callable[[], None]) -> Iterator[StageProgress]:
 
 @contextmanager
 def in_a_step(call: Callable[[], None]) -> Iterator[StageProgress]:
-    """Before each part of its rows."""
+    """Calls ``call`` before each part of the rows of a step."""
     loss = Trainer.loss
 
     def called(self: Trainer, rows: Any) -> torch.Tensor:
@@ -269,7 +269,7 @@ def test_a_checkpoint_outlives_deaths(tmp_path, monkeypatch, owner, name):
 
 
 class Second:
-    """The second of two workers, by itself. What it meets the first for is done in its place."""
+    """The second of two workers, alone; it simulates the first one's part of collective calls."""
 
     rank, size = 1, 2
 
@@ -281,7 +281,7 @@ class Second:
 
 
 class First:
-    """The first of as many as there are."""
+    """The first of any number of workers."""
 
     rank, size = 0, 1
 

@@ -1,4 +1,4 @@
-"""A forecast from one run of Algorithm 1 for each budget, its check by runs, and ranks."""
+"""Tests a forecast of all budgets from one run of Algorithm 1, its check, and rank correlation."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What a build says of itself: counts with their denominators, and what is in the index."""
+"""Tests the report of a build: counts with their denominators, and the parts of the index."""
 
 import json
 

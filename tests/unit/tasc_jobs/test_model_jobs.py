@@ -1,4 +1,4 @@
-"""A model's bigrams are what transformers says of each token; and the jobs that run a model."""
+"""Tests that a model's bigrams equal those of transformers, and the jobs that run a model."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def size_of(folder: Path) -> int:
 
 @pytest.fixture
 def asked(folder: Path, everything: bool, seed: int) -> range:
-    """Tokens that are asked one by one: all, or some that change each day."""
+    """The tokens that are computed one by one: all, or some that change each day."""
     size = size_of(folder)
     return range(size) if everything else range(seed % 9, size, 9)
 
@@ -44,7 +44,7 @@ def model(folder: Path) -> Any:
 
 @torch.inference_mode()
 def one_by_one(model, asked: range, vocab_size: int) -> tuple[list[list[int]], np.ndarray]:
-    """A forward for each token, and a softmax in float64."""
+    """Runs a forward pass for each token, and a softmax in float64."""
     tokens, logp = [], []
     for token in asked:
         scores = model(input_ids=torch.tensor([[token]])).logits[0, -1].double().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Algorithm 1 against a naive reading; texts come back whatever the tokenizer's family."""
+"""Tests Algorithm 1 against a naive version, and that texts are unchanged in all families."""
 
 import random
 import re
@@ -28,7 +28,7 @@ def corpus(seed: int, rows: int = 60) -> list[str]:
 
 
 def naive(base, outputs, settings):
-    """Algorithm 1 as one would write it down: everything counted anew at every step.
+    """A naive Algorithm 1 that counts everything again at every step.
 
     Content, parts and count of each new token; not for tokenizers that write a mark in front.
     """
@@ -267,7 +267,7 @@ def test_tokens_are_those_of_a_naive_reading_in_every_family(base: TaskTokenizer
 
 
 def test_tokens_that_cut_texts_are_counted_and_what_is_normalized_is_none(tmp_path: Path) -> None:
-    """They are a part of no n-gram, and cost a step each."""
+    """They are in no n-gram, and each costs a step."""
     tokenizer = byte_level("gpt2")
     tokenizer.add_tokens([AddedToken("  ", special=False, normalized=False)])
     outputs = [f'{{\n  "intent": "{name}",\n  "slots": []\n}}' for name in ("play", "stop")] * 8

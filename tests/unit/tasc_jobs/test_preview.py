@@ -1,4 +1,4 @@
-"""What a preview measures: the engine's own batch size, and drafts as they are in use."""
+"""Tests that a preview uses the engine's batch size, and drafts as in use."""
 
 from dataclasses import replace
 from pathlib import Path

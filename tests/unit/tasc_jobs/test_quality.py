@@ -1,4 +1,4 @@
-"""How well answers are, how sure of them a model is, and the demo's own parts."""
+"""Tests the quality and the confidence of answers, and the demo's own parts."""
 
 import math
 import random
@@ -56,7 +56,7 @@ def test_intents_slots_and_whole_rows_are_scored(said, truth, scores):
     ["y", "", "intent: a", "intent: a, slot fills: {nonsense}", "intent: a, slot fills: {b x: 1}"],
 )
 def test_an_expected_output_that_is_no_intent_is_named(unreadable: str) -> None:
-    """Garbage would be what is expected of garbage."""
+    """Otherwise an unreadable answer would equal an unreadable expected output."""
     for answer in ("x", unreadable):
         with refused(UsageError, "row 2", repr(unreadable), "--metrics"):
             quality([RIGHT[0], answer], [RIGHT[0], unreadable], "massive")
@@ -66,7 +66,7 @@ def test_tags_are_compared_by_position() -> None:
     assert tagging_accuracy(["A B C"], ["A B C"]) == 1
     assert tagging_accuracy(["A C"], ["A B C D"]) == 0.25
     assert tagging_accuracy(["A B C D E"], ["A B"]) == 1
-    # Without a word to tag, nothing said is right and a tag wrong.
+    # If there is no word to tag, an empty answer is right and a tag is wrong.
     assert quality(["", " "], ["", ""], "tags") == {"exact_match": 1, "tag_accuracy": 1}
     assert tagging_accuracy(["", "A"], ["", ""]) == 0
 

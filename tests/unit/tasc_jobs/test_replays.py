@@ -1,4 +1,4 @@
-"""Replays by name, the tokenizer and rows they stand on, and `tasc replay` on shipped rows."""
+"""Tests replays by name, their tokenizer and rows, and `tasc replay` on shipped rows."""
 
 import gzip
 import json
@@ -77,7 +77,7 @@ def chain(documents: list[list], said: list, eos: int, budget: int) -> list[int]
 
 
 def likeliest(documents: list[list], text: list) -> int:
-    """The commonest token behind the longest known context, the lower id of two as common."""
+    """Returns the most frequent token after the longest known context; ties go to the lower id."""
     for length in range(min(N_MAX - 1, len(text)), -1, -1):
         context = text[len(text) - length :]
         counts = Counter(
@@ -213,7 +213,7 @@ TRAIN, TEST = 400, 30
 
 @pytest.fixture(scope="module")
 def slices(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    """Options that name a small training and a small test file, and the tokenizer."""
+    """Options with a small training file, a small test file and the tokenizer."""
     folder = tmp_path_factory.mktemp("slices")
     options: list[object] = ["--tokenizer", MODEL]
     for split, rows in (("train", TRAIN), ("test", TEST)):
@@ -225,7 +225,7 @@ def slices(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 @pytest.fixture
 def lines(slices, tasc):
-    """What ``--json`` prints for two budgets of three proposers, one name repeated."""
+    """The output of ``--json`` for two budgets of three proposers, with one name repeated."""
     names = ["--proposer", "mixed,tasc", "--proposer", "trie,tasc", "--budget", "8,4"]
     out = tasc.run("replay", *slices, *names, "--json")
     assert f"{(2 + 1 + 1) * 2 * TEST}/240 rows" in tasc.err

@@ -1,4 +1,4 @@
-"""Files of rows: every line gives a row or a reason, whatever stands on it."""
+"""Tests that every line of a file gives a row or a reason, for any content."""
 
 import gzip
 import hashlib

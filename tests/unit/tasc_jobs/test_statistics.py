@@ -1,4 +1,4 @@
-"""Statistics of texts and files against their definitions, and what `tasc stats` makes of them."""
+"""Tests statistics of texts and files against their definitions, and `tasc stats`."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def word_ngrams(texts, n, across_rows=False):
 
 
 def figures(ngrams, vocabulary=None):
-    """By names as in ``Distribution``, without n and curve."""
+    """Returns figures by the names of ``Distribution``, without n and curve."""
     frequencies = sorted(Counter(ngrams).values(), reverse=True)
     total, size = len(ngrams), len(set(ngrams)) if vocabulary is None else vocabulary
     chances = [Fraction(f, total) for f in frequencies]
@@ -61,7 +61,7 @@ def covering(chances, share):
 
 
 def percentiles(lengths):
-    """Nearest rank: the smallest length that so many per cent of the rows do not exceed."""
+    """Returns percentiles by nearest rank: the smallest length that p % of rows do not exceed."""
     rising = sorted(lengths)
     return {str(p): rising[max(-(-p * len(rising) // 100), 1) - 1] for p in PERCENTILES}
 

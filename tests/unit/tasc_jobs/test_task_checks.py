@@ -1,4 +1,4 @@
-"""What a model cannot do, adapters and drafters are refused when a task is registered."""
+"""Tests that the registration of a task refuses unsupported options, adapters and drafters."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def record(folder: Path, model: BaseModel) -> TaskRecord:
 
 
 def copied(folder: Path, to: Path, **settings: Any) -> Path:
-    """The folder with other settings; those that are None are gone."""
+    """Copies the folder with other settings; those that are None are removed."""
     shutil.copytree(folder, to)
     set_config(to, **settings)
     return to
@@ -288,7 +288,7 @@ def test_what_an_adapter_has_beside_lora_is_compared(folder, tmp_path, others, c
 
 
 def tied(folder: Path, to: Path) -> Path:
-    """The model with a head that has no weights of its own."""
+    """Copies the model with a head that has no weights of its own."""
     weights = load_file(copied(folder, to, tie_word_embeddings=True) / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, to / "model.safetensors")
@@ -372,7 +372,7 @@ def test_a_drafter_of_another_tokenizer_or_target_is_refused_with_both_fingerpri
     other = with_card(drafter, tmp_path / "e", kind="eagle", tokenizer=ours, target="e" * 64)
     with refused(UsageError, "--drafter", "e" * 64, own):
         check(model, other)
-    # A target whose weights are not here is compared when it is served.
+    # A target without local weights is compared when it is served.
     without = shutil.ignore_patterns("*.safetensors")
     bare = shutil.copytree(model.folder, tmp_path / "bare", ignore=without)
     check(BaseModel.open(str(bare), None), other)

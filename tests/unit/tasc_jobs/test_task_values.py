@@ -1,4 +1,4 @@
-"""Options of a command line as values of a record, and a job's model, prompt and rows."""
+"""Tests the values of a record from options, and a job's model, prompt and rows."""
 
 import json
 from dataclasses import asdict, fields, replace

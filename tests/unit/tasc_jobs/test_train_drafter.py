@@ -1,4 +1,4 @@
-"""A drafter learns what its target says, and a run that is killed ends as one that is not."""
+"""Tests that a drafter learns its target's answers, and that a killed run ends like any other."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The choice of settings by made-up replays, and a forecast against values worked out by hand."""
+"""Tests the choice of settings with invented replays, and a forecast with known values."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def test_a_sources_worth_is_measured_by_its_absence_and_one_that_does_not_gain_i
 
 
 class StandIns(MadeUp):
-    """Corpus and prompt gain the same, together no more than one alone."""
+    """Corpus and prompt have the same gain, and together no more than one alone."""
 
     def replay(self, settings: DraftSettings, weights: DraftSettings) -> Replay:
         both = {"corpus", "prompt"} <= set(settings.sources)

@@ -1,4 +1,4 @@
-"""The scripts of `examples`: each does what its first line says, on the shipped model."""
+"""Tests that each script of `examples` does what its first line describes, on the shipped model."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`LLM`: the engine from Python, its corpora, its folder, and how a call ends."""
+"""Tests `LLM`: the engine from Python, its corpora, its folder, and the end of calls."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def expected(plain: LLM) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pairs(expected: list[str]) -> list[tuple[str, str]]:
-    """What the model says, and every third time something else, so that drafts are refused too."""
+    """Returns the model's answers, and every third time another text, so some drafts fail."""
     said = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
     return list(zip(INPUTS, said, strict=True))
 

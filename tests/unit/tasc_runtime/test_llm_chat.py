@@ -1,4 +1,4 @@
-"""`LLM` with a chat template: answers are those of transformers to the same conversation."""
+"""Tests that `LLM` with a chat template gives the answers of transformers."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ TALK = [
 
 
 class Chats:
-    """A model with Llama 3's kind of template, which starts with a token that ends none."""
+    """A model with a template like Llama 3's, which starts with a token that ends no answer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = make_chat_tokenizer(folder, "llama")
@@ -185,7 +185,7 @@ def test_a_fine_tuned_model_is_asked_as_in_its_training(chats: Chats, tmp_path: 
 
 
 def test_a_prompt_in_a_repository_of_the_hub_is_passed_over(chats, tmp_path, monkeypatch) -> None:
-    """As `tasc task create` does: nobody here has trained that model."""
+    """Like `tasc task create`, this does not need a model that was trained here."""
     repository, commit = tmp_path / "models--team--tiny", "a" * 40
     snapshot = Path(shutil.copytree(chats.folder, repository / "snapshots" / commit))
     (repository / "refs").mkdir()

@@ -1,4 +1,4 @@
-"""What a drafter takes of memory is said when it is loaded, and given back when it is off."""
+"""Tests that a drafter's memory is reported when it is loaded, and freed when it is off."""
 
 import dataclasses
 import gc
@@ -43,7 +43,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """Tests collect garbage. They need not look at all that other files imported and made."""
+    """Excludes objects of other files from garbage collections of these tests."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -137,7 +137,7 @@ def test_a_head_of_another_size_than_its_target_is_refused(tmp_path: Path) -> No
 
 
 def tensor_bytes() -> int:
-    """What all tensors of this process hold, each piece of memory once."""
+    """Returns the bytes of all tensors of this process; shared memory counts once."""
     gc.collect()
     tensors = (each for each in gc.get_objects() if isinstance(each, Tensor))
     return sum({each.data_ptr(): each.nbytes for each in tensors}.values())
@@ -163,7 +163,7 @@ def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Ki
     assert before - tensor_bytes() >= least_freed
     assert [each() for each in held] == [None] * len(held)
     later = CollectorRegistry()
-    drafter.tell(NeuralMetrics(later, LABELS))  # who asks behind it is told, too
+    drafter.tell(NeuralMetrics(later, LABELS))  # later observers are also called
     slow = {**LABELS, "reason": "slow"}
     for each in (registry, later):
         assert each.get_sample_value("tasc_neural_drafting_off", slow) == 1

@@ -1,4 +1,4 @@
-"""Costs are measured at the first start and read at the next; another engine has others."""
+"""Tests that costs are measured at the first start and read later, separately by engine."""
 
 import fcntl
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tiny import make_folder
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of the engines that are measured, each in no time."""
+    """The numbers of rows of measured engines; a measurement takes no time."""
     rows: list[int] = []
 
     def measure(target: Target, model: str, seconds: float):

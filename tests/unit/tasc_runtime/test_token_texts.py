@@ -1,4 +1,4 @@
-"""Tokens as a client sees them: their bytes make the answer, their offsets find them in it."""
+"""Tests tokens as clients receive them: their bytes form the answer, their offsets fit it."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def logprobs(ids, top=()):
 
 @given(text=TEXTS, cut=st.integers(0, 12))
 def test_bytes_make_the_text_and_offsets_are_the_characters_in_front(tokenizer, text, cut):
-    """Told in two goes they are those of one."""
+    """Token texts from two calls equal those from one."""
     (ids,) = tokenizer.encode_outputs([text])
     found = TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ids))
     twice = TokenTexts(tokenizer, ())
@@ -72,7 +72,7 @@ def test_a_blank_that_the_answer_does_not_begin_with_is_not_counted(tmp_path):
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """As SentencePiece has it: words begin with blanks, which decoders drop at the beginning."""
+    """A tokenizer like SentencePiece: words begin with blanks, which decoders drop at the start."""
     words = ["▁The", "▁capital", "▁of", "▁France", "<s>", "</s>", "<|user|>"]
     made = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, words[-1]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -84,7 +84,7 @@ def pieces(tmp_path_factory):
 
 
 def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
-    """The outputs of an answer of one token a step, behind its prompt, from who goes on with it."""
+    """Returns the outputs of an echoed prompt and its answer, with one token per step."""
     ids = prompt if isinstance(prompt, tuple) else tuple(tokenizer.encode_prompt(prompt))
     given = answer[:committed]
     call = Request("1", prompt, echo=True, logprobs=0, committed_ids=given)

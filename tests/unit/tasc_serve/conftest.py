@@ -18,7 +18,7 @@ from tasc_text import TaskTokenizer
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's."""
+    """The folder of a model."""
     return tiny.make_folder(tmp_path_factory.mktemp("model"))
 
 
@@ -50,7 +50,7 @@ def make_service(client: redis.Redis) -> Callable[..., StorageService]:
 
 @pytest.fixture
 def down() -> Iterator[StorageService]:
-    """A service whose Redis does not answer."""
+    """A service with a Redis that does not respond."""
     retry = Retry(NoBackoff(), 0)
     with redis.Redis("127.0.0.1", free_port(), retry=retry) as client:
         yield StorageService(client)

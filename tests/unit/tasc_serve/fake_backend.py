@@ -33,13 +33,13 @@ GOOD: Final[dict[str, dict[str, object]]] = {
 }
 STATUS: Final = TaskStatus(TASK, 1, "model", None, "f" * 32, 512, 8, 3, 100, 4096)
 
-ADMITTED: Final = Output("id", record_version=1)  # what a replica sends before a row is free
+ADMITTED: Final = Output("id", record_version=1)  # a replica sends this before a row is free
 
 Item = Output | Refusal | Exception | str | float
 
 
 class FakeBackend:
-    """Plays the same script for every call, or ``by_choice`` that of its place in the response.
+    """Plays the same script for every call, or the script in ``by_choice`` of the call's choice.
 
     A number in it is a pause in seconds. It notes the calls and how many are still open.
     """
@@ -130,7 +130,7 @@ def _halves(text: str, offset: int, logprobs: int) -> tuple[TokenText, TokenText
 
 
 class Service:
-    """The application over a backend, asked one request at a time."""
+    """The application over a backend; it gets one request at a time."""
 
     def __init__(
         self,
@@ -156,20 +156,20 @@ class Service:
         )
 
     def ask(self, method: str, path: str, **request: object) -> httpx.Response:
-        """The answer, after which nothing of the request is left."""
+        """Returns the response after the request has ended completely."""
         before = self.in_flight.inside
         response = asgi(self.app, method, path, **request)
         assert (self.in_flight.inside, self.backend.open) == (before, 0)
         return response
 
     def counted(self, task: str, code: int) -> float | None:
-        """How many answers with this code the gateway's metrics have."""
+        """Returns the number of responses with this code in the gateway's metrics."""
         labels = {"task": task, "code": str(code)}
         return self.registry.get_sample_value("tasc_http_requests_total", labels)
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, str | None]:
-    """The error of an answer, which must have the status and the OpenAI shape."""
+    """Returns the error of a response, which must have the status and OpenAI's format."""
     assert response.status_code == status, response.text
     content = response.json()
     assert set(content) == {"error"}
@@ -181,7 +181,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, str | None]:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The content of each event of a stream. The last must be the only end mark."""
+    """Returns the content of each event of a stream; only the last may be the end mark."""
     *lines, last, after = response.text.split("\n\n")
     assert (last, after) == ("data: [DONE]", "")
     assert all(line.startswith("data: ") for line in lines)

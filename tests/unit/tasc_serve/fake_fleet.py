@@ -1,6 +1,6 @@
-"""Replicas in one process that answer, refuse, die or fall silent by script. No Ray, no models.
+"""Scripted replicas in one process that answer, refuse, die or hang. No Ray, no models.
 
-Their clock stands still while anything can be done, and jumps to the next timer where nothing can.
+Their clock stands still while any task can run, and otherwise jumps to the next timer.
 A slow machine makes no replica silent.
 """
 
@@ -42,11 +42,11 @@ class Scripted:
     """One replica.
 
     Attributes:
-        dies_after: It ends with its call after so many pieces of it.
-        hangs_after: It says nothing any more after so many pieces of a call.
-        refuses: What it answers to every call.
-        answers_after_s: It takes so long for the first token of a call that it has admitted.
-        stopping: Serve does not list it any more; it ends what it has.
+        dies_after: Number of pieces of a call after which the replica dies.
+        hangs_after: Number of pieces of a call after which it sends nothing more.
+        refuses: Its response to every call.
+        answers_after_s: Seconds until the first token of a call that it has admitted.
+        stopping: Serve no longer lists it; it finishes its calls.
     """
 
     dies_after: int | None = None
@@ -65,7 +65,7 @@ class Scripted:
 
 
 class Replicas:
-    """A line to scripted replicas, and their fleet."""
+    """A connection to scripted replicas, and their fleet."""
 
     def __init__(self, **replicas: Scripted) -> None:
         self.all = replicas
@@ -131,11 +131,11 @@ class Replicas:
 
 
 class _Clock(selectors.DefaultSelector):
-    """Nobody waits for what it waits for but timers."""
+    """Waits only for timers, and skips the waiting time."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A call takes its begin from the real clock, which has not come so far yet.
+        # A call takes its start from the real clock, which is behind this one.
         self.now = time.monotonic() + 10
 
     def read(self) -> float:
@@ -149,7 +149,7 @@ class _Clock(selectors.DefaultSelector):
 
 
 class Calls:
-    """Failover over scripted replicas that are looked after."""
+    """Failover over scripted replicas that are watched."""
 
     def __init__(self, replicas: Replicas, budget: float = 100, **settings: Any) -> None:
         self.replicas = replicas

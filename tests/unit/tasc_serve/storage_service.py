@@ -1,4 +1,4 @@
-"""The application over files and batches in a real Redis, asked one request at a time."""
+"""The application over files and batches in a real Redis; it gets one request at a time."""
 
 import json
 from collections.abc import AsyncIterable, Mapping
@@ -21,7 +21,7 @@ def line(i: int = 0, model: str = "greet", **said: object) -> str:
 
 
 def raw_form(**request: object) -> tuple[bytes, dict[str, str]]:
-    """A form's bytes, and the headers that go with them."""
+    """Returns the bytes of a form and its headers."""
     whole = httpx.Request("POST", "http://t/", **request)
     return whole.read(), {"content-type": whole.headers["content-type"]}
 

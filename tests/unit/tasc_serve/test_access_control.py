@@ -1,4 +1,4 @@
-"""What a key opens, and what a client is told who has none, the wrong one, or too many requests."""
+"""Tests the access by keys, and the responses without a key, with a wrong one, or over a limit."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ OPEN = ("/healthz", "/health", "/readyz", "/metrics", "/sd", "/v1/tasks", "/open
 
 
 class Gated(Service):
-    """The application behind a access that knows one key; time stands still there."""
+    """The application behind access control with one key and a stopped clock."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Calls become requests or refusals that name a field, and no guide keeps others waiting."""
+"""Tests that calls become requests or refusals with a field, and that guides delay no others."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ GUIDED = by("a+")
 
 
 class Guides:
-    """Keeps what it has made; ``make`` is what takes time, or fails."""
+    """Caches guides; ``make`` compiles them slowly, or fails."""
 
     def __init__(self, make=lambda spec: None):
         self.kept, self.threads, self._make = {}, [], make
@@ -87,7 +87,7 @@ def worker_of(guides=None, record=PLAIN, read=request):
 
 
 def admitted(calls, worker, **limits):
-    """What becomes of calls that come together."""
+    """Returns the results of calls that arrive together."""
     admission = Admission(worker, LimitSettings(**limits))
 
     async def together():

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets an answer in the OpenAI shape that names what is wrong."""
+"""Tests that all bad requests get a response in OpenAI's format that names the fault."""
 
 import asyncio
 import gzip
@@ -76,7 +76,7 @@ BAD_VALUES = {
     "draft": [1],
     "user": ["x" * 257],
 }
-# What is wrong with the body, and the place or the second field that the answer must name.
+# Faults of the body, and the place or the second field that the response must name.
 BAD_PLACES = [
     ({"logit_bias": {"a": 1}}, "logit_bias.a"),
     ({"logit_bias": {"01": 1}}, "logit_bias.01"),
@@ -187,7 +187,7 @@ def service(backend):
 
 @pytest.fixture(scope="module")
 def unheard():
-    """A service that nobody may get through, so that one is enough for all."""
+    """A service that no request may pass, so one is enough for all tests."""
     backend = FakeBackend(*answer("Hel", "lo"))
     yield Service(backend)
     assert backend.calls == []
@@ -313,7 +313,7 @@ def test_bytes_are_counted_not_characters(backend):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", GOOD)
 class TestWhatABackendSays:
-    """A stream refused before its first piece has the same answer as a request for the whole."""
+    """A stream refused before its first piece gets the same response as a whole request."""
 
     def ask(self, backend, path, stream, code, **limits):
         service = Service(backend, **limits)
@@ -549,7 +549,7 @@ ORIGIN = "https://example.org"
 
 
 def called(origins, method, path, body=None, **headers):
-    """An answer of a service that pages of some origins may call."""
+    """Returns the response of a service that pages of some origins may call."""
     service = Service(FakeBackend(*answer("yes")), cors_origins=origins)
     sent = {"content": json.dumps(body)} if "content-type" in headers else {"json": body}
     return service.ask(method, path, headers={"Origin": ORIGIN, **headers}, **sent)

@@ -1,4 +1,4 @@
-"""Conversations over HTTP: what reaches a replica, what is named as not used, what is refused."""
+"""Tests conversations over HTTP: calls of replicas, reports of unused fields, and refusals."""
 
 import json
 from dataclasses import replace

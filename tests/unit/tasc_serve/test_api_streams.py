@@ -1,4 +1,4 @@
-"""A stream says the same as a whole answer, always ends properly, and never outlives its client."""
+"""Tests that streams equal whole answers, always end properly, and end with their client."""
 
 import asyncio
 import json
@@ -128,7 +128,7 @@ def test_a_refusal_behind_the_headers_is_an_event_and_one_at_once_has_a_status(p
 
 
 class Client:
-    """Speaks ASGI itself, since httpx's transport cannot hang up half-way."""
+    """An ASGI client, because httpx's transport cannot disconnect half-way."""
 
     def __init__(self, path, spec_version, n, stream=True, reads=True):
         body = json.dumps(GOOD[path] | {"stream": stream, "n": n}).encode()
@@ -247,7 +247,7 @@ def test_a_queued_stream_has_its_headers_and_its_client_may_leave(path, n, spec_
 
 @contextmanager
 def listening(service):
-    """The service on a port of its own, asked by OpenAI's client without retries."""
+    """Runs the service on its own port; yields OpenAI's client without retries."""
     server = uvicorn.Server(uvicorn.Config(service.app, port=free_port(), log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()

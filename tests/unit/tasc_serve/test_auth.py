@@ -1,4 +1,4 @@
-"""Keys are remembered for a while, within bounds, and go on working while the store is away."""
+"""Tests that keys are cached within bounds, and work while the store is unavailable."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ def secret_of(number: int) -> str:
 
 @dataclass
 class Store:
-    """Keys by hash; it counts look-ups, and is away, silent or broken when told so."""
+    """Keys by hash; it counts look-ups, and can be unavailable, silent or broken."""
 
     keys: dict[str, ApiKey] = field(default_factory=dict)
     looked_up: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Store:
 
 
 async def asked(known: KnownKeys, number: int) -> ApiKey | int:
-    """The key, or the status of the error."""
+    """Returns the key, or the status of the error."""
     try:
         return await known.of(f"Bearer {secret_of(number)}")
     except ApiError as error:

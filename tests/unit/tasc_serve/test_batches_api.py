@@ -1,4 +1,4 @@
-"""Batches over HTTP: what is asked for becomes a record, and nobody sees another's."""
+"""Tests batches over HTTP: requests become records, and keys only see their own batches."""
 
 import asyncio
 import gzip

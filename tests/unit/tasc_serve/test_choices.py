@@ -1,4 +1,4 @@
-"""Several answers to one request are those of as many calls: in order, or given up together."""
+"""Tests that n answers to one request are those of n calls, in order, or cancelled together."""
 
 import asyncio
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Which answers are kept for the corpus, and that a store which is away harms nobody."""
+"""Tests which answers are kept for the corpus, and that an unavailable store is harmless."""
 
 import threading
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_what_was_drawn_or_broke_off_is_not_kept(request_, result):
 
 
 class Store:
-    """Keeps rows while it is there."""
+    """Keeps rows while it is available."""
 
     def __init__(self, away=False):
         self.rows, self.tried = [], threading.Event()

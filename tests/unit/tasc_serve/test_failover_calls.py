@@ -1,4 +1,4 @@
-"""Calls over replicas that die, hang and refuse: each answer whole, each piece once."""
+"""Tests that answers are complete, without repeated pieces, if replicas die, hang or refuse."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Every field that clients know is used, or harmless, or refused by name; nothing is dropped."""
+"""Tests that every field of known clients is used, harmless, or refused by name."""
 
 from typing import Any, get_type_hints
 

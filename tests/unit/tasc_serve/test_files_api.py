@@ -1,4 +1,4 @@
-"""Files over HTTP: what is taken, what is refused, and that nothing is held in memory or left."""
+"""Tests files over HTTP: accepted and refused ones, bounded memory, and no left-over data."""
 
 import asyncio
 import tempfile
@@ -140,7 +140,7 @@ def test_a_form_that_breaks_off_leaves_nothing(make_service: Make) -> None:
 
 
 def sized_form(size: int) -> tuple[AsyncIterator[bytes], dict[str, str], list[int]]:
-    """A form with a file of so many MiB, in parts; its headers; how many parts were sent."""
+    """Returns a form with a file of ``size`` MiB in parts, its headers, and the parts sent."""
     (begin, end), sent = raw_form(data=FORM, files={"file": ("a", b"|")})[0].split(b"|"), [0]
     boundary = begin.partition(b"\r\n")[0].removeprefix(b"--").decode()
 

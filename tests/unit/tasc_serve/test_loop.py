@@ -1,4 +1,4 @@
-"""The step loop around a real engine: every request is answered, or told why not."""
+"""Tests the step loop with a real engine: each request gets an answer or a reason."""
 
 import queue
 import threading
@@ -37,7 +37,7 @@ def requests(tokenizer):
 
 @pytest.fixture(scope="module")
 def expected(make_engine, requests):
-    """Each request's result from an engine without a loop; drafts were accepted and rejected."""
+    """Returns results of an engine without a loop; drafts were both accepted and rejected."""
     found = {r.id: r for r in make_engine().generate(requests)}
     drafted, accepted = (
         sum(sum(getattr(r.acceptance, name)) for r in found.values())
@@ -61,7 +61,7 @@ def loop(engine):
 
 
 class Sink:
-    """Collects what one request is told."""
+    """Collects the deltas of one request."""
 
     def __init__(self):
         self._items = queue.Queue()
@@ -73,7 +73,7 @@ class Sink:
         return self._items.get(timeout=60)
 
     def all(self):
-        """The deltas up to the one with the result."""
+        """Returns the deltas up to the one with the result."""
         found = [self.next()]
         while not found[-1].result:
             found.append(self.next())
@@ -92,7 +92,7 @@ def submit(loop, requests):
 
 
 def on_the_engines_thread(loop, call):
-    """What ``call`` returns between two steps."""
+    """Returns the result of ``call`` between two steps."""
     found = queue.Queue()
     loop.between_steps(lambda: found.put(call()))
     return found.get(timeout=60)

@@ -1,4 +1,4 @@
-"""What Ray Serve's HTTP server never sees, and how little it loads for that."""
+"""Tests requests that never reach Ray Serve's HTTP server, and the few imports for that."""
 
 import asyncio
 from typing import Any
@@ -71,7 +71,7 @@ def test_serve_takes_what_the_path_names() -> None:
 
 
 class Generating:
-    """Answers ``/direct`` by itself, with the headers that it got."""
+    """Answers ``/direct`` itself, with the received headers."""
 
     def is_direct(self, scope: Scope) -> bool:
         return bool(scope["path"] == "/direct")

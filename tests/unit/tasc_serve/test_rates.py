@@ -180,7 +180,7 @@ ROWS = 8
 
 
 def rate_of(*ends: float) -> tuple[DrainRate, FakeClock]:
-    """Places have become free at these times since 0."""
+    """Returns a rate with places that became free at these times since 0, and its clock."""
     clock = FakeClock(0.0)
     drain = DrainRate(ROWS, clock)
     drain.began("first")
@@ -198,7 +198,7 @@ def test_those_who_are_refused_come_one_by_one_as_places_become_free():
 
 
 def test_a_call_that_asks_before_its_time_keeps_it_and_takes_no_time_of_others():
-    """A stream whose replica died asks the full ones again and again."""
+    """A stream with a dead replica tries the full ones repeatedly."""
     drain, clock = rate_of(*(i / 10 for i in range(1, 65)))
     begin, streams = clock.now, [f"stream {i}" for i in range(40)]
     first = [drain.retry_after_s(stream, 0) for stream in streams]
@@ -260,9 +260,9 @@ def test_time_without_requests_does_not_count_and_the_rate_stays_known():
 
 
 def lost(callers: int, queued: int, answer_s: float, within_s: float, tries: int = 3) -> int:
-    """How many are refused at each of their tries, if they come again when they are told to.
+    """Returns how many callers are refused at all tries, if each retries at the suggested time.
 
-    All come within these seconds to a replica that has answered nothing before.
+    All arrive within ``within_s`` seconds at a replica that has answered nothing before.
     """
     drain, clock = rate_of()
     chance = random.Random(0)

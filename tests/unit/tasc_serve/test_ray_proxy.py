@@ -1,4 +1,4 @@
-"""HAProxy as Ray Serve starts it: by the environment, and with the changed configuration."""
+"""Tests HAProxy as Ray Serve starts it, by the environment and with the changed configuration."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(ray_proxy.binary() is None, reason="no package r
 
 
 def rays(folder: Path, host: str, port: int, *servers: str) -> Path:
-    """The configuration as Ray itself writes it; one without a server has no application."""
+    """Writes the configuration like Ray; without a server, there is no application."""
     from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
     from ray.serve.config import HTTPOptions
 
@@ -61,7 +61,7 @@ def rays(folder: Path, host: str, port: int, *servers: str) -> Path:
 
 
 def servers(config: Path) -> dict[str, list[str]]:
-    """The words behind each server's name."""
+    """Returns the words after each server's name."""
     text = ray_proxy.mended(config.read_text(), config.with_name("page"))
     lines = (line.split() for line in text.splitlines())
     return {words[1]: words[2:] for words in lines if words[:1] == ["server"]}
@@ -100,7 +100,7 @@ def test_without_a_gateway_it_says_so_in_our_shape_and_opens_no_other_port(
 
 
 class Told(BaseHTTPRequestHandler):
-    """Answers with the time at which HAProxy says that the request came."""
+    """Answers with the arrival time of the request from HAProxy."""
 
     def do_GET(self) -> None:
         body = self.headers.get(ray_proxy.ARRIVAL, "").encode()
@@ -183,7 +183,7 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def cmdline(pid: int) -> bytes:
-    """Empty for one that has ended and was not waited for."""
+    """Returns the command line of a process; empty for a zombie."""
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 

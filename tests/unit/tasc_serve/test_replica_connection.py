@@ -56,7 +56,7 @@ CALL = Request(
 
 @dataclass
 class Replica:
-    """Answers as the prompt says, and notes what it was asked and what was given up."""
+    """Answers as the prompt requires, and records the calls and the cancelled ones."""
 
     calls: list[Request] = field(default_factory=list)
     open: int = 0
@@ -98,12 +98,12 @@ class Replica:
 
 @dataclass
 class Serve:
-    """What Ray Serve is to both: it brings an attach request to the replica of that name.
+    """Stands in for Ray Serve: it passes an attach request to the replica of that name.
 
     Attributes:
         attached: Handle calls that are open.
-        endpoints: All that were handed out.
-        tampered: Changes an endpoint on its way.
+        endpoints: All returned endpoints.
+        tampered: Changes an endpoint before it is returned.
     """
 
     servers: dict[str, CallServer]
@@ -122,7 +122,7 @@ class Serve:
 
 
 class Attached:
-    """A handle call: what it yields is made whether or not somebody reads it."""
+    """A handle call; its items are produced even if they are not read."""
 
     def __init__(self, items: AsyncIterator[Endpoint]) -> None:
         self._items: asyncio.Queue[Endpoint | None] = asyncio.Queue()
@@ -151,7 +151,7 @@ class Both:
 
 @asynccontextmanager
 async def connected(node: str = "here", **limits: Any) -> AsyncIterator[Both]:
-    """A replica ``one`` and a gateway; another ``node`` than ``here`` is reached by TLS."""
+    """Connects a gateway to a replica ``one``, by TLS if its ``node`` is not ``here``."""
     settings = ConnectionSettings(**limits)
     replica = Replica()
     server = CallServer(replica, "one", "127.0.0.1", "here", settings)
@@ -176,7 +176,7 @@ async def pieces(both: Both, call: Request) -> list[Output | Refusal]:
 
 
 async def said_to(endpoint: Endpoint, sent: bytes) -> bytes:
-    """What a replica says to who sends this, until it ends the connection."""
+    """Sends bytes to a replica; returns its bytes up to the end of the connection."""
     reader, writer = await asyncio.open_unix_connection(str(endpoint.address))
     writer.write(sent)
     said = await reader.read()
@@ -273,8 +273,8 @@ async def test_a_token_is_good_once_and_not_for_ever() -> None:
         )
         with refused(ReplicaLost, "one"):
             await thief.pulse("one")
-        await eventually_async(lambda: other.attached == 0)  # nobody came with its token
-        assert await said_to(used, b"") == b""  # who says nothing is cut off
+        await eventually_async(lambda: other.attached == 0)  # no connection had its token
+        assert await said_to(used, b"") == b""  # a silent connection is closed
         assert await both.client.pulse("one") == PULSE
 
 
@@ -345,7 +345,7 @@ class Deaf(Connection):
 
 
 class Clogged(asyncio.Transport):
-    """Takes what is written and sends nothing."""
+    """Accepts all writes and sends nothing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Retries with the same key get the same answer; requests keep ids of their own."""
+"""Tests that retries with the same key get the same answer, and requests have unique ids."""
 
 import asyncio
 import threading
@@ -50,7 +50,7 @@ def test_a_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
     backend, attempts = FakeBackend(*answer("Good ", "day")), MemoryAttempts()
     service = Service(backend, attempts=attempts)
     first = post(service, stream=stream)
-    eventually(lambda: bool(attempts.answers))  # nobody waits until it is kept
+    eventually(lambda: bool(attempts.answers))  # the response does not wait until it is stored
     second = post(service, stream=stream)
     assert "day" in first.text
     assert second.content == first.content

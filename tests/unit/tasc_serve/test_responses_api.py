@@ -1,4 +1,4 @@
-"""``/v1/responses``: what a request becomes, its answer in OpenAI's own types, what is refused."""
+"""Tests ``/v1/responses``: calls of replicas, answers in OpenAI's types, and refusals."""
 
 import json
 from dataclasses import replace

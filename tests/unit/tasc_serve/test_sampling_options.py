@@ -1,4 +1,4 @@
-"""Each field of a request reaches the replica as what it means, over what the task says."""
+"""Tests that each field of a request reaches the replica and overrides the task's setting."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A settings file that cannot be meant is refused, and the field at fault is named."""
+"""Tests that an invalid settings file is refused with the name of the field."""
 
 from pkgutil import resolve_name
 

@@ -1,4 +1,4 @@
-"""Drafted answers are decoded again, beside everything else, and what differs is told."""
+"""Tests that drafted answers are decoded again in the background, and differences reported."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def requests(tokenizer):
 
 
 class Checked:
-    """An engine with a shadow check, stepped by hand as the loop does."""
+    """An engine with a shadow check, stepped manually like in the loop."""
 
     def __init__(self, target, tokenizer, settings=ALL, config=CONFIG):
         proposer = make_proposer(tokenizer, config=config)
@@ -69,7 +69,7 @@ class Checked:
         return self.shadow.own(self.engine.step())
 
     def answer(self, requests):
-        """Answers of requests that come as rows get free, each told to the check."""
+        """Returns answers of requests that start when rows are free; the check gets each answer."""
         waiting, held, found = list(requests), {}, {}
         while waiting or held:
             if waiting and len(held) < CONFIG.rows:
@@ -83,7 +83,7 @@ class Checked:
         return found
 
     def settle(self):
-        """Steps until nothing is left to be checked."""
+        """Steps until all checks are finished."""
         self.step()
         while self.engine.running or self.engine.waiting:
             assert self.step() == []
@@ -270,7 +270,7 @@ def test_the_loop_checks_when_it_is_idle_and_tells_users_only(checked, requests)
 
 
 def test_what_users_did_is_told_in_steps_of_which_shadows_have_none(checked, requests):
-    """And nothing of steps of shadows, whatever users wait beside."""
+    """Steps of shadow checks are not counted either, even while users' requests wait."""
     checked.answer(requests[:1])
     checked.step()
     assert checked.shadow.running == 1

@@ -1,4 +1,4 @@
-"""Calls of the store are bounded in number and time, and repeated ones outlive its failures."""
+"""Tests that calls of the store are bounded in number and time, and survive its failures."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ async def test_a_call_that_nobody_waits_for_takes_room_until_its_thread_is_free(
     for caller in left:
         caller.cancel()
     await asyncio.wait(left)
-    # Of the calls that were given up only those without a thread are gone.
+    # Only the abandoned calls without a thread have ended.
     others = [asyncio.create_task(calls.run(silent)) for _ in range(ROOM - THREADS)]
     await asyncio.sleep(0)
     with pytest.raises(StoreBusy):

@@ -1,4 +1,4 @@
-"""Redis fails over behind one address: two real servers, and a forwarder in front of them."""
+"""Tests the failover of Redis behind one address, with two real servers and a forwarder."""
 
 import socket
 import threading
@@ -25,7 +25,7 @@ def port_of(server: EmbeddedRedis) -> int:
 
 
 class Forwarder:
-    """Sends each new connection to ``server``; connections that there are stay where they are."""
+    """Sends each new connection to ``server``; existing connections do not change."""
 
     def __init__(self, server: EmbeddedRedis) -> None:
         self.server = server
@@ -61,7 +61,7 @@ class Forwarder:
 
 
 class Pair:
-    """A primary and its replica, which change places, and a client by way of the forwarder."""
+    """A primary and its replica, which can be swapped, and a client of the forwarder."""
 
     def __init__(self, stack: ExitStack) -> None:
         servers = [stack.enter_context(EmbeddedRedis.start()) for _ in range(2)]
@@ -95,7 +95,7 @@ def pair() -> Iterator[Pair]:
 
 
 class Watched(FakeBackend):
-    """A backend that answers, and says of the store what a gateway says of it."""
+    """A backend that answers, and reports the state of the store like a gateway."""
 
     def __init__(self, watch: StoreWatch) -> None:
         self._watch = watch

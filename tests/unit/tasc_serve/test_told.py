@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's shapes, each token told once, and summaries of requests."""
+"""Tests log-probabilities in OpenAI's formats, each token once, and summaries of requests."""
 
 import json
 import math

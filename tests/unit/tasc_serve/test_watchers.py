@@ -1,4 +1,4 @@
-"""The watcher of records and indexes: what it takes in, says, and tries again."""
+"""Tests the watcher of records and indexes: its updates, messages and retries."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ class Worker:
 
 
 class Loop:
-    """As the real one, it lets nothing out that an action raises."""
+    """Like the real loop, it passes no exception of an action on."""
 
     def between_steps(self, action: Callable[[], None]) -> None:
         with suppress(Exception):
@@ -98,7 +98,7 @@ class Loop:
 
 
 class LateLoop:
-    """Its step takes a while."""
+    """A loop with a slow step."""
 
     def between_steps(self, action: Callable[[], None]) -> None:
         threading.Timer(0.02, action).start()
@@ -114,7 +114,7 @@ def watching(tasks: Tasks, worker: Worker, loop: Any = None) -> Iterator[None]:
 
 
 def watched(published: list[TaskRecord | None], done: Callable[[Worker], bool]) -> Worker:
-    """A worker that served version 1 when all of these were published in one moment."""
+    """Returns a worker that served version 1 when all of these were published at once."""
     worker, tasks = Worker(), Tasks()
     with watching(tasks, worker):
         tasks.records = [RECORD, *published]

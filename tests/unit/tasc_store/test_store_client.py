@@ -1,4 +1,4 @@
-"""URLs in messages, and what a URL or a version must be. No server."""
+"""Tests URLs in messages, and the requirements of URLs and versions, without a server."""
 
 import pytest
 import redis

@@ -1,4 +1,4 @@
-"""What a task record and a corpus row may be, and that they survive JSON. No server."""
+"""Tests valid task records and corpus rows, and that they survive JSON, without a server."""
 
 import json
 from dataclasses import replace

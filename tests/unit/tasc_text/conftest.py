@@ -1,4 +1,4 @@
-"""Tokenizers of the two kinds there are: byte-level, and sentencepiece-like with byte tokens."""
+"""Tokenizers of two kinds: byte-level, and sentencepiece-like with byte tokens."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
 
 @pytest.fixture(scope="session")
 def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
-    """As Llama 2, Mistral and Phi-3 have it."""
+    """A tokenizer like those of Llama 2, Mistral and Phi-3."""
     tokenizer = sentencepiece(PIECES, MERGES, ("<unk>", "<s>", "</s>"), prepend=True)
     path = tmp_path_factory.mktemp("byte_fallback") / "tokenizer.json"
     tokenizer.save(str(path))

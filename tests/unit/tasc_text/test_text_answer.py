@@ -1,4 +1,4 @@
-"""Text that was sent is always the beginning of the answer, and a stop string is never in it."""
+"""Tests that sent text is always the start of the answer and never has a stop string."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ few = settings(
 
 
 def split(tokens: Sequence[int], data: st.DataObject) -> list[Sequence[int]]:
-    """The tokens in random runs, as a step of drafting hands over several at once."""
+    """Returns the tokens in random runs, as a step with drafts emits several at once."""
     runs, begin = [], 0
     while begin < len(tokens):
         end = begin + data.draw(st.integers(1, 4))

@@ -44,7 +44,7 @@ def turns(*roles: str) -> Conversation:
 
 
 class Family:
-    """A family's tokenizer, by transformers and by us."""
+    """A family's tokenizer, in transformers and in this project."""
 
     def __init__(self, folder: Path) -> None:
         self.theirs: Any = AutoTokenizer.from_pretrained(folder)
@@ -77,14 +77,14 @@ def test_prompts_have_the_token_ids_of_transformers(family, request, seed, count
 
 
 def as_text(family: Family, text: str) -> list[int]:
-    """Ids of a text in which nothing is a special token."""
+    """Returns the ids of a text without special tokens."""
     plain = Tokenizer.from_str(family.tokenizer.backend.to_str())
     plain.encode_special_tokens = True
     return list(plain.encode(text, add_special_tokens=False).ids)
 
 
 def expected_of(family: Family, prompt: str, hidden: dict[str, str]) -> list[int]:
-    """Ids of a prompt whose special tokens are those spelled in it, not those that are hidden."""
+    """Returns the ids of a prompt; only spelled special tokens are special, hidden ones are not."""
     special = {t: family.tokenizer.backend.token_to_id(t) for t in hidden.values()}
     ids = list[int]()
     for part in re.split("(" + "|".join(map(re.escape, special)) + ")", prompt):
@@ -147,7 +147,7 @@ def with_tokens(folder: Path, *tokens: str | AddedToken, end: str = END) -> Task
 
 
 def said(tokenizer: TaskTokenizer, ids: list[int]) -> str:
-    """A prompt with its added tokens in brackets."""
+    """Returns a prompt with its added tokens in brackets."""
     added = tokenizer.backend.get_added_tokens_decoder()
     marked = (f"[{added[i].content}]" if i in added else tokenizer.token_bytes(i) for i in ids)
     return b"".join(m.encode() if isinstance(m, str) else m for m in marked).decode()
@@ -321,7 +321,7 @@ def test_variables_may_have_any_letters_of_special_tokens(tmp_path: Path, token:
 
 
 def test_the_beginning_of_sequence_is_there_once(family: Family) -> None:
-    """Where the template writes it, the tokenizer does not add another."""
+    """If the template writes the token, the tokenizer does not add another."""
     named = dict(family.template.tokens)
     ids = family.template.encode(family.tokenizer, "wake me up")
     assert ids == family.expected([{"role": "user", "content": "wake me up"}])

@@ -1,4 +1,4 @@
-"""Which tokens begin a word: told by the text they have inside a sentence."""
+"""Tests which tokens begin a word, based on their text inside a sentence."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ def write(folder: Path, tokenizer: Tokenizer) -> TaskTokenizer:
 
 
 def metaspace(folder: Path) -> TaskTokenizer:
-    """As SentencePiece models are converted to: the blank is written as its own sign."""
+    """A tokenizer like converted SentencePiece models, with a mark for the blank."""
     pieces = ("</s>", "▁", "a", "b", "▁a", "▁b", "▁▁", "\n", "\t", ".", "▁.", "é")
     tokenizer = Tokenizer(
         models.BPE(
