@@ -41,7 +41,8 @@ TRACER = """
 import json, os, sys, threading, time
 _HOME = os.environ["TASC_WALK"]
 _ON, _IDS = os.path.join(_HOME, "on"), None
-_TREE, _TEXT = os.environ["TASC_WALK_TREE"], os.environ["TASC_WALK_PROMPT"]
+_TREES, _TEXT = os.environ["TASC_WALK_TREES"], os.environ["TASC_WALK_PROMPT"]
+_TREES = tuple(_TREES.split(os.pathsep))
 _ANSWERS = set(os.environ["TASC_WALK_ANSWERS"].split(","))
 _state, _busy = {"on": False, "next": 0.0}, threading.local()
 _records = {}
@@ -94,7 +95,7 @@ def _profile(frame, event, arg):
     if event != "call":
         return
     code = frame.f_code
-    if not code.co_filename.startswith(_TREE) or not _on() or getattr(_busy, "on", False):
+    if not code.co_filename.startswith(_TREES) or not _on() or getattr(_busy, "on", False):
         return
     if "<" in code.co_name or code.co_name.startswith("__"):
         return  # comprehensions, and what a record does by itself
@@ -105,9 +106,9 @@ def _profile(frame, event, arg):
         values = [frame.f_locals.get(name) for name in names]
         kind = "prompt" if any(_holds(v, 4) for v in values) else None
         kind = kind or ("answer" if any(map(_answers, values)) else None)
-        forward = code.co_filename.endswith("model/target.py")
+        forward = code.co_qualname == "Target._step"
         if kind or forward:
-            line = [time.monotonic_ns(), kind or "forward", code.co_filename, code.co_qualname]
+            line = [time.monotonic_ns(), "forward" if forward else kind, code.co_filename, code.co_qualname]
             with open(os.path.join(_HOME, f"{os.getpid()}.jsonl"), "a") as file:
                 file.write(json.dumps(line) + "\\n")
     except Exception:
@@ -161,7 +162,7 @@ def walked(tree: Path, home: Path) -> list[tuple[int, str, str, str]]:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "TASC_WALK": str(home),
-        "TASC_WALK_TREE": str(tree),
+        "TASC_WALK_TREES": os.pathsep.join(paths[1:]),
         "TASC_WALK_PROMPT": PROMPT,
         "TASC_WALK_ANSWERS": ",".join(_ANSWERS),
         "TASC_DATA_DIR": str(home / "data"),
