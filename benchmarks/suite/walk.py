@@ -108,7 +108,8 @@ def _profile(frame, event, arg):
         kind = kind or ("answer" if any(map(_answers, values)) else None)
         forward = code.co_qualname == "Target._step"
         if kind or forward:
-            line = [time.monotonic_ns(), "forward" if forward else kind, code.co_filename, code.co_qualname]
+            kind = "forward" if forward else kind
+            line = [time.monotonic_ns(), kind, code.co_filename, code.co_qualname]
             with open(os.path.join(_HOME, f"{os.getpid()}.jsonl"), "a") as file:
                 file.write(json.dumps(line) + "\\n")
     except Exception:
