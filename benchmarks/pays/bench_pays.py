@@ -97,7 +97,7 @@ class Side:
         from tasc_serve import LLM
 
         self.llm = LLM(
-            corpus=self.task.corpus or None, choices=self.task.choices, torch_threads=1,
+            corpus=self.task.corpus or None, choices=self.task.choices or None, torch_threads=1,
             **self.task.llm,
         )  # fmt: skip
 

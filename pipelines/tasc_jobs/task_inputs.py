@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Self
 
 from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
+from tasc_protocol import GuideSpec
 from tasc_runtime.data.rows import BadRow, Fields, read_corpus
 from tasc_runtime.models import chat_template, load_tokenizer, template_of, trained_prompt
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import ChatTemplate, PromptTemplate, TaskTokenizer, Template, resolve_folder
 from tasc_text.template import UnquotedTemplate
@@ -83,12 +85,14 @@ class GenerationSettings:
         max_tokens: Maximum tokens of an answer; fewer if a prompt leaves less room.
         stop: Strings that end an answer.
         draft: Draft settings.
+        guide: The constraint on answers, such as the task's labels.
     """
 
     template: Template
     max_tokens: int = TaskRecord.max_tokens
     stop: tuple[str, ...] = ()
     draft: DraftSettings = DraftSettings()
+    guide: GuideSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +211,11 @@ class TaskInputs:
         if record is None:
             return GenerationSettings(self.template, given or TaskRecord.max_tokens)
         return GenerationSettings(
-            self.template, given or record.max_tokens, record.stop, record.draft
+            self.template,
+            given or record.max_tokens,
+            record.stop,
+            record.draft,
+            guide_of(record),
         )
 
     @property

@@ -67,6 +67,9 @@ _PROGRESS_ROWS = 100  # calls with more rows show their progress
 # Fields of HTTP requests that are not options here, and the replacement of each.
 _INSTEAD = {
     "best_of": "give n",
+    "choices": "give guided_choice",
+    "schema": "give guided_json",
+    "regex": "give guided_regex",
     "echo": "put the prompt in front yourself, as in text + answer.text",
     "max_completion_tokens": "give max_tokens",
     "max_output_tokens": "give max_tokens",
@@ -299,7 +302,7 @@ class LLM:
         allow_special_tokens_in_input: bool = False,
         stop: str | Sequence[str] = (),
         max_tokens: int = TaskRecord.max_tokens,
-        choices: Sequence[str] = (),
+        choices: Sequence[str] | None = None,
         schema: Mapping[str, Any] | None = None,
         regex: str | None = None,
         dtype: str = TaskRecord.dtype,
@@ -316,6 +319,8 @@ class LLM:
                 f"choices is {str(choices)!r:.80}; give a list of labels, as in "
                 "Path('labels.txt').read_text('utf-8-sig').splitlines() where a file has one a line"
             )
+        if choices is not None and not len(choices):
+            raise ValueError("choices is empty; give at least one label, or leave it out")
         home = resolve_folder(str(model), revision, weights=False)
         require_model(home)
         tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)
@@ -345,7 +350,7 @@ class LLM:
             max_tokens=max_tokens,
             draft=draft or DraftSettings(),
             quantization=quantization,
-            choices=_tupled(choices),
+            choices=() if choices is None else _tupled(choices),
             schema=None if schema is None else json.dumps(schema),
             regex=regex,
             chat=chat,

@@ -170,7 +170,7 @@ def dry_run(
     if not found.rows:
         raise JobError(
             f"none of the first {len(rows)} valid rows can be answered (first: "
-            f"{found.first_error}); fix the input or the settings"
+            f"{found.first_error}); fix the input, or name its field with --input-field"
         )
     return found, opened.total
 

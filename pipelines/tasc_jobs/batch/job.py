@@ -188,8 +188,8 @@ class _Job:
         first = f" (first: {' '.join((totals.first_error or '').split())})"
         if all_failed:
             raise TooManyErrors(
-                f"none of {totals.rows} rows has an answer{first}; fix the input or the settings "
-                "and run the job again with --restart"
+                f"none of {totals.rows} rows has an answer{first}; fix the input, "
+                "or name its field with --input-field, and run the job again with --restart"
             )
         raise TooManyErrors(
             f"{totals.errors} of {totals.rows} rows have no answer{first}, and at most "

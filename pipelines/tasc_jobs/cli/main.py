@@ -110,13 +110,15 @@ def ingest(
 
     with store.open() as url, show_progress("ingest", None) as bar:
         client = connect(url)
-        known = task in TaskStore(client).names()
+        tasks = TaskStore(client)
+        known = task in tasks.names()
         report = run(
             client,
             task,
             files,
             fields=row.fields,
             reject=reject or Path(f"{task}.rejected.jsonl"),
+            labels=frozenset(tasks.get(task).choices if known else ()),
             progress=bar.advance,
         )
     rejected = f" (first: {report.first_rejected}; see {report.reject_file})"
@@ -128,6 +130,11 @@ def ingest(
         )
     text = f"{report.added} rows added, {report.known} already known, {report.rejected} rejected"
     text += rejected if report.rejected else ""
+    if report.outside_labels:
+        text += (
+            f"; {report.outside_labels} rows have outputs that are not labels of {task}, which "
+            "answers cannot have: correct them, or change --choices with `tasc task set`"
+        )
     if not known:
         text += f"; task {task} is not registered yet, see `tasc task create --help`"
     print_result(asdict(report), text, as_json)

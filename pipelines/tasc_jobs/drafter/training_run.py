@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ def job_of(
     return DrafterJob(
         task=inputs.options.task or "",
         source=inputs.source,
-        generation=inputs.generation,
+        generation=replace(inputs.generation, guide=None),  # a drafter knows no labels
         setup=setup,
         rows=inputs.rows if made else inputs.some_rows,
         answers=made,

@@ -106,7 +106,13 @@ class MeasuredModel:
         if logprobs:
             self._engine.compile_rules()
         base = GenerationRequest(
-            "", (0,), 1, self._generation.stop, draft=draft, logprobs=0 if logprobs else None
+            "",
+            (0,),
+            1,
+            self._generation.stop,
+            draft=draft,
+            guide=self._generation.guide,
+            logprobs=0 if logprobs else None,
         )
         return self._results(prompts, self._generation.max_tokens, base)
 

@@ -5,7 +5,7 @@ Rows are identified by their key, so a second run adds nothing.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -36,6 +36,7 @@ class IngestReport:
         known: Number of rows with a key that was already in the corpus.
         reject_file: File with the rejected lines.
         first_rejected: File, line and reason of the first rejected line.
+        outside_labels: Number of rows whose output is not one of the task's labels.
     """
 
     added: int
@@ -43,6 +44,7 @@ class IngestReport:
     rejected: int
     reject_file: str | None
     first_rejected: str | None = None
+    outside_labels: int = 0
 
 
 def ingest(
@@ -52,6 +54,7 @@ def ingest(
     fields: Fields = Fields(),
     *,
     reject: Path,
+    labels: Collection[str] = (),
     progress: Callable[[int], None] = lambda lines: None,
 ) -> IngestReport:
     """Append the files' rows to the task's corpus, in order.
@@ -68,6 +71,7 @@ def ingest(
         reject: File for refused lines, as JSON lines ``file, line, reason, text``, with the
             absolute path of the file. It keeps the lines of files that only an earlier ingest
             read. The file exists only if there are refused lines.
+        labels: The task's labels, if it has any. Rows with other outputs are added, and counted.
         progress: Called with the number of further lines that are done.
 
     Raises:
@@ -81,11 +85,13 @@ def ingest(
     _check(files, (fields.input, fields.output), reject)
     kept = sum(1 for _ in _others(reject, files))
     found = chain.from_iterable(read_rows(file, fields) for file in files)
-    added = known = rejected = 0
+    added = known = rejected = outside = 0
     first = None
     with ExitStack() as stack:
         for batch in _batches(found):
-            appended = store.append([item for item in batch if isinstance(item, CorpusRow)])
+            rows = [item for item in batch if isinstance(item, CorpusRow)]
+            appended = store.append(rows)
+            outside += sum(row.output not in labels for row in rows) if labels else 0
             added, known = added + appended.added, known + appended.known
             for bad in (item for item in batch if isinstance(item, BadRow)):
                 if not rejected:
@@ -100,7 +106,8 @@ def ingest(
             rejects.writelines(_others(reject, files))
     elif not rejected:
         reject.unlink(missing_ok=True)
-    return IngestReport(added, known, rejected, str(reject) if rejected else None, first)
+    where = str(reject) if rejected else None
+    return IngestReport(added, known, rejected, where, first, outside)
 
 
 def _others(reject: Path, files: Sequence[Path]) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """A task's record as one flat mapping of named values, and the values that options give."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
@@ -204,8 +205,11 @@ def _labels(options: TaskOptions) -> tuple[str, ...] | None:
 def labels_of(path: Path) -> tuple[str, ...]:
     """Returns the labels of a file: one per line, or a list in a ``.json`` file.
 
+    Blanks around a label are a part of it.
+
     Raises:
-        UsageError: The file cannot be read, or has no labels.
+        UsageError: The file cannot be read, has no labels, or some of one line each differ only in
+            blanks around them.
     """
     text = read_text("choices", path, _MOST_LABEL_BYTES)
     if path.suffix == ".json":
@@ -218,6 +222,12 @@ def labels_of(path: Path) -> tuple[str, ...]:
         labels = tuple(line for line in lines if line)
         if text.startswith("[") and _is_json(text):
             raise UsageError(f"--choices {path} is a JSON list; name it .json, or write one a line")
+        bare = Counter(label.strip() for label in set(labels))
+        if twice := next((label for label, count in bare.items() if count > 1), None):
+            raise UsageError(
+                f"--choices {path} has {twice!r:.80} several times with other blanks around it; "
+                "leave one, or write a .json list to keep them"
+            )
     if not labels:
         raise UsageError(f"--choices {path} holds no label; write one a line, or a .json list")
     return labels

@@ -36,6 +36,14 @@ def test_rows_of_all_formats_arrive_in_order(client, task, tmp_path):
     assert not (tmp_path / "bad.jsonl").exists()
 
 
+def test_rows_with_outputs_outside_the_labels_are_counted(client, task, tmp_path):
+    path, reject = numbered(tmp_path / "rows.jsonl", 5), tmp_path / "bad.jsonl"
+    for labels, outside in ((("o1", "o3"), 3), ((), 0)):
+        report = ingest(client, task, [path], reject=reject, labels=labels)
+        assert report.outside_labels == outside
+    assert len(CorpusStore(client, task)) == 5
+
+
 def test_an_ingest_cut_short_is_completed_by_the_next_and_then_adds_none(client, task, tmp_path):
     path, reject = numbered(tmp_path / "rows.jsonl", 2500), tmp_path / "bad.jsonl"
     with pytest.raises(KeyboardInterrupt):

@@ -21,6 +21,7 @@ from tasc_jobs.evaluate.measured_model import (
     Side,
     answer,
 )
+from tasc_protocol import GuideSpec
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
 
@@ -51,6 +52,14 @@ def test_drafted_answers_are_the_plain_ones_in_fewer_steps(given: Evaluation) ->
     as_json = json.loads(json.dumps(found.as_json))
     assert as_json["ms_per_answer"] == plain.ms_per_answer.median
     assert as_json["renyi2_bits"] > 0
+
+
+def test_answers_keep_to_the_labels_of_the_task(given: Evaluation) -> None:
+    labels = tuple({row.output for row in TRAIN[:4]})
+    generation = replace(GENERATION, max_tokens=100, guide=GuideSpec("choice", labels))
+    found = evaluate(replace(given, generation=generation, repeats=1))
+    assert {*found.sides["plain"].answers} <= {*labels}
+    assert found.identical == found.rows
 
 
 def test_every_run_begins_without_the_answers_of_the_one_before(given: Evaluation) -> None:

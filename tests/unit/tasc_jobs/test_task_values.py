@@ -18,6 +18,7 @@ from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import CHAT, NEURAL, defaults, flat, given_values, option, record_of
 from tasc_protocol import SamplingDefaults
 from tasc_runtime.data.rows import Fields
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import ChatTemplate, PromptTemplate
 
@@ -144,6 +145,7 @@ def test_labels_in_their_order_and_a_schema_are_read_from_files(tmp_path: Path) 
     [
         ("l.txt", b"", "holds no label"),
         ("l.txt", b"\n\n", "holds no label"),
+        ("l.txt", b"good \ngood\nbad", "has 'good' several times"),
         ("l.txt", b"caf\xe9", "is no UTF-8"),
         ("l.txt", "one\ntwo\n".encode("utf-16"), "is UTF-16 text"),
         ("l.txt", "one\ntwo\n".encode("utf-16-le"), "is UTF-16-LE text"),
@@ -246,13 +248,15 @@ def test_what_neither_options_nor_the_record_say_is_named(options, record, wante
     [
         ({}, FULL, (FULL.template, 7, (".",), FULL.draft)),
         ({"template": r"{input}\n", "max_tokens": 9}, FULL, ("{input}\n", 9, (".",), FULL.draft)),
+        ({}, replace(FULL, choices=("a", "b")), (FULL.template, 7, (".",), FULL.draft)),
         ({"template": "{input}"}, None, ("{input}", TaskRecord.max_tokens, (), DraftSettings())),
     ],
 )
 def test_options_count_before_the_record(options, record, expected):
     template, *rest = expected
     found = TaskInputs(InputOptions(**options), record, ()).generation
-    assert found == GenerationSettings(PromptTemplate(template), *rest)
+    assert found == GenerationSettings(PromptTemplate(template), *rest, found.guide)
+    assert found.guide == (record and guide_of(record))
 
 
 def test_jobs_render_by_the_chat_template_that_options_or_the_record_name(tmp_path: Path) -> None:
