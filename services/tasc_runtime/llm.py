@@ -319,7 +319,7 @@ class LLM:
                 f"choices is {str(choices)!r:.80}; give a list of labels, as in "
                 "Path('labels.txt').read_text('utf-8-sig').splitlines() where a file has one a line"
             )
-        if choices is not None and not len(choices):
+        if isinstance(choices, Sequence) and not choices:
             raise ValueError("choices is empty; give at least one label, or leave it out")
         home = resolve_folder(str(model), revision, weights=False)
         require_model(home)
