@@ -14,7 +14,7 @@ from request_grid import WAYS, Way, Ways, answer_all_ways, random_requests
 
 from choosing_reference import reference_choice
 from tasc_engine import GenerationRequest, GenerationResult, Sampling
-from tasc_engine.sampling.random_numbers import uniforms
+from tasc_engine.sampling.sampler import uniforms
 
 
 @pytest.fixture(scope="module")

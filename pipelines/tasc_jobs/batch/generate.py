@@ -54,12 +54,11 @@ if TYPE_CHECKING:
 
 PREVIEW_ROWS = 20
 _LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # rows that may have no answer
-# Fields of a request that affect answers, besides the sampling parameters.
-_PINNED = (
-    *("logit_bias", "seed", "unguided", "guide", "logprobs", "ignore_eos", "adapter", "echo"),
-    *("stop_token_ids", "include_stop_str_in_output", "min_tokens", "truncate_prompt_tokens"),
-    "add_special_tokens",
-)
+# Request fields that a row sets, or that affect no answer. All others are compared on resumption.
+_NOT_PINNED = {
+    *("id", "prompt", "templated", "draft", "stream", "parameters", "prompt_index"),
+    *("choice_index", "n", "prompts", "timeout_s", "committed_ids", "record_version"),
+}
 
 
 @dataclass(frozen=True)
@@ -209,8 +208,10 @@ def _spec(
 
 def _pins_of(asked: Request) -> dict[str, Any]:
     """Returns the options that affect answers. A guide is hashed, because it may be long."""
-    pins = {name: getattr(asked, name) for name in _PINNED}
+    names = (name for name in asked.__struct_fields__ if name not in _NOT_PINNED)
+    pins = {name: getattr(asked, name) for name in names}
     pins |= {name: asked.parameters.get(name) for name in PARAMETERS}
+    pins["stop"] = asked.stop or None  # as jobs of earlier versions have it
     if asked.guide:
         text = json.dumps([asked.guide.choices, asked.guide.text])
         pins["guide"] = [asked.guide.kind, hashlib.sha256(text.encode()).hexdigest()]

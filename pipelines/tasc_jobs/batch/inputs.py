@@ -209,8 +209,8 @@ def open_files(
     files = files_of(given)
     pins, total = _counted(files)
     if not total:
-        told = " and ".join(name for name, _ in files[:3])
-        raise FileError(f"{told} has no rows; there is nothing to generate")
+        named = " and ".join(name for name, _ in files[:3])
+        raise FileError(f"{named} has no rows; there is nothing to generate")
     read = partial(read_raw_rows, columns=(input_field, id_field), keep=keep_columns)
     found_rows = partial(_file_rows, files, input_field, id_field, read)
     own = None

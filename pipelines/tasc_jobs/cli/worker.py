@@ -128,7 +128,7 @@ def worker(
                 poll_s=poll,
                 lease_s=lease,
                 say=note,
-                told=shown.told,
+                on_progress=shown.told,
                 ended=shown.ended,
                 metrics=metrics,
                 backoff=TaskBackoff(max_faults),

@@ -133,7 +133,7 @@ class BatchWorker:
         lease_s: Seconds without a renewal after which another worker may take a batch.
         backoff: The tasks that are paused because their engines fail on this machine.
         say: Called with log lines for the user.
-        told: Called repeatedly with the progress of a batch.
+        on_progress: Called repeatedly with the progress of a batch.
         ended: Called with each batch that ends.
     """
 
@@ -148,12 +148,12 @@ class BatchWorker:
         backoff: TaskBackoff | None = None,
         metrics: BatchMetrics | None = None,
         say: Callable[[str], None] = _ignore,
-        told: Callable[[Batch, JobProgress], None] = _ignore,
+        on_progress: Callable[[Batch, JobProgress], None] = _ignore,
         ended: Callable[[Ended], None] = _ignore,
     ) -> None:
         self._client, self._settings, self._tasks = client, settings, tasks
         self._poll_s, self._lease_s = poll_s, lease_s
-        self._say, self._told, self._ended = say, told, ended
+        self._say, self._on_progress, self._ended = say, on_progress, ended
         self._backoff = backoff or TaskBackoff()
         self._metrics = metrics or BatchMetrics(CollectorRegistry())
         self._unreleased: BatchLease | None = None
@@ -194,8 +194,8 @@ class BatchWorker:
         self._say(f"{batch.id}: {batch.model}, {batch.endpoint}{_again(batch)}")
         try:
             with HeldLease(lease) as hold, Counting(self._metrics, batch.model) as counting:
-                told = partial(self._heard, batch, counting)
-                ended = self._outcome(OneBatch(self._client, hold, self._settings, told))
+                heard = partial(self._heard, batch, counting)
+                ended = self._outcome(OneBatch(self._client, hold, self._settings, heard))
                 counting.ended(ended)
                 self._ended(ended)
         except LeaseLost as error:
@@ -221,7 +221,7 @@ class BatchWorker:
         if progress.engines:
             self._backoff.worked(batch.model)
         counting.told(progress)
-        self._told(batch, progress)
+        self._on_progress(batch, progress)
 
     def _leave(self, batch: Batch, error: EngineFailed) -> None:
         """Pause the task of a batch after its engines failed.

@@ -246,7 +246,7 @@ class OneBatch:
     """A batch that this worker holds.
 
     Args:
-        told: Called repeatedly with the job's progress.
+        on_progress: Called repeatedly with the job's progress.
     """
 
     def __init__(
@@ -254,9 +254,14 @@ class OneBatch:
         client: redis.Redis,
         lease: HeldLease,
         settings: WorkerSettings,
-        told: Tell = lambda progress: None,
+        on_progress: Tell = lambda progress: None,
     ) -> None:
-        self._client, self._lease, self._settings, self._told = client, lease, settings, told
+        self._client, self._lease, self._settings, self._on_progress = (
+            client,
+            lease,
+            settings,
+            on_progress,
+        )
         self.batch = lease.lease.batch
         self._files = FileStore(client)
         self._counts = Counts(self.batch.total, self.batch.completed, self.batch.failed)
@@ -364,7 +369,7 @@ class OneBatch:
         done, errors = progress.report.rows, progress.report.errors
         self._counts = Counts(self._counts.total, done - errors, errors)
         self._lease.tell(self._counts)
-        self._told(progress)
+        self._on_progress(progress)
 
     def _end(self, lines: BatchLines, records: Iterable[Record], whole: bool) -> None:
         stop = self._lease.stop

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_draft import Drafts
@@ -17,7 +18,6 @@ from tasc_engine.layout import Int32, Int64
 from tasc_engine.sampling import compiled_sampler as compiled
 from tasc_engine.sampling import tensor_sampler
 from tasc_engine.sampling.compiled_sampler import scratch_for
-from tasc_engine.sampling.random_numbers import uniforms
 from tasc_engine.sampling.row_parameters import (
     AHEAD,
     Allowed,
@@ -28,7 +28,22 @@ from tasc_engine.sampling.row_parameters import (
 )
 from tasc_protocol import PARAMETERS, Sampling, TokenLogprob
 
+_BLOCK = 4  # numbers that Philox generates per counter value
 _AT_ONCE = 1 << 22  # logits handled together; about three times their 32 MB are allocated
+
+
+def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
+    """Returns ``float64[n]`` random numbers in [0, 1) for output positions from ``begin`` on.
+
+    They depend only on seed, prompt, choice and position: a counter-based generator (Philox; Salmon
+    et al. 2011) has no state that drafts or other requests could change.
+    """
+    key = np.array([sampling.seed, sampling.prompt << 32 | sampling.choice], np.uint64)
+    stream = np.random.Philox(key=key)
+    block, skip = divmod(begin, _BLOCK)
+    stream.advance(block)
+    raw = stream.random_raw(skip + n)[skip:]
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @torch.inference_mode()

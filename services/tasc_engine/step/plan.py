@@ -44,7 +44,7 @@ class Sequence:
         guide: Limits of the answer; None if it is not limited.
         adapter: Number of the target's adapter; 0 for none.
         logprobs: One for each token of the prompt, then of the answer, if requested.
-        told: Number of these that outputs included.
+        num_sent_logprobs: Number of these that outputs included.
     """
 
     request: GenerationRequest
@@ -62,7 +62,7 @@ class Sequence:
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    told: int = 0
+    num_sent_logprobs: int = 0
     admitted: float = 0.0
     first_token: float = 0.0
 
@@ -218,8 +218,11 @@ class Sequence:
 
     def output(self, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Output:
         """The tokens that no output included yet, and the result if they end the answer."""
-        tokens, logprobs = tuple(self.answer[self.sent :]), tuple(self.logprobs[self.told :])
-        self.sent, self.told = len(self.answer), len(self.logprobs)
+        tokens, logprobs = (
+            tuple(self.answer[self.sent :]),
+            tuple(self.logprobs[self.num_sent_logprobs :]),
+        )
+        self.sent, self.num_sent_logprobs = len(self.answer), len(self.logprobs)
         if reason is None:
             text = self.writer.take() if self.writer and self.request.stream else ""
             return Output(self.request.id, tokens, text, logprobs=logprobs)

@@ -161,23 +161,23 @@ class Reply:
             for i, (result, texts) in enumerate(answers)
         ]
         results = [result for result, _ in answers]
-        return {**self._told(self.shape.object, choices), **self._summary(results)}
+        return {**self._envelope(self.shape.object, choices), **self._summary(results)}
 
     def chunk(self, index: int, output: Output, first: bool) -> dict[str, Any]:
         """A part of one choice; ``first`` marks its first part."""
         content = self.shape.chunk(output.text, first)
         logprobs = self._logprobs(output.token_texts) if output.token_texts else None
         choice = self._choice(index, content, output.result, logprobs)
-        told = self._told(self.shape.chunk_object, [choice])
+        chunk = self._envelope(self.shape.chunk_object, [choice])
         if self.body.includes_usage:
-            told["usage"] = None  # as in OpenAI's API: the last chunk has it
+            chunk["usage"] = None  # as in OpenAI's API: the last chunk has it
         elif output.result and len(self.requests) == 1:
-            told |= self._metrics([output.result])  # no later chunk has it
-        return told
+            chunk |= self._metrics([output.result])  # no later chunk has it
+        return chunk
 
     def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         """The chunk after all choices, which has the usage."""
-        return {**self._told(self.shape.chunk_object, []), **self._summary(results)}
+        return {**self._envelope(self.shape.chunk_object, []), **self._summary(results)}
 
     def _summary(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
         return {"usage": usage(results, self.requests[0].n), **self._metrics(results)}
@@ -203,7 +203,7 @@ class Reply:
         reason = result.finish_reason if result else None
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
 
-    def _told(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": f"{self.shape.prefix}-{self.requests[0].response_id}",
             "object": kind,

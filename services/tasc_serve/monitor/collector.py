@@ -15,12 +15,10 @@ from tasc_store import CollectedRow, CollectedRows
 from tasc_store.corpus import MAX_COLLECTED
 
 _JOIN_S = 5.0
-_UNCHANGED = Request()
-# Request fields that change the answer, or show that it is not the first one.
-_OWN = (
-    *("stop", "logit_bias", "choice_index", "guide", "unguided", "ignore_eos", "adapter", "echo"),
-    *("stop_token_ids", "include_stop_str_in_output", "min_tokens", "truncate_prompt_tokens"),
-    "add_special_tokens",
+# Request fields that a default answer may have any value of. All others must be at their defaults.
+_FREE = (
+    *("id", "prompt", "templated", "max_tokens", "draft", "stream", "parameters", "seed"),
+    *("prompt_index", "logprobs", "n", "prompts", "timeout_s", "committed_ids", "record_version"),
 )
 _OVERHEAD = 256  # approximate size of a row beside its characters
 
@@ -40,7 +38,7 @@ def row_of(
         and result.finish_reason == "stop"
         and request.sampling.temperature == 0
         and asked.parameters.keys() <= {"temperature"}
-        and all(getattr(asked, name) == getattr(_UNCHANGED, name) for name in _OWN)
+        and asked == Request(**{name: getattr(asked, name) for name in _FREE})
     )
     if not own:
         return None

@@ -17,8 +17,8 @@ from tasc_serve.monitor.shadow import ShadowCheck
 
 log = logging.getLogger(__name__)
 
-Told = Output | Refusal | Exception
-Sink = Callable[[Told], None]
+Item = Output | Refusal | Exception
+Sink = Callable[[Item], None]
 _IDLE_S = 0.5
 
 
@@ -116,7 +116,7 @@ class EngineLoop:
     def _refuse_all(self, error: Exception) -> None:
         """Refuses all requests, also later ones, after the engine has ended."""
         while True:
-            self._tell([(sink, error) for sink, _ in self._sinks.values()])
+            self._hand_out([(sink, error) for sink, _ in self._sinks.values()])
             self._sinks.clear()
             if self._closed:
                 return
@@ -144,13 +144,13 @@ class EngineLoop:
                 self._shadow.make_way()
             self._engine.submit(request, guide)
         except QueueFull as error:
-            self._tell([(sink, Refusal("full", str(error)))])
+            self._hand_out([(sink, Refusal("full", str(error)))])
             return
         except ValueError as error:
-            self._tell([(sink, Refusal("invalid", str(error)))])
+            self._hand_out([(sink, Refusal("invalid", str(error)))])
             return
         except Exception as error:
-            self._tell([(sink, error)])
+            self._hand_out([(sink, error)])
             return
         self._sinks[request.id] = (sink, request.stream)
 
@@ -161,7 +161,7 @@ class EngineLoop:
 
     def _deliver(self, outputs: list[Output]) -> None:
         now = time.monotonic()
-        told: list[tuple[Sink, Told]] = []
+        items: list[tuple[Sink, Item]] = []
         for output in outputs:
             before = self._last.get(output.id)
             if before is not None:
@@ -169,15 +169,15 @@ class EngineLoop:
             self._last[output.id] = now
             sink, streams = self._sinks[output.id]
             if streams or output.result:
-                told.append((sink, output))
+                items.append((sink, output))
             if output.result:
                 del self._sinks[output.id], self._last[output.id]
-        self._tell(told)
+        self._hand_out(items)
 
-    def _tell(self, told: Sequence[tuple[Sink, Told]]) -> None:
+    def _hand_out(self, items: Sequence[tuple[Sink, Item]]) -> None:
         def run() -> None:
-            for sink, item in told:
+            for sink, item in items:
                 sink(item)
 
-        if told:
+        if items:
             self._hand_over(run)

@@ -126,7 +126,7 @@ def test_a_line_is_always_answered_alike(openai: OpenAI, run: WorkerRun, served:
             raise JobError("the disk failed")
 
     first = asked(openai, lines, "/v1/completions")
-    run.worker(told=lose).run_waiting()
+    run.worker(on_progress=lose).run_waiting()
     assert lost
     found = answers(openai, openai.batches.retrieve(first.id).output_file_id)
     bodies = [each["response"]["body"] for each in found.values()]

@@ -85,7 +85,7 @@ def go(run: WorkerRun, least: int = 0, action: Callable[[], object] = lambda: No
         if least <= done < (progress.total or 0) and progress.engines and not happened:
             happened.append(action())
 
-    run.worker(told=told).run_waiting()
+    run.worker(on_progress=told).run_waiting()
     assert happened or not least
     return seen
 

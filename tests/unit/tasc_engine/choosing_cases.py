@@ -11,9 +11,8 @@ from choosing_reference import reference_choice
 from tasc_draft import Drafts
 from tasc_engine import Sampling
 from tasc_engine.sampling import tensor_sampler as choosing_tensors
-from tasc_engine.sampling.random_numbers import uniforms
 from tasc_engine.sampling.row_parameters import Allowed
-from tasc_engine.sampling.sampler import Sampler
+from tasc_engine.sampling.sampler import Sampler, uniforms
 
 CAPACITY = 256
 

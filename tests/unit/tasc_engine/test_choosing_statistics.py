@@ -11,7 +11,7 @@ from choosing_cases import Asked, allowed_of, chooser_of, ints
 from choosing_reference import reference_weights
 from tasc_draft import Drafts
 from tasc_engine import Sampling
-from tasc_engine.sampling.random_numbers import uniforms
+from tasc_engine.sampling.sampler import uniforms
 
 VOCAB = 30
 ROWS, POSITIONS = 5000, 20

@@ -134,8 +134,8 @@ def test_behind_a_prompt_an_answer_keeps_its_blank(pieces, prompt, text, offsets
     assert [token.offset for token in tokens] == offsets
     for committed in range(1, len(answer)) if stream else ():
         rest = echoed(pieces, prompt, answer, stream=True, committed=committed)
-        told = "".join(output.text for output in found[:committed])
-        assert told + "".join(output.text for output in rest) == text
+        sent = "".join(output.text for output in found[:committed])
+        assert sent + "".join(output.text for output in rest) == text
         ends = [token.offset for output in rest for token in output.token_texts]
         assert ends == offsets[len(offsets) - len(answer) + committed :]
 
