@@ -44,7 +44,7 @@ class Sequence:
         guide: Limits of the answer; None if it is not limited.
         adapter: Number of the target's adapter; 0 for none.
         logprobs: One for each token of the prompt, then of the answer, if requested.
-        num_sent_logprobs: Number of these that outputs included.
+        num_sent_logprobs: Number of these that outputs have included.
     """
 
     request: GenerationRequest
@@ -217,11 +217,9 @@ class Sequence:
         return "length" if self.remaining <= 0 else None
 
     def output(self, reason: FinishReason | None, tokenizer: TaskTokenizer) -> Output:
-        """The tokens that no output included yet, and the result if they end the answer."""
-        tokens, logprobs = (
-            tuple(self.answer[self.sent :]),
-            tuple(self.logprobs[self.num_sent_logprobs :]),
-        )
+        """The tokens that no output has included yet, and the result if they end the answer."""
+        tokens = tuple(self.answer[self.sent :])
+        logprobs = tuple(self.logprobs[self.num_sent_logprobs :])
         self.sent, self.num_sent_logprobs = len(self.answer), len(self.logprobs)
         if reason is None:
             text = self.writer.take() if self.writer and self.request.stream else ""
