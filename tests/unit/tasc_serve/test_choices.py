@@ -129,7 +129,7 @@ def test_who_no_longer_waits_gives_up_all_of_them():
     backend = FakeBackend(FOREVER, by_choice={1: answer("x")})
 
     async def go_away():
-        group = choices.spread(Request("id", "", True, n=3), ["hi"])
+        group = choices.spread(Request("id", "", templated=True, n=3), ["hi"])
         waiting = asyncio.create_task(choices.complete(backend, TASK, group))
         while len(backend.calls) < 3:
             await asyncio.sleep(0)
@@ -204,7 +204,7 @@ def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
 def test_calls_of_many_prompts_spread_over_replicas_and_outlive_one():
     replicas = Replicas(a=Scripted(), b=Scripted(outstanding=16), c=Scripted(dies_after=5))
     calls = Calls(replicas)
-    group = choices.spread(Request("id", "", False, timeout_s=20.0), ["a prompt"] * 64)
+    group = choices.spread(Request("id", "", timeout_s=20.0), ["a prompt"] * 64)
 
     async def together(failover):
         while replicas.fleet.status is None:
