@@ -69,20 +69,26 @@ class Pulse:
     stalled_s: float
 
 
+class Router(Protocol):
+    """Sends the requests of one task to its replicas."""
+
+    async def complete(self, request: Request) -> Output | Refusal:
+        """Returns the last output, with the whole answer. Cancelling the task frees the row."""
+
+    def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]:
+        """Yields outputs of the answer. A refusal ends it; it comes first unless the answer failed.
+
+        Closing the iterator frees the row.
+        """
+
+
 class Backend(Protocol):
     """The interface through which a gateway uses the replicas."""
 
     @property
     def tasks(self) -> Sequence[str]: ...
 
-    async def complete(self, task: str, request: Request) -> Output | Refusal:
-        """Returns the last output, with the whole answer. Cancelling the task frees the row."""
-
-    def stream(self, task: str, request: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """Yields outputs of the answer. A refusal ends it; it comes first unless the answer failed.
-
-        Closing the iterator frees the row.
-        """
+    def router(self, task: str) -> Router: ...
 
     @property
     def store_fault(self) -> str | None:

@@ -131,11 +131,8 @@ class Backend:
         budget = RetryBudget(1, 100)
         self._calls = Failover(TASK, self.fleet, line, own.failover, budget, metrics)
 
-    async def complete(self, task: str, call: Request) -> Output | Refusal:
-        return await self._calls.complete(call)
-
-    def stream(self, task: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
-        return self._calls.stream(call)
+    def router(self, task: str) -> Failover:
+        return self._calls
 
     async def settled(self) -> None:
         await self.fleet.settled()
