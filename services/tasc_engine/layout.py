@@ -32,7 +32,6 @@ class Feed:
         offsets: ``int32[n + 1]``, where each row's tokens begin; each has at least one.
         draft_of: ``int32[n]``, index of the row's draft in ``drafts``; -1 if it may not emit yet.
         drafts: Trees after the last token of each row that may emit.
-        moves: ``int64[2, k]``, cache slots to copy from and to before anything is written.
         adapters: ``int32[n]``, the number of each row's adapter, 0 for none; None if no row has
             one.
         scored: ``int32[n]``, number of each row's tokens, from the first on, that are also looked
@@ -47,7 +46,6 @@ class Feed:
     offsets: Int32
     draft_of: Int32
     drafts: Drafts
-    moves: Int64
     adapters: Int32 | None = None
     scored: Int32 | None = None
     known: NDArray[np.bool_] | None = None
@@ -64,7 +62,6 @@ def plain_feed(firsts: list[int], start: int, tokens: Int32) -> Feed:
         offsets=offsets,
         draft_of=np.arange(n, dtype=np.int32),
         drafts=Drafts.empty(n),
-        moves=np.zeros((2, 0), np.int64),
     )
 
 
@@ -91,7 +88,7 @@ class StepLayout(Generic[Array]):
         trunks: ``[R]`` number of tokens of each row before its draft; node b enters slot ``first +
             trunk + b``.
         nodes: ``[R]`` size of each row's draft, which is the end of its tokens.
-        moves: ``[2, k]``, see `Feed`.
+        moves: ``[2, k]``, cache slots to copy from and to before anything is written.
     """
 
     ids: Array
@@ -108,8 +105,8 @@ class StepLayout(Generic[Array]):
     moves: Array
 
 
-def lay_out(feed: Feed) -> StepLayout[Int64]:
-    """Computes the layout of one step."""
+def lay_out(feed: Feed, moves: Int64 | None = None) -> StepLayout[Int64]:
+    """Computes the layout of one step; ``moves`` are the cache's pending ones, or none."""
     drafts, rows = feed.drafts, len(feed.firsts)
     n, m = len(feed.tokens) + len(drafts.tokens), len(drafts.tokens) + len(drafts.offsets) - 1
     ids, positions, slots, seen, tree, adapters = np.empty((6, n), np.int64)
@@ -127,7 +124,8 @@ def lay_out(feed: Feed) -> StepLayout[Int64]:
         places = [np.arange(b, b + k) for b, k in zip(begins, feed.scored, strict=False)]
         looked_at = np.concatenate((looked_at, *places))
     of_tokens = ids, positions, slots, seen, tree, adapters
-    return StepLayout(*of_tokens, looked_at, begins, feed.firsts, trunks, nodes, feed.moves)
+    moves = np.zeros((2, 0), np.int64) if moves is None else moves
+    return StepLayout(*of_tokens, looked_at, begins, feed.firsts, trunks, nodes, moves)
 
 
 @numba.njit(cache=True, nogil=True)

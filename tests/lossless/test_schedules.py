@@ -109,14 +109,14 @@ class Schedule:
 def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
     """Asserts that each row's keys and values are those of its tokens; returns the rows checked."""
     pool = cache.copied(0, cache.slots)
-    source, target = torch.from_numpy(engine.verifier.moves)
+    source, target = torch.from_numpy(cache.pending_moves)
     pool[:, target] = pool[:, source]
     rows = 0
     for sequence in engine.scheduler.active:
-        tokens = np.concatenate([sequence.prompt, sequence.answer])[: sequence.cached]
+        tokens = np.concatenate([sequence.prompt, sequence.answer.tokens])[: sequence.cached]
         if len(tokens):
             alone.next_tokens(plain_feed([0], 0, tokens.astype(np.int32)))
-            found = pool[:, sequence.first : sequence.first + len(tokens)]
+            found = pool[:, sequence.kv_start : sequence.kv_start + len(tokens)]
             torch.testing.assert_close(found, alone.cache.copied(0, len(tokens)))
             rows += 1
     return rows

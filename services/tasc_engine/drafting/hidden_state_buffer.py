@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.model.hidden_states import HiddenStates
+from tasc_engine.sampling.accept import Accepted
 from tasc_engine.step.plan import Plan
-from tasc_engine.step.verify import Accepted
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class HiddenStateBuffer:
     ) -> None:
         """Keeps the hidden states of a step: each row's fed tokens and its accepted draft nodes.
 
-        Call it before a row's sequence advances, since the plan has its position in the cache. A
-        step without hidden states leaves a gap, and the states before the gap are dropped.
+        A step without hidden states leaves a gap, and the states before the gap are dropped.
         """
         if hidden_states.hidden is None:
             for row in plan.rows.tolist():

@@ -1,16 +1,12 @@
 """Makes any proposer safe to call: its failures and bad drafts never fail a request.
 
 Answers do not depend on drafts. If the proposer fails for a row, the row has no drafts until it is
-started again. If the drafts of a step are not trees, the step has none. With a time limit, a
-proposer that keeps failing or takes too long is switched off permanently.
+started again. If the drafts of a step are not trees, the step has none.
 """
 
 import logging
-import statistics
-import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numba
 import numpy as np
@@ -20,14 +16,10 @@ from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.hidden_state_buffer import HiddenStateBuffer
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
+from tasc_engine.sampling.accept import Accepted
 from tasc_engine.step.plan import Plan
-from tasc_engine.step.verify import Accepted
 
 Int32 = NDArray[np.int32]
-Reason: TypeAlias = Literal["failed", "slow"]
-
-FAILURES = 3  # consecutive ones after which a proposer with a limit is switched off
-STEPS = 16  # their median time is compared with the limit, as the first ones compile
 NOTHING = np.zeros(0, np.int32)
 
 log = logging.getLogger(__name__)
@@ -45,30 +37,21 @@ class SafeProposer:
     not started must have a budget of 0.
 
     Args:
-        limit_s: Maximum median of the seconds of a drafted step. A proposer that takes longer, or
-            fails several times in a row, is switched off and its memory is freed. None: never.
-        clock: Returns seconds since an arbitrary time.
+        request_hidden_states: Called with the hidden states that the proposer needs from the next
+            forward on, before each forward in which it drafts.
 
     Attributes:
         failures: Number of calls that raised and of drafts that were not trees.
-        off: The reason why it is switched off; None if it is on.
-        on_off: Called with the reason, once.
-        on_drafted: Called after a step with the rows that have drafts.
     """
 
     def __init__(
         self,
         proposer: Proposer,
         vocab_size: int,
-        limit_s: float | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        request_hidden_states: Callable[[HiddenStateRequest], None] = lambda request: None,
     ) -> None:
-        self.failures = self._reported = self._in_a_row = 0
-        self.off: Reason | None = None
-        self.on_off: Callable[[Reason], None] = lambda reason: None
-        self.on_drafted: Callable[[Int32], None] = lambda rows: None
-        self._vocab_size, self._limit_s, self._clock = vocab_size, limit_s, clock
-        self._seconds: deque[float] = deque(maxlen=STEPS)
+        self.failures = self._reported = 0
+        self._vocab_size, self._request_hidden_states = vocab_size, request_hidden_states
         self._hidden_states = HiddenStateBuffer()
         self._in_use: set[int] = set()
         self._lost: set[int] = set()
@@ -77,25 +60,15 @@ class SafeProposer:
 
     def use(self, proposer: Proposer) -> None:
         """Replaces the proposer; each row has no drafts until it is started again."""
-        self._proposer: Proposer | None = proposer
-        self._max_depth, self._max_tokens = proposer.max_depth, most_tokens(proposer)
+        self._proposer = proposer
+        self._request()
         self._hidden_states.forget()
         self._in_use.clear()
         self._lost.clear()
 
     @property
     def max_depth(self) -> int:
-        return self._max_depth
-
-    @property
-    def max_tokens(self) -> int:
-        """Maximum number of draft tokens of a row."""
-        return self._max_tokens
-
-    @property
-    def hidden_state_request(self) -> HiddenStateRequest:
-        """The hidden states that the proposer needs now; none after it is switched off."""
-        return HiddenStateRequest.of(self._proposer)
+        return self._proposer.max_depth
 
     def start(
         self,
@@ -109,7 +82,7 @@ class SafeProposer:
             self.finish(row)
         self._in_use.add(row)
         self._lost.discard(row)
-        self._call(row, lambda proposer: proposer.start(row, prompt, labels))
+        self._call(row, self._proposer.start, row, prompt, labels)
         if len(committed):
             self.observe(row, committed)
 
@@ -117,7 +90,7 @@ class SafeProposer:
         self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
     ) -> None:
         """Keeps the target's hidden states of a step until their rows are observed."""
-        if not self.hidden_state_request:
+        if not HiddenStateRequest.of(self._proposer):
             return
         try:
             self._hidden_states.keep(plan, drafts, accepted, hidden_states)
@@ -125,93 +98,71 @@ class SafeProposer:
             self._hidden_states.forget()
             self._fail("hidden states were not kept; drafts go without them", error)
 
-    def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        def observe(proposer: Proposer) -> None:
-            kept = self._hidden_states.take(row)
-            proposer.observe(row, tokens, kept if hidden is None else hidden)
-
+    def observe(self, row: int, tokens: Int32) -> None:
         if row in self._lost or row not in self._in_use:
             self._hidden_states.drop(row)
         else:
-            self._call(row, observe)
+            self._call(row, self._observe, row, tokens)
 
     def finish(self, row: int) -> None:
         self._hidden_states.drop(row)
         if row not in self._in_use:
             return
         self._in_use.discard(row)
-        self._call(row, lambda proposer: proposer.finish(row))
+        self._call(row, self._proposer.finish, row)
 
     def propose(
         self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
     ) -> Drafts:
         """Returns drafts for rows, see `Proposer`; empty if the proposer gives none."""
-        none = Drafts.empty(len(rows))
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
-        if self._proposer is None or not budget.any() or (least is not None and not len(least)):
-            return none
-        began = self._clock()
+        if not budget.any() or (least is not None and not len(least)):
+            return Drafts.empty(len(rows))
         try:
-            drafts = self._proposer.propose(rows, budget, least)
-            if not is_forest(drafts, budget, self._vocab_size, self._max_depth):
-                raise ValueError("the drafts are no trees within their limits")
+            return checked(
+                self._proposer.propose(rows, budget, least),
+                *(budget, self._vocab_size, self.max_depth),
+            )
         except Exception as error:
             self._fail("a proposer failed; this step goes without its drafts", error)
-            return none
-        self._in_a_row = 0
-        self._check_time(self._clock() - began)
-        self._report(rows, drafts)
-        return drafts
+            return Drafts.empty(len(rows))
+        finally:
+            self._request()  # a drafter that has just been switched off needs none any more
 
     def new_failures(self) -> int:
         """Returns the number of failures since the last call."""
         reported, self._reported = self._reported, self.failures
         return self.failures - reported
 
-    def _call(self, row: int, action: Callable[[Proposer], None]) -> None:
+    def _request(self) -> None:
+        self._request_hidden_states(HiddenStateRequest.of(self._proposer))
+
+    def _observe(self, row: int, tokens: Int32) -> None:
+        self._proposer.observe(row, tokens, self._hidden_states.take(row))
+
+    def _call(self, row: int, action: Callable[..., None], *args: Any) -> None:
         try:
-            if self._proposer is not None:
-                action(self._proposer)
+            action(*args)
         except Exception as error:
             self._lost.add(row)
             self._fail(f"a proposer failed; row {row} goes without its drafts", error)
 
-    def _report(self, rows: Int32, drafts: Drafts) -> None:
-        try:
-            self.on_drafted(rows[np.diff(drafts.offsets) > 0])
-        except Exception as error:  # no fault of the proposer's
-            log.warning("drafted rows are not counted any more", exc_info=error)
-            self.on_drafted = lambda rows: None
-
     def _fail(self, message: str, error: Exception) -> None:
-        self.failures, self._in_a_row = self.failures + 1, self._in_a_row + 1
-        if self._limit_s is not None and self._in_a_row >= FAILURES:
-            self._switch_off("failed", f"it failed {FAILURES} times in a row, at last by {error!r}")
-        elif self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
+        self.failures += 1
+        if self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
             log.warning("%s (%d failures so far)", message, self.failures, exc_info=error)
 
-    def _check_time(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-        if self._limit_s is None or len(self._seconds) < STEPS:
-            return
-        if (median := statistics.median(self._seconds)) > self._limit_s:
-            why = f"a step's drafts took {median:.3g} s, the limit is {self._limit_s:g} s"
-            self._switch_off("slow", why)
 
-    def _switch_off(self, reason: Reason, why: str) -> None:
-        self._proposer, self.off = None, reason
-        self.on_drafted = lambda rows: None
-        log.warning(
-            "drafting by a model is off until a restart, requests go on: %s; `tasc task set` makes "
-            "its trees (--draft-depth, --draft-nodes) or its vocabulary (--draft-vocabulary) "
-            "smaller, or takes it away (--unset drafter); engine.neural_draft_limit_s is the limit",
-            why,
-        )
-        try:
-            self.on_off(reason)
-        except Exception as error:  # no fault of the proposer's
-            log.warning("that drafting is off was not reported", exc_info=error)
+def checked(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> Drafts:
+    """Returns drafts of a proposer.
+
+    Raises:
+        ValueError: They are no trees, or exceed the limits.
+    """
+    if not is_forest(drafts, budget, vocab_size, max_depth):
+        raise ValueError("the drafts are no trees within their limits")
+    return drafts
 
 
 def is_forest(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> bool:

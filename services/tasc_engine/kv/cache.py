@@ -41,6 +41,8 @@ class RowCache:
 
     Attributes:
         host, device: The layout of the current or the last step, outside of a CUDA graph.
+        pending_moves: ``int64[2, k]``, slots of accepted draft tokens, from and to. The next
+            forward pass copies them before it writes anything.
         windows: The sliding window of each layer that ran by the model's own code; None: all.
     """
 
@@ -51,6 +53,7 @@ class RowCache:
         self.windows = dict[int, int | None]()
         self.host: StepLayout[Int64] | None = None
         self.device: StepLayout[Tensor] | None = None
+        self.pending_moves = _no_moves()
         self._most, self._nbytes, self._longest = slots, nbytes, longest or slots
         self._pool: Tensor | None = None
         self._rows: RowByRow | CompiledRows | FusedRows | None = None
@@ -74,10 +77,19 @@ class RowCache:
             self._rows.begin(host, device)
 
     def move(self, moves: Tensor) -> None:
-        """Copies slots, ``int64[2, k]`` from and to; all are read before any is written."""
+        """Makes the pending moves, of which ``int64[2, k]`` is a copy on the device.
+
+        All slots are read before any is written. Without memory for it, the moves remain pending.
+        """
         if self._pool is not None and moves.numel():
             source, target = moves
             self._pool.index_copy_(1, target, self._pool.index_select(1, source))
+            self.pending_moves = _no_moves()
+
+    def drop_moves(self, first: int, end: int) -> None:
+        """Drops pending moves from slots that another row may use before the next step."""
+        source = self.pending_moves[0]
+        self.pending_moves = self.pending_moves[:, (source < first) | (source >= end)]
 
     def pool(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
         """Returns the keys and values of one layer."""
@@ -153,12 +165,17 @@ class RowCache:
 
     @torch.inference_mode()
     def shift(self, first: int, to: int, tokens: int) -> None:
-        """Moves adjacent slots. If memory for one layer's copy is missing, nothing is moved."""
+        """Moves adjacent slots, with their pending moves.
+
+        If memory for one layer's copy is missing, nothing is moved.
+        """
         if self._pool is not None:
             held = torch.empty_like(self._pool[0, :tokens])
             for layer in self._pool:
                 held.copy_(layer[first : first + tokens])
                 layer[to : to + tokens] = held
+        own = (self.pending_moves >= first) & (self.pending_moves < first + tokens)
+        self.pending_moves[own] -= first - to
 
     @torch.inference_mode()
     def clear(self) -> None:
@@ -185,9 +202,12 @@ class RowCache:
                 raise
             raise OutOfMemory(
                 f"a KV cache of {slots} tokens, {slots * each} bytes, does not fit the memory of "
-                f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes",
-                moved=False,
+                f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes"
             ) from error
+
+
+def _no_moves() -> Int64:
+    return np.zeros((2, 0), np.int64)
 
 
 def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:

@@ -143,7 +143,6 @@ class _Bucket:
         self.device.copy_(self.host, non_blocking=True)
         # Not part of the graph, which would move the maximum number of slots at every step.
         cache.move(self.moves[:, : step.moves.shape[1]])
-        cache.host = step  # as `begin` does: it records that the moves are made
         return self.replay()
 
 
@@ -232,9 +231,6 @@ class GraphedForward:
                     raise
                 log.warning("no memory for the graph of %d tokens; such steps run slower", size)
                 self._buckets[size] = None
-            finally:
-                # The moves of the waiting step are not made yet, even if a capture was tried.
-                self._cache.host = self._cache.device = None
         return self._buckets[size]
 
     def _record(self, size: int) -> _Bucket:

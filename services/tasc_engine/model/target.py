@@ -183,17 +183,15 @@ class Target:
 
     @torch.inference_mode()
     def _step(self, feed: Feed, run: Callable[[StepLayout[Int64]], T]) -> T:
-        self.cache.host = None
         try:
             with self._current():
-                return run(lay_out(feed))
+                return run(lay_out(feed, self.cache.pending_moves))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
                 f"a step of {len(feed.tokens) + len(feed.drafts.tokens)} tokens did not fit the "
-                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len",
-                moved=self.cache.host is not None,
+                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len"
             ) from error
 
     def _chosen(self, step: StepLayout[Int64]) -> Int64:

@@ -32,10 +32,10 @@ from tasc_engine.kernels.cpu.lanes import (
     zeros,
 )
 from tasc_engine.kernels.cpu.layers import _first_greatest, _greatest
+from tasc_engine.sampling.accept import Accepted, EmitLimits, Trees, advance
 from tasc_engine.sampling.row_parameters import (
     Allowed,
     Int32,
-    Int64,
     Rules,
     biased,
     hold,
@@ -291,17 +291,6 @@ def _split(
     return to, before
 
 
-UNVISITED = -2
-
-
-class Trees(NamedTuple):
-    """See `Drafts`."""
-
-    tokens: Int32
-    parents: Int32
-    offsets: Int32
-
-
 class Masks(NamedTuple):
     """See `Allowed`; without places, every token is allowed.
 
@@ -330,27 +319,21 @@ def _masks_of(allowed: Allowed | None) -> Masks:
 
 
 def choose(
-    logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules,
-    scratch: DrawScratch,
-) -> Int64:  # fmt: skip
+    logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, limits: EmitLimits,
+    rules: Rules, scratch: DrawScratch,
+) -> Accepted:  # fmt: skip
     """Implements `Sampler.choose` on a CPU."""
-    chosen = np.full(len(rows) + len(drafts.tokens), UNVISITED, np.int64)
-    trees = Trees(drafts.tokens, drafts.parents, drafts.offsets)
-    masks = _masks_of(allowed)
-    flat = bits(logits.contiguous())
-    _choose(flat, logits.shape[1], rows, trees, masks, rules, scratch, chosen)
-    return chosen
-
-
-def leave_visited(chosen: Int64, drafts: Drafts) -> None:
-    """Writes ``UNVISITED`` to the places that a walk along ``int64[M]`` tokens does not reach."""
-    _leave_visited(Trees(drafts.tokens, drafts.parents, drafts.offsets), chosen, chosen.copy())
+    found = Accepted.none(drafts)
+    masks, flat = _masks_of(allowed), bits(logits.contiguous())
+    _choose(flat, logits.shape[1], rows, Trees.of(drafts), masks, limits, rules, scratch, found)
+    return found
 
 
 @borrowing
 def _choose(
-    logits: Any, width: int, rows: Any, trees: Any, masks: Any, rules: Any, s: Any, chosen: Any
-) -> None:
+    logits: Any, width: int, rows: Any, trees: Any, masks: Any, limits: Any, rules: Any, s: Any,
+    found: Any,
+) -> None:  # fmt: skip
     for i in range(len(rows)):
         row, root, node = rows[i], trees.offsets[i] + i, -1
         position, distinct = rules.answered[row] - rules.first[row], rules.distinct[row]
@@ -363,8 +346,7 @@ def _choose(
             else:
                 at = masks.logits_of[place] if len(masks.only) else place
                 token = _token(logits, at, width, masks.masks, mask, rules, row, number, s)
-            chosen[place] = token
-            child = _child(trees, i, node, token)
+            child = advance(trees, limits, i, node, token, found)
             if child < 0:
                 break
             node, position = child, position + 1
@@ -373,30 +355,6 @@ def _choose(
         if rules.penalises[row]:
             _release_path(trees, i, node, rules, row)
             rules.distinct[row] = distinct
-
-
-@borrowing
-def _leave_visited(trees: Any, chosen: Any, all_chosen: Any) -> None:
-    chosen[:] = UNVISITED
-    for i in range(len(trees.offsets) - 1):
-        root, node = trees.offsets[i] + i, -1
-        while True:
-            place = root + 1 + node
-            chosen[place] = all_chosen[place]
-            child = _child(trees, i, node, chosen[place])
-            if child < 0:
-                break
-            node = child
-
-
-@borrowing
-def _child(trees: Any, i: int, node: int, token: int) -> int:
-    """The first child with this token of a node of the i-th tree; -1 if there is none."""
-    begin, end = trees.offsets[i], trees.offsets[i + 1]
-    for x in range(begin + node + 1, end):
-        if trees.parents[x] == node and trees.tokens[x] == token:
-            return x - begin
-    return -1
 
 
 @borrowing

@@ -17,6 +17,7 @@ from tasc_draft import Drafts
 from tasc_engine.layout import Int32, Int64
 from tasc_engine.sampling import compiled_sampler as compiled
 from tasc_engine.sampling import tensor_sampler
+from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
 from tasc_engine.sampling.compiled_sampler import scratch_for
 from tasc_engine.sampling.row_parameters import (
     AHEAD,
@@ -161,12 +162,18 @@ class Sampler:
         """Whether each of ``int32[n]`` rows takes the greatest of the target's own logits."""
         return bool(self.rules.plain[rows].all())
 
-    def choose(self, logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None) -> Int64:
-        """Returns ``int64[M]``, the token at each visited place; below 0 elsewhere.
+    def choose(
+        self,
+        logits: Tensor,
+        rows: Int32,
+        drafts: Drafts,
+        allowed: Allowed | None,
+        limits: EmitLimits,
+    ) -> Accepted:
+        """Follows each row's draft by the tokens of its rule.
 
-        A place is visited if the tokens chosen above it are those of its path. The token is -1 if a
-        logit is NaN or infinity, or if nothing is allowed. A plain row without a mask gets the
-        result of `operations.greatest`.
+        There is no token if a logit is NaN or infinity, or if nothing is allowed. A plain row
+        without a mask gets the result of `operations.greatest`.
 
         Args:
             logits: ``[M, V]`` of any floating dtype, on any device: for each row those of its
@@ -184,9 +191,10 @@ class Sampler:
                 f"{logits.shape[1]} logits for a vocabulary of {self._vocab_size}; "
                 "make the sampler for the target it chooses for"
             )
-        if logits.device.type != "cpu":
-            return tensor_sampler.choose(logits, rows, drafts, allowed, self.rules)
-        return compiled.choose(logits, rows, drafts, allowed, self.rules, self._scratch)
+        if logits.device.type == "cpu":
+            return compiled.choose(logits, rows, drafts, allowed, limits, self.rules, self._scratch)
+        tokens = tensor_sampler.choose(logits, rows, drafts, allowed, self.rules)
+        return accept(tokens, drafts, limits)
 
     def _look_ahead(self, row: int) -> None:
         """Draws random numbers for more positions than one step needs, as each call is slow."""
@@ -215,8 +223,9 @@ def warm_up(dtype: torch.dtype, device: torch.device) -> None:
         np.zeros(1, np.int8),
     )
     logits = torch.zeros(2, 2, dtype=dtype)
+    limits = EmitLimits(one, np.ones(1, bool), np.zeros(2, bool))
     if device.type == "cpu":
-        sampler.choose(logits, one, draft, None)
+        sampler.choose(logits, one, draft, None, limits)
     else:  # only its part on the host is compiled
         tensor_sampler.choose(logits, one, draft, None, sampler.rules)
     sampler.finish(0)

@@ -15,7 +15,6 @@ from torch.nn.functional import pad
 
 from tasc_draft import Drafts
 from tasc_engine.model.operations import first_greatest
-from tasc_engine.sampling.compiled_sampler import leave_visited
 from tasc_engine.sampling.row_parameters import (
     IN_PROMPT,
     MOST,
@@ -162,14 +161,13 @@ _NOTHING = -torch.inf
 def choose(
     logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules
 ) -> Int64:
-    """See `Sampler.choose`."""
+    """Returns ``int64[M]``, the token at each place, as `Sampler.choose` defines it."""
     inputs = inputs_of(rows, drafts, allowed, rules)
     chosen = first_greatest(logits)
     if len(inputs.place):
         held = on_device(inputs, logits.device)
         chosen[held.place] = _by_rule(logits, len(rows), inputs, held)
     found: Int64 = chosen.cpu().numpy()
-    leave_visited(found, drafts)
     return found
 
 

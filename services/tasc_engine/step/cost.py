@@ -196,7 +196,7 @@ def _stride(target: Target) -> int:
 def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> Feed:
     """A step of ``rows`` current tokens, each followed by a chain of ``drafted`` tokens."""
     n = rows * drafted
-    every, none = np.arange(rows, dtype=np.int32), np.zeros((2, 0), np.int64)
+    every = np.arange(rows, dtype=np.int32)
     ids = (np.arange(n, dtype=np.int32) * 7 + 1) % np.int32(vocab_size)
     chain = np.tile(np.arange(drafted), rows)
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(drafted)
@@ -217,7 +217,6 @@ def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -
         np.arange(rows + 1, dtype=np.int32),
         every,
         drafts,
-        none,
     )
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import get_args
 
 import redis
-import torch
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from safetensors import safe_open
 from torch import Tensor
@@ -27,6 +26,7 @@ from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.drafting.neural.recent import RecentVocabulary
+from tasc_engine.drafting.neural.switch import DrafterSwitch, Reason
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import (
     ActiveSizes,
@@ -34,7 +34,7 @@ from tasc_engine.drafting.neural.vocabulary import (
     RankedVocabulary,
     Vocabulary,
 )
-from tasc_engine.drafting.safe_proposer import Reason, SafeProposer
+from tasc_engine.layout import Int32
 from tasc_runtime.errors import ServiceError
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
 from tasc_store.artifacts import VOCABULARY
@@ -108,24 +108,31 @@ _MIB = 1 << 20
 
 
 class TaskDrafter:
-    """The drafter of one engine; only ``guarded`` holds its memory, until it is switched off.
+    """The drafter of one engine; its switch alone holds its memory, until it is switched off.
 
     Args:
         neural: The drafter's settings in the task's record.
-        vocabulary: The vocabulary of ``guarded``, on ``device``.
+        vocabulary: The vocabulary of ``proposer``, on the target's device.
         kind: Kind of the drafter, for display.
+        limit_s: Maximum seconds of a drafted step, see `DrafterSwitch`.
     """
 
     def __init__(
         self,
         neural: NeuralDrafting,
-        guarded: SafeProposer,
+        proposer: NeuralProposer,
         vocabulary: Vocabulary,
-        device: torch.device,
+        target: Target,
         kind: str,
+        limit_s: float,
     ) -> None:
-        self._neural, self._guarded, self._kind = neural, guarded, kind
-        self._vocabulary, self._device = weakref.ref(vocabulary), device
+        self._neural, self._kind = neural, kind
+        self._vocabulary, self._device = weakref.ref(vocabulary), target.device
+        self._metrics: NeuralMetrics | None = None
+        self._sizes: ActiveSizes | None = None
+        self._switch = DrafterSwitch(
+            proposer, target.vocab_size, limit_s, self._on_off, self._on_drafted
+        )
 
     def name(self, ngram: NgramProposer) -> str:
         """The name of the proposer that `beside` returns, for display, such as ``hybrid/eagle``."""
@@ -141,16 +148,25 @@ class TaskDrafter:
         if not self._drafts_beside(ngram):
             return ngram
         if self._neural.proposer == "neural":
-            return self._guarded
-        return HybridProposer(ngram, self._guarded, self._neural.sure)
+            return self._switch
+        return HybridProposer(ngram, self._switch, self._neural.sure)
 
     def tell(self, metrics: NeuralMetrics) -> None:
         """Publishes vocabulary sizes from now on, and when the drafter is switched off."""
+        self._metrics = metrics
         if (vocabulary := self._vocabulary()) is not None:  # else it is off
-            self._guarded.on_drafted = ActiveSizes(vocabulary, self._device, metrics.sizes).drafted
-        self._guarded.on_off = metrics.off
-        if self._guarded.off is not None:
-            metrics.off(self._guarded.off)
+            self._sizes = ActiveSizes(vocabulary, self._device, metrics.sizes)
+        if self._switch.off is not None:
+            metrics.off(self._switch.off)
+
+    def _on_drafted(self, rows: Int32) -> None:
+        if self._sizes is not None:
+            self._sizes.drafted(rows)
+
+    def _on_off(self, reason: Reason) -> None:
+        self._sizes = None  # it holds the vocabulary
+        if self._metrics is not None:
+            self._metrics.off(reason)
 
     def _drafts_beside(self, ngram: NgramProposer) -> bool:
         return ngram.settings.num_speculative_tokens > 0
@@ -169,7 +185,7 @@ def load_task_drafter(
 
     Args:
         source: The source of the target.
-        limit_s: Maximum seconds of a drafted step, see `SafeProposer`.
+        limit_s: Maximum seconds of a drafted step, see `DrafterSwitch`.
         ranking: Finds the task's ranked vocabulary, if the record drafts from one.
 
     Raises:
@@ -205,8 +221,8 @@ def load_task_drafter(
         config.rows,
         vocabulary.nbytes / _MIB,
     )
-    guarded = SafeProposer(proposer, target.vocab_size, limit_s)
-    return TaskDrafter(neural, guarded, vocabulary, target.device, read_card(folder).kind)
+    kind = read_card(folder).kind
+    return TaskDrafter(neural, proposer, vocabulary, target, kind, limit_s)
 
 
 def _numbers(folder: Path) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tree_layouts import forest, no_moves
+from tree_layouts import forest
 
 from tasc_engine.layout import Feed
 from tasc_engine.model.loading import ModelSource, load_model
@@ -39,7 +39,7 @@ def feeds(rows: Sequence[Part]) -> tuple[Feed, Feed]:
         flat = np.array([t for own in tokens for t in own], np.int32)
         return Feed(
             firsts, np.array(starts, np.int32), flat, offsets, np.array(draft_of, np.int32),
-            forest(trees), no_moves(), numbers,
+            forest(trees), numbers,
         )  # fmt: skip
 
     early = [own[:cut] for own, cut in zip(ids, cuts, strict=True)]

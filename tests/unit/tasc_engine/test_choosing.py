@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from choosing_cases import Asked, allowed_of, alone, begin, both, chooser_of, expected, ints
+from choosing_cases import (
+    Asked,
+    allowed_of,
+    alone,
+    begin,
+    both,
+    chooser_of,
+    expected,
+    ints,
+    no_limits,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_layouts import forest, parents_of
@@ -17,9 +27,9 @@ from support import refused
 from tasc_engine import Sampling
 from tasc_engine.model.operations import greatest
 from tasc_engine.sampling import tensor_sampler as choosing_tensors
+from tasc_engine.sampling.accept import EmitLimits
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler, is_warm, token_logprobs, warm_up
-from tasc_engine.step.verify import accept
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 EACH = {
@@ -191,10 +201,11 @@ def decode(rows: list[int], draft: Callable[[int, int], Tree]) -> tuple[list[lis
             for line in places_of(rows[i], [*asked[i].prompt, *answers[i]], tree)
         ]
         logits = torch.from_numpy(np.stack(lines))
-        chosen = np.array(both(chooser, logits, going, drafts))
-        assert both(chooser, logits, going, drafts) == chosen.tolist()
+        chosen = both(chooser, logits, going, drafts)
+        assert both(chooser, logits, going, drafts) == chosen
         room, ends = ints([LENGTH - len(answers[i]) for i in going]), np.ones(len(going), bool)
-        found = accept(chosen, drafts, room, ends, NO_END)
+        limits = EmitLimits(room, ends, NO_END)
+        found = chooser.choose(logits, ints(going), drafts, None, limits)
         accepted, drafted = accepted + int(found.followed.sum()), drafted + len(drafts.tokens)
         for i, tokens, n in zip(list(going), found.tokens, found.emitted, strict=True):
             answers[i] += tokens[:n].tolist()
@@ -277,7 +288,8 @@ def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
     seen.clear()
     chooser = chooser_of([Asked(WARM)], VOCAB)
     logits, drafts = torch.zeros(1, VOCAB, device="meta"), forest([()])
-    assert chooser.choose(logits, ints([0]), drafts, None).tolist() == [3]
+    found = chooser.choose(logits, ints([0]), drafts, None, no_limits(1, VOCAB))
+    assert found.tokens.tolist() == [[3]]
     assert seen[0][0] is logits
     assert seen[0][4] is chooser.rules
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from choosing_cases import Asked, allowed_of, chooser_of, ints
+from choosing_cases import Asked, allowed_of, chooser_of, ints, no_limits
 
 from choosing_reference import reference_weights
 from tasc_draft import Drafts
@@ -46,10 +46,10 @@ def sampled(sampling: Sampling, allowed: set[int] | None = None) -> np.ndarray:
     asked = [Asked(replace(sampling, seed=seed), PROMPT) for seed in range(ROWS)]
     chooser, rows, drafts = chooser_of(asked, VOCAB), ints(range(ROWS)), Drafts.empty(ROWS)
     masks = None if allowed is None else allowed_of([allowed], [0] * ROWS, VOCAB)
-    found = []
+    found, limits = [], no_limits(ROWS, VOCAB)
     for position in range(POSITIONS):
         logits = torch.from_numpy(LOGITS[position]).expand(ROWS, -1)
-        found.append(chooser.choose(logits, rows, drafts, masks))
+        found.append(chooser.choose(logits, rows, drafts, masks, limits).tokens[:, 0])
         for row in range(ROWS):
             chooser.observe(row, ints(ANSWER[position : position + 1]))
     return np.array(found)

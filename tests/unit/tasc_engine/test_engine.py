@@ -191,7 +191,7 @@ def test_the_time_of_guides_includes_what_they_force(make_engine, monkeypatch) -
 
     engine = make_engine(on_step=records.append)
     monkeypatch.setattr(engine.guides, "of", lambda spec: Slow((), engine.vocab_size, 0))
-    monkeypatch.setattr("tasc_engine.engine.time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr("tasc_engine.stats.time", SimpleNamespace(perf_counter=clock))
     asked = request("a", guide=GuideSpec("choice", ("alarm",)), max_tokens=10)
     result = run(engine, asked)
     assert len(result.tokens) == 10

@@ -182,7 +182,7 @@ def test_a_request_that_fails_at_once_has_told_of_its_forced_tokens(
 ) -> None:
     engine = make_engine()
     for name in ("next_tokens", "logits"):
-        monkeypatch.setattr(Target, name, failing(OutOfMemory("it did not fit", moved=False)))
+        monkeypatch.setattr(Target, name, failing(OutOfMemory("it did not fit")))
     engine.submit(requests(SHARED, 1, stream=stream)[0])
     deltas = [delta for _ in range(2) for delta in engine.step()]
     (result,) = (delta.result for delta in deltas if delta.result)

@@ -4,13 +4,13 @@ import numpy as np
 from guide_walks import ids
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tree_layouts import Row, firsts_of, forest, layout_of, no_moves, parents_of, visible
+from tree_layouts import Row, firsts_of, forest, layout_of, parents_of, visible
 
 from tasc_draft.drafts import FORCED
 from tasc_engine.config import MOST_NODES
 from tasc_engine.kernels import torch_attention
 from tasc_engine.layout import Feed, lay_out, plain_feed
-from tasc_engine.step.verify import OwnTokens, accept, count, moves
+from tasc_engine.sampling.accept import EmitLimits, OwnTokens, accept, count, moves
 
 EOS = 0
 IS_EOS = np.array([i == EOS for i in range(6)])
@@ -46,7 +46,7 @@ def test_each_row_emits_what_the_target_says_along_its_tree(rows) -> None:
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
     room = np.array([r[3] for r in rows], np.int32)
     ends = np.array([r[4] for r in rows])
-    found = accept(chosen, drafts, room, ends, IS_EOS)
+    found = accept(chosen, drafts, EmitLimits(room, ends, IS_EOS))
     for i, row in enumerate(rows):
         out, path = followed(*row)
         assert found.tokens[i, : found.emitted[i]].tolist() == out
@@ -59,7 +59,7 @@ def test_accepted_nodes_move_to_where_their_depth_says(rows, data) -> None:
     drafts = forest([r[0] for r in rows], [r[1] for r in rows])
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
     room, ends = np.full(len(rows), 9, np.int32), np.ones(len(rows), bool)
-    found = accept(chosen, drafts, room, ends, IS_EOS)
+    found = accept(chosen, drafts, EmitLimits(room, ends, IS_EOS))
     alive = np.array([data.draw(st.sampled_from([-1, 2 * i])) for i in range(len(rows))], np.int64)
     behind = np.arange(len(rows), dtype=np.int32) + 5
     cache = np.arange(2 * len(rows) * LENGTH)
@@ -77,7 +77,7 @@ def test_a_step_is_counted_by_source_and_depth() -> None:
     drafts = forest([(-1, -1, 0, 2), ()], [(1, 2, 3, 4), ()])
     drafts.source[:] = [0, 1, 1, 0]
     chosen, room, ends = np.array([1, 3, 9, 5, 9, 9]), np.array([9, 9], np.int32), np.ones(2, bool)
-    found = accept(chosen, drafts, room, ends, IS_EOS_WIDE)
+    found = accept(chosen, drafts, EmitLimits(room, ends, IS_EOS_WIDE))
     assert found.emitted.tolist() == [3, 1]
     drafted, reached, kept, forced = count(drafts, found, np.array([3, 1], np.int32), 2, 4)
     assert forced == 0
@@ -91,7 +91,8 @@ def test_a_step_is_counted_by_source_and_depth() -> None:
 def test_forced_tokens_of_a_draft_count_apart_and_hold_no_position() -> None:
     drafts = forest([(-1, 0, 1, -1)], [(1, 2, 3, 4)])
     drafts.source[:] = [0, FORCED, 1, 0]
-    found = accept(np.array([1, 2, 3, 5, 9]), drafts, ids([9]), np.ones(1, bool), IS_EOS_WIDE)
+    limits = EmitLimits(ids([9]), np.ones(1, bool), IS_EOS_WIDE)
+    found = accept(np.array([1, 2, 3, 5, 9]), drafts, limits)
     drafted, reached, kept, forced = count(drafts, found, ids([4]), 2, 3)
     assert (forced, found.followed.tolist()) == (1, [3])
     assert drafted.tolist() == [[2, 0, 0], [0, 1, 0]]
@@ -125,7 +126,7 @@ def test_rows_lie_and_attend_as_they_are_described(parts, backwards, adapted, wi
     draft_of = np.where(may, np.cumsum(may) - 1, -1).astype(np.int32)
     starts = np.array([start for start, *_ in rows], np.int32)
     places = np.array(firsts, np.int64)
-    step = lay_out(Feed(places, starts, tokens, offsets, draft_of, drafts, no_moves(), own))
+    step = lay_out(Feed(places, starts, tokens, offsets, draft_of, drafts, own))
     ids: list[int] = []
     for fed, (_, size, tree) in zip(offsets[:-1].tolist(), rows, strict=True):
         ids += [*range(100 + fed, 100 + fed + size), *range(1, len(tree or ()) + 1)]

@@ -32,8 +32,8 @@ from tasc_engine import UnsupportedModel
 from tasc_engine.drafting.hidden_state_buffer import Seen
 from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.recent import RecentVocabulary
+from tasc_engine.drafting.neural.switch import FAILURES, STEPS, DrafterSwitch
 from tasc_engine.drafting.neural.tree import NeuralSettings
-from tasc_engine.drafting.safe_proposer import FAILURES, STEPS, SafeProposer
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.operations import TensorOperations
 from tiny import make_folder
@@ -341,11 +341,13 @@ class Ngrams(Neural):
 class Guarded:
     def __init__(self) -> None:
         self.neural = Neural()
-        self.proposer = SafeProposer(self.neural, 10, 0.5, self.neural.clock)
         self.drafted: list[list[int]] = []
         self.off: list[str] = []
-        self.proposer.on_drafted = lambda rows: self.drafted.append(rows.tolist())
-        self.proposer.on_off = self.off.append
+        self.proposer = DrafterSwitch(
+            *(self.neural, 10, 0.5, self.off.append),
+            lambda rows: self.drafted.append(rows.tolist()),
+            self.neural.clock,
+        )
 
     def propose(self) -> int:
         """Returns the number of draft tokens."""

@@ -249,7 +249,7 @@ def test_nobody_is_told_more_than_is_wanted(bench: Maker, wants: HiddenStateRequ
 
 def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -> None:
     """The step is repeated without drafts, or without a request whose logprobs exceed memory."""
-    found, full = bench(), OutOfMemory("no memory", moved=True)
+    found, full = bench(), OutOfMemory("no memory")
     calls = failing_where(monkeypatch, verifier, "token_logprobs", full, lambda n, *_: n in (2, 5))
     answers = {r.id: r for r in found.engine.generate(requests(logprobs=0))}
     assert len(calls) > 5
@@ -262,7 +262,7 @@ def test_a_step_that_was_done_again_is_told_of_once(bench: Maker, monkeypatch) -
 
 
 def test_drafts_that_do_not_fit_memory_are_not_told_of(bench: Maker, monkeypatch) -> None:
-    found, full = bench(), OutOfMemory("no memory", moved=True)
+    found, full = bench(), OutOfMemory("no memory")
     honest = found.target.next_tokens
     raised = failing_where(
         *(monkeypatch, found.target, "next_tokens", full),

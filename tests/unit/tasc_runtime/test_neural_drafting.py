@@ -27,7 +27,7 @@ from tasc_engine.drafting.hidden_state_buffer import Seen
 from tasc_engine.drafting.neural.card import DrafterCard, Kind, target_fingerprint
 from tasc_engine.drafting.neural.files import JOINT, WEIGHTS, load_drafter, save_drafter
 from tasc_engine.drafting.neural.proposer import NeuralProposer
-from tasc_engine.drafting.safe_proposer import STEPS
+from tasc_engine.drafting.neural.switch import STEPS
 from tasc_runtime.engine import drafters
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics, TaskDrafter, load_task_drafter
