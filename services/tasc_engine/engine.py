@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_engine.config import EngineConfig
-from tasc_engine.drafting.safe_proposer import SafeProposer, most_tokens
+from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.errors import OutOfMemory, RequestTooLong
 from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.model.target import Target
@@ -81,7 +81,7 @@ class Engine:
         self.scheduler = Scheduler(config, target.cache, target.vocab_size)
         self._proposer = SafeProposer(proposer, target.vocab_size, target.keep_hidden_states)
         live = LiveCosts(costs, on_costs) if costs else None
-        self._draft_budget = DraftBudget(live, self._most_of_step(proposer))
+        self._draft_budget = DraftBudget(live, self._max_step_drafts(proposer))
         self._sampler = Sampler(config.rows, config.max_model_len, target.vocab_size)
         self._verifier = Verifier(target, self._sampler, is_eos)
         target.warm_up()
@@ -179,7 +179,7 @@ class Engine:
     def draft_by(self, proposer: Proposer) -> None:
         """Replaces the proposer by one without rows; answers do not change."""
         self._proposer.use(proposer)
-        self._draft_budget.begin_again(self._most_of_step(proposer))
+        self._draft_budget.begin_again(self._max_step_drafts(proposer))
         for sequence in self.scheduler.active:
             if sequence.request.draft:
                 answer = sequence.answer_ids
@@ -224,9 +224,9 @@ class Engine:
         """Raises AssertionError unless each row is free or held by one request that fits it."""
         self.scheduler.check_integrity()
 
-    def _most_of_step(self, proposer: Proposer) -> int:
+    def _max_step_drafts(self, proposer: Proposer) -> int:
         """Maximum number of draft tokens of one step."""
-        return self.config.rows * min(self.config.max_draft_tokens, most_tokens(proposer))
+        return self.config.rows * min(self.config.max_draft_tokens, max_draft_tokens(proposer))
 
     def _plan(self) -> Plan:
         """Admits waiting requests, and plans the tokens of all rows for the step."""

@@ -75,7 +75,7 @@ class Changing:
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt_neox"])
-def test_whatever_changes_every_answer_is_that_of_its_own_adapter(
+def test_answers_are_those_of_their_adapters_under_random_changes(
     architecture: str, tmp_path_factory: pytest.TempPathFactory, everything: bool, seed: int
 ) -> None:
     operations = 1500 if everything else 500

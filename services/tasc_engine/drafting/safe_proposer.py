@@ -25,7 +25,7 @@ NOTHING = np.zeros(0, np.int32)
 log = logging.getLogger(__name__)
 
 
-def most_tokens(proposer: Proposer) -> int:
+def max_draft_tokens(proposer: Proposer) -> int:
     """Maximum draft tokens of a row: its ``max_tokens``, or its depth if it has none."""
     return int(getattr(proposer, "max_tokens", proposer.max_depth))
 
@@ -112,16 +112,16 @@ class SafeProposer:
         self._call(row, self._proposer.finish, row)
 
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
         """Returns drafts for rows, see `Proposer`; empty if the proposer gives none."""
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
-        if not budget.any() or (least is not None and not len(least)):
+        if not budget.any() or (min_probs is not None and not len(min_probs)):
             return Drafts.empty(len(rows))
         try:
             return checked(
-                self._proposer.propose(rows, budget, least),
+                self._proposer.propose(rows, budget, min_probs),
                 *(budget, self._vocab_size, self.max_depth),
             )
         except Exception as error:

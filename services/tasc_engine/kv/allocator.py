@@ -7,7 +7,7 @@ requests nor looks at tokens.
 
 from typing import Protocol
 
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.errors import is_out_of_memory
 from tasc_engine.kv.cache import RowCache
 
@@ -66,8 +66,8 @@ class KVAllocator:
     def check_integrity(self) -> None:
         """Raises AssertionError if held slots overlap or exceed the cache, or others move."""
         ends = [0, *(s.kv_start + s.max_kv_slots for s in self._held)]
-        firsts = [*(s.kv_start for s in self._held), self.total]
-        assert all(end <= first for end, first in zip(ends, firsts, strict=True)), (ends, firsts)
+        starts = [*(s.kv_start for s in self._held), self.total]
+        assert all(end <= first for end, first in zip(ends, starts, strict=True)), (ends, starts)
         held = [range(s.kv_start, s.kv_start + s.max_kv_slots) for s in self._held]
         moved = self._cache.pending_moves.ravel().tolist()
         assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
@@ -89,7 +89,7 @@ class KVAllocator:
             first = sequence.kv_start
             if first > begin:
                 # Cached tokens, and nodes of the last draft, which the next forward pass moves.
-                held = min(sequence.max_kv_slots, sequence.cached + 1 + MOST_NODES)
+                held = min(sequence.max_kv_slots, sequence.cached + 1 + MAX_NODES)
                 self._cache.shift(first, begin, held)
                 sequence.kv_start = begin
             begin += sequence.max_kv_slots

@@ -22,7 +22,7 @@ from tasc_engine.layout import Int64, StepLayout
 
 NAME = "tasc_packed"
 _CACHE = "tasc_cache"
-LEAST_SLOTS = 16  # a model is tried with as many when it is loaded
+MIN_SLOTS = 16  # a model is tried with as many when it is loaded
 log = logging.getLogger(__name__)
 
 
@@ -133,7 +133,7 @@ class RowCache:
         return self._rows.attend(layer, query, scale, window, softcap)
 
     def bits(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
-        """Returns one layer's keys and values as elements of `kernels.cpu.lanes`; CPU only."""
+        """Returns one layer's keys and values as elements of `kernels.cpu.simd`; CPU only."""
         if self._rows is None:
             self.pool(layer, kv_heads, head_dim, like)
         assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"
@@ -188,10 +188,10 @@ class RowCache:
         each = self.layers * 2 * kv_heads * head_dim * like.element_size()
         slots = self._most if self._nbytes is None else min(self._most, self._nbytes // each - 1)
         log.info("the KV cache holds %d tokens of %d bytes", slots, each)
-        if slots < min(LEAST_SLOTS, self._most):
+        if slots < min(MIN_SLOTS, self._most):
             raise ValueError(
                 f"kv_cache_bytes is {self._nbytes}, room for {slots} tokens of {each} bytes; "
-                f"at least {(LEAST_SLOTS + 1) * each} are needed, and more than "
+                f"at least {(MIN_SLOTS + 1) * each} are needed, and more than "
                 f"{(self._most + 1) * each} are not used"
             )
         shape = (self.layers, slots + 1, 2, kv_heads, head_dim)

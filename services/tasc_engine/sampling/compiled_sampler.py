@@ -14,24 +14,24 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.kernels.cpu.compiling import arithmetic, bits, borrowing
-from tasc_engine.kernels.cpu.lanes import (
+from tasc_engine.kernels.cpu.layers import _first_greatest, _greatest
+from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     add,
+    broadcast,
     double,
-    exponent,
+    exp,
     greatest,
     load,
     maximum,
     mul,
     only,
-    splat,
     store,
     sub,
+    to_float32,
     total,
-    widen,
     zeros,
 )
-from tasc_engine.kernels.cpu.layers import _first_greatest, _greatest
 from tasc_engine.sampling.accept import Accepted, EmitLimits, Trees, advance
 from tasc_engine.sampling.row_parameters import (
     Allowed,
@@ -43,8 +43,8 @@ from tasc_engine.sampling.row_parameters import (
 )
 
 BLOCK = 4 * WIDTH
-_LEAST = -708.0  # from here on `exponent` is 0
-_MOST = float(np.finfo(np.float64).max)
+_MIN_EXPONENT = -708.0  # from here on `exp` is 0
+_MAX_FLOAT = float(np.finfo(np.float64).max)
 # A floor that only saves work is slightly below the true one, so rounding cannot lift it above.
 _SLACK = 1e-6
 _HALVINGS = 6
@@ -92,7 +92,7 @@ def draw(
         best: The greatest logit; it is finite.
         number: In [0, 1).
     """
-    scale = min(1.0 / temperature, _MOST)
+    scale = min(1.0 / temperature, _MAX_FLOAT)
     if top_k >= width:
         top_k = 0
     if top_p == 1.0 and top_k == 0 and min_p == 0.0:
@@ -150,7 +150,7 @@ def _sum_blocks(s: Any, best: float, scale: float) -> float:
     whole = 0.0
     for block in range(len(s.tops)):
         s.sums[block] = 0.0
-        if (s.tops[block] - best) * scale > _LEAST:
+        if (s.tops[block] - best) * scale > _MIN_EXPONENT:
             s.sums[block] = _weigh(s.line, block * BLOCK, BLOCK, best, scale, s.weights)
             whole += s.sums[block]
     return whole
@@ -159,9 +159,9 @@ def _sum_blocks(s: Any, best: float, scale: float) -> float:
 @borrowing
 def _weigh(values: Any, at: int, n: int, best: float, scale: float, weights: Any) -> float:
     """Writes the weights of values; returns their sum if ``n`` is a whole number of lanes."""
-    shift, factor, found = splat(best), splat(scale), zeros(weights)
+    shift, factor, found = broadcast(best), broadcast(scale), zeros(weights)
     for i in range(at, at + n, WIDTH):
-        weight = exponent(mul(sub(load(values, i), shift), factor))
+        weight = exp(mul(sub(load(values, i), shift), factor))
         store(weights, i, weight)
         found = add(found, weight)
     return total(found)
@@ -190,13 +190,13 @@ def _top_p_floor(s: Any, width: int, whole: float, top_p: float) -> float:
 
 
 @arithmetic
-def _sum_from(s: Any, least: float) -> float:
-    """The sum of the weights that are at least ``least``."""
+def _sum_from(s: Any, floor: float) -> float:
+    """The sum of the weights that are at least ``floor``."""
     found = 0.0
     for block in range(len(s.sums)):
-        if s.sums[block] >= least:
+        if s.sums[block] >= floor:
             for i in range(block * BLOCK, (block + 1) * BLOCK):
-                found += s.weights[i] if s.weights[i] >= least else 0.0
+                found += s.weights[i] if s.weights[i] >= floor else 0.0
     return found
 
 
@@ -223,11 +223,11 @@ def _collect(s: Any, floor: float) -> int:
 
 
 @borrowing
-def _keep_likely(s: Any, n: int, least: float) -> int:
+def _keep_likely(s: Any, n: int, floor: float) -> int:
     kept = 0
     for i in range(n):
         s.ids[kept], s.values[kept], s.weights[kept] = s.ids[i], s.values[i], s.weights[i]
-        kept += s.weights[i] >= least
+        kept += s.weights[i] >= floor
     return kept
 
 
@@ -392,20 +392,20 @@ def _token(
 @borrowing
 def _read(logits: Any, at: int, width: int, masks: Any, mask: int, s: Any) -> bool:
     """Fills ``line`` and ``tops`` with allowed logits; returns False if a logit is NaN."""
-    most, whole = splat(widen(logits[at])), width // BLOCK * BLOCK
+    highest, whole = broadcast(to_float32(logits[at])), width // BLOCK * BLOCK
     allowed: Any = 0xFFFF
     for begin in range(0, whole, BLOCK):
-        top = splat(-np.inf)
+        top = broadcast(-np.inf)
         for i in range(begin, begin + BLOCK, WIDTH):
             x = load(logits, at + i)
-            most = maximum(most, x)
+            highest = maximum(highest, x)
             if mask >= 0:
                 allowed = np.int64(masks[mask, i >> 5]) >> (i & 16)
             wide = only(double(x), allowed)
             top = maximum(top, wide)
             store(s.line, i, wide)
         s.tops[begin // BLOCK] = greatest(top)
-    readable = greatest(most) < np.inf
+    readable = greatest(highest) < np.inf
     if whole < width and not _read_rest(logits, at, whole, width, masks, mask, s):
         return False
     return readable
@@ -417,7 +417,7 @@ def _read_rest(logits: Any, at: int, begin: int, width: int, masks: Any, mask: i
     for i in range(begin, begin + BLOCK):
         s.line[i] = -np.inf
         if i < width:
-            logit = np.float64(widen(logits[at + i]))
+            logit = np.float64(to_float32(logits[at + i]))
             if not logit < np.inf:
                 readable = False
             if mask < 0 or np.int64(masks[mask, i >> 5]) >> (i & 31) & 1:
@@ -434,7 +434,7 @@ def _adjust(rules: Any, row: int, s: Any) -> None:
         _put(s, token, biased(rules, row, j, s.line[token]))
     if rules.penalises[row]:
         for j in range(rules.distinct[row]):
-            token = rules.seen[row, j]
+            token = rules.held_ids[row, j]
             _put(s, token, penalised(rules, row, token, s.line[token]))
 
 

@@ -49,7 +49,7 @@ def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
 
 @torch.inference_mode()
 def token_logprobs(
-    logits: Tensor, places: Int64, tokens: Int64, most: Sequence[int] | Int64
+    logits: Tensor, places: Int64, tokens: Int64, num_top: Sequence[int] | Int64
 ) -> list[TokenLogprob]:
     """Returns log-probabilities (natural) of tokens, and of the most likely tokens beside them.
 
@@ -57,18 +57,18 @@ def token_logprobs(
         logits: ``[M, V]`` of any floating dtype, on any device.
         places: ``int64[n]`` of the logits.
         tokens: ``int64[n]``, one for each place.
-        most: Number of the most likely tokens of each place; of equal ones, the first. Impossible
-            tokens are left out.
+        num_top: Number of the most likely tokens of each place; of equal ones, the first.
+            Impossible tokens are left out.
     """
     at_once = max(_AT_ONCE // logits.shape[1], 1)
     parts = [slice(begin, begin + at_once) for begin in range(0, len(places), at_once)]
-    return [one for p in parts for one in _of_part(logits, places[p], tokens[p], most[p])]
+    return [one for p in parts for one in _of_part(logits, places[p], tokens[p], num_top[p])]
 
 
 def _of_part(
-    logits: Tensor, places: Int64, tokens: Int64, most: Sequence[int] | Int64
+    logits: Tensor, places: Int64, tokens: Int64, num_top: Sequence[int] | Int64
 ) -> list[TokenLogprob]:
-    counts = [int(n) for n in most]
+    counts = [int(n) for n in num_top]
     asked = torch.from_numpy(np.stack((places, tokens))).to(logits.device)
     logs = logits.index_select(0, asked[0]).double().log_softmax(-1)
     own = logs.gather(-1, asked[1].unsqueeze(-1))
@@ -84,8 +84,8 @@ def _of_part(
 def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Returns the ``n`` greatest values of each line and their ids; of equal ones, the first."""
     values, _ = logs.topk(n)  # its choice among equal ones is undefined
-    width, least = logs.shape[1], values[:, -1:]
-    above, equal = logs > least, logs == least
+    width, smallest = logs.shape[1], values[:, -1:]
+    above, equal = logs > smallest, logs == smallest
     found = above | (equal & (equal.cumsum(-1) <= n - above.sum(-1, keepdim=True)))
     ids = torch.where(found, torch.arange(width, device=logs.device), width)
     ids = ids.topk(n, largest=False).values
@@ -179,7 +179,7 @@ class Sampler:
             logits: ``[M, V]`` of any floating dtype, on any device: for each row those of its
                 current token, then those of its draft's nodes.
             rows: ``int32[n]``.
-            drafts: Drafts of these rows, in the same order, with at most ``MOST_NODES`` tokens
+            drafts: Drafts of these rows, in the same order, with at most ``MAX_NODES`` tokens
                 each.
             allowed: Masks of the same places; None if every token is allowed everywhere.
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts
 from tasc_engine.guided import follow
-from tasc_engine.layout import Feed
+from tasc_engine.layout import ForwardBatch
 from tasc_engine.sampling.accept import EmitLimits
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.step.sequence import Sequence
@@ -26,7 +26,7 @@ class Plan:
         sequences: Sequences that take part, by row.
         emitting: Those of them that may emit, because prompt and answer are, or will be, cached.
         rows: ``int32[n]``, their rows in the batch.
-        firsts, starts, offsets, tokens, draft_of: See `Feed`.
+        kv_starts, context_lens, query_offsets, tokens, draft_of: See `ForwardBatch`.
         prompt_tokens: Number of prompt tokens that enter the cache by this step's forward.
         shared_tokens: Number of prompt tokens that were copied for rows that begin in this step.
         adapters: ``int32[n]``, the number of each row's adapter, 0 for none.
@@ -38,9 +38,9 @@ class Plan:
     sequences: list[Sequence]
     emitting: list[Sequence]
     rows: Int32
-    firsts: Int64
-    starts: Int32
-    offsets: Int32
+    kv_starts: Int64
+    context_lens: Int32
+    query_offsets: Int32
     tokens: Int32
     draft_of: Int32
     prompt_tokens: int
@@ -77,9 +77,9 @@ class Plan:
             sequences=sequences,
             emitting=[s for s, may in zip(sequences, emits, strict=True) if may],
             rows=_ints(s.row for s in sequences),
-            firsts=np.array([s.kv_start for s in sequences], np.int64),
-            starts=_ints(s.cached for s in sequences),
-            offsets=_ints(accumulate(sizes, initial=0)),
+            kv_starts=np.array([s.kv_start for s in sequences], np.int64),
+            context_lens=_ints(s.cached for s in sequences),
+            query_offsets=_ints(accumulate(sizes, initial=0)),
             tokens=np.concatenate(tokens) if tokens else _ints(()),
             draft_of=_ints(next(places) if may else -1 for may in emits),
             prompt_tokens=sum(
@@ -102,13 +102,13 @@ class Plan:
     @property
     def sizes(self) -> Int32:
         """``int32[n]``, the number of tokens of each row; faster than `numpy.diff`."""
-        return self.offsets[1:] - self.offsets[:-1]
+        return self.query_offsets[1:] - self.query_offsets[:-1]
 
     @property
     def largest(self) -> Sequence:
         """The sequence with the most tokens in this step, and of equal ones in the cache."""
-        longest = int(self.starts.max()) + 1
-        return self.sequences[int((self.sizes + self.starts / longest).argmax())]
+        longest = int(self.context_lens.max()) + 1
+        return self.sequences[int((self.sizes + self.context_lens / longest).argmax())]
 
     @property
     def reads(self) -> bool:
@@ -118,12 +118,12 @@ class Plan:
     @property
     def context(self) -> float:
         """Mean number of cached tokens over the rows."""
-        return sum(self.starts.tolist()) / len(self.starts)
+        return sum(self.context_lens.tolist()) / len(self.context_lens)
 
     @property
     def next_slots(self) -> Int32:
         """``int32[m]``, the first slot after the current token of each row that may emit."""
-        ends: Int32 = self.starts + self.sizes
+        ends: Int32 = self.context_lens + self.sizes
         return ends[self.draft_of >= 0]
 
     def limits(self, is_eos: NDArray[np.bool_]) -> EmitLimits:
@@ -131,10 +131,10 @@ class Plan:
         ends = np.array([not s.request.ignore_eos for s in self.emitting], bool)
         return EmitLimits(_ints(s.answer.remaining for s in self.emitting), ends, is_eos)
 
-    def budget(self, most: int) -> Int32:
+    def budget(self, max_tokens: int) -> Int32:
         """``int32[m]``, maximum draft tokens of each row, with room for the bonus token."""
         asked = (s.answer.remaining - 1 if s.drafts else 0 for s in self.emitting)
-        return np.minimum(_ints(asked), most).astype(np.int32)
+        return np.minimum(_ints(asked), max_tokens).astype(np.int32)
 
     def guided(self, drafts: Drafts, price: float) -> tuple[Drafts, Allowed | None]:
         """Removes draft tokens that guides forbid or force; returns drafts and allowed tokens.
@@ -148,12 +148,12 @@ class Plan:
         found = follow(guides, drafts, [s.forces for s in self.emitting], price)
         return found.drafts, found.allowed
 
-    def feed(self, drafts: Drafts, known: NDArray[np.bool_] | None = None) -> Feed:
-        return Feed(
-            firsts=self.firsts,
-            starts=self.starts,
+    def batch(self, drafts: Drafts, known: NDArray[np.bool_] | None = None) -> ForwardBatch:
+        return ForwardBatch(
+            kv_starts=self.kv_starts,
+            context_lens=self.context_lens,
             tokens=self.tokens,
-            offsets=self.offsets,
+            query_offsets=self.query_offsets,
             draft_of=self.draft_of,
             drafts=drafts,
             adapters=self.adapters,

@@ -99,12 +99,12 @@ class Verifier:
         needs_logits = any(s.request.logprobs is not None for s in plan.emitting)
         needs_logits |= plan.scored is not None
         if allowed is None and not needs_logits and self._sampler.plain(rows):
-            tokens = self._target.next_tokens(plan.feed(drafts))
+            tokens = self._target.next_tokens(plan.batch(drafts))
             return _Forward(accept(tokens, drafts, limits), drafts)
         if allowed and (needs_logits or self._target.device.type != "cpu"):
             allowed = replace(allowed, only=None)  # a GPU's graphs compute all logits anyway
         known = allowed.known if allowed else None
-        logits = self._target.logits(plan.feed(drafts, known))
+        logits = self._target.logits(plan.batch(drafts, known))
         with out_of_memory_is("choosing tokens"):
             visited = logits[: len(rows) + len(drafts.tokens)]  # scored ones follow
             accepted = self._sampler.choose(visited, rows, drafts, allowed, limits)
@@ -121,14 +121,14 @@ def _logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:
     if forward.logits is None or all(n is None for n in asked):
         return [[] for _ in asked]
     counts = [0 if n is None else k for n, k in zip(asked, accepted.emitted, strict=True)]
-    places, tokens, most = [], [], []
+    places, tokens, num_top = [], [], []
     for i, taken in enumerate(counts):
         root = int(forward.drafts.offsets[i]) + i
         places += [root, *(root + 1 + accepted.path[i, : taken - 1])][:taken]
         tokens += accepted.tokens[i, :taken].tolist()
-        most += [asked[i] or 0] * taken
+        num_top += [asked[i] or 0] * taken
     with out_of_memory_is("log-probabilities"):
-        found = iter(token_logprobs(forward.logits, np.array(places), np.array(tokens), most))
+        found = iter(token_logprobs(forward.logits, np.array(places), np.array(tokens), num_top))
     return [[next(found) for _ in range(taken)] for taken in counts]
 
 
@@ -143,8 +143,8 @@ def _prompt_logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:
     counts = plan.scored.tolist()
     pairs = list(zip(plan.sequences, counts, strict=True))
     tokens = np.concatenate([s.prompt[s.cached + 1 : s.cached + 1 + n] for s, n in pairs])
-    most = [s.request.logprobs or 0 for s, n in pairs for _ in range(n)]
+    num_top = [s.request.logprobs or 0 for s, n in pairs for _ in range(n)]
     places = np.arange(len(tokens)) + len(forward.drafts.tokens) + len(plan.emitting)
     with out_of_memory_is("log-probabilities"):
-        found = iter(token_logprobs(forward.logits, places, tokens.astype(np.int64), most))
+        found = iter(token_logprobs(forward.logits, places, tokens.astype(np.int64), num_top))
     return [[next(found) for _ in range(n)] for n in counts]

@@ -58,6 +58,8 @@ def both(
     found = chooser.choose(logits, ints(rows), drafts, allowed, limits)
     tokens = choosing_tensors.choose(logits, ints(rows), drafts, allowed, chooser.rules)
     assert visited(found, drafts) == visited(accept(tokens, drafts, limits), drafts)
+    again = chooser.choose(logits, ints(rows), drafts, allowed, limits)
+    assert visited(found, drafts) == visited(again, drafts), "a choice changes the state of a row"
     return visited(found, drafts)
 
 

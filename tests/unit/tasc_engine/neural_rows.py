@@ -10,7 +10,7 @@ import torch
 
 from neural_drafters import KINDS, drafter_of, proposer_of, vocabulary_of
 from tasc_draft import Drafts
-from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.safe_proposer import is_forest
@@ -39,12 +39,12 @@ def make(
     )
 
 
-def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> Seen:
+def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> RowHiddenStates:
     """Returns random hidden states in place of a target's."""
     generator = torch.Generator().manual_seed(1000 * seed + begin)
     size = proposer.backbone.decoder.embedding.shape[1]
     hidden = torch.randn(n, size, generator=generator, dtype=torch.float64)
-    return Seen(begin, hidden, torch.randint(0, 300, (n, 3), generator=generator))
+    return RowHiddenStates(begin, hidden, torch.randint(0, 300, (n, 3), generator=generator))
 
 
 def begun(proposer: NeuralProposer, row: int, prompt: Sequence[int], said: Sequence[int]) -> None:

@@ -96,14 +96,14 @@ def independent(first: np.ndarray, second: np.ndarray, sampling: Sampling) -> fl
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_tokens_are_drawn_as_often_as_the_rule_says(name) -> None:
+def test_token_frequencies_match_the_rule(name) -> None:
     allowed = SOME if name == "mask" else None
     tokens = sampled(RULES[name], allowed)
     assert tokens.size == 100_000
     assert fits(tokens, RULES[name], allowed) > 0.001
 
 
-def test_successive_tokens_and_other_choices_are_independent() -> None:
+def test_successive_tokens_and_choices_are_independent() -> None:
     rule = RULES["top_k"]
     tokens = sampled(rule)
     assert independent(tokens[:-1], tokens[1:], rule) > 0.001
@@ -113,7 +113,7 @@ def test_successive_tokens_and_other_choices_are_independent() -> None:
     assert independent(again[:-1], again[1:], rule) < SURE
 
 
-def test_other_rules_are_found_out() -> None:
+def test_frequency_test_detects_other_rules() -> None:
     """Positive control: right random numbers with a slightly wrong rule must fail."""
     rule, numbers = RULES["top_p"], numbers_of()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_draft.labels import LabelTrie
-from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.tree import Beam, Frontier, NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import Vocabulary
@@ -92,11 +92,15 @@ class NeuralProposer:
         self.vocabulary.start(row, prompt)
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        """Appends tokens that the target emitted, and its hidden states as a `Seen`."""
+        """Appends tokens that the target emitted, and its hidden states as a `RowHiddenStates`."""
         self._append(row, tokens)
-        if self._drafter.needs_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
+        if (
+            self._drafter.needs_hidden
+            and isinstance(hidden, RowHiddenStates)
+            and hidden.hidden is not None
+        ):
             self._keep(row, hidden.begin, hidden.hidden)
-        top = hidden.top if isinstance(hidden, Seen) else None
+        top = hidden.top if isinstance(hidden, RowHiddenStates) else None
         self.vocabulary.observe(row, tokens, top)
 
     def finish(self, row: int) -> None:
@@ -105,7 +109,7 @@ class NeuralProposer:
 
     @torch.inference_mode()
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
         ready = self._ready(rows, budget)
         if not ready.any():
@@ -121,7 +125,7 @@ class NeuralProposer:
             self.vocabulary.drafted(on_device, frontier.tokens)
             if level < levels:
                 hidden = self._expand(asked, frontier, hidden, level)
-        found = beam.drafts(self.settings.nodes, budget[ready], least)
+        found = beam.drafts(self.settings.nodes, budget[ready], min_probs)
         return found if ready.all() else _spread(found, ready)
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
@@ -138,41 +142,42 @@ class NeuralProposer:
         """Reads the new tokens of each row; returns ``[R, 1, D]`` after its last token."""
         ends = self._lengths[rows] - int(self._drafter.needs_hidden) - self._bases[rows]
         # Reads the last input again if nothing is new, for a repeated call.
-        starts = np.minimum(self._taken[rows], ends - 1)
-        while (long := ends - starts > self._chunk).any():
-            self._run(rows[long], starts[long], np.full(long.sum(), self._chunk, np.int32))
-            starts[long] += self._chunk
-        return self._run(rows, starts, ends - starts)[:, None]
+        context_lens = np.minimum(self._taken[rows], ends - 1)
+        while (long := ends - context_lens > self._chunk).any():
+            self._run(rows[long], context_lens[long], np.full(long.sum(), self._chunk, np.int32))
+            context_lens[long] += self._chunk
+        return self._run(rows, context_lens, ends - context_lens)[:, None]
 
-    def _run(self, rows: Int32, starts: Int32, sizes: Int32) -> Tensor:
+    def _run(self, rows: Int32, context_lens: Int32, sizes: Int32) -> Tensor:
         """Reads ``sizes`` inputs of each row; returns ``[R, D]`` after their last ones."""
         late = int(self._drafter.needs_hidden)
-        parts, thoughts = [], []
-        for row, start, size in zip(rows.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+        parts, hidden_states = [], []
+        lists = rows.tolist(), context_lens.tolist(), sizes.tolist()
+        for row, start, size in zip(*lists, strict=True):
             begin = int(self._bases[row]) + start
             parts.append(self._texts[row, begin + late : begin + late + size])
             if self._hidden is not None:
-                thoughts.append(self._hidden[row, begin : begin + size])
+                hidden_states.append(self._hidden[row, begin : begin + size])
         ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self._device)
-        inputs = self._drafter.inputs(ids, torch.cat(thoughts) if thoughts else None)
-        hidden = self.backbone.trunk(inputs, rows, self._bases[rows], starts, sizes)
-        self._taken[rows] = starts + sizes
+        inputs = self._drafter.inputs(ids, torch.cat(hidden_states) if hidden_states else None)
+        hidden = self.backbone.trunk(inputs, rows, self._bases[rows], context_lens, sizes)
+        self._taken[rows] = context_lens + sizes
         return hidden
 
     def _likeliest(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and ids of the likeliest tokens after each node, both ``[R, P, C]``."""
         logits = self.vocabulary.logits(hidden, rows).float()
-        most = min(self.settings.width, logits.shape[-1])
+        count = min(self.settings.width, logits.shape[-1])
         # The result is NaN where no token may be drafted.
         logp = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
-        logp, slots = logp.topk(most, -1)
+        logp, slots = logp.topk(count, -1)
         return logp, self.vocabulary.ids_of(slots.flatten(1), rows).view_as(slots)
 
     def _expand(self, rows: Int32, nodes: Frontier, above: Tensor, level: int) -> Tensor:
         """Returns ``[R, W, D]`` after the nodes of a level; ``above`` is that after the parents."""
         width = above.shape[-1]
-        thought = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
-        inputs = self._drafter.inputs(nodes.tokens, thought)
+        parent_hidden = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
+        inputs = self._drafter.inputs(nodes.tokens, parent_hidden)
         return self.backbone.level(
             inputs, nodes.tree, rows, self._bases[rows], self._taken[rows], level
         )
@@ -207,9 +212,9 @@ class NeuralProposer:
             return
         self.start(0, np.zeros(_WARM_UP, np.int32))
         hidden = None if self._hidden is None else self._hidden[0, :_WARM_UP].clone()
-        most = self.hidden_state_request.top
-        top = torch.zeros((_WARM_UP, most), dtype=torch.long, device=self._device)
-        self.observe(0, np.zeros(1, np.int32), Seen(0, hidden, top if most else None))
+        count = self.hidden_state_request.top
+        top = torch.zeros((_WARM_UP, count), dtype=torch.long, device=self._device)
+        self.observe(0, np.zeros(1, np.int32), RowHiddenStates(0, hidden, top if count else None))
         self.propose(np.zeros(1, np.int32), np.full(1, self.settings.nodes, np.int32))
         self.finish(0)
 

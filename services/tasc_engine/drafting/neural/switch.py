@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
 from tasc_draft.labels import LabelTrie
-from tasc_engine.drafting.safe_proposer import checked, most_tokens
+from tasc_engine.drafting.safe_proposer import checked, max_draft_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
@@ -50,7 +50,7 @@ class DrafterSwitch:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.off: Reason | None = None
-        self.max_depth, self.max_tokens = drafter.max_depth, most_tokens(drafter)
+        self.max_depth, self.max_tokens = drafter.max_depth, max_draft_tokens(drafter)
         self._drafter: Proposer | None = drafter
         self._vocab_size, self._limit_s, self._clock = vocab_size, limit_s, clock
         self._on_off, self._on_drafted = on_off, on_drafted
@@ -80,7 +80,7 @@ class DrafterSwitch:
             self._call(row, "finish", row)
 
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
         none = Drafts.empty(len(rows))
         if self._lost:
@@ -89,7 +89,7 @@ class DrafterSwitch:
             return none
         began = self._clock()
         try:
-            found = self._drafter.propose(rows, budget, least)
+            found = self._drafter.propose(rows, budget, min_probs)
             drafts = checked(found, budget, self._vocab_size, self.max_depth)
             seconds = self._clock() - began
             self._on_drafted(rows[drafts.sizes > 0])
