@@ -202,7 +202,7 @@ def _outcome(
     Args:
         at: Where the draft begins in the answer.
         guided: Leave out nodes that the answer's guide forbids, and those that save no forward:
-            behind which it decides nothing. Off the answer's path, each node saves one.
+            after which it decides nothing. Off the answer's path, each node saves one.
     """
     n = len(tokens)
     place, position = np.empty(n, np.int32), np.empty(n, np.int32)

@@ -34,4 +34,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if self.max_draft_tokens > MAX_NODES:
-            raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}; it may be at most {MAX_NODES}")
+            raise ValueError(
+                f"max_draft_tokens is {self.max_draft_tokens}; it may be at most {MAX_NODES}"
+            )

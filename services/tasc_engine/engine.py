@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft import SOURCES, Drafts, Proposer
+from tasc_draft import Drafts, Proposer
 from tasc_engine.config import EngineConfig
 from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.errors import OutOfMemory, RequestTooLong
@@ -19,7 +19,6 @@ from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.model.target import Target
 from tasc_engine.request import GenerationRequest
 from tasc_engine.sampling import accept, sampler
-from tasc_engine.sampling.accept import count
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.stats import StepClock, StepRecord
@@ -196,7 +195,7 @@ class Engine:
             verified = self._verifier.verify(plan, proposed.drafts, proposed.allowed, clock)
         except OutOfMemory as error:
             return [self._give_up(plan.largest, str(error))]
-        committed = self.scheduler.commit(plan, verified, clock)
+        committed = self.scheduler.commit(plan, verified, self._proposer.max_depth, clock)
         self._observe(plan, verified, committed)
         self._record(plan, proposed, verified, committed, clock)
         return committed.outputs
@@ -273,8 +272,7 @@ class Engine:
         clock: StepClock,
     ) -> None:
         """Publishes the step's record, and learns from it the cost of steps and value of drafts."""
-        drafts, used = verified.drafts, committed.used
-        counts = count(drafts, verified.accepted, used, len(SOURCES), self._proposer.max_depth)
+        drafts, used, counts = verified.drafts, committed.used, committed.counts
         record = StepRecord(
             row_steps=len(plan.emitting),
             drafts=int(np.count_nonzero(drafts.sizes)),

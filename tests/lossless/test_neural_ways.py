@@ -91,8 +91,11 @@ def test_answers_that_fill_their_rows_are_unchanged(case: Case) -> None:
     assert found.tokens()[0][: len(told)] == told
 
 
-def test_neural_drafts_with_several_adapters_equal_merged_models(case, tmp_path) -> None:
-    """The target's last layer then computes every token, with each row's own adapter."""
+def test_rows_of_several_adapters_equal_merged_models(case: Case, alike: Any, tmp_path) -> None:
+    """Prompts share prefixes with those of other adapters, and rows are used again.
+
+    The target's last layer computes every token, since the drafter reads hidden states.
+    """
     folders = {name: make_adapter(case.folder, tmp_path / name, i) for i, name in enumerate("ab")}
     config = EngineConfig(rows=4, max_model_len=CAPACITY, prefill_chunk=16)
     source = ModelSource(case.folder, dtype="float64", adapters=tuple(folders.items()))
@@ -101,13 +104,18 @@ def test_neural_drafts_with_several_adapters_equal_merged_models(case, tmp_path)
     engine, totals = make_engine(case, config, target=target, wrap=by(proposer))
     asked = [
         replace(request, adapter=adapter, max_tokens=16, id=f"{request.id} {adapter}")
-        for request, adapter in zip(case.requests(), [None, "a", "b"] * 4, strict=True)
+        for request in alike[0]
+        for adapter in (None, "a", "b")
     ]
     found = {r.id: r.tokens for r in engine.generate(asked)}
+    answers = set()
     for request in asked:
         merged = folders[request.adapter] if request.adapter else None
+        answers.add((request.prompt, found[request.id]))
         assert found[request.id] == merged_says(case.folder, merged, request.prompt, 16)
+    assert len(answers) == len({(r.prompt, r.adapter) for r in asked}), "adapters change answers"
     assert 0 < totals.accepted.sum() < totals.drafted.sum()
+    assert totals.shared_tokens > 0
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent"), ("eagle", "full")])

@@ -93,17 +93,17 @@ def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, 
             in front of that -1.
     """
     word, last = _word(hashes, words, u), _last(lasts, words, u)
-    behind, last_behind = _word(hashes, words, u + 1), _last(lasts, words, u + 1)
+    following, last_following = _word(hashes, words, u + 1), _last(lasts, words, u + 1)
     one, two = np.uint64(y1 + 1), np.uint64(y2 + 1)
     by_word = _mix(_mix(_SEED, one), word)
     by_last = _mix(_mix(_mix(_SEED, two), one), last)
     out[0] = _folded(_mix(by_word, np.uint64(101)))
     out[1] = _folded(_mix(_mix(by_word, two), np.uint64(102)))
-    out[2] = _folded(_mix(_mix(by_word, behind), np.uint64(103)))
+    out[2] = _folded(_mix(_mix(by_word, following), np.uint64(103)))
     out[3] = _folded(_mix(by_last, np.uint64(104)))
     before = _mix(_mix(by_word, _word(hashes, words, u - 1)), two)
     out[4] = _folded(_mix(before, np.uint64(105)))
-    out[5] = _folded(_mix(_mix(by_last, last_behind), np.uint64(106)))
+    out[5] = _folded(_mix(_mix(by_last, last_following), np.uint64(106)))
 
 
 @borrowing

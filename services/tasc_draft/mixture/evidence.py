@@ -340,7 +340,7 @@ def _allows(labels: Any, node: Any, token: int) -> bool:
 
 @borrowing
 def _name_others(labels: Any, node: Any) -> None:
-    """Make allowed tokens without evidence candidates, behind the others, if all of them fit."""
+    """Make allowed tokens without evidence candidates, after the others, if all of them fit."""
     begin, end = labels.first[node.label], labels.first[node.label + 1]
     node.others = end - begin - node.supported
     if end - begin <= WIDTH:

@@ -1,12 +1,17 @@
 """Makes any proposer safe to call: its failures and bad drafts never fail a request.
 
 Answers do not depend on drafts. If the proposer fails for a row, the row has no drafts until it is
-started again. If the drafts of a step are not trees, the step has none.
+started again. If the drafts of a step are not trees, the step has none. A proposer with a limit is
+switched off permanently if it keeps failing or takes too long, and its fallback goes on.
 """
 
 import logging
+import statistics
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numba
 import numpy as np
@@ -20,6 +25,10 @@ from tasc_engine.sampling.accept import Accepted
 from tasc_engine.step.plan import Plan
 
 Int32 = NDArray[np.int32]
+Reason: TypeAlias = Literal["failed", "slow"]
+
+FAILURES = 3  # consecutive ones after which a proposer with a limit is switched off
+STEPS = 16  # their median time is compared with the limit, as the first ones compile
 NOTHING = np.zeros(0, np.int32)
 
 log = logging.getLogger(__name__)
@@ -30,15 +39,30 @@ def max_draft_tokens(proposer: Proposer) -> int:
     return int(getattr(proposer, "max_tokens", proposer.max_depth))
 
 
+@dataclass(frozen=True)
+class DraftLimit:
+    """The limit of a proposer that may be switched off.
+
+    Attributes:
+        seconds: Maximum median of the seconds of a drafted step.
+        on_off: Called with the reason, once.
+    """
+
+    seconds: float
+    on_off: Callable[[Reason], None]
+
+
 class SafeProposer:
     """A proposer that cannot fail; see `tasc_draft.Proposer`.
 
     A row in use may be started again, which `tasc_draft.Proposer` does not allow. A row that was
-    not started must have a budget of 0.
+    not started must have a budget of 0. A proposer may have a `DraftLimit` as ``limit``, and as
+    ``fallback`` a proposer of the same rows, which replaces it when it is switched off.
 
     Args:
         request_hidden_states: Called with the hidden states that the proposer needs from the next
-            forward on, before each forward in which it drafts.
+            forward on, when the proposer changes.
+        clock: Returns seconds since an arbitrary time.
 
     Attributes:
         failures: Number of calls that raised and of drafts that were not trees.
@@ -49,9 +73,11 @@ class SafeProposer:
         proposer: Proposer,
         vocab_size: int,
         request_hidden_states: Callable[[HiddenStateRequest], None] = lambda request: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.failures = self._reported = 0
         self._vocab_size, self._request_hidden_states = vocab_size, request_hidden_states
+        self._clock = clock
         self._hidden_states = HiddenStateBuffer()
         self._in_use: set[int] = set()
         self._lost: set[int] = set()
@@ -60,15 +86,16 @@ class SafeProposer:
 
     def use(self, proposer: Proposer) -> None:
         """Replaces the proposer; each row has no drafts until it is started again."""
-        self._proposer = proposer
+        for row in tuple(self._in_use):  # parts of the new proposer may have the same rows
+            self.finish(row)
+        self._proposer: Proposer | None = proposer
+        self.max_depth = proposer.max_depth
+        self._limit: DraftLimit | None = getattr(proposer, "limit", None)
+        self._seconds: deque[float] = deque(maxlen=STEPS)
+        self._in_a_row = 0
         self._request()
         self._hidden_states.forget()
-        self._in_use.clear()
         self._lost.clear()
-
-    @property
-    def max_depth(self) -> int:
-        return self._proposer.max_depth
 
     def start(
         self,
@@ -82,7 +109,7 @@ class SafeProposer:
             self.finish(row)
         self._in_use.add(row)
         self._lost.discard(row)
-        self._call(row, self._proposer.start, row, prompt, labels)
+        self._call(row, lambda proposer: proposer.start(row, prompt, labels))
         if len(committed):
             self.observe(row, committed)
 
@@ -99,17 +126,16 @@ class SafeProposer:
             self._fail("hidden states were not kept; drafts go without them", error)
 
     def observe(self, row: int, tokens: Int32) -> None:
-        if row in self._lost or row not in self._in_use:
-            self._hidden_states.drop(row)
-        else:
-            self._call(row, self._observe, row, tokens)
+        hidden = self._hidden_states.take(row)
+        if row in self._in_use and row not in self._lost:
+            self._call(row, lambda proposer: proposer.observe(row, tokens, hidden))
 
     def finish(self, row: int) -> None:
         self._hidden_states.drop(row)
         if row not in self._in_use:
             return
         self._in_use.discard(row)
-        self._call(row, self._proposer.finish, row)
+        self._call(row, lambda proposer: proposer.finish(row))
 
     def propose(
         self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
@@ -117,18 +143,20 @@ class SafeProposer:
         """Returns drafts for rows, see `Proposer`; empty if the proposer gives none."""
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
-        if not budget.any() or (min_probs is not None and not len(min_probs)):
+        nothing_pays = min_probs is not None and not len(min_probs)
+        if self._proposer is None or not budget.any() or nothing_pays:
             return Drafts.empty(len(rows))
+        began = self._clock()
         try:
-            return checked(
-                self._proposer.propose(rows, budget, min_probs),
-                *(budget, self._vocab_size, self.max_depth),
-            )
+            drafts = self._proposer.propose(rows, budget, min_probs)
+            if not is_forest(drafts, budget, self._vocab_size, self.max_depth):
+                raise ValueError("the drafts are no trees within their limits")
         except Exception as error:
             self._fail("a proposer failed; this step goes without its drafts", error)
             return Drafts.empty(len(rows))
-        finally:
-            self._request()  # a drafter that has just been switched off needs none any more
+        self._in_a_row = 0
+        self._check_time(self._clock() - began)
+        return drafts
 
     def new_failures(self) -> int:
         """Returns the number of failures since the last call."""
@@ -138,31 +166,43 @@ class SafeProposer:
     def _request(self) -> None:
         self._request_hidden_states(HiddenStateRequest.of(self._proposer))
 
-    def _observe(self, row: int, tokens: Int32) -> None:
-        self._proposer.observe(row, tokens, self._hidden_states.take(row))
-
-    def _call(self, row: int, action: Callable[..., None], *args: Any) -> None:
+    def _call(self, row: int, action: Callable[[Proposer], None]) -> None:
         try:
-            action(*args)
+            if self._proposer is not None:
+                action(self._proposer)
         except Exception as error:
             self._lost.add(row)
             self._fail(f"a proposer failed; row {row} goes without its drafts", error)
 
     def _fail(self, message: str, error: Exception) -> None:
-        self.failures += 1
-        if self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
+        self.failures, self._in_a_row = self.failures + 1, self._in_a_row + 1
+        if self._limit and self._in_a_row >= FAILURES:
+            why = f"it failed {FAILURES} times in a row, at last by {error!r}"
+            self._switch_off(self._limit, "failed", why)
+        elif self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
             log.warning("%s (%d failures so far)", message, self.failures, exc_info=error)
 
+    def _check_time(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+        if self._limit is None or len(self._seconds) < STEPS:
+            return
+        if (median := statistics.median(self._seconds)) > self._limit.seconds:
+            why = f"a step's drafts took {median:.3g} s, the limit is {self._limit.seconds:g} s"
+            self._switch_off(self._limit, "slow", why)
 
-def checked(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> Drafts:
-    """Returns drafts of a proposer.
-
-    Raises:
-        ValueError: They are no trees, or exceed the limits.
-    """
-    if not is_forest(drafts, budget, vocab_size, max_depth):
-        raise ValueError("the drafts are no trees within their limits")
-    return drafts
+    def _switch_off(self, limit: DraftLimit, reason: Reason, why: str) -> None:
+        self._proposer, self._limit = getattr(self._proposer, "fallback", None), None
+        self._request()
+        log.warning(
+            "drafting by a model is off until a restart, requests go on: %s; `tasc task set` makes "
+            "its trees (--draft-depth, --draft-nodes) or its vocabulary (--draft-vocabulary) "
+            "smaller, or takes it away (--unset drafter); engine.neural_draft_limit_s is the limit",
+            why,
+        )
+        try:
+            limit.on_off(reason)
+        except Exception as error:  # no fault of the proposer's
+            log.warning("that drafting is off was not reported", exc_info=error)
 
 
 def is_forest(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) -> bool:

@@ -30,7 +30,7 @@ class RowCache:
     """Keys and values of all layers, ``[layers, slots + 1, 2, kv_heads, head_dim]``.
 
     `KVAllocator` assigns slots to rows. Memory is allocated at the first forward pass, while the
-    model is loaded. Slots behind a row's length hold finite values of rejected drafts or earlier
+    model is loaded. Slots after a row's length hold finite values of rejected drafts or earlier
     requests, and no token attends to them. The last slot belongs to no row: tokens that pad a step
     to a fixed size are written there.
 

@@ -125,8 +125,8 @@ class AdaptedModule(nn.Module):
         given = x.numel() // self.in_features
         if given != self._tokens.count:
             raise UnsupportedModel(
-                f"{self._name} gets {given} of a step's {self._tokens.count} tokens, so the rows of "
-                "these tokens are unknown; merge the adapter"
+                f"{self._name} gets {given} of a step's {self._tokens.count} tokens, so the rows "
+                "of these tokens are unknown; merge the adapter"
             )
         y: Tensor = self.linear(x)
         self._addition(x, y)

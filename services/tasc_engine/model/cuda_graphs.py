@@ -91,7 +91,7 @@ def sizes(limits: Limits, tokens: int) -> dict[str, int]:
 
 
 def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
-    """Write a step into the parts of a buffer, and padding behind it.
+    """Write a step into the parts of a buffer, and padding after it.
 
     Args:
         parts: The parts that `sizes` lists, each flat.

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
-from tasc_draft.drafts import FORCED
 from tasc_engine.kernels.cpu.compiling import borrowing
 from tasc_engine.sampling.row_parameters import Int32, Int64
 from tasc_engine.stats import Counts
@@ -69,21 +68,24 @@ class Trees(NamedTuple):
 
 
 class DraftCounts(NamedTuple):
-    """Counts of a step's draft tokens; each array is ``[sources, positions]``.
+    """Counts of a step's draft tokens.
 
     Forced tokens count in none of the arrays, and not in positions either. A draft that reaches a
     position counts for the source of its most likely token there.
 
     Attributes:
-        drafted: Draft tokens.
-        reached: Drafts that reach a position.
-        kept: Draft tokens that entered an answer.
+        drafted: ``int64[sources, positions]``, draft tokens.
+        reached: ``int64[sources, positions]``, drafts that reach a position.
+        kept: ``int64[sources, positions]``, draft tokens that entered an answer.
+        row_drafted, row_kept: ``int64[rows]``, the same draft tokens by row.
         forced: Number of forced tokens of drafts that entered an answer.
     """
 
     drafted: Counts
     reached: Counts
     kept: Counts
+    row_drafted: Counts
+    row_kept: Counts
     forced: int
 
 
@@ -115,39 +117,19 @@ def moves(accepted: Accepted, kv_starts: Int64, next_slots: Int32) -> Int64:
 def count(
     drafts: Drafts, accepted: Accepted, used: Int32, sources: int, positions: int
 ) -> DraftCounts:
-    """Counts a step's draft tokens by source and position.
+    """Counts a step's draft tokens by source and position, and by row.
 
     Args:
         used: ``int32[rows]``, tokens that entered the answer, at most those emitted.
     """
     drafted, reached, kept = np.zeros((3, sources, max(positions, 1)), np.int64)
-    scratch = np.empty(len(drafts.tokens), np.int32)
-    trees = Trees.of(drafts)
-    forced = _count(drafts.source, trees, accepted, used, scratch, drafted, reached, kept)
-    return DraftCounts(drafted, reached, kept, forced)
-
-
-class OwnTokens:
-    """Counts the tokens of a step's drafts that were drafted, without those that guides forced.
-
-    Attributes:
-        drafted: For each row, the number of its drafted tokens.
-    """
-
-    def __init__(self, drafts: Drafts) -> None:
-        own = drafts.source != FORCED
-        self._offsets, self._own = drafts.offsets, None if own.all() else own
-        if self._own is None:
-            self.drafted: list[int] = drafts.sizes.tolist()
-        else:
-            before = np.concatenate(([0], np.cumsum(own)))
-            self.drafted = np.diff(before[drafts.offsets]).tolist()
-
-    def on_path(self, row: int, path: Int32) -> int:
-        """The number of drafted tokens among some nodes of a row."""
-        if self._own is None:
-            return len(path)
-        return int(np.count_nonzero(self._own[self._offsets[row] + path]))
+    row_drafted, row_kept = np.zeros((2, len(used)), np.int64)
+    position = np.empty(len(drafts.tokens), np.int32)
+    forced = _count(
+        drafts.source, Trees.of(drafts), accepted, used, position, drafted, reached, kept,
+        row_drafted, row_kept,
+    )  # fmt: skip
+    return DraftCounts(drafted, reached, kept, row_drafted, row_kept, forced)
 
 
 def warm_up() -> None:
@@ -214,7 +196,7 @@ def _moves(accepted: Any, kv_starts: Any, next_slots: Any, found: Any) -> int:
 @borrowing
 def _count(
     source: Any, trees: Any, accepted: Any, used: Any, position: Any, drafted: Any, reached: Any,
-    kept: Any,
+    kept: Any, row_drafted: Any, row_kept: Any,
 ) -> int:  # fmt: skip
     forced = 0
     for i in range(len(used)):
@@ -226,6 +208,7 @@ def _count(
                 continue
             position[x] += 1
             drafted[source[x], position[x] - 1] += 1
+            row_drafted[i] += 1
             if position[x] > deepest:
                 deepest = position[x]
                 reached[source[x], deepest - 1] += 1
@@ -235,4 +218,5 @@ def _count(
                 forced += 1
             else:
                 kept[source[x], position[x] - 1] += 1
+                row_kept[i] += 1
     return forced

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tasc_draft import SOURCES
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import QueueFull
 from tasc_engine.kv.allocator import KVAllocator
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.kv.prefix_cache import PrefixCache
 from tasc_engine.layout import Int32
-from tasc_engine.sampling.accept import OwnTokens, moves
+from tasc_engine.sampling.accept import DraftCounts, count, moves
 from tasc_engine.stats import StepClock
 from tasc_engine.step.plan import Plan
 from tasc_engine.step.sequence import Sequence
@@ -38,11 +39,13 @@ class Committed:
     Attributes:
         new: New tokens of each answer, with those that its guide forces after them.
         used: ``int32[m]``, number of tokens that each answer took from the step.
+        counts: Counts of the step's draft tokens.
     """
 
     outputs: list[Output]
     new: list[list[int]]
     used: Int32
+    counts: DraftCounts
 
     @property
     def forced(self) -> int:
@@ -124,15 +127,20 @@ class Scheduler:
         admitted = list(self._admit())
         return Plan.of(self.active, self._config.prefill_chunk, admitted, self._most_scored)
 
-    def commit(self, plan: Plan, verified: Verified, clock: StepClock) -> Committed:
-        """Appends each row's tokens, and ends answers that are complete."""
-        accepted = verified.accepted
+    def commit(self, plan: Plan, verified: Verified, positions: int, clock: StepClock) -> Committed:
+        """Appends each row's tokens, and ends answers that are complete.
+
+        Args:
+            positions: Maximum depth of a draft.
+        """
+        drafts, accepted = verified.drafts, verified.accepted
         for sequence, size in zip(plan.sequences, plan.sizes.tolist(), strict=True):
             sequence.cached += size
         for sequence, scored in zip(plan.sequences, verified.prompt_logprobs, strict=False):
             sequence.answer.logprobs += scored
         known = [len(sequence.answer.tokens) for sequence in plan.emitting]
         used = self._emit(plan, verified)
+        counts = count(drafts, accepted, used, len(SOURCES), positions)
         clock.lap()
         for sequence, taken in zip(plan.emitting, used.tolist(), strict=True):
             if taken and sequence.guide is not None:
@@ -140,21 +148,23 @@ class Scheduler:
         clock.guide += clock.lap()
         answers = [sequence.answer for sequence in plan.emitting]
         new = [answer.tokens[n:] for answer, n in zip(answers, known, strict=True)]
+        drafted, kept = counts.row_drafted.tolist(), counts.row_kept.tolist()
+        rows = zip(plan.emitting, new, drafted, kept, strict=True)
         outputs = [
-            self._advance(sequence) if taken else self.fail(sequence, sequence.guide_error)
-            for sequence, taken in zip(plan.emitting, used.tolist(), strict=True)
+            self._advance(sequence, d, k) if tokens else self.fail(sequence)
+            for sequence, tokens, d, k in rows
         ]
         kv_starts = np.array([sequence.kv_start for sequence in plan.emitting], np.int64)
         self._cache.pending_moves = moves(accepted, kv_starts, plan.next_slots)
-        return Committed(outputs, new, used)
+        return Committed(outputs, new, used, counts)
 
-    def fail(self, sequence: Sequence, error: str) -> Output:
+    def fail(self, sequence: Sequence, error: str = "") -> Output:
         """Ends a request that cannot be completed, and returns its last output.
 
         Args:
             error: The reason; empty if the target gave no token.
         """
-        output = sequence.answer.failed(error or NOT_NUMBERS)
+        output = sequence.answer.failed(error or sequence.guide_error or NOT_NUMBERS)
         self.release(sequence)
         return output
 
@@ -182,7 +192,7 @@ class Scheduler:
 
     def _emit(self, plan: Plan, verified: Verified) -> Int32:
         """Appends the accepted tokens of each row; returns how many each answer took."""
-        accepted, own = verified.accepted, OwnTokens(verified.drafts)
+        accepted = verified.accepted
         used = np.zeros(len(plan.emitting), np.int32)
         for i, sequence in enumerate(plan.emitting):
             if not accepted.emitted[i]:
@@ -191,12 +201,11 @@ class Scheduler:
                 self._keep_prompt(sequence)
             tokens = accepted.tokens[i, : accepted.emitted[i]].tolist()
             used[i] = sequence.emit(tokens, verified.logprobs[i])
-            path = accepted.path[i, : min(int(accepted.followed[i]), int(used[i]))]
-            sequence.answer.count_draft(own.drafted[i], own.on_path(i, path))
         return used
 
-    def _advance(self, sequence: Sequence) -> Output:
+    def _advance(self, sequence: Sequence, drafted: int, kept: int) -> Output:
         """Returns a row's output, and ends its answer if it is complete."""
+        sequence.answer.count_draft(drafted, kept)
         reason = sequence.answer.finish_reason()
         output = sequence.answer.output(reason)
         if reason is not None:

@@ -7,12 +7,12 @@ switched off, are published as Prometheus series.
 import logging
 import math
 import tempfile
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 import redis
+import torch
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from safetensors import safe_open
 from torch import Tensor
@@ -26,7 +26,6 @@ from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.drafting.neural.recent import RecentVocabulary
-from tasc_engine.drafting.neural.switch import DrafterSwitch, Reason
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import (
     ActiveSizes,
@@ -34,6 +33,7 @@ from tasc_engine.drafting.neural.vocabulary import (
     RankedVocabulary,
     Vocabulary,
 )
+from tasc_engine.drafting.safe_proposer import DraftLimit, Reason
 from tasc_engine.layout import Int32
 from tasc_runtime.errors import ServiceError
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
@@ -108,31 +108,28 @@ _MIB = 1 << 20
 
 
 class TaskDrafter:
-    """The drafter of one engine; its switch alone holds its memory, until it is switched off.
+    """The drafter of one engine, until it is switched off.
 
     Args:
         neural: The drafter's settings in the task's record.
-        vocabulary: The vocabulary of ``proposer``, on the target's device.
         kind: Kind of the drafter, for display.
-        limit_s: Maximum seconds of a drafted step, see `DrafterSwitch`.
+        limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
+        make: Makes the proposer, with its limit and the observer of its drafted rows.
     """
 
     def __init__(
         self,
         neural: NeuralDrafting,
-        proposer: NeuralProposer,
-        vocabulary: Vocabulary,
-        target: Target,
         kind: str,
         limit_s: float,
+        make: Callable[[DraftLimit, Callable[[Int32], None]], NeuralProposer],
     ) -> None:
         self._neural, self._kind = neural, kind
-        self._vocabulary, self._device = weakref.ref(vocabulary), target.device
         self._metrics: NeuralMetrics | None = None
         self._sizes: ActiveSizes | None = None
-        self._switch = DrafterSwitch(
-            proposer, target.vocab_size, limit_s, self._on_off, self._on_drafted
-        )
+        self._off: Reason | None = None
+        limit = DraftLimit(limit_s, self._switched_off)
+        self._proposer: NeuralProposer | None = make(limit, self._drafted)
 
     def name(self, ngram: NgramProposer) -> str:
         """The name of the proposer that `beside` returns, for display, such as ``hybrid/eagle``."""
@@ -143,28 +140,30 @@ class TaskDrafter:
     def beside(self, ngram: NgramProposer) -> Proposer:
         """Returns the engine's proposer. If n-grams may draft nothing, neither may the model.
 
-        Proposers that were made with other n-grams must not be used any more.
+        After the drafter was switched off, n-grams draft alone.
         """
-        if not self._drafts_beside(ngram):
+        if not self._drafts_beside(ngram) or self._proposer is None:
             return ngram
         if self._neural.proposer == "neural":
-            return self._switch
-        return HybridProposer(ngram, self._switch, self._neural.sure)
+            return self._proposer
+        return HybridProposer(ngram, self._proposer, self._neural.sure)
 
     def tell(self, metrics: NeuralMetrics) -> None:
         """Publishes vocabulary sizes from now on, and when the drafter is switched off."""
         self._metrics = metrics
-        if (vocabulary := self._vocabulary()) is not None:  # else it is off
-            self._sizes = ActiveSizes(vocabulary, self._device, metrics.sizes)
-        if self._switch.off is not None:
-            metrics.off(self._switch.off)
+        if self._proposer is not None:
+            self._sizes = ActiveSizes(
+                self._proposer.vocabulary, self._proposer.device, metrics.sizes
+            )
+        if self._off is not None:
+            metrics.off(self._off)
 
-    def _on_drafted(self, rows: Int32) -> None:
+    def _drafted(self, rows: Int32) -> None:
         if self._sizes is not None:
             self._sizes.drafted(rows)
 
-    def _on_off(self, reason: Reason) -> None:
-        self._sizes = None  # it holds the vocabulary
+    def _switched_off(self, reason: Reason) -> None:
+        self._off, self._proposer, self._sizes = reason, None, None  # which frees their memory
         if self._metrics is not None:
             self._metrics.off(reason)
 
@@ -185,7 +184,7 @@ def load_task_drafter(
 
     Args:
         source: The source of the target.
-        limit_s: Maximum seconds of a drafted step, see `DrafterSwitch`.
+        limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
         ranking: Finds the task's ranked vocabulary, if the record drafts from one.
 
     Raises:
@@ -202,27 +201,36 @@ def load_task_drafter(
         folder, target, source, tokenizer.fingerprint, config.rows, config.max_model_len
     )
     vocabulary = _vocabulary(ranking, record, neural, drafter, head, config.rows)
-    proposer = NeuralProposer(
-        drafter,
-        vocabulary,
-        NeuralSettings(neural.depth, neural.width, neural.nodes),
-        rows=config.rows,
-        capacity=config.max_model_len,
-        vocab_size=target.vocab_size,
-        eos_ids=tuple(e for e in tokenizer.eos_ids if e < target.vocab_size),
-        chunk=config.prefill_chunk,
-    )
+
+    def make(limit: DraftLimit, on_drafted: Callable[[Int32], None]) -> NeuralProposer:
+        proposer = NeuralProposer(
+            drafter,
+            vocabulary,
+            NeuralSettings(neural.depth, neural.width, neural.nodes),
+            rows=config.rows,
+            capacity=config.max_model_len,
+            vocab_size=target.vocab_size,
+            eos_ids=tuple(e for e in tokenizer.eos_ids if e < target.vocab_size),
+            chunk=config.prefill_chunk,
+            limit=limit,
+            on_drafted=on_drafted,
+        )
+        _log_memory(folder, proposer, target.dtype, config.rows)
+        return proposer
+
+    return TaskDrafter(neural, read_card(folder).kind, limit_s, make)
+
+
+def _log_memory(folder: Path, proposer: NeuralProposer, dtype: torch.dtype, rows: int) -> None:
     log.info(
         "the drafter in %s takes %.1f MiB for its weights, %.1f MiB for the cache of %d rows and "
         "%.1f MiB for the vocabulary it drafts from, beside the target's (engine.kv_cache_bytes)",
         folder,
-        _numbers(folder) * target.dtype.itemsize / _MIB,
+        _numbers(folder) * dtype.itemsize / _MIB,
         proposer.cache_bytes / _MIB,
-        config.rows,
-        vocabulary.nbytes / _MIB,
+        rows,
+        proposer.vocabulary.nbytes / _MIB,
     )
-    kind = read_card(folder).kind
-    return TaskDrafter(neural, proposer, vocabulary, target, kind, limit_s)
 
 
 def _numbers(folder: Path) -> int:

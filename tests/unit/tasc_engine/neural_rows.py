@@ -31,12 +31,12 @@ def make(
     policy: str = "full",
     settings: NeuralSettings = TREE,
     chunk: int = 256,
+    **how: Any,
 ) -> NeuralProposer:
     drafter, head = drafter_of(kind, folder, ROWS, CAPACITY)
     vocabulary = vocabulary_of(policy, head, ROWS, np.arange(len(head), dtype=np.int32))
-    return proposer_of(
-        drafter, vocabulary, settings, rows=ROWS, capacity=CAPACITY, eos_ids=(0,), chunk=chunk
-    )
+    sizes = {"rows": ROWS, "capacity": CAPACITY, "eos_ids": (0,), "chunk": chunk}
+    return proposer_of(drafter, vocabulary, settings, **sizes, **how)
 
 
 def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> RowHiddenStates:

@@ -10,7 +10,7 @@ from tasc_draft.drafts import FORCED
 from tasc_engine.config import MAX_NODES
 from tasc_engine.kernels import torch_attention
 from tasc_engine.layout import ForwardBatch, lay_out, plain_batch
-from tasc_engine.sampling.accept import EmitLimits, OwnTokens, accept, count, moves
+from tasc_engine.sampling.accept import EmitLimits, accept, count, moves
 
 EOS = 0
 IS_EOS = np.array([i == EOS for i in range(6)])
@@ -79,8 +79,9 @@ def test_draft_tokens_are_counted_by_source_and_depth() -> None:
     chosen, room, ends = np.array([1, 3, 9, 5, 9, 9]), np.array([9, 9], np.int32), np.ones(2, bool)
     found = accept(chosen, drafts, EmitLimits(room, ends, IS_EOS_WIDE))
     assert found.emitted.tolist() == [3, 1]
-    drafted, reached, kept, forced = count(drafts, found, np.array([3, 1], np.int32), 2, 4)
+    drafted, reached, kept, *by_row, forced = count(drafts, found, ids([3, 1]), 2, 4)
     assert forced == 0
+    assert [each.tolist() for each in by_row] == [[4, 0], [2, 0]]
     assert drafted.tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
     assert reached.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0]]
     assert kept.tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
@@ -93,14 +94,13 @@ def test_forced_tokens_count_apart_and_take_no_position() -> None:
     drafts.source[:] = [0, FORCED, 1, 0]
     limits = EmitLimits(ids([9]), np.ones(1, bool), IS_EOS_WIDE)
     found = accept(np.array([1, 2, 3, 5, 9]), drafts, limits)
-    drafted, reached, kept, forced = count(drafts, found, ids([4]), 2, 3)
+    drafted, reached, kept, *by_row, forced = count(drafts, found, ids([4]), 2, 3)
     assert (forced, found.followed.tolist()) == (1, [3])
     assert drafted.tolist() == [[2, 0, 0], [0, 1, 0]]
     assert reached.tolist() == [[1, 0, 0], [0, 1, 0]]
     assert kept.tolist() == [[1, 0, 0], [0, 1, 0]]
-    assert count(drafts, found, ids([1]), 2, 3)[3] == 0
-    own = OwnTokens(drafts)
-    assert (own.drafted, own.on_path(0, found.path[0, :3])) == ([3], 2)
+    assert [each.tolist() for each in by_row] == [[3], [2]]
+    assert count(drafts, found, ids([1]), 2, 3).forced == 0
 
 
 IS_EOS_WIDE = np.zeros(10, bool)

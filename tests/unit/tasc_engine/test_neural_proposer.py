@@ -32,8 +32,8 @@ from tasc_engine import UnsupportedModel
 from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.recent import RecentVocabulary
-from tasc_engine.drafting.neural.switch import FAILURES, STEPS, DrafterSwitch
 from tasc_engine.drafting.neural.tree import NeuralSettings
+from tasc_engine.drafting.safe_proposer import FAILURES, STEPS, DraftLimit, SafeProposer
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.operations import TensorOperations
 from tiny import make_folder
@@ -257,11 +257,14 @@ def test_rows_that_do_not_fit_are_refused_and_stay_free(folder: Path) -> None:
 
 @every
 def test_unused_rows_are_not_drafted(folder: Path, kind: str) -> None:
-    proposer = make(folder, kind)
+    drafted: list[list[int]] = []
+    proposer = make(folder, kind, on_drafted=lambda rows: drafted.append(rows.tolist()))
     begun(proposer, 0, PROMPTS[0], [3])
-    for nobody in (1, 3, -1):
-        drafts = propose(proposer, [nobody, 0, nobody])
+    drafted.clear()
+    for unused in (1, 3, -1):
+        drafts = propose(proposer, [unused, 0, unused])
         assert np.diff(drafts.offsets).tolist() == [0, 12, 0]
+    assert drafted == [[0]] * 3
     begun(proposer, 1, [], [])
     assert np.diff(propose(proposer, [1, 0]).offsets).tolist() == [0, 12]
     proposer.finish(0)
@@ -309,6 +312,8 @@ class Neural:
         self.raising: set[str] = set()
         self.drafts = forest([[-1, 0], [-1, 0]])
         self.calls: list[tuple[Any, ...]] = []
+        self.off: list[str] = []
+        self.limit = DraftLimit(0.5, self.off.append)
 
     def clock(self) -> float:
         return self.now
@@ -345,13 +350,8 @@ class Ngrams(Neural):
 class Guarded:
     def __init__(self) -> None:
         self.neural = Neural()
-        self.drafted: list[list[int]] = []
-        self.off: list[str] = []
-        self.proposer = DrafterSwitch(
-            *(self.neural, 10, 0.5, self.off.append),
-            lambda rows: self.drafted.append(rows.tolist()),
-            self.neural.clock,
-        )
+        self.off, self.requests = self.neural.off, list[HiddenStateRequest]()
+        self.proposer = SafeProposer(self.neural, 10, self.requests.append, self.neural.clock)
 
     def propose(self) -> int:
         """Returns the number of draft tokens."""
@@ -365,15 +365,14 @@ def guarded() -> Guarded:
 
 def test_working_drafter_is_passed_through(guarded: Guarded) -> None:
     assert guarded.proposer.max_depth == 2
-    assert guarded.proposer.hidden_state_request == HiddenStateRequest(hidden=True)
+    assert guarded.requests == [HiddenStateRequest(hidden=True)]
     guarded.proposer.start(3, PROMPT)
-    guarded.proposer.observe(3, PROMPT, "seen")
+    guarded.proposer.observe(3, PROMPT)
     assert guarded.propose() == 4
     guarded.proposer.finish(3)
     assert guarded.neural.calls == [
-        ("start", 3), ("observe", 3, "seen"), ("propose", [2, 2]), ("finish", 3),
+        ("start", 3), ("observe", 3, None), ("propose", [2, 2]), ("finish", 3),
     ]  # fmt: skip
-    assert guarded.drafted == [[0, 3]]
 
 
 def test_consecutive_failures_switch_the_drafter_off(guarded: Guarded, caplog) -> None:
@@ -383,6 +382,7 @@ def test_consecutive_failures_switch_the_drafter_off(guarded: Guarded, caplog) -
         assert [guarded.propose() for _ in range(failures)] == [0] * failures
         guarded.neural.raising = set()
     assert guarded.off == ["failed"]
+    assert guarded.requests[-1] == HiddenStateRequest()
     calls = len(guarded.neural.calls)
     guarded.proposer.start(0, PROMPT)
     guarded.proposer.observe(0, PROMPT)
@@ -432,16 +432,23 @@ def test_slow_median_switches_the_drafter_off(guarded, caplog) -> None:
     assert "took 0.55 s, the limit is 0.5 s" in caplog.text
 
 
-def test_n_grams_continue_after_the_drafter_is_off(guarded: Guarded) -> None:
-    ngram = Ngrams()
+def test_n_grams_continue_after_the_drafter_is_off() -> None:
+    ngram, guarded = Ngrams(), Guarded()
     ngram.drafts = replace(ngram.drafts, logp=np.log(np.full(4, 0.5, np.float32)))
-    hybrid = HybridProposer(ngram, guarded.proposer)
-    guarded.neural.raising = {"start", "observe", "propose", "finish"}
-    hybrid.start(0, PROMPT)
-    hybrid.observe(0, PROMPT)
-    drafted = [len(hybrid.propose(TOLD, BUDGET).tokens) for _ in range(FAILURES + 1)]
-    hybrid.finish(0)
-    assert drafted == [4] * (FAILURES + 1)
-    asked = 2 * (FAILURES + 1)  # first for their probability, then for drafts
-    assert [call[0] for call in ngram.calls] == ["start", "observe", *["propose"] * asked, "finish"]
+    guarded.proposer.use(HybridProposer(ngram, guarded.neural))
+    guarded.proposer.start(0, PROMPT)
+    guarded.neural.raising = {"propose"}
+    assert [guarded.propose() for _ in range(FAILURES + 1)] == [0] * FAILURES + [4]
+    guarded.proposer.observe(0, PROMPT)
+    guarded.proposer.finish(0)
+    names = [call[0] for call in ngram.calls]
+    assert names == ["start", *["propose"] * (FAILURES + 1), "observe", "finish"]
     assert guarded.off == ["failed"]
+
+
+def test_rows_are_finished_before_a_proposer_is_replaced(guarded: Guarded) -> None:
+    """A hybrid with another index has the same drafter, and starts its rows again."""
+    guarded.proposer.start(3, PROMPT)
+    guarded.proposer.use(guarded.neural)
+    guarded.proposer.start(3, PROMPT)
+    assert guarded.neural.calls == [("start", 3), ("finish", 3), ("start", 3)]

@@ -138,7 +138,7 @@ class Independent:
 
 
 class Eagle:
-    """One layer over the target's last hidden states and the embeddings of the tokens behind them
+    """One layer over the target's last hidden states and the embeddings of the tokens after them
     (EAGLE: Li et al. 2024, arXiv 2401.15077; drafted by the trees of EAGLE-2, arXiv 2406.16858).
 
     The target does not compute a prompt's beginning that is copied from the prefix cache, so its

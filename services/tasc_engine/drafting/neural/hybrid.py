@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts, NgramProposer, Proposer
 from tasc_draft.labels import LabelTrie
-from tasc_engine.drafting.safe_proposer import max_draft_tokens
+from tasc_engine.drafting.safe_proposer import DraftLimit, max_draft_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
@@ -103,6 +103,8 @@ class HybridProposer:
         if not 0.0 <= sure <= 1.0:
             raise ValueError(f"sure is {sure}; it must lie between 0 and 1")
         self._ngram, self._neural, self._sure = ngram, neural, sure
+        self.limit: DraftLimit | None = getattr(neural, "limit", None)
+        self.fallback = ngram
         self._arms = arms or TwoArmedBandit()
         self._in_use, self._labelled = set[int](), set[int]()
 

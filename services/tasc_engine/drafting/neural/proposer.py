@@ -5,6 +5,7 @@ tokens and grows a tree after them. A `Vocabulary` selects the tokens that may b
 do not depend on the proposer.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.tree import Beam, Frontier, NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import Vocabulary
+from tasc_engine.drafting.safe_proposer import DraftLimit
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
@@ -37,6 +39,8 @@ class NeuralProposer:
         eos_ids: Ids that end a path.
         chunk: Maximum number of tokens of one row that a forward reads; the first draft of a row
             reads its prompt.
+        limit: When to switch it off; None: never.
+        on_drafted: Called after a step with the rows that have drafts.
 
     Raises:
         ValueError: A length or an id is out of range.
@@ -53,17 +57,20 @@ class NeuralProposer:
         vocab_size: int,
         eos_ids: tuple[int, ...],
         chunk: int = 256,
+        limit: DraftLimit | None = None,
+        on_drafted: Callable[[Int32], None] = lambda rows: None,
     ) -> None:
         self.settings, self.vocabulary = settings, vocabulary
         self.hidden_state_request = HiddenStateRequest(drafter.needs_hidden, vocabulary.needs_top)
         self._drafter, self.backbone = drafter, drafter.backbone
-        self._device = self.backbone.decoder.embedding.device
+        self.device = self.backbone.decoder.embedding.device
         self._texts = np.zeros((rows, capacity), np.int32)
         self._lengths, self._bases, self._taken, self._known = np.zeros((4, rows), np.int32)
         self.vocab_size, self._chunk = vocab_size, chunk
+        self.limit, self._on_drafted = limit, on_drafted
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool)
         self._is_eos[list(eos_ids)] = True
-        self._is_eos = self._is_eos.to(self._device)
+        self._is_eos = self._is_eos.to(self.device)
         embedding = self.backbone.decoder.embedding
         shape = (rows, capacity, embedding.shape[1])
         self._hidden = embedding.new_zeros(shape) if drafter.needs_hidden else None
@@ -115,7 +122,7 @@ class NeuralProposer:
         if not ready.any():
             return Drafts.empty(len(rows))
         asked = rows[ready]
-        on_device = torch.from_numpy(asked.astype(np.int64)).to(self._device)
+        on_device = torch.from_numpy(asked.astype(np.int64)).to(self.device)
         self.vocabulary.prepare()
         hidden = self._take_in(asked)
         beam = Beam(self.settings.width)
@@ -126,6 +133,7 @@ class NeuralProposer:
             if level < levels:
                 hidden = self._expand(asked, frontier, hidden, level)
         found = beam.drafts(self.settings.nodes, budget[ready], min_probs)
+        self._on_drafted(asked[found.sizes > 0])
         return found if ready.all() else _spread(found, ready)
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
@@ -158,7 +166,7 @@ class NeuralProposer:
             parts.append(self._texts[row, begin + late : begin + late + size])
             if self._hidden is not None:
                 hidden_states.append(self._hidden[row, begin : begin + size])
-        ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self._device)
+        ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self.device)
         inputs = self._drafter.inputs(ids, torch.cat(hidden_states) if hidden_states else None)
         hidden = self.backbone.trunk(inputs, rows, self._bases[rows], context_lens, sizes)
         self._taken[rows] = context_lens + sizes
@@ -213,7 +221,7 @@ class NeuralProposer:
         self.start(0, np.zeros(_WARM_UP, np.int32))
         hidden = None if self._hidden is None else self._hidden[0, :_WARM_UP].clone()
         count = self.hidden_state_request.top
-        top = torch.zeros((_WARM_UP, count), dtype=torch.long, device=self._device)
+        top = torch.zeros((_WARM_UP, count), dtype=torch.long, device=self.device)
         self.observe(0, np.zeros(1, np.int32), RowHiddenStates(0, hidden, top if count else None))
         self.propose(np.zeros(1, np.int32), np.full(1, self.settings.nodes, np.int32))
         self.finish(0)
