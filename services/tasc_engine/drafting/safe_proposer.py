@@ -126,9 +126,13 @@ class SafeProposer:
             self._fail("hidden states were not kept; drafts go without them", error)
 
     def observe(self, row: int, tokens: Int32) -> None:
-        hidden = self._hidden_states.take(row)
-        if row in self._in_use and row not in self._lost:
-            self._call(row, lambda proposer: proposer.observe(row, tokens, hidden))
+        def observe(proposer: Proposer) -> None:
+            proposer.observe(row, tokens, self._hidden_states.take(row))
+
+        if row in self._lost or row not in self._in_use:
+            self._hidden_states.drop(row)
+        else:
+            self._call(row, observe)
 
     def finish(self, row: int) -> None:
         self._hidden_states.drop(row)
