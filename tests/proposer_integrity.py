@@ -11,8 +11,8 @@ import numpy as np
 from tasc_draft import NgramProposer
 from tasc_draft.compiled import compiled
 from tasc_draft.index.aligned import words
-from tasc_draft.mixture.external_tree import MOST_ADDED, MOST_EXPONENT, SIDES
-from tasc_draft.mixture.row_state import END, MOST, NONE, SHORTENED
+from tasc_draft.mixture.external_tree import MAX_ADDED, MAX_EXPONENT, SIDES
+from tasc_draft.mixture.row_state import END, MAX_CONTEXT, NONE, SHORTENED
 
 PARTS = ("length", "own text", "neighbours' outputs", "corpus contexts", "number of words")
 SHARED = ("recent answers", "weights")
@@ -88,8 +88,8 @@ def shared_fault(state: Any) -> int:
     ):
         return 0
     finite = np.isfinite(learnt.weights).all() and np.isfinite(learnt.squares).all()
-    trusted = (np.abs(learnt.trust[:, :SIDES]) <= MOST_EXPONENT).all()
-    trusted &= (np.abs(learnt.trust[:, SIDES:]) <= MOST_ADDED).all()
+    trusted = (np.abs(learnt.trust[:, :SIDES]) <= MAX_EXPONENT).all()
+    trusted &= (np.abs(learnt.trust[:, SIDES:]) <= MAX_ADDED).all()
     grown = learnt.squares.min() >= 1.0 and learnt.trust_squares.min() >= 1.0
     return NONE if finite and trusted and grown else 1
 
@@ -101,7 +101,7 @@ def _lengths_hold(it: Any, text: Any, sep: int, nodes: int) -> bool:
         and 0 <= it.caught <= it.length
         and text[it.begin] == sep
         and NONE <= it.root < nodes
-        and 0 <= it.num_contexts <= MOST
+        and 0 <= it.num_contexts <= MAX_CONTEXT
     )
 
 
@@ -144,7 +144,7 @@ def _outputs_hold(tokens: Any, weight: Any, length: int, sep: int) -> bool:
 def _contexts_hold(corpus: Any, contexts: Any, n: int, text: Any, begin: int) -> bool:
     """Whether each context is exactly where its tokens occur, and none is missing."""
     end = len(text)
-    seen, shorter = 0, MOST + 1
+    seen, shorter = 0, MAX_CONTEXT + 1
     for i in range(n):
         tokens, lo, hi = contexts[i, 0], contexts[i, 1], contexts[i, 2]
         if not 1 <= tokens < shorter or tokens > end - begin:

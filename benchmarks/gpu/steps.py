@@ -18,7 +18,7 @@ from benchmarks.engine.steps import CONTEXT, ROWS, SHAPES, Ceiling
 from benchmarks.gpu.gpu import Found, Here
 from benchmarks.gpu.work import wait
 from tasc_engine import EngineConfig, Target
-from tasc_engine.layout import plain_feed
+from tasc_engine.layout import plain_batch
 from tasc_engine.step.cost import StepCosts, measure
 
 NAME, LENGTH, DRY = "0.5b", 512, {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 512,
@@ -119,17 +119,17 @@ def captures(target: Target) -> bool:
 
 def profiled(target: Target, rows: int, here: Here) -> dict[str, Any]:
     """Microseconds of a plain step, of all its kernels, and of the longest ones."""
-    firsts = [LENGTH * row for row in range(rows)]
-    feed = plain_feed(firsts, CONTEXT, np.ones(1, np.int32))
-    target.next_tokens(feed)
+    kv_starts = [LENGTH * row for row in range(rows)]
+    batch = plain_batch(kv_starts, CONTEXT, np.ones(1, np.int32))
+    target.next_tokens(batch)
     began = time.perf_counter()
     for _ in range(_PROFILED):
-        target.next_tokens(feed)
+        target.next_tokens(batch)
     whole = 1e6 * (time.perf_counter() - began) / _PROFILED
     kinds = [ProfilerActivity.CPU] if here.dry else [ProfilerActivity.CUDA]
     with profile(activities=kinds) as seen:
         for _ in range(_PROFILED):
-            target.next_tokens(feed)
+            target.next_tokens(batch)
     events = [(e.key, _microseconds(e, here) / _PROFILED, e.count) for e in seen.key_averages()]
     events.sort(key=lambda event: -event[1])
     return {

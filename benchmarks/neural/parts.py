@@ -26,7 +26,7 @@ from benchmarks.neural.side import (
     vocabulary_of,
 )
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer, build_learnt_index
-from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.card import Kind
 from tasc_engine.drafting.neural.drafters import Eagle
 from tasc_engine.drafting.neural.hybrid import HybridProposer, TwoArmedBandit
@@ -420,6 +420,6 @@ def _tokens(rng: np.random.Generator, size: int) -> np.ndarray[Any, np.dtype[np.
     return rng.integers(1, USED, size, np.int32)
 
 
-def _seen(rng: np.random.Generator, begin: int, size: int) -> Seen:
+def _seen(rng: np.random.Generator, begin: int, size: int) -> RowHiddenStates:
     top = torch.from_numpy(_tokens(rng, 3 * size).astype(np.int64)).view(size, 3)
-    return Seen(begin, torch.randn(size, HIDDEN), top)
+    return RowHiddenStates(begin, torch.randn(size, HIDDEN), top)

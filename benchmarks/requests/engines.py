@@ -18,7 +18,8 @@ from tasc_engine import (
     Request,
     Target,
 )
-from tasc_engine.step.plan import Plan, Sequence
+from tasc_engine.step.plan import Plan
+from tasc_engine.step.sequence import Sequence
 from tasc_jobs.demo.tasks import MODEL
 from tasc_text import TaskTokenizer
 

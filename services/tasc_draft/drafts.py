@@ -72,16 +72,16 @@ class Proposer(Protocol):
         """
 
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
         """Draft for ``rows``, at most ``budget[i]`` tokens for ``rows[i]``.
 
         The arrays are valid until the next call. An empty draft is a normal result.
 
         Args:
-            least: ``float32[n]``. Token i of the step, counted over all rows, is drafted only if
-                the probability of its path is at least ``least[i]``; n is the budget of the step.
-                By default there is no such limit.
+            min_probs: ``float32[n]``. Token i of the step, counted over all rows, is drafted only
+                if the probability of its path is at least ``min_probs[i]``; n is the budget of the
+                step. By default there is no such limit.
         """
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:

@@ -71,13 +71,13 @@ class LabelTrie:
         """
         _look(self.token, self.first, state, tokens, parents, kept, masks)
 
-    def behind(self, state: int, tokens: Int32) -> int:
+    def after(self, state: int, tokens: Int32) -> int:
         """The state after some tokens; `NOWHERE` if no sequence has them."""
         return int(_behind(self.token, self.first, state, tokens))
 
-    def forced(self, state: int, most: int) -> Int32:
-        """``int32[n]``, the tokens up to the next branch or the end, at most ``most``."""
-        found = np.empty(most, np.int32)
+    def forced(self, state: int, max_tokens: int) -> Int32:
+        """``int32[n]``, the tokens up to the next branch or the end, at most ``max_tokens``."""
+        found = np.empty(max_tokens, np.int32)
         return found[: _forced(self.token, self.first, state, found)]
 
     def forced_in(self, tokens: Int32) -> NDArray[np.bool_]:
@@ -162,7 +162,7 @@ def warm_up() -> None:
     """Compile or load compiled code, so that the first request does not wait for it."""
     trie, one = LabelTrie.of([[0]]), np.zeros(1, np.int32)
     trie.look(0, one, one - 1, np.zeros(1, bool), np.zeros((2, 1), np.uint32))
-    trie.behind(0, one)
+    trie.after(0, one)
     trie.forced(0, 1)
 
 
@@ -204,8 +204,8 @@ def _look_ahead(first: Any, ahead: Any, decides: Any) -> None:
             ahead[state] = 1 + ahead[first[state]]
         elif children == 1:
             ahead[state] = NO_BRANCH
-        for behind in range(first[state], first[state + 1]):
-            if ahead[behind] != NO_BRANCH:
+        for after in range(first[state], first[state + 1]):
+            if ahead[after] != NO_BRANCH:
                 decides[state] = 1
 
 
@@ -226,8 +226,8 @@ def child(token: Any, first: Any, state: int, wanted: int) -> int:
 @borrowing
 def _fill(token: Any, first: Any, state: int, mask: Any) -> None:
     mask[:] = 0
-    for behind in range(first[state], first[state + 1]):
-        mask[token[behind] >> 5] |= np.uint32(1) << np.uint32(token[behind] & 31)
+    for after in range(first[state], first[state + 1]):
+        mask[token[after] >> 5] |= np.uint32(1) << np.uint32(token[after] & 31)
 
 
 @compiled

@@ -17,7 +17,7 @@ EPOCHS = 6
 RATE = 0.1
 LEAST_ROWS = 200  # smaller corpora get no learnt weights
 ANSWER_TOKENS = 512  # maximum number of used tokens of one answer
-_SHARE, _LEAST, _MOST = 12, 100, 600
+_SHARE, _MIN_ROWS, _MAX_ROWS = 12, 100, 600
 
 
 def held_out(rows: int, seed: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -25,9 +25,9 @@ def held_out(rows: int, seed: int = 1) -> tuple[NDArray[np.int64], NDArray[np.in
 
     A twelfth is held out, but between 100 and 600 rows and at most half of them.
     """
-    most = min(max(rows // _SHARE, _LEAST), _MOST, rows // 2)
+    count = min(max(rows // _SHARE, _MIN_ROWS), _MAX_ROWS, rows // 2)
     out = np.zeros(rows, bool)
-    out[np.random.default_rng(seed).choice(rows, most, replace=False)] = True
+    out[np.random.default_rng(seed).choice(rows, count, replace=False)] = True
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 

@@ -93,9 +93,9 @@ def replay(
     plain_steps = carried = all_forced = 0
     deepest, accepted = list[int](), list[int]()  # of each step
     batch, limit = np.zeros(1, np.int32), np.array([budget], np.int32)
-    least, impossible = np.zeros(budget, np.float32), np.full(budget, 2.0, np.float32)
+    min_probs, impossible = np.zeros(budget, np.float32), np.full(budget, 2.0, np.float32)
     for n, (prompt, answer) in enumerate(rows):
-        own = labels if labels and labels.behind(0, answer) >= 0 else None
+        own = labels if labels and labels.after(0, answer) >= 0 else None
         needless = own.forced_in(answer) if own else None
         if forced is not None:
             needless = forced[n]
@@ -115,14 +115,14 @@ def replay(
         tokens += at
         while at < len(answer):
             began = time.perf_counter()
-            drafts = proposer.propose(batch, limit, least)
+            drafts = proposer.propose(batch, limit, min_probs)
             drafted = time.perf_counter()
             verified_nodes, kept, depth = _outcome(
                 drafts.tokens, drafts.parents, answer, at, needless, guided
             )
             nodes += verified_nodes
             deepest.append(
-                depth if own is None else _deepest(drafts, own, own.behind(0, answer[:at]))
+                depth if own is None else _deepest(drafts, own, own.after(0, answer[:at]))
             )
             free = int(np.count_nonzero(needless[at : at + kept]))
             carried += free
@@ -202,7 +202,7 @@ def _outcome(
     Args:
         at: Where the draft begins in the answer.
         guided: Leave out nodes that the answer's guide forbids, and those that save no forward:
-            behind which it decides nothing. Off the answer's path, each node saves one.
+            after which it decides nothing. Off the answer's path, each node saves one.
     """
     n = len(tokens)
     place, position = np.empty(n, np.int32), np.empty(n, np.int32)

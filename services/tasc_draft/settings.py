@@ -76,8 +76,8 @@ class DraftSettings:
         object.__setattr__(self, "sources", tuple(self.sources))
         if unknown := set(self.sources) - set(NGRAM_SOURCES):
             raise DraftError(f"sources {sorted(unknown)} are unknown; known are {NGRAM_SOURCES}")
-        for name, (least, most) in RANGES.items():
-            _within(name, getattr(self, name), least, most)
+        for name, (minimum, maximum) in RANGES.items():
+            _within(name, getattr(self, name), minimum, maximum)
         if self.mixture == "tasc":
             _within("n_max", self.n_max, 2, 9)  # contexts are compared up to 8 tokens
 
@@ -95,6 +95,6 @@ class DraftSettings:
         raise DraftError(f"{mixture!r} has no published settings; tasc and trie have")
 
 
-def _within(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise DraftError(f"{name} is {value}; it must lie between {least} and {most}")
+def _within(name: str, value: float, minimum: float, maximum: float) -> None:
+    if not minimum <= value <= maximum:
+        raise DraftError(f"{name} is {value}; it must lie between {minimum} and {maximum}")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-MOST_NODES = 63  # draft tokens of one row in one step; with the root, they fill a 64-bit mask
+MAX_NODES = 63  # draft tokens of one row in one step; with the root, they fill a 64-bit mask
 
 
 @dataclass(frozen=True)
@@ -33,5 +33,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_draft_tokens > MOST_NODES:
-            raise ValueError(f"max_draft_tokens is {self.max_draft_tokens}; most is {MOST_NODES}")
+        if self.max_draft_tokens > MAX_NODES:
+            raise ValueError(
+                f"max_draft_tokens is {self.max_draft_tokens}; it may be at most {MAX_NODES}"
+            )

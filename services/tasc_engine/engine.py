@@ -5,7 +5,6 @@ with the same model. They depend neither on drafts nor on other requests in the 
 does not depend on HTTP, Ray or a store. It must be used by one thread.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -14,37 +13,31 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts, Proposer
 from tasc_engine.config import EngineConfig
-from tasc_engine.drafting.safe_proposer import SafeProposer, most_tokens
+from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.errors import OutOfMemory, RequestTooLong
 from tasc_engine.guided import Guide, Guides, following
-from tasc_engine.layout import Int32
-from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.target import Target
-from tasc_engine.sampling import sampler
+from tasc_engine.sampling import accept, sampler
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler
-from tasc_engine.stats import StepRecord
+from tasc_engine.stats import StepClock, StepRecord
 from tasc_engine.step.cost import StepCosts
 from tasc_engine.step.draft_budget import DraftBudget, Spent
 from tasc_engine.step.live_costs import LiveCosts
-from tasc_engine.step.plan import Plan, Sequence
-from tasc_engine.step.scheduler import Scheduler
-from tasc_engine.step.verify import OwnTokens, Verified, Verifier, warm_up
+from tasc_engine.step.plan import Plan
+from tasc_engine.step.scheduler import Committed, Scheduler
+from tasc_engine.step.sequence import Sequence
+from tasc_engine.step.verify import Verified, Verifier
 from tasc_protocol import FieldError, GenerationResult, Output, Request
 from tasc_protocol.request import MOST_LOGPROBS
 from tasc_text import TaskTokenizer
 
 Float32 = NDArray[np.float32]
 
-NOT_NUMBERS = (
-    "the target's logits are not numbers (NaN), or make all that is allowed impossible; load it in "
-    "another dtype, and check its weights"
-)
-
 
 @dataclass(frozen=True)
 class Proposed:
-    """A step's drafts, the tokens that guides allow, and the time to make drafts.
+    """A step's drafts, and the tokens that guides allow.
 
     Attributes:
         may_draft: Whether any request allows drafts, has room for them and may gain from them.
@@ -53,24 +46,6 @@ class Proposed:
     drafts: Drafts
     allowed: Allowed | None
     may_draft: bool
-    draft_seconds: float
-    guide_seconds: float
-
-
-@dataclass(frozen=True)
-class Committed:
-    """The tokens that a step gave to requests.
-
-    Attributes:
-        used: ``int32[m]``, number of tokens that each answer took.
-        forced: Number of tokens that guides forced before or after these.
-        guide_seconds: Time that guides took to follow the answers.
-    """
-
-    outputs: list[Output]
-    used: Int32
-    forced: int
-    guide_seconds: float
 
 
 class Engine:
@@ -85,7 +60,6 @@ class Engine:
     Attributes:
         guides: Makes the guides of requests, on any thread.
         scheduler: Holds the requests that wait and those that have a row.
-        verifier: Runs the target's forwards, and holds the cache moves for the next one.
     """
 
     def __init__(
@@ -101,17 +75,16 @@ class Engine:
         self.config = config
         self.guides = Guides(tokenizer, target.vocab_size)
         self._target, self._tokenizer, self._on_step = target, tokenizer, on_step
-        target.keep_hidden_states(HiddenStateRequest.of(proposer))
         is_eos = np.zeros(target.vocab_size, bool)
         is_eos[[e for e in tokenizer.eos_ids if e < target.vocab_size]] = True
         self.scheduler = Scheduler(config, target.cache, target.vocab_size)
-        self._proposer = SafeProposer(proposer, target.vocab_size)
+        self._proposer = SafeProposer(proposer, target.vocab_size, target.keep_hidden_states)
         live = LiveCosts(costs, on_costs) if costs else None
-        self._draft_budget = DraftBudget(live, self._most_of_step(proposer))
+        self._draft_budget = DraftBudget(live, self._max_step_drafts(proposer))
         self._sampler = Sampler(config.rows, config.max_model_len, target.vocab_size)
-        self.verifier = Verifier(target, self._sampler, is_eos)
+        self._verifier = Verifier(target, self._sampler, is_eos)
         target.warm_up()
-        warm_up()
+        accept.warm_up()
 
     @property
     def running(self) -> int:
@@ -233,9 +206,8 @@ class Engine:
 
     def draft_by(self, proposer: Proposer) -> None:
         """Replaces the proposer by one without rows; answers do not change."""
-        self._target.keep_hidden_states(HiddenStateRequest.of(proposer))
         self._proposer.use(proposer)
-        self._draft_budget.begin_again(self._most_of_step(proposer))
+        self._draft_budget.begin_again(self._max_step_drafts(proposer))
         for sequence in self.scheduler.active:
             if sequence.request.draft:
                 answer = sequence.answer_ids
@@ -243,16 +215,18 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Advances all rows by one verify forward; does nothing if there is no request."""
+        clock = StepClock()
         plan = self._plan()
         if not plan.sequences:
             return []
-        proposed = self._propose(plan)
+        proposed = self._propose(plan, clock)
         try:
-            verified = self.verifier.verify(plan, proposed.drafts, proposed.allowed)
+            verified = self._verifier.verify(plan, proposed.drafts, proposed.allowed, clock)
         except OutOfMemory as error:
-            return self._give_up_on_largest(plan, error)
-        committed = self._commit(plan, verified)
-        self._record(plan, proposed, verified, committed)
+            return [self._give_up(plan.largest, str(error))]
+        committed = self.scheduler.commit(plan, verified, self._proposer.max_depth, clock)
+        self._observe(plan, verified, committed)
+        self._record(plan, proposed, verified, committed, clock)
         return committed.outputs
 
     def generate(
@@ -276,16 +250,15 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless each row is free or held by one request that fits it."""
-        self.scheduler.check_integrity(self.verifier.moves)
+        self.scheduler.check_integrity()
 
-    def _most_of_step(self, proposer: Proposer) -> int:
+    def _max_step_drafts(self, proposer: Proposer) -> int:
         """Maximum number of draft tokens of one step."""
-        return self.config.rows * min(self.config.max_draft_tokens, most_tokens(proposer))
+        return self.config.rows * min(self.config.max_draft_tokens, max_draft_tokens(proposer))
 
     def _plan(self) -> Plan:
         """Admits waiting requests, and plans the tokens of all rows for the step."""
-        self._target.keep_hidden_states(self._proposer.hidden_state_request)
-        plan = self.scheduler.plan(self.verifier.moves)
+        plan = self.scheduler.plan()
         for sequence in plan.admitted:
             row, prompt, begun = sequence.row, sequence.prompt, sequence.answer_ids
             if sequence.request.draft:
@@ -293,65 +266,62 @@ class Engine:
             self._sampler.start(row, prompt, sequence.request.sampling, begun)
         return plan
 
-    def _propose(self, plan: Plan) -> Proposed:
+    def _propose(self, plan: Plan, clock: StepClock) -> Proposed:
         """Makes drafts that are worth their time, without tokens that guides forbid."""
-        budget, least = plan.budget(self.config.max_draft_tokens), None
+        budget, min_probs = plan.budget(self.config.max_draft_tokens), None
         if may_draft := bool(budget.any()):
             shape = len(plan.emitting), len(plan.tokens), plan.context
-            least = self._draft_budget.min_probs(*shape, plan.reads)
-        began = time.perf_counter()
-        drafts = self._proposer.propose(plan.emitting_rows, budget, least)
-        drafted = time.perf_counter()
-        drafts, allowed = plan.guided(drafts, _price(least, len(drafts.tokens)))
-        guided = time.perf_counter()
-        return Proposed(drafts, allowed, may_draft, drafted - began, guided - drafted)
+            min_probs = self._draft_budget.min_probs(*shape, plan.reads)
+        clock.lap()
+        drafts = self._proposer.propose(plan.emitting_rows, budget, min_probs)
+        clock.draft = clock.lap()
+        drafts, allowed = plan.guided(drafts, _price(min_probs, len(drafts.tokens)))
+        clock.guide = clock.lap()
+        return Proposed(drafts, allowed, may_draft)
 
-    def _commit(self, plan: Plan, verified: Verified) -> Committed:
-        """Appends each row's tokens, and ends answers that are complete."""
-        accepted = verified.accepted
-        self._proposer.keep(plan, verified.drafts, accepted, self._target.hidden_states)
-        for sequence, size in zip(plan.sequences, plan.sizes.tolist(), strict=True):
-            sequence.cached += size
-        for sequence, logprobs in zip(plan.sequences, verified.prompt_logprobs, strict=False):
-            sequence.logprobs += logprobs
-        own = OwnTokens(verified.drafts)
-        used = np.zeros(len(plan.emitting), np.int32)
-        outputs, all_forced, guide_seconds = [], 0, 0.0
-        for i, sequence in enumerate(plan.emitting):
-            new, followed = accepted.tokens[i, : accepted.emitted[i]], int(accepted.followed[i])
-            if not len(new):
-                outputs.append(self._fail(sequence, sequence.stuck or NOT_NUMBERS))
-                continue
-            if not sequence.first_token:
-                self.scheduler.keep_prompt(sequence)
-            known = len(sequence.answer)
-            used[i] = sequence.emit(new.tolist(), verified.logprobs[i])
-            path = accepted.path[i, : min(followed, int(used[i]))]
-            sequence.count_draft(own.drafted[i], own.on_path(i, path))
-            if sequence.guide is not None:
-                began = time.perf_counter()
-                sequence.follow_guide(int(used[i]))
-                guide_seconds += time.perf_counter() - began
-            all_forced += len(sequence.answer) - sequence.sent - int(used[i])
-            outputs.append(self._advance(sequence, known))
-        self.verifier.keep(plan, accepted)
-        return Committed(outputs, used, all_forced, guide_seconds)
+    def _observe(self, plan: Plan, verified: Verified, committed: Committed) -> None:
+        """Passes new tokens on to proposer and sampler, and frees the rows of ended answers."""
+        hidden_states = self._target.hidden_states
+        self._proposer.keep(plan, verified.drafts, verified.accepted, hidden_states)
+        rows = plan.emitting_rows.tolist()
+        for row, sequence, new in zip(rows, plan.emitting, committed.new, strict=True):
+            if new:
+                tokens = np.array(new, np.int32)
+                self._proposer.observe(row, tokens)
+                self._sampler.observe(row, tokens)
+            if sequence.row < 0:
+                self._free(row)
 
     def _record(
-        self, plan: Plan, proposed: Proposed, verified: Verified, committed: Committed
+        self,
+        plan: Plan,
+        proposed: Proposed,
+        verified: Verified,
+        committed: Committed,
+        clock: StepClock,
     ) -> None:
         """Publishes the step's record, and learns from it the cost of steps and value of drafts."""
-        record = verified.record(
-            plan,
-            committed.used,
-            self._proposer.max_depth,
+        drafts, used, counts = verified.drafts, committed.used, committed.counts
+        record = StepRecord(
+            row_steps=len(plan.emitting),
+            drafts=int(np.count_nonzero(drafts.sizes)),
+            drafted=counts.drafted,
+            reached=counts.reached,
+            accepted=counts.kept,
+            bonus_tokens=int(used.sum()) - int(counts.kept.sum()) - counts.forced,
+            prompt_tokens=plan.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            forced_tokens=committed.forced,
-            draft_seconds=proposed.draft_seconds,
-            guide_seconds=proposed.guide_seconds + committed.guide_seconds,
-            draft_failures=self._proposer.new_failures(),
+            draft_seconds=clock.draft,
+            verify_seconds=clock.verify,
             paused=proposed.may_draft and self._draft_budget.paused,
             cost_error=self._draft_budget.cost_error,
+            shared_tokens=plan.shared_tokens,
+            draft_failures=self._proposer.new_failures(),
+            forced_tokens=committed.forced + counts.forced,
+            carried_tokens=len(drafts.tokens) - int(counts.drafted.sum()),
+            carried_kept=counts.forced,
+            guide_seconds=clock.guide,
+            requests=tuple(sequence.request.id for sequence in plan.sequences),
         )
         self._on_step(record)
         if self._draft_budget.learns:
@@ -360,34 +330,25 @@ class Engine:
             if proposed.may_draft:
                 self._draft_budget.learn(spent)
 
-    def _advance(self, sequence: Sequence, known: int) -> Output:
-        """Passes answer tokens from ``known`` on to proposer and sampler; returns the output."""
-        reason = sequence.finish_reason(self._tokenizer.eos_ids)
-        new = np.array(sequence.answer[known:], np.int32)
-        self._proposer.observe(sequence.row, new)
-        self._sampler.observe(sequence.row, new)
-        if reason is not None:
-            self._release(sequence)
-        return sequence.output(reason, self._tokenizer)
-
-    def _give_up_on_largest(self, plan: Plan, error: OutOfMemory) -> list[Output]:
-        """Ends the request with the most tokens after a forward did not fit; keeps the others."""
-        sizes = plan.sizes + plan.starts / self.config.max_model_len
-        return [self._fail(plan.sequences[int(sizes.argmax())], str(error))]
-
-    def _fail(self, sequence: Sequence, error: str) -> Output:
-        delta = sequence.failed(error, self._tokenizer)
-        self._release(sequence)
-        return delta
+    def _give_up(self, sequence: Sequence, error: str) -> Output:
+        """Ends a request after a forward did not fit; keeps the others."""
+        row = sequence.row
+        output = self.scheduler.fail(sequence, error)
+        self._free(row)
+        return output
 
     def _release(self, sequence: Sequence) -> None:
-        if (row := sequence.row) >= 0:
-            self.verifier.forget(sequence.first, sequence.first + sequence.needs)
-            self._proposer.finish(row)
-            self._sampler.finish(row)
+        if sequence.row >= 0:
+            self._free(sequence.row)
         self.scheduler.release(sequence)
 
+    def _free(self, row: int) -> None:
+        self._proposer.finish(row)
+        self._sampler.finish(row)
 
-def _price(least: Float32 | None, drafted: int) -> float:
+
+def _price(min_probs: Float32 | None, drafted: int) -> float:
     """The minimum probability at which a step's last draft token is worth its cost."""
-    return 0.0 if least is None or not drafted else float(least[min(drafted, len(least)) - 1])
+    if min_probs is None or not drafted:
+        return 0.0
+    return float(min_probs[min(drafted, len(min_probs)) - 1])

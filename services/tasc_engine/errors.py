@@ -13,19 +13,11 @@ class UnsupportedModel(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """A forward did not fit the device's memory; the rows' contents of the cache are unchanged.
-
-    Attributes:
-        moved: Whether the cache moves of the step were made.
-    """
-
-    def __init__(self, message: str, moved: bool) -> None:
-        super().__init__(message)
-        self.moved = moved
+    """A forward did not fit the device's memory; the rows' contents of the cache are unchanged."""
 
 
 @contextmanager
-def out_of_memory_is(doing: str, moved: bool) -> Iterator[None]:
+def out_of_memory_is(doing: str) -> Iterator[None]:
     """Raises torch's memory errors as `OutOfMemory`, and other errors unchanged."""
     try:
         yield
@@ -33,7 +25,7 @@ def out_of_memory_is(doing: str, moved: bool) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(
-            f"{doing} did not fit the memory; lower rows, prefill_chunk or max_draft_tokens", moved
+            f"{doing} did not fit the memory; lower rows, prefill_chunk or max_draft_tokens"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """Plain counts of the engine's work, without a metrics library."""
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,3 +113,23 @@ class EngineTotals:
         """Accepted tokens at position i per draft that reaches it, up to the deepest draft."""
         reached, accepted = self.reached.sum(0), self.accepted.sum(0)
         return [float(accepted[i] / n) for i, n in enumerate(reached) if n]
+
+
+class StepClock:
+    """Times the parts of one step.
+
+    Attributes:
+        draft: Seconds in which drafts were made.
+        guide: Seconds in which guides computed allowed and forced tokens.
+        verify: Seconds of the target's forward, until its tokens were read.
+    """
+
+    def __init__(self) -> None:
+        self.draft = self.guide = self.verify = 0.0
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Returns the seconds since the last call."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds

@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lossless_cases import LONGEST, PAPER, Case, answer, answered_alone, reference
+from lossless_cases import PAPER, Case, answer, answered_alone, reference
 
 from tasc_draft import Drafts, DraftSettings
 from tasc_draft.settings import MIXTURES
 from tasc_engine import Request
-from tasc_text import TaskTokenizer
-from wrong_indexes import wrong_index
 
 NEAR_TIE = 1e-5
 
@@ -31,13 +29,12 @@ def test_every_architecture_answers_like_generate(any_case: Case) -> None:
 WAYS: list[dict[str, Any]] = [
     *(
         {"settings": DraftSettings(min_prob=0.0, num_speculative_tokens=n), "branching": branching}
-        for n in (1, 2, 7, 16)
+        for n in (1, 7, 16)
         for branching in (True, False)
     ),
-    *({"settings": dataclasses.replace(PAPER, n_max=n)} for n in range(2, 9)),
-    *({"settings": dataclasses.replace(PAPER, corpus_weight=weight)} for weight in (0.0, 1.0)),
+    {"settings": dataclasses.replace(PAPER, n_max=2)},
     {"settings": DraftSettings(min_prob=0.0, learning_rate=1.0)},
-    *({"rows": n} for n in range(1, 9)),
+    *({"rows": n} for n in (1, 2, 8)),
     *({"prefill_chunk": n} for n in (1, 7, 1000)),
 ]
 
@@ -50,7 +47,7 @@ def name(way: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=name)
-def test_every_way_of_drafting_answers_alike(case: Case, way: dict[str, Any]) -> None:
+def test_every_way_of_drafting_gives_the_same_answers(case: Case, way: dict[str, Any]) -> None:
     found = answer(case, **way)
     assert min(accepted_and_rejected(found.totals)) > 0
     assert found.tokens() == case.answers
@@ -65,28 +62,15 @@ def begun(case: Case) -> tuple[list[Request], list[list[int]]]:
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_every_mixture_answers_alike(case: Case, begun: Any, mixture: str) -> None:
+def test_every_mixture_gives_the_same_answers(case: Case, begun: Any, mixture: str) -> None:
     settings = DraftSettings(mixture=mixture, min_prob=0.0)
     found = answer(case, settings=settings, requests=begun[0])
     assert min(accepted_and_rejected(found.totals)) > 0
     assert found.tokens() == begun[1]
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
-def test_an_index_that_is_wrong_everywhere_within_bounds_changes_no_answer(
-    case: Case, begun: Any, mixture: str, seed: int
-) -> None:
-    settings = DraftSettings(mixture=mixture, min_prob=0.0)
-    rng = np.random.default_rng(seed)
-    for _ in range(4):
-        index = wrong_index(case.index(), rng)
-        found = answer(case, settings=settings, index=index, requests=begun[0])
-        assert found.totals.drafted.sum() > 0
-        assert found.tokens() == begun[1]
-
-
 @pytest.mark.parametrize("kept", [0, 1 << 20])
-def test_prompts_that_begin_alike_answer_alike(case: Case, alike: Any, kept: int) -> None:
+def test_copied_prefixes_change_no_answer(case: Case, alike: Any, kept: int) -> None:
     requests, answers = alike
     found = answer(case, requests=requests, rows=2, prefix_cache_bytes=kept)
     asked = sum(len(request.prompt) for request in requests)
@@ -108,7 +92,7 @@ class ScriptedProposer:
     def start(self, row, prompt, labels=None):
         self._rows[row] = list(self._answers[tuple(prompt.tolist())])
 
-    def propose(self, rows, budget, least=None):
+    def propose(self, rows, budget, min_probs=None):
         chains = [
             [self._wrong(t, i) for i, t in enumerate(self._rows[int(r)][: min(b, 6)])]
             for r, b in zip(rows, budget, strict=True)
@@ -135,7 +119,7 @@ class ScriptedProposer:
 
 
 @pytest.mark.parametrize(("kind", "share"), [("never", 0.0), ("sometimes", None), ("always", 1.0)])
-def test_drafts_never_sometimes_and_always_right(case, kind, share) -> None:
+def test_wrong_and_right_drafts_change_no_answer(case, kind, share) -> None:
     found = answer(case, wrap=lambda proposer: ScriptedProposer(case, kind))
     drafted, accepted = int(found.totals.drafted.sum()), int(found.totals.accepted.sum())
     assert drafted > 50
@@ -143,19 +127,7 @@ def test_drafts_never_sometimes_and_always_right(case, kind, share) -> None:
     assert found.tokens() == case.answers
 
 
-def test_end_of_sequence_inside_a_draft_ends_the_answer(case: Case) -> None:
-    """The model emits end-of-sequence in mid-answer; draft tokens after it are cut off."""
-    longest = max(range(len(case.answers)), key=lambda i: len(case.answers[i]))
-    told = case.answers[longest]
-    ends = told[6]
-    tokenizer = TaskTokenizer(case.folder / "tokenizer.json", [ends])
-    request = Request("0", case.prompts[longest], LONGEST)
-    found = answer(dataclasses.replace(case, tokenizer=tokenizer), requests=[request])
-    assert list(found.results["0"].tokens) == told[: told.index(ends) + 1]
-    assert found.results["0"].finish_reason == "stop"
-
-
-def test_float32_is_equal_but_for_near_ties(case_of, capsys) -> None:
+def test_float32_answers_are_equal_except_near_ties(case_of, capsys) -> None:
     case = case_of("qwen2", "float32")
     found = answer(case).tokens()
     model = reference(case.folder, "float32")

@@ -27,7 +27,7 @@ def ways(case: Case, requests: list[Request]) -> Ways:
     return answer_all_ways(case, requests)
 
 
-def test_every_request_is_answered_alike_in_all_ways(ways: Ways) -> None:
+def test_random_requests_have_equal_answers_in_all_ways(ways: Ways) -> None:
     for way in WAYS:
         totals = ways.totals[way]
         accepted, drafted = int(totals.accepted.sum()), int(totals.drafted.sum())
@@ -36,23 +36,25 @@ def test_every_request_is_answered_alike_in_all_ways(ways: Ways) -> None:
     assert all(ways.equal())
 
 
-def test_what_is_sampled_is_what_the_rule_takes_of_the_models_own_logits(
+def test_sampled_tokens_equal_the_rule_on_the_models_logits(
     case: Case, requests: list[Request], ways: Ways, everything: bool
 ) -> None:
     """The reference decodes one token at a time in transformers, without a cache."""
-    model, looked_at = reference(case.folder), 0
+    model, checked = reference(case.folder), 0
     for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
         if request.guide is None:
             assert list(result.tokens) == _by_hand(case, model, request, len(result.tokens))
-            looked_at += len(result.tokens)
-    assert looked_at > (300 if everything else 0)
+            checked += len(result.tokens)
+    assert checked > (300 if everything else 0)
 
 
-def _by_hand(case: Case, model, request: Request, most: int, ends: Sequence[int] = ()) -> list[int]:
+def _by_hand(
+    case: Case, model, request: Request, count: int, ends: Sequence[int] = ()
+) -> list[int]:
     answer: list[int] = []
     late = {*range(case.tokenizer.vocab_size)}.difference(ends)
-    numbers = uniforms(request.sampling, 0, most)
-    while len(answer) < most:
+    numbers = uniforms(request.sampling, 0, count)
+    while len(answer) < count:
         with torch.inference_mode():
             logits = model(torch.tensor([[*request.prompt, *answer]])).logits[0, -1].numpy()
         number = numbers[len(answer)]
@@ -63,8 +65,8 @@ def _by_hand(case: Case, model, request: Request, most: int, ends: Sequence[int]
     return answer
 
 
-def test_logprobs_are_the_models_own_whatever_was_drafted(case, requests, ways) -> None:
-    model, told = reference(case.folder), 0
+def test_logprobs_equal_the_model_with_drafts(case, requests, ways) -> None:
+    model, checked = reference(case.folder), 0
     for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
         if request.logprobs is None:
             assert result.logprobs == ()
@@ -76,11 +78,11 @@ def test_logprobs_are_the_models_own_whatever_was_drafted(case, requests, ways) 
         for one, line in zip(result.logprobs, found, strict=True):
             assert one.logprob == pytest.approx(float(line[one.token]), abs=1e-5)
             assert [i for i, _ in one.top] == line.topk(request.logprobs).indices.tolist()
-            told += 1
-    assert told > 50
+            checked += 1
+    assert checked > 50
 
 
-def test_guided_answers_are_what_their_guide_allows(requests, ways, everything) -> None:
+def test_guided_answers_satisfy_their_guides(requests, ways, everything) -> None:
     kinds: dict[str, int] = {}
     for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
         if request.guide and not request.stop and result.finish_reason == "stop":
@@ -104,7 +106,7 @@ def _allowed(request: Request, result: GenerationResult) -> bool:
     return re.fullmatch(pattern, result.text) is not None
 
 
-def test_forced_stretches_take_no_forward_of_their_own(ways: Ways, everything: bool) -> None:
+def test_forced_tokens_take_no_forward(ways: Ways, everything: bool) -> None:
     plain, drafted = ways.totals[Way(1, False)], ways.totals[Way(8, True)]
     assert plain.forced_tokens > (50 if everything else 0)
     assert drafted.forced_tokens > 0  # where a draft ends; within it they are accepted
@@ -112,7 +114,7 @@ def test_forced_stretches_take_no_forward_of_their_own(ways: Ways, everything: b
     assert drafted.row_steps < plain.row_steps
 
 
-def test_stop_tokens_end_an_answer_that_is_long_enough_alike_in_all_ways(case, requests, seed):
+def test_stop_tokens_and_min_tokens_are_equal_in_all_ways(case, requests, seed):
     rng = random.Random(seed)
     stops = tuple(range(1, case.tokenizer.vocab_size, 9))
     free = [r for r in requests if r.guide is None and r.max_tokens > 1][:24]
@@ -127,17 +129,17 @@ def test_stop_tokens_end_an_answer_that_is_long_enough_alike_in_all_ways(case, r
     assert all(found.equal())
     for request, result in zip(asked, found.answers[Way(8, True)], strict=True):
         ends = stops if request.ignore_eos else (*stops, *case.tokenizer.eos_ids)
-        said = list(result.tokens)
-        assert said == _by_hand(case, model, request, len(said), ends)
-        assert not {*ends} & {*said[:-1]}
-        assert (result.finish_reason == "stop") == (said[-1] in ends)
-        assert len(said) > request.min_tokens or len(said) == request.max_tokens
-        assert result.text == case.tokenizer.decode(said)
+        emitted = list(result.tokens)
+        assert emitted == _by_hand(case, model, request, len(emitted), ends)
+        assert not {*ends} & {*emitted[:-1]}
+        assert (result.finish_reason == "stop") == (emitted[-1] in ends)
+        assert len(emitted) > request.min_tokens or len(emitted) == request.max_tokens
+        assert result.text == case.tokenizer.decode(emitted)
         reasons.add((result.finish_reason, request.min_tokens > 0))
     assert len(reasons) == 4
 
 
-def test_an_end_of_sequence_ends_an_answer_unless_it_is_ignored(case: Case) -> None:
+def test_end_of_sequence_ends_an_answer_unless_ignored(case: Case) -> None:
     ends = tuple((e, 100.0) for e in case.tokenizer.eos_ids)
     asked = [
         Request(

@@ -13,7 +13,7 @@ from tasc_engine import Engine, GenerationResult, Request, TokenLogprob
 
 
 @dataclass
-class Told:
+class Received:
     """The state of a streaming client after each delta."""
 
     tokens: list[int] = field(default_factory=list)
@@ -23,21 +23,21 @@ class Told:
     result: GenerationResult | None = None
 
 
-def follow(engine: Engine, requests: list[Request]) -> dict[str, Told]:
-    told: defaultdict[str, Told] = defaultdict(Told)
+def follow(engine: Engine, requests: list[Request]) -> dict[str, Received]:
+    received: defaultdict[str, Received] = defaultdict(Received)
     waiting = list(requests)
     while waiting or engine.running or engine.waiting:
         while waiting and engine.waiting < engine.config.rows:
             engine.submit(waiting.pop())
         for delta in engine.step():
-            one = told[delta.id]
+            one = received[delta.id]
             one.tokens += delta.tokens
             one.text += delta.text
             one.logprobs += delta.logprobs
             one.after.append((len(one.tokens), one.text))
             one.result = delta.result
     engine.check_integrity()
-    return told
+    return received
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +47,11 @@ def requests(case: Case, everything: bool, seed: int) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def whole(case: Case, requests: list[Request]) -> dict[str, Told]:
+def whole(case: Case, requests: list[Request]) -> dict[str, Received]:
     return follow(engine_of(case, Way(8, True), [])[0], requests)
 
 
-def test_what_is_streamed_adds_up_to_the_whole(whole: dict[str, Told]) -> None:
+def test_streamed_outputs_add_up_to_the_result(whole: dict[str, Received]) -> None:
     assert sum(len(one.after) > 2 for one in whole.values()) > 20
     for one in whole.values():
         assert one.result is not None
@@ -59,15 +59,15 @@ def test_what_is_streamed_adds_up_to_the_whole(whole: dict[str, Told]) -> None:
         assert tuple(one.logprobs) == one.result.logprobs
 
 
-def test_what_is_left_of_an_answer_is_the_same_behind_every_beginning(
-    case: Case, requests: list[Request], whole: dict[str, Told], everything: bool
+def test_resumed_answers_equal_whole_answers(
+    case: Case, requests: list[Request], whole: dict[str, Received], everything: bool
 ) -> None:
     rng, cuts, begun = random.Random(1), {}, []
     for request in requests:
-        told = whole[request.id]
-        if len(told.after) > 1:
-            cut, _ = cuts[request.id] = rng.choice(told.after[:-1])
-            begun.append(replace(request, committed_ids=tuple(told.tokens[:cut])))
+        received = whole[request.id]
+        if len(received.after) > 1:
+            cut, _ = cuts[request.id] = rng.choice(received.after[:-1])
+            begun.append(replace(request, committed_ids=tuple(received.tokens[:cut])))
     assert len(begun) > (50 if everything else 0)
     assert {kind for r in begun for kind in _kinds(r)} == {"guide", "stop", "sampled", "penalised"}
     outputs = [list(t.tokens) for t in whole.values()]
@@ -84,9 +84,9 @@ def test_what_is_left_of_an_answer_is_the_same_behind_every_beginning(
             assert _end(one) == _end(other)
 
 
-def _end(told: Told) -> tuple[tuple[int, ...], str, str]:
-    assert told.result is not None
-    return told.result.tokens, told.result.text, told.result.finish_reason
+def _end(received: Received) -> tuple[tuple[int, ...], str, str]:
+    assert received.result is not None
+    return received.result.tokens, received.result.text, received.result.finish_reason
 
 
 def _kinds(request: Request) -> set[str]:

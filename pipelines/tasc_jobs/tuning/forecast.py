@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tasc_draft import DraftSettings, Replay
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_runtime.engine_settings import EngineSettings, fault_of
@@ -210,7 +210,7 @@ def how_to_set(task: str, found: Outlook, now: int) -> str | None:
         return None
     put = f"tasks: [{{name: {task}, draft: {{num_speculative_tokens: {found.budget}}}}}]"
     if found.budget > EngineSettings().max_draft_tokens:
-        put += f" and engine: {{max_draft_tokens: {min(found.budget, MOST_NODES)}}}"
+        put += f" and engine: {{max_draft_tokens: {min(found.budget, MAX_NODES)}}}"
     return (
         f"b = {found.rows}: {task} drafts up to {now} tokens so far; put {put} into serve.yaml, or "
         f"run `tasc tune {task} --step-cost FILE --batch-size {found.rows}`, which chooses and "

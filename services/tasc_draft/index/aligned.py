@@ -93,17 +93,17 @@ def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, 
             in front of that -1.
     """
     word, last = _word(hashes, words, u), _last(lasts, words, u)
-    behind, last_behind = _word(hashes, words, u + 1), _last(lasts, words, u + 1)
+    following, last_following = _word(hashes, words, u + 1), _last(lasts, words, u + 1)
     one, two = np.uint64(y1 + 1), np.uint64(y2 + 1)
     by_word = _mix(_mix(_SEED, one), word)
     by_last = _mix(_mix(_mix(_SEED, two), one), last)
     out[0] = _folded(_mix(by_word, np.uint64(101)))
     out[1] = _folded(_mix(_mix(by_word, two), np.uint64(102)))
-    out[2] = _folded(_mix(_mix(by_word, behind), np.uint64(103)))
+    out[2] = _folded(_mix(_mix(by_word, following), np.uint64(103)))
     out[3] = _folded(_mix(by_last, np.uint64(104)))
     before = _mix(_mix(by_word, _word(hashes, words, u - 1)), two)
     out[4] = _folded(_mix(before, np.uint64(105)))
-    out[5] = _folded(_mix(_mix(by_last, last_behind), np.uint64(106)))
+    out[5] = _folded(_mix(_mix(by_last, last_following), np.uint64(106)))
 
 
 @borrowing
@@ -145,8 +145,8 @@ MAX_HEAD = 2**30  # numbers of words are int32
 def slots_of(keys: NDArray[np.uint32], buckets: int) -> Int32:
     """``int32[buckets + 1]``: where each bucket of ascending keys begins."""
     scaled = np.arange(buckets, dtype=np.uint64) << np.uint64(32)
-    least = (scaled + np.uint64(buckets - 1)) // np.uint64(buckets)
-    return np.append(np.searchsorted(keys, least.astype(np.uint32)), len(keys)).astype(np.int32)
+    smallest = (scaled + np.uint64(buckets - 1)) // np.uint64(buckets)
+    return np.append(np.searchsorted(keys, smallest.astype(np.uint32)), len(keys)).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ MIN_ROWS = 50
 MIN_SHARE = 0.9  # minimum share of rows that go word by word
 # Minimum count of a context, by kind. On 12,500 tagged sentences this saves a quarter of the memory
 # and costs no drafted token.
-LEAST = (1, 2, 2, 1, 1, 1)
+MIN_TOTALS = (1, 2, 2, 1, 1, 1)
 
 Pairs = NDArray[np.uint64]  # key of the context in the high half, next token in the low half
 Counted = tuple[Pairs, Int32]
@@ -240,7 +240,7 @@ def build_aligned(
         return None
     pairs = np.empty((KINDS, int((outputs.lengths[rows] + 1).sum())), np.uint64)
     _fill(prompts.view, outputs.view, rows, word_starts, eos_id, head, pairs)
-    kinds = [_frequent(*each) for each in zip(pairs, LEAST, strict=True)]
+    kinds = [_frequent(*each) for each in zip(pairs, MIN_TOTALS, strict=True)]
     return _table(*_merged(kinds), vocab_size, head)
 
 
@@ -255,12 +255,12 @@ def _aligned_rows(extra: Int64, head: int) -> Int64:
     return np.flatnonzero((extra == usual) | (extra == usual + 1))
 
 
-def _frequent(pairs: Pairs, least: int) -> Counted:
+def _frequent(pairs: Pairs, min_total: int) -> Counted:
     """The distinct pairs of one kind whose context is frequent enough, ascending, with counts."""
     pairs, counts = np.unique(pairs, return_counts=True)
     starts = np.flatnonzero(is_first(pairs >> _HALF))
     totals = np.add.reduceat(counts, starts)
-    kept = np.repeat(totals >= least, np.diff(np.append(starts, len(pairs))))
+    kept = np.repeat(totals >= min_total, np.diff(np.append(starts, len(pairs))))
     return pairs[kept], counts[kept].astype(np.int32)
 
 
@@ -325,12 +325,12 @@ def _words_of_the_head(texts: Any, word_starts: Any) -> int:
     The last word does not count if the next token continues it in most texts.
     """
     ids, offsets = texts
-    least = MIN_SHARE * (len(offsets) - 1)
+    min_rows = MIN_SHARE * (len(offsets) - 1)
     agreeing = np.ones(len(offsets) - 1, np.bool_)
     head, continued = 0, False
     for place in range(ids.size):
         token, rows, longer, continuing = _majority(texts, agreeing, place, word_starts)
-        if rows < least:
+        if rows < min_rows:
             continued = 2 * continuing > longer
             break
         head += place == 0 or begins(word_starts, token)
@@ -369,8 +369,8 @@ def _fill(
     prompts: Any, outputs: Any, rows: Any, word_starts: Any, eos_id: int, head: int, pairs: Any
 ) -> None:
     """Fill a pair of each kind for each output token of these rows and for each EOS."""
-    most = np.diff(prompts.offsets).max()
-    hashes, lasts = np.empty(most, np.uint32), np.empty(most, np.int32)
+    longest = np.diff(prompts.offsets).max()
+    hashes, lasts = np.empty(longest, np.uint32), np.empty(longest, np.int32)
     keys = np.zeros(KINDS, np.uint32)
     sep = len(word_starts) - 1
     n = 0

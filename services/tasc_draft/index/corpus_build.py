@@ -202,10 +202,10 @@ def gain_of(grams: Any, elsewhere: Any, held: Any) -> float:
 
 def check_cap(max_bytes: int | None, depth: int = DEPTH) -> None:
     """Raise DraftError if even an index without documents is larger; None is no limit."""
-    least = CorpusIndex.empty("", 1, depth).nbytes
-    if max_bytes is not None and max_bytes < least:
+    smallest = CorpusIndex.empty("", 1, depth).nbytes
+    if max_bytes is not None and max_bytes < smallest:
         raise DraftError(
-            f"max_bytes is {max_bytes}, an index without documents takes {least}; raise it"
+            f"max_bytes is {max_bytes}, an index without documents takes {smallest}; raise it"
         )
 
 

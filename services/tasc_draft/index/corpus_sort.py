@@ -112,17 +112,17 @@ def inside(text: Any, place: int, depth: int, low: int, high: int) -> bool:
 
 @borrowing
 def bucket_of(
-    text: Any, place: int, depth: int, low: int, high: int, least: int, greatest: int, width: int
+    text: Any, place: int, depth: int, low: int, high: int, smallest: int, greatest: int, width: int
 ) -> int:
     """A place's first token if it belongs to the part, else ``width``; mostly without a branch.
 
-    ``least`` and ``greatest`` are the first tokens of ``low`` and ``high``. Only places with these
-    tokens need a comparison of whole grams.
+    ``smallest`` and ``greatest`` are the first tokens of ``low`` and ``high``. Only places with
+    these tokens need a comparison of whole grams.
     """
     token = int(text[place])
-    if token in (least, greatest):
+    if token in (smallest, greatest):
         return token if token != END and inside(text, place, depth, low, high) else width
-    return width + (token - width) * int(least < token < greatest)
+    return width + (token - width) * int(smallest < token < greatest)
 
 
 @compiled
@@ -133,11 +133,11 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
         first: ``int64[width + 1]`` where the bucket of each token below ``width`` begins.
         keys, places: ``uint64[n]`` and ``int32[n]``.
     """
-    least = int(text[low]) if low >= 0 else END
+    smallest = int(text[low]) if low >= 0 else END
     greatest = int(text[high]) if high >= 0 else width
     fill = np.zeros(width + 1, np.int64)
     for place in range(len(text)):
-        fill[bucket_of(text, place, depth, low, high, least, greatest, width)] += 1
+        fill[bucket_of(text, place, depth, low, high, smallest, greatest, width)] += 1
     first = np.zeros(width + 1, np.int64)
     for token in range(width):
         first[token + 1] = first[token] + fill[token]
@@ -153,7 +153,7 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
         if token == END:
             key = np.uint64(0)
             continue
-        bucket = bucket_of(text, place, depth, low, high, least, greatest, width)
+        bucket = bucket_of(text, place, depth, low, high, smallest, greatest, width)
         fill[bucket] -= bucket != width
         keys[fill[bucket]], places[fill[bucket]] = key, place
         key = (key >> one) | (np.uint64(token + 1) << lead)
@@ -188,12 +188,12 @@ def refine(
         first: ``int64[buckets + 1]`` where each bucket begins. Its places share ``shared`` tokens;
             ``keys`` holds the next ones.
     """
-    most = 0
+    largest = 0
     for bucket in range(len(first) - 1):
-        most = max(most, first[bucket + 1] - first[bucket])
-    spare_keys, spare_places = np.empty(most, np.uint64), np.empty(most, np.int32)
+        largest = max(largest, first[bucket + 1] - first[bucket])
+    spare_keys, spare_places = np.empty(largest, np.uint64), np.empty(largest, np.int32)
     digits = np.empty(DIGITS, np.int64)
-    stack = np.empty((most // 2 + 1, 3), np.int64)
+    stack = np.empty((largest // 2 + 1, 3), np.int64)
     taken = KEY_BITS // bits
     last = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     for bucket in range(len(first) - 1):

@@ -24,7 +24,7 @@ Float32 = NDArray[np.float32]
 
 PROMPT_TOKENS = 1024  # the last tokens of a prompt that count: the request after its template
 WIDEST_SHARE = 0.3  # features of more rows than this share distinguish nothing; they are left out
-LEAST_WEIGHT, MOST_WEIGHT = 0.1, 100.0  # of a feature of some rows; a build's are 0.12 to 22
+MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0  # of a feature of some rows; a build's are 0.12 to 22
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIX_SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -92,9 +92,9 @@ class InputIndex(IndexPart):
             and within(self.postings, self.rows)
             # A search lists a row when its score is 0, so that with a weight of 0 it would list it
             # again and again.
-            and (weights >= np.where(first[1:] > first[:-1], LEAST_WEIGHT, 0)).all()
-            and (weights <= MOST_WEIGHT).all()
-            and (self.norms[self.postings] >= LEAST_WEIGHT).all()
+            and (weights >= np.where(first[1:] > first[:-1], MIN_WEIGHT, 0)).all()
+            and (weights <= MAX_WEIGHT).all()
+            and (self.norms[self.postings] >= MIN_WEIGHT).all()
         ):
             raise DraftError("the input index is damaged; build the index again")
 
@@ -294,7 +294,7 @@ AGREEMENT_TOKENS = 24  # outputs are compared by their first tokens, the end bei
 # estimated.
 FEATURE_PAIRS = 16
 CORPUS_PAIRS = 4096
-LEAST_PURITY = 0.01  # a feature whose drawn pairs share no beginning may still be of use
+MIN_PURITY = 0.01  # a feature whose drawn pairs share no beginning may still be of use
 
 LARGEST_INDEX = np.iinfo(np.int32).max  # postings
 _SPLITMIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -414,7 +414,7 @@ def _shared(outputs: Any) -> float:
     """The mean agreement of two rows drawn at random."""
     rows, agreed = len(outputs.offsets) - 1, 0.0
     if rows < 2:
-        return LEAST_PURITY
+        return MIN_PURITY
     for draw in range(CORPUS_PAIRS):
         a, b = _pair(0, draw, rows)
         agreed += _agreement(outputs, a, b)
@@ -435,10 +435,10 @@ def _measure(keys: Any, first: Any, postings: Any, outputs: Any, purities: Any) 
         for draw in range(pairs):
             a, b = _pair(np.uint64(keys[f]) << _HALF, draw, size)
             agreed += _agreement(outputs, postings[begin + a], postings[begin + b])
-        purities[f] = max(agreed / (pairs + 1), LEAST_PURITY)
+        purities[f] = max(agreed / (pairs + 1), MIN_PURITY)
         total += purities[f]
         measured += 1
-    mean = total / measured if measured else max(shared, LEAST_PURITY)
+    mean = total / measured if measured else max(shared, MIN_PURITY)
     for f in range(len(keys)):
         if first[f + 1] - first[f] < 2:
             purities[f] = mean

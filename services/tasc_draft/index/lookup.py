@@ -76,7 +76,7 @@ def count(corpus: Any, lo: int, hi: int) -> int:
 
 @borrowing
 def keep_greatest(found: Any, n: int, token: int, occurs: int, lo: int, hi: int) -> int:
-    """Insert into at most WIDEST lines by falling count, behind equal counts."""
+    """Insert into at most WIDEST lines by falling count, after equal counts."""
     if n == WIDEST and occurs <= found[n - 1, COUNT]:
         return n
     at = min(n, WIDEST - 1)

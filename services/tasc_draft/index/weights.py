@@ -51,7 +51,7 @@ BIGRAM_BASE = LOCAL_BASE + (BIGRAM - NEIGHBOURS) * LOCAL_SIZE
 ALIGNED_BASE = BIGRAM_BASE + LEVELS
 OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
 CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
-MOST_WEIGHT = 1e6  # maximum of a cell; learning ends far below
+MAX_WEIGHT = 1e6  # maximum of a cell; learning ends far below
 
 
 # Lower limits of the classes after the first.
@@ -157,9 +157,9 @@ class Weights:
 
     def check_integrity(self) -> None:
         """Raise DraftError unless every cell has a weight that can be added up."""
-        if self.values.dtype != np.float32 or not (np.abs(self.values) <= MOST_WEIGHT).all():
+        if self.values.dtype != np.float32 or not (np.abs(self.values) <= MAX_WEIGHT).all():
             raise DraftError(
-                f"some weights are no numbers within {MOST_WEIGHT:g}; build the index again"
+                f"some weights are no numbers within {MAX_WEIGHT:g}; build the index again"
             )
 
 

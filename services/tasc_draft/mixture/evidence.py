@@ -36,7 +36,7 @@ from tasc_draft.index.weights import CONTEXTS, SLOTS
 from tasc_draft.labels import NOWHERE, UNLIMITED, child
 from tasc_draft.mixture.row_state import (
     COLUMNS,
-    MOST,
+    MAX_CONTEXT,
     NONE,
     begins_word,
     extend_contexts,
@@ -84,7 +84,7 @@ NODE = np.dtype(
         *int32("row", "batch_row", "place", "parent", "first_child", "sibling", "depth", "token"),
         ("path", np.float32),
         *int32("source", "words", "num_contexts"),
-        ("contexts", np.int32, (MOST, COLUMNS)),
+        ("contexts", np.int32, (MAX_CONTEXT, COLUMNS)),
         ("num_known", np.int32, (CONTEXTS,)),
         ("known", np.int32, (CONTEXTS, WIDEST, lookup.COLUMNS)),
         ("num_near", np.int32),
@@ -115,7 +115,8 @@ NODE = np.dtype(
 # enabled has a flag for each source in use, by number; child_chance is OPTIMISTIC_CHILD_PROB.
 GROWTH = np.dtype(
     [
-        *int32("rule", "n_max", "p_min", "prefix", "most", "vocab_size", "sep", "depth", "head"),
+        *int32("rule", "n_max", "p_min", "prefix", "max_tokens"),
+        *int32("vocab_size", "sep", "depth", "head"),
         *int32("recent_end"),
         ("corpus_weight", np.float64),
         ("branching", np.bool_),
@@ -243,34 +244,36 @@ def _climb(weights: Any, squares: Any, cell: int, gradient: float, rate: float) 
 @borrowing
 def dominant_slot(weights: Any, node: Any, i: int) -> int:
     """The slot that adds most to a candidate's score, compared with a candidate without support."""
-    best, most = 0, -math.inf
+    best, best_gain = 0, -math.inf
     for slot in range(SLOTS):
         base, level = node.bases[slot], node.levels[i, slot]
         if base >= 0 and level > 0:
             gain = weights[base + level] - weights[base]
-            if gain > most:
-                best, most = slot, gain
+            if gain > best_gain:
+                best, best_gain = slot, gain
     return best
 
 
 @borrowing
 def root(state: Any, x: int, row: int) -> None:
     """Make node ``x`` the end of a row's text."""
-    node, it, mixed = state.nodes[x], state.rows[row], state.growth[0].rule == MIXED
-    text, end = state.texts[row], it.length - 1
+    node, row_state, mixed = state.nodes[x], state.rows[row], state.growth[0].rule == MIXED
+    text, end = state.texts[row], row_state.length - 1
     node.row = row
     node.parent = NONE
     node.depth = 0
     node.token = text[end]
     node.path = 1.0
-    node.words = it.begun
-    node.label = it.label
-    times, most = (2, CONTEXTS) if mixed else (1, MOST)
-    node.num_contexts = pick_contexts(it.contexts, it.num_contexts, times, most, node.contexts)
+    node.words = row_state.begun
+    node.label = row_state.label
+    times, max_contexts = (2, CONTEXTS) if mixed else (1, MAX_CONTEXT)
+    contexts, found = row_state.contexts, row_state.num_contexts
+    node.num_contexts = pick_contexts(contexts, found, times, max_contexts, node.contexts)
     node.num_known[:] = NONE
     node.num_own = find_places(state.own, row, end, state.own.tokens[row], end, node.own)
     if mixed:
-        node.num_near = find_places(state.near, row, it.near_length - 1, text, end, node.near)
+        last = row_state.near_length - 1
+        node.num_near = find_places(state.near, row, last, text, end, node.near)
         recent_end = state.growth[0].recent_end - 1
         node.num_recent = find_places(state.recent, 0, recent_end, text, end, node.recent)
 
@@ -280,15 +283,17 @@ def descend(state: Any, x: int) -> None:
     """Fill the sources' states at node ``x``, whose row, parent, depth, token and path are set."""
     node, growth = state.nodes[x], state.growth[0]
     parent, row, token = state.nodes[node.parent], node.row, node.token
-    it, mixed = state.rows[row], growth.rule == MIXED
-    first = it.length == it.begin + 1 and node.depth == 1
+    row_state, mixed = state.rows[row], growth.rule == MIXED
+    first = row_state.length == row_state.begin + 1 and node.depth == 1
     node.words = parent.words + begins_word(state.word_starts, token, first)
-    node.num_contexts = extend_contexts(state, parent, token, CONTEXTS if mixed else MOST, node)
+    node.num_contexts = extend_contexts(
+        state, parent, token, CONTEXTS if mixed else MAX_CONTEXT, node
+    )
     node.num_known[:] = NONE
-    own, end = state.canonical[token], it.length - 1
+    own, end = state.canonical[token], row_state.length - 1
     node.num_own = extend_places(state.own, row, end, parent.own, parent.num_own, own, node.own)
     if mixed:
-        end = it.near_length - 1
+        end = row_state.near_length - 1
         node.num_near = extend_places(
             state.near, row, end, parent.near, parent.num_near, token, node.near
         )
@@ -335,7 +340,7 @@ def _allows(labels: Any, node: Any, token: int) -> bool:
 
 @borrowing
 def _name_others(labels: Any, node: Any) -> None:
-    """Make allowed tokens without evidence candidates, behind the others, if all of them fit."""
+    """Make allowed tokens without evidence candidates, after the others, if all of them fit."""
     begin, end = labels.first[node.label], labels.first[node.label + 1]
     node.others = end - begin - node.supported
     if end - begin <= WIDTH:
@@ -499,9 +504,9 @@ def _before(state: Any, node: Any) -> int:
     """The token before a node's in the answer; SEP before the first token, -1 before SEP."""
     if node.parent != NONE:
         return int(state.nodes[node.parent].token)
-    it = state.rows[node.row]
-    if it.length - 1 > it.begin:
-        return int(state.texts[node.row, it.length - 2])
+    row_state = state.rows[node.row]
+    if row_state.length - 1 > row_state.begin:
+        return int(state.texts[node.row, row_state.length - 2])
     return -1
 
 

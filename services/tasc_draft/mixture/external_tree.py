@@ -28,10 +28,10 @@ TRUST = (0.5, 0.5, 0.0, 0.0, 0.0)
 OTHERS = len(TRUST) - 1
 CONFIDENCE = (0.5, 0.9)  # limits between classes of the n-grams' largest probability
 CELLS = 1 + 2 * (len(CONFIDENCE) + 1)  # the first is for all nodes
-MOST_EXPONENT, MOST_ADDED = 2.0, 8.0  # limits of the numbers in each cell
+MAX_EXPONENT, MAX_ADDED = 2.0, 8.0  # limits of the numbers in each cell
 RATE = 0.2
 UNNAMED = 0.5  # share of the mass a side leaves to others that goes to what the other side names
-LEAST = 1e-5  # probability
+MIN_PROB = 1e-5  # probability
 
 
 class ExternalTree(NamedTuple):
@@ -182,8 +182,8 @@ def learn(learnt: Any, node: Any, token: int) -> None:
 def _climb(learnt: Any, cell: int, k: int, gradient: float) -> None:
     learnt.trust_squares[cell, k] += gradient * gradient
     moved = learnt.trust[cell, k] + RATE * gradient / math.sqrt(learnt.trust_squares[cell, k])
-    most = MOST_EXPONENT if k < SIDES else MOST_ADDED
-    learnt.trust[cell, k] = min(max(moved, -most), most)
+    bound = MAX_EXPONENT if k < SIDES else MAX_ADDED
+    learnt.trust[cell, k] = min(max(moved, -bound), bound)
 
 
 @borrowing
@@ -229,7 +229,7 @@ def _feature(node: Any, k: int, i: int) -> float:
         return math.log(node.rest[k])
     if not _named(node, k, i):
         return math.log(node.floor[k])
-    return math.log(max(abs(node.chance[i]) if k == 0 else node.external_chance[i], LEAST))
+    return math.log(max(abs(node.chance[i]) if k == 0 else node.external_chance[i], MIN_PROB))
 
 
 @borrowing
@@ -245,8 +245,8 @@ def _share_rest(node: Any, side: int, left: float) -> None:
     for i in range(node.full_width):
         unnamed += not _named(node, side, i)
     shared = UNNAMED * left if unnamed else 0.0
-    node.floor[side] = max(shared / max(unnamed, 1), LEAST)
-    node.rest[side] = max(left - shared, LEAST)
+    node.floor[side] = max(shared / max(unnamed, 1), MIN_PROB)
+    node.rest[side] = max(left - shared, MIN_PROB)
 
 
 @borrowing

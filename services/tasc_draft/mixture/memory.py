@@ -34,7 +34,7 @@ from tasc_draft.mixture.evidence import (
     Words,
 )
 from tasc_draft.mixture.external_tree import initial_trust
-from tasc_draft.mixture.row_state import MOST, ROW, Found, LocalTexts
+from tasc_draft.mixture.row_state import MAX_CONTEXT, ROW, Found, LocalTexts
 from tasc_draft.mixture.tree import ENTRY, heap_size
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32
@@ -199,7 +199,7 @@ class Memory:
         for name in ("n_max", "p_min", "corpus_weight", "prefix", "min_prob"):
             self.growth[name] = getattr(settings, name)
         self.growth["rule"] = RULES[settings.mixture]
-        self.growth["most"] = settings.num_speculative_tokens
+        self.growth["max_tokens"] = settings.num_speculative_tokens
         self.growth["branching"] = branching
         self.growth["child_chance"] = OPTIMISTIC_CHILD_PROB if mixed else 1.0
         self.growth["rate"] = settings.learning_rate if mixed else 0.0
@@ -224,10 +224,10 @@ class Memory:
         Raises:
             DraftError: The index is sorted by fewer tokens than a row's longest context has.
         """
-        if index.corpus.depth <= MOST:
+        if index.corpus.depth <= MAX_CONTEXT:
             raise DraftError(
-                f"the index is sorted by {index.corpus.depth} tokens, contexts have up to {MOST}; "
-                f"build it with a depth above {MOST}"
+                f"the index is sorted by {index.corpus.depth} tokens, contexts have up to "
+                f"{MAX_CONTEXT}; build it with a depth above {MAX_CONTEXT}"
             )
         corpus, aligned, bigrams = index.corpus, index.aligned, index.bigrams
         self.growth["depth"] = corpus.depth

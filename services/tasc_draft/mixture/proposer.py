@@ -88,7 +88,7 @@ class NgramProposer:
             settings, rows, capacity, vocab_size, eos_ids, index, self._budget, branching
         )
         self._lengths = self.memory.rows["length"]
-        self._least = np.zeros(self._budget, np.float32)
+        self._min_probs = np.zeros(self._budget, np.float32)
         self._labels = RowLabels()
         self._pending = dict[int, _Pending]()
         self._undrafted, self._undrafted_tokens = list[Int32](), 0
@@ -128,7 +128,7 @@ class NgramProposer:
         self,
         rows: Int32,
         budget: Int32,
-        least: NDArray[np.float32] | None = None,
+        min_probs: NDArray[np.float32] | None = None,
         external: Drafts | None = None,
     ) -> Drafts:
         """See `tasc_draft.Proposer`.
@@ -147,15 +147,15 @@ class NgramProposer:
                 f"the batch has {len(rows)} rows, there are {len(self._lengths)}; name each once"
             )
         limits = budget.copy()
-        least = self._least if least is None else least[: self._budget]
+        min_probs = self._min_probs if min_probs is None else min_probs[: self._budget]
         linked = NO_TREE if external is None else _linked(external)
         if self._undrafted:
             self._remember_undrafted()
-        if self._pending and len(least):
-            for row, most in zip(rows.tolist(), budget.tolist(), strict=True):
-                if most > 0 and row in self._pending:
+        if self._pending and len(min_probs):
+            for row, limit in zip(rows.tolist(), budget.tolist(), strict=True):
+                if limit > 0 and row in self._pending:
                     self._begin(row, self._pending.pop(row))
-        n = tree.grow(self.state, rows, limits, least, linked, self._labels.forest)
+        n = tree.grow(self.state, rows, limits, min_probs, linked, self._labels.forest)
         return self.memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
@@ -235,12 +235,12 @@ class NgramProposer:
 
     def _begin(self, row: int, pending: _Pending) -> None:
         """Prepare a row for drafts, at the first step that may draft for it."""
-        it = self.memory.rows[row]
-        it["begin"], it["length"] = pending.begin, pending.length
-        it["caught"] = it["num_contexts"] = it["begun"] = 0
-        it["root"] = NONE
-        it["label_root"] = it["label"] = self._labels.start(row, pending.labels)
-        it["similarity"] = it["words"] = 0
+        row_state = self.memory.rows[row]
+        row_state["begin"], row_state["length"] = pending.begin, pending.length
+        row_state["caught"] = row_state["num_contexts"] = row_state["begun"] = 0
+        row_state["root"] = NONE
+        row_state["label_root"] = row_state["label"] = self._labels.start(row, pending.labels)
+        row_state["similarity"] = row_state["words"] = 0
         self._analyse(row, self.memory.texts[row, : pending.begin])
 
     def _keep_undrafted(self, text: Int32) -> None:

@@ -29,8 +29,8 @@ from tasc_draft.tokens import Int32
 NONE = -1
 END = -1  # after each answer or output of a local text
 COLUMNS = 4  # number of columns of a context
-MOST = 12  # tokens of a row's longest context, and so the most contexts of a row
-SHORTENED = 8  # a context of MOST tokens is cut to its last SHORTENED before it grows
+MAX_CONTEXT = 12  # tokens of a row's longest context, and so the most contexts of a row
+SHORTENED = 8  # a context of MAX_CONTEXT tokens is cut to its last SHORTENED before it grows
 MAX_WALK = 128  # places of one token that a search visits; bounds the time of a draft
 MAX_AGREEING = 8  # tokens compared before a place
 OUTPUT_TOKENS = 512  # maximum number of used tokens of one neighbour's output
@@ -52,7 +52,7 @@ def int32(*names: str) -> list[tuple[str, type[np.int32]]]:
 ROW = np.dtype(
     [
         *int32("length", "begin", "caught", "root", "num_contexts"),
-        ("contexts", np.int32, (MOST, COLUMNS)),
+        ("contexts", np.int32, (MAX_CONTEXT, COLUMNS)),
         *int32("near_length", "similarity", "words", "begun", "label_root", "label"),
     ],
     align=True,
@@ -62,26 +62,28 @@ ROW = np.dtype(
 @borrowing
 def catch_up(state: Any, row: int) -> None:
     """Bring a row's derived state up to date with its text."""
-    it, text, n = state.rows[row], state.texts[row], state.rows[row].num_contexts
-    for at in range(it.caught, it.length):
+    row_state, text, n = state.rows[row], state.texts[row], state.rows[row].num_contexts
+    for at in range(row_state.caught, row_state.length):
         if not 0 <= text[at] < len(state.canonical):
             text[at] = state.growth[0].sep  # an unknown id matches nothing
         append(state.own, row, at, state.canonical[text[at]])
-        if at >= it.begin:
-            n = advance_contexts(state, it.contexts, n, text, at)
-            if at > it.begin:
-                it.begun += begins_word(state.word_starts, text[at], at == it.begin + 1)
-    it.num_contexts = n
-    it.caught = it.length
+        if at >= row_state.begin:
+            n = advance_contexts(state, row_state.contexts, n, text, at)
+            if at > row_state.begin:
+                row_state.begun += begins_word(
+                    state.word_starts, text[at], at == row_state.begin + 1
+                )
+    row_state.num_contexts = n
+    row_state.caught = row_state.length
 
 
 @borrowing
 def reset(state: Any, row: int) -> None:
     """Drop a row's derived state, so that `catch_up` derives it again, from another index."""
-    it = state.rows[row]
-    forget(state.own, row, it.caught)
-    it.caught = it.num_contexts = it.begun = 0
-    it.root = NONE
+    row_state = state.rows[row]
+    forget(state.own, row, row_state.caught)
+    row_state.caught = row_state.num_contexts = row_state.begun = 0
+    row_state.root = NONE
 
 
 @borrowing
@@ -151,8 +153,8 @@ def find_places(local: Any, row: int, followed: int, text: Any, end: int, found:
 def _agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
     """The number of tokens up to ``place`` that equal those up to ``end``, at most MAX_AGREEING."""
     n = 1
-    most = min(MAX_AGREEING, place + 1, end + 1)
-    while n < most and tokens[place - n] == text[end - n]:
+    longest = min(MAX_AGREEING, place + 1, end + 1)
+    while n < longest and tokens[place - n] == text[end - n]:
         n += 1
     return n
 
@@ -197,7 +199,7 @@ def advance_contexts(state: Any, contexts: Any, n: int, text: Any, end: int) -> 
     kept, seen = 0, 0
     for i in range(n):
         tokens, lo, hi = contexts[i, 0], contexts[i, 1], contexts[i, 2]
-        if tokens >= MOST:
+        if tokens >= MAX_CONTEXT:
             tokens, lo, hi = _shortened(state, text, end - 1)
         lo, hi, occurs = follow(corpus, lo, hi, tokens, token)
         if occurs > seen:  # else it is empty or adds nothing to the one before it
@@ -222,11 +224,11 @@ def _shortened(state: Any, text: Any, end: int) -> tuple[int, int, int]:
 
 
 @borrowing
-def pick_contexts(contexts: Any, n: int, times: int, most: int, picked: Any) -> int:
-    """The longest context, then each next one that occurs ``times`` as often; at most ``most``."""
+def pick_contexts(contexts: Any, n: int, times: int, max_contexts: int, picked: Any) -> int:
+    """The longest context, then each next one that occurs ``times`` as often, within a maximum."""
     m, seen = 0, 0
     for i in range(n):
-        if m < most and contexts[i, 3] >= times * seen:
+        if m < max_contexts and contexts[i, 3] >= times * seen:
             seen = contexts[i, 3]
             _set_context(picked, m, contexts[i, 0], contexts[i, 1], contexts[i, 2], seen)
             m += 1
@@ -234,7 +236,7 @@ def pick_contexts(contexts: Any, n: int, times: int, most: int, picked: Any) -> 
 
 
 @borrowing
-def extend_contexts(state: Any, parent: Any, token: int, most: int, node: Any) -> int:
+def extend_contexts(state: Any, parent: Any, token: int, max_contexts: int, node: Any) -> int:
     """Fill a tree node's contexts: its parent's with ``token``, and the token alone if fewer.
 
     Returns their number.
@@ -250,7 +252,7 @@ def extend_contexts(state: Any, parent: Any, token: int, most: int, node: Any) -
             _set_context(node.contexts, m, tokens + 1, lo, hi, occurs)
             m += 1
     lo, hi = state.starts[token], state.starts[token + 1]
-    if m < most and hi > lo:
+    if m < max_contexts and hi > lo:
         _set_context(node.contexts, m, 1, lo, hi, count(corpus, lo, hi))
         m += 1
     return m
@@ -301,9 +303,9 @@ def find_neighbours(
         inputs, scratch: See `nearest`.
         prompt: ``int32[n]``.
     """
-    it, text, weights = state.rows[row], state.corpus.text, state.near_weight[row]
+    row_state, text, weights = state.rows[row], state.corpus.text, state.near_weight[row]
     n = nearest(inputs, prompt, scratch, found.rows, found.similarity)
-    it.similarity = cells.similarity_class(found.similarity[0] if n else 0.0)
+    row_state.similarity = cells.similarity_class(found.similarity[0] if n else 0.0)
     at = 0
     for i in range(_fitting(offsets, inputs.documents, found.rows, n, len(weights)) - 1, -1, -1):
         document = inputs.documents[found.rows[i]]
@@ -314,7 +316,7 @@ def find_neighbours(
             at += 1
         state.near.tokens[row, at] = END
         at += 1
-    it.near_length = at
+    row_state.near_length = at
 
 
 @compiled

@@ -81,11 +81,11 @@ def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
 
 
 @borrowing
-def _agreement(places: Any, n: int, most: int) -> tuple[int, int]:
-    """The longest agreement at any place, up to ``most`` tokens, and its number of places."""
+def _agreement(places: Any, n: int, max_tokens: int) -> tuple[int, int]:
+    """The longest agreement at any place, up to ``max_tokens`` tokens, and its number of places."""
     longest, whole = 0, 0
     for i in range(n):
-        longest = max(longest, min(places[i, 1], most))
+        longest = max(longest, min(places[i, 1], max_tokens))
     for i in range(n):
         whole += places[i, 1] >= longest
     return longest, whole

@@ -83,16 +83,17 @@ def _move(heap: Any, source: int, target: int) -> None:
 
 
 @borrowing
-def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels: Any) -> int:
+def grow(state: Any, batch: Any, limits: Any, min_probs: Any, external: Any, labels: Any) -> int:
     """Draft for the rows of ``batch``; returns the number of tokens written to ``state.out``.
 
     Args:
         batch: ``int32[m]`` rows.
         limits: ``int32[m]``, maximum number of draft tokens of each row; overwritten.
-        least: ``float32[n]``, minimum path probability of the i-th token of all; n is the budget.
+        min_probs: ``float32[n]``, minimum path probability of the i-th token of all; n is the
+            budget.
         external: An `ExternalTree` of the same rows. Rows that have a draft there get as many
             tokens as ``limits`` allows, regardless of their probability, since the caller sets
-            ``least``.
+            ``min_probs``.
         labels: The `Forest` that the rows' states belong to.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
@@ -102,19 +103,19 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
             label = state.rows[batch[i]].label
             if label == NOWHERE or (label != UNLIMITED and not labels.decides[label]):
                 limits[i] = 0
-            if external_tree.root(external, i) == NONE or growth.most == 0:
-                limits[i] = min(limits[i], growth.most)
+            if external_tree.root(external, i) == NONE or growth.max_tokens == 0:
+                limits[i] = min(limits[i], growth.max_tokens)
         else:
             limits[i] = 0  # the row is not in use
     roots = _add_roots(state, batch, limits, external)
     n = roots
-    while heap[0].node > 0 and n - roots < len(least):
+    while heap[0].node > 0 and n - roots < len(min_probs):
         path, x, leaf = _pop(heap)
-        most = nodes[x].path if leaf else path
+        bound = nodes[x].path if leaf else path
         i = nodes[x].batch_row
-        if limits[i] == 0 or most == 0.0 or most < least[n - roots]:
+        if limits[i] == 0 or bound == 0.0 or bound < min_probs[n - roots]:
             continue
-        if most < growth.min_prob and external_tree.root(external, i) == NONE:
+        if bound < growth.min_prob and external_tree.root(external, i) == NONE:
             continue
         if leaf:
             _expand(state, x, labels)
@@ -122,7 +123,8 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
                 external_tree.mix(state.learnt.trust, nodes[x], external)
             _push_best_child(nodes[x], x, heap, growth, labels)
             continue
-        end = _segment_end(nodes[x], path, limits[i], least, n - roots, growth.most, labels)
+        limit, deepest = limits[i], growth.max_tokens
+        end = _segment_end(nodes[x], path, limit, min_probs, n - roots, deepest, labels)
         if end == 0:
             _leave_out(nodes[x])
         else:
@@ -130,7 +132,7 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
             limits[i] -= n - begin
             last = nodes[n - 1]
             goes_on = last.label == UNLIMITED or labels.decides[last.label] != 0
-            if goes_on and not is_eos[last.token] and last.depth < growth.most:
+            if goes_on and not is_eos[last.token] and last.depth < growth.max_tokens:
                 _push(heap, growth.child_chance * path, n - 1, True)
         if growth.branching or end == 0:
             _push_best_child(nodes[x], x, heap, growth, labels)
@@ -139,7 +141,7 @@ def grow(state: Any, batch: Any, limits: Any, least: Any, external: Any, labels:
 
 @borrowing
 def _segment_end(
-    node: Any, path: float, limit: int, least: Any, drafted: int, deepest: int, labels: Any
+    node: Any, path: float, limit: int, min_probs: Any, drafted: int, deepest: int, labels: Any
 ) -> int:
     """How many tokens the next candidate of a node brings with it; 0 if they are not worth it.
 
@@ -150,11 +152,11 @@ def _segment_end(
         return 1
     state = child(labels.token, labels.first, node.label, node.candidates[node.next])
     n = 1 + labels.ahead[state]
-    if n > limit or node.depth + n > deepest or drafted + n > len(least):
+    if n > limit or node.depth + n > deepest or drafted + n > len(min_probs):
         return 0
-    cost = least[drafted]
+    cost = min_probs[drafted]
     for i in range(drafted + 1, drafted + n):
-        cost += (1.0 - path) * least[i]
+        cost += (1.0 - path) * min_probs[i]
     return n if path >= cost else 0
 
 
@@ -190,11 +192,11 @@ def _add_segment(state: Any, x: int, n: int, path: float, external: Any, labels:
 @borrowing
 def take_in(state: Any, row: int, labels: Any) -> None:
     """Learn from a row's new tokens as far as they follow its last tree; then catch up."""
-    it, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
-    x, at = it.root, it.caught
+    row_state, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
+    x, at = row_state.root, row_state.caught
     if x != NONE and nodes[x].row != row:
         x = NONE  # overwritten in a step without this row
-    while x != NONE and at < it.length and (nodes[x].full_width > 0 or nodes[x].forced):
+    while x != NONE and at < row_state.length and (nodes[x].full_width > 0 or nodes[x].forced):
         token = state.texts[row, at]
         if nodes[x].forced:
             x, at = _child(nodes, x, token), at + 1
@@ -205,13 +207,13 @@ def take_in(state: Any, row: int, labels: Any) -> None:
             external_tree.learn(state.learnt, nodes[x], token)
         x = _child(nodes, x, token)
         at += 1
-    it.root = NONE
-    if it.label_root != UNLIMITED:
-        label = it.label if it.caught > it.begin else it.label_root
-        for at in range(max(it.caught, it.begin + 1), it.length):
+    row_state.root = NONE
+    if row_state.label_root != UNLIMITED:
+        label = row_state.label if row_state.caught > row_state.begin else row_state.label_root
+        for at in range(max(row_state.caught, row_state.begin + 1), row_state.length):
             if label != NOWHERE:
                 label = child(labels.token, labels.first, label, state.texts[row, at])
-        it.label = label
+        row_state.label = label
     catch_up(state, row)
 
 
@@ -261,18 +263,18 @@ def _expand(state: Any, x: int, labels: Any) -> None:
 @borrowing
 def _push_best_child(node: Any, x: int, heap: Any, growth: Any, labels: Any) -> None:
     """Push the likeliest candidate of a node that is not in the tree yet and may be drafted."""
-    best, most = NONE, 0.0
+    best, likeliest = NONE, 0.0
     for i in range(node.full_width):
         token, chance = node.candidates[i], external_tree.chance(node, i)
-        if chance > most and token < growth.vocab_size and token != growth.sep:
+        if chance > likeliest and token < growth.vocab_size and token != growth.sep:
             if node.label >= 0:
-                behind = child(labels.token, labels.first, node.label, token)
-                if behind == NOWHERE or labels.ahead[behind] == NO_BRANCH:
+                after = child(labels.token, labels.first, node.label, token)
+                if after == NOWHERE or labels.ahead[after] == NO_BRANCH:
                     continue
-            best, most = i, chance
+            best, likeliest = i, chance
     node.next = best
     if best != NONE:
-        _push(heap, node.path * most, x, False)
+        _push(heap, node.path * likeliest, x, False)
 
 
 @borrowing
@@ -335,22 +337,22 @@ def teach(state: Any, row: int, answer: Any, rate: float, labels: Any) -> None:
     Args:
         answer: ``int32[n]``, its end-of-sequence included.
     """
-    it, text, learnt = state.rows[row], state.texts[row], state.learnt
+    row_state, text, learnt = state.rows[row], state.texts[row], state.learnt
     for token in answer:
         catch_up(state, row)
         evidence.root(state, 0, row)
         _expand(state, 0, labels)
         evidence.learn(learnt.weights, learnt.squares, state.nodes[0], token, rate)
-        text[it.length] = token
-        it.length += 1
+        text[row_state.length] = token
+        row_state.length += 1
 
 
 @borrowing
 def release(state: Any, row: int, labels: Any) -> None:
     """Release a row and add its answer to the recent answers."""
     take_in(state, row, labels)
-    it = state.rows[row]
-    _remember(state, state.texts[row, it.begin : it.length])
+    row_state = state.rows[row]
+    _remember(state, state.texts[row, row_state.begin : row_state.length])
     forget(state.own, row, state.rows[row].caught)
     forget_neighbours(state, row)
     state.rows[row].length = 0

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.model.hidden_states import HiddenStates
+from tasc_engine.sampling.accept import Accepted
 from tasc_engine.step.plan import Plan
-from tasc_engine.step.verify import Accepted
 
 
 @dataclass(frozen=True)
-class Seen:
+class RowHiddenStates:
     """Hidden states of adjacent tokens of one row.
 
     Attributes:
@@ -32,7 +32,7 @@ class HiddenStateBuffer:
     """Keeps, by row, the hidden states of steps that a proposer has not read yet."""
 
     def __init__(self) -> None:
-        self._held: dict[int, list[Seen]] = {}
+        self._held: dict[int, list[RowHiddenStates]] = {}
 
     def forget(self) -> None:
         self._held.clear()
@@ -40,12 +40,12 @@ class HiddenStateBuffer:
     def drop(self, row: int) -> None:
         self._held.pop(row, None)
 
-    def take(self, row: int) -> Seen | None:
+    def take(self, row: int) -> RowHiddenStates | None:
         """Returns a row's hidden states since the last call; None if there are none."""
         parts = self._held.pop(row, [])
         if len(parts) < 2:
             return parts[0] if parts else None
-        return Seen(
+        return RowHiddenStates(
             parts[0].begin, _joined([p.hidden for p in parts]), _joined([p.top for p in parts])
         )
 
@@ -55,8 +55,7 @@ class HiddenStateBuffer:
     ) -> None:
         """Keeps the hidden states of a step: each row's fed tokens and its accepted draft nodes.
 
-        Call it before a row's sequence advances, since the plan has its position in the cache. A
-        step without hidden states leaves a gap, and the states before the gap are dropped.
+        A step without hidden states leaves a gap, and the states before the gap are dropped.
         """
         if hidden_states.hidden is None:
             for row in plan.rows.tolist():
@@ -71,8 +70,8 @@ class HiddenStateBuffer:
             for of_all in hidden_states.at(places)
         )
         for i, row in enumerate(plan.rows.tolist()):
-            seen = Seen(int(plan.starts[i]), hidden[i], top[i])
-            self._held.setdefault(row, []).append(seen)
+            states = RowHiddenStates(int(plan.context_lens[i]), hidden[i], top[i])
+            self._held.setdefault(row, []).append(states)
 
 
 def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:

@@ -1,8 +1,8 @@
 """Makes any proposer safe to call: its failures and bad drafts never fail a request.
 
 Answers do not depend on drafts. If the proposer fails for a row, the row has no drafts until it is
-started again. If the drafts of a step are not trees, the step has none. With a time limit, a
-proposer that keeps failing or takes too long is switched off permanently.
+started again. If the drafts of a step are not trees, the step has none. A proposer with a limit is
+switched off permanently if it keeps failing or takes too long, and its fallback goes on.
 """
 
 import logging
@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numba
@@ -20,8 +21,8 @@ from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.hidden_state_buffer import HiddenStateBuffer
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
+from tasc_engine.sampling.accept import Accepted
 from tasc_engine.step.plan import Plan
-from tasc_engine.step.verify import Accepted
 
 Int32 = NDArray[np.int32]
 Reason: TypeAlias = Literal["failed", "slow"]
@@ -33,42 +34,50 @@ NOTHING = np.zeros(0, np.int32)
 log = logging.getLogger(__name__)
 
 
-def most_tokens(proposer: Proposer) -> int:
+def max_draft_tokens(proposer: Proposer) -> int:
     """Maximum draft tokens of a row: its ``max_tokens``, or its depth if it has none."""
     return int(getattr(proposer, "max_tokens", proposer.max_depth))
+
+
+@dataclass(frozen=True)
+class DraftLimit:
+    """The limit of a proposer that may be switched off.
+
+    Attributes:
+        seconds: Maximum median of the seconds of a drafted step.
+        on_off: Called with the reason, once.
+    """
+
+    seconds: float
+    on_off: Callable[[Reason], None]
 
 
 class SafeProposer:
     """A proposer that cannot fail; see `tasc_draft.Proposer`.
 
     A row in use may be started again, which `tasc_draft.Proposer` does not allow. A row that was
-    not started must have a budget of 0.
+    not started must have a budget of 0. A proposer may have a `DraftLimit` as ``limit``, and as
+    ``fallback`` a proposer of the same rows, which replaces it when it is switched off.
 
     Args:
-        limit_s: Maximum median of the seconds of a drafted step. A proposer that takes longer, or
-            fails several times in a row, is switched off and its memory is freed. None: never.
+        request_hidden_states: Called with the hidden states that the proposer needs from the next
+            forward on, when the proposer changes.
         clock: Returns seconds since an arbitrary time.
 
     Attributes:
         failures: Number of calls that raised and of drafts that were not trees.
-        off: The reason why it is switched off; None if it is on.
-        on_off: Called with the reason, once.
-        on_drafted: Called after a step with the rows that have drafts.
     """
 
     def __init__(
         self,
         proposer: Proposer,
         vocab_size: int,
-        limit_s: float | None = None,
+        request_hidden_states: Callable[[HiddenStateRequest], None] = lambda request: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.failures = self._reported = self._in_a_row = 0
-        self.off: Reason | None = None
-        self.on_off: Callable[[Reason], None] = lambda reason: None
-        self.on_drafted: Callable[[Int32], None] = lambda rows: None
-        self._vocab_size, self._limit_s, self._clock = vocab_size, limit_s, clock
-        self._seconds: deque[float] = deque(maxlen=STEPS)
+        self.failures = self._reported = 0
+        self._vocab_size, self._request_hidden_states = vocab_size, request_hidden_states
+        self._clock = clock
         self._hidden_states = HiddenStateBuffer()
         self._in_use: set[int] = set()
         self._lost: set[int] = set()
@@ -77,25 +86,16 @@ class SafeProposer:
 
     def use(self, proposer: Proposer) -> None:
         """Replaces the proposer; each row has no drafts until it is started again."""
+        for row in tuple(self._in_use):  # parts of the new proposer may have the same rows
+            self.finish(row)
         self._proposer: Proposer | None = proposer
-        self._max_depth, self._max_tokens = proposer.max_depth, most_tokens(proposer)
+        self.max_depth = proposer.max_depth
+        self._limit: DraftLimit | None = getattr(proposer, "limit", None)
+        self._seconds: deque[float] = deque(maxlen=STEPS)
+        self._in_a_row = 0
+        self._request()
         self._hidden_states.forget()
-        self._in_use.clear()
         self._lost.clear()
-
-    @property
-    def max_depth(self) -> int:
-        return self._max_depth
-
-    @property
-    def max_tokens(self) -> int:
-        """Maximum number of draft tokens of a row."""
-        return self._max_tokens
-
-    @property
-    def hidden_state_request(self) -> HiddenStateRequest:
-        """The hidden states that the proposer needs now; none after it is switched off."""
-        return HiddenStateRequest.of(self._proposer)
 
     def start(
         self,
@@ -117,7 +117,7 @@ class SafeProposer:
         self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
     ) -> None:
         """Keeps the target's hidden states of a step until their rows are observed."""
-        if not self.hidden_state_request:
+        if not HiddenStateRequest.of(self._proposer):
             return
         try:
             self._hidden_states.keep(plan, drafts, accepted, hidden_states)
@@ -125,10 +125,9 @@ class SafeProposer:
             self._hidden_states.forget()
             self._fail("hidden states were not kept; drafts go without them", error)
 
-    def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
+    def observe(self, row: int, tokens: Int32) -> None:
         def observe(proposer: Proposer) -> None:
-            kept = self._hidden_states.take(row)
-            proposer.observe(row, tokens, kept if hidden is None else hidden)
+            proposer.observe(row, tokens, self._hidden_states.take(row))
 
         if row in self._lost or row not in self._in_use:
             self._hidden_states.drop(row)
@@ -143,31 +142,33 @@ class SafeProposer:
         self._call(row, lambda proposer: proposer.finish(row))
 
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
         """Returns drafts for rows, see `Proposer`; empty if the proposer gives none."""
-        none = Drafts.empty(len(rows))
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
-        if self._proposer is None or not budget.any() or (least is not None and not len(least)):
-            return none
+        nothing_pays = min_probs is not None and not len(min_probs)
+        if self._proposer is None or not budget.any() or nothing_pays:
+            return Drafts.empty(len(rows))
         began = self._clock()
         try:
-            drafts = self._proposer.propose(rows, budget, least)
-            if not is_forest(drafts, budget, self._vocab_size, self._max_depth):
+            drafts = self._proposer.propose(rows, budget, min_probs)
+            if not is_forest(drafts, budget, self._vocab_size, self.max_depth):
                 raise ValueError("the drafts are no trees within their limits")
         except Exception as error:
             self._fail("a proposer failed; this step goes without its drafts", error)
-            return none
+            return Drafts.empty(len(rows))
         self._in_a_row = 0
         self._check_time(self._clock() - began)
-        self._report(rows, drafts)
         return drafts
 
     def new_failures(self) -> int:
         """Returns the number of failures since the last call."""
         reported, self._reported = self._reported, self.failures
         return self.failures - reported
+
+    def _request(self) -> None:
+        self._request_hidden_states(HiddenStateRequest.of(self._proposer))
 
     def _call(self, row: int, action: Callable[[Proposer], None]) -> None:
         try:
@@ -177,31 +178,25 @@ class SafeProposer:
             self._lost.add(row)
             self._fail(f"a proposer failed; row {row} goes without its drafts", error)
 
-    def _report(self, rows: Int32, drafts: Drafts) -> None:
-        try:
-            self.on_drafted(rows[np.diff(drafts.offsets) > 0])
-        except Exception as error:  # no fault of the proposer's
-            log.warning("drafted rows are not counted any more", exc_info=error)
-            self.on_drafted = lambda rows: None
-
     def _fail(self, message: str, error: Exception) -> None:
         self.failures, self._in_a_row = self.failures + 1, self._in_a_row + 1
-        if self._limit_s is not None and self._in_a_row >= FAILURES:
-            self._switch_off("failed", f"it failed {FAILURES} times in a row, at last by {error!r}")
+        if self._limit and self._in_a_row >= FAILURES:
+            why = f"it failed {FAILURES} times in a row, at last by {error!r}"
+            self._switch_off(self._limit, "failed", why)
         elif self.failures & (self.failures - 1) == 0:  # 1, 2, 4, ... so that logs stay readable
             log.warning("%s (%d failures so far)", message, self.failures, exc_info=error)
 
     def _check_time(self, seconds: float) -> None:
         self._seconds.append(seconds)
-        if self._limit_s is None or len(self._seconds) < STEPS:
+        if self._limit is None or len(self._seconds) < STEPS:
             return
-        if (median := statistics.median(self._seconds)) > self._limit_s:
-            why = f"a step's drafts took {median:.3g} s, the limit is {self._limit_s:g} s"
-            self._switch_off("slow", why)
+        if (median := statistics.median(self._seconds)) > self._limit.seconds:
+            why = f"a step's drafts took {median:.3g} s, the limit is {self._limit.seconds:g} s"
+            self._switch_off(self._limit, "slow", why)
 
-    def _switch_off(self, reason: Reason, why: str) -> None:
-        self._proposer, self.off = None, reason
-        self.on_drafted = lambda rows: None
+    def _switch_off(self, limit: DraftLimit, reason: Reason, why: str) -> None:
+        self._proposer, self._limit = getattr(self._proposer, "fallback", None), None
+        self._request()
         log.warning(
             "drafting by a model is off until a restart, requests go on: %s; `tasc task set` makes "
             "its trees (--draft-depth, --draft-nodes) or its vocabulary (--draft-vocabulary) "
@@ -209,7 +204,7 @@ class SafeProposer:
             why,
         )
         try:
-            self.on_off(reason)
+            limit.on_off(reason)
         except Exception as error:  # no fault of the proposer's
             log.warning("that drafting is off was not reported", exc_info=error)
 

@@ -93,12 +93,12 @@ class ChoiceGuide:
         self.labels.look(self._state, tokens, parents, kept, masks)
 
     def advance(self, tokens: Int32) -> None:
-        self._state = self.labels.behind(self._state, tokens)
+        self._state = self.labels.after(self._state, tokens)
         if self._state == NOWHERE and not self.error:
             self.error = f"no choice goes on with tokens {tokens.tolist()}"
 
-    def forced(self, most: int) -> Int32:
-        return self.labels.forced(self._state, most)
+    def forced(self, max_tokens: int) -> Int32:
+        return self.labels.forced(self._state, max_tokens)
 
 
 def _require_sayable(

@@ -24,8 +24,8 @@ class Kept(Generic[Made]):
     The newest is kept regardless of its size. Not thread-safe.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most, self._most_bytes = most, most_bytes
+    def __init__(self, max_items: int, max_bytes: int) -> None:
+        self._max_items, self._max_bytes = max_items, max_bytes
         self._made: OrderedDict[GuideSpec, Made] = OrderedDict()
         self._bytes = 0
 
@@ -43,7 +43,7 @@ class Kept(Generic[Made]):
         self._made[spec] = made
         self._bytes += spec.size_bytes
         while len(self._made) > 1 and (
-            len(self._made) > self._most or self._bytes > self._most_bytes
+            len(self._made) > self._max_items or self._bytes > self._max_bytes
         ):
             oldest, _ = self._made.popitem(last=False)
             self._bytes -= oldest.size_bytes
@@ -87,10 +87,10 @@ class Guides:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._limits = limits or GuideLimits()
-        most, most_bytes = self._limits.kept, self._limits.kept_bytes
-        self._kept: Kept[_Compiled] = Kept(most, most_bytes)
+        max_items, max_bytes = self._limits.kept, self._limits.kept_bytes
+        self._kept: Kept[_Compiled] = Kept(max_items, max_bytes)
         # Kept separately, so that refused guides do not displace those in use.
-        self._refused: Kept[str] = Kept(most, most_bytes)
+        self._refused: Kept[str] = Kept(max_items, max_bytes)
         self._library: Library | GuideError | None = None
         self._warm = False
         self._lock, self._compiling = threading.Lock(), threading.Lock()

@@ -55,8 +55,8 @@ class Guide(Protocol):
     def advance(self, tokens: Int32) -> None:
         """Advances by tokens that entered the answer; each was allowed at its place."""
 
-    def forced(self, most: int) -> Int32:
-        """Returns ``int32[n]``, the forced next tokens, at most ``most``; the state is unchanged.
+    def forced(self, max_tokens: int) -> Int32:
+        """Returns ``int32[n]``, at most ``max_tokens`` forced next tokens; the state is unchanged.
 
         They continue while exactly one token is allowed, and stop after an end of sequence.
         """
@@ -111,7 +111,7 @@ class LeastTokens:
     def advance(self, tokens: Int32) -> None:
         self._missing -= len(tokens)
 
-    def forced(self, most: int) -> Int32:
+    def forced(self, max_tokens: int) -> Int32:
         return np.empty(0, np.int32)
 
 

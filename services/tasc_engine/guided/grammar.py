@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 # Each forced token needs a mask, which takes up to a millisecond while all rows wait. Further
 # forced tokens follow in the next step; the answer is the same.
-MOST_FORCED = 32
+MAX_FORCED = 32
 # Maximum number of lexers made for one answer; all rows wait while one is compiled. The first ones
 # are shared by all answers, the others are its own, which other answers cannot exhaust.
-MOST_SHARED, MOST_MADE = 3, 6
+MAX_SHARED, MAX_MADE = 3, 6
 _DEAD_ENDS = ("doesn't satisfy the grammar", "NoExtension")  # errors of the grammar, not the lexer
 
 
@@ -48,7 +48,7 @@ class Grammar:
 
     Attributes:
         make: Makes a matcher at the start of the grammar, with a new lexer.
-        opening: ``int32[n]``, the tokens that every answer begins with, at most `MOST_FORCED`.
+        opening: ``int32[n]``, the tokens that every answer begins with, at most `MAX_FORCED`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Grammar:
         self.make = make
         self._lock = threading.Lock()
         self._fresh = make()
-        self.opening = GrammarGuide(self).computed(MOST_FORCED)
+        self.opening = GrammarGuide(self).computed(MAX_FORCED)
 
     def guide(self, max_tokens: int | None) -> Guide:
         """Returns a guide for one answer. The length of answers is not limited here."""
@@ -94,9 +94,9 @@ class Grammar:
         with self._lock:
             self._fresh = fresh
 
-    def behind(self, place: Place | None, token: int) -> Place | None:
+    def after(self, place: Place | None, token: int) -> Place | None:
         """Returns the position after a token; None if no items must be unique."""
-        return self.unique.behind(place, token) if self.unique and place else None
+        return self.unique.after(place, token) if self.unique and place else None
 
     def fill(self, matcher: "LLMatcher", place: Place | None, mask: Masks) -> bool:
         """Writes the tokens that a matcher allows; returns False if there are none or it failed."""
@@ -152,32 +152,32 @@ class GrammarGuide:
                 self._ended = True
                 return
             self._said.append(token)
-            self._place = self._grammar.behind(self._place, token)
+            self._place = self._grammar.after(self._place, token)
             if self._grammar.unique and not self._place:
                 self.error = "an item of an array with unique items is repeated"
             elif not self._matcher.consume_token(token):
                 self._revive()
 
-    def forced(self, most: int) -> Int32:
+    def forced(self, max_tokens: int) -> Int32:
         if self._said or self._ended or self.error:
-            return self.computed(min(most, MOST_FORCED))
-        return self._grammar.opening[:most]
+            return self.computed(min(max_tokens, MAX_FORCED))
+        return self._grammar.opening[:max_tokens]
 
-    def computed(self, most: int) -> Int32:
+    def computed(self, max_tokens: int) -> Int32:
         """Computes the result of `forced`."""
         found: list[int] = []
         mask = np.empty(self.words, np.uint32)
         place, going = self._place, self._now(mask)
         if not going:
             return np.array(found, np.int32)
-        while going and len(found) < most:
+        while going and len(found) < max_tokens:
             token = _only(mask)
             if token is None:
                 break
             found.append(token)
             if token in self._grammar.ends:
                 break
-            place = self._grammar.behind(place, token)
+            place = self._grammar.after(place, token)
             going = self._matcher.consume_token(token) and self._grammar.fill(
                 self._matcher, place, mask
             )
@@ -214,7 +214,7 @@ class GrammarGuide:
             if not self._matcher.consume_token(tokens[x]):
                 return False
             path.append(x)
-            places[x] = self._grammar.behind(places[parents[x]], tokens[x])
+            places[x] = self._grammar.after(places[parents[x]], tokens[x])
             if not self._grammar.fill(self._matcher, places[x], masks[1 + x]):
                 return False
             kept[x] = True
@@ -227,15 +227,15 @@ class GrammarGuide:
         # the end of the answer itself, which is final.
         if not self._worn and mask is None and self._restart(self._origin):
             return True
-        if self._worn and self._made < MOST_SHARED:
+        if self._worn and self._made < MAX_SHARED:
             fresh = self._grammar.fresh
             if fresh is not self._origin and self._restart(fresh, mask):
                 return True
-        if self._worn and self._made < MOST_MADE:
+        if self._worn and self._made < MAX_MADE:
             self._made += 1
             fresh = self._grammar.make()
             if self._restart(fresh, mask):
-                if self._made <= MOST_SHARED:
+                if self._made <= MAX_SHARED:
                     self._grammar.share(fresh)
                 return True
         self.error = reason(self._matcher) or "no token may follow"

@@ -14,7 +14,7 @@ from tasc_engine.errors import GuideError
 _PROGRAM = Path(__file__).with_name("trial.py")
 _START_SECONDS = 60.0  # on a machine that is busy with loading a model
 _WALL_SECONDS = 5  # for each second of processor time, on a machine that is busy with answers
-MOST_ASKED = 256  # maximum grammars of one process, as they fragment its memory
+MAX_ASKED = 256  # maximum grammars of one process, as they fragment its memory
 
 
 class Unsettled(GuideError):
@@ -38,7 +38,7 @@ class Sandbox:
     """Checks whether a grammar compiles in time. Used by one thread at a time.
 
     The process starts with the first grammar. It is restarted after a grammar that ended it, when
-    it was killed from outside, and after `MOST_ASKED` grammars.
+    it was killed from outside, and after `MAX_ASKED` grammars.
 
     Args:
         tokenizer: Text of a ``tokenizer.json``.
@@ -65,8 +65,8 @@ class Sandbox:
                 return outcome
             self._stop()
             if self._took_too_much(process.returncode):
-                most = f"{self._effort.seconds:g} s or {self._effort.bytes / 2**20:g} MiB"
-                return f"it takes more than {most} to compile"
+                limits = f"{self._effort.seconds:g} s or {self._effort.bytes / 2**20:g} MiB"
+                return f"it takes more than {limits} to compile"
         raise Unsettled(
             f"the process that compiles guides was ended twice (by {process.returncode}, a "
             "signal's number where it is negative); look for what ends it, and send it again"
@@ -78,7 +78,7 @@ class Sandbox:
 
     def _ready(self) -> "subprocess.Popen[str]":
         process = self._process
-        if process and process.poll() is None and self._asked < MOST_ASKED:
+        if process and process.poll() is None and self._asked < MAX_ASKED:
             return process
         self._stop()
         return self._start()

@@ -16,8 +16,8 @@ from tasc_engine.errors import GuideError
 
 Node: TypeAlias = dict[str, Any]
 LENIENT = 'or ignore what cannot be enforced: "x-guidance": {"lenient": true}'
-MOST_MEMBERS = 1000  # maximum values of a unique item
-MOST_VISITS = 100_000  # visited schemas in the search for arrays with unique items
+MAX_MEMBERS = 1000  # maximum values of a unique item
+MAX_VISITS = 100_000  # visited schemas in the search for arrays with unique items
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -154,7 +154,7 @@ def _members_of(made: Prepared, node: Node) -> tuple[bytes, ...]:
     if values is None:
         raise GuideError(
             "no answer can be guided by this json_schema: uniqueItems is enforced for items of an "
-            f"enum, const, boolean or small integer range, of at most {MOST_MEMBERS} values; "
+            f"enum, const, boolean or small integer range, of at most {MAX_MEMBERS} values; "
             f"give the items an enum, leave uniqueItems out, {LENIENT}"
         )
     members = {json.dumps(value, ensure_ascii=False).encode() for value in values}
@@ -175,7 +175,7 @@ def _values(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> li
     if id(node) not in known:
         known[id(node)] = None  # for a schema that refers to itself
         found = _found(made, node, known)
-        known[id(node)] = found if found is not None and len(found) <= MOST_MEMBERS else None
+        known[id(node)] = found if found is not None and len(found) <= MAX_MEMBERS else None
     return known[id(node)]
 
 
@@ -215,7 +215,7 @@ def _of_kind(kinds: Sequence[str], low: float, high: float) -> list[Any] | None:
     if len(kinds) != 1:
         return None
     if kinds[0] == "integer" and -math.inf < low and high < math.inf:
-        few = high < low + MOST_MEMBERS  # compared, since an integer may be too large for a float
+        few = high < low + MAX_MEMBERS  # compared, since an integer may be too large for a float
         return list(range(math.ceil(low), math.floor(high) + 1)) if few else None
     single: Mapping[str, list[Any]] = {"boolean": [False, True], "null": [None]}
     return single.get(kinds[0])
@@ -242,7 +242,7 @@ def _require_certain(made: Prepared) -> None:
             groups.append([*patterns.values(), *own.values(), node.get("additionalProperties")])
         reached = [made.expand(group) for group in groups]
         visits += sum(len(group) for group in reached)
-        if visits > MOST_VISITS:
+        if visits > MAX_VISITS:
             raise GuideError(
                 "this json_schema has uniqueItems and too many references and unions; "
                 f"use fewer of them, {LENIENT}"

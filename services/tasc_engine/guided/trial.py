@@ -25,7 +25,7 @@ LIMITS: dict[str, Any] = {
     "max_lexer_states": 30_000,
     "verbose_errors": False,
 }
-_MOST_WORDS = 300  # maximum characters of a reason
+_MAX_WORDS = 300  # maximum characters of a reason
 
 
 def make_tokens(tokenizer: str, vocab_size: int, eos_id: int) -> "LLTokenizer":
@@ -60,9 +60,9 @@ def refusal(matcher: "LLMatcher", eos_id: int) -> str:
 
 def reason(matcher: "LLMatcher") -> str:
     """The short error of a matcher; empty if there is none."""
-    told = matcher.get_error().split("\n<")[0]
-    lines = [line for line in told.splitlines() if line.startswith("error: ")] or [told]
-    words = " ".join(lines[0].split())[:_MOST_WORDS]
+    message = matcher.get_error().split("\n<")[0]
+    lines = [line for line in message.splitlines() if line.startswith("error: ")] or [message]
+    words = " ".join(lines[0].split())[:_MAX_WORDS]
     return words.replace("NoExtensionBias", "no token may follow")
 
 
@@ -75,19 +75,19 @@ def main() -> None:
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, about["seconds"])  # ends the process at the limit
         try:
-            told = refusal(make_matcher(tokens, json.loads(line)), about["eos_id"])
+            message = refusal(make_matcher(tokens, json.loads(line)), about["eos_id"])
         except MemoryError:
             os.abort()  # as when the library itself runs out of memory
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(told), flush=True)
+        print(json.dumps(message), flush=True)
 
 
 def _limit_memory(more: int) -> None:
     """Limits this process to ``more`` than its current memory, if the system reports that."""
-    told = Path("/proc/self/statm")
-    if told.exists():
-        most = int(told.read_text().split()[0]) * resource.getpagesize() + more
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        max_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() + more
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
 if __name__ == "__main__":

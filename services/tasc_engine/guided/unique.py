@@ -71,7 +71,7 @@ class Unique:
         self._several = several
         self._root = tuple(schema.expand([schema.root]))
 
-    def behind(self, place: Place, token: int) -> Place | None:
+    def after(self, place: Place, token: int) -> Place | None:
         """Returns the position after a token; None if it repeats an item."""
         now: Place | None = place
         for byte in self._tokenizer.token_bytes(token):
@@ -88,7 +88,7 @@ class Unique:
             return
         bits = np.unpackbits(doubtful.view(np.uint8), bitorder="little")
         for token in np.flatnonzero(bits).tolist():
-            if self.behind(place, token) is None:
+            if self.after(place, token) is None:
                 mask[token >> 5] &= ~np.uint32(1 << (token & 31))
 
     def _step(self, place: Place, byte: int) -> Place | None:

@@ -34,7 +34,7 @@ class RowByRow:
         """See `RowCache.attend`."""
         query = query.contiguous()
         out = torch.empty_like(query)
-        for row in range(len(self._step.firsts)):
+        for row in range(len(self._step.kv_starts)):
             self.attend_row(row, layer, query, scale, window, softcap, out)
         return out
 
@@ -50,7 +50,8 @@ class RowByRow:
     ) -> None:
         """Writes one row's part of ``out``."""
         step = self._step
-        begin, end, first = step.begins[row], step.begins[row + 1], step.firsts[row]
+        begin, end = step.query_offsets[row : row + 2]
+        first = step.kv_starts[row]
         kv = self._pool[layer, first : first + step.trunks[row] + step.nodes[row]]
         kv_heads, (tokens, heads, dim) = kv.shape[2], (end - begin, *query.shape[1:])
         shared = heads // kv_heads
@@ -60,12 +61,12 @@ class RowByRow:
         key, value = kv.permute(1, 2, 0, 3).unsqueeze(1).unbind()
         bias = self._bias(row, shared, window, query)
         if softcap is None:
-            seen = nn.functional.scaled_dot_product_attention(
+            attended = nn.functional.scaled_dot_product_attention(
                 asked, key, value, attn_mask=bias, scale=scale
             )
         else:
-            seen = _capped(asked, key, value, bias, scale, softcap)
-        out[begin:end] = seen.view(heads, tokens, dim).transpose(0, 1)
+            attended = _capped(asked, key, value, bias, scale, softcap)
+        out[begin:end] = attended.view(heads, tokens, dim).transpose(0, 1)
 
     def _bias(self, row: int, shared: int, window: int | None, like: Tensor) -> Tensor:
         """The bias of the scores, ``[1, 1, shared * tokens, slots]``; made once per step."""
@@ -80,10 +81,10 @@ class RowByRow:
 
 def visible(step: StepLayout[Int64], row: int, window: int | None) -> np.ndarray[Any, Any]:
     """``bool[tokens, slots]``, the slots of its row that each token sees."""
-    begin, end = step.begins[row], step.begins[row + 1]
+    begin, end = step.query_offsets[row], step.query_offsets[row + 1]
     trunk, nodes = step.trunks[row], step.nodes[row]
     own, slots = step.positions[begin:end, None], np.arange(trunk + nodes)
-    sees: np.ndarray[Any, Any] = slots < step.seen[begin:end, None]
+    sees: np.ndarray[Any, Any] = slots < step.visible_lens[begin:end, None]
     sees[:, trunk:] = (step.tree[begin:end, None] >> np.arange(nodes)) & 1
     if window is not None:
         positions = np.concatenate((slots[:trunk], step.positions[end - nodes : end]))

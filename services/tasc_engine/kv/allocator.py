@@ -7,10 +7,7 @@ requests nor looks at tokens.
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.errors import is_out_of_memory
 from tasc_engine.kv.cache import RowCache
 
@@ -19,16 +16,16 @@ class Holder(Protocol):
     """A request that holds slots.
 
     Attributes:
-        needs: Number of slots that it holds until it ends.
-        first: Its first slot; set by the allocator.
+        max_kv_slots: Number of slots that it holds until it ends.
+        kv_start: Its first slot; set by the allocator.
         cached: Number of tokens whose keys and values are in the cache.
     """
 
-    first: int
+    kv_start: int
     cached: int
 
     @property
-    def needs(self) -> int: ...
+    def max_kv_slots(self) -> int: ...
 
 
 class KVAllocator:
@@ -44,58 +41,55 @@ class KVAllocator:
 
     @property
     def free(self) -> int:
-        return self.total - sum(s.needs for s in self._held)
+        return self.total - sum(s.max_kv_slots for s in self._held)
 
-    def enter(self, sequence: Holder, moves: NDArray[np.int64]) -> bool:
-        """Gives a request its slots, and returns whether enough were free; others may be moved.
-
-        Args:
-            moves: Slots of copies that are due in the next forward pass, from and to. They are
-                updated if their request is moved.
-        """
-        if sequence.needs > self.free:
+    def enter(self, sequence: Holder) -> bool:
+        """Gives a request its slots, and returns whether enough were free; others may be moved."""
+        if sequence.max_kv_slots > self.free:
             return False
         if not self._fit(sequence):
             try:
-                self._push_together(moves)
+                self._push_together()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 return False  # no memory to move requests: wait until others have left
             self._fit(sequence)
-        self._held.sort(key=lambda s: s.first)
+        self._held.sort(key=lambda s: s.kv_start)
         return True
 
     def leave(self, sequence: Holder) -> None:
-        """Frees the slots of a request."""
+        """Frees the slots of a request, and drops its pending moves."""
         self._held.remove(sequence)
+        self._cache.drop_moves(sequence.kv_start, sequence.kv_start + sequence.max_kv_slots)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if held slots overlap or exceed the cache."""
-        ends = [0, *(s.first + s.needs for s in self._held)]
-        firsts = [*(s.first for s in self._held), self.total]
-        assert all(end <= first for end, first in zip(ends, firsts, strict=True)), (ends, firsts)
+        """Raises AssertionError if held slots overlap or exceed the cache, or others move."""
+        ends = [0, *(s.kv_start + s.max_kv_slots for s in self._held)]
+        starts = [*(s.kv_start for s in self._held), self.total]
+        assert all(end <= first for end, first in zip(ends, starts, strict=True)), (ends, starts)
+        held = [range(s.kv_start, s.kv_start + s.max_kv_slots) for s in self._held]
+        moved = self._cache.pending_moves.ravel().tolist()
+        assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
 
     def _fit(self, sequence: Holder) -> bool:
         """Puts a request into the first gap that is long enough; False if there is none."""
         begin = 0
-        for end, held in [*((s.first, s) for s in self._held), (self.total, None)]:
-            if end - begin >= sequence.needs:
-                sequence.first = begin
+        for end, held in [*((s.kv_start, s) for s in self._held), (self.total, None)]:
+            if end - begin >= sequence.max_kv_slots:
+                sequence.kv_start = begin
                 self._held.append(sequence)
                 return True
-            begin = held.first + held.needs if held else end
+            begin = held.kv_start + held.max_kv_slots if held else end
         return False
 
-    def _push_together(self, moves: NDArray[np.int64]) -> None:
+    def _push_together(self) -> None:
         begin = 0
         for sequence in self._held:
-            first = sequence.first
+            first = sequence.kv_start
             if first > begin:
                 # Cached tokens, and nodes of the last draft, which the next forward pass moves.
-                held = min(sequence.needs, sequence.cached + 1 + MOST_NODES)
+                held = min(sequence.max_kv_slots, sequence.cached + 1 + MAX_NODES)
                 self._cache.shift(first, begin, held)
-                own = (moves >= first) & (moves < first + sequence.needs)
-                moves[own] -= first - begin
-                sequence.first = begin
-            begin += sequence.needs
+                sequence.kv_start = begin
+            begin += sequence.max_kv_slots

@@ -22,7 +22,7 @@ from tasc_engine.layout import Int64, StepLayout
 
 NAME = "tasc_packed"
 _CACHE = "tasc_cache"
-LEAST_SLOTS = 16  # a model is tried with as many when it is loaded
+MIN_SLOTS = 16  # a model is tried with as many when it is loaded
 log = logging.getLogger(__name__)
 
 
@@ -30,7 +30,7 @@ class RowCache:
     """Keys and values of all layers, ``[layers, slots + 1, 2, kv_heads, head_dim]``.
 
     `KVAllocator` assigns slots to rows. Memory is allocated at the first forward pass, while the
-    model is loaded. Slots behind a row's length hold finite values of rejected drafts or earlier
+    model is loaded. Slots after a row's length hold finite values of rejected drafts or earlier
     requests, and no token attends to them. The last slot belongs to no row: tokens that pad a step
     to a fixed size are written there.
 
@@ -41,6 +41,8 @@ class RowCache:
 
     Attributes:
         host, device: The layout of the current or the last step, outside of a CUDA graph.
+        pending_moves: ``int64[2, k]``, slots of accepted draft tokens, from and to. The next
+            forward pass copies them before it writes anything.
         windows: The sliding window of each layer that ran by the model's own code; None: all.
     """
 
@@ -51,6 +53,7 @@ class RowCache:
         self.windows = dict[int, int | None]()
         self.host: StepLayout[Int64] | None = None
         self.device: StepLayout[Tensor] | None = None
+        self.pending_moves = _no_moves()
         self._most, self._nbytes, self._longest = slots, nbytes, longest or slots
         self._pool: Tensor | None = None
         self._rows: RowByRow | CompiledRows | FusedRows | None = None
@@ -74,10 +77,19 @@ class RowCache:
             self._rows.begin(host, device)
 
     def move(self, moves: Tensor) -> None:
-        """Copies slots, ``int64[2, k]`` from and to; all are read before any is written."""
+        """Makes the pending moves, of which ``int64[2, k]`` is a copy on the device.
+
+        All slots are read before any is written. Without memory for it, the moves remain pending.
+        """
         if self._pool is not None and moves.numel():
             source, target = moves
             self._pool.index_copy_(1, target, self._pool.index_select(1, source))
+            self.pending_moves = _no_moves()
+
+    def drop_moves(self, first: int, end: int) -> None:
+        """Drops pending moves from slots that another row may use before the next step."""
+        source = self.pending_moves[0]
+        self.pending_moves = self.pending_moves[:, (source < first) | (source >= end)]
 
     def pool(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
         """Returns the keys and values of one layer."""
@@ -121,7 +133,7 @@ class RowCache:
         return self._rows.attend(layer, query, scale, window, softcap)
 
     def bits(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
-        """Returns one layer's keys and values as elements of `kernels.cpu.lanes`; CPU only."""
+        """Returns one layer's keys and values as elements of `kernels.cpu.simd`; CPU only."""
         if self._rows is None:
             self.pool(layer, kv_heads, head_dim, like)
         assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"
@@ -153,12 +165,17 @@ class RowCache:
 
     @torch.inference_mode()
     def shift(self, first: int, to: int, tokens: int) -> None:
-        """Moves adjacent slots. If memory for one layer's copy is missing, nothing is moved."""
+        """Moves adjacent slots, with their pending moves.
+
+        If memory for one layer's copy is missing, nothing is moved.
+        """
         if self._pool is not None:
             held = torch.empty_like(self._pool[0, :tokens])
             for layer in self._pool:
                 held.copy_(layer[first : first + tokens])
                 layer[to : to + tokens] = held
+        own = (self.pending_moves >= first) & (self.pending_moves < first + tokens)
+        self.pending_moves[own] -= first - to
 
     @torch.inference_mode()
     def clear(self) -> None:
@@ -171,10 +188,10 @@ class RowCache:
         each = self.layers * 2 * kv_heads * head_dim * like.element_size()
         slots = self._most if self._nbytes is None else min(self._most, self._nbytes // each - 1)
         log.info("the KV cache holds %d tokens of %d bytes", slots, each)
-        if slots < min(LEAST_SLOTS, self._most):
+        if slots < min(MIN_SLOTS, self._most):
             raise ValueError(
                 f"kv_cache_bytes is {self._nbytes}, room for {slots} tokens of {each} bytes; "
-                f"at least {(LEAST_SLOTS + 1) * each} are needed, and more than "
+                f"at least {(MIN_SLOTS + 1) * each} are needed, and more than "
                 f"{(self._most + 1) * each} are not used"
             )
         shape = (self.layers, slots + 1, 2, kv_heads, head_dim)
@@ -185,9 +202,12 @@ class RowCache:
                 raise
             raise OutOfMemory(
                 f"a KV cache of {slots} tokens, {slots * each} bytes, does not fit the memory of "
-                f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes",
-                moved=False,
+                f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes"
             ) from error
+
+
+def _no_moves() -> Int64:
+    return np.zeros((2, 0), np.int64)
 
 
 def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:

@@ -18,9 +18,9 @@ Int32 = NDArray[np.int32]
 
 _Key = tuple[int, bytes]  # the adapter's number, as keys and values depend on it; token ids
 
-LEAST_TOKENS = 8  # shorter prefixes are not worth a copy
+MIN_TOKENS = 8  # shorter prefixes are not worth a copy
 RECENT = 8  # prompts that a new one is compared with
-MOST_KEPT = 64  # prefixes; `enter` compares a prompt with all of them
+MAX_KEPT = 64  # prefixes; `enter` compares a prompt with all of them
 
 
 class PrefixCache:
@@ -57,7 +57,7 @@ class PrefixCache:
             n = _common(tokens, prompt[:-1]) if key[0] == adapter else 0
             if n > longest:
                 longest, best = n, key
-        if best is None or longest < LEAST_TOKENS:
+        if best is None or longest < MIN_TOKENS:
             return 0
         self._kept.move_to_end(best)
         self._cache.paste(first, self._kept[best][1][:, :longest])
@@ -66,7 +66,7 @@ class PrefixCache:
     def leave(self, first: int, prompt: Int32, entered: int, adapter: int = 0) -> None:
         """Keeps the longest prefix that a row's prompt shares with recent or expected ones.
 
-        It must be longer than the one that `enter` copied, by at least `LEAST_TOKENS`.
+        It must be longer than the one that `enter` copied, by at least `MIN_TOKENS`.
 
         Args:
             entered: The result of `enter` for it.
@@ -78,7 +78,7 @@ class PrefixCache:
         self._recent.append((adapter, prompt))
         tokens = prompt[: min(shared, self._budget // self._cache.token_bytes)].copy()
         key = adapter, tokens.tobytes()
-        if len(tokens) >= max(entered, 1) + LEAST_TOKENS and key not in self._kept:
+        if len(tokens) >= max(entered, 1) + MIN_TOKENS and key not in self._kept:
             try:
                 self._keep(key, tokens, self._cache.copied(first, len(tokens)))
             except (RuntimeError, MemoryError) as error:
@@ -94,7 +94,7 @@ class PrefixCache:
     def _keep(self, key: _Key, tokens: Int32, kv: Tensor) -> None:
         self._kept[key] = tokens, kv
         self.nbytes += kv.nbytes
-        while self.nbytes > self._budget or len(self._kept) > MOST_KEPT:
+        while self.nbytes > self._budget or len(self._kept) > MAX_KEPT:
             self.nbytes -= self._kept.popitem(last=False)[1][1].nbytes
 
 

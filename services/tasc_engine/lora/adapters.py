@@ -40,19 +40,19 @@ class Adapters:
             CompiledTokens(len(adapters)) if compiled else MaskedTokens() for _ in range(2)
         )
 
-    def begin(self, cache: RowCache, looked_at: Tensor | None) -> None:
+    def begin(self, cache: RowCache, logits_indices: Tensor | None) -> None:
         """Note each token's adapter number, before the first layer of a forward pass.
 
         Args:
             cache: Has the step's layout.
-            looked_at: ``int64[M]``, the tokens that remain in layers that are ``picked``; None for
-                all.
+            logits_indices: ``int64[M]``, the tokens that remain in layers that are ``picked``; None
+                for all.
         """
         if self._adapters:
             assert cache.device is not None, "a forward begins with a layout"
             numbers = cache.device.adapters
             self._every.begin(numbers)
-            left = numbers if looked_at is None else numbers.index_select(0, looked_at)
+            left = numbers if logits_indices is None else numbers.index_select(0, logits_indices)
             self._picked.begin(left)
 
     def around(
@@ -76,7 +76,7 @@ class Adapters:
             parent, _, own = name.rpartition(".")
             linear: Any = model.get_submodule(name)
             addition = self._addition(self._every, [name], [linear.out_features])
-            assert addition is not None, "somebody adapts it"
+            assert addition is not None, "an adapter changes this product"
             module = AdaptedModule(linear, addition, self._every, name)
             setattr(model.get_submodule(parent), own, module)
 
@@ -125,8 +125,8 @@ class AdaptedModule(nn.Module):
         given = x.numel() // self.in_features
         if given != self._tokens.count:
             raise UnsupportedModel(
-                f"{self._name} is given {given} of a step's {self._tokens.count} tokens, so "
-                "that whose they are is not known; merge the adapter"
+                f"{self._name} gets {given} of a step's {self._tokens.count} tokens, so the rows "
+                "of these tokens are unknown; merge the adapter"
             )
         y: Tensor = self.linear(x)
         self._addition(x, y)

@@ -5,7 +5,7 @@ LoRA (Hu et al. 2021, arXiv 2106.09685): an adapter adds ``x @ down.T @ up.T`` t
 mask selects each token's own, so the number of calls does not depend on the number of adapters.
 `CompiledTokens` uses compiled code on a CPU. It takes four tokens of an adapter at a time and reads
 only the weights of their adapter, so the result of a token does not depend on the other tokens.
-Arrays of compiled code are flat; their elements are those of `lanes`.
+Arrays of compiled code are flat; their elements are those of `simd`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasc_engine.kernels.cpu.compiling import arithmetic, bits, known, numbers
-from tasc_engine.kernels.cpu.lanes import (
+from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     add,
     fma,
     load,
     mul,
-    narrow,
+    round_to_storage,
     store,
     tile,
-    widen,
+    to_float32,
     zeros,
 )
 
@@ -170,8 +170,8 @@ class CompiledTokens:
         """Allocate memory for the widest layer; all layers share it."""
         number = layer.scales.dtype
         widest = max(int(layer.plan[0]) * _TOKENS, len(self._widened))
-        most = max(layer.lanes * _TOKENS, len(self._inner))
-        self._widened, self._inner = np.zeros(widest, number), np.zeros(most, number)
+        needed = max(layer.lanes * _TOKENS, len(self._inner))
+        self._widened, self._inner = np.zeros(widest, number), np.zeros(needed, number)
         self._sums = np.zeros(_TOKENS * _OUTPUTS, number)
 
 
@@ -204,7 +204,7 @@ class _LoraLayout:
 def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _LoraLayout:
     given = [w for own in weights for w in own if w]
     kept, begins = _kept(given, dtype), np.cumsum([0, *widths]).tolist()
-    plan, most = [given[0].down.shape[1], begins[-1], len(widths)], 0
+    plan, most_lanes = [given[0].down.shape[1], begins[-1], len(widths)], 0
     for begin, width in zip(begins, widths, strict=False):
         plan += [begin, width]
     downs, ups, scales = list[Tensor](), list[Tensor](), list[float]()
@@ -212,7 +212,7 @@ def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _L
         there = [w for w in own if w]
         lanes = _up_to(sum(len(w.down) for w in there), WIDTH)
         plan += [_length(downs), len(scales), lanes]
-        most, first = max(most, lanes), len(scales)
+        most_lanes, first = max(most_lanes, lanes), len(scales)
         for w in own:
             plan += [_length(ups), len(w.down) if w else 0, len(scales) - first]
             if w:
@@ -222,7 +222,9 @@ def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _L
         downs += [_blocked(torch.cat([w.down.to(kept) for w in there]).T, WIDTH)] if there else []
     flat_scales = np.array(scales, numbers(dtype))
     flat_plan = np.array(plan, np.int64)
-    return _LoraLayout(bits(torch.cat(downs)), bits(torch.cat(ups)), flat_scales, flat_plan, most)
+    return _LoraLayout(
+        bits(torch.cat(downs)), bits(torch.cat(ups)), flat_scales, flat_plan, most_lanes
+    )
 
 
 def _kept(weights: Sequence[LowRank], dtype: torch.dtype) -> torch.dtype:
@@ -313,7 +315,7 @@ def _widen(x: Any, at: int, width: int, widened: Any, to: int) -> None:
         store(widened, to + d, load(x, at + d))
         d += WIDTH
     while d < width:
-        widened[to + d] = widen(x[at + d])
+        widened[to + d] = to_float32(x[at + d])
         d += 1
 
 
@@ -402,5 +404,5 @@ def _add_to(y: Any, to: int, sums: Any, at: int, n: int) -> None:
         store(y, to + d, add(load(y, to + d), load(sums, at + d)))
         d += WIDTH
     while d < n:
-        y[to + d] = narrow(widen(y[to + d]) + sums[at + d], y[0])
+        y[to + d] = round_to_storage(to_float32(y[to + d]) + sums[at + d], y[0])
         d += 1

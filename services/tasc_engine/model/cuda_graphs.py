@@ -34,11 +34,11 @@ Step = StepLayout[Int64]
 Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the first greatest token of each line
 log = logging.getLogger(__name__)
 
-_PER_TOKEN = ("ids", "positions", "slots", "seen", "tree", "adapters")
-_PER_ROW = ("firsts", "trunks", "nodes")
+_PER_TOKEN = ("ids", "positions", "slots", "visible_lens", "tree", "adapters")
+_PER_ROW = ("kv_starts", "trunks", "nodes")
 _WARM_UPS = 2  # the first compiles kernels and makes libraries allocate workspaces
 # Prompt tokens of a step. Their logits are not used, and many of them cost more than launches do.
-_MOST_UNREAD = 256
+_MAX_UNREAD = 256
 
 
 class Recorder(Protocol):
@@ -70,42 +70,42 @@ class Limits:
     scratch: int
 
 
-def buckets(most: int) -> tuple[int, ...]:
-    """Numbers of tokens that graphs are made for, up to ``most``.
+def buckets(max_tokens: int) -> tuple[int, ...]:
+    """Numbers of tokens that graphs are made for, up to ``max_tokens``.
 
     From eight tokens on, a step fills at least two thirds of its bucket. Two to seven tokens cost
     as much as eight.
     """
     sizes, size = [1, 8], 8
-    while size < most:
+    while size < max_tokens:
         sizes += [size * 3 // 2, size * 2]
         size *= 2
-    return (*(s for s in sizes if s < most), most)
+    return (*(s for s in sizes if s < max_tokens), max_tokens)
 
 
 def sizes(limits: Limits, tokens: int) -> dict[str, int]:
     """Length of each part of a bucket's buffer, in order; one more row is for padding."""
     per_token = dict.fromkeys(_PER_TOKEN, tokens)
     per_row = dict.fromkeys(_PER_ROW, limits.rows + 1)
-    return {**per_token, "begins": limits.rows + 2, **per_row, "moves": 2 * limits.moves}
+    return {**per_token, "query_offsets": limits.rows + 2, **per_row, "moves": 2 * limits.moves}
 
 
 def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
-    """Write a step into the parts of a buffer, and padding behind it.
+    """Write a step into the parts of a buffer, and padding after it.
 
     Args:
         parts: The parts that `sizes` lists, each flat.
         step: A step within ``limits`` and the bucket.
     """
-    n, rows, k = len(step.ids), len(step.firsts), step.moves.shape[1]
+    n, rows, k = len(step.ids), len(step.kv_starts), step.moves.shape[1]
     padding = {
         "ids": 0,
         "positions": 0,
         "slots": limits.scratch,
-        "seen": 1,
+        "visible_lens": 1,
         "tree": 0,
         "adapters": 0,
-        "firsts": limits.scratch,
+        "kv_starts": limits.scratch,
         "trunks": 1,
         "nodes": 0,
     }
@@ -113,10 +113,10 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
         own: Int64 = getattr(step, name)
         parts[name][: len(own)] = own
         parts[name][len(own) :] = value
-    begins, moves = parts["begins"], parts["moves"].reshape(2, limits.moves)
-    begins[: rows + 1] = step.begins
-    begins[rows + 1 :] = n
-    begins[-1] = len(parts["ids"])
+    query_offsets, moves = parts["query_offsets"], parts["moves"].reshape(2, limits.moves)
+    query_offsets[: rows + 1] = step.query_offsets
+    query_offsets[rows + 1 :] = n
+    query_offsets[-1] = len(parts["ids"])
     moves[:, :k] = step.moves
     moves[:, k:] = limits.scratch
 
@@ -143,7 +143,6 @@ class _Bucket:
         self.device.copy_(self.host, non_blocking=True)
         # Not part of the graph, which would move the maximum number of slots at every step.
         cache.move(self.moves[:, : step.moves.shape[1]])
-        cache.host = step  # as `begin` does: it records that the moves are made
         return self.replay()
 
 
@@ -187,7 +186,7 @@ class GraphedForward:
         _, chosen = bucket.run(step, self._limits, self._cache)
         bucket.chosen.copy_(chosen, non_blocking=True)
         self._recorder.wait()
-        found: Int64 = bucket.chosen.numpy()[step.looked_at]
+        found: Int64 = bucket.chosen.numpy()[step.logits_indices]
         return found
 
     @torch.inference_mode()
@@ -199,9 +198,9 @@ class GraphedForward:
         logits, _ = bucket.run(step, self._limits, self._cache)
         # The next step's numbers must not overwrite these before they are copied.
         self._recorder.wait()
-        if np.array_equal(step.looked_at, np.arange(len(step.ids))):  # no row reads a prompt
+        if np.array_equal(step.logits_indices, np.arange(len(step.ids))):  # no row reads a prompt
             return logits[: len(step.ids)]
-        return logits.index_select(0, torch.from_numpy(step.looked_at).to(logits.device))
+        return logits.index_select(0, torch.from_numpy(step.logits_indices).to(logits.device))
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -212,8 +211,8 @@ class GraphedForward:
     def size_of(self, step: Step) -> int | None:
         """The bucket of a step; None if the step exceeds a limit."""
         limits, n = self._limits, len(step.ids)
-        fits = len(step.firsts) <= limits.rows and step.moves.shape[1] <= limits.moves
-        few = n - len(step.looked_at) <= _MOST_UNREAD
+        fits = len(step.kv_starts) <= limits.rows and step.moves.shape[1] <= limits.moves
+        few = n - len(step.logits_indices) <= _MAX_UNREAD
         if not (fits and few and 0 < n <= limits.tokens):
             return None
         return next(size for size in self._sizes if size >= n)
@@ -232,9 +231,6 @@ class GraphedForward:
                     raise
                 log.warning("no memory for the graph of %d tokens; such steps run slower", size)
                 self._buckets[size] = None
-            finally:
-                # The moves of the waiting step are not made yet, even if a capture was tried.
-                self._cache.host = self._cache.device = None
         return self._buckets[size]
 
     def _record(self, size: int) -> _Bucket:
@@ -252,7 +248,7 @@ class GraphedForward:
 
         def run() -> tuple[Tensor, Tensor]:
             self._cache.begin(padded, own)
-            logits = self._forward(own.ids, own.looked_at, self._cache)
+            logits = self._forward(own.ids, own.logits_indices, self._cache)
             return logits, first_greatest(logits)
 
         chosen = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
@@ -302,10 +298,10 @@ class CudaGraphs:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-def _layout(parts: dict[str, Any], looked_at: Any) -> StepLayout[Any]:
+def _layout(parts: dict[str, Any], logits_indices: Any) -> StepLayout[Any]:
     """The layout of a step without its moves, which are made before."""
     none = parts["moves"][:0].reshape(2, 0)
-    return StepLayout(**{**parts, "moves": none, "looked_at": looked_at})
+    return StepLayout(**{**parts, "moves": none, "logits_indices": logits_indices})
 
 
 _NONE = np.zeros(0, np.int64)
@@ -313,12 +309,12 @@ _NOTHING = Step(
     ids=_NONE,
     positions=_NONE,
     slots=_NONE,
-    seen=_NONE,
+    visible_lens=_NONE,
     tree=_NONE,
     adapters=_NONE,
-    looked_at=_NONE,
-    begins=np.zeros(1, np.int64),
-    firsts=_NONE,
+    logits_indices=_NONE,
+    query_offsets=np.zeros(1, np.int64),
+    kv_starts=_NONE,
     trunks=_NONE,
     nodes=_NONE,
     moves=np.zeros((2, 0), np.int64),

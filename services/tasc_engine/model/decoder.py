@@ -42,7 +42,7 @@ _UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights; ``head_norm`` norms queries and keys, ``behind`` the next input."""
+    """One layer's weights; ``head_norm`` norms queries and keys, ``next_norm`` the next input."""
 
     qkv: Product
     head_norm: Norm | None
@@ -50,7 +50,7 @@ class Layer:
     before_mlp: Norm
     gate_up: Product
     down: Product
-    behind: Norm
+    next_norm: Norm
     window: int | None
 
 
@@ -80,25 +80,25 @@ class LeanDecoder:
         self._layers = [_layer(model, i, adapters) for i in range(config.num_hidden_layers)]
         self.layers = len(self._layers)
         self.head, self._adapters = Linear.joining(model.lm_head), adapters
-        turns = _turns(model, max_positions)
-        self.operations = _operations(turns, self.heads, self.kv_heads, config.hidden_act)
-        self.turned = turns.shape[-1]
+        cos_sin = _rope_table(model, max_positions)
+        self.operations = _operations(cos_sin, self.heads, self.kv_heads, config.hidden_act)
+        self.rotary_dim = cos_sin.shape[-1]
         self.requested = HiddenStateRequest()
         self.hidden_states = HiddenStates()
 
-    def __call__(self, ids: Tensor, looked_at: Tensor, cache: RowCache) -> Tensor:
+    def __call__(self, ids: Tensor, logits_indices: Tensor, cache: RowCache) -> Tensor:
         """Logits ``[M, vocab_size]`` in the model's dtype.
 
         Args:
             ids: ``int64[N]`` token ids.
-            looked_at: ``int64[M]`` which of the N tokens get logits.
+            logits_indices: ``int64[M]`` which of the N tokens get logits.
             cache: Has the step's layout; receives keys and values of all N tokens in every layer.
         """
         if not self.requested:
-            return self.head(self.states(self.embed(ids), looked_at, cache))
+            return self.head(self.states(self.embed(ids), logits_indices, cache))
         hidden = self.states(self.embed(ids), None, cache).clone()
         self.hidden_states = HiddenStates(self.requested, hidden, self.head)
-        return self.head(hidden.index_select(0, looked_at))
+        return self.head(hidden.index_select(0, logits_indices))
 
     @property
     def windowed(self) -> bool:
@@ -109,25 +109,27 @@ class LeanDecoder:
         """Embeddings ``[..., D]`` of ids ``int64[...]``."""
         return functional.embedding(ids, self.embedding)
 
-    def states(self, hidden: Tensor, looked_at: Tensor | None, cache: RowCache) -> Tensor:
+    def states(self, hidden: Tensor, logits_indices: Tensor | None, cache: RowCache) -> Tensor:
         """Returns the inputs of the LM head, ``[M, D]``, valid until the next call.
 
         Args:
             hidden: ``[N, D]``, the inputs of the first layer; they are overwritten.
-            looked_at: ``int64[M]``, indices of the tokens to return; None for all tokens.
+            logits_indices: ``int64[M]``, indices of the tokens to return; None for all tokens.
         """
-        self._adapters.begin(cache, looked_at)
-        do = self.operations
-        normed = do.add_and_norm(hidden, None, self._first)
+        self._adapters.begin(cache, logits_indices)
+        ops = self.operations
+        normed = ops.add_and_norm(hidden, None, self._first)
         for index, layer in enumerate(self._layers):
-            query = do.turn_and_keep(index, layer.qkv(normed), layer.head_norm, cache)
-            seen = cache.attend(index, query, self._scale, layer.window).flatten(1)
-            if index == self.layers - 1 and looked_at is not None:
+            qkv = layer.qkv(normed)
+            query = ops.apply_rope_and_write_kv(index, qkv, layer.head_norm, cache)
+            attention_output = cache.attend(index, query, self._scale, layer.window).flatten(1)
+            if index == self.layers - 1 and logits_indices is not None:
                 # The other tokens are not needed after this.
-                hidden, seen = hidden.index_select(0, looked_at), seen.index_select(0, looked_at)
-            normed = do.add_and_norm(hidden, layer.out(seen), layer.before_mlp)
-            delta = layer.down(do.gate(layer.gate_up(normed)))
-            normed = do.add_and_norm(hidden, delta, layer.behind)
+                hidden = hidden.index_select(0, logits_indices)
+                attention_output = attention_output.index_select(0, logits_indices)
+            normed = ops.add_and_norm(hidden, layer.out(attention_output), layer.before_mlp)
+            delta = layer.down(ops.gate(layer.gate_up(normed)))
+            normed = ops.add_and_norm(hidden, delta, layer.next_norm)
         return normed
 
 
@@ -146,7 +148,7 @@ def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> Le
         return None
     decoder = LeanDecoder(model, max_positions, adapters or Adapters(model))
     # Partial rope would rotate only the first part of each head.
-    return decoder if decoder.turned == decoder.head_dim else None
+    return decoder if decoder.rotary_dim == decoder.head_dim else None
 
 
 def _is_plain(model: Any) -> bool:
@@ -169,22 +171,22 @@ def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
     attention, eps = layer.self_attn, config.rms_norm_eps
     of_model = config.sliding_window if config.model_type == "mistral" else None
     last = index == config.num_hidden_layers - 1
-    behind = model.model.norm if last else model.model.layers[index + 1].input_layernorm
+    next_norm = model.model.norm if last else model.model.layers[index + 1].input_layernorm
 
-    def joined(part: str, *names: str, picked: bool = last) -> Product:
+    def product(part: str, *names: str, picked: bool = last) -> Product:
         linears = [layer.get_submodule(f"{part}.{name}") for name in names]
         paths = [f"model.layers.{index}.{part}.{name}" for name in names]
         widths = [linear.out_features for linear in linears]
         return adapters.around(Linear.joining(*linears), paths, widths, picked)
 
     return Layer(
-        qkv=joined("self_attn", "q_proj", "k_proj", "v_proj", picked=False),
+        qkv=product("self_attn", "q_proj", "k_proj", "v_proj", picked=False),
         head_norm=_head_norm(attention, config) if hasattr(attention, "q_norm") else None,
-        out=joined("self_attn", "o_proj"),
+        out=product("self_attn", "o_proj"),
         before_mlp=Norm(layer.post_attention_layernorm.weight, eps),
-        gate_up=joined("mlp", "gate_proj", "up_proj"),
-        down=joined("mlp", "down_proj"),
-        behind=Norm(behind.weight, eps),
+        gate_up=product("mlp", "gate_proj", "up_proj"),
+        down=product("mlp", "down_proj"),
+        next_norm=Norm(next_norm.weight, eps),
         window=getattr(attention, "sliding_window", of_model),
     )
 
@@ -195,20 +197,20 @@ def _head_norm(attention: Any, config: Any) -> Norm:
     return Norm(torch.cat((query, key)), config.rms_norm_eps)
 
 
-def _operations(turns: Tensor, heads: int, kv_heads: int, activation: str) -> Operations:
-    if turns.device.type == "cpu" and activation == "silu":
-        return CompiledOperations(turns, heads, kv_heads)
+def _operations(cos_sin: Tensor, heads: int, kv_heads: int, activation: str) -> Operations:
+    if cos_sin.device.type == "cpu" and activation == "silu":
+        return CompiledOperations(cos_sin, heads, kv_heads)
     if (
-        turns.is_cuda
+        cos_sin.is_cuda
         and activation == "silu"
-        and available(turns.dtype, turns.shape[-1], turns.device)
+        and available(cos_sin.dtype, cos_sin.shape[-1], cos_sin.device)
     ):
-        return FusedOperations(turns, heads, kv_heads)
+        return FusedOperations(cos_sin, heads, kv_heads)
     function = functional.silu if activation == "silu" else ACT2FN[activation]
-    return TensorOperations(turns, heads, kv_heads, function)
+    return TensorOperations(cos_sin, heads, kv_heads, function)
 
 
-def _turns(model: Any, max_positions: int) -> Tensor:
+def _rope_table(model: Any, max_positions: int) -> Tensor:
     """Cosines and signed sines ``[max_positions, 2, head_dim]`` of the model's own rope."""
     weight = model.model.embed_tokens.weight.detach()
     positions = torch.arange(max_positions, device=weight.device)[None]

@@ -217,6 +217,6 @@ def in_words(state: str) -> str:
     """The error message that refuses a model with such a state."""
     return (
         f"{state}: the model keeps a recurrent or convolutional state, which each token overwrites "
-        "and which cannot be rolled back behind rejected drafts here; name a model whose layers "
+        "and which cannot be rolled back after rejected drafts here; name a model whose layers "
         "all attend to keys and values"
     )

@@ -53,7 +53,7 @@ class HiddenStates:
         """
         if self.hidden is None or self.head is None:
             return None, None
-        hidden, most = self.hidden[places], self.request.top
+        hidden, top = self.hidden[places], self.request.top
         # In slices, as logits of a whole prompt may need more memory than a plain step.
-        tops = [self.head(x).topk(most, -1).indices for x in hidden.split(_SLICE)] if most else []
+        tops = [self.head(x).topk(top, -1).indices for x in hidden.split(_SLICE)] if top else []
         return hidden if self.request.hidden else None, torch.cat(tops) if tops else None

@@ -62,18 +62,18 @@ class Operations(Protocol):
         """Add ``delta`` to ``hidden`` in place, both ``[N, D]``; return the normed sum."""
         ...
 
-    def turn_and_keep(
-        self, layer: int, joined: Tensor, norm: Norm | None, cache: RowCache
+    def apply_rope_and_write_kv(
+        self, layer: int, qkv: Tensor, norm: Norm | None, cache: RowCache
     ) -> Tensor:
         """Return queries ``[N, heads, dim]``; write keys and values to the cache.
 
         Args:
-            joined: ``[N, (heads + 2 * kv_heads) * dim]`` queries, keys and values.
+            qkv: ``[N, (heads + 2 * kv_heads) * dim]`` queries, keys and values.
             norm: The norm of each head of queries and keys.
         """
         ...
 
-    def gate(self, joined: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor) -> Tensor:
         """Activated gates times values, ``[N, width]``, of both in ``[N, 2 * width]``."""
         ...
 
@@ -82,12 +82,12 @@ class TensorOperations:
     """Operations in plain torch.
 
     Args:
-        turns: ``[positions, 2, dim]``, cosines, then sines; the first half of the sines is negated.
+        cos_sin: ``[positions, 2, dim]``, cosines, then sines; the first half of sines is negated.
     """
 
-    def __init__(self, turns: Tensor, heads: int, kv_heads: int, activation: Activation) -> None:
-        self.turns, self._activation = turns.unsqueeze(2), activation
-        self._heads, self._kv_heads, self._dim = heads, kv_heads, turns.shape[-1]
+    def __init__(self, cos_sin: Tensor, heads: int, kv_heads: int, activation: Activation) -> None:
+        self.cos_sin, self._activation = cos_sin.unsqueeze(2), activation
+        self._heads, self._kv_heads, self._dim = heads, kv_heads, cos_sin.shape[-1]
 
     def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
         """See `Operations`."""
@@ -95,24 +95,24 @@ class TensorOperations:
             hidden.add_(delta)
         return norm(hidden)
 
-    def turn_and_keep(
-        self, layer: int, joined: Tensor, norm: Norm | None, cache: RowCache
+    def apply_rope_and_write_kv(
+        self, layer: int, qkv: Tensor, norm: Norm | None, cache: RowCache
     ) -> Tensor:
         """See `Operations`."""
         assert cache.device is not None, "a forward begins with a layout"
-        cos, sin = self.turns.index_select(0, cache.device.positions).unbind(1)
-        joined = joined.view(len(joined), self._heads + 2 * self._kv_heads, self._dim)
-        turned = joined[:, : self._heads + self._kv_heads]
-        heads = turned if norm is None else norm(turned)
+        cos, sin = self.cos_sin.index_select(0, cache.device.positions).unbind(1)
+        qkv = qkv.view(len(qkv), self._heads + 2 * self._kv_heads, self._dim)
+        rotated = qkv[:, : self._heads + self._kv_heads]
+        heads = rotated if norm is None else norm(rotated)
         # Su et al. 2021. As ``sin`` has the sign of the first half, swapping halves is a roll.
-        turned.copy_(heads * cos + heads.roll(self._dim // 2, -1) * sin)
-        kv = joined[:, self._heads :].unflatten(1, (2, self._kv_heads))
+        rotated.copy_(heads * cos + heads.roll(self._dim // 2, -1) * sin)
+        kv = qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
         cache.keep(layer, kv)
-        return joined[:, : self._heads]
+        return qkv[:, : self._heads]
 
-    def gate(self, joined: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor) -> Tensor:
         """See `Operations`."""
-        gate, value = joined.chunk(2, -1)
+        gate, value = gate_up.chunk(2, -1)
         return self._activation(gate).mul_(value)
 
 
@@ -124,24 +124,24 @@ def greatest(logits: Tensor) -> Int64:
 
 def first_greatest(logits: Tensor) -> Tensor:
     """`greatest` on the device."""
-    most, place = logits.max(-1)  # the first one if several are equal
-    return place.masked_fill_(most.isnan(), -1)
+    highest, place = logits.max(-1)  # the first one if several are equal
+    return place.masked_fill_(highest.isnan(), -1)
 
 
 class CompiledOperations:
     """See `Operations`; the activation of gates is SiLU.
 
     Args:
-        turns: See `TensorOperations`.
+        cos_sin: See `TensorOperations`.
     """
 
-    def __init__(self, turns: Tensor, heads: int, kv_heads: int) -> None:
-        number = numbers(turns.dtype)
+    def __init__(self, cos_sin: Tensor, heads: int, kv_heads: int) -> None:
+        number = numbers(cos_sin.dtype)
         self._number, self._none = number, np.zeros(0, number)
-        wide = turns if number == np.float64 else turns.float()
-        self.turns = wide.reshape(-1).numpy()
-        self._heads, self._kv_heads, self._dim = heads, kv_heads, turns.shape[-1]
-        self._hidden, self._stream = turns, self._none
+        wide = cos_sin if number == np.float64 else cos_sin.float()
+        self.cos_sin = wide.reshape(-1).numpy()
+        self._heads, self._kv_heads, self._dim = heads, kv_heads, cos_sin.shape[-1]
+        self._hidden, self._stream = cos_sin, self._none
         self._held: dict[str, tuple[Tensor, NDArray[Any]]] = {}
 
     def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
@@ -154,24 +154,24 @@ class CompiledOperations:
         layers.add_and_norm(stream, added, norm.flat, self._number(norm.eps), flat)
         return normed
 
-    def turn_and_keep(
-        self, layer: int, joined: Tensor, norm: Norm | None, cache: RowCache
+    def apply_rope_and_write_kv(
+        self, layer: int, qkv: Tensor, norm: Norm | None, cache: RowCache
     ) -> Tensor:
         """See `Operations`."""
-        step, pool = cache.current, cache.bits(layer, self._kv_heads, self._dim, joined)
-        query, flat = self._hold("query", (len(joined), self._heads, self._dim), joined)
+        step, pool = cache.current, cache.bits(layer, self._kv_heads, self._dim, qkv)
+        query, flat = self._hold("query", (len(qkv), self._heads, self._dim), qkv)
         weights, eps = (self._none, 1.0) if norm is None else (norm.flat, norm.eps)
-        layers.turn_and_keep(
-            bits(joined), self._heads, self._kv_heads, self._dim, weights, self._number(eps),
-            self.turns, step.positions, step.slots, flat, pool,
+        layers.apply_rope_and_write_kv(
+            bits(qkv), self._heads, self._kv_heads, self._dim, weights, self._number(eps),
+            self.cos_sin, step.positions, step.slots, flat, pool,
         )  # fmt: skip
         return query
 
-    def gate(self, joined: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor) -> Tensor:
         """See `Operations`."""
-        width = joined.shape[1] // 2
-        out, flat = self._hold("gated", (len(joined), width), joined)
-        layers.gate(bits(joined), width, flat)
+        width = gate_up.shape[1] // 2
+        out, flat = self._hold("gated", (len(gate_up), width), gate_up)
+        layers.gate(bits(gate_up), width, flat)
         return out
 
     def _hold(self, name: str, shape: Any, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
@@ -194,12 +194,12 @@ class FusedOperations:
     """See `Operations`; the activation of gates is SiLU.
 
     Args:
-        turns: See `TensorOperations`.
+        cos_sin: See `TensorOperations`.
     """
 
-    def __init__(self, turns: Tensor, heads: int, kv_heads: int) -> None:
-        self.turns, self._heads, self._kv_heads = turns.contiguous(), heads, kv_heads
-        self._dim = turns.shape[-1]
+    def __init__(self, cos_sin: Tensor, heads: int, kv_heads: int) -> None:
+        self.cos_sin, self._heads, self._kv_heads = cos_sin.contiguous(), heads, kv_heads
+        self._dim = cos_sin.shape[-1]
 
     def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
         """See `Operations`."""
@@ -211,27 +211,27 @@ class FusedOperations:
         )  # fmt: skip
         return out
 
-    def turn_and_keep(
-        self, layer: int, joined: Tensor, norm: Norm | None, cache: RowCache
+    def apply_rope_and_write_kv(
+        self, layer: int, qkv: Tensor, norm: Norm | None, cache: RowCache
     ) -> Tensor:
         """See `Operations`."""
         assert cache.device is not None, "a forward begins with a layout"
-        tokens, dim = len(joined), self._dim
-        pool = cache.pool(layer, self._kv_heads, dim, joined)
-        query = joined.new_empty((tokens, self._heads, dim))
-        weight, eps = (self.turns, 1.0) if norm is None else (norm.wide, norm.eps)
-        _turn_and_keep[(tokens, self._heads + 2 * self._kv_heads)](
-            joined, self.turns, weight, cache.device.positions, cache.device.slots, query, pool,
+        tokens, dim = len(qkv), self._dim
+        pool = cache.pool(layer, self._kv_heads, dim, qkv)
+        query = qkv.new_empty((tokens, self._heads, dim))
+        weight, eps = (self.cos_sin, 1.0) if norm is None else (norm.wide, norm.eps)
+        _apply_rope_and_write_kv[(tokens, self._heads + 2 * self._kv_heads)](
+            qkv, self.cos_sin, weight, cache.device.positions, cache.device.slots, query, pool,
             eps, heads=self._heads, kv_heads=self._kv_heads, dim=dim, width=_power(dim),
             normed=norm is not None, num_warps=1,
         )  # fmt: skip
         return query
 
-    def gate(self, joined: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor) -> Tensor:
         """See `Operations`."""
-        tokens, width = joined.shape[0], joined.shape[1] // 2
-        out = joined.new_empty((tokens, width))
-        _gate[(tokens, -(-width // _GATES))](joined, out, width=width, each=_GATES, num_warps=4)
+        tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty((tokens, width))
+        _gate[(tokens, -(-width // _GATES))](gate_up, out, width=width, each=_GATES, num_warps=4)
         return out
 
 
@@ -263,15 +263,15 @@ def _add_and_norm(
 
 # See the kernel of attention.
 @_jit(do_not_specialize_on_alignment=["positions", "slots"])
-def _turn_and_keep(
-    joined: tl.tensor, turns: tl.tensor, weight: tl.tensor, positions: tl.tensor,
+def _apply_rope_and_write_kv(
+    qkv: tl.tensor, cos_sin: tl.tensor, weight: tl.tensor, positions: tl.tensor,
     slots: tl.tensor, query: tl.tensor, pool: tl.tensor, eps: tl.tensor, heads: tl.constexpr,
     kv_heads: tl.constexpr, dim: tl.constexpr, width: tl.constexpr, normed: tl.constexpr,
 ) -> None:  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, width)
     inside, other = place < dim, (place + dim // 2) % dim
-    own = joined + (token * (heads + 2 * kv_heads) + head) * dim
+    own = qkv + (token * (heads + 2 * kv_heads) + head) * dim
     x = tl.load(own + place, mask=inside, other=0.0).to(tl.float32)
     if head < heads + kv_heads:
         swapped = tl.load(own + other, mask=inside, other=0.0).to(tl.float32)
@@ -280,9 +280,9 @@ def _turn_and_keep(
             x = x * factor * tl.load(weight + head * dim + place, mask=inside, other=0.0)
             weighs = weight + head * dim + other
             swapped = swapped * factor * tl.load(weighs, mask=inside, other=0.0)
-        turn = turns + tl.load(positions + token) * (2 * dim) + place
-        cos = tl.load(turn, mask=inside, other=0.0).to(tl.float32)
-        x = x * cos + swapped * tl.load(turn + dim, mask=inside, other=0.0).to(tl.float32)
+        rope = cos_sin + tl.load(positions + token) * (2 * dim) + place
+        cos = tl.load(rope, mask=inside, other=0.0).to(tl.float32)
+        x = x * cos + swapped * tl.load(rope + dim, mask=inside, other=0.0).to(tl.float32)
     if head < heads:
         at = query + (token * heads + head) * dim + place
         tl.store(at, x.to(query.dtype.element_ty), mask=inside)
@@ -295,9 +295,9 @@ def _turn_and_keep(
 
 
 @_jit()
-def _gate(joined: tl.tensor, out: tl.tensor, width: tl.constexpr, each: tl.constexpr) -> None:
+def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.constexpr, each: tl.constexpr) -> None:
     token, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * each + tl.arange(0, each)
-    own, inside = joined + token * (2 * width) + place, place < width
+    own, inside = gate_up + token * (2 * width) + place, place < width
     gate = tl.load(own, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(own + width, mask=inside, other=0.0).to(tl.float32)
     gated = gate / (1.0 + tl.exp(-gate)) * value

@@ -20,7 +20,7 @@ from tasc_engine.config import EngineConfig
 from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache, attach, attention_layers, on_device
-from tasc_engine.layout import Feed, Int64, StepLayout, lay_out, plain_feed
+from tasc_engine.layout import ForwardBatch, Int64, StepLayout, lay_out, plain_batch
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
 from tasc_engine.model.cuda_graphs import GraphedForward, Limits
@@ -141,14 +141,14 @@ class Target:
         if graphs := self._usable_graphs:
             with self._current():
                 graphs.warm_up()
-            most = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
+            length = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
             # Up to the first step with too many prompt tokens for a graph, which uses other
             # kernels.
-            for rows in range(1, min(self.config.rows, self.cache.slots // most) + 1):
-                firsts = list(range(0, rows * most, most))
-                feed = plain_feed(firsts, 0, np.zeros(most, np.int32))
-                self.next_tokens(feed)
-                if graphs.size_of(lay_out(feed)) is None:
+            for rows in range(1, min(self.config.rows, self.cache.slots // length) + 1):
+                kv_starts = list(range(0, rows * length, length))
+                batch = plain_batch(kv_starts, 0, np.zeros(length, np.int32))
+                self.next_tokens(batch)
+                if graphs.size_of(lay_out(batch)) is None:
                     break
             self.cache.clear()
 
@@ -163,7 +163,7 @@ class Target:
             return torch.cuda.get_device_name(self.device)
         return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
 
-    def next_tokens(self, feed: Feed) -> Int64:
+    def next_tokens(self, batch: ForwardBatch) -> Int64:
         """Runs one step; returns ``int64[M]``, the greedy next token at each place looked at.
 
         A token is below 0 if its logits are NaN.
@@ -171,29 +171,27 @@ class Target:
         Raises:
             OutOfMemory: The forward did not fit; the rows' contents of the cache are still valid.
         """
-        return self._step(feed, self._chosen)
+        return self._step(batch, self._chosen)
 
-    def logits(self, feed: Feed) -> Tensor:
+    def logits(self, batch: ForwardBatch) -> Tensor:
         """Runs one step; returns ``[M, vocab]`` on the target's device, valid until the next step.
 
         Raises:
             OutOfMemory: See :meth:`next_tokens`.
         """
-        return self._step(feed, self._logits)
+        return self._step(batch, self._logits)
 
     @torch.inference_mode()
-    def _step(self, feed: Feed, run: Callable[[StepLayout[Int64]], T]) -> T:
-        self.cache.host = None
+    def _step(self, batch: ForwardBatch, run: Callable[[StepLayout[Int64]], T]) -> T:
         try:
             with self._current():
-                return run(lay_out(feed))
+                return run(lay_out(batch, self.cache.pending_moves))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
-                f"a step of {len(feed.tokens) + len(feed.drafts.tokens)} tokens did not fit the "
-                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len",
-                moved=self.cache.host is not None,
+                f"a step of {len(batch.tokens) + len(batch.drafts.tokens)} tokens did not fit the "
+                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len"
             ) from error
 
     def _chosen(self, step: StepLayout[Int64]) -> Int64:
@@ -224,7 +222,7 @@ class Target:
     def _forward_of(self, step: StepLayout[Int64]) -> Tensor:
         device = on_device(step, self.device)
         self.cache.begin(step, device)
-        return self.forward(device.ids, device.looked_at, self.cache)
+        return self.forward(device.ids, device.logits_indices, self.cache)
 
     def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
         """CUDA graphs for steps with few prompt tokens; None if they cannot be used."""
@@ -232,8 +230,8 @@ class Target:
             self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
         ):
             return None
-        rows, most = self.config.rows, self.config.max_draft_tokens
-        limits = Limits(rows, rows * (1 + most), rows * most, self.cache.slots)
+        rows, max_drafts = self.config.rows, self.config.max_draft_tokens
+        limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, self.cache.slots)
         return GraphedForward(decoder, self.cache, limits, self.device)
 
     @torch.inference_mode()
@@ -250,23 +248,23 @@ class Target:
 
     def _try(self, expected: Tensor) -> None:
         ids = _trial_ids(self.vocab_size)
-        firsts = [0, len(ids)] if self.config.rows > 1 else [0]  # leaks come from neighbours
-        longest = min(self.config.max_model_len, self.cache.slots // len(firsts))
+        kv_starts = [0, len(ids)] if self.config.rows > 1 else [0]  # leaks come from neighbours
+        longest = min(self.config.max_model_len, self.cache.slots // len(kv_starts))
         for start, end in itertools.pairwise(_TRIAL_CUTS):
             if end <= longest:
-                feed = plain_feed(firsts, start, ids[start:end])
-                self._compare(self._forward_of(lay_out(feed)), expected[[end - 1]])
+                batch = plain_batch(kv_starts, start, ids[start:end])
+                self._compare(self._forward_of(lay_out(batch)), expected[[end - 1]])
         if longest < len(ids):
             return
         at = _TRIAL_CUTS[-1]
         right, wrong = ids[at + 1 : at + 3], (ids[at + 3 : at + 4] + 1) % self.vocab_size
-        drafts = _chains(np.concatenate((right, wrong)), len(firsts))
-        feed = replace(plain_feed(firsts, at, ids[at : at + 1]), drafts=drafts)
-        found = self._forward_of(lay_out(feed)).view(len(firsts), 4, -1)
+        drafts = _chains(np.concatenate((right, wrong)), len(kv_starts))
+        batch = replace(plain_batch(kv_starts, at, ids[at : at + 1]), drafts=drafts)
+        found = self._forward_of(lay_out(batch)).view(len(kv_starts), 4, -1)
         self._compare(found[:, :3], expected[at : at + 3])
         for start in (at + 3, at + 4):  # the slot of the wrong token, and the next
-            feed = plain_feed(firsts, start, ids[start : start + 1])
-            self._compare(self._forward_of(lay_out(feed)), expected[[start]])
+            batch = plain_batch(kv_starts, start, ids[start : start + 1])
+            self._compare(self._forward_of(lay_out(batch)), expected[[start]])
 
     def _compare(self, found: Tensor, expected: Tensor) -> None:
         own = expected.expand_as(found)
@@ -289,14 +287,14 @@ def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:
     adapters.attach(model)
     lay_out_linears(model)
 
-    def forward(ids: Tensor, looked_at: Tensor, held: RowCache) -> Tensor:
+    def forward(ids: Tensor, logits_indices: Tensor, held: RowCache) -> Tensor:
         assert held.device is not None, "a forward begins with a layout"
-        adapters.begin(held, looked_at)
+        adapters.begin(held, logits_indices)
         out = model(
             input_ids=ids[None],
             position_ids=held.device.positions[None],
             use_cache=False,
-            logits_to_keep=looked_at,
+            logits_to_keep=logits_indices,
         )
         logits: Tensor = out.logits[0]
         return logits

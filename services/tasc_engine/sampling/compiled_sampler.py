@@ -14,28 +14,28 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.kernels.cpu.compiling import arithmetic, bits, borrowing
-from tasc_engine.kernels.cpu.lanes import (
+from tasc_engine.kernels.cpu.layers import _first_greatest, _greatest
+from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     add,
+    broadcast,
     double,
-    exponent,
+    exp,
     greatest,
     load,
     maximum,
     mul,
     only,
-    splat,
     store,
     sub,
+    to_float32,
     total,
-    widen,
     zeros,
 )
-from tasc_engine.kernels.cpu.layers import _first_greatest, _greatest
+from tasc_engine.sampling.accept import Accepted, EmitLimits, Trees, advance
 from tasc_engine.sampling.row_parameters import (
     Allowed,
     Int32,
-    Int64,
     Rules,
     biased,
     hold,
@@ -43,8 +43,8 @@ from tasc_engine.sampling.row_parameters import (
 )
 
 BLOCK = 4 * WIDTH
-_LEAST = -708.0  # from here on `exponent` is 0
-_MOST = float(np.finfo(np.float64).max)
+_MIN_EXPONENT = -708.0  # from here on `exp` is 0
+_MAX_FLOAT = float(np.finfo(np.float64).max)
 # A floor that only saves work is slightly below the true one, so rounding cannot lift it above.
 _SLACK = 1e-6
 _HALVINGS = 6
@@ -92,7 +92,7 @@ def draw(
         best: The greatest logit; it is finite.
         number: In [0, 1).
     """
-    scale = min(1.0 / temperature, _MOST)
+    scale = min(1.0 / temperature, _MAX_FLOAT)
     if top_k >= width:
         top_k = 0
     if top_p == 1.0 and top_k == 0 and min_p == 0.0:
@@ -150,7 +150,7 @@ def _sum_blocks(s: Any, best: float, scale: float) -> float:
     whole = 0.0
     for block in range(len(s.tops)):
         s.sums[block] = 0.0
-        if (s.tops[block] - best) * scale > _LEAST:
+        if (s.tops[block] - best) * scale > _MIN_EXPONENT:
             s.sums[block] = _weigh(s.line, block * BLOCK, BLOCK, best, scale, s.weights)
             whole += s.sums[block]
     return whole
@@ -159,9 +159,9 @@ def _sum_blocks(s: Any, best: float, scale: float) -> float:
 @borrowing
 def _weigh(values: Any, at: int, n: int, best: float, scale: float, weights: Any) -> float:
     """Writes the weights of values; returns their sum if ``n`` is a whole number of lanes."""
-    shift, factor, found = splat(best), splat(scale), zeros(weights)
+    shift, factor, found = broadcast(best), broadcast(scale), zeros(weights)
     for i in range(at, at + n, WIDTH):
-        weight = exponent(mul(sub(load(values, i), shift), factor))
+        weight = exp(mul(sub(load(values, i), shift), factor))
         store(weights, i, weight)
         found = add(found, weight)
     return total(found)
@@ -190,13 +190,13 @@ def _top_p_floor(s: Any, width: int, whole: float, top_p: float) -> float:
 
 
 @arithmetic
-def _sum_from(s: Any, least: float) -> float:
-    """The sum of the weights that are at least ``least``."""
+def _sum_from(s: Any, floor: float) -> float:
+    """The sum of the weights that are at least ``floor``."""
     found = 0.0
     for block in range(len(s.sums)):
-        if s.sums[block] >= least:
+        if s.sums[block] >= floor:
             for i in range(block * BLOCK, (block + 1) * BLOCK):
-                found += s.weights[i] if s.weights[i] >= least else 0.0
+                found += s.weights[i] if s.weights[i] >= floor else 0.0
     return found
 
 
@@ -223,11 +223,11 @@ def _collect(s: Any, floor: float) -> int:
 
 
 @borrowing
-def _keep_likely(s: Any, n: int, least: float) -> int:
+def _keep_likely(s: Any, n: int, floor: float) -> int:
     kept = 0
     for i in range(n):
         s.ids[kept], s.values[kept], s.weights[kept] = s.ids[i], s.values[i], s.weights[i]
-        kept += s.weights[i] >= least
+        kept += s.weights[i] >= floor
     return kept
 
 
@@ -291,17 +291,6 @@ def _split(
     return to, before
 
 
-UNVISITED = -2
-
-
-class Trees(NamedTuple):
-    """See `Drafts`."""
-
-    tokens: Int32
-    parents: Int32
-    offsets: Int32
-
-
 class Masks(NamedTuple):
     """See `Allowed`; without places, every token is allowed.
 
@@ -330,27 +319,21 @@ def _masks_of(allowed: Allowed | None) -> Masks:
 
 
 def choose(
-    logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules,
-    scratch: DrawScratch,
-) -> Int64:  # fmt: skip
+    logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, limits: EmitLimits,
+    rules: Rules, scratch: DrawScratch,
+) -> Accepted:  # fmt: skip
     """Implements `Sampler.choose` on a CPU."""
-    chosen = np.full(len(rows) + len(drafts.tokens), UNVISITED, np.int64)
-    trees = Trees(drafts.tokens, drafts.parents, drafts.offsets)
-    masks = _masks_of(allowed)
-    flat = bits(logits.contiguous())
-    _choose(flat, logits.shape[1], rows, trees, masks, rules, scratch, chosen)
-    return chosen
-
-
-def leave_visited(chosen: Int64, drafts: Drafts) -> None:
-    """Writes ``UNVISITED`` to the places that a walk along ``int64[M]`` tokens does not reach."""
-    _leave_visited(Trees(drafts.tokens, drafts.parents, drafts.offsets), chosen, chosen.copy())
+    found = Accepted.none(drafts)
+    masks, flat = _masks_of(allowed), bits(logits.contiguous())
+    _choose(flat, logits.shape[1], rows, Trees.of(drafts), masks, limits, rules, scratch, found)
+    return found
 
 
 @borrowing
 def _choose(
-    logits: Any, width: int, rows: Any, trees: Any, masks: Any, rules: Any, s: Any, chosen: Any
-) -> None:
+    logits: Any, width: int, rows: Any, trees: Any, masks: Any, limits: Any, rules: Any, s: Any,
+    found: Any,
+) -> None:  # fmt: skip
     for i in range(len(rows)):
         row, root, node = rows[i], trees.offsets[i] + i, -1
         position, distinct = rules.answered[row] - rules.first[row], rules.distinct[row]
@@ -363,8 +346,7 @@ def _choose(
             else:
                 at = masks.logits_of[place] if len(masks.only) else place
                 token = _token(logits, at, width, masks.masks, mask, rules, row, number, s)
-            chosen[place] = token
-            child = _child(trees, i, node, token)
+            child = advance(trees, limits, i, node, token, found)
             if child < 0:
                 break
             node, position = child, position + 1
@@ -373,30 +355,6 @@ def _choose(
         if rules.penalises[row]:
             _release_path(trees, i, node, rules, row)
             rules.distinct[row] = distinct
-
-
-@borrowing
-def _leave_visited(trees: Any, chosen: Any, all_chosen: Any) -> None:
-    chosen[:] = UNVISITED
-    for i in range(len(trees.offsets) - 1):
-        root, node = trees.offsets[i] + i, -1
-        while True:
-            place = root + 1 + node
-            chosen[place] = all_chosen[place]
-            child = _child(trees, i, node, chosen[place])
-            if child < 0:
-                break
-            node = child
-
-
-@borrowing
-def _child(trees: Any, i: int, node: int, token: int) -> int:
-    """The first child with this token of a node of the i-th tree; -1 if there is none."""
-    begin, end = trees.offsets[i], trees.offsets[i + 1]
-    for x in range(begin + node + 1, end):
-        if trees.parents[x] == node and trees.tokens[x] == token:
-            return x - begin
-    return -1
 
 
 @borrowing
@@ -434,20 +392,20 @@ def _token(
 @borrowing
 def _read(logits: Any, at: int, width: int, masks: Any, mask: int, s: Any) -> bool:
     """Fills ``line`` and ``tops`` with allowed logits; returns False if a logit is NaN."""
-    most, whole = splat(widen(logits[at])), width // BLOCK * BLOCK
+    highest, whole = broadcast(to_float32(logits[at])), width // BLOCK * BLOCK
     allowed: Any = 0xFFFF
     for begin in range(0, whole, BLOCK):
-        top = splat(-np.inf)
+        top = broadcast(-np.inf)
         for i in range(begin, begin + BLOCK, WIDTH):
             x = load(logits, at + i)
-            most = maximum(most, x)
+            highest = maximum(highest, x)
             if mask >= 0:
                 allowed = np.int64(masks[mask, i >> 5]) >> (i & 16)
             wide = only(double(x), allowed)
             top = maximum(top, wide)
             store(s.line, i, wide)
         s.tops[begin // BLOCK] = greatest(top)
-    readable = greatest(most) < np.inf
+    readable = greatest(highest) < np.inf
     if whole < width and not _read_rest(logits, at, whole, width, masks, mask, s):
         return False
     return readable
@@ -459,7 +417,7 @@ def _read_rest(logits: Any, at: int, begin: int, width: int, masks: Any, mask: i
     for i in range(begin, begin + BLOCK):
         s.line[i] = -np.inf
         if i < width:
-            logit = np.float64(widen(logits[at + i]))
+            logit = np.float64(to_float32(logits[at + i]))
             if not logit < np.inf:
                 readable = False
             if mask < 0 or np.int64(masks[mask, i >> 5]) >> (i & 31) & 1:
@@ -476,7 +434,7 @@ def _adjust(rules: Any, row: int, s: Any) -> None:
         _put(s, token, biased(rules, row, j, s.line[token]))
     if rules.penalises[row]:
         for j in range(rules.distinct[row]):
-            token = rules.seen[row, j]
+            token = rules.held_ids[row, j]
             _put(s, token, penalised(rules, row, token, s.line[token]))
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.kernels.cpu.compiling import borrowing
 from tasc_protocol.sampling import MOST_BIASES, PARAMETERS
 
@@ -48,7 +48,7 @@ Int64 = NDArray[np.int64]
 
 # The parameters of all rows, ``float64[rows]`` or ``int64[rows]`` each.
 Columns: Any = namedtuple("Columns", PARAMETERS)  # type: ignore[misc]
-AHEAD = MOST_NODES + 1  # places of a row that one step may look at
+AHEAD = MAX_NODES + 1  # places of a row that one step may look at
 IN_PROMPT = 1 << 30  # a flag in ``held``
 
 
@@ -66,7 +66,7 @@ class Rules(NamedTuple):
         bias_values: ``float64[rows, MOST_BIASES]``.
         biases: ``int32[rows]``.
         held: ``int32[rows, V]`` how often a token is in the answer, and ``IN_PROMPT``.
-        seen: ``int32[rows, *]`` the tokens held, the first ``distinct`` of a row.
+        held_ids: ``int32[rows, *]`` the tokens held, the first ``distinct`` of a row.
         distinct: ``int32[rows]``.
     """
 
@@ -80,7 +80,7 @@ class Rules(NamedTuple):
     bias_values: Float64
     biases: Int32
     held: Int32
-    seen: Int32
+    held_ids: Int32
     distinct: Int32
 
 
@@ -94,9 +94,9 @@ def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
         "bias_ids": (rows, MOST_BIASES),
         "bias_values": (rows, MOST_BIASES),
         "held": (rows, vocab_size),
-        "seen": (rows, min(capacity + AHEAD, vocab_size)),
+        "held_ids": (rows, min(capacity + AHEAD, vocab_size)),
     }
-    integers = dict.fromkeys(("bias_ids", "biases", "held", "seen", "distinct"), np.int32)
+    integers = dict.fromkeys(("bias_ids", "biases", "held", "held_ids", "distinct"), np.int32)
     types: dict[str, Any] = {
         **integers,
         **dict.fromkeys(("plain", "penalises"), np.bool_),
@@ -115,7 +115,7 @@ def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
     return Rules(parameters=Columns(**columns), **made)
 
 
-MOST = float(np.finfo(np.float64).max)
+MAX_LOGIT = float(np.finfo(np.float64).max)
 
 
 @borrowing
@@ -144,14 +144,14 @@ def hold(rules: Any, row: int, token: int) -> None:
 def release(rules: Any, row: int) -> None:
     """Removes a row's tokens."""
     for j in range(rules.distinct[row]):
-        rules.held[row, rules.seen[row, j]] = 0
+        rules.held[row, rules.held_ids[row, j]] = 0
     rules.distinct[row] = 0
 
 
 @borrowing
 def _know(rules: Any, row: int, token: int) -> None:
     if rules.held[row, token] == 0:
-        rules.seen[row, rules.distinct[row]] = token
+        rules.held_ids[row, rules.distinct[row]] = token
         rules.distinct[row] += 1
 
 
@@ -180,7 +180,7 @@ def list_paths(
 @borrowing
 def biased(rules: Any, row: int, j: int, logit: float) -> float:
     """Adds the row's j-th bias to a logit."""
-    return min(logit + rules.bias_values[row, j], MOST)
+    return min(logit + rules.bias_values[row, j], MAX_LOGIT)
 
 
 @borrowing
@@ -188,7 +188,7 @@ def penalised(rules: Any, row: int, token: int, logit: float) -> float:
     """Applies the penalties for a held token to a logit."""
     parameters, count = rules.parameters, rules.held[row, token] & ~IN_PROMPT
     factor = parameters.repetition_penalty[row]
-    logit = min(logit / factor if logit > 0 else logit * factor, MOST)
+    logit = min(logit / factor if logit > 0 else logit * factor, MAX_LOGIT)
     if count:
         logit -= parameters.presence_penalty[row]
         logit -= parameters.frequency_penalty[row] * count

@@ -17,6 +17,7 @@ from tasc_draft import Drafts
 from tasc_engine.layout import Int32, Int64
 from tasc_engine.sampling import compiled_sampler as compiled
 from tasc_engine.sampling import tensor_sampler
+from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
 from tasc_engine.sampling.compiled_sampler import scratch_for
 from tasc_engine.sampling.row_parameters import (
     AHEAD,
@@ -48,7 +49,7 @@ def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
 
 @torch.inference_mode()
 def token_logprobs(
-    logits: Tensor, places: Int64, tokens: Int64, most: Sequence[int] | Int64
+    logits: Tensor, places: Int64, tokens: Int64, num_top: Sequence[int] | Int64
 ) -> list[TokenLogprob]:
     """Returns log-probabilities (natural) of tokens, and of the most likely tokens beside them.
 
@@ -56,18 +57,18 @@ def token_logprobs(
         logits: ``[M, V]`` of any floating dtype, on any device.
         places: ``int64[n]`` of the logits.
         tokens: ``int64[n]``, one for each place.
-        most: Number of the most likely tokens of each place; of equal ones, the first. Impossible
-            tokens are left out.
+        num_top: Number of the most likely tokens of each place; of equal ones, the first.
+            Impossible tokens are left out.
     """
     at_once = max(_AT_ONCE // logits.shape[1], 1)
     parts = [slice(begin, begin + at_once) for begin in range(0, len(places), at_once)]
-    return [one for p in parts for one in _of_part(logits, places[p], tokens[p], most[p])]
+    return [one for p in parts for one in _of_part(logits, places[p], tokens[p], num_top[p])]
 
 
 def _of_part(
-    logits: Tensor, places: Int64, tokens: Int64, most: Sequence[int] | Int64
+    logits: Tensor, places: Int64, tokens: Int64, num_top: Sequence[int] | Int64
 ) -> list[TokenLogprob]:
-    counts = [int(n) for n in most]
+    counts = [int(n) for n in num_top]
     asked = torch.from_numpy(np.stack((places, tokens))).to(logits.device)
     logs = logits.index_select(0, asked[0]).double().log_softmax(-1)
     own = logs.gather(-1, asked[1].unsqueeze(-1))
@@ -83,8 +84,8 @@ def _of_part(
 def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Returns the ``n`` greatest values of each line and their ids; of equal ones, the first."""
     values, _ = logs.topk(n)  # its choice among equal ones is undefined
-    width, least = logs.shape[1], values[:, -1:]
-    above, equal = logs > least, logs == least
+    width, smallest = logs.shape[1], values[:, -1:]
+    above, equal = logs > smallest, logs == smallest
     found = above | (equal & (equal.cumsum(-1) <= n - above.sum(-1, keepdim=True)))
     ids = torch.where(found, torch.arange(width, device=logs.device), width)
     ids = ids.topk(n, largest=False).values
@@ -161,18 +162,24 @@ class Sampler:
         """Whether each of ``int32[n]`` rows takes the greatest of the target's own logits."""
         return bool(self.rules.plain[rows].all())
 
-    def choose(self, logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None) -> Int64:
-        """Returns ``int64[M]``, the token at each visited place; below 0 elsewhere.
+    def choose(
+        self,
+        logits: Tensor,
+        rows: Int32,
+        drafts: Drafts,
+        allowed: Allowed | None,
+        limits: EmitLimits,
+    ) -> Accepted:
+        """Follows each row's draft by the tokens of its rule.
 
-        A place is visited if the tokens chosen above it are those of its path. The token is -1 if a
-        logit is NaN or infinity, or if nothing is allowed. A plain row without a mask gets the
-        result of `operations.greatest`.
+        There is no token if a logit is NaN or infinity, or if nothing is allowed. A plain row
+        without a mask gets the result of `operations.greatest`.
 
         Args:
             logits: ``[M, V]`` of any floating dtype, on any device: for each row those of its
                 current token, then those of its draft's nodes.
             rows: ``int32[n]``.
-            drafts: Drafts of these rows, in the same order, with at most ``MOST_NODES`` tokens
+            drafts: Drafts of these rows, in the same order, with at most ``MAX_NODES`` tokens
                 each.
             allowed: Masks of the same places; None if every token is allowed everywhere.
 
@@ -184,9 +191,10 @@ class Sampler:
                 f"{logits.shape[1]} logits for a vocabulary of {self._vocab_size}; "
                 "make the sampler for the target it chooses for"
             )
-        if logits.device.type != "cpu":
-            return tensor_sampler.choose(logits, rows, drafts, allowed, self.rules)
-        return compiled.choose(logits, rows, drafts, allowed, self.rules, self._scratch)
+        if logits.device.type == "cpu":
+            return compiled.choose(logits, rows, drafts, allowed, limits, self.rules, self._scratch)
+        tokens = tensor_sampler.choose(logits, rows, drafts, allowed, self.rules)
+        return accept(tokens, drafts, limits)
 
     def _look_ahead(self, row: int) -> None:
         """Draws random numbers for more positions than one step needs, as each call is slow."""
@@ -215,8 +223,9 @@ def warm_up(dtype: torch.dtype, device: torch.device) -> None:
         np.zeros(1, np.int8),
     )
     logits = torch.zeros(2, 2, dtype=dtype)
+    limits = EmitLimits(one, np.ones(1, bool), np.zeros(2, bool))
     if device.type == "cpu":
-        sampler.choose(logits, one, draft, None)
+        sampler.choose(logits, one, draft, None, limits)
     else:  # only its part on the host is compiled
         tensor_sampler.choose(logits, one, draft, None, sampler.rules)
     sampler.finish(0)

@@ -15,10 +15,9 @@ from torch.nn.functional import pad
 
 from tasc_draft import Drafts
 from tasc_engine.model.operations import first_greatest
-from tasc_engine.sampling.compiled_sampler import leave_visited
 from tasc_engine.sampling.row_parameters import (
     IN_PROMPT,
-    MOST,
+    MAX_LOGIT,
     Allowed,
     Int32,
     Int64,
@@ -92,7 +91,7 @@ def inputs_of(
     ruled = ~rules.plain[rows[slot]] | (mask_of >= 0)
     place, row = np.flatnonzero(ruled), rows[slot[ruled]]
     path_place, path_token = _paths(drafts, rules.penalises[rows])
-    held_slot, held_token = _ragged(rules.seen, rules.distinct, rows)
+    held_slot, held_token = _ragged(rules.held_ids, rules.distinct, rows)
     bias_slot, bias_token = _ragged(rules.bias_ids, rules.biases, rows)
     return Inputs(
         place=place,
@@ -117,11 +116,11 @@ def on_device(inputs: Inputs[NDArray[Any]], device: torch.device) -> Inputs[Tens
     names = [f.name for f in fields(inputs)]
     arrays = [np.ascontiguousarray(getattr(inputs, name)) for name in names]
     ends = np.cumsum([-(-a.nbytes // 8) * 8 for a in arrays]).tolist()
-    joined, stretches = np.zeros(ends[-1], np.uint8), []
+    flat, stretches = np.zeros(ends[-1], np.uint8), []
     for a, begin in zip(arrays, [0, *ends], strict=False):
         stretches.append(slice(begin, begin + a.nbytes))
-        joined[stretches[-1]] = a.reshape(-1).view(np.uint8)
-    moved = torch.from_numpy(joined).to(device)
+        flat[stretches[-1]] = a.reshape(-1).view(np.uint8)
+    moved = torch.from_numpy(flat).to(device)
     tensors = {
         name: moved[own].view(_TYPES[a.dtype]).view(a.shape)
         for name, a, own in zip(names, arrays, stretches, strict=True)
@@ -162,14 +161,13 @@ _NOTHING = -torch.inf
 def choose(
     logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules
 ) -> Int64:
-    """See `Sampler.choose`."""
+    """Returns ``int64[M]``, the token at each place, as `Sampler.choose` defines it."""
     inputs = inputs_of(rows, drafts, allowed, rules)
     chosen = first_greatest(logits)
     if len(inputs.place):
         held = on_device(inputs, logits.device)
         chosen[held.place] = _by_rule(logits, len(rows), inputs, held)
     found: Int64 = chosen.cpu().numpy()
-    leave_visited(found, drafts)
     return found
 
 
@@ -207,7 +205,7 @@ def _adjusted(
 ) -> Tensor:
     """``float64[P, V]``, logits with biases, penalties and masks."""
     if biases is not None:
-        x = (x + biases[part.slot]).clamp_(max=MOST)
+        x = (x + biases[part.slot]).clamp_(max=MAX_LOGIT)
     if counts is not None:
         x = _penalised(x, part, counts)
     if len(part.masks):
@@ -222,7 +220,7 @@ def _penalised(x: Tensor, part: Inputs[Tensor], counts: Tensor) -> Tensor:
     own, one = counts[part.slot], counts.new_ones(())
     own.index_put_((part.path_at, part.path_token), one, accumulate=True)
     repetition = part.parameter("repetition_penalty").unsqueeze(-1)
-    repeated = torch.where(x > 0, x / repetition, x * repetition).clamp_(max=MOST)
+    repeated = torch.where(x > 0, x / repetition, x * repetition).clamp_(max=MAX_LOGIT)
     x, count = torch.where(own != 0, repeated, x), own & ~IN_PROMPT
     x = torch.where(count > 0, x - part.parameter("presence_penalty").unsqueeze(-1), x)
     return x - part.parameter("frequency_penalty").unsqueeze(-1) * count
@@ -232,8 +230,8 @@ def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
     """``int64[P]``, tokens of the random numbers; arbitrary if the temperature is 0."""
     temperature = part.parameter("temperature").unsqueeze(-1)
     temperature = temperature.masked_fill(temperature == 0, 1)
-    most = x.amax(-1, keepdim=True)
-    weights = ((x - most) / temperature).exp_()
+    highest = x.amax(-1, keepdim=True)
+    weights = ((x - highest) / temperature).exp_()
     weights = weights.masked_fill_(weights < part.parameter("min_p").unsqueeze(-1), 0)
     if cuts:
         weights = weights.masked_fill_(~_kept(x, weights, part), 0)

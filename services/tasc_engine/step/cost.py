@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
-from tasc_engine.layout import Feed
+from tasc_engine.layout import ForwardBatch
 from tasc_engine.model.target import Target
 
 Float64 = NDArray[np.float64]
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 DRAFTED = (0, 1, 3, 7, 15, 31)  # measured numbers of draft tokens per row
 SECONDS = 15.0  # maximum time of a measurement, without its last forward
-ROUNDS, LEAST_ROUNDS = 25, 3
+ROUNDS, MIN_ROUNDS = 25, 3
 SETTLED = 0.05  # the last round makes no point faster by a larger share
 _CONTEXT = 64
 
@@ -144,16 +144,16 @@ def measure(
     """
     points, until = list(_points(target)), time.perf_counter() + seconds
     took: dict[tuple[int, int, int], float] = {}
-    least = sum(point[::2] == points[0][::2] for point in points)
+    smallest = sum(point[::2] == points[0][::2] for point in points)
     for n in range(ROUNDS):
         before = dict(took)
         for i, point in enumerate(points):
-            if (n or i >= least) and time.perf_counter() > until:
+            if (n or i >= smallest) and time.perf_counter() > until:
                 break
             took[point] = min(_time(target, point, warm_up=not n), took.get(point, np.inf))
             progress(n * len(points) + i + 1, ROUNDS * len(points))
         settled = all(s >= (1 - SETTLED) * before.get(point, np.inf) for point, s in took.items())
-        if (settled and n + 1 >= LEAST_ROUNDS) or time.perf_counter() > until:
+        if (settled and n + 1 >= MIN_ROUNDS) or time.perf_counter() > until:
             break
     costs = (
         Cost(rows, rows * (1 + drafted), context, found)
@@ -165,8 +165,8 @@ def measure(
 
 def _points(target: Target) -> Iterator[tuple[int, int, int]]:
     """The points as (rows, draft tokens per row, context), the full batch first."""
-    most = target.config.max_draft_tokens
-    drafted = [n for n in DRAFTED if n <= most and n < _stride(target)] or [0]
+    max_drafts = target.config.max_draft_tokens
+    drafted = [n for n in DRAFTED if n <= max_drafts and n < _stride(target)] or [0]
     longest = max(_stride(target) - 1 - max(drafted), 0)
     short, long = min(_CONTEXT, longest), 3 * longest // 4
     contexts = [short, long] if long >= 2 * short > 0 else [short]
@@ -179,11 +179,11 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
 def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
     """Seconds of one forward."""
     # Rows are as close as in real use: with large equal distances, CPU caches hold fewer of them.
-    feed = _feed(target.vocab_size, *point, min(_stride(target), point[2] + point[1] + 1))
+    batch = _batch(target.vocab_size, *point, min(_stride(target), point[2] + point[1] + 1))
     if warm_up:
-        target.next_tokens(feed)
+        target.next_tokens(batch)
     began = time.perf_counter()
-    target.next_tokens(feed)
+    target.next_tokens(batch)
     return time.perf_counter() - began
 
 
@@ -193,10 +193,10 @@ def _stride(target: Target) -> int:
     return min(config.max_model_len, slots // min(config.rows, slots))
 
 
-def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> Feed:
+def _batch(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> ForwardBatch:
     """A step of ``rows`` current tokens, each followed by a chain of ``drafted`` tokens."""
     n = rows * drafted
-    every, none = np.arange(rows, dtype=np.int32), np.zeros((2, 0), np.int64)
+    every = np.arange(rows, dtype=np.int32)
     ids = (np.arange(n, dtype=np.int32) * 7 + 1) % np.int32(vocab_size)
     chain = np.tile(np.arange(drafted), rows)
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(drafted)
@@ -209,15 +209,14 @@ def _feed(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -
         np.zeros(n, np.int8),
     )
     tokens = np.ones(rows, np.int32)
-    starts = np.full(rows, context, np.int32)
-    return Feed(
+    context_lens = np.full(rows, context, np.int32)
+    return ForwardBatch(
         stride * every.astype(np.int64),
-        starts,
+        context_lens,
         tokens,
         np.arange(rows + 1, dtype=np.int32),
         every,
         drafts,
-        none,
     )
 
 

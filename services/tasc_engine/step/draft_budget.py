@@ -29,7 +29,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 4, 512  # steps; short at first, while the weigh
 PROBE, LONGEST_PROBE = 32, 1024  # steps between two that draft all likely tokens
 LIKELY = 0.5
 _CONTEXT_GRAIN, _TOKENS_GRAIN = 64, 8
-_MOST_CURVES = 1024
+_MAX_CURVES = 1024
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ class DraftBudget:
 
     Args:
         costs: Costs of steps; None if unknown: then every draft token is worth verifying.
-        most: Maximum number of draft tokens of a step, summed over rows.
+        max_tokens: Maximum number of draft tokens of a step, summed over rows.
     """
 
-    def __init__(self, costs: LiveCosts | None, most: int) -> None:
+    def __init__(self, costs: LiveCosts | None, max_tokens: int) -> None:
         self._costs = costs
         self._unprobed, self._probe_after, self._probing = 0, PROBE, False
         convex_steps(np.zeros(2))  # compiled before the first request waits for it
-        self.begin_again(most)
+        self.begin_again(max_tokens)
 
-    def begin_again(self, most: int) -> None:
+    def begin_again(self, max_tokens: int) -> None:
         """Forget past results, because another proposer makes the drafts from now on."""
-        self._most = most
+        self._max_tokens = max_tokens
         self._rate = 0.0
         self._gain = 0.0
         self._tried = 0
@@ -140,8 +140,8 @@ class DraftBudget:
             return np.zeros(0, np.float32)
         plain, marginals = self._price(self._costs.table, rows, tokens, context, reads)
         rate = self._rate or rows / plain
-        least = marginals * np.float32(rate)
-        return np.minimum(least, np.float32(LIKELY)) if self._probing else least
+        min_probs = marginals * np.float32(rate)
+        return np.minimum(min_probs, np.float32(LIKELY)) if self._probing else min_probs
 
     def time(self, spent: Spent) -> None:
         """Correct the costs by a step's time. Steps that read prompts are skipped."""
@@ -206,9 +206,9 @@ class DraftBudget:
         key = (rows, tokens, int(context) // _CONTEXT_GRAIN)
         if key not in self._marginals:
             context = (key[2] + 0.5) * _CONTEXT_GRAIN
-            grown = np.arange(tokens, tokens + self._most + 1, dtype=np.float64)
+            grown = np.arange(tokens, tokens + self._max_tokens + 1, dtype=np.float64)
             seconds = costs.seconds(rows, grown, context)
-            if len(self._marginals) >= _MOST_CURVES:
+            if len(self._marginals) >= _MAX_CURVES:
                 self._marginals.clear()
             self._marginals[key] = float(seconds[0]), convex_steps(seconds)
         return self._marginals[key]

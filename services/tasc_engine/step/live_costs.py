@@ -18,9 +18,9 @@ from dataclasses import replace
 from tasc_engine.step.cost import Conditions, StepCosts
 
 BOUND = math.log(4.0)  # maximum error of one step that counts
-MOST_SHARE = 2.0  # maximum share of a point; far beyond the last one, shares are larger
+MAX_SHARE = 2.0  # maximum share of a point; far beyond the last one, shares are larger
 TRUST = 8.0  # number of steps that a measured point counts as
-LEAST_RATE = 1 / 64  # minimum rate, of a point that many steps have moved
+MIN_RATE = 1 / 64  # minimum rate, of a point that many steps have moved
 LOOK = 64  # steps without prompt tokens between two checks of moved points
 MOVED = math.log(1.1)  # a point that moved this far changes the table
 WRONG = math.log(4 / 3)  # distance of a point from the file that counts as wrong
@@ -64,8 +64,8 @@ class LiveCosts:
         bounded = min(max(error, -BOUND), BOUND)
         self._error += (1 - _FADE) * (abs(bounded) - self._error)
         for i, end, part in points:
-            share = min(max(part, -MOST_SHARE), MOST_SHARE)
-            factor = math.exp(bounded * share * max(1 / (TRUST + self._seen[i]), LEAST_RATE))
+            share = min(max(part, -MAX_SHARE), MAX_SHARE)
+            factor = math.exp(bounded * share * max(1 / (TRUST + self._seen[i]), MIN_RATE))
             self._seen[i] += abs(share)
             self._seconds[i] *= factor
             for unseen in range(i + 1, end):  # points with few steps are as wrong as this

@@ -7,16 +7,51 @@ request is admitted before the first one in the queue.
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
+
+from tasc_draft import SOURCES
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import QueueFull
 from tasc_engine.kv.allocator import KVAllocator
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.kv.prefix_cache import PrefixCache
-from tasc_engine.layout import Int64
-from tasc_engine.step.plan import Plan, Sequence
+from tasc_engine.layout import Int32
+from tasc_engine.sampling.accept import DraftCounts, count, moves
+from tasc_engine.stats import StepClock
+from tasc_engine.step.plan import Plan
+from tasc_engine.step.sequence import Sequence
+from tasc_engine.step.verify import Verified
+from tasc_protocol import Output
 
+NOT_NUMBERS = (
+    "the target's logits are not numbers (NaN), or make all that is allowed impossible; load it in "
+    "another dtype, and check its weights"
+)
 _SCORED_LOGITS = 1 << 24  # maximum logits of prompts in one step: 64 MB in float32
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The tokens that a step gave to the rows that may emit.
+
+    Attributes:
+        new: New tokens of each answer, with those that its guide forces after them.
+        used: ``int32[m]``, number of tokens that each answer took from the step.
+        counts: Counts of the step's draft tokens.
+    """
+
+    outputs: list[Output]
+    new: list[list[int]]
+    used: Int32
+    counts: DraftCounts
+
+    @property
+    def forced(self) -> int:
+        """Number of tokens that guides forced before or after those of the step."""
+        pairs = zip(self.outputs, self.used.tolist(), strict=True)
+        return sum(len(output.tokens) - used for output, used in pairs if used)
 
 
 class Scheduler:
@@ -35,7 +70,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
         self._free = list(range(config.rows - 1, -1, -1))
-        self._slots = KVAllocator(cache)
+        self._cache, self._slots = cache, KVAllocator(cache)
         self.prefixes = PrefixCache(cache, config.prefix_cache_bytes)
 
     @property
@@ -87,18 +122,51 @@ class Scheduler:
     def find(self, request_id: str) -> Sequence | None:
         return next((s for s in self.held if s.request.id == request_id), None)
 
-    def plan(self, moves: Int64) -> Plan:
-        """Admits requests that fit, and plans the tokens of each row for the next step.
-
-        Args:
-            moves: See `KVAllocator.enter`.
-        """
-        admitted = list(self._admit(moves))
+    def plan(self) -> Plan:
+        """Admits requests that fit, and plans the tokens of each row for the next step."""
+        admitted = list(self._admit())
         return Plan.of(self.active, self._config.prefill_chunk, admitted, self._most_scored)
 
-    def keep_prompt(self, sequence: Sequence) -> None:
-        """Keeps the prefix that the prompt of a prefilled row shares with others."""
-        self.prefixes.leave(sequence.first, sequence.prompt, sequence.entered, sequence.adapter)
+    def commit(self, plan: Plan, verified: Verified, positions: int, clock: StepClock) -> Committed:
+        """Appends each row's tokens, and ends answers that are complete.
+
+        Args:
+            positions: Maximum depth of a draft.
+        """
+        drafts, accepted = verified.drafts, verified.accepted
+        for sequence, size in zip(plan.sequences, plan.sizes.tolist(), strict=True):
+            sequence.cached += size
+        for sequence, scored in zip(plan.sequences, verified.prompt_logprobs, strict=False):
+            sequence.answer.logprobs += scored
+        known = [len(sequence.answer.tokens) for sequence in plan.emitting]
+        used = self._emit(plan, verified)
+        counts = count(drafts, accepted, used, len(SOURCES), positions)
+        clock.lap()
+        for sequence, taken in zip(plan.emitting, used.tolist(), strict=True):
+            if taken and sequence.guide is not None:
+                sequence.follow_guide(taken)
+        clock.guide += clock.lap()
+        answers = [sequence.answer for sequence in plan.emitting]
+        new = [answer.tokens[n:] for answer, n in zip(answers, known, strict=True)]
+        drafted, kept = counts.row_drafted.tolist(), counts.row_kept.tolist()
+        rows = zip(plan.emitting, new, drafted, kept, strict=True)
+        outputs = [
+            self._advance(sequence, d, k) if tokens else self.fail(sequence)
+            for sequence, tokens, d, k in rows
+        ]
+        kv_starts = np.array([sequence.kv_start for sequence in plan.emitting], np.int64)
+        self._cache.pending_moves = moves(accepted, kv_starts, plan.next_slots)
+        return Committed(outputs, new, used, counts)
+
+    def fail(self, sequence: Sequence, error: str = "") -> Output:
+        """Ends a request that cannot be completed, and returns its last output.
+
+        Args:
+            error: The reason; empty if the target gave no token.
+        """
+        output = sequence.answer.failed(error or sequence.guide_error or NOT_NUMBERS)
+        self.release(sequence)
+        return output
 
     def release(self, sequence: Sequence) -> None:
         """Removes a request, and frees its row and its slots."""
@@ -108,32 +176,58 @@ class Scheduler:
         self._slots.leave(sequence)
         del self._active[sequence.row]
         self._free.append(sequence.row)
-        sequence.row = sequence.first = -1
+        sequence.row = sequence.kv_start = -1
 
-    def check_integrity(self, moves: Int64) -> None:
+    def check_integrity(self) -> None:
         """Raises AssertionError unless each row is free or held by one request that fits it."""
         active, longest = self._active, self._config.max_model_len
         rows = sorted([*self._free, *active])
         assert rows == list(range(self._config.rows)), f"rows {rows} are not each owned once"
         assert all(s.row == row for row, s in active.items())
         assert all(s.cached <= longest for s in active.values())
-        assert all(s.entered <= s.cached and s.behind > 0 for s in active.values())
-        held = [range(s.first, s.first + s.needs) for s in active.values()]
-        moved = moves.ravel().tolist()
-        assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
+        assert all(s.num_prefix_cached <= s.cached for s in active.values())
+        assert all(s.num_uncached_tokens > 0 for s in active.values())
         self._slots.check_integrity()
         self.prefixes.check_integrity()
 
-    def _admit(self, moves: Int64) -> Iterator[Sequence]:
+    def _emit(self, plan: Plan, verified: Verified) -> Int32:
+        """Appends the accepted tokens of each row; returns how many each answer took."""
+        accepted = verified.accepted
+        used = np.zeros(len(plan.emitting), np.int32)
+        for i, sequence in enumerate(plan.emitting):
+            if not accepted.emitted[i]:
+                continue
+            if not sequence.answer.first_token:
+                self._keep_prompt(sequence)
+            tokens = accepted.tokens[i, : accepted.emitted[i]].tolist()
+            used[i] = sequence.emit(tokens, verified.logprobs[i])
+        return used
+
+    def _advance(self, sequence: Sequence, drafted: int, kept: int) -> Output:
+        """Returns a row's output, and ends its answer if it is complete."""
+        sequence.answer.count_draft(drafted, kept)
+        reason = sequence.answer.finish_reason()
+        output = sequence.answer.output(reason)
+        if reason is not None:
+            self.release(sequence)
+        return output
+
+    def _keep_prompt(self, sequence: Sequence) -> None:
+        """Keeps the prefix that the prompt of a prefilled row shares with others."""
+        kept = sequence.num_prefix_cached
+        self.prefixes.leave(sequence.kv_start, sequence.prompt, kept, sequence.adapter)
+
+    def _admit(self) -> Iterator[Sequence]:
         while self._waiting and self._free:
             sequence = self._waiting[0]
-            if not self._slots.enter(sequence, moves):
+            if not self._slots.enter(sequence):
                 return
             self._waiting.popleft()
             sequence.row = row = self._free.pop()
-            sequence.admitted = time.monotonic()
+            sequence.answer.admitted = time.monotonic()
             self._active[row] = sequence
             if not sequence.request.wants_prompt_logprobs:  # these need a forward of every token
-                entered = self.prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
-                sequence.entered = sequence.cached = entered
+                start = sequence.kv_start
+                copied = self.prefixes.enter(start, sequence.prompt, sequence.adapter)
+                sequence.num_prefix_cached = sequence.cached = copied
             yield sequence

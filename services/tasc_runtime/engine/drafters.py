@@ -7,7 +7,6 @@ switched off, are published as Prometheus series.
 import logging
 import math
 import tempfile
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -34,7 +33,8 @@ from tasc_engine.drafting.neural.vocabulary import (
     RankedVocabulary,
     Vocabulary,
 )
-from tasc_engine.drafting.safe_proposer import Reason, SafeProposer
+from tasc_engine.drafting.safe_proposer import DraftLimit, Reason
+from tasc_engine.layout import Int32
 from tasc_runtime.errors import ServiceError
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
 from tasc_store.artifacts import VOCABULARY
@@ -108,24 +108,28 @@ _MIB = 1 << 20
 
 
 class TaskDrafter:
-    """The drafter of one engine; only ``guarded`` holds its memory, until it is switched off.
+    """The drafter of one engine, until it is switched off.
 
     Args:
         neural: The drafter's settings in the task's record.
-        vocabulary: The vocabulary of ``guarded``, on ``device``.
         kind: Kind of the drafter, for display.
+        limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
+        make: Makes the proposer, with its limit and the observer of its drafted rows.
     """
 
     def __init__(
         self,
         neural: NeuralDrafting,
-        guarded: SafeProposer,
-        vocabulary: Vocabulary,
-        device: torch.device,
         kind: str,
+        limit_s: float,
+        make: Callable[[DraftLimit, Callable[[Int32], None]], NeuralProposer],
     ) -> None:
-        self._neural, self._guarded, self._kind = neural, guarded, kind
-        self._vocabulary, self._device = weakref.ref(vocabulary), device
+        self._neural, self._kind = neural, kind
+        self._metrics: NeuralMetrics | None = None
+        self._sizes: ActiveSizes | None = None
+        self._off: Reason | None = None
+        limit = DraftLimit(limit_s, self._switched_off)
+        self._proposer: NeuralProposer | None = make(limit, self._drafted)
 
     def name(self, ngram: NgramProposer) -> str:
         """The name of the proposer that `beside` returns, for display, such as ``hybrid/eagle``."""
@@ -136,21 +140,32 @@ class TaskDrafter:
     def beside(self, ngram: NgramProposer) -> Proposer:
         """Returns the engine's proposer. If n-grams may draft nothing, neither may the model.
 
-        Proposers that were made with other n-grams must not be used any more.
+        After the drafter was switched off, n-grams draft alone.
         """
-        if not self._drafts_beside(ngram):
+        if not self._drafts_beside(ngram) or self._proposer is None:
             return ngram
         if self._neural.proposer == "neural":
-            return self._guarded
-        return HybridProposer(ngram, self._guarded, self._neural.sure)
+            return self._proposer
+        return HybridProposer(ngram, self._proposer, self._neural.sure)
 
     def tell(self, metrics: NeuralMetrics) -> None:
         """Publishes vocabulary sizes from now on, and when the drafter is switched off."""
-        if (vocabulary := self._vocabulary()) is not None:  # else it is off
-            self._guarded.on_drafted = ActiveSizes(vocabulary, self._device, metrics.sizes).drafted
-        self._guarded.on_off = metrics.off
-        if self._guarded.off is not None:
-            metrics.off(self._guarded.off)
+        self._metrics = metrics
+        if self._proposer is not None:
+            self._sizes = ActiveSizes(
+                self._proposer.vocabulary, self._proposer.device, metrics.sizes
+            )
+        if self._off is not None:
+            metrics.off(self._off)
+
+    def _drafted(self, rows: Int32) -> None:
+        if self._sizes is not None:
+            self._sizes.drafted(rows)
+
+    def _switched_off(self, reason: Reason) -> None:
+        self._off, self._proposer, self._sizes = reason, None, None  # which frees their memory
+        if self._metrics is not None:
+            self._metrics.off(reason)
 
     def _drafts_beside(self, ngram: NgramProposer) -> bool:
         return ngram.settings.num_speculative_tokens > 0
@@ -169,7 +184,7 @@ def load_task_drafter(
 
     Args:
         source: The source of the target.
-        limit_s: Maximum seconds of a drafted step, see `SafeProposer`.
+        limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
         ranking: Finds the task's ranked vocabulary, if the record drafts from one.
 
     Raises:
@@ -186,27 +201,36 @@ def load_task_drafter(
         folder, target, source, tokenizer.fingerprint, config.rows, config.max_model_len
     )
     vocabulary = _vocabulary(ranking, record, neural, drafter, head, config.rows)
-    proposer = NeuralProposer(
-        drafter,
-        vocabulary,
-        NeuralSettings(neural.depth, neural.width, neural.nodes),
-        rows=config.rows,
-        capacity=config.max_model_len,
-        vocab_size=target.vocab_size,
-        eos_ids=tuple(e for e in tokenizer.eos_ids if e < target.vocab_size),
-        chunk=config.prefill_chunk,
-    )
+
+    def make(limit: DraftLimit, on_drafted: Callable[[Int32], None]) -> NeuralProposer:
+        proposer = NeuralProposer(
+            drafter,
+            vocabulary,
+            NeuralSettings(neural.depth, neural.width, neural.nodes),
+            rows=config.rows,
+            capacity=config.max_model_len,
+            vocab_size=target.vocab_size,
+            eos_ids=tuple(e for e in tokenizer.eos_ids if e < target.vocab_size),
+            chunk=config.prefill_chunk,
+            limit=limit,
+            on_drafted=on_drafted,
+        )
+        _log_memory(folder, proposer, target.dtype, config.rows)
+        return proposer
+
+    return TaskDrafter(neural, read_card(folder).kind, limit_s, make)
+
+
+def _log_memory(folder: Path, proposer: NeuralProposer, dtype: torch.dtype, rows: int) -> None:
     log.info(
         "the drafter in %s takes %.1f MiB for its weights, %.1f MiB for the cache of %d rows and "
         "%.1f MiB for the vocabulary it drafts from, beside the target's (engine.kv_cache_bytes)",
         folder,
-        _numbers(folder) * target.dtype.itemsize / _MIB,
+        _numbers(folder) * dtype.itemsize / _MIB,
         proposer.cache_bytes / _MIB,
-        config.rows,
-        vocabulary.nbytes / _MIB,
+        rows,
+        proposer.vocabulary.nbytes / _MIB,
     )
-    guarded = SafeProposer(proposer, target.vocab_size, limit_s)
-    return TaskDrafter(neural, guarded, vocabulary, target.device, read_card(folder).kind)
 
 
 def _numbers(folder: Path) -> int:

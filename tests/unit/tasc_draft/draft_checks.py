@@ -28,7 +28,7 @@ Tree = dict[Path, Node]
 class Limits:
     """The limits of a draft of one row."""
 
-    most: int
+    max_tokens: int
     vocab_size: int
     sep: int
     eos_ids: Sequence[int]
@@ -43,7 +43,7 @@ def tree(drafts: Drafts, place: int = 0) -> Tree:
     nodes: Tree = {}
     for at in range(begin, end):
         parent = int(drafts.parents[at])
-        assert -1 <= parent < len(paths), "a parent lies behind its child"
+        assert -1 <= parent < len(paths), "a parent follows its child"
         above = paths[parent] if parent >= 0 else ()
         path = (*above, int(drafts.tokens[at]))
         assert drafts.depths[at] == len(path)
@@ -69,11 +69,11 @@ def assert_valid(drafts: Drafts, rows: Sequence[Limits], budget: int | None = No
     assert budget is None or total <= budget
     for place, limits in enumerate(rows):
         nodes = tree(drafts, place)
-        assert len(nodes) <= max(limits.most, 0)
+        assert len(nodes) <= max(limits.max_tokens, 0)
         for path, node in nodes.items():
             assert 0 <= path[-1] < limits.vocab_size
             assert path[-1] != limits.sep
-            assert not {*path[:-1]} & {*limits.eos_ids}, "something is drafted behind the end"
+            assert not {*path[:-1]} & {*limits.eos_ids}, "a token is drafted after the end"
             assert math.exp(node.logp) >= limits.min_prob - SLACK
         if not limits.branching:
             assert [len(path) for path in nodes] == list(range(1, len(nodes) + 1))
@@ -82,7 +82,7 @@ def assert_valid(drafts: Drafts, rows: Sequence[Limits], budget: int | None = No
 def assert_best(nodes: Tree, rule: Rule, limits: Limits) -> None:
     """Asserts that drafted paths have the rule's chances, and no more likely path is left out.
 
-    Of paths that tie within float32 either may be drafted.
+    If paths tie within float32, either may be drafted.
     """
     drafted: dict[Path, float] = {(): 1.0}
     for path, node in nodes.items():
@@ -94,7 +94,7 @@ def assert_best(nodes: Tree, rule: Rule, limits: Limits) -> None:
     del drafted[()]
     for path, chance in left_out(nodes, drafted, rule, limits).items():
         rivals = [p for p in drafted if limits.branching or p[:-1] == path[:-1]]
-        full = len(nodes) == limits.most or (rivals and not limits.branching)
+        full = len(nodes) == limits.max_tokens or (rivals and not limits.branching)
         bound = min((drafted[p] for p in rivals), default=math.inf) if full else limits.min_prob
         assert chance <= bound * (1 + SLACK), (path, chance, nodes)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tasc_draft.index.aligned import (
     KINDS,
-    LEAST,
     MIN_ROWS,
+    MIN_TOTALS,
     NO_RECORD,
     WIDEST,
     AlignedTable,
@@ -122,7 +122,7 @@ def rendered(
 
 @few
 @given(tagged, st.booleans())
-def test_every_context_has_its_counts_and_there_are_no_others(sentences, template):
+def test_aligned_counts_equal_the_reference(sentences, template):
     rows = rendered(sentences, template)
     table = built(rows)
     head = 2 if template else 0
@@ -136,7 +136,7 @@ def test_every_context_has_its_counts_and_there_are_no_others(sentences, templat
             keys[kind, context] = int(found[kind])
     expected: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for context, counts in seen.items():
-        if counts.total() >= LEAST[context[0]]:
+        if counts.total() >= MIN_TOTALS[context[0]]:
             expected[keys[context]] += counts
     assert set(table.keys.tolist()) == set(expected)
     assert len(set(keys.values())) >= len(keys) - 1  # two of some thousand may share 32 bits
@@ -149,7 +149,7 @@ def test_every_context_has_its_counts_and_there_are_no_others(sentences, templat
 
 @few
 @given(tagged, st.randoms(use_true_random=False))
-def test_the_order_of_rows_changes_no_array(sentences: list[list], rng: Random) -> None:
+def test_row_order_changes_no_array(sentences: list[list], rng: Random) -> None:
     rows = rendered(sentences)
     one, other = built(rows), built(rng.sample(rows, len(rows)))
     for left, right in zip(one.view, other.view, strict=True):
@@ -159,7 +159,7 @@ def test_the_order_of_rows_changes_no_array(sentences: list[list], rng: Random) 
 
 @few
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=12), st.integers(0, 12))
-def test_words_are_runs_from_start_to_start_and_stop_where_the_room_ends(prompt, room):
+def test_words_run_from_start_to_start_within_the_room(prompt, room):
     hashes, lasts = np.full(room + 9, 9, np.uint32), np.full(room + 9, -1, np.int32)
     n = words(np.array(prompt, np.int32), STARTS, hashes[:room], lasts[:room])
     expected = split(prompt)[:room]
@@ -170,18 +170,18 @@ def test_words_are_runs_from_start_to_start_and_stop_where_the_room_ends(prompt,
     assert [[bool(a == b) for b in hashes[:n]] for a in hashes[:n]] == same
 
 
-def test_a_word_that_begins_in_the_head_and_goes_on_in_the_input_is_the_inputs() -> None:
+def test_word_across_head_and_input_belongs_to_the_input() -> None:
     rows = [([4, 6, n, 0], [12, 14]) for n in (1, 3) * MIN_ROWS]
     assert built(rows).head == 1
 
 
-def test_a_template_is_seen_though_it_begins_otherwise_in_a_few_rows() -> None:
+def test_template_is_found_despite_a_few_other_rows() -> None:
     rows = [([4, 6, 2 * (n % 5), 8], [12]) for n in range(95)]
     for otherwise, head in ((5, 2), (15, 1)):
         assert built([*rows, *[([4, 2, 8], [12])] * otherwise]).head == head
 
 
-def test_a_line_break_may_be_one_word_with_what_is_before_it() -> None:
+def test_line_break_may_belong_to_the_word_before_it() -> None:
     rows = [([2 * (n % 3), 2 * (n % 4), (7, 8)[n % 2]], [12, 14]) for n in range(80)]
     assert {len(split(prompt)) - len(split(output)) for prompt, output in rows} == {0, 1}
     table = built(rows)
@@ -191,7 +191,7 @@ def test_a_line_break_may_be_one_word_with_what_is_before_it() -> None:
     assert (joined, without[1]) == (apart, 27)
 
 
-def test_rows_that_do_not_go_along_are_not_counted() -> None:
+def test_unaligned_rows_are_not_counted() -> None:
     good = [([n % 4, 2 + n % 2], [12, 14][: 2 - n % 2]) for n in range(10 * MIN_ROWS)]
     odd = [([0, 0, 0, 0], [12])] * MIN_ROWS
     mixed, pure = built([*good, *odd]), built(good)
@@ -211,7 +211,7 @@ def test_rows_that_do_not_go_along_are_not_counted() -> None:
         "nothing but ends": ([([], [])] * 50, True),
     }.values(),
 )
-def test_only_tasks_that_go_word_by_word_have_a_table(rows: list[Row], aligns: bool) -> None:
+def test_only_word_by_word_tasks_have_a_table(rows: list[Row], aligns: bool) -> None:
     table = build(rows)
     assert (table is not None) == aligns
     if table is not None:
@@ -220,7 +220,7 @@ def test_only_tasks_that_go_word_by_word_have_a_table(rows: list[Row], aligns: b
 
 @pytest.mark.parametrize("room", [0, 1, 3, 64])
 @pytest.mark.parametrize("output", [[12] * 3, [12] * 4, [12] * 500])
-def test_an_answer_of_more_words_than_the_prompt_reads_nothing_behind_its_words(output, room):
+def test_answer_longer_than_the_prompt_reads_nothing_after_it(output, room):
     prompt = [0, 2, 4]
     clean = keys_of(prompt, output, 1, room)
     hashes, lasts = np.full(room + 8, 99, np.uint32), np.full(room + 8, 99, np.int32)
@@ -231,7 +231,7 @@ def test_an_answer_of_more_words_than_the_prompt_reads_nothing_behind_its_words(
     assert found.tolist() == clean.tolist()
 
 
-def test_only_the_most_frequent_continuations_are_kept_and_the_total_says_so() -> None:
+def test_only_frequent_continuations_are_kept() -> None:
     tags = [t for t in range(WIDEST + 2) for _ in range(t + 1 + MIN_ROWS)]
     table = built([([2 * (n % 2)], [tag]) for n, tag in enumerate(sorted(tags * 2))])
     found, total = record(table, keys_of([0], [], 0)[0])

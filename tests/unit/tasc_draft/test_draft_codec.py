@@ -87,14 +87,14 @@ def write_header(path: Path, header: bytes) -> None:
 
 @settings(deadline=None, max_examples=40, suppress_health_check=FIXTURE)
 @given(st.just(DraftIndex.empty("f", 7)) | dc.outputs.map(lambda o: dc.make_index(o, o[::-1])))
-def test_an_index_survives_the_file(tmp_path: Path, index: DraftIndex) -> None:
+def test_index_survives_its_file(tmp_path: Path, index: DraftIndex) -> None:
     index.check_integrity()
     write_index(index, tmp_path / "index")
     assert_same(read_index(tmp_path / "index"), index)
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
 
 
-def test_every_part_survives_the_file_and_is_read_only_mapped_and_aligned(tmp_path: Path) -> None:
+def test_read_parts_are_read_only_mapped_and_aligned(tmp_path: Path) -> None:
     index = whole_index()
     assert all(getattr(index, name) is not None for name in PARTS)
     write_index(index, tmp_path / "index")
@@ -114,7 +114,7 @@ def test_every_part_survives_the_file_and_is_read_only_mapped_and_aligned(tmp_pa
         assert isinstance(owner, mmap.mmap)
 
 
-def test_drafts_are_the_same_from_the_map_and_from_memory(tmp_path: Path) -> None:
+def test_drafts_from_file_and_memory_are_equal(tmp_path: Path) -> None:
     write_index(whole_index(), tmp_path / "index")
     drafted = []
     for index in (whole_index(), read_index(tmp_path / "index")):
@@ -126,7 +126,7 @@ def test_drafts_are_the_same_from_the_map_and_from_memory(tmp_path: Path) -> Non
     assert len(drafted[0][0]) > 10
 
 
-def test_a_file_that_is_overwritten_leaves_the_old_mapping_alone(path: Path) -> None:
+def test_overwriting_a_file_keeps_the_old_mapping(path: Path) -> None:
     old = read_index(path)
     before = old.corpus.text.copy()
     write_index(dc.make_index([[4, 4, 4, 4]]), path)
@@ -134,7 +134,7 @@ def test_a_file_that_is_overwritten_leaves_the_old_mapping_alone(path: Path) -> 
     assert read_index(path).corpus.tokens != old.corpus.tokens
 
 
-def test_a_file_cut_anywhere_or_with_one_more_byte_or_foreign_is_refused(path: Path) -> None:
+def test_cut_or_foreign_index_file_is_refused(path: Path) -> None:
     content = path.read_bytes()
     assert len(content) > 500
     foreign = (b"PAR1" * 100, b"{}", MAGIC.lower() + bytes(200))
@@ -163,7 +163,7 @@ def mutated(content: bytes, header: int, rng: Random) -> bytes:
     return content[:at] + some + content[at + len(some) :]
 
 
-def test_mutations_are_refused_or_change_nothing(path: Path, everything: bool, seed: int) -> None:
+def test_mutated_index_file_is_refused_or_equal(path: Path, everything: bool, seed: int) -> None:
     content, index = path.read_bytes(), read_index(path)
     header, rng, seen = header_of(path)[1], Random(seed), Counter[str]()
     other = path.with_name("mutated")
@@ -180,7 +180,7 @@ def test_mutations_are_refused_or_change_nothing(path: Path, everything: bool, s
 
 
 @pytest.mark.parametrize("version", [FORMAT + 1, 1])
-def test_another_format_is_refused_as_one(path: Path, version: int) -> None:
+def test_other_format_version_is_refused(path: Path, version: int) -> None:
     write_header(path, json.dumps({"format": version, "new": "fields"}).encode())
     with pytest.raises(IndexFormatError):
         read_index(path)
@@ -203,7 +203,7 @@ def test_another_format_is_refused_as_one(path: Path, version: int) -> None:
         [],
     ],
 )
-def test_a_wrong_header_is_refused(path: Path, wrong: Any) -> None:
+def test_wrong_index_header_is_refused(path: Path, wrong: Any) -> None:
     """Bytes, the name of a field, or the stated place of an array is wrong."""
     header, _ = header_of(path)
     if isinstance(wrong, str):
@@ -225,6 +225,6 @@ def test_a_wrong_header_is_refused(path: Path, wrong: Any) -> None:
         (1, [[1]], dc.STARTS[:-1], ["word_starts"]),
     ],
 )
-def test_rows_and_word_starts_that_do_not_fit_are_refused(output, prompts, starts, named):
+def test_inconsistent_rows_and_word_starts_are_refused(output, prompts, starts, named):
     with refused(DraftError, *named):
         dc.make_index([[output]], prompts, starts)

@@ -159,7 +159,7 @@ def kept_of(
 @example([[1] * 40], 3, 600)
 @example([[1, 2, 3]] * 50, 5, 600)
 @example([[1, 2] * 60] * 70 + [[1, 2] * 60 + [3]] * 2 + [[3] * 200], 16, 600)
-def test_small_corpora_are_counted_and_found_gram_by_gram(outputs: Outputs, depth: int, cap: int):
+def test_small_corpora_are_counted_by_gram(outputs: Outputs, depth: int, cap: int):
     index = build(outputs, VOCAB, depth=depth)
     assert_counted(index, outputs)
     assert_found(index, outputs)
@@ -169,7 +169,7 @@ def test_small_corpora_are_counted_and_found_gram_by_gram(outputs: Outputs, dept
 
 @pytest.mark.parametrize("vocab_size", [30, 100_000, 2**21 - 3])
 @pytest.mark.parametrize("depth", [6, 16])
-def test_many_documents_of_far_apart_ids_are_counted(vocab_size: int, depth: int) -> None:
+def test_many_documents_with_distant_ids_are_counted(vocab_size: int, depth: int) -> None:
     step = vocab_size // 30
     outputs = [[token * step for token in output] for output in skewed(7, 400, 30)]
     index = build(outputs, vocab_size, depth=depth)
@@ -179,7 +179,7 @@ def test_many_documents_of_far_apart_ids_are_counted(vocab_size: int, depth: int
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 8, 50])
 @pytest.mark.parametrize("outputs", [skewed(5, 120, 40), [[1] * 90] * 9, [[2]], []])
-def test_the_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> None:
+def test_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> None:
     cuts = splitters(documents_of(outputs, 40).text, parts)
     assert len(cuts) <= parts - 1
     assert_same_in_parts(outputs, cuts, 40)
@@ -187,13 +187,13 @@ def test_the_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> No
 
 @examples(35, 100)
 @given(SMALL.filter(bool), st.lists(st.integers(0, 10**6), max_size=4))
-def test_any_cut_changes_no_byte(outputs: Outputs, drawn: list[int]) -> None:
+def test_any_split_changes_no_byte(outputs: Outputs, drawn: list[int]) -> None:
     order = build(outputs, VOCAB).order
     cuts = [int(order[entry]) for entry in sorted(number % len(order) for number in drawn)]
     assert_same_in_parts(outputs, cuts, VOCAB)
 
 
-def test_splitters_share_the_places_out() -> None:
+def test_splitters_divide_places_evenly() -> None:
     documents = documents_of(skewed(11, 800, 100), 100)
     ones = replace(documents, counts=np.ones_like(documents.counts))
     sizes = [part[1].sum() for part in sorted_in_parts(ones, splitters(documents.text, 4))]
@@ -210,20 +210,20 @@ def test_rows_name_their_documents(outputs: Outputs) -> None:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.0])
-def test_a_cap_keeps_whole_documents_that_fit(share: float) -> None:
-    outputs, told = skewed(4, 300, 50), []
+def test_byte_limit_keeps_whole_documents(share: float) -> None:
+    outputs, pruned_sizes = skewed(4, 300, 50), []
     cap = int(build(outputs, 50).nbytes * share)
-    index, kept = kept_of(outputs, 50, max_bytes=cap, pruned=told.append)
+    index, kept = kept_of(outputs, 50, max_bytes=cap, pruned=pruned_sizes.append)
     rest = [output for output, row in zip(outputs, kept.rows, strict=True) if row >= 0]
     assert 0.7 * cap < index.nbytes <= cap
     assert_same(index, build(rest, 50))
     assert_same(index, build(outputs[::-1], 50, max_bytes=cap))
-    assert (len(rest) == len(outputs)) == (told == []) == (share == 1.0)
+    assert (len(rest) == len(outputs)) == (pruned_sizes == []) == (share == 1.0)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_a_cap_gives_the_same_whoever_sorts_and_tells_how_often(parts: int) -> None:
-    outputs, sorted_sizes, told = skewed(4, 300, 50), [], []
+def test_byte_limit_result_does_not_depend_on_the_sorter(parts: int) -> None:
+    outputs, sorted_sizes, pruned_sizes = skewed(4, 300, 50), [], []
 
     def sort(some: Documents) -> list[Any]:
         sorted_sizes.append(len(some.counts))
@@ -231,21 +231,21 @@ def test_a_cap_gives_the_same_whoever_sorts_and_tells_how_often(parts: int) -> N
 
     cap = build(outputs, 50).nbytes // 3
     expected, kept = kept_of(outputs, 50, max_bytes=cap)
-    found = kept_of(outputs, 50, max_bytes=cap, sort=sort, pruned=told.append)
+    found = kept_of(outputs, 50, max_bytes=cap, sort=sort, pruned=pruned_sizes.append)
     assert_same(found[0], expected)
     assert np.array_equal(found[1].rows, kept.rows)
-    assert told == list(range(len(sorted_sizes)))
+    assert pruned_sizes == list(range(len(sorted_sizes)))
     assert sorted_sizes[0] > sorted_sizes[-1] == len(kept.counts)
 
 
-def test_a_cap_below_the_empty_index_can_be_refused_before_there_are_documents() -> None:
+def test_byte_limit_below_the_empty_index_is_refused() -> None:
     check_cap(None)
     check_cap(CorpusIndex.empty("f", VOCAB).nbytes)
     with refused(DraftError, "max_bytes is 87", "88"):
         check_cap(87)
 
 
-def test_what_no_other_document_is_like_is_dropped_first() -> None:
+def test_unique_documents_are_dropped_first() -> None:
     alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, last] for last in range(10, 20)]
     outputs = [*alike, list(range(20, 30))]
     _, kept = kept_of(outputs, 30, max_bytes=build(outputs, 30).nbytes - 1)
@@ -253,7 +253,7 @@ def test_what_no_other_document_is_like_is_dropped_first() -> None:
     assert (kept.rows[:-1] >= 0).any()
 
 
-def test_a_cap_keeps_something_of_each_kind() -> None:
+def test_byte_limit_keeps_documents_of_each_kind() -> None:
     outputs = [[*range(1, 30), last] for last in range(60, 70)]
     outputs += [[*range(30, 59), last] for last in range(60, 63)]
     _, kept = kept_of(outputs, 70, max_bytes=build(outputs, 70).nbytes // 2)
@@ -274,7 +274,7 @@ def test_a_cap_keeps_something_of_each_kind() -> None:
         ([[1]], {"depth": 64}, ["depth is 64"]),
     ],
 )
-def test_what_cannot_be_indexed_is_refused(outputs, wrong, named):
+def test_invalid_documents_are_refused(outputs, wrong, named):
     with refused(DraftError, *named):
         build(outputs, **{"vocab_size": VOCAB} | wrong)
 
@@ -312,14 +312,14 @@ def assert_found(index: CorpusIndex, outputs: Outputs) -> None:
     assert next_of(view, ()) == follows.get((), [])
 
 
-def test_every_gram_of_a_corpus_with_big_intervals_is_found_in_the_hot_table_or_by_a_walk() -> None:
+def test_every_gram_is_found_in_the_hot_table_or_by_search() -> None:
     index = build(BIG, 60, depth=DEPTH)
     assert len(index.hot_next) > 5 * WIDEST
     assert_found(index, BIG)
     assert_found(replace(index, hot_slots=np.zeros((1, 4), np.int32)), BIG)
 
 
-def test_grams_that_do_not_occur_are_empty_intervals() -> None:
+def test_absent_grams_are_empty_intervals() -> None:
     view, known = build(BIG, 60, depth=DEPTH).view, gram_counts(BIG, 60, DEPTH)
     random, grams, absent = Random(0), list(known), 0
     for _ in range(2000):
@@ -333,7 +333,7 @@ def test_grams_that_do_not_occur_are_empty_intervals() -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 16, 63])
-def test_the_empty_index_is_that_of_no_documents_and_finds_nothing(depth: int) -> None:
+def test_empty_index_finds_nothing(depth: int) -> None:
     empty = CorpusIndex.empty("f", VOCAB, depth)
     empty.check_integrity()
     assert_same(build([], VOCAB, depth=depth), empty)

@@ -59,7 +59,7 @@ def assert_refused(part: str, name: str, change: Change) -> None:
 
 
 @pytest.mark.parametrize(("part", "name"), ARRAYS)
-def test_arrays_of_another_length_or_type_are_refused(part: str, name: str) -> None:
+def test_arrays_of_wrong_length_or_type_are_refused(part: str, name: str) -> None:
     for change in (
         lambda array: array[:-1],
         lambda array: array[:0],
@@ -145,7 +145,7 @@ LIMITS: list[tuple[str, str, Change]] = [
 
 
 @pytest.mark.parametrize(("part", "name", "change"), LIMITS)
-def test_what_leads_outside_an_array_is_refused(part: str, name: str, change: Change) -> None:
+def test_out_of_bounds_references_are_refused(part: str, name: str, change: Change) -> None:
     assert_refused(part, name, change)
 
 
@@ -174,7 +174,7 @@ LARGER = dc.make_index(OUTPUTS, PROMPTS, np.append(dc.STARTS, True), vocab_size=
         ("", "bigrams", dc.bigram_table(1, vocab_size=dc.VOCAB + 1)),
     ],
 )
-def test_wrong_numbers_and_parts_of_another_index_are_refused(part: str, field: str, value: Any):
+def test_wrong_numbers_and_foreign_parts_are_refused(part: str, field: str, value: Any):
     with refused(DraftError, "again"):
         changed(part, field, lambda _: value).check_integrity()
 
@@ -224,7 +224,7 @@ def assert_drafts_as_new(proposer: NgramProposer, mixture: str) -> None:
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_an_index_that_is_wrong_everywhere_within_bounds_drafts(mixture, everything, seed):
+def test_wrong_but_bounded_index_drafts_valid_trees(mixture, everything, seed):
     rng, proposer, drafted = np.random.default_rng(seed), drafting(mixture), 0
     for _ in range(500 if everything else 60):
         index = wrong_index(INDEX, rng)
@@ -252,7 +252,7 @@ def one_wrong(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("part", "name"), ARRAYS)
-def test_one_wrong_element_is_refused_or_drafts(part, name, everything, seed):
+def test_single_wrong_element_is_refused_or_drafts(part, name, everything, seed):
     rng, seen = np.random.default_rng(seed), Counter[str]()
     proposer = drafting(str(rng.choice(MIXTURES)))
     for _ in range(200 if everything else 25):
@@ -269,7 +269,7 @@ def test_one_wrong_element_is_refused_or_drafts(part, name, everything, seed):
 
 
 @pytest.mark.slow("compiles drafting once more")
-def test_nothing_is_read_or_written_outside_an_array(tmp_path: Path) -> None:
+def test_no_access_outside_arrays(tmp_path: Path) -> None:
     bounds = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(

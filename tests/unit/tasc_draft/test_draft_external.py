@@ -19,9 +19,9 @@ from tasc_draft.mixture.evidence import NODE
 from tasc_draft.mixture.external_tree import (
     CELLS,
     CONFIDENCE,
-    LEAST,
-    MOST_ADDED,
-    MOST_EXPONENT,
+    MAX_ADDED,
+    MAX_EXPONENT,
+    MIN_PROB,
     RATE,
     TRUST,
     UNNAMED,
@@ -30,7 +30,7 @@ from tasc_draft.mixture.external_tree import (
     mix,
 )
 
-Paths = dict[Path, float]  # the chance of each path's last token behind the others
+Paths = dict[Path, float]  # the probability of each path's last token after the others
 
 
 @st.composite
@@ -69,7 +69,7 @@ def as_read(external: Paths) -> Paths:
     The probability that sure children leave to other tokens is a difference of nearly equal
     numbers, so it depends mostly on the last digit of their chances.
     """
-    read = ExternalTree.of(drafts_of([external])).probs[1:].tolist()  # behind the row's root
+    read = ExternalTree.of(drafts_of([external])).probs[1:].tolist()  # after the row's root
     found = dict(zip(sorted(external, key=len), read, strict=True))
     assert found == pytest.approx(external, rel=SLACK)
     return found
@@ -95,9 +95,9 @@ def both(
         shared = UNNAMED * left if unnamed else 0.0
         for token in raw:
             named = side.get(token)
-            raw[token] *= max(named or shared / unnamed, LEAST) ** by
+            raw[token] *= max(named or shared / unnamed, MIN_PROB) ** by
             raw[token] *= 1.0 if named else math.exp(added)
-        none *= max(left - shared, LEAST) ** by
+        none *= max(left - shared, MIN_PROB) ** by
     whole = sum(raw.values()) + none
     return {token: chance / whole for token, chance in raw.items()}, none / whole
 
@@ -181,7 +181,7 @@ def assert_likeliest(
         assert math.exp(node.logp) == pytest.approx(drafted[path], rel=SLACK)
     least = min(drafted.values())
     for path, chance in left_out(nodes, drafted, rule, limits).items():
-        full = len(nodes) == limits.most
+        full = len(nodes) == limits.max_tokens
         if len(path) <= depth:
             assert chance <= (least if full else limits.min_prob) * (1 + SLACK), path
 
@@ -191,7 +191,7 @@ def assert_likeliest(
     dc.outputs, dc.prompts, st.lists(st.integers(0, 5), max_size=6), tasc, paths(),
     st.integers(1, 40), learnt,
 )  # fmt: skip
-def test_the_likeliest_paths_of_n_grams_and_external_tree_are_drafted(
+def test_likeliest_paths_of_both_sides_are_drafted(
     outputs: list[list[int]], prompt: list[int], answer: list[int], setting: DraftSettings,
     external: Paths, most: int, trusted: np.ndarray,
 ) -> None:  # fmt: skip
@@ -216,7 +216,7 @@ def test_the_likeliest_paths_of_n_grams_and_external_tree_are_drafted(
     dc.indexes, dc.mixed, dc.rows, st.lists(paths() | st.just({}), min_size=3, max_size=3),
     st.integers(0, 30), st.booleans(),
 )  # fmt: skip
-def test_a_draft_is_a_tree_or_a_chain_within_its_limits_beside_an_external_tree_or_alone(
+def test_drafts_stay_within_limits_with_and_without_external_tree(
     index: DraftIndex, setting: DraftSettings, rows: list[dc.Row], external: list[Paths],
     budget: int, branching: bool,
 ) -> None:  # fmt: skip
@@ -244,13 +244,13 @@ def limits_beside(setting: DraftSettings, limit: int, branching: bool = True) ->
     return Limits(most, dc.TARGET, dc.SEP, (dc.EOS,), 0.0, branching)
 
 
-def test_each_goes_on_behind_tokens_of_the_other() -> None:
+def test_each_side_continues_after_tokens_of_the_other() -> None:
     nodes = answer_once(ngrams(), {(4,): 0.3, (7,): 0.6, (7, 4): 0.9, (4, 9): 0.9})
-    # N-grams behind an external token, and the external tree behind an n-gram token.
+    # N-grams after an external token, and the external tree after an n-gram token.
     assert [nodes[p].source for p in ((7, 4), (7, 4, 5), (4, 9))] == ["neural", "corpus", "neural"]
 
 
-def test_no_external_tree_and_an_empty_one_are_the_same() -> None:
+def test_empty_external_tree_equals_none() -> None:
     one, other = ngrams(), ngrams()
     for proposer in (one, other):
         dc.begun(proposer, 0, [1, 2], [1])
@@ -258,7 +258,7 @@ def test_no_external_tree_and_an_empty_one_are_the_same() -> None:
     assert trees(one.propose(dc.ids([0, 1]), dc.ids([12, 12]))) == with_external(other, {}, {})
 
 
-def test_without_n_gram_evidence_the_external_tree_is_drafted_as_it_is() -> None:
+def test_external_tree_alone_is_drafted_unchanged() -> None:
     proposer = ngrams("trie")  # there is no prompt
     before = trust(proposer)
     nodes = answer_once(proposer, {(7,): 0.9, (7, 8): 0.9, (6,): 0.05}, 7)
@@ -267,7 +267,7 @@ def test_without_n_gram_evidence_the_external_tree_is_drafted_as_it_is() -> None
     assert (trust(proposer) == before).all()
 
 
-def test_a_node_full_of_n_grams_has_space_for_external_candidates() -> None:
+def test_full_node_has_space_for_external_candidates() -> None:
     many = [[token, token] for token in range(2, 2 + 60)]
     index = dc.make_index(many, vocab_size=99)
     setting = DraftSettings(min_prob=0.0, num_speculative_tokens=40)
@@ -282,7 +282,7 @@ def test_a_node_full_of_n_grams_has_space_for_external_candidates() -> None:
     assert nodes[(98,)].logp == max(node.logp for node in nodes.values())
 
 
-def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
+def test_external_tree_is_bounded_by_the_caller_only() -> None:
     proposer = ngrams(min_prob=0.9, num_speculative_tokens=2)
     for row in (0, 1):
         dc.begun(proposer, row, [], [])
@@ -293,7 +293,7 @@ def test_a_row_with_an_external_tree_is_bounded_by_the_caller_alone() -> None:
 
 
 @pytest.mark.parametrize("logp", [[-1, np.nan], [-np.inf, -1], [-1]])
-def test_paths_without_a_probability_are_refused(logp: list[float]) -> None:
+def test_paths_without_probability_are_refused(logp: list[float]) -> None:
     proposer = ngrams()
     dc.begun(proposer, 0, [], [])
     external = drafts_of([{(1,): 0.5, (1, 2): 0.5}])
@@ -303,7 +303,7 @@ def test_paths_without_a_probability_are_refused(logp: list[float]) -> None:
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
-def test_an_external_tree_is_trusted_when_it_is_right(mixture: str) -> None:
+def test_right_external_tree_gains_trust(mixture: str) -> None:
     """The corpus has 1, prompts have nothing, and the external tree has 7 with probability 0.5."""
     chance = {}
     for emitted in (7, 1):
@@ -315,7 +315,7 @@ def test_an_external_tree_is_trusted_when_it_is_right(mixture: str) -> None:
 
 
 @pytest.mark.parametrize("emitted", [1, 4, 7, 9])
-def test_what_is_learnt_is_the_gradient_of_the_likelihood(emitted: int) -> None:
+def test_trust_follows_the_gradient_of_the_likelihood(emitted: int) -> None:
     """Tokens that both sides named, only one of them, and neither."""
     external, own = {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
     before = np.zeros((CELLS, len(TRUST)), np.float32)
@@ -337,14 +337,14 @@ def test_what_is_learnt_is_the_gradient_of_the_likelihood(emitted: int) -> None:
 
 @pytest.mark.parametrize(
     ("number", "bound"),
-    [(0, -MOST_EXPONENT), (1, MOST_EXPONENT), (2, MOST_ADDED), (3, -MOST_ADDED), (4, -MOST_ADDED)],
+    [(0, -MAX_EXPONENT), (1, MAX_EXPONENT), (2, MAX_ADDED), (3, -MAX_ADDED), (4, -MAX_ADDED)],
 )
-def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
+def test_trust_is_bounded(number: int, bound: float) -> None:
     """The corpus has 1 or 4; only the external tree names the token that comes."""
     nearly = np.zeros((CELLS, len(TRUST)), np.float32)
     nearly[0, number] = bound * (1 - 1e-6)
     if number == 0:  # together they are just heard
-        nearly[cell({1: 0.5, 4: 0.5}, 0), 0] = MOST_EXPONENT
+        nearly[cell({1: 0.5, 4: 0.5}, 0), 0] = MAX_EXPONENT
     proposer = trusting("tasc", nearly)
     answer_once(proposer, {(7,): 0.6}, 7)
     assert trust(proposer)[0, number] == bound
@@ -353,7 +353,7 @@ def test_trust_ends_at_its_bounds(number: int, bound: float) -> None:
         check_rows(trusting("tasc", 1.001 * trust(proposer)))
 
 
-def test_nodes_of_a_depth_and_a_confidence_have_their_own_numbers() -> None:
+def test_trust_is_kept_by_depth_and_confidence() -> None:
     proposer, external = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
     answer_once(proposer, external, 9)  # SEP is followed by 1 or 4
     first = moved_cells(trust(proposer), initial_trust())
@@ -368,7 +368,7 @@ def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
 
 
 @pytest.mark.parametrize(("emitted", "moves"), [(1, False), (7, True)])
-def test_an_exponent_that_is_nothing_gets_no_less_but_may_rise(emitted: int, moves: bool) -> None:
+def test_zero_exponent_may_only_rise(emitted: int, moves: bool) -> None:
     """The external tree names only 7."""
     before = np.zeros((CELLS, len(TRUST)), np.float32)
     own = cell({1: 0.5, 4: 0.5}, 0)
@@ -395,7 +395,7 @@ def test_candidates_with_probability_zero_count_as_named() -> None:
     assert node["none"] == pytest.approx(none, rel=1e-4)
 
 
-def test_trust_stays_at_rate_zero_and_when_another_index_comes() -> None:
+def test_trust_is_kept_at_rate_zero_and_across_indexes() -> None:
     for rate in ({"learning_rate": 0.0}, {}):
         proposer = ngrams(**rate)
         answer_once(proposer, {(7,): 0.5}, 7)

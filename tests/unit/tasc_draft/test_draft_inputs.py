@@ -165,7 +165,7 @@ def postings(index: InputIndex) -> dict[int, list[int]]:
 
 @few
 @given(tables(st.integers(0, 9), output))
-def test_features_weights_and_norms_are_those_of_the_definition(table: Table) -> None:
+def test_features_weights_and_norms_equal_the_definition(table: Table) -> None:
     """Weights follow from rarity and from how much outputs agree."""
     index, again = build(*table), build(*table)
     assert postings(index) == rows_of(table[0])
@@ -175,20 +175,20 @@ def test_features_weights_and_norms_are_those_of_the_definition(table: Table) ->
     assert all(getattr(index, a).tobytes() == getattr(again, a).tobytes() for a in ARRAYS)
 
 
-def test_the_rows_used_here_have_features_of_every_kind() -> None:
+def test_rows_cover_every_kind_of_feature() -> None:
     index = build(PROMPTS, OUTPUTS)
     sizes, pairs = np.diff(index.first), index.keys & 1 == 1
     assert (set(sizes.tolist()), set(sizes[pairs].tolist())) == ({0, 1, 2}, {0, 2})
 
 
-def test_only_the_end_of_a_long_prompt_counts() -> None:
+def test_only_the_end_of_a_long_prompt_is_indexed() -> None:
     ends = [[i % 5] * 1024 for i in range(10)]
     short, long = build(ends, OUTPUTS), build([[99, *end] for end in ends], OUTPUTS)
     assert len(short.postings) > 0
     assert postings(short) == postings(long)
 
 
-def test_more_postings_than_an_index_can_number_are_refused(monkeypatch):
+def test_too_many_postings_are_refused(monkeypatch):
     monkeypatch.setattr(inputs, "LARGEST_INDEX", 5)
     with refused(DraftError, "29", "5"):
         build(PROMPTS, OUTPUTS)
@@ -221,13 +221,13 @@ def assert_greatest(found: Found, cosines: dict[int, float], k: int) -> None:
 
 @few
 @given(tables(st.integers(0, 15), short), prompt, st.integers(0, 8))
-def test_the_rows_found_are_those_of_greatest_cosine(table: Table, asked: Any, k: int) -> None:
+def test_rows_of_greatest_cosine_are_found(table: Table, asked: Any, k: int) -> None:
     assert_greatest(search(build(*table), asked, k), cosines(*table, asked), k)
 
 
 @few
 @given(st.lists(prompt, min_size=1, max_size=6), st.integers(1, 9))
-def test_one_scratch_serves_many_searches_and_is_clean_after_each(asked: Texts, k: int) -> None:
+def test_search_scratch_is_clean_after_each_search(asked: Texts, k: int) -> None:
     index = build(TOPICS, LABELS)
     scratch = nearest_scratch(index)
     for one in asked:
@@ -236,12 +236,12 @@ def test_one_scratch_serves_many_searches_and_is_clean_after_each(asked: Texts, 
         assert not scratch.seen.any()
 
 
-def test_of_rows_alike_for_different_words_the_lower_come_first() -> None:
+def test_equally_similar_rows_come_in_order() -> None:
     found = search(build([[i % 6] for i in range(12)], [[1]] * 12), [5, 4, 3, 2, 1, 0], 7)
     assert ([r for r, _ in found], len({s for _, s in found})) == ([*range(7)], 1)
 
 
-def test_only_the_end_of_a_long_prompt_is_searched_by() -> None:
+def test_only_the_end_of_a_long_prompt_is_searched() -> None:
     index, end = build(TOPICS, LABELS), [3, 11, 27] + [900] * 1021
     assert len(end) == 1024
     assert search(index, [4, *end], 9) == search(index, [3, 11, 27, 900, 900], 9) != []
@@ -250,7 +250,7 @@ def test_only_the_end_of_a_long_prompt_is_searched_by() -> None:
     assert search(index, [*distinct, *TOPICS[8]], 1)[0][0] == 8
 
 
-def test_beyond_the_bound_the_rarest_features_decide() -> None:
+def test_rarest_features_decide_beyond_the_bound() -> None:
     random = Random(1)
     prompts = [random.sample(range(500), 100) for _ in range(1100)]
     outputs = [[random.randrange(3)] for _ in prompts]
@@ -259,7 +259,7 @@ def test_beyond_the_bound_the_rarest_features_decide() -> None:
     assert_greatest(search(index, asked, 32), cosines(prompts, outputs, asked), 32)
 
 
-def test_a_single_feature_beyond_the_bound_still_finds_rows() -> None:
+def test_single_feature_beyond_the_bound_finds_rows() -> None:
     common = [[1] if i % 4 == 0 else [2 + i] for i in range(4 * MAX_POSTINGS + 8)]
     tokens, nothing = Tokens.of(common), Tokens.of([[]] * len(common))
     index = build_inputs(tokens, nothing, np.zeros(len(common), np.int32))

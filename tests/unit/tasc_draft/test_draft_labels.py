@@ -42,7 +42,7 @@ def saves_a_forward(labels: Sequence[Label], path: Sequence[int]) -> bool:
 
 
 @given(label_sets)
-def test_a_trie_knows_its_branches(labels) -> None:
+def test_label_trie_knows_its_branches(labels) -> None:
     trie = trie_of(labels)
     for one in labels:
         whole = (*one, dc.EOS)
@@ -50,7 +50,7 @@ def test_a_trie_knows_its_branches(labels) -> None:
         free = np.flatnonzero(~trie.forced_in(dc.ids(whole))).tolist()
         assert free == branches
         for n in range(len(whole) + 1):
-            state = trie.behind(0, dc.ids(whole[:n]))
+            state = trie.after(0, dc.ids(whole[:n]))
             later = [b for b in branches if b >= n]
             ahead = int(trie.ahead[state])
             if ahead != NO_BRANCH:
@@ -62,20 +62,20 @@ def test_a_trie_knows_its_branches(labels) -> None:
 
 @dc.examples(60, 400)
 @given(dc.indexes, label_sets, st.data())
-def test_drafts_are_of_labels_and_end_at_branches(index, labels, data) -> None:
+def test_drafts_follow_labels_and_end_at_branches(index, labels, data) -> None:
     settings = dataclasses.replace(
         SETTINGS, mixture=data.draw(st.sampled_from(["mixed", "tasc", "trie"]))
     )
     proposer = dc.make_proposer(index, settings)
     answer = data.draw(st.sampled_from(labels))
-    said = answer[: data.draw(st.integers(0, len(answer)))]
+    emitted = answer[: data.draw(st.integers(0, len(answer)))]
     proposer.start(0, dc.ids([1, 2, 3]), trie_of(labels))
-    proposer.observe(0, dc.ids(said))
+    proposer.observe(0, dc.ids(emitted))
     limit = data.draw(st.integers(0, 12))
     (tree,) = trees(proposer.propose(dc.ids([0]), dc.ids([limit])))
     assert len(tree) <= limit
     for path in tree:
-        whole = (*said, *path)
+        whole = (*emitted, *path)
         assert path[-1] in following(labels, whole[:-1])
         forced = len(following(labels, whole)) == 1
         assert not forced or any(p[: len(path)] == path and p != path for p in tree)  # goes on
@@ -84,7 +84,7 @@ def test_drafts_are_of_labels_and_end_at_branches(index, labels, data) -> None:
     proposer.finish(0)
 
 
-def test_labels_that_the_first_token_decides_are_not_drafted() -> None:
+def test_labels_decided_by_the_first_token_are_not_drafted() -> None:
     labels = [(1, 2, 3), (4, 2, 3), (5,)]
     index = dc.make_index([list(one) for one in labels * 3])
     free, limited = (dc.make_proposer(index, SETTINGS) for _ in range(2))
@@ -94,7 +94,7 @@ def test_labels_that_the_first_token_decides_are_not_drafted() -> None:
     assert dc.propose(limited) == {}
 
 
-def test_chances_are_of_allowed_tokens_alone() -> None:
+def test_probabilities_cover_allowed_tokens_only() -> None:
     """Most of the corpus begins with a token that no label has."""
     labels = [(1, 2, 4), (1, 3, 5), (6, 2, 2), (6, 3, 3)]
     index = dc.make_index([[7, 7, 7]] * 20 + [[1, 2, 4]] * 4)
@@ -108,28 +108,28 @@ def test_chances_are_of_allowed_tokens_alone() -> None:
 
 @dc.examples(20, 100)
 @given(st.lists(label_sets, min_size=2, max_size=3), st.randoms(use_true_random=False))
-def test_rows_of_different_labels_draft_as_each_does_alone(sets, rng) -> None:
+def test_rows_of_different_labels_are_independent(sets, rng) -> None:
     """Rows start, emit tokens and end in any order, and their tries are created and freed."""
     index = dc.full_index()
     frozen = dataclasses.replace(SETTINGS, learning_rate=0.0, recent_tokens=0)
     together = dc.make_proposer(index, frozen)
-    said: dict[int, tuple[Sequence[Label], list[int]]] = {}
+    emitted: dict[int, tuple[Sequence[Label], list[int]]] = {}
     for _ in range(12):
         row = rng.randrange(3)
-        if row not in said:
+        if row not in emitted:
             labels = rng.choice(sets)
             together.start(row, dc.ids([2, row]), trie_of(labels))
-            said[row] = labels, []
+            emitted[row] = labels, []
         elif rng.random() < 0.3:
             together.finish(row)
-            del said[row]
+            del emitted[row]
         else:
-            labels, so_far = said[row]
+            labels, so_far = emitted[row]
             may = sorted(following(labels, so_far))
             if may:
                 so_far.append(rng.choice(may))
                 together.observe(row, dc.ids(so_far[-1:]))
-        for other, (labels, so_far) in said.items():
+        for other, (labels, so_far) in emitted.items():
             alone = dc.make_proposer(index, frozen)
             alone.start(0, dc.ids([2, other]), trie_of(labels))
             alone.observe(0, dc.ids(so_far))
@@ -141,7 +141,7 @@ def test_rows_of_different_labels_draft_as_each_does_alone(sets, rng) -> None:
 CHANGING = [trie_of([(1, n % 5 + 1, *[2] * (n % 3)), (6, 2)]) for n in range(60)]
 
 
-def test_a_row_stays_where_it_is_while_others_come_and_go() -> None:
+def test_label_state_is_kept_while_other_rows_change() -> None:
     proposer = dc.make_proposer(dc.full_index(), SETTINGS)
     rows = proposer.memory.rows
     proposer.start(0, dc.ids([7]), CHANGING[0])
@@ -154,7 +154,7 @@ def test_a_row_stays_where_it_is_while_others_come_and_go() -> None:
         assert rows[other] == before
 
 
-def test_tries_lie_in_the_memory_of_those_that_have_gone() -> None:
+def test_memory_of_released_tries_is_reused() -> None:
     labels, sizes = RowLabels(), []
     for n, trie in enumerate(CHANGING):
         begin = labels.start(n % 3, trie)
@@ -163,7 +163,7 @@ def test_tries_lie_in_the_memory_of_those_that_have_gone() -> None:
     assert sizes[20] == sizes[-1] <= 8 * max(len(trie.token) for trie in CHANGING)
 
 
-def test_nothing_about_a_trie_is_left_for_the_engines_thread() -> None:
+def test_trie_is_complete_before_the_engine_thread() -> None:
     trie = trie_of([(1, 2, 3), (1, 4, 5)])
     made = {*vars(trie)}
     proposer = dc.make_proposer(dc.full_index(), SETTINGS)
@@ -193,7 +193,7 @@ def first_chances(proposer: NgramProposer) -> dict[int, float]:
     return {path[0]: np.exp(node.logp) for path, node in tree.items() if len(path) == 1}
 
 
-def test_labels_without_evidence_share_the_chance_of_other_tokens() -> None:
+def test_labels_without_evidence_share_the_remaining_probability() -> None:
     """Where labels allow all that the corpus has, they change no chance of what it has."""
     outputs = [WIDE[n] for n in (0, 0, 0, 0, 4, 4, 8)]
     free, limited = (limited_to(outputs, labels) for labels in (None, WIDE))
@@ -207,7 +207,7 @@ def test_labels_without_evidence_share_the_chance_of_other_tokens() -> None:
 
 
 @pytest.mark.parametrize("emitted", [20, 22, 59])
-def test_rows_with_labels_teach_the_same_as_rows_without(emitted) -> None:
+def test_labelled_rows_teach_like_other_rows(emitted) -> None:
     outputs = [WIDE[n] for n in (0, 0, 0, 0, 4, 4, 8)]
     taught = []
     for labels in (None, WIDE):
@@ -222,7 +222,7 @@ def test_rows_with_labels_teach_the_same_as_rows_without(emitted) -> None:
 
 
 @pytest.mark.parametrize("labels", [WIDE, WIDER])
-def test_what_labels_forbid_hides_no_evidence_in_the_corpus(labels) -> None:
+def test_forbidden_tokens_hide_no_evidence(labels) -> None:
     """More frequent tokens than a context keeps, which no label has, stand before those of one."""
     own = [labels[0]] * 4 + [labels[4]]
     foreign = [(token, 2) for token in range(6, 18)] * 5
@@ -231,7 +231,7 @@ def test_what_labels_forbid_hides_no_evidence_in_the_corpus(labels) -> None:
     assert mixed[20] > 0.5
 
 
-def test_weights_are_learnt_behind_forced_tokens() -> None:
+def test_weights_are_learnt_after_forced_tokens() -> None:
     labels = [(1, 2, 3, *rest) for rest in ((4, 7), (4, 8), (5, 7), (5, 8))] + [(6, 2)]
     index = dc.make_index([[1, 2, 3, 4, 7], [6, 2]] * 5)
     proposer = dc.make_proposer(index, dataclasses.replace(SETTINGS, recent_tokens=0))
@@ -246,11 +246,11 @@ def test_weights_are_learnt_behind_forced_tokens() -> None:
         proposer.finish(0)
         return float(proposer.moved.sum()) - before
 
-    # Both begin alike; the whole answer surprises at the second branch, behind forced tokens.
+    # Both begin alike; the whole answer surprises at the second branch, after forced tokens.
     assert learn([1, 2, 3, 5, 7]) > 0.1 + learn([1]) > 0.1
 
 
-def test_a_replay_counts_the_forwards_that_a_guide_leaves() -> None:
+def test_replay_counts_forwards_of_guided_rows() -> None:
     labels = [(1, 2, 3, 4), (1, 2, 3, 5), (6, 2)]
     rows = [(dc.ids([7]), dc.ids([*one, dc.EOS])) for one in labels]
     proposer = dc.make_proposer(dc.make_index([[1, 2, 3, 4]] * 9), SETTINGS)
@@ -268,13 +268,15 @@ def test_a_replay_counts_the_forwards_that_a_guide_leaves() -> None:
 @pytest.mark.parametrize(
     ("forced", "nodes", "carried", "plain_steps"),
     [
-        ([0, 0, 1, 1, 1], 1, 0, 2),  # behind the second token nothing is decided
+        ([0, 0, 1, 1, 1], 1, 0, 2),  # nothing is decided after the second token
         ([0, 1, 1, 0, 1], 3, 2, 2),  # the draft reaches the second decision, and not beyond
         ([0, 1, 1, 1, 1], 0, 0, 1),
         ([0, 0, 0, 0, 0], 4, 0, 5),  # a guide that forces nothing; an end saves no forward
     ],
 )
-def test_a_replay_leaves_out_what_an_engine_would(forced, nodes, carried, plain_steps) -> None:
+def test_replay_leaves_out_the_same_drafts_as_an_engine(
+    forced, nodes, carried, plain_steps
+) -> None:
     index = dc.make_index([[1, 2, 3, 4]] * 9)
     proposer = dc.make_proposer(index, SETTINGS, branching=False)
     rows = [(dc.ids([7]), dc.ids([1, 2, 3, 4, dc.EOS]))]

@@ -64,7 +64,7 @@ def test_tasc_drafts_the_likeliest_paths(setting, outputs, rows, branching):
 
 @dc.examples(100, 300)
 @given(trie, dc.rows, st.booleans())
-def test_the_trie_drafts_the_most_frequent_paths(setting, rows, branching):
+def test_trie_drafts_the_most_frequent_paths(setting, rows, branching):
     best_drafts(setting, [], rows, branching)
 
 
@@ -94,7 +94,7 @@ def branches(nodes: Tree) -> bool:
     return len({path[:-1] for path in nodes}) < len(nodes)
 
 
-def test_answers_may_follow_an_output_for_longer_than_contexts_are_kept() -> None:
+def test_answers_may_follow_an_output_beyond_the_longest_context() -> None:
     rng = Random(6)
     for _ in range(100):
         documents = [rng.choices(range(1, 4), k=30) for _ in range(3)]
@@ -106,7 +106,7 @@ def chances(nodes: Tree) -> dict[tuple[int, ...], float]:
     return {path: round(math.exp(node.logp), 5) for path, node in nodes.items()}
 
 
-def test_tasc_by_hand() -> None:
+def test_tasc_example() -> None:
     """SEP 1 is certain; then the corpus has 2, 2, 3 and the prompt has 4."""
     index, row = dc.make_index([[1, 2], [1, 2], [1, 3]]), ([5, 1, 4], [])
     published = dc.started(index, DraftSettings.published("tasc"), row)
@@ -117,7 +117,7 @@ def test_tasc_by_hand() -> None:
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc", "trie"])
-def test_what_the_target_cannot_emit_is_not_drafted(mixture: str) -> None:
+def test_tokens_outside_the_vocabulary_are_not_drafted(mixture: str) -> None:
     setting = DraftSettings(mixture=mixture, min_prob=0.0, learning_rate=0.0)
     for vocab_size, said in ((12, {2, 6}), (6, {2})):
         row = ([1, 6, 1, 2, 3], [1])
@@ -125,7 +125,7 @@ def test_what_the_target_cannot_emit_is_not_drafted(mixture: str) -> None:
         assert {path[0] for path in dc.propose(proposer)} & {2, 6} == said
 
 
-def test_the_trie_by_hand() -> None:
+def test_trie_example() -> None:
     """1 2 is the longest end of the answer that the prompt has; paths end six tokens from there."""
     setting = DraftSettings(mixture="trie", min_prob=0.0, num_speculative_tokens=32)
     row = ([1, 2, 3, 1, 2, 4, 2, 3, 5], [5, 1, 2])
@@ -134,14 +134,14 @@ def test_the_trie_by_hand() -> None:
     assert chances(dc.propose(dc.started(dc.make_index([[1, 2, 5]]), setting, row))) == expected
 
 
-def test_a_subtree_of_the_trie_ends_where_the_prompt_ends() -> None:
+def test_trie_subtree_ends_with_the_prompt() -> None:
     """2 3 is at the prompt's end; the tokens after 3 with another prefix are another path."""
     setting = DraftSettings(mixture="trie", min_prob=0.0)
     proposer = dc.started(dc.make_index([]), setting, ([1, 3, 4, 2, 3], [1, 2]))
     assert chances(dc.propose(proposer)) == {(3,): 1}
 
 
-def test_only_the_latest_places_in_the_prompt_are_counted() -> None:
+def test_only_the_latest_places_are_counted() -> None:
     setting = DraftSettings(
         mixture="tasc", n_max=2, corpus_weight=0.0, num_speculative_tokens=1, min_prob=0.0
     )
@@ -151,7 +151,7 @@ def test_only_the_latest_places_in_the_prompt_are_counted() -> None:
         assert chances(dc.propose(proposer, row)) == {(3,): chance}
 
 
-def test_a_path_too_unlikely_for_a_float_is_not_drafted() -> None:
+def test_path_below_float_range_is_not_drafted() -> None:
     text = Random(1).choices(range(1, 12), k=300)
     setting = DraftSettings(mixture="tasc", n_max=2, num_speculative_tokens=256, min_prob=0.0)
     nodes = dc.propose(
@@ -166,7 +166,7 @@ few = dc.examples(50, 150)
 
 @few
 @given(dc.indexes, dc.mixed, dc.rows)
-def test_the_chances_of_a_node_sum_to_one(index, setting, rows):
+def test_probabilities_of_a_node_sum_to_one(index, setting, rows):
     proposer = dc.started(index, setting, *rows)
     drafts = dc.propose_all(proposer, rows)
     nodes = proposer.memory.nodes[: drafts.offsets[-1] + sum(limit > 0 for *_, limit in rows)]
@@ -180,7 +180,7 @@ def test_the_chances_of_a_node_sum_to_one(index, setting, rows):
 
 @few
 @given(dc.indexes, dc.mixed, dc.rows, st.integers(0, 12))
-def test_a_shared_budget_goes_to_likely_paths_of_all_rows(index, setting, rows, budget):
+def test_shared_budget_goes_to_likely_paths_of_all_rows(index, setting, rows, budget):
     """No path that is left out is likelier than one drafted by more than what was hoped for."""
     proposer = dc.started(index, setting, *rows)
     paths = trees(dc.propose_all(proposer, rows))
@@ -196,7 +196,7 @@ def test_a_shared_budget_goes_to_likely_paths_of_all_rows(index, setting, rows, 
 
 @few
 @given(dc.indexes, dc.mixed, dc.rows, st.floats(0, 1, width=32), st.integers(0, 12))
-def test_a_token_that_is_not_worth_its_cost_is_not_drafted(index, setting, rows, bar, budget):
+def test_token_below_its_minimum_probability_is_not_drafted(index, setting, rows, bar, budget):
     proposer = dc.started(index, setting, *rows)
     full = trees(dc.propose_all(proposer, rows))
     drafts = dc.propose_all(proposer, rows, np.full(budget, bar, np.float32))
@@ -209,11 +209,11 @@ def test_a_token_that_is_not_worth_its_cost_is_not_drafted(index, setting, rows,
         if len(drafts.tokens) < budget:
             assert likely <= some.keys()
         if not some.keys() <= every.keys():  # less likely nodes fill the whole draft
-            assert len(every) == dc.limits_of(setting, max(limit, 0)).most
+            assert len(every) == dc.limits_of(setting, max(limit, 0)).max_tokens
     assert len(drafts.tokens) >= min(budget, worth)
 
 
-def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
+def test_properties_were_tried_on_real_drafts() -> None:
     """Full indexes give large trees from many sources, and rows compete for a budget."""
     setting = DraftSettings(min_prob=0.0, num_speculative_tokens=10, recent_tokens=48)
     sizes, found = set(), []
@@ -231,7 +231,7 @@ def test_the_properties_above_were_tried_on_drafts_worth_the_name() -> None:
     assert len({node.source for nodes in every for node in nodes.values()}) >= 3
 
 
-def test_a_source_that_is_not_asked_is_never_named() -> None:
+def test_unused_source_is_never_named() -> None:
     prompts, outputs = dc.tagged_rows(9, 3)
     # Weights at random, so that evidence may also speak against what it speaks of.
     values = np.random.default_rng(3).normal(0, 3, CELLS)

@@ -19,7 +19,7 @@ from support import refused
 from tasc_draft import DraftError, DraftIndex, DraftSettings, NgramProposer, read_index, write_index
 from tasc_draft.index.corpus import CorpusIndex
 from tasc_draft.mixture import tree as compiled_tree
-from tasc_draft.mixture.row_state import MOST
+from tasc_draft.mixture.row_state import MAX_CONTEXT
 
 few = dc.examples(35, 100)
 parts = st.lists(dc.answers, max_size=4)
@@ -33,7 +33,7 @@ Part = tuple[list[int], list[int]]
 
 @few
 @given(dc.indexes, mixtures, dc.prompts, parts)
-def test_an_answer_observed_in_parts_equals_one_observed_at_once(index, setting, prompt, parts):
+def test_observing_in_parts_equals_observing_at_once(index, setting, prompt, parts):
     stepwise = dc.make_proposer(index, setting)
     stepwise.start(0, dc.ids(prompt))
     answer: list[int] = []
@@ -46,7 +46,7 @@ def test_an_answer_observed_in_parts_equals_one_observed_at_once(index, setting,
             assert dc.propose(stepwise) == dc.propose(dc.started(index, setting, (prompt, answer)))
 
 
-def test_a_rejected_draft_is_never_matched() -> None:
+def test_rejected_draft_is_never_matched() -> None:
     """Prompt 1 2 1 drafts "2 1 2 ..."; the target emits 3, which must not follow the draft."""
     setting = DraftSettings(mixture="tasc", corpus_weight=0.0, min_prob=0.0)
     proposer = dc.started(dc.make_index([]), setting, ([1, 2, 1, 4], [1]))
@@ -57,7 +57,7 @@ def test_a_rejected_draft_is_never_matched() -> None:
 
 @few
 @given(dc.indexes, mixtures, dc.rows, st.booleans())
-def test_rows_do_not_touch_each_other(index, setting, rows, branching):
+def test_rows_are_independent(index, setting, rows, branching):
     together = dc.make_proposer(index, setting, branching=branching)
     for row, (prompt, *_) in enumerate(rows):
         together.start(row, dc.ids(prompt))
@@ -73,7 +73,7 @@ def test_rows_do_not_touch_each_other(index, setting, rows, branching):
 
 @few
 @given(dc.indexes, mixtures, dc.rows, dc.rows)
-def test_a_finished_row_starts_again_without_a_past(index, setting, old, new):
+def test_finished_row_restarts_without_history(index, setting, old, new):
     proposer = dc.started(index, setting, old[0])
     dc.propose(proposer)
     proposer.observe(0, dc.ids([1, 2]))
@@ -87,7 +87,7 @@ def test_a_finished_row_starts_again_without_a_past(index, setting, old, new):
 @given(
     dc.indexes, dc.indexes, mixtures, dc.prompts, st.tuples(dc.answers, dc.answers), st.booleans()
 )
-def test_a_new_index_in_mid_answer_equals_having_had_it_from_the_start(
+def test_index_swapped_in_mid_answer_equals_one_from_the_start(
     old: DraftIndex, new: DraftIndex, setting: DraftSettings, prompt: list[int], parts: Part,
     drafted: bool,
 ) -> None:  # fmt: skip
@@ -106,13 +106,13 @@ def test_a_new_index_in_mid_answer_equals_having_had_it_from_the_start(
     [
         (DraftIndex.empty(dc.FINGERPRINT, 9), ["vocabulary of 9", "12"]),
         (
-            DraftIndex(CorpusIndex.empty(dc.FINGERPRINT, dc.VOCAB, depth=MOST)),
+            DraftIndex(CorpusIndex.empty(dc.FINGERPRINT, dc.VOCAB, depth=MAX_CONTEXT)),
             ["12 tokens", "depth"],
         ),
     ],
     ids=["another vocabulary", "sorted by too few tokens"],
 )
-def test_an_unusable_index_is_refused_and_the_old_one_stays(unusable, named):
+def test_unusable_index_is_refused_and_the_old_one_stays(unusable, named):
     proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
     before = dc.propose(proposer)
     with refused(DraftError, *named):
@@ -121,7 +121,7 @@ def test_an_unusable_index_is_refused_and_the_old_one_stays(unusable, named):
     check_rows(proposer)
 
 
-def test_a_row_in_use_cannot_be_started() -> None:
+def test_row_in_use_cannot_be_started() -> None:
     proposer = dc.started(dc.make_index([]), DraftSettings(), ([3], []))
     with refused(DraftError, "row 0"):
         proposer.start(0, dc.ids([1]))
@@ -131,7 +131,7 @@ def test_a_row_in_use_cannot_be_started() -> None:
 
 @pytest.mark.parametrize("prompt_length", [0, 1, 16])
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
-def test_a_row_can_be_filled_to_its_capacity_and_no_further(mixture, prompt_length):
+def test_row_can_be_filled_to_its_capacity_only(mixture, prompt_length):
     setting = DraftSettings(mixture=mixture, min_prob=0.0, learning_rate=0.0, recent_tokens=0)
     index = dc.make_index([[1, 2, 3, 4] * 3])
     proposer = dc.make_proposer(index, setting, rows=2, capacity=16)
@@ -162,7 +162,7 @@ def test_prompts_that_do_not_fit_are_refused_and_the_row_stays_free() -> None:
     proposer.start(0, dc.ids([1] * 5))
 
 
-def test_ids_from_nowhere_are_like_nothing() -> None:
+def test_unknown_ids_match_nothing() -> None:
     proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([1, 2], []))
     proposer.observe(0, dc.ids([1, 2**31 - 1, -5]))
     dc.propose(proposer)
@@ -172,7 +172,7 @@ def test_ids_from_nowhere_are_like_nothing() -> None:
     check_rows(proposer)
 
 
-def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
+def test_unused_rows_are_not_drafted() -> None:
     proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
     for nobody in (1, 3, -1):
         drafts = proposer.propose(dc.ids([nobody, 0, nobody]), dc.ids([5] * 3))
@@ -182,7 +182,7 @@ def test_rows_that_nobody_is_in_are_not_drafted_for() -> None:
 
 
 @pytest.mark.parametrize(("budget", "least"), [(0, None), (4, np.zeros(0, np.float32))])
-def test_a_row_is_begun_at_the_first_step_that_may_draft_for_it(budget, least) -> None:
+def test_row_starts_at_its_first_drafted_step(budget, least) -> None:
     settings = DraftSettings(min_prob=0.0, neighbours=2, learning_rate=0.0)
     index = dc.full_index(1)
     proposer = dc.make_proposer(index, settings)
@@ -202,7 +202,7 @@ def test_a_row_is_begun_at_the_first_step_that_may_draft_for_it(budget, least) -
 
 
 @pytest.mark.parametrize("answers", [1, 63, 200])
-def test_answers_that_ended_without_drafts_are_drafted_from(answers) -> None:
+def test_undrafted_answers_become_recent_answers(answers) -> None:
     settings = DraftSettings(min_prob=0.0, recent_tokens=64)
     proposer = dc.make_proposer(dc.make_index([]), settings, rows=2)
     growth = proposer.memory.growth
@@ -220,7 +220,7 @@ def test_answers_that_ended_without_drafts_are_drafted_from(answers) -> None:
     assert kept[-7:].tolist() == [dc.SEP, 7, 8, dc.SEP, 9, dc.EOS, -1]
 
 
-def test_few_tokens_of_answers_are_kept_beside_the_recent_ones() -> None:
+def test_tokens_kept_beside_recent_answers_are_bounded() -> None:
     settings = DraftSettings(recent_tokens=1 << 16)
     proposer = dc.make_proposer(dc.make_index([]), settings, rows=1, capacity=2048)
     growth = proposer.memory.growth
@@ -232,14 +232,14 @@ def test_few_tokens_of_answers_are_kept_beside_the_recent_ones() -> None:
     check_rows(proposer)
 
 
-def test_an_empty_prompt_drafts_from_the_document_mark() -> None:
+def test_empty_prompt_drafts_from_the_document_mark() -> None:
     setting = DraftSettings(mixture="tasc")
     proposer = dc.started(dc.make_index([[1, 2]]), setting, ([], []))
     assert [*dc.propose(proposer)] == [(1,), (1, 2), (1, 2, dc.EOS)]
     assert dc.propose(dc.started(dc.make_index([]), setting, ([], []))) == {}
 
 
-def test_the_newest_answers_are_drafted_and_the_oldest_no_longer() -> None:
+def test_newest_answers_replace_the_oldest() -> None:
     setting = DraftSettings(recent_tokens=30, sources=("recent",), min_prob=0.0)
     proposer = dc.make_proposer(dc.make_index([]), setting)
     for first in range(1, 12):
@@ -251,7 +251,7 @@ def test_the_newest_answers_are_drafted_and_the_oldest_no_longer() -> None:
     assert not firsts & {1, 2, 3}
 
 
-def test_memory_is_counted_and_grows_with_rows_and_capacity() -> None:
+def test_memory_grows_with_rows_and_capacity() -> None:
     index = dc.make_index([[1, 2]])
     sizes = [
         dc.make_proposer(index, DraftSettings(), rows=rows, capacity=capacity).nbytes
@@ -325,22 +325,22 @@ class Operations:
             self.seen["drafted" if path else "empty"] += 1
             self.seen["deep"] += len(path) > 2
             context = self.proposer.memory.rows[row]
-            self.seen["long"] += int(context["contexts"][0, 0]) >= MOST
+            self.seen["long"] += int(context["contexts"][0, 0]) >= MAX_CONTEXT
 
     def go_on(self, row: int) -> None:
         """Emits the last draft, the script or random tokens; sometimes ends the row."""
-        told = self.paths.pop(row, [])[: self.rng.randrange(9)]
+        tokens = self.paths.pop(row, [])[: self.rng.randrange(9)]
         if self.scripted[row]:
-            told = self.script[self.used[row] - self.begin[row] :][: self.rng.randrange(6)]
+            tokens = self.script[self.used[row] - self.begin[row] :][: self.rng.randrange(6)]
         elif self.rng.random() < 0.2:
-            told = self.tokens(self.rng.randrange(5))
-        if self.used[row] + len(told) > ROOM or self.rng.random() < 0.05:
+            tokens = self.tokens(self.rng.randrange(5))
+        if self.used[row] + len(tokens) > ROOM or self.rng.random() < 0.05:
             self.proposer.finish(row)
             self.used[row] = 0
             self.seen["finish"] += 1
             return
-        self.proposer.observe(row, dc.ids(told))
-        self.used[row] += len(told)
+        self.proposer.observe(row, dc.ids(tokens))
+        self.used[row] += len(tokens)
         self.seen["observe"] += 1
 
     def tokens(self, n: int) -> list[int]:
@@ -351,7 +351,7 @@ class Operations:
     ("mixture", "short", "long"),
     [("mixed", 10_000, 80_000), ("tasc", 3_000, 10_000), ("trie", 3_000, 10_000)],
 )
-def test_any_operations_leave_a_proposer_consistent(mixture, short, long, everything, seed):
+def test_random_operations_keep_the_proposer_consistent(mixture, short, long, everything, seed):
     run, operations = Operations(mixture, seed), long if everything else short
     # Long contexts are rare, so that a run goes on until there were enough of them.
     many, some = (operations // 200, 100) if everything else (0, 0)
@@ -429,7 +429,7 @@ TAMPERINGS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS.values(), ids=TAMPERINGS.keys())
-def test_a_tampered_row_is_found(tampering: Callable[[Any], None]) -> None:
+def test_tampered_row_is_detected(tampering: Callable[[Any], None]) -> None:
     proposer = busy()
     tampering(proposer.memory)
     with pytest.raises(AssertionError):
@@ -437,14 +437,14 @@ def test_a_tampered_row_is_found(tampering: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_weight_that_is_no_number_is_found(value: float) -> None:
+def test_nan_weight_is_detected(value: float) -> None:
     proposer = busy()
     proposer.learnt.weights[5] = value
     with pytest.raises(AssertionError):
         check_rows(proposer)
 
 
-def test_indexes_in_memory_and_mapped_share_compiled_code(tmp_path: Path) -> None:
+def test_memory_and_mapped_indexes_share_compiled_code(tmp_path: Path) -> None:
     compiled = []
     write_index(dc.full_index(), tmp_path / "index")
     for index in (dc.make_index([]), dc.full_index(), read_index(tmp_path / "index")):

@@ -38,7 +38,7 @@ def chain(index: DraftIndex, sources: str, *rows: tuple[list[int], list[int]]) -
     return dc.started(index, drafting(*sources.split()), *rows, branching=False)
 
 
-def said(nodes: Tree) -> list[int]:
+def likeliest_path(nodes: Tree) -> list[int]:
     """The tokens of a chain."""
     return list(max(nodes, key=len, default=()))
 
@@ -47,7 +47,7 @@ def named(nodes: Tree) -> set[str]:
     return {node.source for node in nodes.values()}
 
 
-def test_neighbours_say_what_was_said_to_prompts_like_this_one() -> None:
+def test_neighbours_draft_answers_of_similar_prompts() -> None:
     """The prompt's first token determines the output's second one; the corpus alone does not."""
     rng = Random(1)
     rows = [(key, rng.randrange(6, 11)) for key in range(1, 6) for _ in range(12)]
@@ -55,12 +55,16 @@ def test_neighbours_say_what_was_said_to_prompts_like_this_one() -> None:
     for key in range(1, 6):
         for sources in ("neighbours", "corpus neighbours"):
             nodes = dc.propose(chain(index, sources, ([key, 11], [])))
-            assert said(nodes) == [11, 5 + key, dc.EOS]
+            assert likeliest_path(nodes) == [11, 5 + key, dc.EOS]
             assert named(nodes) <= {*sources.split()}
-        assert said(dc.propose(chain(index, "corpus", ([key, 11], [])))) == [11, 6, dc.EOS]
+        assert likeliest_path(dc.propose(chain(index, "corpus", ([key, 11], [])))) == [
+            11,
+            6,
+            dc.EOS,
+        ]
 
 
-def test_the_likest_neighbour_counts_most() -> None:
+def test_most_similar_neighbour_counts_most() -> None:
     rng = Random(4)
     noise = [rng.choices(range(1, 8), k=6) for _ in range(40)]
     like, unlike = [8, 9, 10, 11], [8, 11, 11, 11]
@@ -70,7 +74,7 @@ def test_the_likest_neighbour_counts_most() -> None:
         assert nodes[6,].logp > nodes[7,].logp + 0.1
 
 
-def test_aligned_words_say_the_tag_of_each_word() -> None:
+def test_aligned_source_drafts_the_tag_of_each_word() -> None:
     tags, rng = {(2,): 8, (2, 1): 10, (4,): 6}, Random(2)
     sentences = [rng.choices([*tags], k=rng.randrange(1, 5)) for _ in range(80)]
     prompts = [[token for word in words for token in word] for words in sentences]
@@ -78,29 +82,29 @@ def test_aligned_words_say_the_tag_of_each_word() -> None:
     longer_than_any = [4, 2, 2, 1, 2, 1, 4, 2, 4]
     proposer = chain(dc.make_index(outputs, prompts, dc.STARTS), "aligned", (longer_than_any, []))
     nodes = dc.propose(proposer)
-    assert (said(nodes), named(nodes)) == ([6, 8, 10, 10, 6, 8, 6, dc.EOS], {"aligned"})
+    assert (likeliest_path(nodes), named(nodes)) == ([6, 8, 10, 10, 6, 8, 6, dc.EOS], {"aligned"})
     proposer.observe(0, dc.ids([6, 8, 10]))
-    assert said(dc.propose(proposer)) == [10, 6, 8, 6, dc.EOS]
+    assert likeliest_path(dc.propose(proposer)) == [10, 6, 8, 6, dc.EOS]
 
 
-def test_recent_answers_are_said_again() -> None:
+def test_recent_answers_are_drafted() -> None:
     proposer = chain(EMPTY, "corpus recent", ([5], [3, 1, 4, dc.EOS]), ([6], []))
-    assert said(dc.propose(proposer, 1)) == []
+    assert likeliest_path(dc.propose(proposer, 1)) == []
     proposer.finish(0)
     nodes = dc.propose(proposer, 1)
-    assert (said(nodes), named(nodes)) == ([3, 1, 4, dc.EOS], {"recent"})
+    assert (likeliest_path(nodes), named(nodes)) == ([3, 1, 4, dc.EOS], {"recent"})
 
 
-def test_the_targets_own_bigrams_go_on_where_all_else_is_silent() -> None:
+def test_bigrams_draft_without_other_evidence() -> None:
     following = (np.arange(dc.VOCAB, dtype=np.int32) + 1) % dc.VOCAB
     tokens = np.stack([following, (following + 1) % dc.VOCAB], 1)
     logp = np.log(np.full((dc.VOCAB, 2), [0.9, 0.1])).astype(np.float32)
     table = BigramTable("a target", dc.FINGERPRINT, dc.VOCAB, tokens, logp)
     proposer = chain(dataclasses.replace(EMPTY, bigrams=table), "corpus bigrams", ([5], []))
-    assert said(dc.propose(proposer)) == []
+    assert likeliest_path(dc.propose(proposer)) == []
     proposer.observe(0, dc.ids([7]))
     nodes = dc.propose(proposer)
-    assert (said(nodes), named(nodes)) == ([8, 9, 10, 11, dc.EOS], {"bigrams"})
+    assert (likeliest_path(nodes), named(nodes)) == ([8, 9, 10, 11, dc.EOS], {"bigrams"})
 
 
 @pytest.mark.parametrize(
@@ -118,10 +122,10 @@ def test_prompt_and_answer_are_copied(prompt, answer, blanks, copied):
     canonical = np.array([*range(9), 3, *range(10, dc.VOCAB + 1)], np.int32)
     index = dataclasses.replace(EMPTY, canonical=canonical) if blanks else EMPTY
     nodes = dc.propose(chain(index, "prompt", (prompt, answer)))
-    assert (said(nodes), named(nodes)) == (copied, {"prompt"} if copied else set())
+    assert (likeliest_path(nodes), named(nodes)) == (copied, {"prompt"} if copied else set())
 
 
-def test_the_corpus_says_what_most_outputs_say() -> None:
+def test_corpus_drafts_the_most_frequent_output() -> None:
     index = dc.make_index([[1, 2]] * 3 + [[1, 3]])
     nodes = dc.propose(dc.started(index, drafting("corpus"), ([5], [])))
     assert nodes[1, 2].logp > nodes[1, 3].logp
@@ -143,13 +147,13 @@ LIMITS = {
 }
 
 
-def test_every_number_has_limits() -> None:
+def test_every_setting_has_limits() -> None:
     numbers = {f.name for f in dataclasses.fields(DraftSettings) if f.type in (int, float)}
     assert numbers == set(LIMITS)
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_number_may_lie_at_its_limits_and_not_outside(name: str) -> None:
+def test_settings_may_lie_at_their_limits_only(name: str) -> None:
     least, most = LIMITS[name]
     step = 0.01 if isinstance(least, float) else 1
     for limit in (least, most):
@@ -163,19 +167,19 @@ def test_a_number_may_lie_at_its_limits_and_not_outside(name: str) -> None:
     ("unknown", "named"),
     [({"mixture": "best"}, "'best'"), ({"sources": ("corpus", "oracle")}, "'oracle'")],
 )
-def test_an_unknown_name_is_refused(unknown: dict[str, object], named: str) -> None:
+def test_unknown_mixture_is_refused(unknown: dict[str, object], named: str) -> None:
     with refused(DraftError, named):
         DraftSettings(**unknown)
 
 
-def test_settings_survive_json_and_can_be_compared() -> None:
+def test_settings_survive_json() -> None:
     settings = DraftSettings(sources=("prompt", "corpus"), min_prob=0.5)
     again = DraftSettings(**json.loads(json.dumps(dataclasses.asdict(settings))))
     assert (again, hash(again)) == (settings, hash(settings))
     assert DraftSettings().sources == NGRAM_SOURCES
 
 
-def test_the_published_settings_are_those_of_the_papers() -> None:
+def test_published_settings_are_those_of_the_papers() -> None:
     tasc, trie = DraftSettings.published("tasc"), DraftSettings.published("trie")
     numbers = tasc.n_max, tasc.p_min, tasc.corpus_weight, tasc.min_prob
     assert (tasc.mixture, *numbers) == ("tasc", 6, 5, 0.75, 0.0)
@@ -213,7 +217,7 @@ def chance(proposer: NgramProposer, prompt: list[int], path: tuple[int, ...]) ->
     return math.exp(nodes[path].logp) if path in nodes else 0.0
 
 
-def test_what_is_repeated_becomes_likelier_and_what_is_not_said_less_likely() -> None:
+def test_learning_raises_repeated_answers() -> None:
     proposer = learner(0.1)
     prompt = [1, 3, 4]
     copied, usual = (1, 3), (1, 2)
@@ -238,32 +242,32 @@ def test_nothing_is_learnt_at_rate_zero() -> None:
     assert (proposer.moved == 0).all()
 
 
-def test_a_new_proposer_knows_what_its_index_knows() -> None:
-    """Warming up teaches it nothing, and it leaves no answer behind."""
+def test_new_proposer_uses_the_weights_of_its_index() -> None:
+    """Warming up changes no weight and keeps no answer."""
     proposer = dc.make_proposer(INDEX, DraftSettings(learning_rate=0.5, min_prob=0.0))
     np.testing.assert_array_equal(proposer.weights.values, prior().values)
     assert {node.source for node in answer(proposer, []).values()} == {"corpus"}
 
 
-def test_a_teacher_learns_as_an_answer_does() -> None:
-    taught, told = learner(0.1), learner(0.1)
+def test_teacher_learns_like_an_answer() -> None:
+    taught, answered = learner(0.1), learner(0.1)
     for _ in range(3):
         taught.teach(dc.ids([1, 3, 4]), dc.ids([1, 3, dc.EOS]), 0.1)
-        answer(told, [1, 3, 4], [1], [3], [dc.EOS])
-    np.testing.assert_array_equal(taught.weights.values, told.weights.values)
+        answer(answered, [1, 3, 4], [1], [3], [dc.EOS])
+    np.testing.assert_array_equal(taught.weights.values, answered.weights.values)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
-def test_an_answer_told_at_once_teaches_where_the_tree_led(said: list[int]) -> None:
+def test_answer_observed_at_once_teaches_along_the_tree(emitted: list[int]) -> None:
     """All tokens along the drafted path and the first one off it count, and nothing after it."""
     proposer, stepwise = learner(0.1), learner(0.1)
-    nodes = answer(proposer, [1, 3, 4], said)
+    nodes = answer(proposer, [1, 3, 4], emitted)
     depth = 0
-    while depth < len(said) and tuple(said[:depth]) in ((), *nodes):
+    while depth < len(emitted) and tuple(emitted[:depth]) in ((), *nodes):
         depth += 1
     assert (proposer.moved > 0).any()
-    answer(stepwise, [1, 3, 4], said[:depth])
+    answer(stepwise, [1, 3, 4], emitted[:depth])
     np.testing.assert_array_equal(proposer.moved, stepwise.moved)
 
 
@@ -277,7 +281,7 @@ def test_every_branch_of_a_tree_teaches() -> None:
         assert 0 < less.moved.sum() < more.moved.sum()
 
 
-def test_a_row_is_not_taught_by_another_rows_tree() -> None:
+def test_row_does_not_learn_from_other_rows() -> None:
     """Row 0 sits out a step in which row 1's tree takes its place."""
     proposer = learner(0.5)
     dc.begun(proposer, 0, [1, 3, 4], [])
@@ -292,7 +296,7 @@ def test_a_row_is_not_taught_by_another_rows_tree() -> None:
     assert (proposer.moved > 0).any()
 
 
-def test_what_was_learnt_goes_with_the_old_index() -> None:
+def test_learnt_weights_are_dropped_with_the_index() -> None:
     proposer = learner(0.5)
     proposer.start(0, dc.ids([1, 3, 4]))
     dc.propose(proposer)

@@ -22,7 +22,7 @@ print(StoreOptions().data_dir, Compiler(Path("a"))._cache_dir)
 
 
 @pytest.mark.parametrize("value", [None, "", "relative/folder"])
-def test_defaults_are_in_the_home_folder(
+def test_default_folders_are_in_the_home_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -34,7 +34,7 @@ def test_defaults_are_in_the_home_folder(
     assert data_folder() == tmp_path / ".local" / "share" / "tasc-serve"
 
 
-def test_commands_and_compiled_code_follow_the_variables(tmp_path: Path) -> None:
+def test_commands_and_compiled_code_follow_xdg_variables(tmp_path: Path) -> None:
     variables = {"XDG_CACHE_HOME": str(tmp_path / "c"), "XDG_DATA_HOME": str(tmp_path / "d")}
     left = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
     done = subprocess.run(
@@ -46,7 +46,7 @@ def test_commands_and_compiled_code_follow_the_variables(tmp_path: Path) -> None
     assert code.parent == tmp_path / "c" / "tasc-serve"
 
 
-def test_no_other_code_finds_the_home_folder_by_itself() -> None:
+def test_no_other_code_uses_the_home_folder() -> None:
     services, pipelines = (Path(package.__file__).parents[1] for package in (tasc_draft, tasc_jobs))
     found = [
         path.name

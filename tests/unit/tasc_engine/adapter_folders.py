@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tree_layouts import forest, no_moves
+from tree_layouts import forest
 
-from tasc_engine.layout import Feed
-from tasc_engine.model.loading import ModelSource, load_model
+from tasc_engine.layout import ForwardBatch
 
 SPACE = 48  # cache places of a row
 # For each row: the number of its adapter, its tokens in the first and in the second step, and the
@@ -27,30 +26,32 @@ def ids_of(rows: Sequence[Part]) -> list[list[int]]:
             enumerate(rows)]  # fmt: skip
 
 
-def feeds(rows: Sequence[Part]) -> tuple[Feed, Feed]:
+def batches(rows: Sequence[Part]) -> tuple[ForwardBatch, ForwardBatch]:
     """Returns the first step, in which no row emits, and the second, in which all rows do."""
     n, ids = len(rows), ids_of(rows)
     firsts = np.arange(n, dtype=np.int64) * SPACE
     numbers = np.array([number for number, *_ in rows], np.int32)
     cuts = [a for _, a, _, _ in rows]
 
-    def feed(starts: Sequence[int], tokens: Sequence[list[int]], draft_of: Any, trees: Any) -> Feed:
+    def batch(
+        starts: Sequence[int], tokens: Sequence[list[int]], draft_of: Any, trees: Any
+    ) -> ForwardBatch:
         offsets = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
         flat = np.array([t for own in tokens for t in own], np.int32)
-        return Feed(
+        return ForwardBatch(
             firsts, np.array(starts, np.int32), flat, offsets, np.array(draft_of, np.int32),
-            forest(trees), no_moves(), numbers,
+            forest(trees), numbers,
         )  # fmt: skip
 
     early = [own[:cut] for own, cut in zip(ids, cuts, strict=True)]
     late = [own[cut:] for own, cut in zip(ids, cuts, strict=True)]
     trees = [tree for *_, tree in rows]
-    return feed([0] * n, early, [-1] * n, []), feed(cuts, late, range(n), trees)
+    return batch([0] * n, early, [-1] * n, []), batch(cuts, late, range(n), trees)
 
 
 def logits_of(target: Any, rows: Sequence[Part]) -> Tensor:
     """Returns the logits of all tokens of the second step that need them."""
-    first, second = feeds(rows)
+    first, second = batches(rows)
     target.logits(first)
     return target.logits(second).clone()
 
@@ -65,20 +66,6 @@ def merged_logits(merged: Sequence[Any], rows: Sequence[Part]) -> Tensor:
     plain = [(0, *part) for _, *part in rows]
     found = [logits_of(target, plain) for target in merged]
     return torch.cat([of_rows(found[row[0]], rows, [i]) for i, row in enumerate(rows)])
-
-
-@torch.inference_mode()
-def logits_by_transformers(sources: Sequence[ModelSource], rows: Sequence[Part]) -> Tensor:
-    """Returns the same by transformers, one whole sequence after the other."""
-    models, found = [load_model(source) for source in sources], []
-    for (number, _, _, tree), ids in zip(rows, ids_of(rows), strict=True):
-        paths: list[list[int]] = []
-        for node, parent in enumerate(tree):
-            paths.append([*(paths[parent] if parent >= 0 else []), node + 1])
-        for path in ([], *paths):
-            whole = torch.tensor([[*ids, *path]])
-            found.append(models[number](input_ids=whole, use_cache=False).logits[0, -1])
-    return torch.stack(found)
 
 
 def relative(found: Tensor, expected: Tensor) -> float:

@@ -11,6 +11,7 @@ from choosing_reference import reference_choice
 from tasc_draft import Drafts
 from tasc_engine import Sampling
 from tasc_engine.sampling import tensor_sampler as choosing_tensors
+from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler, uniforms
 
@@ -53,11 +54,30 @@ def both(
 ) -> list[int]:
     """Returns the choice of compiled code, after checking that tensors choose the same."""
     drafts = Drafts.empty(len(rows)) if drafts is None else drafts
-    found = chooser.choose(logits, ints(rows), drafts, allowed)
-    by_tensors = choosing_tensors.choose(logits, ints(rows), drafts, allowed, chooser.rules)
-    assert found.dtype == by_tensors.dtype == np.int64
-    assert found.tolist() == by_tensors.tolist()
-    return found.tolist()
+    limits = no_limits(len(rows), logits.shape[1])
+    found = chooser.choose(logits, ints(rows), drafts, allowed, limits)
+    tokens = choosing_tensors.choose(logits, ints(rows), drafts, allowed, chooser.rules)
+    assert visited(found, drafts) == visited(accept(tokens, drafts, limits), drafts)
+    again = chooser.choose(logits, ints(rows), drafts, allowed, limits)
+    assert visited(found, drafts) == visited(again, drafts), "a choice changes the state of a row"
+    return visited(found, drafts)
+
+
+def no_limits(rows: int, vocab_size: int) -> EmitLimits:
+    """Limits of rows that emit all that their draft allows."""
+    return EmitLimits(ints([CAPACITY] * rows), np.zeros(rows, bool), np.zeros(vocab_size, bool))
+
+
+def visited(accepted: Accepted, drafts: Drafts) -> list[int]:
+    """The token of each place: -2 if it was not visited, -1 if it was and there is no token."""
+    found = [-2] * (len(drafts.tokens) + len(accepted.emitted))
+    for i, (emitted, followed) in enumerate(zip(accepted.emitted, accepted.followed, strict=True)):
+        root = int(drafts.offsets[i]) + i
+        places = [root, *(root + 1 + accepted.path[i, :followed])]
+        tokens = [*accepted.tokens[i, :emitted].tolist(), -1]
+        for place, token in zip(places, tokens, strict=False):
+            found[place] = token
+    return found
 
 
 def alone(asked: Asked, logits: Sequence[float] | Tensor, allowed: Allowed | None = None) -> int:

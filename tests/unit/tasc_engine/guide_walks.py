@@ -32,15 +32,15 @@ def look(
     kept = np.ones(len(tokens), bool)
     masks = np.full((1 + len(tokens), guide.words), 2**32 - 1, np.uint32)
     guide.look(ids(tokens), ids(parents), kept, masks)
-    behind = [tokens_of(m) if k else [] for m, k in zip(masks[1:], kept, strict=True)]
-    return tokens_of(masks[0]), kept.tolist(), behind
+    below = [tokens_of(m) if k else [] for m, k in zip(masks[1:], kept, strict=True)]
+    return tokens_of(masks[0]), kept.tolist(), below
 
 
 def allowed(guide: Guide) -> list[int]:
     return look(guide, [], [])[0]
 
 
-def behind(make: GuideMaker, path: Sequence[int]) -> Guide:
+def guide_after(make: GuideMaker, path: Sequence[int]) -> Guide:
     """Returns a new guide after it has accepted a path."""
     guide = make()
     guide.advance(ids(path))
@@ -59,7 +59,7 @@ def answers(make: GuideMaker, eos: int, most: int = 12) -> set[tuple[int, ...]]:
     pending: list[tuple[int, ...]] = [()]
     while pending:
         path = pending.pop()
-        for token in allowed(behind(make, path)):
+        for token in allowed(guide_after(make, path)):
             if token == eos:
                 found.add(path)
             elif len(path) < most:
@@ -70,8 +70,8 @@ def answers(make: GuideMaker, eos: int, most: int = 12) -> set[tuple[int, ...]]:
 def random_answer(guide: Guide, seed: int, most: int = 200) -> list[int]:
     """Returns a random walk over allowed tokens, up to the end of sequence."""
     rng = np.random.default_rng(seed)
-    said: list[int] = []
-    while len(said) < most and (tokens := allowed(guide)):
-        said.append(int(rng.choice(tokens)))
-        guide.advance(ids(said[-1:]))
-    return said
+    emitted: list[int] = []
+    while len(emitted) < most and (tokens := allowed(guide)):
+        emitted.append(int(rng.choice(tokens)))
+        guide.advance(ids(emitted[-1:]))
+    return emitted

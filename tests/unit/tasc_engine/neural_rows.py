@@ -10,7 +10,7 @@ import torch
 
 from neural_drafters import KINDS, drafter_of, proposer_of, vocabulary_of
 from tasc_draft import Drafts
-from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.neural.tree import NeuralSettings
 from tasc_engine.drafting.safe_proposer import is_forest
@@ -31,20 +31,20 @@ def make(
     policy: str = "full",
     settings: NeuralSettings = TREE,
     chunk: int = 256,
+    **how: Any,
 ) -> NeuralProposer:
     drafter, head = drafter_of(kind, folder, ROWS, CAPACITY)
     vocabulary = vocabulary_of(policy, head, ROWS, np.arange(len(head), dtype=np.int32))
-    return proposer_of(
-        drafter, vocabulary, settings, rows=ROWS, capacity=CAPACITY, eos_ids=(0,), chunk=chunk
-    )
+    sizes = {"rows": ROWS, "capacity": CAPACITY, "eos_ids": (0,), "chunk": chunk}
+    return proposer_of(drafter, vocabulary, settings, **sizes, **how)
 
 
-def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> Seen:
+def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -> RowHiddenStates:
     """Returns random hidden states in place of a target's."""
     generator = torch.Generator().manual_seed(1000 * seed + begin)
     size = proposer.backbone.decoder.embedding.shape[1]
     hidden = torch.randn(n, size, generator=generator, dtype=torch.float64)
-    return Seen(begin, hidden, torch.randint(0, 300, (n, 3), generator=generator))
+    return RowHiddenStates(begin, hidden, torch.randint(0, 300, (n, 3), generator=generator))
 
 
 def begun(proposer: NeuralProposer, row: int, prompt: Sequence[int], said: Sequence[int]) -> None:

@@ -1,13 +1,22 @@
 """Tests that tokens follow a simple form of their rule, and depend only on their row's past."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from choosing_cases import Asked, allowed_of, alone, begin, both, chooser_of, expected, ints
+from choosing_cases import (
+    Asked,
+    allowed_of,
+    alone,
+    begin,
+    both,
+    chooser_of,
+    expected,
+    ints,
+    no_limits,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_layouts import forest, parents_of
@@ -19,7 +28,6 @@ from tasc_engine.model.operations import greatest
 from tasc_engine.sampling import tensor_sampler as choosing_tensors
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler, is_warm, token_logprobs, warm_up
-from tasc_engine.step.verify import accept
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 EACH = {
@@ -74,7 +82,7 @@ def lines(draw, n: int, vocab_size: int) -> torch.Tensor:
     return torch.from_numpy(x).to(draw(st.sampled_from(DTYPES)))
 
 
-def test_every_visited_place_takes_what_the_rule_says(examples) -> None:
+def test_sampled_tokens_equal_the_reference_at_every_visited_place(examples) -> None:
     vocabularies = st.sampled_from([4, 16, 63, 64, 65, 200])
 
     @examples(60, 200, asked=rows_asked, vocab_size=vocabularies, data=st.data())
@@ -98,7 +106,7 @@ def test_every_visited_place_takes_what_the_rule_says(examples) -> None:
 
 
 @pytest.mark.parametrize(("spread", "dtype"), paired([0.1, 1.5, 5.0], by=DTYPES))
-def test_a_large_vocabulary_is_cut_where_a_sorted_one_would_be(spread, dtype) -> None:
+def test_large_vocabulary_is_cut_like_a_sorted_one(spread, dtype) -> None:
     """More tokens than are ranked at first, whole blocks of them, and ties at the cut."""
     make = np.random.default_rng(int(spread * 10))
     rules = [
@@ -118,7 +126,7 @@ def test_a_large_vocabulary_is_cut_where_a_sorted_one_would_be(spread, dtype) ->
     assert len(set(found)) > 20
 
 
-def test_places_that_do_not_fit_at_once_are_taken_in_turns(monkeypatch) -> None:
+def test_sampling_in_parts_equals_sampling_at_once(monkeypatch) -> None:
     asked = [Asked(replace(rule, presence_penalty=0.5), answer=(1, 2)) for rule in EACH.values()]
     drafts = forest([(-1, 0, -1)] * len(asked), [(1, 2, 3)] * len(asked))
     logits = torch.randn(4 * len(asked), 12, dtype=torch.float64)
@@ -131,7 +139,7 @@ def test_places_that_do_not_fit_at_once_are_taken_in_turns(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_each_setting_changes_choices(name) -> None:
+def test_each_sampling_parameter_changes_choices(name) -> None:
     make, changed = np.random.default_rng(1), 0
     for _ in range(100):
         logits = make.standard_normal(12)
@@ -143,7 +151,7 @@ def test_each_setting_changes_choices(name) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-320, 1e-5, 1.0])
 @pytest.mark.parametrize("bias", [-1e4, 1e4])
-def test_nothing_overflows(bias, temperature) -> None:
+def test_extreme_biases_and_temperatures_do_not_overflow(bias, temperature) -> None:
     sampling = Sampling(
         temperature=temperature, logit_bias=((1, bias),), repetition_penalty=1e-9, top_p=0.5
     )
@@ -152,8 +160,6 @@ def test_nothing_overflows(bias, temperature) -> None:
 
 
 VOCAB = 40
-LENGTH = 140  # beyond the random numbers that are fetched at once
-NO_END = np.zeros(VOCAB, bool)
 WARM = Sampling(temperature=1.0, seed=11)
 RULES = [
     Sampling(),
@@ -163,67 +169,9 @@ RULES = [
     Sampling(presence_penalty=1.5, frequency_penalty=-0.1, logit_bias=((3, 1.0),)),
     Sampling(temperature=0.7, min_p=0.05, presence_penalty=0.4, seed=5, choice=2),
 ]
-Tree = tuple[list[int], list[int]]
 
 
-def places_of(row: int, tokens: list[int], tree: Tree) -> list[np.ndarray]:
-    """Returns a three-token model's logits after some tokens and at each node of a draft."""
-    paths = [tokens]
-    for parent, token in zip(*tree, strict=True):
-        paths.append([*paths[parent + 1], token])
-    return [np.random.default_rng([row, *p[-3:]]).standard_normal(VOCAB) * 1.5 for p in paths]
-
-
-def decode(rows: list[int], draft: Callable[[int, int], Tree]) -> tuple[list[list[int]], int, int]:
-    """Returns answers of rows decoded together, and the numbers of accepted and rejected tokens.
-
-    Each choice is made twice, because a choice must not change anything.
-    """
-    asked = [Asked(RULES[row], prompt=(row, 1, 2)) for row in rows]
-    chooser, answers = chooser_of(asked, VOCAB), [[] for _ in rows]
-    going, accepted, drafted = list(range(len(rows))), 0, 0
-    while going:
-        trees = [draft(rows[i], len(answers[i])) for i in going]
-        drafts = forest([tree for tree, _ in trees], [tokens for _, tokens in trees])
-        lines = [
-            line
-            for i, tree in zip(going, trees, strict=True)
-            for line in places_of(rows[i], [*asked[i].prompt, *answers[i]], tree)
-        ]
-        logits = torch.from_numpy(np.stack(lines))
-        chosen = np.array(both(chooser, logits, going, drafts))
-        assert both(chooser, logits, going, drafts) == chosen.tolist()
-        room, ends = ints([LENGTH - len(answers[i]) for i in going]), np.ones(len(going), bool)
-        found = accept(chosen, drafts, room, ends, NO_END)
-        accepted, drafted = accepted + int(found.followed.sum()), drafted + len(drafts.tokens)
-        for i, tokens, n in zip(list(going), found.tokens, found.emitted, strict=True):
-            answers[i] += tokens[:n].tolist()
-            chooser.observe(i, tokens[:n])
-            if len(answers[i]) >= LENGTH:
-                chooser.finish(i)
-                going.remove(i)
-    return answers, accepted, drafted - accepted
-
-
-def test_answers_are_those_of_one_by_one_whatever_is_drafted_and_whoever_is_beside() -> None:
-    rows, make = list(range(len(RULES))), np.random.default_rng(0)
-    truth = [decode([row], lambda *_: ([], []))[0][0] for row in rows]
-    assert len({tuple(answer) for answer in truth}) == len(rows)
-
-    def sometimes_right(row: int, at: int) -> Tree:
-        chain = [t if make.random() < 0.7 else 9 for t in truth[row][at : at + 4]]
-        wrong = [(t + 1) % VOCAB for t in chain]
-        parents = [-1, *range(len(chain) - 1), *range(-1, len(wrong) - 1)]
-        return parents[: 2 * len(chain)], [*chain, *wrong]
-
-    for together in (rows, rows[::-1], [3], [4, 1]):
-        answers, accepted, rejected = decode(together, sometimes_right)
-        assert answers == [truth[row] for row in together]
-        assert accepted > 20
-        assert rejected > 20
-
-
-def test_a_row_that_is_used_again_remembers_nothing() -> None:
+def test_reused_row_has_no_state_of_its_predecessor() -> None:
     make, chooser = np.random.default_rng(6), Sampler(2, 256, VOCAB)
     for before in RULES:
         for after in RULES:
@@ -238,7 +186,7 @@ def test_a_row_that_is_used_again_remembers_nothing() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_where_a_logit_is_no_number_nothing_is_chosen(rule) -> None:
+def test_no_token_is_chosen_if_a_logit_is_nan(rule) -> None:
     for width in (VOCAB, 64, 130):
         for where in range(0, width, 3):
             logits = torch.zeros(width, dtype=torch.float64)
@@ -252,7 +200,7 @@ def test_where_a_logit_is_no_number_nothing_is_chosen(rule) -> None:
                 assert alone(Asked(rule), logits) == -1
 
 
-def test_plain_rows_say_what_is_said_without_rules() -> None:
+def test_plain_rows_choose_the_greatest_logit() -> None:
     odd = torch.tensor([0.0, 1.0, torch.inf, -torch.inf, torch.nan, 2.0])
     make, chooser = np.random.default_rng(8), chooser_of([Asked(Sampling()), Asked(WARM)], VOCAB)
     assert chooser.plain(ints([0, 0]))
@@ -269,7 +217,7 @@ def test_plain_rows_say_what_is_said_without_rules() -> None:
         both(chooser, torch.zeros(1, 41), [0])  # of another vocabulary
 
 
-def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
+def test_logits_on_other_devices_use_the_tensor_sampler(monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(choosing_tensors, "choose", lambda *args: seen.append(args) or ints([3]))
     warm_up(torch.float64, torch.device("meta"))
@@ -277,7 +225,8 @@ def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
     seen.clear()
     chooser = chooser_of([Asked(WARM)], VOCAB)
     logits, drafts = torch.zeros(1, VOCAB, device="meta"), forest([()])
-    assert chooser.choose(logits, ints([0]), drafts, None).tolist() == [3]
+    found = chooser.choose(logits, ints([0]), drafts, None, no_limits(1, VOCAB))
+    assert found.tokens.tolist() == [[3]]
     assert seen[0][0] is logits
     assert seen[0][4] is chooser.rules
 
@@ -289,7 +238,7 @@ def test_tensors_are_for_logits_elsewhere(monkeypatch) -> None:
     st.sampled_from([*DTYPES, torch.float16]),
     st.lists(st.integers(0, 20), max_size=5),
 )
-def test_tokens_are_as_likely_as_a_plain_softmax_says(width, seed, dtype, most) -> None:
+def test_logprobs_equal_a_plain_log_softmax(width, seed, dtype, most) -> None:
     """The first of equal tokens are reported, and impossible ones are not."""
     make = np.random.default_rng(seed)
     numbers = make.standard_normal((7, width)).round(1) * 3

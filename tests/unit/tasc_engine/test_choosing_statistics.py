@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from choosing_cases import Asked, allowed_of, chooser_of, ints
+from choosing_cases import Asked, allowed_of, chooser_of, ints, no_limits
 
 from choosing_reference import reference_weights
 from tasc_draft import Drafts
@@ -46,10 +46,10 @@ def sampled(sampling: Sampling, allowed: set[int] | None = None) -> np.ndarray:
     asked = [Asked(replace(sampling, seed=seed), PROMPT) for seed in range(ROWS)]
     chooser, rows, drafts = chooser_of(asked, VOCAB), ints(range(ROWS)), Drafts.empty(ROWS)
     masks = None if allowed is None else allowed_of([allowed], [0] * ROWS, VOCAB)
-    found = []
+    found, limits = [], no_limits(ROWS, VOCAB)
     for position in range(POSITIONS):
         logits = torch.from_numpy(LOGITS[position]).expand(ROWS, -1)
-        found.append(chooser.choose(logits, rows, drafts, masks))
+        found.append(chooser.choose(logits, rows, drafts, masks, limits).tokens[:, 0])
         for row in range(ROWS):
             chooser.observe(row, ints(ANSWER[position : position + 1]))
     return np.array(found)
@@ -96,14 +96,14 @@ def independent(first: np.ndarray, second: np.ndarray, sampling: Sampling) -> fl
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_tokens_are_drawn_as_often_as_the_rule_says(name) -> None:
+def test_token_frequencies_match_the_rule(name) -> None:
     allowed = SOME if name == "mask" else None
     tokens = sampled(RULES[name], allowed)
     assert tokens.size == 100_000
     assert fits(tokens, RULES[name], allowed) > 0.001
 
 
-def test_successive_tokens_and_other_choices_are_independent() -> None:
+def test_successive_tokens_and_choices_are_independent() -> None:
     rule = RULES["top_k"]
     tokens = sampled(rule)
     assert independent(tokens[:-1], tokens[1:], rule) > 0.001
@@ -113,7 +113,7 @@ def test_successive_tokens_and_other_choices_are_independent() -> None:
     assert independent(again[:-1], again[1:], rule) < SURE
 
 
-def test_other_rules_are_found_out() -> None:
+def test_frequency_test_detects_other_rules() -> None:
     """Positive control: right random numbers with a slightly wrong rule must fail."""
     rule, numbers = RULES["top_p"], numbers_of()
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from tree_layouts import Case, Row, Shape, case_of, defined, off, rows_of
 
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.kernels.cpu import attention as cpu_rows
 from tasc_engine.kernels.cpu.compiling import ENGINE, ROOMS
 from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.kv.cache import RowCache, on_device
-from tasc_engine.layout import lay_out, plain_feed
+from tasc_engine.layout import lay_out, plain_batch
 from tasc_engine.model import operations
 from tasc_engine.model.operations import (
     CompiledOperations,
@@ -92,15 +92,15 @@ def check(case: Case) -> None:
     alone = one_by_one.attend(0, case.query, shape.dim**-0.5, shape.window, shape.softcap)
     assert torch.equal(alone, torchs)
     some = sorted(case.work)[len(case.work) // 2]
-    mixed = attended(case, some).split(case.step.begins.diff().tolist())
+    mixed = attended(case, some).split(case.step.query_offsets.diff().tolist())
     for row, part in enumerate(mixed):
-        part_of = slice(case.step.begins[row], case.step.begins[row + 1])
+        part_of = slice(case.step.query_offsets[row], case.step.query_offsets[row + 1])
         assert torch.equal(part, (torchs if case.work[row] >= some else compiled)[part_of])
 
 
 @by_shape
-def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
-    rows = rows_of(4, 60, 25, MOST_NODES)
+def test_attention_of_trees_and_chunks_equals_the_reference(shape, examples) -> None:
+    rows = rows_of(4, 60, 25, MAX_NODES)
 
     @examples(8, 25, rows=rows, gap=st.integers(0, 2), backwards=st.booleans())
     def attends(rows, gap, backwards) -> None:
@@ -108,15 +108,15 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, examples) -> None:
 
 
 @by_shape
-def test_a_long_chunk_beside_a_long_draft_and_a_decoding_row(shape) -> None:
+def test_attention_of_long_chunk_beside_long_draft_and_decoding_row(shape) -> None:
     """The draft's last node is a child of its first: bit 62 is the highest except for the sign."""
-    deep = (-1, *range(MOST_NODES - 2), 0)
+    deep = (-1, *range(MAX_NODES - 2), 0)
     check(case_of(shape, [(3, 70, tuple(range(-1, 30))), (90, 1, ()), (20, 1, deep)]))
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("heads", [1, 64, 128])
-def test_a_window_of_a_node_behind_a_deeper_one(heads, window) -> None:
+def test_window_of_a_node_after_a_deeper_one(heads, window) -> None:
     """Among tokens that are processed together, the first is not always the earliest."""
     shape = Shape(heads, 1, 8, window=window)
     check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
@@ -124,14 +124,14 @@ def test_a_window_of_a_node_behind_a_deeper_one(heads, window) -> None:
 
 @by_way
 @by_shape
-def test_what_lies_beside_a_rows_places_changes_nothing(shape, much) -> None:
+def test_slots_of_other_rows_do_not_affect_attention(shape, much) -> None:
     rows: list[Row] = [(7, 1, (-1, 0, -1)), (30, 3, ()), (0, 5, (-1, -1))]
     for row in range(len(rows)):
         for gap in (0, 1):
             case = case_of(shape, rows, gap, backwards=row == 1)
-            begin, end = case.step.begins[row : row + 2].tolist()
+            begin, end = case.step.query_offsets[row : row + 2].tolist()
             held = {place for places in case.sees[begin:end] for place in places}
-            first = int(case.step.firsts[row])
+            first = int(case.step.kv_starts[row])
             own = set(range(first, first + sum(rows[row][:2]) + len(rows[row][2])))
             assert held <= own
             before = attended(case, much)[begin:end]
@@ -144,7 +144,7 @@ def test_what_lies_beside_a_rows_places_changes_nothing(shape, much) -> None:
 
 
 @by_way
-def test_each_place_that_is_seen_counts(much) -> None:
+def test_every_visible_slot_affects_attention(much) -> None:
     """Positive control: a changed key or value affects exactly the tokens that see its place."""
     case = case_of(PLAIN, [(3, 2, (-1, 0, -1)), (2, 1, (-1,))])
     before = attended(case, much)
@@ -158,7 +158,7 @@ def test_each_place_that_is_seen_counts(much) -> None:
 
 @by_way
 @by_shape
-def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shape, much) -> None:
+def test_kept_values_are_attended_to_and_nan_is_kept_as_zero(shape, much) -> None:
     case = case_of(shape, [(6, 2, (-1, 0)), (0, 1, ()), (11, 1, (-1, -1))], gap=1)
     cache, places = cache_of(case), case.step.slots
     make = torch.Generator().manual_seed(0)
@@ -175,7 +175,7 @@ def test_what_is_kept_is_attended_to_and_what_is_no_number_is_kept_as_zeros(shap
     assert off(found, defined(replace(case, pool=pool))) < torchs_close(shape)
 
 
-def test_steps_of_all_sizes_follow_each_other() -> None:
+def test_steps_of_different_sizes_follow_each_other() -> None:
     """Memory of a step is used by the next one, which may be shorter or longer."""
     shape, cache = Shape(6, 2, 8), RowCache(1, 200)
     steps: list[list[Row]] = [
@@ -193,7 +193,7 @@ def test_steps_of_all_sizes_follow_each_other() -> None:
             assert off(found, defined(replace(case, query=asked))) < CLOSE[shape.dtype]
 
 
-def test_moves_are_made_before_anything_is_attended_to() -> None:
+def test_cache_moves_precede_attention() -> None:
     case = case_of(PLAIN, [(12, 1, ())])
     cache = cache_of(case)
     moves = torch.tensor([[9, 7, 4], [8, 6, 9]])  # one from where another goes
@@ -205,7 +205,7 @@ def test_moves_are_made_before_anything_is_attended_to() -> None:
     assert off(found, defined(replace(case, pool=pool))) < CLOSE[PLAIN.dtype]
 
 
-# Of the greatest number: a few roundings to 53, 24, 11 or 8 bits.
+# Relative to the greatest number: a few roundings to 53, 24, 11 or 8 bits.
 CLOSE_LAYERS = {**CLOSE, torch.float32: 2e-6}
 WIDTHS = (1, 5, 15, 16, 17, 31, 40, 64, 100)
 HALVES = {torch.float16, torch.bfloat16}
@@ -225,13 +225,13 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     return bool(off <= CLOSE_LAYERS[dtype] * expected.abs().max())
 
 
-def pair(turns: Tensor, heads: int, kv_heads: int) -> tuple[CompiledOperations, TensorOperations]:
+def pair(cos_sin: Tensor, heads: int, kv_heads: int) -> tuple[CompiledOperations, TensorOperations]:
     """Returns compiled operations in a dtype, and torch's in float64 for comparison."""
-    slow = TensorOperations(turns.double(), heads, kv_heads, nn.functional.silu)
-    return CompiledOperations(turns, heads, kv_heads), slow
+    slow = TensorOperations(cos_sin.double(), heads, kv_heads, nn.functional.silu)
+    return CompiledOperations(cos_sin, heads, kv_heads), slow
 
 
-def turns_of(positions: int, dim: int, dtype: torch.dtype) -> Tensor:
+def cos_sin_of(positions: int, dim: int, dtype: torch.dtype) -> Tensor:
     angles = torch.arange(positions)[:, None] * 0.7 ** torch.arange(dim // 2)[None]
     cos, sin = angles.double().cos(), angles.double().sin()
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype)
@@ -240,8 +240,8 @@ def turns_of(positions: int, dim: int, dtype: torch.dtype) -> Tensor:
 @by_dtype
 @by_width
 @pytest.mark.parametrize(("epsilon", "scale"), [(1e-5, 30.0), (0.25, 1e-2)])
-def test_a_norm_of_what_is_added_to(epsilon, scale, width, dtype) -> None:
-    fast, slow = pair(turns_of(4, 8, dtype), 2, 1)
+def test_add_and_norm_equals_torch(epsilon, scale, width, dtype) -> None:
+    fast, slow = pair(cos_sin_of(4, 8, dtype), 2, 1)
     norm = Norm(drawn(width, seed=1).to(dtype), epsilon)
     exact = Norm(norm.wide.double(), epsilon)
     hidden = drawn(7, width, scale=scale).to(dtype)
@@ -256,8 +256,8 @@ def test_a_norm_of_what_is_added_to(epsilon, scale, width, dtype) -> None:
         assert torch.equal(hidden, before if delta is None else before + delta)
 
 
-def test_another_stream_is_not_taken_for_the_last_one() -> None:
-    fast, slow = pair(turns_of(4, 8, torch.float64), 2, 1)
+def test_add_and_norm_distinguishes_streams() -> None:
+    fast, slow = pair(cos_sin_of(4, 8, torch.float64), 2, 1)
     norm = Norm(drawn(20), 1e-6)
     for seed, rows in ((1, 3), (2, 3), (3, 5), (4, 3)):
         hidden = drawn(rows, 20, seed=seed)
@@ -268,23 +268,23 @@ def test_another_stream_is_not_taken_for_the_last_one() -> None:
 def begun(dtype: torch.dtype, kv_heads: int, dim: int) -> RowCache:
     """A cache of two rows at places apart in a step of three tokens each."""
     cache = RowCache(2, 24)
-    layout = lay_out(plain_feed([13, 1], 4, np.array([1, 2, 3], np.int32)))
+    layout = lay_out(plain_batch([13, 1], 4, np.array([1, 2, 3], np.int32)))
     cache.begin(layout, on_device(layout, torch.device("cpu")))
     cache.pool(0, kv_heads, dim, torch.zeros(1, dtype=dtype))
     cache.paste(0, drawn(2, 25, 2, kv_heads, dim, seed=9).to(dtype))
     return cache
 
 
-def turned(
-    joined: Tensor, heads: int, kv_heads: int, weight: Tensor | None
+def rotated(
+    qkv: Tensor, heads: int, kv_heads: int, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compiled code's queries and pool, then those of torch."""
-    dim, found = joined.shape[1] // (heads + 2 * kv_heads), []
-    operations = pair(turns_of(9, dim, joined.dtype), heads, kv_heads)
-    for own, dtype in zip(operations, (joined.dtype, torch.float64), strict=True):
+    dim, found = qkv.shape[1] // (heads + 2 * kv_heads), []
+    operations = pair(cos_sin_of(9, dim, qkv.dtype), heads, kv_heads)
+    for own, dtype in zip(operations, (qkv.dtype, torch.float64), strict=True):
         norm = None if weight is None else Norm(weight.to(dtype), 1e-5)
         cache = begun(dtype, kv_heads, dim)
-        query = own.turn_and_keep(1, joined.to(dtype).clone(), norm, cache)
+        query = own.apply_rope_and_write_kv(1, qkv.to(dtype).clone(), norm, cache)
         found += [query.clone(), cache.copied(0, 25)]
     return tuple(found)
 
@@ -292,44 +292,44 @@ def turned(
 @by_dtype
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("dim", [2, 8, 16, 24, 32, 34, 40, 64, 80, 96])
-def test_heads_are_normed_turned_and_kept(dim, normed, dtype) -> None:
+def test_rope_norm_and_kv_write_equal_torch(dim, normed, dtype) -> None:
     heads, kv_heads = 6, 2
-    joined = drawn(6, (heads + 2 * kv_heads) * dim, scale=3.0).to(dtype)
+    qkv = drawn(6, (heads + 2 * kv_heads) * dim, scale=3.0).to(dtype)
     weight = drawn(heads + kv_heads, dim, seed=1).to(dtype) if normed else None
-    query, pool, expected, expected_pool = turned(joined, heads, kv_heads, weight)
+    query, pool, expected, expected_pool = rotated(qkv, heads, kv_heads, weight)
     assert close(query, expected, dtype)
     assert close(pool[1], expected_pool[1], dtype)
     before = begun(dtype, kv_heads, dim).copied(0, 25)
     assert torch.equal(pool[0], before[0])
     entered = (pool[1] != before[1]).flatten(1).any(1)
     assert entered.nonzero()[:, 0].tolist() == [5, 6, 7, 17, 18, 19]
-    values = joined.view(6, -1, dim)[:, -kv_heads:]
+    values = qkv.view(6, -1, dim)[:, -kv_heads:]
     assert torch.equal(pool[1, [17, 18, 19, 5, 6, 7], 1], values)
 
 
 @pytest.mark.parametrize("dim", [8, 16, 34])
 @pytest.mark.parametrize("normed", [False, True])
 @by_dtype
-def test_keys_and_values_that_are_no_numbers_are_kept_as_zeros(dtype, normed, dim) -> None:
+def test_nan_keys_and_values_are_kept_as_zeros(dtype, normed, dim) -> None:
     """With the first half's partner: what is turned mixes two places of a head."""
-    joined = drawn(6, 4 * dim).to(dtype)
+    qkv = drawn(6, 4 * dim).to(dtype)
     for token, (head, place, value) in enumerate(
         [(2, 0, torch.nan), (2, dim - 1, torch.inf), (3, 1, torch.nan), (3, dim - 2, -torch.inf)]
     ):
-        joined[token, head * dim + place] = value
+        qkv[token, head * dim + place] = value
     weight = drawn(3, dim, seed=1).to(dtype) if normed else None
-    _, pool, _, expected = turned(joined, 2, 1, weight)
+    _, pool, _, expected = rotated(qkv, 2, 1, weight)
     assert pool.isfinite().all()
     assert close(pool[1], expected[1], dtype)
     zeros = (pool[1, [17, 18, 19, 5]] == 0).sum((1, 2, 3)).tolist()
     assert zeros == ([dim, dim, 1, 1] if normed else [2, 2, 1, 1])
 
 
-def test_keys_that_a_dtype_cannot_hold_are_kept_as_zeros() -> None:
-    joined = torch.full((6, 3 * 16), 60_000.0, dtype=torch.float16)
-    fast, _ = pair(turns_of(9, 16, torch.float16), 1, 1)
+def test_keys_beyond_the_dtype_are_kept_as_zeros() -> None:
+    qkv = torch.full((6, 3 * 16), 60_000.0, dtype=torch.float16)
+    fast, _ = pair(cos_sin_of(9, 16, torch.float16), 1, 1)
     cache = begun(torch.float16, 1, 16)
-    fast.turn_and_keep(0, joined, None, cache)
+    fast.apply_rope_and_write_kv(0, qkv, None, cache)
     kept = cache.copied(0, 25)[0, [17, 18, 19, 5, 6, 7]]
     assert kept.isfinite().all()
     assert (kept[:, 1] == 60_000).all()
@@ -339,16 +339,16 @@ def test_keys_that_a_dtype_cannot_hold_are_kept_as_zeros() -> None:
 
 @by_dtype
 @by_width
-def test_gates_times_values(width, dtype) -> None:
+def test_gate_equals_torch(width, dtype) -> None:
     """Memory of a step is taken anew for another number of tokens."""
-    fast, slow = pair(turns_of(4, 8, dtype), 2, 1)
+    fast, slow = pair(cos_sin_of(4, 8, dtype), 2, 1)
     for rows, scale in ((5, 1.0), (2, 30.0), (8, 1000.0)):
-        joined = drawn(rows, 2 * width, scale=scale).to(dtype)
-        exact = slow.gate(joined.double())
+        qkv = drawn(rows, 2 * width, scale=scale).to(dtype)
+        exact = slow.gate(qkv.double())
         if scale < 1000 or dtype not in HALVES:
-            assert close(fast.gate(joined), exact, dtype)
-        joined[:, width:] = 1.0
-        assert close(fast.gate(joined), slow.gate(joined.double()), dtype)
+            assert close(fast.gate(qkv), exact, dtype)
+        qkv[:, width:] = 1.0
+        assert close(fast.gate(qkv), slow.gate(qkv.double()), dtype)
 
 
 def first_greatest(lines: list[list[float]]) -> list[int]:
@@ -377,7 +377,7 @@ def choices(logits: Tensor) -> list[list[int]]:
 @by_dtype
 @settings(deadline=None)
 @given(MOSTLY_NUMBERS)
-def test_the_first_of_the_greatest_is_chosen_and_nothing_beside_no_number(dtype, drawn_line):
+def test_first_of_equal_greatest_logits_is_chosen_and_none_beside_nan(dtype, drawn_line):
     line, nowhere = drawn_line
     lines = [line, line[::-1], [-torch.inf] * len(line), sorted(line)]
     if nowhere is not None:
@@ -388,7 +388,7 @@ def test_the_first_of_the_greatest_is_chosen_and_nothing_beside_no_number(dtype,
 
 @by_dtype
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 128, 129, 149, 160, 300])
-def test_the_greatest_and_a_single_one_that_is_no_number_are_found_anywhere(width, dtype) -> None:
+def test_greatest_logit_and_single_nan_are_found_anywhere(width, dtype) -> None:
     for odd, expected in ((torch.nan, [-1] * width), (0.5, [*range(width)])):
         logits = torch.full((width, width), -1.0, dtype=dtype)
         logits.fill_diagonal_(odd)
@@ -396,14 +396,14 @@ def test_the_greatest_and_a_single_one_that_is_no_number_are_found_anywhere(widt
 
 
 @by_dtype
-def test_no_lines_choose_nothing_and_columns_of_a_wider_tensor_are_read_rightly(dtype) -> None:
+def test_choice_of_no_lines_and_of_strided_columns(dtype) -> None:
     logits = drawn(6, 40).to(dtype)
     assert choices(logits[:0]) == [[], [], []]
     expected = first_greatest(logits[:, 3:30].double().tolist())
     assert choices(logits[:, 3:30]) == [expected] * 3
 
 
-def test_a_change_of_any_compiled_function_starts_a_new_cache() -> None:
+def test_changed_compiled_function_starts_a_new_cache() -> None:
     """numba does not notice changes in functions that a cached one calls from another file."""
     users = {
         path.parent.relative_to(ENGINE).as_posix()

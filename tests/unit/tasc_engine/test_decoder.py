@@ -20,7 +20,7 @@ from transformers import (
 import tiny
 from paired import paired
 from tasc_engine.kv.cache import RowCache, on_device
-from tasc_engine.layout import lay_out, plain_feed
+from tasc_engine.layout import lay_out, plain_batch
 from tasc_engine.model.decoder import LeanDecoder, lean
 
 FAMILIES = (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config)
@@ -50,7 +50,7 @@ def decoder_of(model: Any) -> LeanDecoder:
 
 def step(decoder: LeanDecoder, cache: RowCache, ids: Tensor, start: int, wanted: Tensor) -> Tensor:
     """Returns the logits of a row's next tokens, which begin after place 5 of the cache."""
-    layout = lay_out(plain_feed([5], start, ids.numpy().astype(np.int32)))
+    layout = lay_out(plain_batch([5], start, ids.numpy().astype(np.int32)))
     cache.begin(layout, on_device(layout, torch.device("cpu")))
     return decoder(ids, wanted, cache).clone()
 
@@ -74,7 +74,7 @@ def same_logits(model: Any) -> None:
     ("family", "dtype", "kv_heads", "tied"),
     paired(FAMILIES, CLOSE, by=(1, 2, 4), and_by=(False, True)),
 )
-def test_logits_are_the_models_own(family, dtype, kv_heads, tied) -> None:
+def test_lean_decoder_logits_equal_the_model(family, dtype, kv_heads, tied) -> None:
     shape = {**SHAPE, "num_key_value_heads": kv_heads, "tie_word_embeddings": tied}
     same_logits(make(family(**shape), dtype))
 
@@ -103,7 +103,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_settings_of_known_families_are_followed(variant: str) -> None:
+def test_lean_decoder_follows_family_settings(variant: str) -> None:
     same_logits(make(VARIANTS[variant], torch.float64))
 
 
@@ -122,7 +122,7 @@ UNKNOWN = {
 }
 
 
-def test_what_needs_other_code_is_left_alone() -> None:
+def test_lean_decoder_refuses_models_that_need_other_code() -> None:
     class Other(torch.nn.Linear):
         pass
 
@@ -135,7 +135,7 @@ def test_what_needs_other_code_is_left_alone() -> None:
 
 
 @torch.inference_mode()
-def test_nothing_looked_at_writes_keys_and_values_all_the_same() -> None:
+def test_step_without_logits_still_writes_keys_and_values() -> None:
     decoder, cache = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16)), RowCache(3, 64)
     none = torch.empty(0, dtype=torch.int64)
     assert step(decoder, cache, torch.arange(4), 0, none).shape == (0, 97)

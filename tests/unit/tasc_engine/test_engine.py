@@ -68,7 +68,7 @@ def run(engine, request):
         (GuideError, {"guide": GuideSpec("regex", text="a(b")}, ["regex"]),
     ],
 )
-def test_what_cannot_be_served_is_refused_and_leaves_nothing(make_engine, kind, fields, named):
+def test_refused_request_leaves_no_state(make_engine, kind, fields, named):
     engine = make_engine()
     with refused(kind, *named):
         engine.submit(request("a", **fields))
@@ -96,7 +96,7 @@ def test_request_that_cannot_be_answered_is_refused(make_engine, field, value, n
     assert engine.waiting == 0
 
 
-def test_the_queue_has_an_exact_bound(make_engine) -> None:
+def test_queue_has_an_exact_bound(make_engine) -> None:
     engine = make_engine(rows=2, max_waiting=3)
     for i in range(5):
         engine.submit(Request(str(i), PROMPT, 4))
@@ -108,7 +108,7 @@ def test_the_queue_has_an_exact_bound(make_engine) -> None:
         engine.submit(Request("over", PROMPT, 4))
 
 
-def test_a_cancelled_row_is_free_for_the_next_step(make_engine) -> None:
+def test_cancelled_request_frees_its_row(make_engine) -> None:
     engine = make_engine(rows=1)
     alone = run(engine, Request("alone", PROMPT, 9)).tokens
     engine.submit(Request("long", (3, 4), 40))
@@ -122,7 +122,7 @@ def test_a_cancelled_row_is_free_for_the_next_step(make_engine) -> None:
 
 
 @pytest.mark.parametrize("draft", [True, False])
-def test_a_stop_string_cuts_text_and_tokens_alike(make_engine, tokenizer, draft: bool) -> None:
+def test_stop_string_cuts_text_and_tokens(make_engine, tokenizer, draft: bool) -> None:
     whole = run(make_engine(), Request("whole", PROMPT, 40))
     stop = whole.text[8:11]
     result = run(make_engine(), Request("a", PROMPT, 40, stop=(stop,), draft=draft))
@@ -132,7 +132,7 @@ def test_a_stop_string_cuts_text_and_tokens_alike(make_engine, tokenizer, draft:
     assert stop not in tokenizer.decode(result.tokens[:-1])
 
 
-def test_records_add_up_to_what_was_emitted(make_engine) -> None:
+def test_step_records_add_up_to_the_emitted_tokens(make_engine) -> None:
     totals = EngineTotals(len(SOURCES), 4)
     engine = make_engine(on_step=totals.add)
     results = list(engine.generate(Request(str(i), PROMPT, 20 + i) for i in range(5)))
@@ -154,7 +154,7 @@ def test_timings_are_ordered(make_engine) -> None:
     assert all(0 <= r.timings.queued <= r.timings.first_token <= r.timings.total for r in results)
 
 
-def test_a_request_waits_until_all_that_it_needs_is_compiled(make_engine, monkeypatch) -> None:
+def test_request_waits_for_the_code_it_needs(make_engine, monkeypatch) -> None:
     engine, late, waits = make_engine(), request("a", min_tokens=2), []
     monkeypatch.setattr(sampler, "_warm", set())
     monkeypatch.setattr(following, "warm_up", lambda: waits.append(engine.waits_to_compile(late)))
@@ -180,7 +180,7 @@ class Stuck:
         return np.zeros(0, np.int32)
 
 
-def test_a_guide_that_gives_up_fails_its_request_alone(make_engine, monkeypatch) -> None:
+def test_failing_guide_fails_its_request_only(make_engine, monkeypatch) -> None:
     engine = make_engine()
     alone = run(engine, request("b")).tokens
     monkeypatch.setattr(engine.guides, "of", lambda spec: Stuck())
@@ -191,7 +191,7 @@ def test_a_guide_that_gives_up_fails_its_request_alone(make_engine, monkeypatch)
     engine.check_integrity()
 
 
-def test_the_time_of_guides_includes_what_they_force(make_engine, monkeypatch) -> None:
+def test_guide_time_includes_forced_tokens(make_engine, monkeypatch) -> None:
     clock, records = FakeClock(), list[StepRecord]()
 
     class Slow(LeastTokens):
@@ -201,7 +201,7 @@ def test_the_time_of_guides_includes_what_they_force(make_engine, monkeypatch) -
 
     engine = make_engine(on_step=records.append)
     monkeypatch.setattr(engine.guides, "of", lambda spec: Slow((), engine.vocab_size, 0))
-    monkeypatch.setattr("tasc_engine.engine.time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr("tasc_engine.stats.time", SimpleNamespace(perf_counter=clock))
     asked = request("a", guide=GuideSpec("choice", ("alarm",)), max_tokens=10)
     result = run(engine, asked)
     assert len(result.tokens) == 10
@@ -210,7 +210,7 @@ def test_the_time_of_guides_includes_what_they_force(make_engine, monkeypatch) -
 
 
 @pytest.mark.parametrize("broken", ["choose", "logprobs"])
-def test_choosing_that_does_not_fit_memory_fails_one_request_alone(
+def test_out_of_memory_in_sampling_fails_one_request_only(
     make_engine, monkeypatch, broken: str
 ) -> None:
     engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(four())}
@@ -241,7 +241,7 @@ WRONG_RULES = {
 
 
 @pytest.mark.parametrize("name", WRONG_RULES)
-def test_a_rule_out_of_range_cannot_be_made(name: str) -> None:
+def test_sampling_parameters_out_of_range_are_refused(name: str) -> None:
     for value in WRONG_RULES[name]:
         with refused(ValueError, name):
             Sampling(**{name: value})
@@ -292,7 +292,7 @@ def plain(make_engine) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
-def test_a_proposer_that_raises_changes_no_answer(watched, plain, monkeypatch, method) -> None:
+def test_failing_proposer_changes_no_answer(watched, plain, monkeypatch, method) -> None:
     broken = ArithmeticError("the proposer broke")
     raised = failing_where(monkeypatch, watched.proposer, method, broken, lambda n, *_: n % 3 == 0)
     engine = watched.engine()
@@ -314,12 +314,12 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_drafts_that_are_no_trees_are_dropped(watched: Watched, plain, name: str) -> None:
+def test_invalid_draft_trees_are_dropped(watched: Watched, plain, name: str) -> None:
     honest = watched.proposer.propose
     proposed: list[int] = []
 
-    def propose(rows: Any, budget: Any, least: Any = None) -> Any:
-        drafts = honest(rows, budget, least)
+    def propose(rows: Any, budget: Any, min_probs: Any = None) -> Any:
+        drafts = honest(rows, budget, min_probs)
         proposed.append(len(drafts.tokens))
         return WRONG[name](drafts) if len(drafts.tokens) else drafts
 
@@ -328,25 +328,25 @@ def test_drafts_that_are_no_trees_are_dropped(watched: Watched, plain, name: str
     assert watched.failures == sum(n > 0 for n in proposed) > 0
 
 
-def test_more_draft_tokens_than_asked_for_are_dropped(watched: Watched, plain) -> None:
+def test_drafts_beyond_the_budget_are_dropped(watched: Watched, plain) -> None:
     propose = watched.proposer.propose
-    watched.proposer.propose = lambda rows, most, least: propose(rows, 0 * most + 4, least)
+    watched.proposer.propose = lambda rows, most, min_probs: propose(rows, 0 * most + 4, min_probs)
     assert tokens(answers(watched.engine())) == plain
     assert watched.failures > 0
 
 
 @pytest.mark.parametrize("committed", [0, 2, 7])
-def test_least_tokens_cost_nothing_once_an_answer_has_them(watched, plain, monkeypatch, committed):
+def test_min_tokens_costs_nothing_once_reached(watched, plain, monkeypatch, committed):
     engine, masked, honest = watched.engine(), [], watched.target.logits
-    monkeypatch.setattr(watched.target, "logits", lambda feed: masked.append(1) or honest(feed))
-    said = plain["0"]
-    one = replace(REQUESTS[0], min_tokens=4, draft=False, committed_ids=said[:committed])
-    assert run(engine, one).tokens == said
+    monkeypatch.setattr(watched.target, "logits", lambda batch: masked.append(1) or honest(batch))
+    whole = plain["0"]
+    one = replace(REQUESTS[0], min_tokens=4, draft=False, committed_ids=whole[:committed])
+    assert run(engine, one).tokens == whole
     assert len(masked) == max(4 - committed, 0) < len(watched.records)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_logits_that_are_no_numbers_end_their_request(watched: Watched, plain, steps) -> None:
+def test_nan_logits_end_their_request_only(watched: Watched, plain, steps) -> None:
     seen = []
 
     def poison(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -363,7 +363,7 @@ def test_logits_that_are_no_numbers_end_their_request(watched: Watched, plain, s
     assert all(found[n].tokens == plain[n] for n in ("1", "2", "3"))
 
 
-def test_a_prompt_that_does_not_fit_memory_fails_alone(watched: Watched, plain) -> None:
+def test_prompt_that_does_not_fit_memory_fails_alone(watched: Watched, plain) -> None:
     def too_much(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if len(ids) >= 17:  # a prompt chunk of 16 and the other row; shorter ones fit
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")
@@ -389,9 +389,9 @@ def test_drafts_that_do_not_fit_memory_are_left_out(watched, plain, monkeypatch,
             raise MemoryError
         return found
 
-    def next_tokens(feed: Any) -> Any:
-        scarce.append(len(feed.drafts.tokens) > 0 and len(scarce) % 2 == 1)
-        return honest_step(feed)
+    def next_tokens(batch: Any) -> Any:
+        scarce.append(len(batch.drafts.tokens) > 0 and len(scarce) % 2 == 1)
+        return honest_step(batch)
 
     monkeypatch.setattr(target, "next_tokens", next_tokens)
     monkeypatch.setattr(where, place, fails_with_drafts)
@@ -399,19 +399,19 @@ def test_drafts_that_do_not_fit_memory_are_left_out(watched, plain, monkeypatch,
     assert sum(scarce) > 3
 
 
-def test_what_a_broken_row_leaves_is_not_seen_by_the_next(watched: Watched, plain) -> None:
+def test_broken_row_does_not_affect_later_rows(watched: Watched, plain) -> None:
     """Keys and values that are no numbers must not reach a row that is longer or comes later."""
     engine = watched.engine()
-    do = watched.target.decoder.operations
-    honest = do.turn_and_keep
+    operations = watched.target.decoder.operations
+    honest = operations.apply_rope_and_write_kv
     poisoned = [True]
 
-    def turn_and_keep(layer: int, joined: Any, *rest: Any) -> Any:
+    def apply_rope_and_write_kv(layer: int, qkv: Any, *rest: Any) -> Any:
         if poisoned[0] and layer == 1:
-            joined.fill_(torch.nan)
-        return honest(layer, joined, *rest)
+            qkv.fill_(torch.nan)
+        return honest(layer, qkv, *rest)
 
-    do.turn_and_keep = turn_and_keep
+    operations.apply_rope_and_write_kv = apply_rope_and_write_kv
     broken = Request("broken", tuple(range(1, 60)), 2)
     (result,) = engine.generate([broken])
     assert result.finish_reason == "error"
@@ -419,7 +419,7 @@ def test_what_a_broken_row_leaves_is_not_seen_by_the_next(watched: Watched, plai
     assert tokens(answers(engine)) == plain
 
 
-def test_a_beginning_that_does_not_fit_memory_is_not_kept(make_engine, plain, folder: Path) -> None:
+def test_prefix_that_does_not_fit_memory_is_not_kept(make_engine, plain, folder: Path) -> None:
     target, records = load_target(folder), []
     engine = make_engine(target=target, on_step=records.append)
     target.cache.copied = Mock(side_effect=MemoryError)
@@ -429,7 +429,7 @@ def test_a_beginning_that_does_not_fit_memory_is_not_kept(make_engine, plain, fo
     assert not any(record.shared_tokens for record in records)
 
 
-def test_other_errors_of_a_forward_are_not_hidden(watched: Watched) -> None:
+def test_other_forward_errors_are_raised(watched: Watched) -> None:
     broken = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         answers(watched.with_forward(broken))
@@ -457,7 +457,7 @@ def close(result, folder, prompt, n):
 
 
 @pytest.mark.parametrize("chunk", [4, 16, 64])
-def test_logprobs_of_prompts_are_the_models_own_in_any_batch(make_engine, folder, chunk):
+def test_prompt_logprobs_equal_the_model_in_any_batch(make_engine, folder, chunk):
     engine = make_engine(rows=3, prefill_chunk=chunk)
     alone = [Request(f"p{i}", prompt, 12) for i, prompt in enumerate(SCORED)]
     tokens = {r.id: r.tokens for r in make_engine(rows=1).generate(alone)}
@@ -473,12 +473,12 @@ def test_logprobs_of_prompts_are_the_models_own_in_any_batch(make_engine, folder
     engine.check_integrity()
 
 
-def test_logprobs_of_prompts_come_once_with_the_first_tokens_of_a_stream(make_engine, folder):
+def test_prompt_logprobs_come_once_with_the_first_streamed_tokens(make_engine, folder):
     engine = make_engine(prefill_chunk=8)
     one = Request("a", SCORED[0], 12, stream=True, logprobs=0, echo=True)
     engine.submit(one)
     deltas = [delta for _ in range(40) for delta in engine.step()]
     assert len(deltas[0].logprobs) == len(SCORED[0]) - 1 + len(deltas[0].tokens)
     assert all(len(delta.logprobs) == len(delta.tokens) for delta in deltas[1:])
-    told = [logprob for delta in deltas for logprob in delta.logprobs]
-    assert tuple(told) == deltas[-1].result.logprobs
+    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+    assert tuple(logprobs) == deltas[-1].result.logprobs

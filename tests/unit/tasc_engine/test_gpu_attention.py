@@ -14,7 +14,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from tree_layouts import Case, Row, Shape, case_of, defined, layout_of, off, on, rows_of
 
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.kernels.gpu import attention as tree_kernel
 
 needs_triton = pytest.mark.skipif(
@@ -87,7 +87,7 @@ def error(shape: Shape, rows: list[Row], longest: int, wrong: int = 0) -> float:
 
 @needs_triton
 @pytest.mark.parametrize("shape", [*params(SHAPES), *params(MODELS, MORE_HEADS)])
-def test_trees_and_chunks_attend_to_what_they_see(shape, everything) -> None:
+def test_attention_of_trees_and_chunks_equals_the_reference(shape, everything) -> None:
     """``longest`` 1 leaves contexts whole, more cuts them into parts."""
 
     @seed(int(os.environ.get("TASC_TEST_SEED", "0")))
@@ -110,7 +110,7 @@ def test_trees_and_chunks_attend_to_what_they_see(shape, everything) -> None:
         *params((SHAPES[1], SHAPES[3]), MORE_HEADS),
     ],
 )
-def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
+def test_prompt_chunk_with_draft_beside_decoding_rows(shape) -> None:
     chain = tuple(range(-1, 31))
     rows: list[Row] = [(0, 256 if ON_GPU else 40, chain), (300, 1, ()), (7, 1, (-1, -1, 0, 1))]
     assert error(shape, rows, 300) < CLOSE[shape.dtype]
@@ -118,22 +118,22 @@ def test_a_prompts_chunk_with_a_draft_beside_decoding_rows(shape) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("longest", [64, 128, 192, 256])
-def test_contexts_that_just_fill_their_parts_or_just_do_not(longest) -> None:
+def test_contexts_at_the_edges_of_splits(longest) -> None:
     """One to four parts, each of whole blocks of 64 keys."""
     rows: list[Row] = [(n, 1, ()) for n in (62, 63, 64, 126, 127, 128, 190, 191, 192, 255, 256)]
     assert error(SHAPES[0], rows, longest) < CLOSE[torch.float32]
 
 
 @needs_triton
-def test_the_most_nodes_a_row_can_have(plain: Shape) -> None:
+def test_row_with_the_maximum_number_of_nodes(plain: Shape) -> None:
     """The last node is a child of the first; bit 62 is the highest except for the sign."""
     parents = (-1, *range(61), 0)
-    assert len(parents) == MOST_NODES
+    assert len(parents) == MAX_NODES
     assert error(plain, [(3, 1, parents)], 64) < CLOSE[torch.float32]
 
 
 @needs_triton
-def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
+def test_wrong_tree_bit_is_detected(plain: Shape) -> None:
     """Positive control: the results compared above depend on each bit."""
     rows: list[Row] = [(20, 1, (-1, 0, -1, 2))]
     assert error(plain, rows, 512) < CLOSE[torch.float32]
@@ -142,25 +142,25 @@ def test_a_wrong_bit_of_a_tree_is_seen(plain: Shape) -> None:
 
 
 @needs_triton
-def test_rows_without_tokens_and_other_rows_leave_no_trace(plain: Shape) -> None:
+def test_empty_and_other_rows_do_not_affect_attention(plain: Shape) -> None:
     """A bucket has unused rows, and values outside a row's places are never read."""
     case = case_of(plain, [(5, 1, (-1, 0)), (70, 2, ())], gap=20)
     layout, before, pool = case.step, attended(case, 512), case.pool.clone()
     used = torch.zeros(len(pool), dtype=torch.bool)
     used[[place for places in case.sees for place in places]] = True
     pool[~used] = torch.nan
-    none, last = torch.zeros(3, dtype=torch.int64), layout.begins[-1:].expand(3)
+    none, last = torch.zeros(3, dtype=torch.int64), layout.query_offsets[-1:].expand(3)
     more = replace(
         layout,
-        begins=torch.cat((layout.begins, last)),
-        firsts=torch.cat((layout.firsts, none)),
+        query_offsets=torch.cat((layout.query_offsets, last)),
+        kv_starts=torch.cat((layout.kv_starts, none)),
         trunks=torch.cat((layout.trunks, none)),
         nodes=torch.cat((layout.nodes, none)),
     )
     assert torch.allclose(attended(replace(case, pool=pool, step=more), 512), before, atol=1e-6)
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_unsupported_attention_is_refused() -> None:
     layout = layout_of([(1, 1, ())], [0])
     pool = torch.zeros((9, 2, 2, 16), dtype=torch.float64)
     with pytest.raises(ValueError, match="float64"):

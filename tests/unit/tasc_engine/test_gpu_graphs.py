@@ -64,10 +64,12 @@ class PoolCache:
     def seen(self, n: int) -> list[int]:
         """The places that a packed token sees."""
         lie = self.device
-        row = int(torch.searchsorted(lie.begins, n, right=True)) - 1
+        row = int(torch.searchsorted(lie.query_offsets, n, right=True)) - 1
         bits = range(int(lie.nodes[row]))
         nodes = [int(lie.trunks[row]) + b for b in bits if int(lie.tree[n]) >> b & 1]
-        return [int(lie.firsts[row]) + place for place in (*range(int(lie.seen[n])), *nodes)]
+        return [
+            int(lie.kv_starts[row]) + place for place in (*range(int(lie.visible_lens[n])), *nodes)
+        ]
 
 
 class Model:
@@ -77,19 +79,19 @@ class Model:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         make, width = torch.Generator().manual_seed(0), 4 * self.head_dim
-        joined = self.layers * [(2 * width, width)]
-        shapes = [(VOCAB, width), (LENGTH, width), (VOCAB, width), *joined]
+        weights = self.layers * [(2 * width, width)]
+        shapes = [(VOCAB, width), (LENGTH, width), (VOCAB, width), *weights]
         numbers = [torch.randn(shape, generator=make).to(device, dtype) for shape in shapes]
-        self.embedding, self.turns, self.head, *self.joined = numbers
+        self.embedding, self.cos_sin, self.head, *self.weights = numbers
         self.device, self.dtype = device, dtype
 
-    def __call__(self, ids: Tensor, looked_at: Tensor, cache: Any) -> Tensor:
-        hidden = self.embedding[ids] + self.turns[cache.device.positions]
-        for layer, weight in enumerate(self.joined):
+    def __call__(self, ids: Tensor, logits_indices: Tensor, cache: Any) -> Tensor:
+        hidden = self.embedding[ids] + self.cos_sin[cache.device.positions]
+        for layer, weight in enumerate(self.weights):
             heads = (hidden @ weight.T / 8).view(len(ids), 8, self.head_dim)
             kv = heads[:, 4:].reshape(len(ids), 2, self.kv_heads, self.head_dim)
             hidden = hidden + cache.attend(layer, heads[:, :4], kv, 0.5).flatten(1)
-        return hidden[looked_at] @ self.head.T
+        return hidden[logits_indices] @ self.head.T
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,9 @@ def host_of(rows: Sequence[Row], moves: tuple[Any, ...] = ((), ()), scored: bool
     layout = layout_of(rows, range(0, len(rows) * LENGTH, LENGTH))
     arrays = {name: part.numpy() for name, part in vars(layout).items()}
     if scored:
-        arrays["looked_at"] = np.append(arrays["looked_at"], np.arange(len(arrays["ids"])))
+        arrays["logits_indices"] = np.append(
+            arrays["logits_indices"], np.arange(len(arrays["ids"]))
+        )
     return StepLayout(**{**arrays, "moves": np.array(moves, np.int64).reshape(2, -1)})
 
 
@@ -125,11 +129,11 @@ def alone(model: Model, cache: PoolCache, step: Step) -> torch.Tensor:
     parts = vars(step).items()
     own = StepLayout(**{name: torch.from_numpy(part).to(model.device) for name, part in parts})
     cache.begin(step, own)
-    return model(own.ids, own.looked_at, cache)
+    return model(own.ids, own.logits_indices, cache)
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_each_number_of_tokens_has_a_bucket_not_much_larger(n, most) -> None:
+def test_every_token_count_has_a_close_bucket(n, most) -> None:
     n = min(n, most)
     found = buckets(most)
     assert list(found) == sorted(set(found))
@@ -139,23 +143,27 @@ def test_each_number_of_tokens_has_a_bucket_not_much_larger(n, most) -> None:
 
 
 @given(rows_of(ROWS, 30, 1, 6), st.integers(0, 6))
-def test_padding_stands_behind_the_step_and_touches_scratch_only(rows, moved) -> None:
+def test_padding_follows_the_step_and_uses_the_scratch_slot_only(rows, moved) -> None:
     step = host_of(rows, (range(moved), range(10, 10 + moved)))
     step.adapters[:] = range(1, 1 + len(step.ids))
     n, count, size = len(step.ids), len(rows), 30
-    counts = {"begins": ROWS + 2, "moves": 12, **dict.fromkeys(("firsts", "trunks", "nodes"), 5)}
-    names = ("ids", "positions", "slots", "seen", "tree", "adapters", *counts)
+    counts = {
+        "query_offsets": ROWS + 2,
+        "moves": 12,
+        **dict.fromkeys(("kv_starts", "trunks", "nodes"), 5),
+    }
+    names = ("ids", "positions", "slots", "visible_lens", "tree", "adapters", *counts)
     parts = {name: np.full(counts.get(name, size), -7, np.int64) for name in names}
     fill(parts, step, LIMITS)
-    for name in ("ids", "positions", "slots", "seen", "tree", "adapters"):
+    for name in ("ids", "positions", "slots", "visible_lens", "tree", "adapters"):
         assert parts[name][:n].tolist() == getattr(step, name).tolist()
     assert set(parts["slots"][n:]) <= {LIMITS.scratch}
-    assert set(parts["seen"][n:]) <= {1}
+    assert set(parts["visible_lens"][n:]) <= {1}
     assert not parts["tree"][n:].any()
     assert not parts["adapters"][n:].any()
-    begins = parts["begins"].tolist()
-    assert begins == [*step.begins.tolist(), *[n] * (ROWS - count), size]
-    assert parts["firsts"].tolist()[count:] == [LIMITS.scratch] * (ROWS + 1 - count)
+    query_offsets = parts["query_offsets"].tolist()
+    assert query_offsets == [*step.query_offsets.tolist(), *[n] * (ROWS - count), size]
+    assert parts["kv_starts"].tolist()[count:] == [LIMITS.scratch] * (ROWS + 1 - count)
     assert parts["trunks"].tolist()[count:] == [1] * (ROWS + 1 - count)
     moves = parts["moves"].reshape(2, 6)
     assert moves[:, :moved].tolist() == step.moves.tolist()
@@ -164,7 +172,7 @@ def test_padding_stands_behind_the_step_and_touches_scratch_only(rows, moved) ->
 
 @settings(deadline=None, max_examples=20)
 @given(steps=st.lists(STEP, min_size=1, max_size=3), scored=st.booleans())
-def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps, scored) -> None:
+def test_padded_step_equals_the_unpadded_step(model, steps, scored) -> None:
     recorder = Eager()
     run, cache = graphed(model, recorder)
     other = PoolCache(model)
@@ -177,7 +185,7 @@ def test_a_padded_step_says_and_leaves_what_it_does_alone(model, steps, scored) 
     assert recorder.recorded == len({run.size_of(host_of(rows)) for rows in steps})
 
 
-def test_a_step_that_passes_a_limit_is_for_no_graph(model) -> None:
+def test_step_beyond_a_limit_uses_no_graph(model) -> None:
     run, cache = graphed(model, Eager())
     assert run.size_of(host_of([(3, 1, (-1,)), (0, 1, ())])) == 8
     assert run.size_of(host_of([(3, 1, ()), (0, 29, None)])) == 30
@@ -188,19 +196,18 @@ def test_a_step_that_passes_a_limit_is_for_no_graph(model) -> None:
     assert torch.equal(cache.pool, PoolCache(model).pool)
 
 
-def test_warming_up_records_each_bucket_once_and_touches_no_row(model) -> None:
+def test_warm_up_records_each_bucket_once_and_changes_no_row(model) -> None:
     recorder = Eager()
     run, cache = graphed(model, recorder)
     for _ in range(2):
         run.warm_up()
     assert recorder.recorded == len(buckets(LIMITS.tokens))
     assert torch.equal(cache.pool[:, :-1], PoolCache(model).pool[:, :-1])
-    assert cache.host is cache.device is None
     assert run.next_tokens(host_of([(3, 1, ())])) is not None
     assert recorder.recorded == len(buckets(LIMITS.tokens))
 
 
-def test_all_that_a_graph_reads_outlives_its_recording(model) -> None:
+def test_tensors_of_a_graph_outlive_its_recording(model) -> None:
     """A graph reads by address, so freed memory would have other numbers."""
     seen = list[weakref.ref[Tensor]]()
 
@@ -216,8 +223,7 @@ def test_all_that_a_graph_reads_outlives_its_recording(model) -> None:
     assert all(tensor() is not None for tensor in seen)
 
 
-def test_moves_are_known_to_be_made_where_memory_ends_behind_them(model, monkeypatch) -> None:
-    """Made twice, they would put other tokens into a row."""
+def test_moves_are_made_before_the_logits_of_a_step_exceed_memory(model, monkeypatch) -> None:
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -226,15 +232,13 @@ def test_moves_are_known_to_be_made_where_memory_ends_behind_them(model, monkeyp
     run.warm_up()
     step = host_of([(3, 2, ()), (4, 1, ())], ((20, 22), (19, 20)))
     monkeypatch.setattr(Tensor, "index_select", full)
-    assert cache.host is None
     with pytest.raises(torch.OutOfMemoryError):
         run.logits(step)
-    assert cache.host is step
     pool = PoolCache(model).pool
     assert torch.equal(cache.pool[:, [19, 20]], pool[:, [20, 22]])
 
 
-def test_a_step_of_many_prompt_tokens_is_for_no_graph(model) -> None:
+def test_step_with_many_prompt_tokens_uses_no_graph(model) -> None:
     limits = replace(LIMITS, rows=5, tokens=400)
     run = GraphedForward(model, PoolCache(model), limits, model.device, Eager())
     assert run.size_of(host_of([(0, 60, ())] * 4)) == 256
@@ -243,20 +247,19 @@ def test_a_step_of_many_prompt_tokens_is_for_no_graph(model) -> None:
     assert run.size_of(host_of([(0, 64, None)] * 4 + [(3, 1, None)])) is None
 
 
-def test_a_graph_that_does_not_fit_the_memory_is_tried_once(model) -> None:
+def test_graph_that_does_not_fit_memory_is_tried_once(model) -> None:
     class Full(Eager):
         def record(self, run: Any) -> Any:
             super().record(run)
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     recorder = Full()
-    run, cache = graphed(model, recorder)
+    run, _ = graphed(model, recorder)
     assert [run.next_tokens(host_of([(3, 1, ())])) for _ in range(2)] == [None, None]
     assert recorder.recorded == 1
-    assert cache.host is cache.device is None
 
 
-def test_an_error_in_capturing_is_not_hidden(model) -> None:
+def test_capture_error_is_raised(model) -> None:
     class Broken(Eager):
         def record(self, run: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -270,7 +273,7 @@ def test_an_error_in_capturing_is_not_hidden(model) -> None:
     not (torch.cuda.is_available() and tree_kernel.available()), reason="needs a CUDA GPU"
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
+def test_replayed_graphs_equal_eager_steps(dtype) -> None:
     """Successive layouts of the same bucket, and then another bucket and back."""
     device = torch.device("cuda", torch.cuda.current_device())
     model = Model(dtype, device)
@@ -298,7 +301,7 @@ def test_replayed_graphs_say_what_eager_steps_say(dtype) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_the_gpu_chooses_as_the_cpu_does() -> None:
+def test_gpu_choice_equals_cpu_choice() -> None:
     logits = torch.randint(0, 9, (33, 5000), generator=torch.Generator().manual_seed(0)).bfloat16()
     logits[7, 4321] = torch.nan
     assert first_greatest(logits.cuda()).tolist() == first_greatest(logits).tolist()
@@ -336,9 +339,9 @@ class Pools:
 def both(shape, dtype) -> tuple[FusedOperations, TensorOperations]:
     torch.manual_seed(0)
     heads, kv_heads, dim = shape
-    turns = some((40, 2, dim), dtype)
-    return FusedOperations(turns, heads, kv_heads), TensorOperations(
-        turns, heads, kv_heads, functional.silu
+    cos_sin = some((40, 2, dim), dtype)
+    return FusedOperations(cos_sin, heads, kv_heads), TensorOperations(
+        cos_sin, heads, kv_heads, functional.silu
     )
 
 
@@ -354,7 +357,7 @@ def close(a: Tensor, b: Tensor) -> None:
 @by_shape
 @by_dtype
 @pytest.mark.parametrize("adds", [False, True])
-def test_the_stream_is_added_to_and_normed(shape, dtype, adds: bool) -> None:
+def test_fused_add_and_norm_equals_torch(shape, dtype, adds: bool) -> None:
     fused, plain = both(shape, dtype)
     width = shape[0] * shape[2]
     norm, hidden = Norm(some((width,), dtype), 1e-6), some((TOKENS, width), dtype)
@@ -367,15 +370,15 @@ def test_the_stream_is_added_to_and_normed(shape, dtype, adds: bool) -> None:
 @by_shape
 @by_dtype
 @pytest.mark.parametrize("normed", [False, True])
-def test_heads_are_turned_and_only_finite_keys_and_values_are_kept(shape, dtype, normed) -> None:
+def test_fused_rope_and_kv_write_equal_torch(shape, dtype, normed) -> None:
     fused, plain = both(shape, dtype)
     heads, kv_heads, dim = shape
     norm = Norm(some((heads + kv_heads, dim), dtype), 1e-6) if normed else None
-    joined = some((TOKENS, (heads + 2 * kv_heads) * dim), dtype)
-    joined[2, -1], joined[3, -2] = torch.nan, torch.inf
+    qkv = some((TOKENS, (heads + 2 * kv_heads) * dim), dtype)
+    qkv[2, -1], qkv[3, -2] = torch.nan, torch.inf
     ours, theirs = Pools(kv_heads, dim, dtype), Pools(kv_heads, dim, dtype)
-    query = fused.turn_and_keep(1, joined.clone(), norm, ours)
-    close(query, plain.turn_and_keep(1, joined.clone(), norm, theirs))
+    query = fused.apply_rope_and_write_kv(1, qkv.clone(), norm, ours)
+    close(query, plain.apply_rope_and_write_kv(1, qkv.clone(), norm, theirs))
     close(ours.all, theirs.all)
     assert ours.all.isfinite().all()
     assert ours.all[1].abs().sum() > 0
@@ -384,7 +387,7 @@ def test_heads_are_turned_and_only_finite_keys_and_values_are_kept(shape, dtype,
 @needs_triton
 @by_shape
 @by_dtype
-def test_gates_are_multiplied(shape, dtype) -> None:
+def test_fused_gate_equals_torch(shape, dtype) -> None:
     fused, plain = both(shape, dtype)
-    joined = some((TOKENS, 2 * 1500), dtype)
-    close(fused.gate(joined), plain.gate(joined.clone()))
+    gate_up = some((TOKENS, 2 * 1500), dtype)
+    close(fused.gate(gate_up), plain.gate(gate_up.clone()))

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from guide_walks import allowed, answers, behind, ids, look, path_to, tokens_of
+from guide_walks import allowed, answers, guide_after, ids, look, path_to, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
@@ -48,20 +48,20 @@ def guide_of(sequences: list[list[int]]) -> ChoiceGuide:
 
 @settings(deadline=None)
 @given(trees, st.integers(0, 5), st.integers(0, 3))
-def test_what_ends_an_answer_is_forbidden_while_it_is_too_short(tree, least, said) -> None:
+def test_end_tokens_are_forbidden_before_min_tokens(tree, least, emitted) -> None:
     tokens, parents = tree
     guide = LeastTokens([EOS, 32, VOCAB + 5], VOCAB, least)
-    guide.advance(ids([1] * said))
+    guide.advance(ids([1] * emitted))
     anything = list(range(VOCAB))
     late = [token for token in anything if token not in (EOS, 32)]
     now, kept, masks = look(guide, tokens, parents)
-    assert now == (late if said < least else anything)
+    assert now == (late if emitted < least else anything)
     for x in range(len(tokens)):
         path = path_to(tokens, parents, x)
-        fits = all(t not in (EOS, 32) or said + i >= least for i, t in enumerate(path))
+        fits = all(t not in (EOS, 32) or emitted + i >= least for i, t in enumerate(path))
         assert kept[x] == fits
         if fits:
-            assert masks[x] == (late if said + len(path) < least else anything)
+            assert masks[x] == (late if emitted + len(path) < least else anything)
 
 
 def goes_on(sequences: list[list[int]], path: list[int]) -> list[int]:
@@ -72,39 +72,39 @@ def goes_on(sequences: list[list[int]], path: list[int]) -> list[int]:
 
 @settings(deadline=None)  # the first example compiles
 @given(texts, trees, st.data())
-def test_a_look_says_what_choices_have_behind_each_node(sequences, tree, data) -> None:
+def test_allowed_tokens_after_each_node_follow_the_choices(sequences, tree, data) -> None:
     tokens, parents = tree
-    said = data.draw(st.sampled_from(sequences))
-    said = said[: data.draw(st.integers(0, len(said)))]
+    emitted = data.draw(st.sampled_from(sequences))
+    emitted = emitted[: data.draw(st.integers(0, len(emitted)))]
     guide = guide_of(sequences)
-    guide.advance(ids(said))
+    guide.advance(ids(emitted))
     for _ in range(2):  # the second finds what the first did
         now, kept, after = look(guide, tokens, parents)
-        assert now == goes_on(sequences, said)
+        assert now == goes_on(sequences, emitted)
         for x in range(len(parents)):
-            there = [*said, *path_to(tokens, parents, x)]
+            there = [*emitted, *path_to(tokens, parents, x)]
             assert kept[x] == begins(sequences, there)
             assert after[x] == (goes_on(sequences, there) if kept[x] else [])
 
 
 @settings(deadline=None)
 @given(texts, st.integers(0, 7), st.data())
-def test_a_stretch_is_forced_while_one_token_is_allowed(sequences, most, data) -> None:
-    said = data.draw(st.sampled_from(sequences))
-    said = said[: data.draw(st.integers(0, len(said)))]
+def test_single_allowed_tokens_are_forced(sequences, most, data) -> None:
+    emitted = data.draw(st.sampled_from(sequences))
+    emitted = emitted[: data.draw(st.integers(0, len(emitted)))]
     expected: list[int] = []
     while len(expected) < most and expected[-1:] != [EOS]:
-        choices = goes_on(sequences, [*said, *expected])
+        choices = goes_on(sequences, [*emitted, *expected])
         if len(choices) != 1:
             break
         expected += choices
     guide = guide_of(sequences)
-    guide.advance(ids(said))
+    guide.advance(ids(emitted))
     assert guide.forced(most).tolist() == expected
-    assert allowed(guide) == goes_on(sequences, said)
+    assert allowed(guide) == goes_on(sequences, emitted)
 
 
-def test_choices_are_said_as_the_tokenizer_writes_them(tokenizer: TaskTokenizer) -> None:
+def test_choices_are_tokenized_by_the_tokenizer(tokenizer: TaskTokenizer) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size + 50)
     spec = choice(*TEXTS, TEXTS[0])
     found = answers(lambda: guides.of(spec, 99), tokenizer.eos_id, most=30)
@@ -112,7 +112,7 @@ def test_choices_are_said_as_the_tokenizer_writes_them(tokenizer: TaskTokenizer)
     assert sorted(map(tokenizer.decode, found)) == sorted(TEXTS)
 
 
-def test_a_choice_that_goes_on_to_another_may_end_with_any_end(folder: Path) -> None:
+def test_choice_that_continues_another_may_end_with_any_end_token(folder: Path) -> None:
     """After a complete choice only an end may follow; the first of all ends is forced."""
     other = TaskTokenizer.from_folder(folder).encode_outputs(["z"])[0][0]
     both = TaskTokenizer(folder / "tokenizer.json", [other, EOS, 10**6])
@@ -121,7 +121,7 @@ def test_a_choice_that_goes_on_to_another_may_end_with_any_end(folder: Path) -> 
     assert long[: len(short)] == short
 
     def behind_label(label: list[int]) -> Guide:
-        return behind(lambda: guides.of(choice("red", "red and blue"), 99), label)
+        return guide_after(lambda: guides.of(choice("red", "red and blue"), 99), label)
 
     assert allowed(behind_label(short)) == sorted([EOS, other, long[len(short)]])
     assert look(behind_label(short), [EOS, other], [-1, -1])[1] == [True, True]
@@ -131,7 +131,7 @@ def test_a_choice_that_goes_on_to_another_may_end_with_any_end(folder: Path) -> 
         guides.of(choice("friday", "z"), 9)
 
 
-def test_a_choice_that_does_not_fit_is_named(tokenizer: TaskTokenizer) -> None:
+def test_choice_that_does_not_fit_is_named(tokenizer: TaskTokenizer) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size)
     spec = choice("friday", "wake me up at nine am" * 3)
     needed = len(tokenizer.encode_outputs(spec.choices)[1]) + 1
@@ -150,14 +150,16 @@ def test_a_choice_that_does_not_fit_is_named(tokenizer: TaskTokenizer) -> None:
         (("friday", "x" * 999 + "<|end|>"), ["choice 1", f"{'x' * 99}' and ", "more"]),
     ],
 )
-def test_choices_that_cannot_be_said_are_refused(tokenizer: TaskTokenizer, choices, named) -> None:
+def test_choices_that_cannot_be_emitted_are_refused(
+    tokenizer: TaskTokenizer, choices, named
+) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size)
     for _ in range(2):  # the second time from what is kept
         with refused(GuideError, *named):
             guides.of(choice(*choices), 200)
 
 
-def test_a_choice_in_tokens_the_model_does_not_know_is_refused(tokenizer: TaskTokenizer) -> None:
+def test_choice_with_tokens_outside_the_vocabulary_is_refused(tokenizer: TaskTokenizer) -> None:
     rare = max(t for i in tokenizer.encode_outputs(TEXTS) for t in i)
     last = TaskTokenizer(tokenizer.path, [rare])
     for own, texts in ((tokenizer, TEXTS), (last, ("friday",))):
@@ -168,14 +170,14 @@ def test_a_choice_in_tokens_the_model_does_not_know_is_refused(tokenizer: TaskTo
 @pytest.mark.parametrize(
     "spec", [choice("friday"), GuideSpec("regex", text="a|b"), GuideSpec("json_schema", text="{}")]
 )
-def test_ends_that_the_model_does_not_know_are_all_named(tokenizer: TaskTokenizer, spec) -> None:
+def test_end_tokens_outside_the_vocabulary_are_named(tokenizer: TaskTokenizer, spec) -> None:
     size = tokenizer.vocab_size
     other = TaskTokenizer(tokenizer.path, [size + 9, size + 5])
     with refused(GuideError, str(other.eos_ids), str(tokenizer.path.parent), f"below {size}"):
         Guides(other, size).of(spec, 99)
 
 
-def test_a_choice_that_does_not_come_back_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_choice_that_does_not_decode_to_itself_is_refused(folder: Path, tmp_path: Path) -> None:
     lower = Tokenizer.from_file(str(folder / "tokenizer.json"))
     lower.normalizer = normalizers.Lowercase()
     lower.save(str(tmp_path / "tokenizer.json"))
@@ -213,7 +215,7 @@ AAAA, BBBB, LONG = "aaaa", "bbbb", "d" * 30
         ({"kept": 2}, "aBCDEFBa", "aBCDEFB"),
     ],
 )  # fmt: skip
-def test_the_guides_used_last_are_kept_and_refusals_apart(
+def test_recent_guides_and_refusals_are_kept_apart(
     tokenizer, compiled, limits, asked, expected
 ) -> None:
     """A choice in capital letters is refused."""
@@ -224,7 +226,7 @@ def test_the_guides_used_last_are_kept_and_refusals_apart(
     assert compiled == [*expected]
 
 
-def test_known_is_what_needs_no_compile(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
+def test_known_guides_need_no_compile(tokenizer: TaskTokenizer, compiled: list[str]) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size)
     good, bad = choice("a"), choice("b", "")
     assert [guides.known(s) for s in (good, bad)] == [False, False]
@@ -235,7 +237,7 @@ def test_known_is_what_needs_no_compile(tokenizer: TaskTokenizer, compiled: list
     assert compiled == ["a", "b"]
 
 
-def test_a_library_that_is_not_there_is_looked_for_once(tokenizer, monkeypatch) -> None:
+def test_missing_library_is_searched_once(tokenizer, monkeypatch) -> None:
     missing = Mock(side_effect=GuideError("it is not there"))
     monkeypatch.setattr(factory, "Library", missing)
     guides = Guides(tokenizer, tokenizer.vocab_size)
@@ -246,7 +248,7 @@ def test_a_library_that_is_not_there_is_looked_for_once(tokenizer, monkeypatch) 
 
 
 @pytest.mark.parametrize("spec", [choice("ab", "ba"), GuideSpec("regex", text="ab|ba")])
-def test_guides_of_one_text_do_not_move_each_other(tokenizer, spec: GuideSpec) -> None:
+def test_guides_of_one_text_are_independent(tokenizer, spec: GuideSpec) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size)
     one, other = guides.of(spec, 99), guides.of(spec, 99)
     before = allowed(other)
@@ -255,7 +257,7 @@ def test_guides_of_one_text_do_not_move_each_other(tokenizer, spec: GuideSpec) -
     assert (allowed(other), allowed(guides.of(spec, 99))) == (before, before)
 
 
-def test_threads_share_what_one_of_them_compiled(tokenizer, compiled: list[str]) -> None:
+def test_threads_share_a_compiled_guide(tokenizer, compiled: list[str]) -> None:
     texts = [f"{a}{b}" for a in "abcd" for b in "efghij"]
     specs = [choice(t) for t in texts] + [GuideSpec("regex", text=f"{t}+") for t in texts[:5]]
     expected = [allowed(Guides(tokenizer, tokenizer.vocab_size).of(s, 99)) for s in specs]
@@ -266,7 +268,7 @@ def test_threads_share_what_one_of_them_compiled(tokenizer, compiled: list[str])
     assert sorted(compiled) == sorted(texts)
 
 
-def test_threads_that_press_each_other_out_get_what_they_asked_for(tokenizer) -> None:
+def test_threads_get_their_guides_under_eviction(tokenizer) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(kept=1))
     specs = [choice(text) for text in "abcdef"] * 20
     expected = tokenizer.encode_outputs("abcdef") * 20
@@ -302,7 +304,7 @@ def begins(sequences: list[list[int]], path: list[int]) -> bool:
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(rows, max_size=5))
-def test_nodes_that_no_choice_has_go_and_each_place_of_a_guided_row_has_its_mask(step) -> None:
+def test_forbidden_nodes_are_removed_and_guided_places_have_masks(step) -> None:
     drafts = numbered(step)
     guided = follow([guide_of(s) if s else None for s, _ in step], drafts)
     left, found = guided.drafts, guided.allowed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from guide_walks import allowed, answers, behind, ids, look, path_to, random_answer, regex
+from guide_walks import allowed, answers, guide_after, ids, look, path_to, random_answer, regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -19,7 +19,7 @@ from support import failing, refused
 from tasc_draft import Drafts
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide, GuideLimits, Guides, follow, grammar, sandbox, trial
-from tasc_engine.guided.grammar import MOST_FORCED, MOST_MADE
+from tasc_engine.guided.grammar import MAX_FORCED, MAX_MADE
 from tasc_engine.guided.sandbox import Effort, Sandbox, Unsettled
 from tasc_engine.guided.schemas import prepared
 from tasc_engine.guided.trial import make_matcher
@@ -66,61 +66,65 @@ def test_answers_of_a_finite_expression_are_its_texts(guides, tokenizer, texts: 
 
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), data=st.data())
-def test_behind_each_node_is_what_is_behind_its_path(guides, tokenizer, spec, data) -> None:
+def test_allowed_tokens_after_a_node_equal_those_after_its_path(
+    guides, tokenizer, spec, data
+) -> None:
     def make() -> Guide:
         return guides.of(spec, 99)
 
-    said = random_answer(make(), data.draw(st.integers(0, 50)), data.draw(st.integers(0, 8)))
-    said = [token for token in said if token != EOS]
+    emitted = random_answer(make(), data.draw(st.integers(0, 50)), data.draw(st.integers(0, 8)))
+    emitted = [token for token in emitted if token != EOS]
     paths: list[list[int]] = []
     tokens, parents = [], []
     for x in range(data.draw(st.integers(0, 9))):
         parents.append(data.draw(st.integers(-1, x - 1)))
         above = paths[parents[-1]] if parents[-1] >= 0 else []
-        options = [t for t in allowed(behind(make, [*said, *above])) if EOS not in above] or [5]
+        options = [
+            t for t in allowed(guide_after(make, [*emitted, *above])) if EOS not in above
+        ] or [5]
         wrong = st.integers(0, tokenizer.vocab_size - 1)
         tokens.append(data.draw(st.sampled_from(options) | wrong))
         paths.append([*above, tokens[-1]] if tokens[-1] in options and above != [5] else [5])
-    guide = behind(make, said)
+    guide = guide_after(make, emitted)
     for _ in range(2):  # the second finds what the first did
         now, kept, after = look(guide, tokens, parents)
-        assert now == allowed(behind(make, said))
+        assert now == allowed(guide_after(make, emitted))
         for x, parent in enumerate(parents):
             before = now if parent < 0 else after[parent]
             assert kept[x] == ((parent < 0 or kept[parent]) and tokens[x] in before)
             if kept[x]:
                 path = path_to(tokens, parents, x)
-                assert after[x] == allowed(behind(make, [*said, *path]))
+                assert after[x] == allowed(guide_after(make, [*emitted, *path]))
 
 
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), seed=st.integers(0, 50), length=st.integers(0, 30))
-def test_a_stretch_is_forced_while_one_token_is_allowed(guides, spec, seed, length) -> None:
+def test_single_allowed_tokens_are_forced(guides, spec, seed, length) -> None:
     def make() -> Guide:
         return guides.of(spec, 99)
 
-    said = random_answer(make(), seed, length)
+    emitted = random_answer(make(), seed, length)
     expected: list[int] = []
-    while len(expected) < 6 and len(only := allowed(behind(make, [*said, *expected]))) == 1:
+    while len(expected) < 6 and len(only := allowed(guide_after(make, [*emitted, *expected]))) == 1:
         expected += only
-    guide = behind(make, said)
+    guide = guide_after(make, emitted)
     assert guide.forced(6).tolist() == expected
-    assert allowed(guide) == allowed(behind(make, said))
+    assert allowed(guide) == allowed(guide_after(make, emitted))
 
 
-def test_a_long_stretch_is_forced_a_piece_at_a_time(guides: Guides, tokenizer) -> None:
+def test_long_forced_stretch_is_forced_in_parts(guides: Guides, tokenizer) -> None:
     text = "wake me up at nine am " * 100
     schema = json.dumps({"const": text})
     guide = guides.of(GuideSpec("json_schema", text=schema), 99_999)
-    said: list[int] = []
+    emitted: list[int] = []
     while len(piece := guide.forced(99_999)):
-        assert len(piece) <= MOST_FORCED
+        assert len(piece) <= MAX_FORCED
         guide.advance(piece)
-        said += piece.tolist()
-    assert json.loads(tokenizer.decode(said)) == text
+        emitted += piece.tolist()
+    assert json.loads(tokenizer.decode(emitted)) == text
 
 
-def test_what_all_answers_begin_with_is_computed_once(guides: Guides, monkeypatch) -> None:
+def test_common_opening_is_computed_once(guides: Guides, monkeypatch) -> None:
     spec = GuideSpec("json_schema", text=json.dumps({"enum": ["alarm set now", "alarm set ever"]}))
     first = guides.of(spec, 99)
     opening = first.forced(99)
@@ -135,10 +139,10 @@ def test_what_all_answers_begin_with_is_computed_once(guides: Guides, monkeypatc
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_walk_of_a_schema_is_json_of_it(guides: Guides, tokenizer, seed: int) -> None:
-    said = random_answer(guides.of(SPECS[0], 99), seed, 400)
-    assert said[-1] == EOS
-    found = json.loads(tokenizer.decode(said))
+def test_random_walk_of_a_schema_is_valid_json(guides: Guides, tokenizer, seed: int) -> None:
+    emitted = random_answer(guides.of(SPECS[0], 99), seed, 400)
+    assert emitted[-1] == EOS
+    found = json.loads(tokenizer.decode(emitted))
     assert list(found) == ["name", "n", "tags"]
     assert len(found["name"]) <= 6
     assert 0 <= found["n"] <= 300
@@ -168,33 +172,33 @@ LAYOUTS = {
     ],
     ids=str,
 )
-def test_json_is_laid_out_as_models_do_unless_its_schema_says_otherwise(
+def test_json_layout_follows_models_or_the_schema(
     guides: Guides, tokenizer: TaskTokenizer, options: dict | None, followed: list[str]
 ) -> None:
     value = {"name": "a b", "n": 12, "tags": ["x", "東"]}
     schema = SCHEMA | ({"x-guidance": options} if options else {})
     found = []
     for name, layout in LAYOUTS.items():
-        said = tokenizer.encode_outputs([json.dumps(value, ensure_ascii=False, **layout)])[0]
+        emitted = tokenizer.encode_outputs([json.dumps(value, ensure_ascii=False, **layout)])[0]
         guide = guides.of(GuideSpec("json_schema", text=json.dumps(schema)), 99)
-        if all(look(guide, said, range(-1, len(said) - 1))[1]):
+        if all(look(guide, emitted, range(-1, len(emitted) - 1))[1]):
             found.append(name)
     assert found == followed
 
 
-def test_a_model_that_writes_indented_json_says_as_many_items(guides, tokenizer) -> None:
+def test_indented_json_has_the_same_number_of_items(guides, tokenizer) -> None:
     """The model continues freely if that is allowed, otherwise with any allowed token."""
     wanted = tokenizer.encode_outputs([json.dumps(["a", "b", "c"], indent=2)])[0]
     guide = guides.of(GuideSpec("json_schema", text='{"items": {"type": "string"}}'), 99)
-    said: list[int] = []
+    emitted: list[int] = []
     for token in [*wanted, EOS]:
         if found := allowed(guide):
-            said.append(token if token in found else found[0])
-            guide.advance(ids(said[-1:]))
-    assert json.loads(tokenizer.decode(said)) == ["a", "b", "c"]
+            emitted.append(token if token in found else found[0])
+            guide.advance(ids(emitted[-1:]))
+    assert json.loads(tokenizer.decode(emitted)) == ["a", "b", "c"]
 
 
-def test_white_space_between_items_ends(guides: Guides, tokenizer: TaskTokenizer) -> None:
+def test_white_space_between_items_is_bounded(guides: Guides, tokenizer: TaskTokenizer) -> None:
     """A model that prefers white space comes to the items."""
     guide = guides.of(GuideSpec("json_schema", text='{"items": {"enum": ["a"]}, "minItems": 1}'), 9)
     guide.advance(ids(tokenizer.encode_outputs(["["])[0]))
@@ -219,11 +223,11 @@ def texts_of(guides: Guides, tokenizer: TaskTokenizer, schema: dict, most: int) 
 def fits(guides: Guides, tokenizer: TaskTokenizer, schema: dict, value: object) -> bool:
     """Whether a schema allows a value, both as a draft and as an answer."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    said = [*tokenizer.encode_outputs([text])[0], EOS]
+    emitted = [*tokenizer.encode_outputs([text])[0], EOS]
     spec = GuideSpec("json_schema", text=json.dumps(schema))
     guide = guides.of(spec, 99)
-    drafted = all(look(guide, said, range(-1, len(said) - 1))[1])
-    allowed_now = [token in allowed(guide) and not guide.advance(ids([token])) for token in said]
+    drafted = all(look(guide, emitted, range(-1, len(emitted) - 1))[1])
+    allowed_now = [token in allowed(guide) and not guide.advance(ids([token])) for token in emitted]
     assert drafted == all(allowed_now)
     return drafted
 
@@ -243,7 +247,7 @@ def unique(items: dict, **more: object) -> dict:
     ],
     ids=str,
 )
-def test_items_of_a_set_come_in_any_order_and_once(guides, tokenizer, items, values) -> None:
+def test_unique_items_come_once_in_any_order(guides, tokenizer, items, values) -> None:
     schema = unique(items) | {"$defs": {"E": {"enum": ["x", "y"]}}}
     every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
     dumped = {json.dumps(v, separators=(",", ":"), ensure_ascii=False) for v in every}
@@ -269,7 +273,7 @@ def test_items_of_a_set_come_in_any_order_and_once(guides, tokenizer, items, val
     ],
     ids=str,
 )
-def test_only_items_that_all_keywords_allow_are_left_to_say(guides, tokenizer, items, values):
+def test_only_items_that_all_keywords_allow_remain(guides, tokenizer, items, values):
     """Otherwise a comma without a following item would be allowed."""
     schema = unique(items) | {"$defs": {"E": {"enum": ["x", 1, 2]}}}
     every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
@@ -278,11 +282,11 @@ def test_only_items_that_all_keywords_allow_are_left_to_say(guides, tokenizer, i
     spec = GuideSpec("json_schema", text=json.dumps(compact))
     assert texts_of(guides, tokenizer, schema, 40) == dumped
     (*most, _), end = tokenizer.encode_outputs([json.dumps(values, separators=(",", ":"))])[0], "]"
-    found = allowed(behind(lambda: guides.of(spec, 99), most))
+    found = allowed(guide_after(lambda: guides.of(spec, 99), most))
     assert {tokenizer.decode([token]) for token in found} == {end}
 
 
-def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskTokenizer) -> None:
+def test_unique_items_are_followed_at_any_depth(guides: Guides, tokenizer: TaskTokenizer) -> None:
     labels = unique({"enum": ["a", "b"]})
 
     def kind(name: str, tags: dict) -> dict:
@@ -322,7 +326,7 @@ def test_sets_are_followed_wherever_they_are(guides: Guides, tokenizer: TaskToke
     assert not ok('{"maybe": [\n  "a",\n  "a"')
 
 
-def test_no_text_is_kept_of_strings_and_numbers_that_decide_nothing(tokenizer) -> None:
+def test_irrelevant_strings_and_numbers_are_not_kept(tokenizer) -> None:
     labels = unique({"enum": ["a", "b"]})
     schema = {
         "type": "object",
@@ -335,7 +339,7 @@ def test_no_text_is_kept_of_strings_and_numbers_that_decide_nothing(tokenizer) -
         place: Place | None = Place()
         for token in tokenizer.encode_outputs([text])[0]:
             assert place is not None
-            place = followed.behind(place, token)
+            place = followed.after(place, token)
         assert place is not None
         return place
 
@@ -345,11 +349,11 @@ def test_no_text_is_kept_of_strings_and_numbers_that_decide_nothing(tokenizer) -
         assert behind_text(begin + "b").text == b'"b'
     (comma,) = tokenizer.encode_outputs([","])[0]
     place = behind_text('{"text": "' + 'a[,\\"' * 99 + '", "labels": ["a"')
-    assert followed.behind(place, comma)
-    assert followed.behind(behind_text('{"text": "[", "labels": ["b", "a"'), comma) is None
+    assert followed.after(place, comma)
+    assert followed.after(behind_text('{"text": "[", "labels": ["b", "a"'), comma) is None
 
 
-def test_a_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
+def test_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
     tokenizer = with_decoder(folder, decoders.ByteLevel(), '["a","a"', '["a","b"', ',"b","b"')
     guides = Guides(tokenizer, tokenizer.vocab_size)
     found = texts_of(guides, tokenizer, unique({"enum": ["a", "b"]}), 9)
@@ -359,7 +363,7 @@ def test_a_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
     assert [token in allowed(guides.of(spec, 9)) for token in tokens] == [False, True]
 
 
-def test_a_repeated_item_in_an_answer_is_an_error(guides: Guides, tokenizer) -> None:
+def test_repeated_item_is_an_error(guides: Guides, tokenizer) -> None:
     spec = GuideSpec("json_schema", text=json.dumps(unique({"enum": ["a", "b"]})))
     guide = guides.of(spec, 99)
     guide.advance(ids(tokenizer.encode_outputs(['["a", "a"'])[0]))
@@ -368,7 +372,7 @@ def test_a_repeated_item_in_an_answer_is_an_error(guides: Guides, tokenizer) -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_walk_of_many_labels_has_each_once(guides: Guides, tokenizer, seed: int) -> None:
+def test_random_walk_of_many_labels_has_each_once(guides: Guides, tokenizer, seed: int) -> None:
     labels = [f"label {n}" for n in range(60)]
     schema = {"properties": {"labels": unique({"enum": labels}, minItems=40)}}
     schema |= {"type": "object", "required": ["labels"], "additionalProperties": False}
@@ -378,7 +382,7 @@ def test_any_walk_of_many_labels_has_each_once(guides: Guides, tokenizer, seed: 
 
 
 @pytest.mark.parametrize("leaf", [{"enum": []}, {"const": "a"}])
-def test_values_of_items_that_refer_on_and_on_are_counted_once(guides: Guides, leaf: dict) -> None:
+def test_recursive_references_are_counted_once(guides: Guides, leaf: dict) -> None:
     two = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
     schema = {"type": "array", "items": {"$ref": "#/$defs/0"}, "uniqueItems": True}
     schema["$defs"] = two | {"60": leaf}
@@ -386,7 +390,7 @@ def test_values_of_items_that_refer_on_and_on_are_counted_once(guides: Guides, l
         guides.of(GuideSpec("json_schema", text=json.dumps(schema | {"minItems": 1})), 99)
 
 
-def test_lenient_schemas_ignore_what_cannot_be_enforced(guides: Guides, tokenizer) -> None:
+def test_lenient_schemas_ignore_unenforceable_keywords(guides: Guides, tokenizer) -> None:
     lenient = {"x-guidance": {"lenient": True}}
     assert fits(guides, tokenizer, unique({"type": "string"}) | lenient, ["a", "a"])
     assert fits(guides, tokenizer, {"type": "string", "format": "regex"} | lenient, '"(("')
@@ -397,7 +401,7 @@ FRIDAY = [regex("friday"), GuideSpec("choice", ("friday",))]
 
 
 @pytest.mark.parametrize("spec", FRIDAY)
-def test_a_token_that_is_not_allowed_is_an_error(guides: Guides, tokenizer, spec) -> None:
+def test_token_that_is_not_allowed_is_an_error(guides: Guides, tokenizer, spec) -> None:
     guide = guides.of(spec, 99)
     guide.advance(ids(tokenizer.encode_outputs(["z"])[0]))
     assert guide.error
@@ -408,7 +412,7 @@ def test_a_token_that_is_not_allowed_is_an_error(guides: Guides, tokenizer, spec
 
 
 @pytest.mark.parametrize("spec", FRIDAY)
-def test_a_complete_answer_allows_its_end_and_then_nothing(guides, tokenizer, spec) -> None:
+def test_complete_answer_allows_only_its_end(guides, tokenizer, spec) -> None:
     guide = guides.of(spec, 99)
     guide.advance(ids(tokenizer.encode_outputs(["friday"])[0]))
     assert look(guide, [EOS, EOS, 5], [-1, 0, -1]) == (
@@ -422,7 +426,7 @@ def test_a_complete_answer_allows_its_end_and_then_nothing(guides, tokenizer, sp
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_any_end_is_allowed_where_the_text_is_complete(folder: Path, first: bool) -> None:
+def test_any_end_token_is_allowed_after_complete_text(folder: Path, first: bool) -> None:
     x, z = (i[0] for i in TaskTokenizer.from_folder(folder).encode_outputs(["x", "z"]))
     ends = [z, EOS] if first else [EOS, z]
     tokenizer = TaskTokenizer(folder / "tokenizer.json", ends)
@@ -432,18 +436,18 @@ def test_any_end_is_allowed_where_the_text_is_complete(folder: Path, first: bool
     assert max(found) < tokenizer.vocab_size
     optional = GuideSpec("regex", text="x(xx)?")
     assert look(guides.of(optional, 99), [x, z, EOS, z], [-1, 0, 0, -1])[1] == [True] * 3 + [False]
-    once = behind(lambda: guides.of(optional, 99), [x])
+    once = guide_after(lambda: guides.of(optional, 99), [x])
     assert {x, z, EOS} <= {*allowed(once)}
     assert not len(once.forced(9))
     for end in ends:
-        over = behind(lambda: guides.of(optional, 99), [x, end])
+        over = guide_after(lambda: guides.of(optional, 99), [x, end])
         assert not allowed(over)
         assert not over.error
-    whole = behind(lambda: guides.of(optional, 99), [x, x, x])
+    whole = guide_after(lambda: guides.of(optional, 99), [x, x, x])
     assert allowed(whole) == whole.forced(9).tolist() == ends[:1]
 
 
-def test_an_end_in_the_midst_of_a_grammar_is_not_allowed(guides: Guides, tokenizer) -> None:
+def test_end_token_inside_a_grammar_is_not_allowed(guides: Guides, tokenizer) -> None:
     guide = guides.of(GuideSpec("grammar", text='start: "a" (<|end|> | "c") "b"'), 99)
     guide.advance(ids(tokenizer.encode_outputs(["a"])[0]))
     assert allowed(guide) == tokenizer.encode_outputs(["c"])[0]
@@ -477,7 +481,7 @@ def dummy_blank(tmp_path_factory: pytest.TempPathFactory) -> TaskTokenizer:
         GuideSpec("json_schema", text='{"enum": ["a b", "ba"], "type": "string"}'),
     ],
 )
-def test_an_answer_begins_with_the_blank_that_its_tokenizer_writes(dummy_blank, spec) -> None:
+def test_answer_begins_with_the_tokenizers_blank(dummy_blank, spec) -> None:
     guides = Guides(dummy_blank, dummy_blank.vocab_size)
     quote = '"' if spec.kind == "json_schema" else ""
     texts = [f"{quote}{text}{quote}" for text in ("a b", "ba")]
@@ -544,7 +548,7 @@ def test_masks_of_another_width_are_refused(guides: Guides) -> None:
         ("grammar", 'start: b "y"\nb[stop="x"]: /.*/', ""),
     ],
 )
-def test_what_cannot_guide_is_refused_with_the_reason(guides: Guides, kind, text, named) -> None:
+def test_invalid_grammar_is_refused_with_the_reason(guides: Guides, kind, text, named) -> None:
     with refused(GuideError, kind, named) as caught:
         guides.of(GuideSpec(kind, text=text), 99)
     assert len(str(caught.value)) < 400
@@ -552,7 +556,7 @@ def test_what_cannot_guide_is_refused_with_the_reason(guides: Guides, kind, text
 
 
 @pytest.mark.parametrize(("seconds", "exponent"), [(0.3, 33), (60.0, 25)])
-def test_what_would_compile_for_hours_is_given_up_and_others_are_not(tokenizer, seconds, exponent):
+def test_grammar_that_compiles_too_long_is_refused_alone(tokenizer, seconds, exponent):
     limits = GuideLimits(compile_seconds=seconds, compile_bytes=2**exponent)
     guides = Guides(tokenizer, tokenizer.vocab_size, limits)
     with refused(GuideError, f"{seconds:g} s", f"{2 ** (exponent - 20)} MiB"):
@@ -560,7 +564,9 @@ def test_what_would_compile_for_hours_is_given_up_and_others_are_not(tokenizer, 
     assert allowed(guides.of(regex("friday"), 99))
 
 
-def test_without_the_library_only_choices_guide(tokenizer: TaskTokenizer, monkeypatch) -> None:
+def test_without_the_library_only_choices_are_supported(
+    tokenizer: TaskTokenizer, monkeypatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     guides = Guides(tokenizer, tokenizer.vocab_size)
     assert allowed(guides.of(GuideSpec("choice", ("friday",)), 99))
@@ -568,7 +574,7 @@ def test_without_the_library_only_choices_guide(tokenizer: TaskTokenizer, monkey
         guides.of(regex("friday"), 99)
 
 
-def test_a_tokenizer_whose_tokens_are_read_otherwise_is_refused(folder, tmp_path: Path) -> None:
+def test_tokenizer_with_unknown_decoder_is_refused(folder, tmp_path: Path) -> None:
     made = Tokenizer.from_file(str(folder / "tokenizer.json"))
     made.normalizer = normalizers.Prepend("x")
     made.decoder = decoders.Sequence([made.decoder, decoders.Strip("x", 1, 0)])
@@ -602,7 +608,7 @@ def saved(made: Tokenizer, folder: Path) -> TaskTokenizer:
 @pytest.mark.parametrize(
     "decoder", [decoders.Sequence(GGUF), decoders.Sequence([decoders.ByteLevel()])]
 )
-def test_byte_level_decoders_in_a_sequence_are_followed(folder: Path, decoder) -> None:
+def test_byte_level_decoders_in_a_sequence_are_supported(folder: Path, decoder) -> None:
     tokenizer = with_decoder(folder, decoder)
     guides = Guides(tokenizer, tokenizer.vocab_size)
     texts = ["a 東", "naïve 🙂"]
@@ -613,7 +619,7 @@ def test_byte_level_decoders_in_a_sequence_are_followed(folder: Path, decoder) -
 
 @pytest.mark.parametrize("fallback", [True, False])
 @pytest.mark.parametrize("prepend", [True, False])
-def test_sentencepiece_decoders_are_followed(folder: Path, fallback: bool, prepend: bool) -> None:
+def test_sentencepiece_decoders_are_supported(folder: Path, fallback: bool, prepend: bool) -> None:
     pieces = [*sorted(set("".join(grammar._PROBES)) - {" "}), "▁", "▁a", "▁b"]
     made = sentencepiece(pieces, [("▁", "a"), ("▁", "b")], ["</s>", "<unk>"], prepend)
     if not fallback:  # as of Unigram models
@@ -628,7 +634,7 @@ def test_sentencepiece_decoders_are_followed(folder: Path, fallback: bool, prepe
     assert found >= {tuple(tokens) for tokens in tokenizer.encode_outputs(["a b", "ba"])}
 
 
-def test_no_answer_has_a_token_that_is_decoded_otherwise(folder: Path) -> None:
+def test_tokens_with_another_decoded_text_are_not_allowed(folder: Path) -> None:
     for decoder, texts, exact in (
         (decoders.ByteLevel(), ["a b", "\n\n"], ["a b", "\n\n"]),
         (decoders.Sequence(GGUF[-1:]), ["Ġx"], ["Ġx"]),  # letters that stand for bytes
@@ -667,12 +673,12 @@ def test_word_pieces_are_refused(folder: Path) -> None:
         (("grammar", (), "é" * 32_769), ["65538 bytes", "65536"]),
     ],
 )
-def test_what_is_no_guide_is_refused_by_name(parts: tuple, named: list[str]) -> None:
+def test_unknown_guide_kind_is_refused_by_name(parts: tuple, named: list[str]) -> None:
     with refused(ValueError, *named):
         GuideSpec(*parts)
 
 
-def test_equal_guides_have_one_hash_wherever_they_come_from() -> None:
+def test_equal_guides_have_equal_hashes() -> None:
     one, other = GuideSpec("choice", ("a", "東 🙂")), GuideSpec("choice", ("a", "東 🙂"))
     assert hash(one) == hash(other)
     assert {one: 1}[other] == 1
@@ -694,7 +700,7 @@ def lexers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return seen
 
 
-def test_answers_go_on_where_others_have_worn_the_lexer_out(tokenizer, monkeypatch, lexers) -> None:
+def test_answers_continue_after_others_exhausted_the_lexer(tokenizer, monkeypatch, lexers) -> None:
     # Each letter has states of its own, which are too many together.
     spec, roomy = many_states("abcd", 32), Guides(tokenizer, tokenizer.vocab_size)
     pairs = [(roomy.of(spec, 99), token) for [token] in tokenizer.encode_outputs("abcd")]
@@ -708,14 +714,14 @@ def test_answers_go_on_where_others_have_worn_the_lexer_out(tokenizer, monkeypat
             guide.advance(ids([token]))
             expected.advance(ids([token]))
     assert not any(guide.error for guide, _, _ in rows)
-    assert 2 <= len(lexers) <= 1 + MOST_MADE * len(rows)
+    assert 2 <= len(lexers) <= 1 + MAX_MADE * len(rows)
 
 
 def many_states(letters: str, most: int) -> GuideSpec:
     return GuideSpec("regex", text="|".join(f"{c}{{1,{most}}}x" for c in letters))
 
 
-def test_a_lexer_that_one_answer_renewed_is_taken_by_the_others(tokenizer, monkeypatch, lexers):
+def test_renewed_lexer_is_shared(tokenizer, monkeypatch, lexers):
     letters = "abcdefghij"
     spec = many_states(letters, 14)
     monkeypatch.setitem(trial.LIMITS, "max_lexer_states", 100)
@@ -734,7 +740,7 @@ def test_a_lexer_that_one_answer_renewed_is_taken_by_the_others(tokenizer, monke
     assert 2 <= len(lexers) <= 5
 
 
-def test_an_answer_that_outgrows_its_limits_ends_with_the_reason(tokenizer, monkeypatch, lexers):
+def test_answer_beyond_its_limits_ends_with_the_reason(tokenizer, monkeypatch, lexers):
     spec = GuideSpec("regex", text="x(.*a.{30}){20}")
     x = tokenizer.encode_outputs(["x"])[0]
     monkeypatch.setitem(trial.LIMITS, "step_lexer_fuel", 3000)
@@ -742,16 +748,16 @@ def test_an_answer_that_outgrows_its_limits_ends_with_the_reason(tokenizer, monk
     guide = guides.of(spec, 999)
     assert look(guide, x, [-1])[0] == x
     assert not guide.error
-    said = tokenizer.encode_outputs(["xabababab" * 6])[0]
-    guide.advance(ids(said))
+    emitted = tokenizer.encode_outputs(["xabababab" * 6])[0]
+    guide.advance(ids(emitted))
     assert look(guide, [5, 6], [-1, 0]) == ([], [False, False], [[], []])
     assert "lexer error" in guide.error
     assert not len(guide.forced(3))
-    assert len(lexers) <= 1 + MOST_MADE
+    assert len(lexers) <= 1 + MAX_MADE
     assert allowed(guides.of(spec, 999)) == x
 
 
-def test_a_dead_end_is_known_without_another_compile(folder: Path, lexers: list[object]) -> None:
+def test_dead_end_is_known_without_another_compile(folder: Path, lexers: list[object]) -> None:
     x, z = (i[0] for i in TaskTokenizer.from_folder(folder).encode_outputs(["x", "z"]))
     tokenizer = TaskTokenizer(folder / "tokenizer.json", [EOS, z])
     guide = Guides(tokenizer, tokenizer.vocab_size).of(GuideSpec("regex", text="[xy]z"), 99)
@@ -778,7 +784,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_a_process_that_was_killed_says_nothing_of_the_next_grammar(tokenizer, wait: bool) -> None:
+def test_killed_process_does_not_affect_the_next_grammar(tokenizer, wait: bool) -> None:
     asked, before = sandbox_of(tokenizer), children()
     assert not asked.refusal(GRAMMAR)
     (first,) = children() - before
@@ -789,7 +795,7 @@ def test_a_process_that_was_killed_says_nothing_of_the_next_grammar(tokenizer, w
     assert children() - before - {first}
 
 
-def test_a_process_that_stands_still_is_ended_and_nothing_is_kept(tokenizer: TaskTokenizer) -> None:
+def test_stalled_process_is_ended_and_nothing_is_kept(tokenizer: TaskTokenizer) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(compile_seconds=0.1))
     before = children()
     assert allowed(guides.of(regex("alarm"), 99))
@@ -802,7 +808,7 @@ def test_a_process_that_stands_still_is_ended_and_nothing_is_kept(tokenizer: Tas
     assert guides.known(regex("friday"))
 
 
-def test_a_process_that_ends_twice_settles_nothing(tokenizer, monkeypatch, tmp_path) -> None:
+def test_grammar_whose_process_ends_twice_is_not_kept(tokenizer, monkeypatch, tmp_path) -> None:
     program = tmp_path / "ends.py"
     program.write_text("input(); print('\"\"', flush=True); input(); raise SystemExit(7)")
     monkeypatch.setattr(sandbox, "_PROGRAM", program)
@@ -813,8 +819,10 @@ def test_a_process_that_ends_twice_settles_nothing(tokenizer, monkeypatch, tmp_p
         sandbox_of(tokenizer).refusal(GRAMMAR)
 
 
-def test_a_process_compiles_so_many_grammars(tokenizer: TaskTokenizer, monkeypatch) -> None:
-    monkeypatch.setattr(sandbox, "MOST_ASKED", 2)
+def test_process_is_replaced_after_a_number_of_grammars(
+    tokenizer: TaskTokenizer, monkeypatch
+) -> None:
+    monkeypatch.setattr(sandbox, "MAX_ASKED", 2)
     asked, before = sandbox_of(tokenizer), children()
     pids = [(asked.refusal(GRAMMAR), children() - before)[1] for _ in range(4)]
     assert pids[0] == pids[1] != pids[2] == pids[3]

@@ -133,7 +133,9 @@ def allows(guides: Guides, tokenizer: TaskTokenizer, schema: dict, text: str) ->
 
 
 @pytest.mark.parametrize(("kind", "good", "bad"), FOLLOWED, ids=lambda v: str(v)[:40])
-def test_a_type_is_followed(guides: Guides, tokenizer, kind, good: str, bad: str | None) -> None:
+def test_pydantic_type_is_followed(
+    guides: Guides, tokenizer, kind, good: str, bad: str | None
+) -> None:
     schema = schema_of(kind)
     assert allows(guides, tokenizer, schema, good)
     assert bad is None or not allows(guides, tokenizer, schema, bad)
@@ -151,7 +153,7 @@ def test_a_type_is_followed(guides: Guides, tokenizer, kind, good: str, bad: str
     ],
     ids=str,
 )
-def test_what_cannot_be_enforced_is_refused_or_ignored(guides, tokenizer, kind, named, value):
+def test_unenforceable_types_are_refused_or_ignored(guides, tokenizer, kind, named, value):
     schema = schema_of(kind)
     with refused(GuideError, named, '"lenient": true'):
         guides.of(GuideSpec("json_schema", text=json.dumps(schema)), 99)
@@ -162,7 +164,7 @@ def test_what_cannot_be_enforced_is_refused_or_ignored(guides, tokenizer, kind, 
     "pattern",
     [r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", r"^(?!^[-+.]*$)[+-]?0*\d{0,3}\.?\d{0,2}0*$"],
 )
-def test_the_expression_of_a_decimal_is_followed(guides, tokenizer, pattern: str) -> None:
+def test_decimal_pattern_is_followed(guides, tokenizer, pattern: str) -> None:
     """Some versions of Pydantic write it, with a look-ahead that llguidance lacks."""
     kinds = [{"type": "number"}, {"type": "string", "pattern": pattern}]
     schema = {"type": "object", "properties": {"f": {"anyOf": kinds}}}

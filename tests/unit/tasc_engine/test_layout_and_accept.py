@@ -4,13 +4,13 @@ import numpy as np
 from guide_walks import ids
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tree_layouts import Row, firsts_of, forest, layout_of, no_moves, parents_of, visible
+from tree_layouts import Row, forest, kv_starts_of, layout_of, parents_of, visible
 
 from tasc_draft.drafts import FORCED
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.kernels import torch_attention
-from tasc_engine.layout import Feed, lay_out, plain_feed
-from tasc_engine.step.verify import OwnTokens, accept, count, moves
+from tasc_engine.layout import ForwardBatch, lay_out, plain_batch
+from tasc_engine.sampling.accept import EmitLimits, accept, count, moves
 
 EOS = 0
 IS_EOS = np.array([i == EOS for i in range(6)])
@@ -41,12 +41,12 @@ def followed(parents, tokens, chosen, room, ends) -> tuple[list[int], list[int]]
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(trees, min_size=1, max_size=4))
-def test_each_row_emits_what_the_target_says_along_its_tree(rows) -> None:
+def test_accepted_path_follows_the_target_through_the_tree(rows) -> None:
     drafts = forest([r[0] for r in rows], [r[1] for r in rows])
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
     room = np.array([r[3] for r in rows], np.int32)
     ends = np.array([r[4] for r in rows])
-    found = accept(chosen, drafts, room, ends, IS_EOS)
+    found = accept(chosen, drafts, EmitLimits(room, ends, IS_EOS))
     for i, row in enumerate(rows):
         out, path = followed(*row)
         assert found.tokens[i, : found.emitted[i]].tolist() == out
@@ -55,32 +55,33 @@ def test_each_row_emits_what_the_target_says_along_its_tree(rows) -> None:
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(trees, min_size=1, max_size=4), st.data())
-def test_accepted_nodes_move_to_where_their_depth_says(rows, data) -> None:
+def test_accepted_nodes_move_to_the_slots_of_their_depths(rows, data) -> None:
     drafts = forest([r[0] for r in rows], [r[1] for r in rows])
     chosen = np.array([t for r in rows for t in r[2]], np.int64)
     room, ends = np.full(len(rows), 9, np.int32), np.ones(len(rows), bool)
-    found = accept(chosen, drafts, room, ends, IS_EOS)
+    found = accept(chosen, drafts, EmitLimits(room, ends, IS_EOS))
     alive = np.array([data.draw(st.sampled_from([-1, 2 * i])) for i in range(len(rows))], np.int64)
-    behind = np.arange(len(rows), dtype=np.int32) + 5
+    next_slots = np.arange(len(rows), dtype=np.int32) + 5
     cache = np.arange(2 * len(rows) * LENGTH)
-    source, target = moves(found, np.where(alive < 0, -1, alive * LENGTH), behind)
+    source, target = moves(found, np.where(alive < 0, -1, alive * LENGTH), next_slots)
     cache[target] = cache[source]
     for i, row in enumerate(alive):
-        first = row * LENGTH + behind[i]
+        first = row * LENGTH + next_slots[i]
         if row >= 0:
             path = found.path[i, : found.followed[i]]
             assert cache[first : first + len(path)].tolist() == (first + path).tolist()
     assert not set(target // LENGTH) - set(alive[alive >= 0])
 
 
-def test_a_step_is_counted_by_source_and_depth() -> None:
+def test_draft_tokens_are_counted_by_source_and_depth() -> None:
     drafts = forest([(-1, -1, 0, 2), ()], [(1, 2, 3, 4), ()])
     drafts.source[:] = [0, 1, 1, 0]
     chosen, room, ends = np.array([1, 3, 9, 5, 9, 9]), np.array([9, 9], np.int32), np.ones(2, bool)
-    found = accept(chosen, drafts, room, ends, IS_EOS_WIDE)
+    found = accept(chosen, drafts, EmitLimits(room, ends, IS_EOS_WIDE))
     assert found.emitted.tolist() == [3, 1]
-    drafted, reached, kept, forced = count(drafts, found, np.array([3, 1], np.int32), 2, 4)
+    drafted, reached, kept, *by_row, forced = count(drafts, found, ids([3, 1]), 2, 4)
     assert forced == 0
+    assert [each.tolist() for each in by_row] == [[4, 0], [2, 0]]
     assert drafted.tolist() == [[1, 0, 1, 0], [1, 1, 0, 0]]
     assert reached.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0]]
     assert kept.tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
@@ -88,25 +89,25 @@ def test_a_step_is_counted_by_source_and_depth() -> None:
     assert cut.tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
 
 
-def test_forced_tokens_of_a_draft_count_apart_and_hold_no_position() -> None:
+def test_forced_tokens_count_apart_and_take_no_position() -> None:
     drafts = forest([(-1, 0, 1, -1)], [(1, 2, 3, 4)])
     drafts.source[:] = [0, FORCED, 1, 0]
-    found = accept(np.array([1, 2, 3, 5, 9]), drafts, ids([9]), np.ones(1, bool), IS_EOS_WIDE)
-    drafted, reached, kept, forced = count(drafts, found, ids([4]), 2, 3)
+    limits = EmitLimits(ids([9]), np.ones(1, bool), IS_EOS_WIDE)
+    found = accept(np.array([1, 2, 3, 5, 9]), drafts, limits)
+    drafted, reached, kept, *by_row, forced = count(drafts, found, ids([4]), 2, 3)
     assert (forced, found.followed.tolist()) == (1, [3])
     assert drafted.tolist() == [[2, 0, 0], [0, 1, 0]]
     assert reached.tolist() == [[1, 0, 0], [0, 1, 0]]
     assert kept.tolist() == [[1, 0, 0], [0, 1, 0]]
-    assert count(drafts, found, ids([1]), 2, 3)[3] == 0
-    own = OwnTokens(drafts)
-    assert (own.drafted, own.on_path(0, found.path[0, :3])) == ([3], 2)
+    assert [each.tolist() for each in by_row] == [[3], [2]]
+    assert count(drafts, found, ids([1]), 2, 3).forced == 0
 
 
 IS_EOS_WIDE = np.zeros(10, bool)
-drafted = st.none() | parents_of(MOST_NODES)
+drafted = st.none() | parents_of(MAX_NODES)
 row = st.tuples(st.integers(0, 40), st.integers(1, 70), drafted)
 parts_of_rows = st.lists(st.tuples(st.integers(0, 9), row), min_size=1, max_size=6)
-CHAIN = tuple(range(-1, MOST_NODES - 1))
+CHAIN = tuple(range(-1, MAX_NODES - 1))
 HIGHEST_BIT: list[tuple[int, Row]] = [(3, (5, 1, CHAIN)), (0, (0, 2, (*CHAIN[:-1], 0)))]
 
 
@@ -114,34 +115,34 @@ HIGHEST_BIT: list[tuple[int, Row]] = [(3, (5, 1, CHAIN)), (0, (0, 2, (*CHAIN[:-1
 @given(parts_of_rows, st.booleans(), st.booleans(), st.none() | st.integers(1, 80))
 @example(HIGHEST_BIT, True, False, None)
 @example(HIGHEST_BIT, False, True, 7)
-def test_rows_lie_and_attend_as_they_are_described(parts, backwards, adapted, window) -> None:
-    rows = [row for _, row in parts]  # behind so many free places each
-    firsts = firsts_of(rows, [gap for gap, _ in parts], backwards)
+def test_layout_matches_its_definition(parts, backwards, adapted, window) -> None:
+    rows = [row for _, row in parts]  # after as many free slots
+    kv_starts = kv_starts_of(rows, [gap for gap, _ in parts], backwards)
     own = np.arange(len(rows), dtype=np.int32) * 7 % 5 if adapted else None
     sizes, may = [size for _, size, _ in rows], np.array([tree is not None for *_, tree in rows])
     offsets = np.cumsum([0, *sizes]).astype(np.int32)
     tokens = np.arange(100, 100 + sum(sizes), dtype=np.int32)
     drafts = forest([tree for *_, tree in rows if tree is not None])
     draft_of = np.where(may, np.cumsum(may) - 1, -1).astype(np.int32)
-    starts = np.array([start for start, *_ in rows], np.int32)
-    places = np.array(firsts, np.int64)
-    step = lay_out(Feed(places, starts, tokens, offsets, draft_of, drafts, no_moves(), own))
+    context_lens = np.array([start for start, *_ in rows], np.int32)
+    places = np.array(kv_starts, np.int64)
+    step = lay_out(ForwardBatch(places, context_lens, tokens, offsets, draft_of, drafts, own))
     ids: list[int] = []
     for fed, (_, size, tree) in zip(offsets[:-1].tolist(), rows, strict=True):
         ids += [*range(100 + fed, 100 + fed + size), *range(1, len(tree or ()) + 1)]
-    for name, expected in vars(layout_of(rows, firsts, ids, own)).items():
+    for name, expected in vars(layout_of(rows, kv_starts, ids, own)).items():
         found = getattr(step, name)
         assert (found.dtype, found.tolist()) == (np.int64, expected.tolist()), name
     sees = [
         {first + int(place) for place in np.flatnonzero(line)}
-        for row, first in enumerate(firsts)
+        for row, first in enumerate(kv_starts)
         for line in torch_attention.visible(step, row, window)
     ]
-    assert sees == [set(line) for line in visible(rows, firsts, window)]
+    assert sees == [set(line) for line in visible(rows, kv_starts, window)]
 
 
-def test_a_plain_feed_brings_the_same_to_each_row_and_each_emits() -> None:
-    step = lay_out(plain_feed([40, 3, 21], 7, np.array([5, 6], np.int32)))
+def test_plain_batch_has_the_same_tokens_in_each_row() -> None:
+    step = lay_out(plain_batch([40, 3, 21], 7, np.array([5, 6], np.int32)))
     assert (step.ids.tolist(), step.slots.tolist()) == ([5, 6] * 3, [47, 48, 10, 11, 28, 29])
-    assert (step.positions.tolist(), step.looked_at.tolist()) == ([7, 8] * 3, [1, 3, 5])
+    assert (step.positions.tolist(), step.logits_indices.tolist()) == ([7, 8] * 3, [1, 3, 5])
     assert step.moves.shape == (2, 0)

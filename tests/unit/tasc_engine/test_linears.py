@@ -29,7 +29,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("biased", BIASES)
 @pytest.mark.parametrize("tokens", [0, 1, 9])
-def test_joined_layers_give_each_layers_output(dtype, biased: tuple[bool, ...], tokens) -> None:
+def test_joined_layers_give_the_output_of_each(dtype, biased: tuple[bool, ...], tokens) -> None:
     """One alone is large enough to gain from its layout in float32."""
     torch.manual_seed(0)
     size, widths = (48, (32, 16, 8)) if len(biased) > 1 else (1024, (1024,))
@@ -43,7 +43,7 @@ def test_joined_layers_give_each_layers_output(dtype, biased: tuple[bool, ...], 
     assert relative(joined(x), torch.cat(expected, -1)) <= CLOSE[dtype]
 
 
-def test_without_the_operation_it_is_linear_and_said_once(monkeypatch, caplog) -> None:
+def test_missing_operation_falls_back_to_linear_with_one_warning(monkeypatch, caplog) -> None:
     monkeypatch.setattr(linears, "_onednn", object())
     monkeypatch.setattr(linears, "_gains", lambda weight: True)
     monkeypatch.setattr(linears, "_without_layout", set())
@@ -66,7 +66,7 @@ def tied_model(dtype: torch.dtype) -> LlamaForCausalLM:
 
 
 @torch.inference_mode()
-def test_a_tied_model_laid_out_keeps_its_logits_and_embedding() -> None:
+def test_laying_out_a_tied_model_keeps_its_logits() -> None:
     model = tied_model(torch.bfloat16)
     ids, embedding = torch.arange(12)[None], model.get_input_embeddings().weight.clone()
     expected = model(ids).logits
@@ -83,7 +83,7 @@ def test_a_tied_model_laid_out_keeps_its_logits_and_embedding() -> None:
 
 
 @torch.inference_mode()
-def test_a_subclass_stays_and_a_shared_layer_stays_shared() -> None:
+def test_subclasses_and_shared_layers_are_kept() -> None:
     class Other(nn.Linear):
         pass
 
@@ -151,7 +151,7 @@ def cases(draw: Any) -> tuple[Ranks, int, list[int], list[int]]:
 @example(case=([[16, 16], [0, 16]], 64, [64, 32], [1, 2, 1, 2, 1, 2, 1, 2, 0]), kept=None)
 @example(case=([[4, 2], [3, 0]], 20, [32, 7], [2, 1, 0, 1, 1, 2, 1]), kept=torch.float16)
 @example(case=([[3]], 33, [33], [1]), kept=torch.bfloat16)
-def test_each_token_gets_what_its_own_adapter_says(way: str, dtype, case: Any, kept) -> None:
+def test_low_rank_product_equals_its_definition_per_token(way: str, dtype, case: Any, kept) -> None:
     """Weights may be of another dtype; of 16 bits, compiled code reads them as they are."""
     ranks, size, widths, own = case
     weights = weights_of(ranks, size, widths, kept or dtype)
@@ -169,7 +169,7 @@ def test_each_token_gets_what_its_own_adapter_says(way: str, dtype, case: Any, k
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
+def test_adapter_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
     """Layers share the arrays made once per forward pass, also if their ranks differ."""
     tokens, layers = WAYS[way](2), []
     for ranks in ([[4], [4]], [[4], [4]], [[1], [0]]):
@@ -187,7 +187,7 @@ def test_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
 @pytest.mark.parametrize("dtype", CLOSE_ADDED)
 @settings(deadline=None, max_examples=40)
 @given(case=cases())
-def test_compiled_code_gives_a_token_the_same_bits_whoever_stands_beside_it(dtype, case) -> None:
+def test_compiled_low_rank_bits_do_not_depend_on_other_tokens(dtype, case) -> None:
     ranks, size, widths, own = case
     weights = weights_of(ranks, size, widths, dtype)
     x, y = numbers(len(own), size, dtype=dtype), numbers(len(own), sum(widths), dtype=dtype)

@@ -34,7 +34,7 @@ from lora_folders import make_adapter
 from support import SMALL, failing_where, refused
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import OutOfMemory, UnsupportedModel
-from tasc_engine.layout import plain_feed
+from tasc_engine.layout import plain_batch
 from tasc_engine.model import loading
 from tasc_engine.model import target as target_module
 from tasc_engine.model.folder import recurrent_state, weight_files
@@ -58,7 +58,7 @@ def load(**source: Any) -> Target:
     return Target.load(ModelSource(MODEL, adapters=ADAPTERS, **source), CONFIG)
 
 
-def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path) -> None:
+def test_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "base")
     torch.save(Trap(), folder / "pytorch_model.bin")
     assert load_model(ModelSource(folder)) is not None  # it is ignored beside safetensors
@@ -68,7 +68,7 @@ def test_a_model_without_safetensors_is_refused_and_not_unpickled(tmp_path: Path
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(tmp_path, merged, monkeypatch):
+def test_adapter_without_safetensors_is_refused_and_not_unpickled(tmp_path, merged, monkeypatch):
     base = make_folder(tmp_path / "base")
     adapter = make_adapter(base, tmp_path / "adapter", r=4, target_modules=["up_proj"])
     torch.save(Trap(), adapter / "adapter_model.bin")
@@ -90,7 +90,7 @@ def test_an_adapter_without_safetensors_is_refused_and_not_unpickled(tmp_path, m
         ({"target_modules": ["up_proj"], "modules_to_save": ["q_proj"]}, "quantization"),
     ],
 )
-def test_an_adapter_that_cannot_be_loaded_names_the_reason(tmp_path, monkeypatch, config, named):
+def test_unloadable_adapter_names_the_reason(tmp_path, monkeypatch, config, named):
     base = make_folder(tmp_path / "base")
     adapter = make_adapter(base, tmp_path / "adapter", **config)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # no model is read in vain
@@ -110,7 +110,7 @@ def test_an_adapter_that_cannot_be_loaded_names_the_reason(tmp_path, monkeypatch
     ],
 )
 @torch.inference_mode()
-def test_an_adapter_of_embeddings_gives_the_logits_of_peft(tmp_path, config, tied) -> None:
+def test_embedding_adapter_equals_peft(tmp_path, config, tied) -> None:
     """Merged LoRA of a head that shares its weights would change the embeddings, too."""
     base = make_folder(tmp_path / "base", dtype=torch.float32, tied=tied)
     adapter = make_adapter(base, tmp_path / "adapter", **config)
@@ -127,7 +127,7 @@ def test_an_adapter_of_embeddings_gives_the_logits_of_peft(tmp_path, config, tie
     assert relative(load_model(ModelSource(base, adapter))(ids).logits, expected) < 1e-5
 
 
-def test_an_adapter_with_weights_that_have_no_place_is_refused(tmp_path: Path) -> None:
+def test_adapter_with_unknown_weights_is_refused(tmp_path: Path) -> None:
     """Like those of a classifier's head, which peft leaves out."""
     base = make_folder(tmp_path / "base")
     adapter = make_adapter(base, tmp_path / "adapter", target_modules=["up_proj"])
@@ -138,7 +138,7 @@ def test_an_adapter_with_weights_that_have_no_place_is_refused(tmp_path: Path) -
         load_model(ModelSource(base, adapter))
 
 
-def test_sources_that_say_two_things_are_refused() -> None:
+def test_contradicting_model_sources_are_refused() -> None:
     here = Path()
     for wrong in (
         {"adapter": here, "adapters": (("a", here),)},
@@ -171,7 +171,7 @@ def bytes_of(model: Any) -> int:
 
 
 @torch.inference_mode()
-def test_quantised_layers_take_a_share_of_the_memory(quantised: dict[str, Any]) -> None:
+def test_quantised_layers_take_less_memory(quantised: dict[str, Any]) -> None:
     ids = torch.arange(1, 9)[None]
     for model in quantised.values():
         model(ids)  # bitsandbytes may lay weights out anew at the first forward
@@ -190,10 +190,10 @@ by_dtype = pytest.mark.parametrize(
 )
 
 
-# Of the norm of the logits; a random model would be 1.4 off.
+# Relative to the norm of the logits; a random model would be 1.4 off.
 @by_dtype
 @pytest.mark.parametrize(("quantization", "near"), [("nf4", 0.2), ("int8", 0.04)])
-def test_quantised_models_say_nearly_what_they_were_made_from(quantization, near, dtype) -> None:
+def test_quantised_models_are_close_to_the_original(quantization, near, dtype) -> None:
     found = logits_of(load(dtype=dtype, quantization=quantization), ROWS)
     error = relative(found, logits_of(load(dtype=dtype), ROWS))
     print(f"{quantization} in {dtype}: {error:.3f} of the norm of the logits")
@@ -202,7 +202,7 @@ def test_quantised_models_say_nearly_what_they_were_made_from(quantization, near
 
 @by_dtype
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_a_quantised_row_is_told_the_same_alone_and_among_others(quantization, dtype) -> None:
+def test_quantised_row_does_not_depend_on_other_rows(quantization, dtype) -> None:
     """They are equal up to the rounding of a product of another shape."""
     target = load(dtype=dtype, quantization=quantization)
     together = logits_of(target, ROWS)
@@ -213,7 +213,7 @@ def test_a_quantised_row_is_told_the_same_alone_and_among_others(quantization, d
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_one_adapter_of_a_quantised_model_is_added_to_it_as_it_is(quantization: Any) -> None:
+def test_adapter_of_a_quantised_model_equals_peft(quantization: Any) -> None:
     """The reference is peft; several adapters with our own products give the same."""
     source = ModelSource(MODEL, ADAPTERS[0][1], quantization=quantization)
     plain, own = ([(number, *part) for _, *part in ROWS] for number in (0, 1))
@@ -224,7 +224,7 @@ def test_one_adapter_of_a_quantised_model_is_added_to_it_as_it_is(quantization: 
 
 
 @pytest.mark.parametrize("threshold", [{}, {"llm_int8_threshold": 6.0}])
-def test_eight_bits_with_an_outlier_threshold_are_refused(tmp_path, threshold) -> None:
+def test_int8_with_an_outlier_threshold_is_refused(tmp_path, threshold) -> None:
     path = make_folder(tmp_path, dtype=torch.float32) / "config.json"
     how = {"quant_method": "bitsandbytes", "load_in_8bit": True, **threshold}
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": how}))
@@ -232,7 +232,7 @@ def test_eight_bits_with_an_outlier_threshold_are_refused(tmp_path, threshold) -
         load_model(ModelSource(tmp_path))
 
 
-def test_a_folder_that_is_quantised_keeps_its_own_way(tmp_path: Path) -> None:
+def test_quantised_folder_keeps_its_own_settings(tmp_path: Path) -> None:
     folder = tmp_path / "quantised"
     made = load_model(ModelSource(MODEL, quantization="int8"))
     made.save_pretrained(folder)
@@ -246,7 +246,7 @@ def test_a_folder_that_is_quantised_keeps_its_own_way(tmp_path: Path) -> None:
 
 
 @by_dtype
-def test_nothing_is_printed_while_loading(dtype: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_prints_nothing(dtype: str, capfd: pytest.CaptureFixture[str]) -> None:
     load(quantization="int8", dtype=dtype)
     Target.load(ModelSource(MODEL, ADAPTERS[0][1], quantization="nf4"), CONFIG)
     assert capfd.readouterr() == ("", "")
@@ -269,7 +269,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("why", UNSUPPORTED)
-def test_what_cannot_be_decoded_in_a_batch_is_refused(tmp_path: Path, why: str) -> None:
+def test_model_that_cannot_be_batched_is_refused(tmp_path: Path, why: str) -> None:
     config = UNSUPPORTED[why]
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     kind.from_config(config).save_pretrained(tmp_path)
@@ -294,7 +294,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_a_state_that_cannot_be_rolled_back_is_named(tmp_path: Path, kind: str) -> None:
+def test_recurrent_state_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     AutoModelForCausalLM.from_config(STATES[kind]).save_pretrained(tmp_path)
     with refused(UnsupportedModel, "state", "rolled back"):
         Target.load(ModelSource(tmp_path), SMALL)
@@ -313,16 +313,16 @@ def test_a_state_that_cannot_be_rolled_back_is_named(tmp_path: Path, kind: str) 
     ],
     ids=lambda value: getattr(value, "model_type", value),
 )
-def test_a_model_keeps_a_state_by_the_kinds_of_its_layers_else_by_its_settings(config, keeps):
+def test_recurrent_state_is_detected_by_layers_or_settings(config, keeps):
     assert bool(recurrent_state(config.to_dict())) == keeps
 
 
-def test_a_model_of_a_hybrid_family_that_only_attends_is_loaded(tmp_path: Path) -> None:
+def test_attention_only_model_of_a_hybrid_family_is_loaded(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(GRANITE).save_pretrained(tmp_path)
     Target.load(ModelSource(tmp_path), SMALL)
 
 
-def test_steps_of_one_token_find_a_state_that_settings_do_not_tell(tmp_path, monkeypatch) -> None:
+def test_single_token_steps_detect_an_undeclared_state(tmp_path, monkeypatch) -> None:
     """A convolution sees three tokens, so that the last one of a prompt's part comes out right."""
     model = AutoModelForCausalLM.from_config(LFM2)
     with torch.no_grad():
@@ -335,15 +335,15 @@ def test_steps_of_one_token_find_a_state_that_settings_do_not_tell(tmp_path, mon
 
 
 @pytest.mark.parametrize("broken", ["moved drafts", "wrong tokens stay"])
-def test_drafts_that_leave_a_wrong_cache_are_found_at_load(tmp_path, monkeypatch, broken) -> None:
+def test_wrong_cache_after_drafts_is_detected_at_load(tmp_path, monkeypatch, broken) -> None:
     """Positive control: the steps with drafts and the step after a rollback are checked."""
     folder, honest = make_folder(tmp_path), target_module.lay_out
 
-    def wrong(feed):
-        step = honest(feed)
-        if broken == "moved drafts" and len(feed.drafts.tokens):
+    def wrong(batch):
+        step = honest(batch)
+        if broken == "moved drafts" and len(batch.drafts.tokens):
             return replace(step, positions=step.positions + (step.tree > 0))
-        rollback = feed.starts[0] == 13 and not len(feed.drafts.tokens)
+        rollback = batch.context_lens[0] == 13 and not len(batch.drafts.tokens)
         return replace(step, slots=step.slots + 1) if rollback else step
 
     monkeypatch.setattr(target_module, "lay_out", wrong)
@@ -351,7 +351,7 @@ def test_drafts_that_leave_a_wrong_cache_are_found_at_load(tmp_path, monkeypatch
         Target.load(ModelSource(folder), SMALL)
 
 
-def test_a_window_that_stands_in_a_mask_alone_limits_a_row(tmp_path: Path) -> None:
+def test_mask_only_window_limits_max_model_len(tmp_path: Path) -> None:
     window = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
     config = Qwen2MoeConfig(
@@ -364,7 +364,7 @@ def test_a_window_that_stands_in_a_mask_alone_limits_a_row(tmp_path: Path) -> No
         Target.load(ModelSource(tmp_path), replace(SMALL, max_model_len=33))
 
 
-def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+def test_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
     """transformers would add it to weights that have it already."""
     folder = make_folder(tmp_path)
     Target.load(ModelSource(folder), SMALL)
@@ -375,7 +375,7 @@ def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
         Target.load(ModelSource(folder), SMALL)
 
 
-def test_shards_of_a_distributed_checkpoint_are_refused(tmp_path: Path) -> None:
+def test_distributed_checkpoint_shards_are_refused(tmp_path: Path) -> None:
     """transformers prefers them to model.safetensors."""
     folder = make_folder(tmp_path)
     shard = "shard-00001-model-00001-of-00001.safetensors"
@@ -384,7 +384,7 @@ def test_shards_of_a_distributed_checkpoint_are_refused(tmp_path: Path) -> None:
         load_model(ModelSource(folder))
 
 
-def test_weights_are_those_that_transformers_reads_among_copies(tmp_path: Path) -> None:
+def test_weights_are_chosen_like_transformers(tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     (folder / "model.safetensors").rename(folder / "own.safetensors")
     with refused(UnsupportedModel, "own.safetensors"):
@@ -400,22 +400,22 @@ def test_weights_are_those_that_transformers_reads_among_copies(tmp_path: Path) 
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_learned_positions_work_too(tmp_path: Path) -> None:
+def test_learned_positions_are_supported(tmp_path: Path) -> None:
     config = GPT2Config(**GPT2, bos_token_id=0, eos_token_id=0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
     model.save_pretrained(tmp_path)
     target = Target.load(ModelSource(tmp_path, dtype="float64"), SMALL)
     prompt = np.arange(1, 20, dtype=np.int32)
-    (chosen,) = target.next_tokens(plain_feed([1], 0, prompt))
+    (chosen,) = target.next_tokens(plain_batch([1], 0, prompt))
     assert [chosen] == plain(model, prompt.tolist(), 1)
 
 
-def test_a_kv_cache_too_small_for_anything_names_the_least(tmp_path: Path) -> None:
+def test_too_small_kv_cache_names_the_minimum(tmp_path: Path) -> None:
     with refused(ValueError, "kv_cache_bytes", "1000"):
         Target.load(ModelSource(make_folder(tmp_path)), replace(SMALL, kv_cache_bytes=1000))
 
 
-def test_a_kv_cache_that_does_not_fit_memory_says_what_to_lower(tmp_path, monkeypatch) -> None:
+def test_kv_cache_that_does_not_fit_memory_names_settings(tmp_path, monkeypatch) -> None:
     folder = make_folder(tmp_path)
     full = RuntimeError("DefaultCPUAllocator: can't allocate memory")
     failing_where(
@@ -425,14 +425,14 @@ def test_a_kv_cache_that_does_not_fit_memory_says_what_to_lower(tmp_path, monkey
         Target.load(ModelSource(folder), SMALL)
 
 
-def test_a_mask_that_lets_tokens_see_too_much_is_found_at_load(tmp_path: Path, monkeypatch) -> None:
+def test_too_permissive_mask_is_detected_at_load(tmp_path: Path, monkeypatch) -> None:
     """Positive control of the check at load: with the mask broken the model must be refused."""
     folder = make_folder(tmp_path)
     honest = target_module.lay_out
 
-    def sees_one_more(feed):
-        step = honest(feed)
-        return replace(step, seen=step.seen + 1, trunks=step.trunks + 1)
+    def sees_one_more(batch):
+        step = honest(batch)
+        return replace(step, visible_lens=step.visible_lens + 1, trunks=step.trunks + 1)
 
     monkeypatch.setattr(target_module, "lay_out", sees_one_more)
     with pytest.raises(UnsupportedModel):

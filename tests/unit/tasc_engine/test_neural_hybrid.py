@@ -11,7 +11,7 @@ from tasc_draft import Drafts, DraftSettings, NgramProposer, Tokens, build_index
 from tasc_draft.drafts import CORPUS, NEURAL
 from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.neural.hybrid import LONGEST, TRIAL, HybridProposer, TwoArmedBandit
-from tasc_engine.drafting.safe_proposer import most_tokens
+from tasc_engine.drafting.safe_proposer import max_draft_tokens
 
 ROW, ONE = np.zeros(1, np.int32), np.ones(1, np.int32)
 SURE = 0.9
@@ -30,11 +30,11 @@ class Fixed(Silent):
     guests: list[Drafts | None] = field(default_factory=list)
 
     def propose(
-        self, rows: np.ndarray, budget: np.ndarray, least: object = None,
-        guest: Drafts | None = None,
+        self, rows: np.ndarray, budget: np.ndarray, min_probs: object = None,
+        external: Drafts | None = None,
     ) -> Drafts:  # fmt: skip
         self.asked.append(budget.tolist())
-        self.guests.append(guest)
+        self.guests.append(external)
         n = int((budget > 0).sum())
         offsets = np.concatenate((ROW, np.cumsum(budget > 0, dtype=np.int32)))
         return Drafts(
@@ -51,20 +51,18 @@ class Fixed(Silent):
         (0.95, [1], [], None),  # a sure row
     ],
 )
-def test_the_model_drafts_for_unsure_rows_and_the_n_grams_take_it_in(
-    probs, budget, of_the_model, handed
-) -> None:
+def test_drafter_runs_for_unsure_rows_and_is_merged(probs, budget, of_the_model, handed) -> None:
     ngram, neural = Fixed(1, probs), Fixed(2, 0.4)
     hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
     drafts = hybrid.propose(np.arange(len(budget), dtype=np.int32), np.array(budget, np.int32))
     assert drafts.tokens.tolist() == [1 for most in budget if most]
     how_sure = [int(most > 0) for most in budget]
     assert (ngram.asked, neural.asked) == ([how_sure, budget], of_the_model)
-    guests = [None if guest is None else guest.tokens.tolist() for guest in ngram.guests]
+    guests = [None if external is None else external.tokens.tolist() for external in ngram.guests]
     assert guests == [None, handed]
 
 
-def test_real_n_grams_go_on_behind_the_model_s_token() -> None:
+def test_n_grams_continue_after_a_token_of_the_drafter() -> None:
     setting = DraftSettings(min_prob=0.0, recent_tokens=0, num_speculative_tokens=24)
     outputs = Tokens.of([[2, 3, 4], [5, 2, 3]] * 9)
     index = build_index(outputs, None, fingerprint="f" * 32, vocab_size=12, eos_id=0)
@@ -79,7 +77,7 @@ def test_real_n_grams_go_on_behind_the_model_s_token() -> None:
         assert (token == 7) == (source == NEURAL)
 
 
-def test_the_model_is_not_asked_for_labels_that_n_grams_know() -> None:
+def test_drafter_does_not_run_for_known_labels() -> None:
     setting = DraftSettings(min_prob=0.0, recent_tokens=0)
     index = build_index(
         Tokens.of([[1, 2, 3, 5]] * 9), None, fingerprint="f" * 32, vocab_size=12, eos_id=0
@@ -102,7 +100,7 @@ def test_the_model_is_not_asked_for_labels_that_n_grams_know() -> None:
 
 
 @pytest.mark.parametrize("way", ["always", "bandit", "default"])
-def test_the_model_is_left_alone_now_and_then_unless_it_is_always_asked(way: str) -> None:
+def test_drafter_is_skipped_in_steps_of_the_cheap_arm(way: str) -> None:
     clock, neural = FakeClock(), Fixed(2, 0.4)
     arms = {"always": {"arms": Always()}, "bandit": {"arms": TwoArmedBandit(clock)}}
     hybrid = HybridProposer(Fixed(1, 0.4), neural, **arms.get(way, {}))
@@ -132,7 +130,7 @@ class Arms:
         return costly_tokens if costly else tokens
 
 
-def test_it_changes_its_mind_when_the_machine_does() -> None:
+def test_bandit_follows_a_changed_machine() -> None:
     arms = Arms()
     for step in range(12_000):
         arms.step(0.5 if step < 3000 else 9.0)
@@ -142,7 +140,7 @@ def test_it_changes_its_mind_when_the_machine_does() -> None:
 
 @pytest.mark.parametrize("costly_s", [0.5, 1.0, 2.5, 3.0])
 @pytest.mark.parametrize("answers", [1, 2000])
-def test_the_faster_way_is_taken_nearly_always(costly_s: float, answers: int) -> None:
+def test_bandit_prefers_the_faster_arm(costly_s: float, answers: int) -> None:
     """Short answers of 8 tokens are timed as a whole: 2 costly steps or 4 cheap ones."""
     arms = Arms()
     for _ in range(answers):
@@ -155,7 +153,7 @@ def test_the_faster_way_is_taken_nearly_always(costly_s: float, answers: int) ->
     assert {True, False} == set(arms.taken)  # both were tried
 
 
-def test_answers_of_one_step_are_trials_too() -> None:
+def test_answers_of_one_step_count_as_trials() -> None:
     arms = Arms()
     for _ in range(4 * TRIAL):
         arms.step(3.0)
@@ -163,15 +161,15 @@ def test_answers_of_one_step_are_trials_too() -> None:
     assert not all(arms.taken)
 
 
-def test_a_hybrids_tree_is_as_large_as_the_larger_part_s() -> None:
+def test_hybrid_max_tokens_is_the_larger_of_both() -> None:
     small, large = Fixed(1, 0.4), Fixed(1, 0.4)
     large.max_tokens = 9  # type: ignore[attr-defined]
     for parts in ((small, large), (large, small)):
-        assert most_tokens(HybridProposer(*parts)) == 9
-    assert most_tokens(small) == small.max_depth
+        assert max_draft_tokens(HybridProposer(*parts)) == 9
+    assert max_draft_tokens(small) == small.max_depth
 
 
-def test_time_in_which_nobody_waits_is_no_step_s() -> None:
+def test_idle_time_is_not_counted() -> None:
     arms = Arms()
     for step in range(2 * TRIAL + 2):
         arms.step(1.0, costly_tokens=2)

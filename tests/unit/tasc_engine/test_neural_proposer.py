@@ -29,11 +29,11 @@ from neural_drafters import INDEXED, POLICIES, drafter_of, eagle_parts, exact, m
 from support import refused
 from tasc_draft import SOURCES, Drafts
 from tasc_engine import UnsupportedModel
-from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.hybrid import HybridProposer
 from tasc_engine.drafting.neural.recent import RecentVocabulary
 from tasc_engine.drafting.neural.tree import NeuralSettings
-from tasc_engine.drafting.safe_proposer import FAILURES, STEPS, SafeProposer
+from tasc_engine.drafting.safe_proposer import FAILURES, STEPS, DraftLimit, SafeProposer
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.operations import TensorOperations
 from tiny import make_folder
@@ -41,7 +41,7 @@ from tiny import make_folder
 
 @torch.inference_mode()
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3"])
-def test_what_is_drafted_is_as_likely_as_the_model_says(architecture: str, tmp_path, seed) -> None:
+def test_draft_probabilities_equal_the_drafter(architecture: str, tmp_path, seed) -> None:
     """Earlier starts, tokens, drafts and ends of rows do not matter, in any order."""
     folder, draw = make_folder(tmp_path, architecture), random.Random(seed)
     model, proposer = exact(model_of(folder)), make(folder, chunk=7)
@@ -54,9 +54,9 @@ def test_what_is_drafted_is_as_likely_as_the_model_says(architecture: str, tmp_p
             if row not in texts:
                 texts[row] = draw.choices(range(1, 300), k=draw.randint(1, 30))
                 proposer.start(row, ids(texts[row]))
-            said = draw.choices(range(1, 300), k=draw.randint(1, 4))
-            proposer.observe(row, ids(said))
-            texts[row] += said
+            tokens = draw.choices(range(1, 300), k=draw.randint(1, 4))
+            proposer.observe(row, ids(tokens))
+            texts[row] += tokens
         rows = draw.sample(sorted(texts), draw.randint(1, len(texts)))
         drafts = propose(proposer, rows)
         assert (drafts.source == SOURCES.index("neural")).all()
@@ -65,14 +65,14 @@ def test_what_is_drafted_is_as_likely_as_the_model_says(architecture: str, tmp_p
             assert len(drafted) == 12
             for path, logp in drafted.items():
                 lines = model(torch.tensor([[*text, *path]])).logits[0, len(text) - 1 :]
-                told = lines.log_softmax(-1)[range(len(path)), list(path)].sum()
-                assert logp == pytest.approx(float(told), abs=1e-4)
-                assert 0 not in path[:-1], "nothing comes behind an end"
+                expected = lines.log_softmax(-1)[range(len(path)), list(path)].sum()
+                assert logp == pytest.approx(float(expected), abs=1e-4)
+                assert 0 not in path[:-1], "no token follows an end"
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("begin", [0, 14])
-def test_what_a_head_drafts_is_as_likely_as_it_says(folder: Path, begin: int) -> None:
+def test_eagle_draft_probabilities_equal_the_head(folder: Path, begin: int) -> None:
     """The head reads the target's states, and its own below the first level, after a copy."""
     ends, (small, joint) = model_of(folder), eagle_parts(folder)
     exact(small)
@@ -81,9 +81,11 @@ def test_what_a_head_drafts_is_as_likely_as_it_says(folder: Path, begin: int) ->
     seen = hidden_states(proposer, begin, len(text) - begin - 1)
     assert seen.hidden is not None
     proposer.start(0, ids(PROMPTS[2]))
-    proposer.observe(0, ids([3, 4]), Seen(begin, seen.hidden[:-1], None))
+    proposer.observe(0, ids([3, 4]), RowHiddenStates(begin, seen.hidden[:-1], None))
     propose(proposer, [0])
-    proposer.observe(0, ids([5]), Seen(begin + len(seen.hidden) - 1, seen.hidden[-1:], None))
+    proposer.observe(
+        0, ids([5]), RowHiddenStates(begin + len(seen.hidden) - 1, seen.hidden[-1:], None)
+    )
     drafted = tree(propose(proposer, [0], budget=20))
     assert {len(path) for path in drafted} == {1, 2, 3, 4}
 
@@ -92,18 +94,18 @@ def test_what_a_head_drafts_is_as_likely_as_it_says(folder: Path, begin: int) ->
         return torch.cat((embedded, hidden), -1) @ joint.T
 
     for path, logp in drafted.items():
-        read, told = inputs(text[begin + 1 :], seen.hidden), 0.0
+        read, expected = inputs(text[begin + 1 :], seen.hidden), 0.0
         for token in path:
             places = torch.arange(begin, begin + len(read))[None]
             state = small.model(inputs_embeds=read[None], position_ids=places).last_hidden_state
-            told += float(ends.lm_head(state[0, -1]).log_softmax(-1)[token])
+            expected += float(ends.lm_head(state[0, -1]).log_softmax(-1)[token])
             read = torch.cat((read, inputs([token], state[0, -1:])))
-        assert logp == pytest.approx(told, abs=1e-4)
+        assert logp == pytest.approx(expected, abs=1e-4)
 
 
 @every
 @pytest.mark.parametrize("policy", [*POLICIES, INDEXED])
-def test_to_ask_twice_changes_nothing(folder: Path, kind: str, policy: str) -> None:
+def test_proposing_twice_changes_nothing(folder: Path, kind: str, policy: str) -> None:
     proposer = make(folder, kind, policy)
     begun(proposer, 0, PROMPTS[0], [3, 4])
     begun(proposer, 2, PROMPTS[2], [6])
@@ -116,7 +118,7 @@ def test_to_ask_twice_changes_nothing(folder: Path, kind: str, policy: str) -> N
 
 @every
 @pytest.mark.parametrize("policy", ["full", "recent", "recent over ranked"])
-def test_rows_do_not_touch_each_other(folder: Path, kind: str, policy: str) -> None:
+def test_rows_are_independent(folder: Path, kind: str, policy: str) -> None:
     together = make(folder, kind, policy)
     for row, prompt in enumerate(PROMPTS):
         begun(together, row, prompt, [3, 4, 5][: row + 1])
@@ -128,7 +130,7 @@ def test_rows_do_not_touch_each_other(folder: Path, kind: str, policy: str) -> N
 
 
 @every
-def test_a_prompt_taken_in_by_pieces_is_drafted_for_as_one_taken_in_at_once(
+def test_prompt_in_chunks_drafts_like_a_whole_prompt(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces, whole = make(folder, kind, chunk=7), make(folder, kind)
@@ -159,7 +161,7 @@ def test_a_prompt_taken_in_by_pieces_is_drafted_for_as_one_taken_in_at_once(
 
 @every
 @pytest.mark.parametrize("policy", ["full", "recent"])
-def test_a_finished_row_starts_again_without_a_past(folder: Path, kind: str, policy: str) -> None:
+def test_finished_row_restarts_without_history(folder: Path, kind: str, policy: str) -> None:
     proposer, fresh = make(folder, kind, policy), make(folder, kind, policy)
     begun(proposer, 1, PROMPTS[2], [3, 4, 5])
     propose(proposer, [1])
@@ -169,18 +171,18 @@ def test_a_finished_row_starts_again_without_a_past(folder: Path, kind: str, pol
     assert_same(tree(propose(proposer, [1])), tree(propose(fresh, [1])))
 
 
-def test_a_head_waits_until_it_knows_what_the_target_thought(folder: Path) -> None:
+def test_eagle_waits_for_hidden_states(folder: Path) -> None:
     proposer = make(folder, "eagle")
     proposer.start(0, ids(PROMPTS[0]))
     assert len(propose(proposer, [0]).tokens) == 0  # of the prompt nothing is known yet
     proposer.observe(0, ids([3, 4]), hidden_states(proposer, 0, 5))
-    assert len(propose(proposer, [0]).tokens) == 0  # token 4 came behind token 3 unseen
+    assert len(propose(proposer, [0]).tokens) == 0  # token 4 has no hidden states of token 3
     proposer.observe(0, ids([6]), hidden_states(proposer, 5, 2))
     assert len(propose(proposer, [0]).tokens) == 12
 
 
 @every
-def test_each_row_keeps_to_its_budget(folder: Path, kind: str) -> None:
+def test_rows_stay_within_their_budgets(folder: Path, kind: str) -> None:
     """The most likely nodes of a tree are drafted, even if other rows may have more."""
     proposer = make(folder, kind)
     for row, prompt in enumerate(PROMPTS):
@@ -193,20 +195,20 @@ def test_each_row_keeps_to_its_budget(folder: Path, kind: str) -> None:
             assert_same(tree(drafts, row), dict([*whole[row].items()][: budget[row]]))
 
 
-def test_what_is_not_worth_its_cost_is_not_drafted(folder: Path) -> None:
+def test_tokens_below_their_minimum_probability_are_not_drafted(folder: Path) -> None:
     proposer = make(folder)
     begun(proposer, 0, PROMPTS[0], [3])
     begun(proposer, 1, PROMPTS[1], [3])
     likely = propose(proposer, [0, 1])
-    least = np.full(24, 0.2, np.float32)
-    drafts = proposer.propose(ids([0, 1]), ids([12, 12]), least)
+    min_probs = np.full(24, 0.2, np.float32)
+    drafts = proposer.propose(ids([0, 1]), ids([12, 12]), min_probs)
     assert 0 < len(drafts.tokens) == (np.exp(likely.logp) >= 0.2).sum() < len(likely.tokens)
-    fewer = proposer.propose(ids([0, 1]), ids([12, 12]), least[:1])
+    fewer = proposer.propose(ids([0, 1]), ids([12, 12]), min_probs[:1])
     assert fewer.logp.tolist() == [likely.logp.max()]
 
 
 @every
-def test_a_row_can_be_filled_to_its_capacity_and_no_further(folder: Path, kind: str) -> None:
+def test_row_can_be_filled_to_its_capacity_only(folder: Path, kind: str) -> None:
     proposer = make(folder, kind)
     begun(proposer, 1, PROMPTS[1], [3])
     neighbour = tree(propose(proposer, [1]))
@@ -219,13 +221,13 @@ def test_a_row_can_be_filled_to_its_capacity_and_no_further(folder: Path, kind: 
     assert_same(tree(together, 1), neighbour)
 
 
-def test_a_nearly_full_row_reads_no_position_that_there_is_not(folder: Path) -> None:
+def test_nearly_full_row_reads_valid_positions_only(folder: Path) -> None:
     """Beside a row with room, its tree is grown to the same depth."""
     proposer = make(folder)
     decoder = proposer.backbone.decoder
-    turns = torch.as_tensor(decoder.operations.turns).view(CAPACITY, 2, decoder.head_dim)
+    cos_sin = torch.as_tensor(decoder.operations.cos_sin).view(CAPACITY, 2, decoder.head_dim)
     decoder.operations = TensorOperations(
-        turns, decoder.heads, decoder.kv_heads, torch.nn.functional.silu
+        cos_sin, decoder.heads, decoder.kv_heads, torch.nn.functional.silu
     )  # of which an index minds its bounds
     begun(proposer, 0, PROMPTS[2], [7] * (CAPACITY - 22))
     begun(proposer, 1, PROMPTS[1], [3])
@@ -254,24 +256,27 @@ def test_rows_that_do_not_fit_are_refused_and_stay_free(folder: Path) -> None:
 
 
 @every
-def test_rows_that_nobody_is_in_are_not_drafted_for(folder: Path, kind: str) -> None:
-    proposer = make(folder, kind)
+def test_unused_rows_are_not_drafted(folder: Path, kind: str) -> None:
+    drafted: list[list[int]] = []
+    proposer = make(folder, kind, on_drafted=lambda rows: drafted.append(rows.tolist()))
     begun(proposer, 0, PROMPTS[0], [3])
-    for nobody in (1, 3, -1):
-        drafts = propose(proposer, [nobody, 0, nobody])
+    drafted.clear()
+    for unused in (1, 3, -1):
+        drafts = propose(proposer, [unused, 0, unused])
         assert np.diff(drafts.offsets).tolist() == [0, 12, 0]
+    assert drafted == [[0]] * 3
     begun(proposer, 1, [], [])
     assert np.diff(propose(proposer, [1, 0]).offsets).tolist() == [0, 12]
     proposer.finish(0)
     assert len(propose(proposer, [0, 1]).tokens) == 0
 
 
-def test_a_drafter_that_looks_back_over_a_window_is_refused(tmp_path: Path) -> None:
+def test_drafter_with_sliding_window_is_refused(tmp_path: Path) -> None:
     with refused(UnsupportedModel, "window"):
         make(make_folder(tmp_path, "mistral"))
 
 
-def test_a_vocabulary_smaller_than_the_tree_is_drafted_from_as_it_is(folder: Path) -> None:
+def test_vocabulary_smaller_than_the_tree_is_supported(folder: Path) -> None:
     drafter, head = drafter_of("same", folder, ROWS, CAPACITY)
     few = RecentVocabulary(head, ROWS, window=2, extension=False)
     proposer = proposer_of(drafter, few, TREE, rows=ROWS, capacity=CAPACITY, eos_ids=(0,))
@@ -285,7 +290,7 @@ def test_a_vocabulary_smaller_than_the_tree_is_drafted_from_as_it_is(folder: Pat
 
 
 @pytest.mark.parametrize(("depth", "width"), [(4, 21), (16, 4), (1, 32), (3, 8), (6, 10)])
-def test_the_largest_trees_are_drafted(folder: Path, depth: int, width: int) -> None:
+def test_largest_trees_are_drafted(folder: Path, depth: int, width: int) -> None:
     proposer = make(folder, settings=NeuralSettings(depth, width, 63))
     begun(proposer, 0, PROMPTS[0], [3])
     assert len(propose(proposer, [0], 63).tokens) == min(63, width if depth == 1 else 63)
@@ -307,6 +312,8 @@ class Neural:
         self.raising: set[str] = set()
         self.drafts = forest([[-1, 0], [-1, 0]])
         self.calls: list[tuple[Any, ...]] = []
+        self.off: list[str] = []
+        self.limit = DraftLimit(0.5, self.off.append)
 
     def clock(self) -> float:
         return self.now
@@ -325,27 +332,26 @@ class Neural:
     def finish(self, row: int) -> None:
         self._called("finish", row)
 
-    def propose(self, rows: Any, budget: Any, least: Any = None) -> Drafts:
+    def propose(self, rows: Any, budget: Any, min_probs: Any = None) -> Drafts:
         self.now += self.seconds
         self._called("propose", budget.tolist())
         return self.drafts
 
 
 class Ngrams(Neural):
-    """Accepts a guest, and always drafts the same."""
+    """Accepts an external draft, and always drafts the same."""
 
-    def propose(self, rows: Any, budget: Any, least: Any = None, guest: Any = None) -> Drafts:
-        return super().propose(rows, budget, least)
+    def propose(
+        self, rows: Any, budget: Any, min_probs: Any = None, external: Any = None
+    ) -> Drafts:
+        return super().propose(rows, budget, min_probs)
 
 
 class Guarded:
     def __init__(self) -> None:
         self.neural = Neural()
-        self.proposer = SafeProposer(self.neural, 10, 0.5, self.neural.clock)
-        self.drafted: list[list[int]] = []
-        self.off: list[str] = []
-        self.proposer.on_drafted = lambda rows: self.drafted.append(rows.tolist())
-        self.proposer.on_off = self.off.append
+        self.off, self.requests = self.neural.off, list[HiddenStateRequest]()
+        self.proposer = SafeProposer(self.neural, 10, self.requests.append, self.neural.clock)
 
     def propose(self) -> int:
         """Returns the number of draft tokens."""
@@ -357,37 +363,37 @@ def guarded() -> Guarded:
     return Guarded()
 
 
-def test_a_drafter_that_works_is_passed_through(guarded: Guarded) -> None:
+def test_working_drafter_is_passed_through(guarded: Guarded) -> None:
     assert guarded.proposer.max_depth == 2
-    assert guarded.proposer.hidden_state_request == HiddenStateRequest(hidden=True)
+    assert guarded.requests == [HiddenStateRequest(hidden=True)]
     guarded.proposer.start(3, PROMPT)
-    guarded.proposer.observe(3, PROMPT, "seen")
+    guarded.proposer.observe(3, PROMPT)
     assert guarded.propose() == 4
     guarded.proposer.finish(3)
     assert guarded.neural.calls == [
-        ("start", 3), ("observe", 3, "seen"), ("propose", [2, 2]), ("finish", 3),
+        ("start", 3), ("observe", 3, None), ("propose", [2, 2]), ("finish", 3),
     ]  # fmt: skip
-    assert guarded.drafted == [[0, 3]]
 
 
-def test_only_failures_in_a_row_switch_it_off_for_good(guarded: Guarded, caplog) -> None:
+def test_consecutive_failures_switch_the_drafter_off(guarded: Guarded, caplog) -> None:
     for failures in (FAILURES - 1, FAILURES - 1, FAILURES):
         assert guarded.propose() == 4
         guarded.neural.raising = {"propose"}
         assert [guarded.propose() for _ in range(failures)] == [0] * failures
         guarded.neural.raising = set()
     assert guarded.off == ["failed"]
+    assert guarded.requests[-1] == HiddenStateRequest()
     calls = len(guarded.neural.calls)
     guarded.proposer.start(0, PROMPT)
     guarded.proposer.observe(0, PROMPT)
     guarded.proposer.finish(0)
     assert guarded.propose() == 0
     assert len(guarded.neural.calls) == calls
-    (told,) = (r.getMessage() for r in caplog.records if "--unset drafter" in r.getMessage())
-    assert "RuntimeError('no memory')" in told
+    (expected,) = (r.getMessage() for r in caplog.records if "--unset drafter" in r.getMessage())
+    assert "RuntimeError('no memory')" in expected
 
 
-def test_a_row_that_could_not_be_told_is_not_drafted_for_until_it_is_started_again(guarded) -> None:
+def test_failed_row_is_not_drafted_until_restarted(guarded) -> None:
     guarded.neural.raising = {"observe"}
     guarded.proposer.start(3, PROMPT)
     for _ in range(2 * FAILURES):
@@ -400,20 +406,20 @@ def test_a_row_that_could_not_be_told_is_not_drafted_for_until_it_is_started_aga
     assert (guarded.neural.calls[-1], guarded.off) == (("propose", [2, 2]), [])
 
 
-def test_rows_that_nobody_can_begin_switch_it_off(guarded: Guarded) -> None:
+def test_failing_starts_switch_the_drafter_off(guarded: Guarded) -> None:
     guarded.neural.raising = {"start"}
     for row in range(FAILURES):
         guarded.proposer.start(row, PROMPT)
     assert guarded.off == ["failed"]
 
 
-def test_a_row_in_use_may_be_started_again(guarded: Guarded) -> None:
+def test_row_in_use_may_be_started_again(guarded: Guarded) -> None:
     guarded.proposer.start(3, PROMPT)
     guarded.proposer.start(3, PROMPT)
     assert guarded.neural.calls == [("start", 3), ("finish", 3), ("start", 3)]
 
 
-def test_the_median_of_a_step_s_seconds_switches_it_off_and_no_single_one(guarded, caplog) -> None:
+def test_slow_median_switches_the_drafter_off(guarded, caplog) -> None:
     guarded.neural.seconds = 60.0  # the first steps compile
     for step in range(3 * STEPS):
         assert guarded.propose() == 4
@@ -426,16 +432,23 @@ def test_the_median_of_a_step_s_seconds_switches_it_off_and_no_single_one(guarde
     assert "took 0.55 s, the limit is 0.5 s" in caplog.text
 
 
-def test_n_grams_go_on_where_the_drafter_is_off(guarded: Guarded) -> None:
-    ngram = Ngrams()
+def test_n_grams_continue_after_the_drafter_is_off() -> None:
+    ngram, guarded = Ngrams(), Guarded()
     ngram.drafts = replace(ngram.drafts, logp=np.log(np.full(4, 0.5, np.float32)))
-    hybrid = HybridProposer(ngram, guarded.proposer)
-    guarded.neural.raising = {"start", "observe", "propose", "finish"}
-    hybrid.start(0, PROMPT)
-    hybrid.observe(0, PROMPT)
-    drafted = [len(hybrid.propose(TOLD, BUDGET).tokens) for _ in range(FAILURES + 1)]
-    hybrid.finish(0)
-    assert drafted == [4] * (FAILURES + 1)
-    asked = 2 * (FAILURES + 1)  # how sure they are, and then for drafts
-    assert [call[0] for call in ngram.calls] == ["start", "observe", *["propose"] * asked, "finish"]
+    guarded.proposer.use(HybridProposer(ngram, guarded.neural))
+    guarded.proposer.start(0, PROMPT)
+    guarded.neural.raising = {"propose"}
+    assert [guarded.propose() for _ in range(FAILURES + 1)] == [0] * FAILURES + [4]
+    guarded.proposer.observe(0, PROMPT)
+    guarded.proposer.finish(0)
+    names = [call[0] for call in ngram.calls]
+    assert names == ["start", *["propose"] * (FAILURES + 1), "observe", "finish"]
     assert guarded.off == ["failed"]
+
+
+def test_rows_are_finished_before_a_proposer_is_replaced(guarded: Guarded) -> None:
+    """A hybrid with another index has the same drafter, and starts its rows again."""
+    guarded.proposer.start(3, PROMPT)
+    guarded.proposer.use(guarded.neural)
+    guarded.proposer.start(3, PROMPT)
+    assert guarded.neural.calls == [("start", 3), ("finish", 3), ("start", 3)]

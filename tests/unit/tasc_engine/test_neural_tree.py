@@ -84,14 +84,14 @@ def by_hand(chances: Chances, row: int) -> list[Node]:
 
 
 def cut(
-    rows: Sequence[list[Node]], nodes: int, budget: Sequence[int], least: Sequence[float] | None
+    rows: Sequence[list[Node]], nodes: int, budget: Sequence[int], min_probs: Sequence[float] | None
 ) -> list[list[Path]]:
     """Returns the drafted paths in order."""
     kept = [row[: min(nodes, most)] for row, most in zip(rows, budget, strict=True)]
-    if least is not None:
+    if min_probs is not None:
         every = [(-node.logp, len(node.path), i) for i, row in enumerate(kept) for node in row]
         worth = 0
-        for (logp, _, _), wanted in zip(sorted(every), least, strict=False):
+        for (logp, _, _), wanted in zip(sorted(every), min_probs, strict=False):
             if np.exp(-logp) < F32(wanted):
                 break
             worth += 1
@@ -144,21 +144,21 @@ limits = st.tuples(
 
 @settings(max_examples=500)
 @given(shapes, limits)
-def test_the_likeliest_paths_of_all_that_were_looked_at_are_drafted(shape, limits) -> None:
-    nodes, budgets, least = limits
+def test_likeliest_expanded_paths_are_drafted(shape, limits) -> None:
+    nodes, budgets, min_probs = limits
     chances = Chances(shape)
     budget = np.array(budgets[: shape.rows], np.int32)
-    wanted = None if least is None else np.array(least, F32)
+    wanted = None if min_probs is None else np.array(min_probs, F32)
     drafts = grown(chances).drafts(nodes, budget, wanted)
     assert is_forest(drafts, budget, shape.vocab, shape.depth)
     rows = [by_hand(chances, row) for row in range(shape.rows)]
-    expected = cut(rows, nodes, budget.tolist(), least)
+    expected = cut(rows, nodes, budget.tolist(), min_probs)
     for row, paths in enumerate(expected):
         by_path = {node.path: float(node.logp) for node in rows[row]}
         assert [*tree(drafts, row).items()] == [(path, by_path[path]) for path in paths]
 
 
-def test_the_reference_meets_what_it_is_for() -> None:
+def test_reference_covers_the_special_cases() -> None:
     """Ends, holes, narrow vocabularies and cuts occur in the comparisons above."""
     chances = Chances(Shape(2, 3, 3, 6, seed=5, eos=(0, 1)))
     rows = [by_hand(chances, row) for row in range(2)]
@@ -179,18 +179,18 @@ def levels(*each: list[list[float]]) -> Beam:
     return beam
 
 
-def test_a_certain_child_comes_behind_its_parent() -> None:
+def test_certain_child_follows_its_parent() -> None:
     beam = levels([[0.0, -2.0]], [[0.0, -2.0]] * 2, [[0.0, -2.0]] * 2)
     drafts = beam.drafts(3, np.array([9], np.int32), None)
     assert [*tree(drafts)] == [(1,), (1, 1), (1, 1, 1)]
 
 
 @pytest.mark.parametrize("most", range(1, 7))
-def test_what_differs_too_little_for_a_probability_is_cut_as_a_tree(most: int) -> None:
+def test_nearly_equal_probabilities_are_cut_as_a_tree(most: int) -> None:
     """Paths of log-probabilities -200 and below all have a float32 probability of 0."""
     beam = levels([[-200.0, -203.0]], [[-1.0, -4.0], [-0.5, -9.0]], [[-0.1, -3.0], [-0.1, -5.0]])
-    budget, least = np.array([9], np.int32), np.zeros(most, F32)
-    drafts = beam.drafts(9, budget, least)
+    budget, min_probs = np.array([9], np.int32), np.zeros(most, F32)
+    drafts = beam.drafts(9, budget, min_probs)
     whole = [*tree(beam.drafts(9, budget, None))]
     assert is_forest(drafts, budget, 9, 3)
     assert [*tree(drafts)] == whole[:most]

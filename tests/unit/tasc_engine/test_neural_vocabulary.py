@@ -56,7 +56,7 @@ def drafted_from(vocabulary: Vocabulary, row: int) -> set[int]:
     return set(kept)
 
 
-def test_full_and_ranked_give_the_heads_logits():
+def test_full_and_ranked_logits_equal_the_head():
     weight = head()
     hidden = torch.randn(2, 5, HIDDEN, dtype=torch.float64)
     rows, slots = torch.tensor([2, 0]), torch.tensor([[0, 2], [1, 1]])
@@ -74,7 +74,7 @@ def test_full_and_ranked_give_the_heads_logits():
 
 
 @pytest.mark.parametrize("gathered", [True, False])
-def test_what_a_recent_vocabulary_takes_is_all_that_it_holds(gathered: bool) -> None:
+def test_recent_vocabulary_bytes_are_counted(gathered: bool) -> None:
     """But for a few numbers a row and a token."""
     weight = head()
     made = RecentVocabulary(weight, ROWS, 64, base=int32(*range(9)), gathered=gathered)
@@ -88,7 +88,7 @@ def test_what_a_recent_vocabulary_takes_is_all_that_it_holds(gathered: bool) -> 
 
 
 @pytest.mark.parametrize("ranks", [(3, 200), (-1,)])
-def test_ranks_that_do_not_fit_the_head_are_refused(ranks):
+def test_ranks_outside_the_head_are_refused(ranks):
     for made in (RankedVocabulary, lambda weight, ids: RecentVocabulary(weight, ROWS, base=ids)):
         with refused(ValueError, str(ranks[-1])):
             made(head(), int32(*ranks))
@@ -130,7 +130,7 @@ def answer(vocabularies: list[RecentVocabulary], naive: list[Naive], rng: torch.
 
 @pytest.mark.parametrize("base", [None, (5, 17, 150)])
 @pytest.mark.parametrize("window", [30, 1000])
-def test_answers_bring_the_tokens_that_a_naive_window_has(base, window):
+def test_recent_vocabulary_equals_a_naive_window(base, window):
     rng = torch.Generator("cpu").manual_seed(1)
     ranked = None if base is None else int32(*base)
     both = [RecentVocabulary(head(), ROWS, window, base=ranked, gathered=g) for g in (True, False)]
@@ -159,7 +159,7 @@ def test_answers_bring_the_tokens_that_a_naive_window_has(base, window):
 
 
 @pytest.mark.parametrize("gathered", [True, False])
-def test_the_product_of_a_gpu_gives_what_that_of_a_cpu_gives(gathered):
+def test_gpu_product_equals_cpu_product(gathered):
     made = RecentVocabulary(head(), ROWS, gathered=gathered)
     for row in range(ROWS):
         made.start(row, int32(*range(row, 60, row + 1)))
@@ -171,7 +171,7 @@ def test_the_product_of_a_gpu_gives_what_that_of_a_cpu_gives(gathered):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_nothing_in_a_step_waits_for_a_gpu():
+def test_step_does_not_wait_for_the_gpu():
     with torch.device("cuda"):
         made = RecentVocabulary(head(), ROWS, base=int32(5, 17))
         rows, ids, top = torch.arange(ROWS), torch.randint(0, SIZE, (ROWS, 4)), torch.ones(2, 3)
@@ -192,7 +192,7 @@ def test_nothing_in_a_step_waits_for_a_gpu():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_row_that_was_never_started_has_no_token():
+def test_unstarted_row_has_no_token():
     made = RecentVocabulary(head(), ROWS)
     made.start(1, int32(4, 4, 150))
     assert (drafted_from(made, 1), drafted_from(made, 0)) == ({4, 150}, set())
@@ -221,7 +221,7 @@ def test_each_ablation_leaves_its_stream_out(left, prompted, answered):
     assert drafted_from(made, 0) == prompted | answered
 
 
-def test_drafts_wait_for_what_was_observed_and_go_with_their_request():
+def test_pending_drafts_wait_for_observation_and_end_with_the_request():
     made = RecentVocabulary(head(), ROWS)
     for row in range(ROWS):
         made.start(row, int32(row))
@@ -236,7 +236,7 @@ def test_drafts_wait_for_what_was_observed_and_go_with_their_request():
     assert [drafted_from(made, row) for row in range(ROWS)] == [{0, 50}, {7}, {2, 52}]
 
 
-def test_a_token_keeps_its_slot_above_those_that_are_free_again():
+def test_token_keeps_its_slot_above_freed_slots():
     made = RecentVocabulary(head(), ROWS, window=100)
     made.start(0, int32(*range(100)))
     made.observe(0, int32(7), None)
@@ -244,7 +244,7 @@ def test_a_token_keeps_its_slot_above_those_that_are_free_again():
     assert drafted_from(made, 0) == {7, 99}
 
 
-def test_drafts_that_nobody_observes_are_bounded():
+def test_unobserved_drafts_are_bounded():
     made = RecentVocabulary(head(), ROWS, window=4)
     for first in range(0, 100, 2):
         made.drafted(torch.tensor([0]), torch.tensor([[first, first + 1]]))
@@ -252,7 +252,7 @@ def test_drafts_that_nobody_observes_are_bounded():
     assert drafted_from(made, 0) == {96, 97, 98, 99}
 
 
-def test_sizes_of_all_rows_are_told_once_in_so_many_steps() -> None:
+def test_vocabulary_sizes_are_reported_in_batches() -> None:
     vocabulary = RankedVocabulary(torch.zeros(9, 4), np.array([1, 5, 7], np.int32))
     told: list[list[int]] = []
     sizes = ActiveSizes(vocabulary, torch.device("cpu"), told.append)

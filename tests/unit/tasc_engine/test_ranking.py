@@ -22,7 +22,7 @@ def ranking(*counts: int, eos_id: int = 0) -> Ranking:
     p=st.floats(0.01, 1),
     least=st.integers(1, 10),
 )
-def test_each_choice_is_what_a_plain_one_is(counts, k, p, least):
+def test_ranking_choices_equal_the_reference(counts, k, p, least):
     counts[0] += 1
     found = ranking(*counts)
     seen = sorted((-count, id_) for id_, count in enumerate(counts) if count)
@@ -42,7 +42,7 @@ def test_each_choice_is_what_a_plain_one_is(counts, k, p, least):
     assert set(found.top_p(p).tolist()) == {id_ for _, id_ in seen[:enough]} | {0}
 
 
-def test_a_choice_keeps_counts_and_what_they_are_part_of():
+def test_ranking_choice_keeps_counts_and_totals():
     found = ranking(1, 5, 0, 3, 1)
     kept = found.only(found.top(2))
     assert (kept.ids.tolist(), kept.counts.tolist()) == ([1, 0], [5, 1])
@@ -50,14 +50,14 @@ def test_a_choice_keeps_counts_and_what_they_are_part_of():
     assert (kept.top(5).tolist(), kept.top_p(1.0).tolist()) == ([1, 0], [1, 0])
 
 
-def test_what_cannot_be_chosen_is_refused():
+def test_invalid_ranking_choice_is_refused():
     shares = ("top_p", 0.0), ("top_p", 1.5), ("top_p", float("nan"))
     for choice, value in (("top", 0), ("top", 6), *shares, ("at_least", 0)):
         with pytest.raises(RankingError):
             getattr(ranking(1, 5, 0, 3, 1), choice)(value)
 
 
-def test_a_file_gives_what_was_written(tmp_path):
+def test_ranking_survives_its_file(tmp_path):
     path, written = tmp_path / "ranked.npz", ranking(1, 5, 0, 3, 1)
     written.save(path)
     read = Ranking.load(path, ABOUT["fingerprint"])
@@ -69,7 +69,7 @@ def test_a_file_gives_what_was_written(tmp_path):
         assert getattr(read, name) == getattr(written, name)
 
 
-def test_what_is_no_ranking_is_refused(tmp_path):
+def test_damaged_ranking_file_is_refused(tmp_path):
     path, other = tmp_path / "ranked.npz", tmp_path / "other.npz"
     ranking(1, 5).save(path)
     with refused(RankingError, "abc", ABOUT["fingerprint"]):
@@ -85,7 +85,7 @@ def test_what_is_no_ranking_is_refused(tmp_path):
             Ranking.load(path, ABOUT["fingerprint"])
 
 
-def test_parts_that_do_not_fit_are_refused():
+def test_inconsistent_ranking_is_refused():
     ids = ({"ids": np.asarray(ids, np.int32)} for ids in ([1, 1], [1, 9], [1]))
     counts = ({"counts": np.asarray(counts)} for counts in ([1, 5], [5, 0], [500, 1]))
     for changed in (*ids, *counts, {"eos_id": 3}, {"origin": "elsewhere"}):

@@ -12,19 +12,19 @@ from tree_layouts import forest, no_moves
 
 from tasc_engine.kv.allocator import KVAllocator
 from tasc_engine.kv.cache import RowCache, on_device
-from tasc_engine.kv.prefix_cache import LEAST_TOKENS, MOST_KEPT, PrefixCache
-from tasc_engine.layout import Feed, Int64, lay_out, plain_feed
-from tasc_engine.step.plan import Sequence
+from tasc_engine.kv.prefix_cache import MAX_KEPT, MIN_TOKENS, PrefixCache
+from tasc_engine.layout import ForwardBatch, Int64, lay_out, plain_batch
+from tasc_engine.step.sequence import Sequence
 from tasc_protocol import Request
 
 TOTAL = 40
-NOBODYS = -1.0  # what the place behind the last one holds
+UNUSED = -1.0  # the value of the slot after the last one
 
 
 def begin(cache: RowCache, moves: Int64) -> None:
     """Begins a step of one token at the last place, which is unused, and some moves."""
-    plain = plain_feed([cache.slots], 0, np.zeros(1, np.int32))
-    layout = lay_out(Feed(**{**vars(plain), "moves": moves}))
+    plain = plain_batch([cache.slots], 0, np.zeros(1, np.int32))
+    layout = lay_out(plain, moves)
     cache.begin(layout, on_device(layout, torch.device("cpu")))
 
 
@@ -32,26 +32,26 @@ def used_cache() -> RowCache:
     cache = RowCache(2, TOTAL)
     begin(cache, no_moves())
     cache.pool(0, 1, 2, torch.zeros(1))
-    cache.paste(TOTAL, torch.full((2, 1, 2, 1, 2), NOBODYS))
+    cache.paste(TOTAL, torch.full((2, 1, 2, 1, 2), UNUSED))
     return cache
 
 
 def sequence(name: int, prompt: int, max_tokens: int) -> Sequence:
     request = Request(str(name), (7,) * prompt, max_tokens)
-    return Sequence(request, np.full(prompt, 7, np.int32), None)
+    return Sequence.of(request, Mock(eos_ids=()))
 
 
 def write(cache: RowCache, held: Sequence) -> list[float]:
     """Writes a unique number to each place of a sequence; layers differ."""
-    marks = [1000.0 * int(held.request.id) + place for place in range(held.needs)]
+    marks = [1000.0 * int(held.request.id) + place for place in range(held.max_kv_slots)]
     kv = torch.tensor(marks)[None, :, None, None, None].expand(2, -1, 2, 1, 2).clone()
     kv[1] += 0.5
-    cache.paste(held.first, kv)
+    cache.paste(held.kv_start, kv)
     return marks
 
 
 def read(cache: RowCache, held: Sequence) -> list[float]:
-    kv = cache.copied(held.first, held.needs)
+    kv = cache.copied(held.kv_start, held.max_kv_slots)
     assert (kv[1] == kv[0] + 0.5).all()
     assert (kv == kv[:, :, :1, :, :1]).all()
     return kv[0, :, 0, 0, 0].tolist()
@@ -70,25 +70,25 @@ class Residents(RuleBasedStateMachine):
         self.named = 0
 
     def moves(self) -> Int64:
-        parts = [(s.first + source, s.first + target) for s, source, target in self.waiting]
+        parts = [(s.kv_start + source, s.kv_start + target) for s, source, target in self.waiting]
         return np.array(parts, np.int64).reshape(-1, 2).T.copy()
 
     @rule(prompt=st.sampled_from([*range(1, 17)] * 2 + [TOTAL]), max_tokens=st.integers(1, 10))
     def enter(self, prompt: int, max_tokens: int) -> None:
         self.named += 1
-        new, moves = sequence(self.named, prompt, max_tokens), self.moves()
-        firsts, before = [s.first for s in self.held], moves.copy()
+        new = sequence(self.named, prompt, max_tokens)
+        firsts, before = [s.kv_start for s in self.held], self.moves()
         fits = prompt + max_tokens - 1 <= TOTAL - sum(len(m) for m in self.marks.values())
-        assert self.slots.enter(new, moves) == fits
+        assert self.slots.enter(new) == fits
         if fits:
             self.held.append(new)
-            assert (moves == self.moves()).all()
+            assert (self.cache.pending_moves == self.moves()).all()
             assert [read(self.cache, s) for s in self.held[:-1]] == list(self.marks.values())
             self.marks[new.request.id] = write(self.cache, new)
         else:
-            assert new.first == -1
-            assert [s.first for s in self.held] == firsts
-            assert (moves == before).all()
+            assert new.kv_start == -1
+            assert [s.kv_start for s in self.held] == firsts
+            assert (self.cache.pending_moves == before).all()
 
     @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 99))
@@ -97,19 +97,22 @@ class Residents(RuleBasedStateMachine):
         del self.marks[gone.request.id]
         self.waiting = [move for move in self.waiting if move[0] is not gone]
         self.slots.leave(gone)
+        assert (self.cache.pending_moves == self.moves()).all()
 
     @precondition(lambda self: self.held)
     @rule(which=st.integers(0, 99), at=st.integers(0, 24), to=st.integers(0, 24))
     def accept_a_node(self, which: int, at: int, to: int) -> None:
         """A step may move several of a sequence's slots, each to one of its own."""
         mover = self.held[which % len(self.held)]
-        source, target = at % mover.needs, to % mover.needs
+        source, target = at % mover.max_kv_slots, to % mover.max_kv_slots
         if all(s is not mover or t != target for s, _, t in self.waiting):
             self.waiting.append((mover, source, target))
+            self.cache.pending_moves = self.moves()
 
     @rule()
     def step(self) -> None:
-        begin(self.cache, self.moves())
+        begin(self.cache, self.cache.pending_moves)
+        assert not self.cache.pending_moves.size
         found = {name: list(marks) for name, marks in self.marks.items()}
         for s, source, target in self.waiting:
             found[s.request.id][target] = self.marks[s.request.id][source]
@@ -120,11 +123,12 @@ class Residents(RuleBasedStateMachine):
         self.slots.check_integrity()
         assert self.slots.total == TOTAL
         assert self.slots.free == TOTAL - sum(len(m) for m in self.marks.values())
-        taken = [place for s in self.held for place in range(s.first, s.first + s.needs)]
+        ends = [(s.kv_start, s.kv_start + s.max_kv_slots) for s in self.held]
+        taken = [place for own in ends for place in range(*own)]
         assert len(set(taken)) == len(taken)
         assert set(taken) <= set(range(TOTAL))
         assert [read(self.cache, s) for s in self.held] == list(self.marks.values())
-        assert (self.cache.copied(TOTAL, 1) == NOBODYS).all()
+        assert (self.cache.copied(TOTAL, 1) == UNUSED).all()
 
 
 TestResidents = Residents.TestCase
@@ -134,41 +138,41 @@ TestResidents.settings = settings(max_examples=60, stateful_step_count=40, deadl
 def held_by(cache: RowCache, needs: list[int]) -> tuple[KVAllocator, list[Sequence]]:
     slots, held = KVAllocator(cache), [sequence(i + 1, n, 1) for i, n in enumerate(needs)]
     for s in held:
-        assert slots.enter(s, no_moves())
+        assert slots.enter(s)
         write(cache, s)
     return slots, held
 
 
-def test_nobody_moves_where_a_gap_is_long_enough() -> None:
+def test_no_request_moves_if_a_gap_is_long_enough() -> None:
     cache = used_cache()
     slots, (_, gone, last) = held_by(cache, [10, 12, 8])
     slots.leave(gone)
     new = sequence(4, 12, 1)
-    assert slots.enter(new, no_moves())
-    assert (new.first, last.first) == (10, 22)
+    assert slots.enter(new)
+    assert (new.kv_start, last.kv_start) == (10, 22)
 
 
 @pytest.mark.parametrize("first", [-1, 9, TOTAL - 7])
-def test_who_lies_over_another_or_beyond_the_end_is_found_out(first) -> None:
+def test_overlapping_slots_are_detected(first) -> None:
     slots, (_, last) = held_by(used_cache(), [10, 8])
     slots.check_integrity()
-    last.first = first
+    last.kv_start = first
     with pytest.raises(AssertionError):
         slots.check_integrity()
 
 
-def test_where_there_is_no_memory_to_push_a_sequence_waits(monkeypatch) -> None:
+def test_request_waits_if_others_cannot_be_moved(monkeypatch) -> None:
     cache = used_cache()
     slots, (_, leaves, stays) = held_by(cache, [10, 10, 10])
     slots.leave(leaves)
     comes = sequence(9, 10, 6)
     with monkeypatch.context() as patch:
         patch.setattr(RowCache, "shift", Mock(side_effect=MemoryError))
-        assert not slots.enter(comes, no_moves())
+        assert not slots.enter(comes)
     slots.check_integrity()
     marks = write(cache, stays)
-    assert slots.enter(comes, no_moves())
-    assert (comes.first, stays.first) == (20, 10)
+    assert slots.enter(comes)
+    assert (comes.kv_start, stays.kv_start) == (20, 10)
     assert read(cache, stays) == marks
 
 
@@ -197,8 +201,8 @@ def prefixes(cache: RowCache) -> PrefixCache:
 def write_tokens(cache: RowCache, row: int, tokens: np.ndarray) -> None:
     none, one = forest([()]), np.zeros(1, np.int32)
     offsets = np.array([0, len(tokens)], np.int32)
-    feed = Feed(np.array([row * LENGTH]), one, tokens, offsets, one, none, no_moves())
-    layout = lay_out(feed)
+    batch = ForwardBatch(np.array([row * LENGTH]), one, tokens, offsets, one, none)
+    layout = lay_out(batch)
     cache.begin(layout, on_device(layout, torch.device("cpu")))
     kv = torch.from_numpy(tokens).float()[:, None, None, None].expand(-1, 2, 1, 4)
     for layer in range(2):
@@ -231,32 +235,32 @@ def asked(
         *((n, [((100, 20), (0, i + 1)) for i in range(4)], [0] * 4, 0) for n in (0, PLACE)),
     ],
 )
-def test_what_two_prompts_share_is_copied_into_the_third(cache, nbytes, prompts, copied, kept):
+def test_shared_prefix_is_copied_into_the_third_prompt(cache, nbytes, prompts, copied, kept):
     """Within a budget that is not too small."""
     prefixes, whole = PrefixCache(cache, nbytes), [ids(*parts) for parts in prompts]
     assert [asked(prefixes, cache, i % 4, one) for i, one in enumerate(whole)] == copied
     assert prefixes.nbytes == kept * 2 * PLACE
 
 
-def test_what_is_expected_is_copied_into_the_second_whichever_adapter_answers(cache, prefixes):
+def test_expected_prefix_is_copied_into_the_second_prompt_of_each_adapter(cache, prefixes):
     template = (100, 20)
     prefixes.expect(ids(template, (0, 9)))
     found = [asked(prefixes, cache, 0, ids(template, (300 + i, 5)), i % 2) for i in range(4)]
     assert found == [0, 0, 20, 20]
 
 
-def test_the_longest_beginning_is_taken_and_short_ones_are_left(cache, prefixes) -> None:
+def test_longest_prefix_is_copied_and_short_ones_are_not(cache, prefixes) -> None:
     short, long = ((100, 12),), ((100, 12), (500, 12))
     for prompt in (ids(*short, (0, 9)), ids(*short, (20, 9)), ids(*long, (40, 9)),
                    ids(*long, (60, 9))):  # fmt: skip
         asked(prefixes, cache, 1, prompt)
     assert prefixes.enter(2 * LENGTH, ids(*long, (80, 9))) == 24
     assert prefixes.enter(2 * LENGTH, ids(*short, (80, 9))) == 12
-    assert prefixes.enter(2 * LENGTH, ids((100, LEAST_TOKENS - 1), (0, 40))) == 0
+    assert prefixes.enter(2 * LENGTH, ids((100, MIN_TOKENS - 1), (0, 40))) == 0
     assert prefixes.enter(2 * LENGTH, ids((7, 40))) == 0
 
 
-def test_bytes_are_bounded_and_the_least_recently_used_goes_first(cache) -> None:
+def test_prefix_bytes_are_bounded_by_lru_eviction(cache) -> None:
     prefixes = PrefixCache(cache, 2 * 20 * 2 * PLACE)
     first, second, third = ((100, 20),), ((200, 20),), ((300, 20),)
     for template in (first, second):
@@ -269,7 +273,7 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes_first(cache) -> None
     assert [prefixes.enter(LENGTH, ids(*t, (0, 9))) for t in (first, second, third)] == [20, 0, 20]
 
 
-def test_only_what_is_kept_is_copied_and_a_long_beginning_is_cut(cache, monkeypatch) -> None:
+def test_prefixes_are_copied_only_if_kept_and_cut_to_the_budget(cache, monkeypatch) -> None:
     prefixes, copies, honest = PrefixCache(cache, 12 * 2 * PLACE), [], cache.copied
     monkeypatch.setattr(cache, "copied", lambda first, n: copies.append(n) or honest(first, n))
     for row in range(4):  # prefilled together, none entered
@@ -281,9 +285,9 @@ def test_only_what_is_kept_is_copied_and_a_long_beginning_is_cut(cache, monkeypa
     prefixes.check_integrity()
 
 
-def test_no_more_beginnings_are_kept_than_can_be_looked_through(cache) -> None:
+def test_number_of_prefixes_is_bounded(cache) -> None:
     prefixes = PrefixCache(cache, 1 << 30)
-    for i in range(MOST_KEPT + 9):
+    for i in range(MAX_KEPT + 9):
         for j in range(2):
             asked(prefixes, cache, 0, ids((100 * i, 20), (10**6 + j, 1)))
-    assert prefixes.nbytes == MOST_KEPT * 20 * 2 * PLACE
+    assert prefixes.nbytes == MAX_KEPT * 20 * 2 * PLACE

@@ -56,7 +56,7 @@ def at(rows: int, tokens: float, context: float) -> float:
     return float(SOME.seconds(rows, np.array([tokens], np.float64), context)[0])
 
 
-def test_a_real_target_is_measured_for_full_and_partial_batches(folder: Path) -> None:
+def test_target_is_measured_for_full_and_partial_batches(folder: Path) -> None:
     target = Target.load(ModelSource(folder, dtype="float32"), CONFIG)
     seen: list[tuple[int, int]] = []
     found = measure(target, "tiny", progress=lambda done, of: seen.append((done, of)))
@@ -79,7 +79,7 @@ class Scripted:
     def __init__(self, clock: FakeClock, seconds: Iterable[float]) -> None:
         self.clock, self.seconds, self.forwards = clock, iter(seconds), 0
 
-    def next_tokens(self, feed: object) -> None:
+    def next_tokens(self, batch: object) -> None:
         self.clock.now += next(self.seconds)
         self.forwards += 1
 
@@ -91,7 +91,7 @@ POINTS = 12
     ("rounds", "costs"),
     [([1.0, 1.0], 1.0), ([9.0, 1.0, 1.01], 1.0), ([9.0, 5.0, 2.0, 1.0, 1.0], 1.0)],
 )
-def test_rounds_go_on_while_they_find_less_and_the_least_counts(monkeypatch, rounds, costs) -> None:
+def test_measurement_continues_while_minima_fall(monkeypatch, rounds, costs) -> None:
     clock = FakeClock()
     monkeypatch.setattr(time, "perf_counter", clock)
     warm = [x for _ in range(POINTS) for x in (7.0, rounds[0])]
@@ -113,7 +113,7 @@ for _ in range(300):
 """
 
 
-def test_files_that_others_write_at_once_are_never_broken(tmp_path: Path) -> None:
+def test_concurrent_cost_files_are_never_broken(tmp_path: Path) -> None:
     """Each of two processes writes its own table over and over; a reader finds one or the other."""
     path = tmp_path / "costs.json"
     write(path, SOME)
@@ -139,7 +139,7 @@ def test_files_that_others_write_at_once_are_never_broken(tmp_path: Path) -> Non
         ((4, 4, 50), 2.0), ((4, 6, 150), 4.0), ((3, 6, 0), 1.5), ((1, 9, 9), 0.5),
     ],
 )  # fmt: skip
-def test_between_points_costs_are_linear(place: tuple[int, int, int], seconds: float) -> None:
+def test_costs_are_interpolated_linearly(place: tuple[int, int, int], seconds: float) -> None:
     assert at(*place) == pytest.approx(seconds)
 
 
@@ -147,7 +147,7 @@ EMPTY = '{"model": "m", "device": "d", "dtype": "f", "costs": []}'
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"model": 1}', EMPTY])
-def test_without_a_file_of_costs_they_are_measured_once(tmp_path: Path, content: str) -> None:
+def test_missing_cost_file_is_measured_once(tmp_path: Path, content: str) -> None:
     path = tmp_path / "deep" / "costs.json"
     if content is not None:
         path.parent.mkdir()
@@ -156,14 +156,14 @@ def test_without_a_file_of_costs_they_are_measured_once(tmp_path: Path, content:
     assert kept(path, lambda: pytest.fail("not written")) == SOME
 
 
-def test_where_costs_cannot_be_kept_they_are_measured_all_the_same(tmp_path: Path, caplog) -> None:
+def test_costs_are_measured_if_the_file_cannot_be_written(tmp_path: Path, caplog) -> None:
     (tmp_path / "file").write_text("")
     assert kept(tmp_path / "file" / "costs.json", lambda: SOME) == SOME
     assert "costs.json" in caplog.text
 
 
 @pytest.mark.parametrize("length", range(20, 160, 7))
-def test_a_step_of_any_engine_takes_time(length: int) -> None:
+def test_step_costs_are_positive(length: int) -> None:
     """Extrapolation from neighbouring contexts must not give negative costs."""
     config = EngineConfig(rows=4, max_model_len=length, max_draft_tokens=8)
     target = SimpleNamespace(config=config, cache=RowCache(1, 4 * length))
@@ -215,13 +215,13 @@ def live(
     """``[steps, 3]`` draft tokens, tokens and seconds; a draft's tokens have these chances."""
     rng, found = np.random.default_rng(0), []
     for _ in range(steps):
-        chances, least = chances_of(rng), budget.min_probs(ROWS, ROWS, CONTEXT)
-        most = min(len(chances), len(least))
-        n = [*(chances[:most] >= least[:most]), False].index(False)
+        chances, min_probs = chances_of(rng), budget.min_probs(ROWS, ROWS, CONTEXT)
+        most = min(len(chances), len(min_probs))
+        n = [*(chances[:most] >= min_probs[:most]), False].index(False)
         hits = int((rng.random(n) < chances[:n]).sum())
         seconds = seconds_of(n) * math.exp(noise * rng.standard_normal())
-        spend(budget, n, hits, seconds, len(least) > 0)
-        found.append((n, ROWS + hits, seconds + 1e-4 * (len(least) > 0)))
+        spend(budget, n, hits, seconds, len(min_probs) > 0)
+        found.append((n, ROWS + hits, seconds + 1e-4 * (len(min_probs) > 0)))
     return np.array(found)
 
 
@@ -231,7 +231,7 @@ def rate(found: np.ndarray) -> float:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_shares_of_a_jump_are_convex_and_never_above_the_cost(values: list[float]) -> None:
+def test_marginal_costs_are_convex_and_below_the_cost(values: list[float]) -> None:
     rising = np.maximum.accumulate(np.array(values))
     steps = convex_steps(rising)
     assert len(steps) == len(rising) - 1
@@ -241,11 +241,11 @@ def test_shares_of_a_jump_are_convex_and_never_above_the_cost(values: list[float
     assert abs(curve[-1] - rising[-1]) < 1e-4
 
 
-def test_a_jump_is_borne_by_all_tokens_behind_it() -> None:
+def test_cost_jump_is_shared_by_the_tokens_after_it() -> None:
     assert convex_steps(np.array([1.0, 2.0, 2.0, 2.0, 2.0])).tolist() == [0.25] * 4
 
 
-def test_tokens_are_bought_up_to_the_greatest_rate() -> None:
+def test_budget_reaches_the_highest_rate() -> None:
     chances = 0.95 ** np.arange(1, MOST)
     found = live(budget_of(LINEAR), 400, lambda rng: chances)
     expected = [(ROWS + sum(chances[:n])) / (1e-3 + 1e-4 + 1e-5 * n) for n in range(len(chances))]
@@ -253,7 +253,7 @@ def test_tokens_are_bought_up_to_the_greatest_rate() -> None:
     assert rate(found) > 0.97 * max(expected)
 
 
-def test_what_never_hits_is_hardly_tried() -> None:
+def test_useless_drafts_are_hardly_tried() -> None:
     found = live(budget_of(LINEAR), 20_000, lambda rng: np.zeros(MOST))
     assert not any(found[:, 0])
     assert rate(found) > 0.99 * ROWS / 1e-3
@@ -268,20 +268,20 @@ def drafting(draft_budget: DraftBudget):
         yield n > 0
 
 
-def test_drafting_comes_back_when_it_pays_again() -> None:
+def test_drafting_resumes_when_it_pays() -> None:
     draft_budget = budget_of(LINEAR)
     assert sum(itertools.islice(drafting(draft_budget), 5_000)) < 200
     found = live(draft_budget, 2 * LONGEST_PAUSE, lambda rng: np.full(16, 0.9))
     assert (found[-100:, 0] > 0).all()
 
 
-def test_the_time_that_rows_take_to_begin_does_not_prolong_a_pause() -> None:
+def test_row_start_time_does_not_prolong_a_pause() -> None:
     draft_budget = budget_of(LINEAR)
     assert sum(itertools.islice(drafting(draft_budget), 5_000)) < 200
     paused, drafted = True, list[bool]()
     for _ in range(2 * LONGEST_PAUSE):
-        least = draft_budget.min_probs(ROWS, ROWS, CONTEXT)
-        n = min(len(least), 8)
+        min_probs = draft_budget.min_probs(ROWS, ROWS, CONTEXT)
+        n = min(len(min_probs), 8)
         spend(draft_budget, n, 2, 1e-3 + 1e-5 * n, n > 0, 5e-3 * paused)
         paused = n == 0
         drafted.append(n > 0)
@@ -294,7 +294,7 @@ def test_pauses_begin_short_and_double() -> None:
     assert pauses[:2] == [4, 8]  # a probe falls into the next
 
 
-def test_a_prompt_beside_decoding_does_not_change_what_decoding_costs() -> None:
+def test_prompts_do_not_change_decoding_costs() -> None:
     """One row, then 12 tokens of a prompt, then one row: each has costs of its own."""
     alone = costs_of((1, 1e-3), (2, 2e-3), (64, 9e-3))
     draft_budget = budget_of(alone, 8)
@@ -303,7 +303,7 @@ def test_a_prompt_beside_decoding_does_not_change_what_decoding_costs() -> None:
     assert (draft_budget.min_probs(1, 1, 64) == fresh).all()
 
 
-def test_no_rows_cost_nothing_and_teach_nothing() -> None:
+def test_steps_without_rows_are_ignored() -> None:
     draft_budget = budget_of(LINEAR)
     assert len(draft_budget.min_probs(0, 256, 64)) == 0
     before = draft_budget.min_probs(ROWS, ROWS, 64)
@@ -311,11 +311,9 @@ def test_no_rows_cost_nothing_and_teach_nothing() -> None:
     assert (draft_budget.min_probs(ROWS, ROWS, 64) == before).all()
 
 
-def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(
-    folder, make_engine, monkeypatch
-) -> None:
+def test_undrafted_rows_do_not_affect_the_budget(folder, make_engine, monkeypatch) -> None:
     """Plain requests between drafted ones must not look like drafts that never pay."""
-    monkeypatch.setattr(live_costs, "LOOK", 1 << 40)  # drafts stay as free as the costs say
+    monkeypatch.setattr(live_costs, "LOOK", 1 << 40)  # the costs stay as they are
     (known,) = make_engine(drafts=0).generate([Request("known", (5, 9, 30), 40)])
     index = index_of(TaskTokenizer.from_folder(folder), [known.tokens] * 4)
     records = []
@@ -326,7 +324,7 @@ def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(
     assert sum(record.drafts for record in records) > 20
 
 
-def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
+def test_engine_with_useless_drafts_pauses_drafting(make_engine) -> None:
     records = []
     engine = make_engine(on_step=records.append, costs=DEAR)
     requests = [Request(str(i), (5, 9, 30), 40) for i in range(32)]
@@ -335,7 +333,7 @@ def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
     assert sum(record.paused for record in records) > len(records) / 2
 
 
-def test_labels_that_one_token_decides_pause_no_drafts(make_engine) -> None:
+def test_single_token_labels_do_not_pause_drafting(make_engine) -> None:
     """They get no drafts, which is no evidence on the value of drafts for others."""
     records, guide = [], GuideSpec("choice", ("alarm set", "play music", "friday"))
     engine = make_engine(on_step=records.append, costs=FREE)
@@ -348,13 +346,13 @@ def test_labels_that_one_token_decides_pause_no_drafts(make_engine) -> None:
 class Ends(Silent):
     """Drafts an end of sequence for each row."""
 
-    def propose(self, rows: Any, budget: Any, least: Any = None) -> Drafts:
-        none = least is not None and len(least) < len(rows)
+    def propose(self, rows: Any, budget: Any, min_probs: Any = None) -> Drafts:
+        none = min_probs is not None and len(min_probs) < len(rows)
         sizes = [0 if none else min(n, 1) for n in budget.tolist()]
         return forest([[-1] * n for n in sizes], [[EOS] * n for n in sizes])
 
 
-def test_drafts_that_end_answers_save_nothing(make_engine) -> None:
+def test_drafts_that_end_answers_save_no_forward(make_engine) -> None:
     records, sampling = [], Sampling(logit_bias=((EOS, 100.0),))
     engine = make_engine(on_step=records.append, costs=FREE, proposer=Ends())
     asked = (Request(str(i), (5, 9, 30), 40, **ruled(sampling)) for i in range(64))
@@ -364,7 +362,7 @@ def test_drafts_that_end_answers_save_nothing(make_engine) -> None:
 
 
 def test_steps_with_forced_tokens_correct_the_costs(make_engine) -> None:
-    """No step but the first, which reads prompts, brings one token for each row."""
+    """Only the first step, which reads prompts, has one token for each row."""
     records, parts = [], itertools.product(("alarm", "play"), ("set", "friday"), ("off", "music"))
     guide = GuideSpec("choice", tuple(" intent: ".join(part) for part in parts))
     engine = make_engine(on_step=records.append, costs=FREE)
@@ -410,7 +408,7 @@ def serve(live: LiveCosts, steps: int, noise: float = 0.1, slower: float = 1.0) 
 
 
 @pytest.mark.parametrize("factor", [1 / 3, 3.0])
-def test_a_table_that_is_wrong_by_three_is_right_after_some_hundred_steps(factor: float) -> None:
+def test_wrong_cost_table_is_corrected(factor: float) -> None:
     live = LiveCosts(wrong_by(*[factor] * 6))
     assert worst(live.table) == pytest.approx(math.log(3))
     serve(live, 10 * LOOK)
@@ -426,7 +424,7 @@ def test_each_point_is_corrected_by_its_own_error(factors: tuple[float, ...]) ->
 
 
 @pytest.mark.parametrize("before", [0, 50, 2000])
-def test_one_step_that_is_a_hundred_times_slow_moves_nothing(before: int) -> None:
+def test_single_slow_step_changes_no_cost(before: int) -> None:
     live, kept = LiveCosts(TRUE), []
     serve(live, before)
     live.correct(ROWS, 40, CONTEXT, 100 * SECONDS[32])
@@ -435,14 +433,14 @@ def test_one_step_that_is_a_hundred_times_slow_moves_nothing(before: int) -> Non
     assert not kept
 
 
-def test_a_table_that_is_right_is_never_replaced() -> None:
+def test_correct_cost_table_is_not_replaced() -> None:
     live = LiveCosts(TRUE, lambda costs: pytest.fail("kept"))
     table = live.table
     serve(live, 40 * LOOK)
     assert live.table is table
 
 
-def test_a_busy_minute_does_not_reach_the_file_and_is_forgotten() -> None:
+def test_busy_minute_does_not_change_the_file() -> None:
     live = LiveCosts(TRUE, lambda costs: pytest.fail("kept"))
     serve(live, WRONG_LOOKS * LOOK)
     for _ in range(3):
@@ -452,7 +450,7 @@ def test_a_busy_minute_does_not_reach_the_file_and_is_forgotten() -> None:
         assert worst(live.table) < math.log(1.2)
 
 
-def test_what_was_wrong_for_long_is_kept_once() -> None:
+def test_lasting_correction_is_written_once() -> None:
     kept: list[StepCosts] = []
     live = LiveCosts(wrong_by(*[3.0] * 6), kept.append)
     serve(live, (WRONG_LOOKS - 1) * LOOK)
@@ -463,7 +461,7 @@ def test_what_was_wrong_for_long_is_kept_once() -> None:
     assert kept[0].measured.real_steps == WRONG_LOOKS * LOOK
 
 
-def test_the_error_is_told_and_falls_as_the_table_is_corrected() -> None:
+def test_cost_error_falls_as_the_table_is_corrected() -> None:
     live = LiveCosts(wrong_by(*[1.5] * 6))
     serve(live, 20, noise=0.0)
     early = live.error
@@ -471,7 +469,7 @@ def test_the_error_is_told_and_falls_as_the_table_is_corrected() -> None:
     assert early > 0.1 > 2 * live.error
 
 
-def test_steps_of_shapes_that_were_not_measured_go_to_their_neighbours() -> None:
+def test_unmeasured_shapes_correct_their_neighbours() -> None:
     """Fewer rows, longer contexts and more tokens than any that was measured."""
     table = StepCosts(
         "m", "d", "f",
@@ -498,7 +496,7 @@ def drafts(costs: StepCosts, steps: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("factors", [(1, 1, 4, 4, 4, 4), (1, 3, 3, 3, 3, 3), (1, 9, 9, 9, 9, 9)])
-def test_costs_that_keep_drafts_from_being_made_are_found_out(factors: tuple[float, ...]) -> None:
+def test_too_high_costs_are_detected_by_probes(factors: tuple[float, ...]) -> None:
     right, rate = drafts(TRUE, 1_000)
     wrong, slow = drafts(wrong_by(*factors), 500)
     mended, again = drafts(wrong_by(*factors), 6_000)
@@ -509,13 +507,13 @@ def test_costs_that_keep_drafts_from_being_made_are_found_out(factors: tuple[flo
 
 
 @pytest.mark.parametrize(("likely", "plain"), [(24, 5), (0, 0)])
-def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int) -> None:
+def test_only_drafted_probes_confirm_costs(likely: int, plain: int) -> None:
     """Probes without draft tokens do not count, nor do steps without drafts after a probe."""
     budget = budget_of(wrong_by(1, 9, 9, 9, 9, 9), 248)
 
     def step(draft: bool = True) -> bool:
-        least = budget.min_probs(ROWS, ROWS, CONTEXT) if draft else np.ones(1)
-        probes = len(least) > 0 and bool(least.max() <= LIKELY)
+        min_probs = budget.min_probs(ROWS, ROWS, CONTEXT) if draft else np.ones(1)
+        probes = len(min_probs) > 0 and bool(min_probs.max() <= LIKELY)
         n = likely if probes else 0
         spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS, 1e-4, float(SECONDS[n]))
         budget.time(spent)
@@ -530,14 +528,14 @@ def test_only_drafts_of_a_probe_say_that_costs_are_right(likely: int, plain: int
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_forced_tokens_of_rows_do_not_hide_what_steps_cost(reads: bool) -> None:
-    """Each step brings tokens beside those of its rows: forced ones, or those of a prompt."""
+def test_forced_tokens_do_not_hide_step_costs(reads: bool) -> None:
+    """Each step has other tokens beside those of its rows: forced ones, or those of a prompt."""
     far = costs_of((8, 1e-3), (24, 1e-3), (108, 1.0))
     budget, probes, brought = budget_of(far), 0, 12
     for _ in range(2 * PROBE):
-        least = budget.min_probs(ROWS, ROWS + brought, CONTEXT, reads)
-        probes += bool(least.max() <= LIKELY)
-        n = int((least <= LIKELY / 2).sum())
+        min_probs = budget.min_probs(ROWS, ROWS + brought, CONTEXT, reads)
+        probes += bool(min_probs.max() <= LIKELY)
+        n = int((min_probs <= LIKELY / 2).sum())
         spent = Spent(ROWS, ROWS + brought, CONTEXT, n, n, ROWS + n, 1e-4, 2e-3, reads)
         budget.time(spent)
         budget.learn(spent)

@@ -47,41 +47,43 @@ def on(layout: Layout, device: Any) -> Layout:
     return StepLayout(**{name: part.to(device) for name, part in vars(layout).items()})
 
 
-def firsts_of(rows: Sequence[Row], gaps: Sequence[int], backwards: bool) -> list[int]:
+def kv_starts_of(rows: Sequence[Row], gaps: Sequence[int], backwards: bool) -> list[int]:
     """Returns the first places of rows in order or in reverse order, each after a gap."""
-    firsts, end = [0] * len(rows), 0
+    kv_starts, end = [0] * len(rows), 0
     for row in reversed(range(len(rows))) if backwards else range(len(rows)):
         cached, brought, parents = rows[row]
-        firsts[row] = end + gaps[row]
-        end = firsts[row] + cached + brought + len(parents or ())
-    return firsts
+        kv_starts[row] = end + gaps[row]
+        end = kv_starts[row] + cached + brought + len(parents or ())
+    return kv_starts
 
 
 def layout_of(
     rows: Sequence[Row],
-    firsts: Sequence[int],
+    kv_starts: Sequence[int],
     ids: Sequence[int] | None = None,
     adapters: Sequence[int] | None = None,
 ) -> Layout:
     """Returns a layout in which each row starts at its first place and has an adapter number."""
-    positions, places, seen, tree, begins, looked_at = [], [], [], [], [0], []
-    for first, (cached, brought, parents) in zip(firsts, rows, strict=True):
+    positions, places, visible_lens, tree, query_offsets, logits_indices = [], [], [], [], [0], []
+    for first, (cached, brought, parents) in zip(kv_starts, rows, strict=True):
         trunk, nodes, bits = cached + brought, len(parents or ()), list[int]()
         for node, parent in enumerate(parents or ()):
             bits.append((bits[parent] if parent >= 0 else 0) | 1 << node)
         positions += [*range(cached, trunk), *(trunk - 1 + d for d in depths_of(parents or ()))]
         places += range(first + cached, first + trunk + nodes)
-        seen += [*range(cached + 1, trunk + 1), *[trunk] * nodes]
+        visible_lens += [*range(cached + 1, trunk + 1), *[trunk] * nodes]
         tree += [0] * brought + bits
         if parents is not None:
-            looked_at += range(begins[-1] + brought - 1, len(positions))
-        begins.append(len(positions))
+            logits_indices += range(query_offsets[-1] + brought - 1, len(positions))
+        query_offsets.append(len(positions))
     assert len(set(places)) == len(places)
     numbers = {
         "ids": ids or [(7 * p + 3 * i) % 50 for i, p in enumerate(positions)],
-        "positions": positions, "slots": places, "seen": seen, "tree": tree,
-        "adapters": np.repeat([0] * len(rows) if adapters is None else adapters, np.diff(begins)),
-        "looked_at": looked_at, "begins": begins, "firsts": firsts,
+        "positions": positions, "slots": places, "visible_lens": visible_lens, "tree": tree,
+        "adapters": np.repeat(
+            [0] * len(rows) if adapters is None else adapters, np.diff(query_offsets)
+        ),
+        "logits_indices": logits_indices, "query_offsets": query_offsets, "kv_starts": kv_starts,
         "trunks": [cached + brought for cached, brought, _ in rows],
         "nodes": [len(parents or ()) for _, _, parents in rows], "moves": no_moves(),
     }  # fmt: skip
@@ -89,10 +91,10 @@ def layout_of(
     return StepLayout(**tensors)
 
 
-def visible(rows: Sequence[Row], firsts: Sequence[int], window: int | None) -> list[list[int]]:
+def visible(rows: Sequence[Row], kv_starts: Sequence[int], window: int | None) -> list[list[int]]:
     """Returns the cache places that each packed token sees, from parents and positions alone."""
     found = []
-    for first, (cached, brought, parents) in zip(firsts, rows, strict=True):
+    for first, (cached, brought, parents) in zip(kv_starts, rows, strict=True):
         trunk, above = cached + brought, parents or ()
         depth = depths_of(above)
         sees = [[(p, p, own) for p in range(own + 1)] for own in range(cached, trunk)]
@@ -169,15 +171,15 @@ class Case:
     @property
     def work(self) -> list[int]:
         """Amount of work of each row: tokens times places, over all heads."""
-        tokens = (self.step.begins[1:] - self.step.begins[:-1]).tolist()
+        tokens = (self.step.query_offsets[1:] - self.step.query_offsets[:-1]).tolist()
         held = (self.step.trunks + self.step.nodes).tolist()
         shape = self.shape
         return [n * p * shape.heads * shape.dim for n, p in zip(tokens, held, strict=True)]
 
 
 def case_of(shape: Shape, rows: Sequence[Row], gap: int = 0, backwards: bool = False) -> Case:
-    firsts = firsts_of(rows, [gap] * len(rows), backwards)
-    step, sees = layout_of(rows, firsts), visible(rows, firsts, shape.window)
+    kv_starts = kv_starts_of(rows, [gap] * len(rows), backwards)
+    step, sees = layout_of(rows, kv_starts), visible(rows, kv_starts, shape.window)
     make, end = torch.Generator().manual_seed(len(step.slots)), int(step.slots.max()) + 1 + gap
     pool = torch.randn((end + 1, 2, shape.kv_heads, shape.dim), generator=make)
     query = torch.randn((len(step.slots), shape.heads, shape.dim), generator=make)

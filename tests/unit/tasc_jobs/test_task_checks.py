@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from lora_folders import make_adapter
 from support import refused
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.drafting.neural.card import CARD, DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_jobs.errors import UsageError
@@ -409,11 +409,11 @@ def test_no_drafter_and_too_many_ranked_tokens_are_named(model: BaseModel, draft
         check(model, drafter, vocabulary="recent+ranked")
 
 
-@pytest.mark.parametrize("tree", [(16, 4, MOST_NODES), (2, 32, 1), (1, 32, MOST_NODES)])
+@pytest.mark.parametrize("tree", [(16, 4, MAX_NODES), (2, 32, 1), (1, 32, MAX_NODES)])
 def test_a_record_has_no_larger_tree_than_a_step_holds(tree: tuple[int, int, int]) -> None:
     own = NeuralDrafting("d", "neural", "full", 1, *tree)
     assert (own.depth, own.width, own.nodes) == tree
     depth, width, nodes = tree
-    for over in ((17, 1, nodes), (1, 33, nodes), (1, 1, MOST_NODES + 1), (17, width, depth)):
+    for over in ((17, 1, nodes), (1, 33, nodes), (1, 1, MAX_NODES + 1), (17, width, depth)):
         with refused(ValueError, "is"):
             NeuralDrafting("d", "neural", "full", 1, *over)

@@ -22,12 +22,12 @@ from support import make_proposer, refused
 from tasc_draft import DraftSettings
 from tasc_draft.drafts import NEURAL, Drafts
 from tasc_engine import EngineConfig, ModelSource, Target, UnsupportedModel
-from tasc_engine.config import MOST_NODES
-from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.config import MAX_NODES
+from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.card import DrafterCard, Kind, target_fingerprint
 from tasc_engine.drafting.neural.files import JOINT, WEIGHTS, load_drafter, save_drafter
 from tasc_engine.drafting.neural.proposer import NeuralProposer
-from tasc_engine.drafting.safe_proposer import STEPS
+from tasc_engine.drafting.safe_proposer import STEPS, SafeProposer
 from tasc_runtime.engine import drafters
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics, TaskDrafter, load_task_drafter
@@ -91,7 +91,7 @@ def test_what_a_drafter_takes_of_memory_is_said_once(tmp_path: Path, kind: Kind,
     with caplog.at_level(logging.INFO, "tasc_runtime.engine.drafters"):
         loaded = Loaded(tmp_path, kind)
     config, weights = loaded.config, loaded.weights
-    tokens = ROWS * (LENGTH + MOST_NODES) + 1
+    tokens = ROWS * (LENGTH + MAX_NODES) + 1
     head_dim = config.hidden_size // config.num_attention_heads
     cache = tokens * config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim
     if kind == "eagle":
@@ -147,13 +147,14 @@ def tensor_bytes() -> int:
 def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Kind) -> None:
     loaded, registry = Loaded(tmp_path, kind, limit_s=1e-9), CollectorRegistry()
     ngram = make_proposer(loaded.tokenizer, DraftSettings(), CONFIG)
-    drafter, proposer = loaded.drafter, loaded.drafter.beside(ngram)
+    drafter = loaded.drafter
+    proposer = SafeProposer(drafter.beside(ngram), loaded.target.vocab_size)
     drafter.tell(NeuralMetrics(registry, LABELS))
     held = [loaded.inside, weakref.ref(loaded.inside().vocabulary)]
     least_freed = loaded.inside().cache_bytes + 8 * (loaded.weights - loaded.ends)
     proposer.start(0, np.arange(1, PROMPT + 1, dtype=np.int32))
     hidden = torch.randn(PROMPT, loaded.config.hidden_size, dtype=torch.float64)
-    proposer.observe(0, np.ones(1, np.int32), Seen(0, hidden, None))
+    loaded.inside().observe(0, np.ones(1, np.int32), RowHiddenStates(0, hidden, None))
     row, budget = np.zeros(1, np.int32), np.full(1, 8, np.int32)
     drafted = [len(proposer.propose(row, budget).tokens) for _ in range(STEPS - 1)]
     before = tensor_bytes()

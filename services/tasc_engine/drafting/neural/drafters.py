@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_draft import Drafts
-from tasc_engine.config import MOST_NODES
+from tasc_engine.config import MAX_NODES
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache, on_device
-from tasc_engine.layout import Feed, Int32, Int64, StepLayout, lay_out
+from tasc_engine.layout import ForwardBatch, Int32, Int64, StepLayout, lay_out
 from tasc_engine.model.decoder import LeanDecoder
 from tasc_engine.model.linears import Linear
 
@@ -40,7 +40,7 @@ class Backbone:
                 "the drafter attends over a sliding window; take one without (sliding_window null)"
             )
         self.decoder, self._last = decoder, capacity - 1
-        self._capacity = capacity + MOST_NODES
+        self._capacity = capacity + MAX_NODES
         self._cache = RowCache(decoder.layers, rows * self._capacity, None, self._capacity)
         self._device = decoder.embedding.device
         self._fused = self._device.type == "cuda" and available(
@@ -49,12 +49,12 @@ class Backbone:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values: ``rows * (capacity + MOST_NODES) + 1`` tokens per layer."""
+        """Bytes of keys and values: ``rows * (capacity + MAX_NODES) + 1`` tokens per layer."""
         each = 2 * self.decoder.kv_heads * self.decoder.head_dim * self.decoder.embedding.itemsize
         return (self._cache.slots + 1) * self.decoder.layers * each
 
     def trunk(
-        self, inputs: Tensor, rows: Int32, bases: Int32, starts: Int32, sizes: Int32
+        self, inputs: Tensor, rows: Int32, bases: Int32, context_lens: Int32, sizes: Int32
     ) -> Tensor:
         """Commits inputs of rows; returns ``[R, D]``, the head's input for each row's last one.
 
@@ -62,21 +62,20 @@ class Backbone:
             inputs: ``[N, D]``, row after row; they are overwritten.
             rows: ``int32[R]``.
             bases: ``int32[R]``, position of each row's very first input.
-            starts: ``int32[R]``, number of inputs of each row that are committed already.
+            context_lens: ``int32[R]``, number of inputs of each row that are committed already.
             sizes: ``int32[R]``, number of new inputs of each row, at least one.
         """
         offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
         n = len(rows)
-        feed = Feed(
-            self._firsts(rows),
-            starts,
+        batch = ForwardBatch(
+            self._kv_starts(rows),
+            context_lens,
             np.zeros(offsets[-1], np.int32),
             offsets,
             np.arange(n, dtype=np.int32),
             Drafts.empty(n),
-            np.zeros((2, 0), np.int64),
         )
-        step = lay_out(feed)
+        step = lay_out(batch)
         return self._run(replace(step, positions=step.positions + np.repeat(bases, sizes)), inputs)
 
     def level(
@@ -93,21 +92,21 @@ class Backbone:
         """
         n, width = tree.shape
         before = width * (level - 1)
-        firsts, long = self._firsts(rows), trunks.astype(np.int64)
-        slots = (firsts + long)[:, None] + before + np.arange(width)
+        kv_starts, long = self._kv_starts(rows), trunks.astype(np.int64)
+        slots = (kv_starts + long)[:, None] + before + np.arange(width)
         # A nearly full row is grown as deep as the others; tokens beyond its end are not drafted.
         positions = np.minimum(bases + long - 1 + level, self._last)
         host = StepLayout[Int64](
             ids=np.zeros(n * width, np.int64),
             positions=np.repeat(positions, width),
             slots=slots.reshape(-1),
-            seen=np.repeat(long, width),
+            visible_lens=np.repeat(long, width),
             # Kernels on a GPU read only the device's layout, and nothing waits for a copy.
             tree=np.zeros(n * width, np.int64) if self._fused else tree.flatten().cpu().numpy(),
             adapters=np.zeros(n * width, np.int64),
-            looked_at=np.arange(n * width),
-            begins=np.arange(n + 1, dtype=np.int64) * width,
-            firsts=firsts,
+            logits_indices=np.arange(n * width),
+            query_offsets=np.arange(n + 1, dtype=np.int64) * width,
+            kv_starts=kv_starts,
             trunks=long,
             nodes=np.full(n, before + width, np.int64),
             moves=np.zeros((2, 0), np.int64),
@@ -119,9 +118,9 @@ class Backbone:
         if tree is not None:
             device = replace(device, tree=tree)
         self._cache.begin(step, device)
-        return self.decoder.states(inputs, device.looked_at, self._cache).clone()
+        return self.decoder.states(inputs, device.logits_indices, self._cache).clone()
 
-    def _firsts(self, rows: Int32) -> NDArray[np.int64]:
+    def _kv_starts(self, rows: Int32) -> NDArray[np.int64]:
         return rows.astype(np.int64) * self._capacity
 
 
@@ -139,7 +138,7 @@ class Independent:
 
 
 class Eagle:
-    """One layer over the target's last hidden states and the embeddings of the tokens behind them
+    """One layer over the target's last hidden states and the embeddings of the tokens after them
     (EAGLE: Li et al. 2024, arXiv 2401.15077; drafted by the trees of EAGLE-2, arXiv 2406.16858).
 
     The target does not compute a prompt's beginning that is copied from the prefix cache, so its

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts, NgramProposer, Proposer
 from tasc_draft.labels import LabelTrie
-from tasc_engine.drafting.safe_proposer import most_tokens
+from tasc_engine.drafting.safe_proposer import DraftLimit, max_draft_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
@@ -60,9 +60,9 @@ class TwoArmedBandit:
         self._seconds += self._clock() - self._began
         self._left -= 1
         if self._left == 0:
-            self._turn()
+            self._choose_arm()
 
-    def _turn(self) -> None:
+    def _choose_arm(self) -> None:
         """Chooses the next arm after a run of steps with one arm."""
         rate = self._tokens / max(self._seconds, 1e-9)
         before = self._rates.get(self._costly, rate)
@@ -103,6 +103,8 @@ class HybridProposer:
         if not 0.0 <= sure <= 1.0:
             raise ValueError(f"sure is {sure}; it must lie between 0 and 1")
         self._ngram, self._neural, self._sure = ngram, neural, sure
+        self.limit: DraftLimit | None = getattr(neural, "limit", None)
+        self.fallback = ngram
         self._arms = arms or TwoArmedBandit()
         self._in_use, self._labelled = set[int](), set[int]()
 
@@ -118,7 +120,7 @@ class HybridProposer:
     @property
     def max_tokens(self) -> int:
         """Maximum tokens of a row's tree: the larger of the two; a tree may hold tokens of both."""
-        return max(most_tokens(self._ngram), most_tokens(self._neural))
+        return max(max_draft_tokens(self._ngram), max_draft_tokens(self._neural))
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         self._in_use.add(row)
@@ -141,21 +143,21 @@ class HybridProposer:
         self._neural.finish(row)
 
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
         if not self._arms.begin():
-            return self._ngram.propose(rows, budget, least)
+            return self._ngram.propose(rows, budget, min_probs)
         unsure = self._best(rows, budget) < self._sure
         asked = np.where(unsure, budget, 0).astype(np.int32)
         external = self._neural.propose(rows, asked) if asked.any() else None
-        return self._ngram.propose(rows, budget, least, external)
+        return self._ngram.propose(rows, budget, min_probs, external)
 
     def _best(self, rows: Int32, budget: Int32) -> NDArray[np.float32]:
         """Probability of the n-grams' likeliest first token of each row; 0 if there is none."""
-        most = np.minimum(budget, 1)
+        first_budget = np.minimum(budget, 1)
         if self._labelled:  # a label's token needs the tokens that it forces
-            most = np.where(np.isin(rows, list(self._labelled)), budget, most)
-        first = self._ngram.propose(rows, most)
+            first_budget = np.where(np.isin(rows, list(self._labelled)), budget, first_budget)
+        first = self._ngram.propose(rows, first_budget)
         best = np.zeros(len(rows), np.float32)
         drafted = np.diff(first.offsets) > 0
         best[drafted] = np.exp(first.logp[first.offsets[:-1][drafted]])

@@ -5,6 +5,7 @@ tokens and grows a tree after them. A `Vocabulary` selects the tokens that may b
 do not depend on the proposer.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_draft.labels import LabelTrie
-from tasc_engine.drafting.hidden_state_buffer import Seen
+from tasc_engine.drafting.hidden_state_buffer import RowHiddenStates
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.tree import Beam, Frontier, NeuralSettings
 from tasc_engine.drafting.neural.vocabulary import Vocabulary
+from tasc_engine.drafting.safe_proposer import DraftLimit
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
@@ -37,6 +39,8 @@ class NeuralProposer:
         eos_ids: Ids that end a path.
         chunk: Maximum number of tokens of one row that a forward reads; the first draft of a row
             reads its prompt.
+        limit: When to switch it off; None: never.
+        on_drafted: Called after a step with the rows that have drafts.
 
     Raises:
         ValueError: A length or an id is out of range.
@@ -53,17 +57,20 @@ class NeuralProposer:
         vocab_size: int,
         eos_ids: tuple[int, ...],
         chunk: int = 256,
+        limit: DraftLimit | None = None,
+        on_drafted: Callable[[Int32], None] = lambda rows: None,
     ) -> None:
         self.settings, self.vocabulary = settings, vocabulary
         self.hidden_state_request = HiddenStateRequest(drafter.needs_hidden, vocabulary.needs_top)
         self._drafter, self.backbone = drafter, drafter.backbone
-        self._device = self.backbone.decoder.embedding.device
+        self.device = self.backbone.decoder.embedding.device
         self._texts = np.zeros((rows, capacity), np.int32)
         self._lengths, self._bases, self._taken, self._known = np.zeros((4, rows), np.int32)
         self.vocab_size, self._chunk = vocab_size, chunk
+        self.limit, self._on_drafted = limit, on_drafted
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool)
         self._is_eos[list(eos_ids)] = True
-        self._is_eos = self._is_eos.to(self._device)
+        self._is_eos = self._is_eos.to(self.device)
         embedding = self.backbone.decoder.embedding
         shape = (rows, capacity, embedding.shape[1])
         self._hidden = embedding.new_zeros(shape) if drafter.needs_hidden else None
@@ -92,11 +99,15 @@ class NeuralProposer:
         self.vocabulary.start(row, prompt)
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        """Appends tokens that the target emitted, and its hidden states as a `Seen`."""
+        """Appends tokens that the target emitted, and its hidden states as a `RowHiddenStates`."""
         self._append(row, tokens)
-        if self._drafter.needs_hidden and isinstance(hidden, Seen) and hidden.hidden is not None:
+        if (
+            self._drafter.needs_hidden
+            and isinstance(hidden, RowHiddenStates)
+            and hidden.hidden is not None
+        ):
             self._keep(row, hidden.begin, hidden.hidden)
-        top = hidden.top if isinstance(hidden, Seen) else None
+        top = hidden.top if isinstance(hidden, RowHiddenStates) else None
         self.vocabulary.observe(row, tokens, top)
 
     def finish(self, row: int) -> None:
@@ -105,13 +116,13 @@ class NeuralProposer:
 
     @torch.inference_mode()
     def propose(
-        self, rows: Int32, budget: Int32, least: NDArray[np.float32] | None = None
+        self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
         ready = self._ready(rows, budget)
         if not ready.any():
             return Drafts.empty(len(rows))
         asked = rows[ready]
-        on_device = torch.from_numpy(asked.astype(np.int64)).to(self._device)
+        on_device = torch.from_numpy(asked.astype(np.int64)).to(self.device)
         self.vocabulary.prepare()
         hidden = self._take_in(asked)
         beam = Beam(self.settings.width)
@@ -121,7 +132,8 @@ class NeuralProposer:
             self.vocabulary.drafted(on_device, frontier.tokens)
             if level < levels:
                 hidden = self._expand(asked, frontier, hidden, level)
-        found = beam.drafts(self.settings.nodes, budget[ready], least)
+        found = beam.drafts(self.settings.nodes, budget[ready], min_probs)
+        self._on_drafted(asked[found.sizes > 0])
         return found if ready.all() else _spread(found, ready)
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
@@ -138,41 +150,42 @@ class NeuralProposer:
         """Reads the new tokens of each row; returns ``[R, 1, D]`` after its last token."""
         ends = self._lengths[rows] - int(self._drafter.needs_hidden) - self._bases[rows]
         # Reads the last input again if nothing is new, for a repeated call.
-        starts = np.minimum(self._taken[rows], ends - 1)
-        while (long := ends - starts > self._chunk).any():
-            self._run(rows[long], starts[long], np.full(long.sum(), self._chunk, np.int32))
-            starts[long] += self._chunk
-        return self._run(rows, starts, ends - starts)[:, None]
+        context_lens = np.minimum(self._taken[rows], ends - 1)
+        while (long := ends - context_lens > self._chunk).any():
+            self._run(rows[long], context_lens[long], np.full(long.sum(), self._chunk, np.int32))
+            context_lens[long] += self._chunk
+        return self._run(rows, context_lens, ends - context_lens)[:, None]
 
-    def _run(self, rows: Int32, starts: Int32, sizes: Int32) -> Tensor:
+    def _run(self, rows: Int32, context_lens: Int32, sizes: Int32) -> Tensor:
         """Reads ``sizes`` inputs of each row; returns ``[R, D]`` after their last ones."""
         late = int(self._drafter.needs_hidden)
-        parts, thoughts = [], []
-        for row, start, size in zip(rows.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+        parts, hidden_states = [], []
+        lists = rows.tolist(), context_lens.tolist(), sizes.tolist()
+        for row, start, size in zip(*lists, strict=True):
             begin = int(self._bases[row]) + start
             parts.append(self._texts[row, begin + late : begin + late + size])
             if self._hidden is not None:
-                thoughts.append(self._hidden[row, begin : begin + size])
-        ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self._device)
-        inputs = self._drafter.inputs(ids, torch.cat(thoughts) if thoughts else None)
-        hidden = self.backbone.trunk(inputs, rows, self._bases[rows], starts, sizes)
-        self._taken[rows] = starts + sizes
+                hidden_states.append(self._hidden[row, begin : begin + size])
+        ids = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(self.device)
+        inputs = self._drafter.inputs(ids, torch.cat(hidden_states) if hidden_states else None)
+        hidden = self.backbone.trunk(inputs, rows, self._bases[rows], context_lens, sizes)
+        self._taken[rows] = context_lens + sizes
         return hidden
 
     def _likeliest(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and ids of the likeliest tokens after each node, both ``[R, P, C]``."""
         logits = self.vocabulary.logits(hidden, rows).float()
-        most = min(self.settings.width, logits.shape[-1])
+        count = min(self.settings.width, logits.shape[-1])
         # The result is NaN where no token may be drafted.
         logp = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
-        logp, slots = logp.topk(most, -1)
+        logp, slots = logp.topk(count, -1)
         return logp, self.vocabulary.ids_of(slots.flatten(1), rows).view_as(slots)
 
     def _expand(self, rows: Int32, nodes: Frontier, above: Tensor, level: int) -> Tensor:
         """Returns ``[R, W, D]`` after the nodes of a level; ``above`` is that after the parents."""
         width = above.shape[-1]
-        thought = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
-        inputs = self._drafter.inputs(nodes.tokens, thought)
+        parent_hidden = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
+        inputs = self._drafter.inputs(nodes.tokens, parent_hidden)
         return self.backbone.level(
             inputs, nodes.tree, rows, self._bases[rows], self._taken[rows], level
         )
@@ -207,9 +220,9 @@ class NeuralProposer:
             return
         self.start(0, np.zeros(_WARM_UP, np.int32))
         hidden = None if self._hidden is None else self._hidden[0, :_WARM_UP].clone()
-        most = self.hidden_state_request.top
-        top = torch.zeros((_WARM_UP, most), dtype=torch.long, device=self._device)
-        self.observe(0, np.zeros(1, np.int32), Seen(0, hidden, top if most else None))
+        count = self.hidden_state_request.top
+        top = torch.zeros((_WARM_UP, count), dtype=torch.long, device=self.device)
+        self.observe(0, np.zeros(1, np.int32), RowHiddenStates(0, hidden, top if count else None))
         self.propose(np.zeros(1, np.int32), np.full(1, self.settings.nodes, np.int32))
         self.finish(0)
 

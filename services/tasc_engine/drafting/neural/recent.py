@@ -26,17 +26,18 @@ class Steps:
     """Pending drafts, tokens and likeliest tokens by row; -1 marks empty places.
 
     Args:
-        most: Maximum number of pending columns of drafts; the oldest levels beyond it are dropped.
+        max_columns: Maximum number of pending columns of drafts; the oldest levels beyond it are
+            dropped.
     """
 
-    def __init__(self, rows: int, most: int, device: torch.device) -> None:
-        self._rows, self._most, self._device = rows, most, device
+    def __init__(self, rows: int, max_columns: int, device: torch.device) -> None:
+        self._rows, self._max_columns, self._device = rows, max_columns, device
         self._levels: list[Tensor] = []
-        self._seen: dict[int, list[tuple[Int32, Tensor | None]]] = {}
+        self._observed: dict[int, list[tuple[Int32, Tensor | None]]] = {}
 
     @property
     def observed(self) -> bool:
-        return bool(self._seen)
+        return bool(self._observed)
 
     def tensor(self, values: NDArray[np.int64]) -> Tensor:
         """Copies values to the device; on a GPU the copy is asynchronous."""
@@ -48,14 +49,14 @@ class Steps:
     def drafted(self, rows: Tensor, ids: Tensor) -> None:
         table = ids.new_full((self._rows, ids.shape[1]), -1)
         self._levels.append(table.index_copy_(0, rows, ids))
-        while sum(level.shape[1] for level in self._levels[1:]) >= self._most:
+        while sum(level.shape[1] for level in self._levels[1:]) >= self._max_columns:
             del self._levels[0]
 
     def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
-        self._seen.setdefault(row, []).append((tokens, top))
+        self._observed.setdefault(row, []).append((tokens, top))
 
     def forget(self, row: int) -> None:
-        self._seen.pop(row, None)
+        self._observed.pop(row, None)
         for level in self._levels:
             level[row].fill_(-1)
 
@@ -63,22 +64,22 @@ class Steps:
         """Removes and returns drafts, tokens and likeliest tokens, each ``int64[rows, n]``."""
         nothing = torch.empty((self._rows, 0), dtype=torch.int64, device=self._device)
         found = torch.cat((nothing, *self._levels), 1), self._tokens(), self._top(nothing)
-        self._levels, self._seen = [], {}
+        self._levels, self._observed = [], {}
         return found
 
     def _tokens(self) -> Tensor:
-        by_row = {r: np.concatenate([ids for ids, _ in seen]) for r, seen in self._seen.items()}
+        by_row = {r: np.concatenate([ids for ids, _ in own]) for r, own in self._observed.items()}
         table = np.full((self._rows, max(map(len, by_row.values()))), -1, np.int64)
         for row, ids in by_row.items():
             table[row, : len(ids)] = ids
         return self.tensor(table)
 
     def _top(self, nothing: Tensor) -> Tensor:
-        tops = [(row, t) for row, seen in self._seen.items() for _, t in seen if t is not None]
+        tops = [(r, t) for r, own in self._observed.items() for _, t in own if t is not None]
         flat = [(row, top.flatten()) for row, top in tops if top.numel()]
         if not flat:
             return nothing
-        filled = dict.fromkeys(self._seen, 0)
+        filled = dict.fromkeys(self._observed, 0)
         places = []
         for row, ids in flat:
             places.append(np.stack((np.full(len(ids), row), np.arange(len(ids)) + filled[row])))
@@ -317,8 +318,8 @@ class GatheredHead:
 
     def row_by_row(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """One product per row, without unused slots; on a CPU, reading sizes costs no wait."""
-        most = int(self._window.peaks(rows).max()) if len(rows) else 0
-        columns = min(self._window.capacity, -(-max(most, 1) // _COLUMNS) * _COLUMNS)
+        max_columns = int(self._window.peaks(rows).max()) if len(rows) else 0
+        columns = min(self._window.capacity, -(-max(max_columns, 1) // _COLUMNS) * _COLUMNS)
         out = hidden.new_empty((*hidden.shape[:2], columns))
         for place, row in enumerate(rows.tolist()):
             weights = self._weights(row, columns)
@@ -372,7 +373,7 @@ class RecentVocabulary:
         self.head = GatheredHead(head, rows, self.window, gathered)
         self._rows = torch.arange(rows, device=head.device)
         self._in_prompt: set[int] = set()
-        self._most = window
+        self._max_columns = window
         self._steps = Steps(rows, window, head.device)
 
     @property
@@ -385,7 +386,7 @@ class RecentVocabulary:
         self.finish(row)
         self._in_prompt.add(row)
         if self._context and len(prompt):
-            ids = self._steps.tensor(prompt[None, -self._most :].astype(np.int64))
+            ids = self._steps.tensor(prompt[None, -self._max_columns :].astype(np.int64))
             self._append(self._rows[row : row + 1], ids)
 
     @torch.inference_mode()

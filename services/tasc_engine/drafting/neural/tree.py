@@ -27,7 +27,7 @@ class NeuralSettings:
         width: Number of expanded nodes of a level, and of considered children of each.
         nodes: Maximum number of draft tokens of one row, those of the likeliest paths.
 
-    All levels but the last expand at most ``MOST_NODES`` nodes together, and ``nodes`` is at most
+    All levels but the last expand at most ``MAX_NODES`` nodes together, and ``nodes`` is at most
     that, since a step has one bit for each.
     """
 
@@ -106,11 +106,11 @@ class Beam:
         """Number of expanded nodes of the previous levels."""
         return self._width * (len(self._logp) - 1)
 
-    def drafts(self, nodes: int, budget: Int32, least: NDArray[np.float32] | None) -> Drafts:
+    def drafts(self, nodes: int, budget: Int32, min_probs: NDArray[np.float32] | None) -> Drafts:
         """Drafts of the likeliest paths, at most ``nodes`` and ``budget[i]`` tokens for row i.
 
         Args:
-            least: See `tasc_draft.Proposer.propose`.
+            min_probs: See `tasc_draft.Proposer.propose`.
         """
         depths = np.concatenate(
             [np.full(part.shape[1], i + 1, np.int16) for i, part in enumerate(self._logp)]
@@ -122,7 +122,7 @@ class Beam:
         parts = (torch.cat(each, 1).gather(1, at) for each in (self._tokens, self._parents))
         copied = torch.stack((at, *parts)).cpu().numpy()
         paths = best.float().cpu().numpy()
-        return ranked(paths, copied[0], copied[1], copied[2], depths, budget, least)
+        return ranked(paths, copied[0], copied[1], copied[2], depths, budget, min_probs)
 
 
 def ranked(
@@ -132,7 +132,7 @@ def ranked(
     parents: NDArray[np.int64],
     depths: NDArray[np.int16],
     budget: Int32,
-    least: NDArray[np.float32] | None,
+    min_probs: NDArray[np.float32] | None,
 ) -> Drafts:
     """Makes drafts of candidates sorted by the probability of their paths, parents first.
 
@@ -144,8 +144,8 @@ def ranked(
     """
     rows, n = logp.shape
     kept = (np.arange(n) < budget[:, None]) & np.isfinite(logp)
-    if least is not None:
-        kept &= _worth(logp, depths[numbers], kept, least)
+    if min_probs is not None:
+        kept &= _worth(logp, depths[numbers], kept, min_probs)
     place = np.zeros((rows, len(depths) + 1), np.int32)
     np.put_along_axis(place, numbers, np.broadcast_to(np.arange(n, dtype=np.int32), (rows, n)), 1)
     place[:, -1] = -1
@@ -167,13 +167,13 @@ def _worth(
     logp: NDArray[np.float32],
     depths: NDArray[np.int16],
     kept: NDArray[np.bool_],
-    least: NDArray[np.float32],
+    min_probs: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
     """Selects the likeliest tokens of all rows up to the first that is not worth its cost."""
     # Not by probabilities: if rounded ones are equal, each row has its own order.
     order = np.lexsort((depths.ravel(), -np.where(kept, logp, -np.inf).ravel()))
-    first = order[: min(len(least), int(kept.sum()))]
-    short = np.exp(logp.ravel()[first]) < least[: len(first)]
+    first = order[: min(len(min_probs), int(kept.sum()))]
+    short = np.exp(logp.ravel()[first]) < min_probs[: len(first)]
     taken = first[: int(short.argmax())] if short.any() else first
     found = np.zeros(logp.size, bool)
     found[taken] = True

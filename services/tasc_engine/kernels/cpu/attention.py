@@ -15,28 +15,28 @@ from torch import Tensor
 
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kernels.cpu.compiling import Size, arithmetic, bits, known, numbers, value
-from tasc_engine.kernels.cpu.lanes import (
+from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     add,
+    broadcast,
     div,
-    exponent,
+    exp,
     fma,
     fold,
     load,
     maximum,
     mul,
-    narrow,
-    splat,
+    round_to_storage,
     store,
     sub,
     tile,
-    widen,
+    to_float32,
     zeros,
 )
 from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.layout import Int64, StepLayout
 
-_MOST_LANES = 256  # queries scored together
+_MAX_LANES = 256  # queries scored together
 _TAKEN = 8  # slots processed together
 _one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
@@ -51,7 +51,7 @@ class Scratch:
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: Any) -> None:
         self.heads, self.kv_heads = heads, kv_heads
         self.size = Size(head_dim)
-        self.tokens = max(_MOST_LANES // heads, 1)  # processed together
+        self.tokens = max(_MAX_LANES // heads, 1)  # processed together
         self.lanes = _up(self.tokens * heads) + WIDTH
         self.queries = np.zeros(head_dim * self.lanes, dtype)
         self.keys = np.zeros(_TAKEN * _up(head_dim), dtype)
@@ -74,15 +74,16 @@ def attend(
     """See `RowCache.attend`.
 
     Args:
-        query, out: ``[N * heads * head_dim]`` elements, see `lanes`.
+        query, out: ``[N * heads * head_dim]`` elements, see `simd`.
         pool: ``[slots * 2 * kv_heads * head_dim]`` elements of one layer.
         layout: A `StepLayout` of numpy arrays.
         rows: ``int64[n]``, the rows to process; the other rows' part of ``out`` is not changed.
         scratch: Has room for the longest of them.
     """
     _attend(
-        query, pool, layout.positions, layout.seen, layout.tree, layout.begins, layout.firsts,
-        layout.trunks, layout.nodes, rows, scratch.heads, scratch.kv_heads, scratch.size,
+        query, pool, layout.positions, layout.visible_lens, layout.tree, layout.query_offsets,
+        layout.kv_starts, layout.trunks, layout.nodes, rows, scratch.heads, scratch.kv_heads,
+        scratch.size,
         scratch.tokens, scratch.totals.dtype.type(scale), window or 0,
         scratch.totals.dtype.type(softcap or 0.0), scratch.queries, scratch.keys, scratch.values,
         scratch.scores, scratch.totals, scratch.sums, out,
@@ -95,23 +96,23 @@ def _up(n: int) -> int:
 
 @arithmetic
 def _attend(
-    query: Any, pool: Any, positions: Any, seen: Any, tree: Any, begins: Any, firsts: Any,
-    trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any, most: int, scale: Any,
-    window: int, softcap: Any, queries: Any, keys: Any, values: Any, scores: Any, totals: Any,
-    sums: Any, out: Any,
+    query: Any, pool: Any, positions: Any, visible_lens: Any, tree: Any, query_offsets: Any,
+    kv_starts: Any, trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any,
+    together: int, scale: Any, window: int, softcap: Any, queries: Any, keys: Any, values: Any,
+    scores: Any, totals: Any, sums: Any, out: Any,
 ) -> None:  # fmt: skip
     dim = value(size)
     shared, step = heads // kv_heads, 2 * kv_heads * dim
     for r in rows:
         slots = trunks[r] + nodes[r]
-        node = begins[r + 1] - nodes[r]
-        for token in range(begins[r], begins[r + 1], most):
-            tokens = min(most, begins[r + 1] - token)
+        node = query_offsets[r + 1] - nodes[r]
+        for token in range(query_offsets[r], query_offsets[r + 1], together):
+            tokens = min(together, query_offsets[r + 1] - token)
             n, lanes = tokens * shared, _lanes(tokens * heads)
             low = _lowest(positions, token, tokens, window)
-            end = slots if token + tokens > node else seen[token + tokens - 1]
+            end = slots if token + tokens > node else visible_lens[token + tokens - 1]
             for g in range(kv_heads):
-                at = (firsts[r] + low) * step + g * dim
+                at = (kv_starts[r] + low) * step + g * dim
                 _score(
                     query, token, n, g, shared, heads, size, scale, pool, at, step, end - low,
                     queries, keys, scores, g * n, lanes,
@@ -124,7 +125,7 @@ def _attend(
                     hidden = positions[t] + 1 - window - low
                     for p in range(hidden):
                         _hide(scores, p * lanes + i, n, kv_heads, shared)
-                for p in range(max(seen[t], low), end):
+                for p in range(max(visible_lens[t], low), end):
                     b = p - trunks[r]
                     if (
                         b < 0
@@ -134,7 +135,7 @@ def _attend(
                         _hide(scores, (p - low) * lanes + i, n, kv_heads, shared)
             _weigh(scores, end - low, lanes, tokens * heads, totals)
             for g in range(kv_heads):
-                at = (firsts[r] + low) * step + (kv_heads + g) * dim
+                at = (kv_starts[r] + low) * step + (kv_heads + g) * dim
                 _sum(pool, at, step, end - low, n, size, scores, g * n, lanes, values, sums)
                 _scatter(sums, totals, token, n, g, shared, heads, size, out)
 
@@ -144,10 +145,10 @@ def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
     """The first slot that any token sees; nodes are not ordered by depth."""
     if not window:
         return 0
-    least = positions[token]
+    first = positions[token]
     for t in range(token + 1, token + tokens):
-        least = min(least, positions[t])
-    return max(0, least + 1 - window)
+        first = min(first, positions[t])
+    return max(0, first + 1 - window)
 
 
 @arithmetic
@@ -170,7 +171,7 @@ def _gather(
         to = i // together * dim * together + i % together * each
         for d in range(0, dim, each):
             for s in range(each):
-                x = widen(query[at + d + s]) * scale if q < end else scale - scale
+                x = to_float32(query[at + d + s]) * scale if q < end else scale - scale
                 queries[to + d * together + s] = x
 
 
@@ -182,7 +183,7 @@ def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
         store(target, to + d, load(source, at + d))
         d += WIDTH
     while d < dim:
-        target[to + d] = widen(source[at + d])
+        target[to + d] = to_float32(source[at + d])
         d += 1
 
 
@@ -255,12 +256,12 @@ def _score_lanes(
 @arithmetic
 def _cap(scores: Any, slots: int, lanes: int, used: int, softcap: Any) -> None:
     """Caps scores by ``c tanh(s / c)``, computed as 1 - 2 / (e^2x + 1)."""
-    cap = splat(softcap)
+    cap = broadcast(softcap)
     one = div(cap, cap)
     two = add(one, one)
     for p in range(slots):
         for i in range(p * lanes, p * lanes + used, WIDTH):
-            grown = exponent(div(mul(two, load(scores, i)), cap))
+            grown = exp(div(mul(two, load(scores, i)), cap))
             store(scores, i, mul(cap, sub(one, div(two, add(grown, one)))))
 
 
@@ -276,11 +277,11 @@ def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
 def _weigh(scores: Any, slots: int, lanes: int, used: int, totals: Any) -> None:
     """Turns scores of ``used`` lanes into weights and sums; writes zeros after the last slot."""
     for b in range(0, used, WIDTH):
-        most, total = load(scores, b), zeros(totals)
+        highest, total = load(scores, b), zeros(totals)
         for p in range(1, slots):
-            most = maximum(most, load(scores, p * lanes + b))
+            highest = maximum(highest, load(scores, p * lanes + b))
         for p in range(slots):
-            weight = exponent(sub(load(scores, p * lanes + b), most))
+            weight = exp(sub(load(scores, p * lanes + b), highest))
             store(scores, p * lanes + b, weight)
             total = add(total, weight)
         store(totals, b, total)
@@ -303,10 +304,10 @@ def _sum(
             _convert(pool, at + min(p + k, slots - 1) * step, size, values, k * padded)
         for q in range(n):
             i = p * lanes + first + q
-            w0, w1 = splat(scores[i]), splat(scores[i + lanes])
-            w2, w3 = splat(scores[i + 2 * lanes]), splat(scores[i + 3 * lanes])
-            w4, w5 = splat(scores[i + 4 * lanes]), splat(scores[i + 5 * lanes])
-            w6, w7 = splat(scores[i + 6 * lanes]), splat(scores[i + 7 * lanes])
+            w0, w1 = broadcast(scores[i]), broadcast(scores[i + lanes])
+            w2, w3 = broadcast(scores[i + 2 * lanes]), broadcast(scores[i + 3 * lanes])
+            w4, w5 = broadcast(scores[i + 4 * lanes]), broadcast(scores[i + 5 * lanes])
+            w6, w7 = broadcast(scores[i + 6 * lanes]), broadcast(scores[i + 7 * lanes])
             for d in range(0, padded, WIDTH):
                 even = fma(w0, load(values, d), load(sums, q * padded + d))
                 odd = mul(w1, load(values, padded + d))
@@ -327,12 +328,12 @@ def _scatter(
     padded = (dim + WIDTH - 1) // WIDTH * WIDTH
     for q in range(n):
         at = ((token + q // shared) * heads + g * shared + q % shared) * dim
-        total, d = splat(totals[g * n + q]), 0
+        total, d = broadcast(totals[g * n + q]), 0
         while d + WIDTH <= dim:
             store(out, at + d, div(load(sums, q * padded + d), total))
             d += WIDTH
         while d < dim:
-            out[at + d] = narrow(sums[q * padded + d] / totals[g * n + q], out[0])
+            out[at + d] = round_to_storage(sums[q * padded + d] / totals[g * n + q], out[0])
             d += 1
 
 
@@ -353,7 +354,7 @@ class CompiledRows:
         self._asked = self._found = bits(self._out)
 
     def bits(self, layer: int) -> NDArray[Any]:
-        """Returns one layer's keys and values as elements of `lanes`."""
+        """Returns one layer's keys and values as elements of `simd`."""
         return self._layers[layer]
 
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
@@ -361,7 +362,7 @@ class CompiledRows:
         self._others.begin(host, device)
         self._step = host
         self._lengths = host.trunks + host.nodes
-        self._tokens = np.diff(host.begins)
+        self._tokens = np.diff(host.query_offsets)
         self._little: Int64 | None = None
         self._much: list[int] = []
 

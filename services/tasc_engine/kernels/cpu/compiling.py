@@ -15,12 +15,12 @@ from torch import Tensor
 
 from tasc_draft.compiled import Compiler
 
-# numba has no 16-bit floats. It gets their bits, with one integer type for each; see `lanes`.
+# numba has no 16-bit floats. It gets their bits, with one integer type for each; see `simd`.
 _BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 
 def bits(tensor: Tensor) -> NDArray[Any]:
-    """A contiguous tensor on the CPU as elements of `lanes`."""
+    """A contiguous tensor on the CPU as elements of `simd`."""
     held = _BITS.get(tensor.dtype)
     flat = tensor.view(-1)
     found: NDArray[Any] = (flat if held is None else flat.view(held)).numpy()

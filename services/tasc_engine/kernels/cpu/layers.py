@@ -1,6 +1,6 @@
 """Compiled operations between the products of a Llama-like layer, and the choice of tokens.
 
-Arrays are flat; their elements are those of `lanes`. Sums are computed in float32 (float64 for
+Arrays are flat; their elements are those of `simd`. Sums are computed in float32 (float64 for
 float64), and results are rounded once.
 """
 
@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 
 from tasc_engine.kernels.cpu.compiling import arithmetic
-from tasc_engine.kernels.cpu.lanes import (
+from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     add,
+    broadcast,
     div,
-    exponent,
+    exp,
     finite,
     fma,
     greatest,
     load,
     maximum,
     mul,
-    narrow,
-    splat,
+    round_to_storage,
     store,
     sub,
+    to_float32,
     total,
-    widen,
     zeros,
 )
 
@@ -56,7 +56,7 @@ def _add(hidden: Any, delta: Any, begin: int, width: int) -> None:
         store(hidden, i, add(load(hidden, i), load(delta, i)))
         i += WIDTH
     while i < end:
-        hidden[i] = narrow(widen(hidden[i]) + widen(delta[i]), hidden[0])
+        hidden[i] = round_to_storage(to_float32(hidden[i]) + to_float32(delta[i]), hidden[0])
         i += 1
 
 
@@ -70,64 +70,65 @@ def _norm(
         x = load(source, at + d)
         squares = fma(x, x, squares)
     for d in range(whole, width):
-        rest += widen(source[at + d]) * widen(source[at + d])
+        rest += to_float32(source[at + d]) * to_float32(source[at + d])
     factor = _ONE / np.sqrt((total(squares) + rest) / np.float32(width) + eps)
     for d in range(0, whole, WIDTH):
-        normed = mul(load(source, at + d), splat(factor))
+        normed = mul(load(source, at + d), broadcast(factor))
         store(out, to + d, mul(normed, load(weight, first + d)))
     for d in range(whole, width):
-        out[to + d] = narrow(widen(source[at + d]) * factor * weight[first + d], out[0])
+        normed_one = to_float32(source[at + d]) * factor * weight[first + d]
+        out[to + d] = round_to_storage(normed_one, out[0])
 
 
 @arithmetic
-def turn_and_keep(
-    joined: Any, heads: int, kv_heads: int, dim: int, weights: Any, eps: Any, turns: Any,
+def apply_rope_and_write_kv(
+    qkv: Any, heads: int, kv_heads: int, dim: int, weights: Any, eps: Any, cos_sin: Any,
     positions: Any, slots: Any, query: Any, pool: Any,
 ) -> None:  # fmt: skip
     """Norms and rotates queries and keys (rope: Su et al. 2021), and keeps keys and values.
 
     Args:
-        joined: ``[N * (heads + 2 * kv_heads) * dim]`` elements: queries, keys, values of a token;
+        qkv: ``[N * (heads + 2 * kv_heads) * dim]`` elements: queries, keys, values of a token;
             normed in place.
         weights: ``[(heads + kv_heads) * dim]``, the weights of each head's norm; empty for none.
-        turns: ``[positions * 2 * dim]``, cosines, then sines; the first half of the sines is
+        cos_sin: ``[positions * 2 * dim]``, cosines, then sines; the first half of the sines is
             negated.
         slots: ``int64[N]``, the slot of the pool for the keys and values of each token.
         query: ``[N * heads * dim]`` elements, written.
         pool: ``[slots * 2 * kv_heads * dim]`` elements, written at ``slots``.
     """
-    turned = heads + kv_heads
+    rotated = heads + kv_heads
     for t in range(len(positions)):
-        base, turn = t * (turned + kv_heads) * dim, positions[t] * 2 * dim
+        base, rope = t * (rotated + kv_heads) * dim, positions[t] * 2 * dim
         to = slots[t] * 2 * kv_heads * dim
-        for h in range(turned):
+        for h in range(rotated):
             at = base + h * dim
             if len(weights):
-                _norm(joined, at, dim, weights, h * dim, eps, joined, at)
+                _norm(qkv, at, dim, weights, h * dim, eps, qkv, at)
             if h < heads:
-                _turn(joined, at, dim, turns, turn, query, (t * heads + h) * dim)
+                _apply_rope(qkv, at, dim, cos_sin, rope, query, (t * heads + h) * dim)
             else:
-                _turn(joined, at, dim, turns, turn, pool, to + (h - heads) * dim)
-        values = base + turned * dim
+                _apply_rope(qkv, at, dim, cos_sin, rope, pool, to + (h - heads) * dim)
+        values = base + rotated * dim
         _copy_finite(pool, to, kv_heads * dim, pool, to)
-        _copy_finite(joined, values, kv_heads * dim, pool, to + kv_heads * dim)
+        _copy_finite(qkv, values, kv_heads * dim, pool, to + kv_heads * dim)
 
 
 @arithmetic
-def _turn(joined: Any, at: int, dim: int, turns: Any, turn: int, out: Any, to: int) -> None:
+def _apply_rope(qkv: Any, at: int, dim: int, cos_sin: Any, rope: int, out: Any, to: int) -> None:
     half, d = dim // 2, 0
     while d + WIDTH <= half:
-        x, y = load(joined, at + d), load(joined, at + half + d)
-        first = mul(y, load(turns, turn + dim + d))
-        second = mul(x, load(turns, turn + dim + half + d))
-        store(out, to + d, fma(x, load(turns, turn + d), first))
-        store(out, to + half + d, fma(y, load(turns, turn + half + d), second))
+        x, y = load(qkv, at + d), load(qkv, at + half + d)
+        first = mul(y, load(cos_sin, rope + dim + d))
+        second = mul(x, load(cos_sin, rope + dim + half + d))
+        store(out, to + d, fma(x, load(cos_sin, rope + d), first))
+        store(out, to + half + d, fma(y, load(cos_sin, rope + half + d), second))
         d += WIDTH
     while d < half:
-        u, v = widen(joined[at + d]), widen(joined[at + half + d])
-        out[to + d] = narrow(u * turns[turn + d] + v * turns[turn + dim + d], out[0])
-        second_of = v * turns[turn + half + d] + u * turns[turn + dim + half + d]
-        out[to + half + d] = narrow(second_of, out[0])
+        u, v = to_float32(qkv[at + d]), to_float32(qkv[at + half + d])
+        out[to + d] = round_to_storage(u * cos_sin[rope + d] + v * cos_sin[rope + dim + d], out[0])
+        second_of = v * cos_sin[rope + half + d] + u * cos_sin[rope + dim + half + d]
+        out[to + half + d] = round_to_storage(second_of, out[0])
         d += 1
 
 
@@ -140,27 +141,27 @@ def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
         d += WIDTH
     while d < n:
         pool[to + d] = source[at + d]
-        if not abs(widen(source[at + d])) < np.inf:
+        if not abs(to_float32(source[at + d])) < np.inf:
             pool[to + d] = 0
         d += 1
 
 
 @arithmetic
-def gate(joined: Any, width: int, out: Any) -> None:
+def gate(gate_up: Any, width: int, out: Any) -> None:
     """Computes ``silu(g) * u`` from gates and values side by side, ``[N * 2 * width]``."""
-    none = zeros(joined)
-    one = exponent(none)
+    none = zeros(gate_up)
+    one = exp(none)
     for begin in range(0, len(out), width):
         at, d = 2 * begin, 0
         while d + WIDTH <= width:
-            g = load(joined, at + d)
-            grown = add(exponent(sub(none, g)), one)
-            store(out, begin + d, mul(div(g, grown), load(joined, at + width + d)))
+            g = load(gate_up, at + d)
+            grown = add(exp(sub(none, g)), one)
+            store(out, begin + d, mul(div(g, grown), load(gate_up, at + width + d)))
             d += WIDTH
         while d < width:
-            g = widen(joined[at + d])
-            value = g / (_ONE + np.exp(-g)) * widen(joined[at + width + d])
-            out[begin + d] = narrow(value, out[0])
+            g = to_float32(gate_up[at + d])
+            value = g / (_ONE + np.exp(-g)) * to_float32(gate_up[at + width + d])
+            out[begin + d] = round_to_storage(value, out[0])
             d += 1
 
 
@@ -178,14 +179,14 @@ def choose(logits: Any, width: int, out: Any) -> None:
 
 @arithmetic
 def _first_greatest(logits: Any, at: int, width: int) -> int:
-    best, found = widen(logits[at]), 0
+    best, found = to_float32(logits[at]), 0
     for block in range(0, width, _BLOCK):
         end = min(block + _BLOCK, width)
-        most = _greatest(logits, at + block, end - block)
-        if not most <= best:  # greater, or NaN
-            best = most
+        highest = _greatest(logits, at + block, end - block)
+        if not highest <= best:  # greater, or NaN
+            best = highest
             found = block
-            while found < end and widen(logits[at + found]) != most:
+            while found < end and to_float32(logits[at + found]) != highest:
                 found += 1
         if best != best:
             return -1
@@ -195,13 +196,13 @@ def _first_greatest(logits: Any, at: int, width: int) -> int:
 @arithmetic
 def _greatest(logits: Any, at: int, n: int) -> Any:
     """The greatest of some logits; NaN if one of them is NaN."""
-    most, d = splat(widen(logits[at])), 0
+    highest, d = broadcast(to_float32(logits[at])), 0
     while d + WIDTH <= n:
-        most = maximum(most, load(logits, at + d))
+        highest = maximum(highest, load(logits, at + d))
         d += WIDTH
-    found = greatest(most)
+    found = greatest(highest)
     while d < n:
-        if found == found and not widen(logits[at + d]) <= found:
-            found = widen(logits[at + d])
+        if found == found and not to_float32(logits[at + d]) <= found:
+            found = to_float32(logits[at + d])
         d += 1
     return found

@@ -29,11 +29,11 @@ except ImportError:
 # With TRITON_INTERPRET=1 at import, Triton runs kernels slowly on the CPU, for tests.
 INTERPRETED = triton is not None and not isinstance(tl.max, triton.JITFunction)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MOST_HEAD_DIM = 256
-_MOST_SPLITS = 32
-_LEAST_SPLIT = 64  # minimum keys of a program
+MAX_HEAD_DIM = 256
+_MAX_SPLITS = 32
+_MIN_SPLIT = 64  # minimum keys of a program
 _PROGRAMS = 264  # two for each of the 132 multiprocessors of a Hopper GPU
-_LEAST_LINES = 16  # minimum query lines of a program for matrix units
+_MIN_LINES = 16  # minimum query lines of a program for matrix units
 _KEY_BYTES = 8192  # maximum bytes of keys that a program holds at a time
 _WIDE = 64 * 64  # numbers of an accumulator that four warps hold
 
@@ -42,7 +42,7 @@ def available(
     dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, device: torch.device | None = None
 ) -> bool:
     """Whether `attend` supports such keys here; needs Triton and an Ampere or later GPU."""
-    fits = dtype in DTYPES and head_dim <= MOST_HEAD_DIM
+    fits = dtype in DTYPES and head_dim <= MAX_HEAD_DIM
     if triton is None or not fits:
         return False
     return INTERPRETED or (
@@ -75,9 +75,9 @@ def attend(
     """
     _check(query, pool)
     tokens, heads, dim = query.shape
-    rows, kv_heads, width = layout.firsts.shape[0], pool.shape[2], _power(dim)
+    rows, kv_heads, width = layout.kv_starts.shape[0], pool.shape[2], _power(dim)
     shared = heads // kv_heads
-    together = min(shared, _LEAST_LINES)
+    together = min(shared, _MIN_LINES)
     lines = _lines(together * -(-tokens // rows), query.dtype)
     each = lines // together
     tiles, columns = min(tokens, tokens // each + rows), kv_heads * -(-shared // together)
@@ -88,16 +88,17 @@ def attend(
         parts = query.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
         sums = query.new_empty((tokens, heads, splits), dtype=torch.float32)
     _attention[(tiles, columns, splits)](
-        query, pool, out, parts, sums, layout.positions, layout.seen, layout.tree, layout.begins,
-        layout.firsts, layout.trunks, layout.nodes, scale, softcap or 1.0, window or 0, rows,
+        query, pool, out, parts, sums, layout.positions, layout.visible_lens, layout.tree,
+        layout.query_offsets,
+        layout.kv_starts, layout.trunks, layout.nodes, scale, softcap or 1.0, window or 0, rows,
         query.stride(0), query.stride(1), kv_heads=kv_heads, shared=shared, together=together,
         each=each, lines=lines, dim=dim, width=width, keys=_keys(width * query.element_size()),
         most_rows=_power(rows), split=splits > 1, windowed=window is not None,
         capped=softcap is not None, num_warps=8 if lines * width > _WIDE else 4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
-        most = _power(splits)
-        _join[(tokens * heads,)](out, parts, sums, splits, most_splits=most, dim=dim, width=width)
+        padded = _power(splits)
+        _join[(tokens * heads,)](out, parts, sums, splits, most_splits=padded, dim=dim, width=width)
     return out
 
 
@@ -105,23 +106,23 @@ def _check(query: Tensor, pool: Tensor) -> None:
     heads, dim, kv_heads = query.shape[1], query.shape[2], pool.shape[2]
     if query.dtype not in DTYPES or pool.dtype != query.dtype:
         raise ValueError(f"queries are {query.dtype}, keys {pool.dtype}; both must be of {DTYPES}")
-    if dim != pool.shape[3] or dim > MOST_HEAD_DIM or heads % kv_heads:
+    if dim != pool.shape[3] or dim > MAX_HEAD_DIM or heads % kv_heads:
         raise ValueError(
             f"{heads} query heads of {dim} and {kv_heads} heads of keys of {pool.shape[3]}: sizes "
-            f"must be equal and at most {MOST_HEAD_DIM}, heads a multiple; use other attention"
+            f"must be equal and at most {MAX_HEAD_DIM}, heads a multiple; use other attention"
         )
     if query.stride(2) != 1 or not pool.is_contiguous():
         raise ValueError("a query head's numbers, and all of the pool, must lie together in memory")
 
 
-def _power(n: int, least: int = 16) -> int:
-    """The smallest power of two that is at least ``n`` and ``least``."""
-    return max(least, 1 << (n - 1).bit_length())
+def _power(n: int, minimum: int = 16) -> int:
+    """The smallest power of two that is at least ``n`` and ``minimum``."""
+    return max(minimum, 1 << (n - 1).bit_length())
 
 
 def _lines(lines: int, dtype: torch.dtype) -> int:
     # Float32 products run in registers, which hold no more than this.
-    return min(16 if dtype == torch.float32 else 64, _power(lines, _LEAST_LINES))
+    return min(16 if dtype == torch.float32 else 64, _power(lines, _MIN_LINES))
 
 
 def _keys(bytes_each: int) -> int:
@@ -129,8 +130,8 @@ def _keys(bytes_each: int) -> int:
 
 
 def _splits(programs: int, longest: int) -> int:
-    most = min(_MOST_SPLITS, -(-longest // _LEAST_SPLIT))
-    return max(1, min(most, _PROGRAMS // programs))
+    splits = min(_MAX_SPLITS, -(-longest // _MIN_SPLIT))
+    return max(1, min(splits, _PROGRAMS // programs))
 
 
 def _jit(**settings: Any) -> Any:
@@ -142,31 +143,32 @@ def _jit(**settings: Any) -> Any:
 @_jit(
     do_not_specialize=["window", "rows"],
     do_not_specialize_on_alignment=[
-        "positions", "seen", "tree", "begins", "firsts", "trunks", "nodes"
+        "positions", "visible_lens", "tree", "query_offsets", "kv_starts", "trunks", "nodes"
     ],
 )  # fmt: skip
 def _attention(
     query: tl.tensor, pool: tl.tensor, out: tl.tensor, parts: tl.tensor, sums: tl.tensor,
-    positions: tl.tensor, seen: tl.tensor, tree: tl.tensor, begins: tl.tensor, firsts: tl.tensor,
+    positions: tl.tensor, visible_lens: tl.tensor, tree: tl.tensor,
+    query_offsets: tl.tensor, kv_starts: tl.tensor,
     trunks: tl.tensor, nodes: tl.tensor, scale: tl.tensor, softcap: tl.tensor, window: tl.tensor,
     rows: tl.tensor, query_token: tl.tensor, query_head: tl.tensor, kv_heads: tl.constexpr,
     shared: tl.constexpr, together: tl.constexpr, each: tl.constexpr, lines: tl.constexpr,
     dim: tl.constexpr, width: tl.constexpr, keys: tl.constexpr, most_rows: tl.constexpr,
     split: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr,
 ) -> None:  # fmt: skip
-    row, tile = _row_of(begins, rows, each, most_rows)
+    row, tile = _row_of(query_offsets, rows, each, most_rows)
     if row >= rows:
         return
-    first, trunk, many = tl.load(firsts + row), tl.load(trunks + row), tl.load(nodes + row)
-    row_end = tl.load(begins + row + 1)
+    first, trunk, many = tl.load(kv_starts + row), tl.load(trunks + row), tl.load(nodes + row)
+    row_end = tl.load(query_offsets + row + 1)
     line, place = tl.arange(0, lines), tl.arange(0, width)[None, :]
     kv_head = tl.program_id(1) % kv_heads
     within = tl.program_id(1) // kv_heads * together + line % together
-    token = tl.load(begins + row) + tile * each + line // together
+    token = tl.load(query_offsets + row) + tile * each + line // together
     real = (line < each * together) & (token < row_end) & (within < shared)
     head = kv_head * shared + within
     at = tl.load(positions + token, mask=real, other=0)
-    sees = tl.load(seen + token, mask=real, other=0)
+    sees = tl.load(visible_lens + token, mask=real, other=0)
     bits = tl.load(tree + token, mask=real, other=0)
     target = (token * (kv_heads * shared) + head) * tl.num_programs(2) + tl.program_id(2)
     low, stop = _span(at, sees, bits, real, trunk + many, window, keys, windowed)
@@ -177,7 +179,7 @@ def _attention(
     inside = place < dim
     own = token[:, None] * query_token + head[:, None] * query_head + place
     asked = tl.load(query + own, mask=real[:, None] & inside, other=0.0)
-    most = tl.full([lines], float("-inf"), tl.float32)
+    highest = tl.full([lines], float("-inf"), tl.float32)
     total, mixed = tl.zeros([lines], tl.float32), tl.zeros([lines, width], tl.float32)
     for begin in range(low, stop, keys):
         j = begin + tl.arange(0, keys)
@@ -187,32 +189,32 @@ def _attention(
         nodes_at = positions + row_end - many
         visible = _visible(j, stop, at, sees, bits, trunk, many, nodes_at, window, windowed)
         score = tl.where(visible, score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
+        higher = tl.maximum(highest, tl.max(score, 1))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
-        weight, fade = tl.exp(score - safe[:, None]), tl.exp(most - safe)
+        weight, fade = tl.exp(score - safe[:, None]), tl.exp(highest - safe)
         value = tl.load(lies + kv_heads * dim, mask=held, other=0.0)
         total = total * fade + tl.sum(weight, 1)
         mixed = mixed * fade[:, None]
         mixed += tl.dot(weight.to(value.dtype), value, input_precision="ieee")
-        most = higher
+        highest = higher
     total = tl.where(total == 0.0, 1.0, total)
     mixed = mixed / total[:, None]
     written = target[:, None] * dim + place
     if split:
         tl.store(parts + written, mixed, mask=real[:, None] & inside)
-        tl.store(sums + target, most + tl.log(total), mask=real)
+        tl.store(sums + target, highest + tl.log(total), mask=real)
     else:
         tl.store(out + written, mixed.to(out.dtype.element_ty), mask=real[:, None] & inside)
 
 
 @_jit()
 def _row_of(
-    begins: tl.tensor, rows: tl.tensor, each: tl.constexpr, most_rows: tl.constexpr
+    query_offsets: tl.tensor, rows: tl.tensor, each: tl.constexpr, most_rows: tl.constexpr
 ) -> tl.tensor:
     """The row of this program's tile, at least ``rows`` if there is none, and its tile there."""
     at = tl.arange(0, most_rows)
-    starts = tl.load(begins + at, mask=at < rows, other=0)
-    ends = tl.load(begins + at + 1, mask=at < rows, other=0)
+    starts = tl.load(query_offsets + at, mask=at < rows, other=0)
+    ends = tl.load(query_offsets + at + 1, mask=at < rows, other=0)
     tiles = (ends - starts + each - 1) // each
     tile = tl.program_id(0)
     row = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
@@ -274,8 +276,8 @@ def _join(
     line = tl.program_id(0).to(tl.int64)
     part, place = tl.arange(0, most_splits), tl.arange(0, width)
     logs = tl.load(sums + line * splits + part, mask=part < splits, other=float("-inf"))
-    most = tl.max(logs, 0)
-    weight = tl.exp(logs - tl.where(most == float("-inf"), 0.0, most))
+    highest = tl.max(logs, 0)
+    weight = tl.exp(logs - tl.where(highest == float("-inf"), 0.0, highest))
     # A part in which no token sees a slot may not have been written.
     lies = parts + (line * splits + part)[:, None] * dim + place[None, :]
     here = (logs > float("-inf"))[:, None] & (place[None, :] < dim)

@@ -168,7 +168,7 @@ def zeros(_: Any, array: Any) -> Any:
 
 
 @intrinsic
-def splat(_: Any, value: Any) -> Any:
+def broadcast(_: Any, value: Any) -> Any:
     """Lanes that all hold one number."""
     kind = _vector(value)
 
@@ -275,15 +275,15 @@ def total(_: Any, x: Any) -> Any:
 
 
 @intrinsic
-def exponent(_: Any, x: Any) -> Any:
+def exp(_: Any, x: Any) -> Any:
     """e to the power of each lane, from e^-87 to e^87 (float64: 708); 0 below that range."""
     kind, limit = _vector(x.of), (708.0 if x.of == types.float64 else 87.0)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        least, most = _all(kind, -limit), _all(kind, limit)
-        above = builder.fcmp_ordered(">", args[0], least)  # false for NaN
-        value = builder.select(above, args[0], least)
-        value = builder.select(builder.fcmp_ordered("<", value, most), value, most)
+        low, high = _all(kind, -limit), _all(kind, limit)
+        above = builder.fcmp_ordered(">", args[0], low)  # false for NaN
+        value = builder.select(above, args[0], low)
+        value = builder.select(builder.fcmp_ordered("<", value, high), value, high)
         found = builder.select(above, _exponential(builder, value, kind), _all(kind, 0.0))
         no_number = builder.fcmp_unordered("uno", *args, *args)
         return builder.select(no_number, args[0], found)
@@ -315,7 +315,7 @@ def _exponential(builder: Any, value: Any, kind: Any) -> Any:
 
 
 @intrinsic
-def widen(_: Any, bits: Any) -> Any:
+def to_float32(_: Any, bits: Any) -> Any:
     """An array's element as a number."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -325,7 +325,7 @@ def widen(_: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def narrow(_: Any, value: Any, like: Any) -> Any:
+def round_to_storage(_: Any, value: Any, like: Any) -> Any:
     """A number as an element like another."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:

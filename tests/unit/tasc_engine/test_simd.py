@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasc_engine.kernels.cpu import lanes
+from tasc_engine.kernels.cpu import simd
 from tasc_engine.kernels.cpu.compiling import Size
-from tasc_engine.kernels.cpu.lanes import WIDTH
+from tasc_engine.kernels.cpu.simd import WIDTH
 
 # As the package compiles: sums may be taken in any order.
 compiled = numba.njit(_nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -23,27 +23,27 @@ PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 
 
 @compiled
-def _widen_lanes(source, start, out):
+def _to_float32_simd(source, start, out):
     for i in range(0, len(out), WIDTH):
-        lanes.store(out, i, lanes.load(source, start + i))
+        simd.store(out, i, simd.load(source, start + i))
 
 
 @compiled
-def _widen_each(source, start, out):
+def _to_float32_each(source, start, out):
     for i in range(len(out)):
-        out[i] = lanes.widen(source[start + i])
+        out[i] = simd.to_float32(source[start + i])
 
 
 @compiled
-def _narrow_lanes(source, out, start):
+def _round_simd(source, out, start):
     for i in range(0, len(source), WIDTH):
-        lanes.store(out, start + i, lanes.load(source, i))
+        simd.store(out, start + i, simd.load(source, i))
 
 
 @compiled
-def _narrow_each(source, out, start):
+def _round_each(source, out, start):
     for i in range(len(source)):
-        out[start + i] = lanes.narrow(source[i], out[0])
+        out[start + i] = simd.round_to_storage(source[i], out[0])
 
 
 def of_each(operation: Any) -> Any:
@@ -52,7 +52,7 @@ def of_each(operation: Any) -> Any:
     @compiled
     def one(x, out):
         for i in range(0, len(out), WIDTH):
-            lanes.store(out, i, operation(lanes.load(x, i)))
+            simd.store(out, i, operation(simd.load(x, i)))
 
     return one
 
@@ -61,26 +61,26 @@ def of_pairs(operation: Any) -> Any:
     @compiled
     def two(x, y, out):
         for i in range(0, len(out), WIDTH):
-            lanes.store(out, i, operation(lanes.load(x, i), lanes.load(y, i)))
+            simd.store(out, i, operation(simd.load(x, i), simd.load(y, i)))
 
     return two
 
 
-_exponent, _finite, _double = map(of_each, (lanes.exponent, lanes.finite, lanes.double))
-_maximum, *_basics = map(of_pairs, (lanes.maximum, lanes.add, lanes.sub, lanes.mul, lanes.div))
+_exp, _finite, _double = map(of_each, (simd.exp, simd.finite, simd.double))
+_maximum, *_basics = map(of_pairs, (simd.maximum, simd.add, simd.sub, simd.mul, simd.div))
 
 
 @compiled
 def _fma(x, y, z, out):
-    lanes.store(out, 0, lanes.fma(lanes.load(x, 0), lanes.load(y, 0), lanes.load(z, 0)))
-    lanes.store(out, WIDTH, lanes.splat(x[3]))
-    lanes.store(out, 2 * WIDTH, lanes.zeros(x))
+    simd.store(out, 0, simd.fma(simd.load(x, 0), simd.load(y, 0), simd.load(z, 0)))
+    simd.store(out, WIDTH, simd.broadcast(x[3]))
+    simd.store(out, 2 * WIDTH, simd.zeros(x))
 
 
-_only = compiled(lambda x, bits, out: lanes.store(out, 0, lanes.only(lanes.load(x, 0), bits)))
-_reduced = compiled(lambda x: (lanes.greatest(lanes.load(x, 0)), lanes.total(lanes.load(x, 0))))
-_tile = compiled(lambda x, start, size, out: lanes.store(out, 0, lanes.tile(x, start, size)))
-_fold = compiled(lambda x, size, out: lanes.store(out, 0, lanes.fold(lanes.load(x, 0), size)))
+_only = compiled(lambda x, bits, out: simd.store(out, 0, simd.only(simd.load(x, 0), bits)))
+_reduced = compiled(lambda x: (simd.greatest(simd.load(x, 0)), simd.total(simd.load(x, 0))))
+_tile = compiled(lambda x, start, size, out: simd.store(out, 0, simd.tile(x, start, size)))
+_fold = compiled(lambda x, size, out: simd.store(out, 0, simd.fold(simd.load(x, 0), size)))
 
 
 def same(found: np.ndarray, expected: np.ndarray) -> None:
@@ -110,22 +110,22 @@ def hard(dtype: torch.dtype) -> np.ndarray:
 
 
 @pytest.mark.parametrize("start", [0, 1, 7])
-@pytest.mark.parametrize("widen", [_widen_lanes, _widen_each])
+@pytest.mark.parametrize("to_float32", [_to_float32_simd, _to_float32_each])
 @pytest.mark.parametrize("dtype", SHORT)
-def test_each_16_bit_pattern_widens_as_torch_says(dtype, widen, start) -> None:
+def test_16_bit_patterns_convert_to_float32_like_torch(dtype, to_float32, start) -> None:
     bits = np.concatenate((PATTERNS[:start], PATTERNS)).view(SHORT[dtype])
     out = np.zeros(1 << 16, np.float32)
-    widen(bits, start, out)
+    to_float32(bits, start, out)
     same(out, torch.from_numpy(PATTERNS.view(np.int16)).view(dtype).float().numpy())
 
 
 @pytest.mark.parametrize("start", [0, 1, 7])
-@pytest.mark.parametrize("narrow", [_narrow_lanes, _narrow_each])
+@pytest.mark.parametrize("round_to_storage", [_round_simd, _round_each])
 @pytest.mark.parametrize("dtype", SHORT)
-def test_numbers_and_ties_between_them_narrow_as_torch_says(dtype, narrow, start) -> None:
+def test_rounding_to_16_bits_equals_torch(dtype, round_to_storage, start) -> None:
     numbers = hard(dtype)
     out = np.zeros(start + len(numbers), SHORT[dtype])
-    narrow(numbers, out, start)
+    round_to_storage(numbers, out, start)
     assert not out[:start].any()
     found = torch.from_numpy(out[start:].view(np.int16).copy())
     expected = torch.from_numpy(numbers).to(dtype)
@@ -136,44 +136,44 @@ def test_numbers_and_ties_between_them_narrow_as_torch_says(dtype, narrow, start
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_whole_floats_pass_unchanged(dtype) -> None:
+def test_float32_and_float64_pass_unchanged(dtype) -> None:
     bits = np.uint32 if dtype == np.float32 else np.uint64
     numbers = np.random.default_rng(1).integers(0, np.iinfo(bits).max, 4096, bits).view(dtype)
     numbers[:8] = np.inf, -np.inf, np.nan, 0.0, -0.0, np.finfo(dtype).smallest_subnormal, 1, -1
-    for convert in (_widen_lanes, _widen_each):
+    for convert in (_to_float32_simd, _to_float32_each):
         out = np.zeros_like(numbers[3:19])
         convert(numbers, 3, out)
         same(out, numbers[3:19])
-    for convert in (_narrow_lanes, _narrow_each):
+    for convert in (_round_simd, _round_each):
         out = np.zeros(4096 + 5, dtype)
         convert(numbers, out, 5)
         same(out[5:], numbers)
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(np.float32, 87), (np.float64, 708)])
-def test_the_exponential_is_right_to_the_last_bits(dtype, limit) -> None:
+def test_exp_is_accurate(dtype, limit) -> None:
     draw = np.random.default_rng(2)
     size = 10.0 ** draw.uniform(-9, np.log10(limit), 1 << 16) * draw.choice([-1, 1], 1 << 16)
     x = np.concatenate((np.linspace(-limit, limit, 1 << 17)[1:-1], size, [0.0, -0.0])).astype(dtype)
     out = np.zeros_like(x)
-    _exponent(x, out)
+    _exp(x, out)
     off = out / np.exp(x.astype(np.float64)) - 1
     assert np.abs(off).max() < 2 * np.finfo(dtype).eps
     assert (out[-2:] == 1).all()
-    low = np.linspace(-800, -80, 1 << 12).astype(dtype)  # below what it can say: as good as zero
+    low = np.linspace(-800, -80, 1 << 12).astype(dtype)  # below its range: zero
     out = np.zeros_like(low)
-    _exponent(low, out)
+    _exp(low, out)
     assert (out >= 0).all()
     off = np.abs(out - np.exp(low.astype(np.float64)))
     assert off.max() < max(2 * np.finfo(dtype).smallest_normal, np.exp(-80.0) * 1e-6)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_exponential_has_a_value_everywhere(dtype) -> None:
+def test_exp_is_defined_everywhere(dtype) -> None:
     most, least = np.finfo(dtype).max, np.finfo(dtype).smallest_normal
     x = np.array([np.nan, -np.inf, -most, -1000, np.inf, most, 1e5, 800, -0.0, least], dtype)
     out = np.zeros(WIDTH, dtype)
-    _exponent(np.pad(x, (0, WIDTH - len(x))), out)
+    _exp(np.pad(x, (0, WIDTH - len(x))), out)
     assert np.isnan(out[0])
     assert (out[1:4] == 0).all()
     assert np.isfinite(out[4:8]).all()
@@ -182,7 +182,7 @@ def test_the_exponential_has_a_value_everywhere(dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_greater_ones_and_no_numbers_are_found_in_any_lane(dtype) -> None:
+def test_maximum_and_nan_are_found_in_any_lane(dtype) -> None:
     odd = np.array([np.nan, np.inf, -np.inf, 0.0, 1.5, -2.5, 1e30, -1e30], dtype)
     x, y = (a.ravel().copy() for a in np.meshgrid(odd, odd))
     out = np.zeros_like(x)
@@ -198,7 +198,7 @@ def test_greater_ones_and_no_numbers_are_found_in_any_lane(dtype) -> None:
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH), st.integers(0, 2**32 - 1))
-def test_lanes_whose_bit_is_set_and_finite_ones_stay_and_float64_holds_them_all(values, bits):
+def test_masked_and_finite_lanes_are_kept(values, bits):
     stays = np.array([bits >> lane & 1 for lane in range(WIDTH)], bool)
     for dtype in FLOATS:
         x = np.array(values, dtype)
@@ -212,7 +212,7 @@ def test_lanes_whose_bit_is_set_and_finite_ones_stay_and_float64_holds_them_all(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_total_is_the_exact_sum_but_for_rounding(dtype) -> None:
+def test_total_is_the_sum_up_to_rounding(dtype) -> None:
     draw = np.random.default_rng(3)
     for _ in range(100):
         x = (draw.standard_normal(WIDTH) * 10.0 ** draw.integers(-3, 4, WIDTH)).astype(dtype)
@@ -228,7 +228,7 @@ def test_the_total_is_the_exact_sum_but_for_rounding(dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_lanes_are_added_and_multiplied_one_by_one(dtype) -> None:
+def test_arithmetic_is_elementwise(dtype) -> None:
     x, y, z = np.random.default_rng(4).standard_normal((3, WIDTH)).astype(dtype)
     for basic, expected in zip(_basics, (x + y, x - y, x * y, x / y), strict=True):
         out = np.ones(WIDTH, dtype)
@@ -248,7 +248,7 @@ def test_lanes_are_added_and_multiplied_one_by_one(dtype) -> None:
 
 @pytest.mark.parametrize("few", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_few_elements_are_tiled_and_runs_of_lanes_are_folded(dtype: type, few: int) -> None:
+def test_tile_and_fold(dtype: type, few: int) -> None:
     x = np.random.default_rng(few).integers(-99, 99, 3 * WIDTH).astype(dtype)
     out = np.empty(WIDTH, dtype)
     _tile(x, 5, Size(few), out)

@@ -1,0 +1,153 @@
+"""The state of one request while it is answered."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasc_draft.labels import LabelTrie
+from tasc_engine.guided import Guide
+from tasc_engine.step.answer import AnswerBuilder
+from tasc_protocol import Request, TokenLogprob
+from tasc_text import TaskTokenizer
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """State of one request, owned by the engine.
+
+    Attributes:
+        answer: Its newest token is not in the cache yet, nor are the forced ones after it.
+        guide: Limits of the answer; None if it is not limited.
+        adapter: Number of the target's adapter; 0 for none.
+        row: Its row in the batch; -1 while waiting.
+        kv_start: The cache slot of its first token; -1 while waiting.
+        cached: Number of tokens of prompt and answer in the cache.
+        num_prefix_cached: Number of prompt tokens that were copied from another prompt's prefix.
+    """
+
+    request: Request
+    prompt: Int32
+    answer: AnswerBuilder
+    guide: Guide | None = None
+    adapter: int = 0
+    row: int = -1
+    kv_start: int = -1
+    cached: int = 0
+    num_prefix_cached: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        tokenizer: TaskTokenizer,
+        guide: Guide | None = None,
+        adapter: int = 0,
+    ) -> "Sequence":
+        answer = AnswerBuilder(request, tokenizer)
+        sequence = cls(request, np.array(request.prompt_ids, np.int32), answer, guide, adapter)
+        if guide is not None:
+            if answer.tokens:
+                sequence._advance_guide(guide, sequence.answer_ids)
+            sequence._begin_forced(tokenizer.eos_ids)
+        return sequence
+
+    def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
+        """Takes the tokens that the guide forces first; they enter the cache with the prompt.
+
+        A token that ends the answer is left to the first step. So are all tokens if stop strings or
+        stop tokens might end the answer.
+        """
+        if (
+            self.guide is None
+            or not self.forces
+            or self.request.stop
+            or self.request.stop_token_ids
+        ):
+            return
+        stretch = self.guide.forced(self.answer.remaining - 1)
+        if len(stretch) and stretch[-1] in eos_ids:
+            stretch = stretch[:-1]
+        self.answer.append(stretch.tolist())
+        self.guide.advance(stretch)
+
+    @property
+    def forces(self) -> bool:
+        """Whether forced tokens need no forward; log-probabilities need one for each token."""
+        return self.guide is not None and self.request.logprobs is None
+
+    @property
+    def labels(self) -> LabelTrie | None:
+        """The labels that drafts are limited to, if their forced tokens need no forward."""
+        return self.guide.labels if self.guide is not None and self.forces else None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether drafts are allowed and may save a forward."""
+        guide = self.guide if self.forces else None
+        return self.request.draft and (guide is None or guide.draftable)
+
+    @property
+    def answer_ids(self) -> Int32:
+        """``int32[n]``, the tokens of the answer so far."""
+        return np.array(self.answer.tokens, np.int32)
+
+    @property
+    def max_kv_slots(self) -> int:
+        """Cache slots of its longest answer; its last token and drafts beyond never enter."""
+        return len(self.prompt) + self.request.answer_limit - 1
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """Number of tokens of prompt and answer that are not in the cache yet."""
+        return len(self.prompt) + len(self.answer.tokens) - self.cached
+
+    @property
+    def prefilling(self) -> bool:
+        return self.cached < len(self.prompt)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether its next tokens are of a prompt with requested log-probabilities."""
+        return self.request.wants_prompt_logprobs and self.prefilling
+
+    def next_tokens(self, chunk: int) -> Int32:
+        """The next forward's tokens before any draft: prompt tokens, then emitted ones."""
+        answer, begin = self.answer.tokens, self.cached - len(self.prompt)
+        if begin >= 0:
+            return np.array(answer[begin : begin + chunk], np.int32)
+        tokens = self.prompt[self.cached : self.cached + chunk]
+        if answer and len(tokens) < chunk and not self.wants_prompt_logprobs:
+            known = np.array(answer[: chunk - len(tokens)], np.int32)
+            tokens = np.concatenate((tokens, known))
+        return tokens
+
+    @property
+    def guide_error(self) -> str:
+        """The reason why there is no next token, if the guide is the cause."""
+        return self.guide.error if self.guide else ""
+
+    def emit(self, tokens: list[int], logprobs: list[TokenLogprob]) -> int:
+        """Appends tokens of one step up to a stop; returns how many belong to the answer."""
+        used = self.answer.emit(tokens, logprobs)
+        self.cached += used - 1
+        return used
+
+    def follow_guide(self, new: int) -> None:
+        """Advances the guide by the newest tokens, and appends the tokens that it forces."""
+        guide, answer = self.guide, self.answer
+        if guide is None or answer.stopped:
+            return
+        self._advance_guide(guide, np.array(answer.tokens[-new:], np.int32))
+        if not self.forces:
+            return
+        stretch = guide.forced(answer.remaining)
+        used = answer.append(stretch.tolist())
+        guide.advance(stretch[:used])
+
+    def _advance_guide(self, guide: Guide, new: Int32) -> None:
+        guide.advance(new)
+        if self.request.guide is None and len(self.answer.tokens) >= self.request.min_tokens:
+            self.guide = None  # only `min_tokens` needed it, and it slows the batch
