@@ -1,22 +1,24 @@
 """Plants single-line faults in the product, one at a time, and counts those that tests catch.
 
-The faults are chosen by a seed: a comparison, an operator, a condition or a constant of one line
-changes. Each is planted in a copy of the repository, and the tests of its package run there until
-the first failure. A fault that no test notices shows what the tests do not prove.
+A comparison, an operator, a condition or a constant of one line changes. The faults of each package
+are drawn by a seed from all of the tree's code, so that one tree can be compared with another. The
+tests run once under coverage; then each fault is planted in a copy of the tree, and the test files
+that run its line run there until the first failure.
 
-    python benchmarks/suite/faults.py --list faults.json          # choose faults, once
-    python benchmarks/suite/faults.py --list faults.json --run    # plant them and run the tests
+    python benchmarks/suite/faults.py --results .bench/new.jsonl
+    python benchmarks/suite/faults.py --results .bench/old.jsonl --tree ../old
 
-To compare the tests of two commits, choose the faults with ``--both OLD``, a checkout of the other
-commit, then run the list with ``--tree OLD`` and without. A fault is found by the text of its line,
-also in another file of the package.
+A run that was interrupted continues with what its file of results lacks. Several runs may share a
+file if their packages differ and the file of covered lines beside it exists.
 """
 
 import argparse
 import ast
 import json
+import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -24,46 +26,68 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from benchmarks.common import ROOT, at_least, finish, parser_of, to_stderr
+from benchmarks.common import ROOT, at_least, finish, folder, listed, parser_of, to_stderr
 
-# Where a package's source is, and the tests that speak for it, the quickest first.
-PACKAGES = {
-    "draft": ("services/tasc_draft", ("tests/unit/tasc_draft",)),
-    "engine": ("services/tasc_engine", ("tests/unit/tasc_engine", "tests/lossless")),
-    "store": ("services/tasc_store", ("tests/unit/tasc_store", "tests/integration/store")),
-    "serve": (
-        "services/tasc_serve",
-        ("tests/unit/tasc_serve", "tests/integration/serve", "tests/integration/service"),
-    ),
-    "jobs": (
-        "pipelines/tasc_jobs",
-        ("tests/unit/tasc_jobs", "tests/integration/**/test_cli*.py", "tests/integration/jobs"),
-    ),
-}
+TESTS = ("tests/unit", "tests/lossless", "tests/integration/store")
+# Folders of tests that speak for a package, besides those with its name.
+_ALSO = {
+    "tasc_draft": ("lossless",), "tasc_engine": ("lossless",), "tasc_jobs": ("jobs",),
+    "tasc_serve": ("serve", "service"), "tasc_store": ("store",),
+}  # fmt: skip
 _COMPARED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
 }  # fmt: skip
 _COMPUTED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*"}
-_WALL = 3  # most wall time, in multiples of the processor time: ends tests that wait for ever
+_WALL = 3  # wall time over processor time that ends a run of tests that wait for ever
+_TEST_S = 180  # a test that takes longer has caught the fault that makes it wait
 _CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE)
-_GPU = ("/gpu/",)  # not run on the machines that run the tests
+_GPU = "/gpu/"  # does not run on the machines that run the tests
+# Names the running test file in the coverage data. Session fixtures belong to no file.
+_PLUGIN = """
+import coverage, pytest
+test = ""
+def switch(name):
+    if (running := coverage.Coverage.current()) is not None:
+        running.switch_context(name)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    global test
+    test = item.nodeid.partition("::")[0]
+    switch(test)
+    return (yield)
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    if fixturedef.scope == "session":
+        switch("")
+    try:
+        return (yield)
+    finally:
+        switch(test)
+"""
+_COVERAGE = """
+[run]
+source = services,pipelines
+parallel = true
+relative_files = true
+patch = subprocess
+"""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One line of a file, and what stands there instead."""
+    """One line of a file, and the line that replaces it."""
 
     package: str
     file: str
@@ -73,60 +97,52 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a fault.
+class Covered:
+    """The test files that run each line of each source.
 
     Attributes:
-        outcome: ``caught``; ``missed``: the tests ended green; ``timeout``: they were green so far;
-            ``gone``: its line is not there; ``error``: pytest itself failed.
-        by: The test that failed.
+        tests: The folders of these files.
+        failed: Tests that fail without a fault.
     """
 
-    fault: Fault
-    outcome: str
-    seconds: float
-    by: str
+    tests: list[str]
+    lines: dict[str, dict[str, list[str]]]
+    failed: list[str]
+
+    def tests_of(self, fault: Fault, tree: Path) -> list[str]:
+        """Test files of a fault.
+
+        A line that is compiled, or runs in another process or in a session fixture, adds the
+        folders of its package.
+        """
+        found = {*self.lines.get(fault.file, {}).get(str(fault.line), [""])}
+        if "" in found:
+            also = _ALSO.get(fault.package, ())
+            own = [f"{tests}/{fault.package}" for tests in self.tests]
+            own += [tests for tests in self.tests if Path(tests).name in also]
+            found.update([each for each in own if (tree / each).exists()] or self.tests)
+        return sorted(found - {""})
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Of one fault's tests: processor seconds of pytest, and arguments for it."""
-
-    seconds: float
-    arguments: tuple[str, ...]
+def packages_of(tree: Path) -> dict[str, Path]:
+    """The folders of a tree's packages by name."""
+    found = [*tree.glob("services/tasc_*"), *tree.glob("pipelines/tasc_*")]
+    return {path.name: path for path in sorted(found) if (path / "__init__.py").exists()}
 
 
-def choose(root: Path, count: int, seed: int, other: Path | None = None) -> list[Fault]:
-    """As many faults of each package, drawn from all places where one can be planted.
+def choose(tree: Path, package: str, count: int, seed: int, under: str = "") -> list[Fault]:
+    """Draw faults of a package from all places where one can be planted.
 
     Args:
-        other: Another checkout. A fault's line is then the only one with its text in both.
+        under: Start of the paths of the sources that are considered.
     """
-    rng = random.Random(seed)
-    found = []
-    for package in PACKAGES:
-        places = [
-            fault
-            for path in _sources(root, package)
-            if not any(part in path.as_posix() for part in _GPU)
-            for fault in _faults_of(package, path, root)
-        ]
-        if other is not None:
-            once = _only_lines(root, package) & _only_lines(other, package)
-            places = [fault for fault in places if fault.before in once]
-        found += rng.sample(places, count // len(PACKAGES))
-    return found
-
-
-def _sources(root: Path, package: str) -> list[Path]:
-    return sorted((root / PACKAGES[package][0]).rglob("*.py"))
-
-
-def _only_lines(root: Path, package: str) -> set[str]:
-    """The lines that a package's sources have once."""
-    texts = (path.read_text("utf-8") for path in _sources(root, package))
-    counts = Counter(line for text in texts for line in text.splitlines())
-    return {line for line, count in counts.items() if count == 1}
+    places = {  # a nested function is found twice
+        fault: None
+        for path in sorted(packages_of(tree)[package].rglob("*.py"))
+        if _GPU not in path.as_posix() and path.relative_to(tree).as_posix().startswith(under)
+        for fault in _faults_of(package, path, tree)
+    }
+    return random.Random(f"{seed} {package}").sample([*places], min(count, len(places)))
 
 
 def _faults_of(package: str, path: Path, root: Path) -> Iterator[Fault]:
@@ -199,180 +215,190 @@ def _parses(lines: list[str], line: int, after: str) -> bool:
     return True
 
 
-def judge(fault: Fault | None, package: str, tree: Path, limits: Limits) -> Verdict:
-    """Plant a fault in a tree, run its package's tests there, and take it out again.
+def cover(tree: Path, tests: list[str], processes: int) -> Covered:
+    """Run tests once without a fault."""
+    with tempfile.TemporaryDirectory(prefix="coverage-") as temporary:
+        home = Path(temporary)
+        (home / "contexts_of_files.py").write_text(_PLUGIN, "utf-8")
+        (home / "rc").write_text(f"{_COVERAGE}data_file = {home / 'data'}\n", "utf-8")
+        coverage = [sys.executable, "-m", "coverage"]
+        env = _environment(tree, home) | {"COVERAGE_RCFILE": str(home / "rc")}
+        plugins = ("-p", "contexts_of_files", "-p", "no:cacheprovider", "-n", str(processes))
+        command = [*coverage, "run", "-m", "pytest", "-q", *plugins, *tests]
+        done = subprocess.run(command, cwd=tree, env=env, stdout=subprocess.PIPE, text=True)
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"the tests do not run in {tree}:\n{done.stdout[-3000:]}")
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+::\S+)", done.stdout, re.MULTILINE)
+        subprocess.run([*coverage, "combine", "--quiet"], cwd=tree, env=env, check=True)
+        return Covered(tests, _contexts(home / "data"), failed)
 
-    Args:
-        fault: None runs the tests as they are: what fails then proves nothing about faults.
+
+def _contexts(file: Path) -> dict[str, dict[str, list[str]]]:
+    from coverage import CoverageData
+
+    data = CoverageData(file)
+    data.read()
+    return {
+        name: {str(line): found for line, found in data.contexts_by_lineno(name).items()}
+        for name in data.measured_files()
+    }
+
+
+def _environment(tree: Path, *more: Path) -> dict[str, str]:
+    paths = (tree / "services", tree / "pipelines", *more)
+    fixed = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "TASC_TEST_SEED": "1"}
+    return os.environ | fixed | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+
+
+def judge(fault: Fault, tree: Path, covered: Covered, seconds: float) -> dict[str, Any]:
+    """Plant a fault in a tree, run its tests there, and take it out again.
+
+    Returns:
+        The fault with its outcome: ``caught``; ``missed``: the tests ended green; ``timeout``: they
+        were green so far; ``error``: pytest itself failed; and the test that failed.
     """
-    begun = time.monotonic()
-    if fault is None:
-        outcome, by = _tested(tree, package, limits)
-        return Verdict(_control(package), outcome, round(time.monotonic() - begun, 1), by)
-    for path in (tree / fault.file, *_sources(tree, package)):
-        text = path.read_text("utf-8") if path.exists() else ""
-        lines = text.splitlines()
-        if at := [i for i, line in enumerate(lines) if line == fault.before]:
-            break
-    else:
-        return Verdict(fault, "gone", 0.0, "")
-    lines[min(at, key=lambda i: abs(i + 1 - fault.line))] = fault.after
+    begun, path = time.monotonic(), tree / fault.file
+    text = path.read_text("utf-8")
+    lines = text.splitlines()
+    if lines[fault.line - 1] != fault.before:
+        raise SystemExit(f"{fault.file} has changed since its faults were drawn")
+    lines[fault.line - 1] = fault.after
     path.write_text("\n".join(lines) + "\n", "utf-8")
     try:
-        outcome, by = _tested(tree, package, limits)
+        outcome, by = _tested(tree, covered.tests_of(fault, tree), covered.failed, seconds)
     finally:
         path.write_text(text, "utf-8")
-    return Verdict(fault, outcome, round(time.monotonic() - begun, 1), by)
+    spent = round(time.monotonic() - begun, 1)
+    return {"fault": asdict(fault), "outcome": outcome, "seconds": spent, "by": by}
 
 
-def _tested(tree: Path, package: str, limits: Limits) -> tuple[str, str]:
-    """The outcome of a package's tests, the quickest first, and the test that failed."""
-    left = limits.seconds
-    for tests in PACKAGES[package][1]:
-        found = [str(path) for path in sorted(tree.glob(tests))]
-        if not found:
-            continue
-        code, said, used = _run(tree, found, left, limits.arguments)
-        by = next((s for s in said.splitlines()[::-1] if s.startswith(("FAILED", "ERROR"))), "")
-        if code in (1, 2):  # a test failed, or could not be collected
-            return "caught", by[:160]
-        if code in _CRASHES:  # faults in compiled code end the process
-            return "caught", f"pytest ended with {code}"
-        if code == -signal.SIGXCPU:
-            return "timeout", ""
-        if code not in (0, 5):  # 5: no test was chosen
-            return "error", f"pytest ended with {code}"
-        left -= used
-        if left < 1:
-            return "timeout", ""
-    return "missed", ""
-
-
-def _run(
-    tree: Path, tests: list[str], seconds: float, arguments: tuple[str, ...]
-) -> tuple[int, str, float]:
-    """Exit code, output, and processor seconds of pytest."""
-    paths = os.pathsep.join(str(tree / part) for part in ("services", "pipelines"))
-    env = os.environ | {"PYTHONPATH": paths, "OMP_WAIT_POLICY": "PASSIVE"}
+def _tested(tree: Path, tests: list[str], but: list[str], seconds: float) -> tuple[str, str]:
+    """The outcome of some tests, and the test that failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += [f"--timeout={_TEST_S}", *(f"--deselect={each}" for each in but), *tests]
     with tempfile.TemporaryFile("w+") as output:  # no pipe, which a child may hold open
         process = subprocess.Popen(
-            [*command, *arguments, *tests], cwd=tree, env=env, start_new_session=True,
+            command, cwd=tree, env=_environment(tree), start_new_session=True,
             stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        most = max(round(seconds), 1)
-        resource.prlimit(process.pid, resource.RLIMIT_CPU, (most, most + 5))
-        deadline, used = time.monotonic() + _WALL * seconds, 0.0
+        limit = max(round(seconds), 1)
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (limit, limit + 5))
+        is_late = False
         try:
-            while process.poll() is None and time.monotonic() < deadline:
-                used = _processor_seconds(process.pid) or used
-                time.sleep(0.2)
+            process.wait(_WALL * seconds)
+        except subprocess.TimeoutExpired:
+            is_late = True
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         output.seek(0)
-        late = code == -signal.SIGKILL and time.monotonic() >= deadline
-        return (-signal.SIGXCPU if late else code), output.read(), used
+        lines = output.read().splitlines()[::-1]
+    if is_late or code == -signal.SIGXCPU:
+        return "timeout", ""
+    if code in (1, 2):  # a test failed, or could not be collected
+        return "caught", next((s for s in lines if s.startswith(("FAILED", "ERROR"))), "")[:160]
+    if code in _CRASHES:  # faults in compiled code end the process
+        return "caught", f"pytest ended with {code}"
+    return ("missed", "") if code in (0, 5) else ("error", f"pytest ended with {code}")
 
 
-def _processor_seconds(pid: int) -> float:
-    """What a process has used so far; 0 when it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def interval(caught: int, planted: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate."""
+    z, rate = 1.96, caught / planted
+    centre = rate + z * z / (2 * planted)
+    half = z * math.sqrt(rate * (1 - rate) / planted + (z / (2 * planted)) ** 2)
+    whole = 1 + z * z / planted
+    return (centre - half) / whole, (centre + half) / whole
 
 
-def _control(package: str) -> Fault:
-    return Fault(package, "", 0, "", "")
-
-
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--list", type=Path, required=True, help="the faults, chosen or to be run")
-    parser.add_argument("--run", action="store_true", help="plant those of --list")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the commit's checkout to test")
-    parser.add_argument("--both", type=Path, metavar="OLD", help="choose faults OLD has, too")
-    parser.add_argument("--count", type=at_least(len(PACKAGES)), default=60)
-    parser.add_argument("--seed", type=int, default=21)
+    parser.add_argument("--tree", type=folder, default=ROOT, help="the checkout to test")
+    parser.add_argument("--packages", type=listed, help="names with commas between them; all")
+    parser.add_argument("--under", default="", help="only sources whose path begins with this")
+    parser.add_argument("--count", type=at_least(1), default=120, help="faults of a package (120)")
+    parser.add_argument("--seed", type=int, default=38)
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="folders of tests that may catch")
     parser.add_argument(
-        "--timeout", type=float, default=180.0, help="processor seconds of pytest for each fault"
+        "--timeout", type=float, default=300.0, help="processor seconds of a fault's tests (300)"
     )
     parser.add_argument("--lanes", type=at_least(1), default=2, help="faults judged side by side")
     parser.add_argument(
-        "--verdicts", type=Path, help="verdicts so far, a line each; those are not asked for again"
+        "--results", type=Path, default=ROOT / ".bench/faults.jsonl", help="a line for each fault"
     )
-    parser.add_argument("--pytest", nargs="*", default=[], help="further arguments, without dashes")
     options = parser.parse_args()
-    if not options.run:
-        faults = choose(options.tree, options.count, options.seed, options.both)
-        options.list.write_text(json.dumps([asdict(f) for f in faults], indent=1) + "\n", "utf-8")
-        to_stderr(f"{len(faults)} faults are in {options.list}")
-        return
-    _run_all(options)
+    options.packages = options.packages or tuple(packages_of(options.tree))
+    if unknown := sorted({*options.packages} - {*packages_of(options.tree)}):
+        parser.error(f"{options.tree} has no package {', '.join(unknown)}")
+    return options
 
 
-def _run_all(options: argparse.Namespace) -> None:
-    faults = [Fault(**each) for each in json.loads(options.list.read_text("utf-8"))]
-    known = _known(options.verdicts)
-    verdicts = list(known.values())
+def main() -> None:
+    options = arguments()
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    faults = [
+        fault
+        for package in options.packages
+        for fault in choose(options.tree, package, options.count, options.seed, options.under)
+    ]
+    known = _known(options.results)
     trees: SimpleQueue[Path] = SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         for lane in range(options.lanes):
-            tree = Path(folder) / str(lane)
-            shutil.copytree(
-                options.tree, tree, ignore=shutil.ignore_patterns(".venv", ".git", ".bench")
-            )
+            tree = Path(temporary) / str(lane)
+            unused = shutil.ignore_patterns(".venv", ".git", ".bench")
+            shutil.copytree(options.tree, tree, ignore=unused)
             trees.put(tree)
+        covered = _covered(options.results.with_suffix(".covered.json"), tree, options)
 
-        limits = Limits(options.timeout, tuple(f"--{a}" for a in options.pytest))
-
-        def one(fault: Fault) -> Verdict:
+        def one(fault: Fault) -> None:
             tree = trees.get()
             try:
-                planted = fault if fault.file else None
-                return judge(planted, fault.package, tree, limits)
+                verdict = judge(fault, tree, covered, options.timeout)
             finally:
                 trees.put(tree)
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(verdict) + "\n")
+            to_stderr(
+                f"{verdict['outcome']}, {verdict['seconds']} s: {fault.file}:{fault.line}\n"
+                f"    {fault.before.strip()}\n    {fault.after.strip()}"
+            )
 
-        controls = [_control(package) for package in PACKAGES]
         with ThreadPoolExecutor(options.lanes) as pool:
-            for verdict in pool.map(one, [f for f in (*controls, *faults) if f not in known]):
-                verdicts.append(verdict)
-                _tell(verdict, len(verdicts), len(faults) + len(controls))
-                if options.verdicts:
-                    with options.verdicts.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(verdict)) + "\n")
-    finish({"faults": len(faults), **_counts(verdicts)})
+            list(pool.map(one, [fault for fault in faults if fault not in known]))
+    outcomes = _known(options.results)
+    finish(
+        {p: _score(p, [outcomes[f] for f in faults if f.package == p]) for p in options.packages}
+    )
 
 
-def _known(file: Path | None) -> dict[Fault, Verdict]:
-    if file is None or not file.exists():
-        return {}
-    read = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-    found = [Verdict(Fault(**each.pop("fault")), **each) for each in read]
-    return {verdict.fault: verdict for verdict in found}
+def _covered(file: Path, tree: Path, options: argparse.Namespace) -> Covered:
+    """Covered lines from a file, which is made where there is none."""
+    if not file.exists():
+        to_stderr(f"running {' '.join(options.tests)} without a fault")
+        made = cover(tree, [*options.tests], options.lanes)
+        file.write_text(json.dumps(asdict(made)), "utf-8")
+    found = Covered(**json.loads(file.read_text("utf-8")))
+    for test in found.failed:
+        to_stderr(f"not run, since it fails without a fault: {test}")
+    return found
 
 
-def _tell(verdict: Verdict, number: int, total: int) -> None:
-    fault = verdict.fault
-    what = f"{fault.file}:{fault.line}" if fault.file else f"no fault in {fault.package}"
-    print(f"{number}/{total} {verdict.outcome} after {verdict.seconds} s: {what}", flush=True)
-    if fault.file:
-        to_stderr(f"    {fault.before.strip()}\n    {fault.after.strip()}")
+def _known(file: Path) -> dict[Fault, str]:
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    return {Fault(**row["fault"]): row["outcome"] for row in map(json.loads, lines)}
 
 
-def _counts(verdicts: list[Verdict]) -> dict[str, object]:
-    planted = [v for v in verdicts if v.fault.file]
-    outcomes = ("caught", "missed", "timeout", "gone", "error")
-    caught = [v.fault.package for v in planted if v.outcome == "caught"]
-    return {
-        **{o: sum(v.outcome == o for v in planted) for o in outcomes},
-        "caught_by_package": {package: caught.count(package) for package in PACKAGES},
-        "without_fault": {v.fault.package: v.outcome for v in verdicts if not v.fault.file},
-    }
+def _score(package: str, outcomes: list[str]) -> dict[str, Any]:
+    """Counts of a package; they are printed with the rate and its interval."""
+    kinds = ("caught", "missed", "timeout", "error")
+    planted, counts = len(outcomes), {kind: outcomes.count(kind) for kind in kinds}
+    rate = counts["caught"] / planted
+    low, high = interval(counts["caught"], planted)
+    between = f"{rate:.1%} ({low:.1%} to {high:.1%})"
+    print(f"{package}: {counts['caught']} of {planted} caught, {between}")
+    return {"planted": planted, **counts, "rate": rate, "low": low, "high": high}
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from scripts import record, run
 
-from benchmarks.batch.bench_batch import planned
-
 
 @pytest.mark.slow("benchmark smoke")
 @pytest.mark.redis
@@ -21,14 +19,3 @@ def test_a_job_killed_twice_has_the_undisturbed_output(tmp_path: Path) -> None:
     assert (found["missing"], found["doubled"]) == (0, 0)
     assert found["kills"] >= 1
     assert "outputs equal byte for byte" in done.stdout
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_every_kind_of_kill_comes_before_one_comes_again(seed: int) -> None:
-    faults = planned(5, seed, 1000)
-    moments = [fault.at_row for fault in faults]
-    assert len(faults) == 5
-    assert len({fault.kind for fault in faults[:3]}) == 3
-    assert moments == sorted(moments)
-    assert moments[0] > 0
-    assert moments[-1] < 900

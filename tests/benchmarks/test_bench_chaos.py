@@ -1,23 +1,17 @@
 """The chaos and soak benchmarks as a user runs them, for a short time, and their detections."""
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from scripts import BENCHMARKS, record, run
 
-from benchmarks.chaos.bench_soak import Growth, Looks, Options, faults
-from benchmarks.chaos.clients import Failed, Question, Tally, ask
+from benchmarks.chaos.bench_soak import Options, faults
+from benchmarks.chaos.clients import Question, Tally
 from benchmarks.chaos.hosts import why_not
-from benchmarks.serve.service import Process
 
 # The scripts wait up to 600 s before the first fault, and twice as long at each fault.
 ONE_FAULT_S, TWO_FAULTS_S = 2400, 3600
 QUESTION = Question({"model": "m", "prompt": "p"}, "right", 1)
-Answer = Callable[[httpx.Request], httpx.Response]
 
 ASKED = Options(1, 1, 1, 1, most_growth=2, most_files=3, most_slower=1.5)
 REDIS = {"accepted_draft_tokens": 9, "said": ["degraded", "ready"], "ready_again_s": 0.5}
@@ -77,53 +71,12 @@ def test_a_short_load_with_redis_away_finds_nothing_wrong() -> None:
     assert {who.rsplit(" ", 1)[0] for who in found["growth"]} >= {"gateway", "replica of alpha"}
 
 
-def said(answer: Answer, stream: bool = False) -> str:
-    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
-        return ask(client, "http://service/v1/completions", QUESTION, stream, "key")
-
-
-def event(text: str, reason: str | None) -> str:
-    return "data: " + json.dumps({"choices": [{"text": text, "finish_reason": reason}]}) + "\n\n"
-
-
-def test_whole_and_streamed_answers_are_read() -> None:
-    whole = {"choices": [{"text": "right"}]}
-    assert said(lambda request: httpx.Response(200, json=whole)) == "right"
-    events = event("ri", None) + event("ght", "stop") + "data: [DONE]\n\n"
-    assert said(lambda request: httpx.Response(200, text=events), stream=True) == "right"
-
-
-@pytest.mark.parametrize(
-    ("response", "stream", "clean"),
-    [
-        (httpx.Response(503, json={"error": {"message": "later"}}), False, True),
-        (httpx.Response(500, text="Internal Server Error"), False, False),
-        (httpx.Response(500, text="Internal Server Error"), True, False),
-        (httpx.Response(200, text=event("ri", None)), True, False),
-        (httpx.Response(200, text='data: {"error": {"message": "x"}}\n\n'), True, True),
-    ],
-)
-def test_errors_are_failures_clean_or_not(
-    response: httpx.Response, stream: bool, clean: bool
-) -> None:
-    with pytest.raises(Failed) as failed:
-        said(lambda request: response, stream)
-    assert failed.value.clean is clean
-
-
 def test_wrong_and_duplicated_answers_are_counted_and_shown() -> None:
     tally = Tally()
     for text in ("right", "wrong", "rightright"):
         tally.answered(QUESTION, text)
     assert (tally.requests, tally.wrong, tally.duplicated) == (3, 2, 1)
     assert len(tally.examples) == 2
-
-
-def test_a_pause_is_the_longest_time_without_an_answer() -> None:
-    tally = Tally(answered_at=[1.0, 2.0, 5.0, 6.0, 30.0])
-    assert tally.longest_pause(1.5, 10.0) == 4.0
-    tally.asking = False
-    assert tally.longest_pause(1.5, 10.0) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -145,14 +98,3 @@ def test_a_pause_is_the_longest_time_without_an_answer() -> None:
 def test_each_fault_is_named(change: dict[str, Any], fault: str) -> None:
     assert faults(GOOD, ASKED) == faults(GOOD | {"redis": None}, ASKED) == []
     assert faults(GOOD | change, ASKED) == [fault]
-
-
-def test_growth_is_that_of_the_last_third_over_the_second() -> None:
-    looks = Looks()
-    whole = Process(1, "gateway", 0, 10)
-    for at in range(9):
-        memory = (500, 0, 100)[at // 3] + at % 3
-        seen = {1: replace(whole, memory=memory * 2**20, files=10 + at)}
-        looks.add(at, seen | {2: replace(whole, pid=2)} if at < 3 else seen)
-    assert looks.growth(9) == {"gateway 1": Growth(100, 3)}
-    assert looks.ended(9) == ["gateway 2"]

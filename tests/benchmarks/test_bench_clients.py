@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from scripts import run
 
-from benchmarks.clients.bench_clients import BEGIN, CLIENTS, PAGE, Client, Found
-from benchmarks.clients.bench_clients import install as install_client
-from benchmarks.clients.bench_clients import run as run_client
+from benchmarks.clients.bench_clients import BEGIN, CLIENTS, PAGE
 
 FIRST = {"system message", "streaming events", "structured output", "echo", "unknown model"}
 SCRIPT = """
@@ -52,22 +50,6 @@ def test_a_case_passes_only_as_expected(tmp_path: Path) -> None:
     assert passed == ["same", "class", "error", "prints"]
     assert len(told) == 10
     assert told[-1]["found"] == {"rows": 3}
-
-
-def test_what_does_not_install_or_ends_early_counts_as_not_passed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.clients.bench_clients.HOMES", tmp_path)
-    client = Client("openai-node", ("openai",))
-    with monkeypatch.context() as without_npm:
-        without_npm.setenv("PATH", str(tmp_path))
-        missing = Found(trouble=install_client(client))
-    assert missing.trouble
-    run_client(client, missing, "http://127.0.0.1:9")
-    ended = Found()
-    run_client(CLIENTS[0], ended, "http://127.0.0.1:9", python="/bin/false")
-    for found, of in ((missing, client), (ended, CLIENTS[0])):
-        assert len(found.failed) == len(found.cases) == len(of.cases)
 
 
 @pytest.mark.slow("it starts the demo service")

@@ -1,20 +1,18 @@
 """The drafts benchmark as a user runs it, its data sets, and its ceiling against brute force."""
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import few_rows, record, run
+from scripts import record, run
 
-from benchmarks.draft.bench_drafts import arguments, load
 from benchmarks.draft.ceiling import copy_bound
 from tasc_draft import Tokens, build_index
 from tasc_draft.index.corpus import CorpusIndex
-from tasc_jobs.demo.tasks import MODEL, TASKS
+from tasc_jobs.demo.tasks import TASKS
 
 VOCAB, EOS = 5, 4
 TEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
@@ -64,20 +62,6 @@ def test_shipped_tasks_are_measured_with_bars_peers_and_papers(tmp_path: Path) -
         assert title in done.stdout
 
 
-def test_a_missing_data_set_is_named_and_the_others_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--data", str(tmp_path), "--tokenizer", str(MODEL), "--limit", "5"]
-    monkeypatch.setattr(sys, "argv", ["bench_drafts.py", *options])
-    with pytest.raises(SystemExit, match="clinc150"):
-        load(arguments())
-    few_rows(tmp_path, {"train": 20, "test": 8})
-    (task,) = load(arguments())
-    assert (task.name, len(task.test)) == ("massive_en", 5)
-    missing = f"clinc150 left out: {tmp_path / 'clinc150'} has no train and no test.jsonl.gz"
-    assert missing in capsys.readouterr().err
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=5), TEXTS, TEXTS)
 def test_the_ceiling_takes_the_longest_run_after_the_last_token(outputs, prompt, answer) -> None:
@@ -89,15 +73,6 @@ def test_the_ceiling_takes_the_longest_run_after_the_last_token(outputs, prompt,
 
 def corpus_of(outputs: list[list[int]]) -> CorpusIndex:
     return build_index(Tokens.of(outputs), fingerprint="f", vocab_size=VOCAB, eos_id=EOS).corpus
-
-
-def test_the_ceiling_follows_runs_longer_than_the_index_sorts_by() -> None:
-    passage = [i % 4 for i in range(30)] + [0, 0, 1] + [i % 3 for i in range(30)]
-    outputs = [[*passage[:40], 3], passage]
-    corpus = corpus_of(outputs)
-    row = np.zeros(0, np.int32), np.array([*passage, EOS], np.int32)
-    assert len(passage) > 3 * corpus.depth
-    assert copy_bound(corpus, [row]) == len(passage) + 1
 
 
 def plain_steps(documents: list[list[int]], known: list[int], answer: list[int]) -> int:

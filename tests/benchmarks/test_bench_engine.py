@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from scripts import record, run
 
-from benchmarks.common import Figure, in_turn, rounded
 from benchmarks.engine.equal import Difference, compare
 
 KEYS = {
@@ -50,27 +49,6 @@ def test_llm_generate_answers_as_the_engines_loop() -> None:
     found = record(run("engine/llm_overhead.py", "--rows", "16", "--repeats", "1"))
     assert [figure["bar"] for figure in found["figures"]] == [0.02, 0]
     assert found["figures"][1]["value"] == 0
-
-
-def test_every_other_repeat_is_in_reverse_order() -> None:
-    called: list[str] = []
-    runs = {name: lambda name=name: called.append(name) or len(called) for name in "abc"}
-    assert in_turn(runs, 3) == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
-    assert "".join(called) == "abccbaabc"
-
-
-@pytest.mark.parametrize(
-    ("bar", "upwards", "passed"),
-    [(None, True, None), (2.0, True, True), (2.1, True, False), (2.0, False, True),
-     (1.9, False, False)],
-)  # fmt: skip
-def test_a_figure_is_the_median_of_its_runs_and_knows_its_bar(
-    bar: float | None, upwards: bool, passed: bool | None
-) -> None:
-    figure = Figure.of_runs("f", [3.0, 1.0, 2.0], "x", bar, upwards)
-    assert (figure.value, figure.least, figure.greatest) == (2.0, 1.0, 3.0)
-    assert figure.passed is passed
-    assert rounded(figure.record)["passed"] is passed
 
 
 def test_answers_are_compared_up_to_their_first_difference() -> None:

@@ -7,13 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from scripts import BENCHMARKS, complete, record
 
-from benchmarks.gpu.gpu import LEAST, MOST, Found, Here, bars, one_stage
-from benchmarks.gpu.work import BASE, DEMO, TASK, merged
-from tasc_engine import ModelSource
-from tasc_engine.model.loading import load_model
+from benchmarks.gpu.gpu import LEAST, MOST, Found, Here, one_stage
 
 STAGES = {"prepare", "tests", "equality", "steps", "speed", "finetuning"}
 TIMEOUT_S = 1800
@@ -45,16 +41,6 @@ def test_a_dry_run_finds_every_figure(tmp_path: Path) -> None:
     assert judged == {*LEAST, *MOST} - {"tiny_mistral_differences", "tiny_gemma2_differences"}
 
 
-def test_the_merged_adapter_is_that_of_peft() -> None:
-    adapter = DEMO / "adapters" / TASK
-    ours = dict(merged(load_model(ModelSource(BASE)), adapter).named_parameters())
-    base = dict(load_model(ModelSource(BASE)).named_parameters())
-    theirs = dict(load_model(ModelSource(BASE, adapter)).named_parameters())
-    for name, weight in theirs.items():
-        torch.testing.assert_close(ours[name], weight, rtol=1e-5, atol=1e-6)
-    assert sum(not torch.equal(ours[name], base[name]) for name in base) == 6 * 7
-
-
 @pytest.mark.slow("imports torch and transformers in a process of its own")
 def test_stages_need_torch_and_transformers_only() -> None:
     """A machine that is lent for its GPU has no store, no Ray and no command line packages."""
@@ -69,27 +55,9 @@ def test_stages_need_torch_and_transformers_only() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow("imports torch in a process of its own")
-@pytest.mark.timeout(TIMEOUT_S)
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_script_says_so_in_one_line() -> None:
-    done = run()
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
-    assert "no CUDA GPU" in done.stderr
-
-
 def test_a_stage_that_fails_says_why_and_keeps_its_figures(tmp_path: Path) -> None:
     here = Here(tmp_path, True)
     Found(here, "steps").put("weight_bytes", 3)
     assert one_stage("nothing", here) == 1
     assert "no stage is called nothing" in Found.read(here, "nothing")["error"]
     assert Found.read(here, "steps") == {"weight_bytes": 3}
-
-
-def test_a_figure_that_was_not_found_meets_no_bar() -> None:
-    assert not any(bar["met"] for bar in bars({}).values())
-    judged = bars({"steps": {"plain_over_ceiling": {"1": 0.61, "8": 0.59}}, "tests": {"failed": 0}})
-    assert judged["plain_over_ceiling_b1"]["met"]
-    assert not judged["plain_over_ceiling_b8"]["met"]
-    assert judged["tests_failed"]["met"]

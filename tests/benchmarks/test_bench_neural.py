@@ -7,7 +7,6 @@ import pytest
 from scripts import TIMEOUT_S, few_rows, record, run
 
 from benchmarks.neural.parts import SHAPES, speed_up
-from benchmarks.neural.side import kept, measured_by
 from tasc_jobs.demo.tasks import MODEL
 
 FEW = {"train": 32, "test": 8}
@@ -34,17 +33,6 @@ def test_few_answers_are_learnt_ranked_drafted_and_tabled(tmp_path: Path) -> Non
     assert len(found["measured_by"]) == 1
     again = record(run("neural/bench_neural.py", "--parts", "microspec", *few, *where))
     assert again["microspec"] == found["microspec"]
-
-
-def test_a_measurement_is_kept_until_its_settings_differ(tmp_path: Path) -> None:
-    file, calls = tmp_path / "measured" / "found.json", iter(range(9))
-
-    def measure() -> dict[str, int]:
-        return {"found": next(calls)}
-
-    found = [kept(file, settings, measure) for settings in ("a", "a", "b", "b", "a")]
-    assert [each["found"] for each in found] == [0, 0, 1, 1, 2]
-    assert {"git", "processor"} <= set(measured_by()[-1])
 
 
 @pytest.mark.parametrize(

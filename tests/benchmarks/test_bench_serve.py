@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from openai import DEFAULT_CONNECTION_LIMITS
 from scripts import record, run
 
 from benchmarks.serve.crowd import crowd
@@ -70,41 +69,6 @@ def test_errors_that_reach_callers_and_refusals_that_do_not_are_counted(
         figures = found(base, retries=retries)
     assert (figures["errors"], figures["refusals"]) == (errors, {"503": CLIENTS})
     assert (figures["seconds_to_last_answer"] > 0) == (errors == 0)
-
-
-def test_an_answer_of_another_length_is_an_error() -> None:
-    with service() as base:
-        figures = found(base, tokens=TOKENS + 1)
-    assert (figures["errors"], figures["seconds_to_last_answer"]) == (CLIENTS, 0)
-
-
-def test_a_service_that_requires_a_key_is_measured() -> None:
-    class Locked(Full):
-        def do_POST(self) -> None:
-            self.answer(200 if self.headers["Authorization"] == "Bearer mine" else 401)
-
-    with service(Locked) as base:
-        assert found(base, key="mine")["errors"] == 0
-        assert found(base)["refusals"] == {"401": CLIENTS}
-
-
-def test_all_clients_send_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenAI's client has a limit of connections, which a larger crowd exceeds."""
-    few = type(DEFAULT_CONNECTION_LIMITS)(max_connections=CLIENTS - 1)
-    together = threading.Barrier(CLIENTS)
-
-    class Together(Full):
-        def do_POST(self) -> None:
-            try:
-                together.wait(2)
-            except threading.BrokenBarrierError:
-                self.answer(400)
-            else:
-                self.answer(200)
-
-    monkeypatch.setattr("openai._base_client.DEFAULT_CONNECTION_LIMITS", few)
-    with service(Together) as base:
-        assert found(base)["errors"] == 0
 
 
 @pytest.mark.slow("benchmark smoke")

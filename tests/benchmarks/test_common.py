@@ -1,6 +1,5 @@
 """Arguments that all benchmarks share, and the end of a script that does not end itself."""
 
-import argparse
 import os
 import sys
 import uuid
@@ -11,29 +10,12 @@ from typing import Any
 import pytest
 from scripts import complete
 
-from benchmarks.common import at_least, names_of
 from benchmarks.draft import bench_drafts
 from benchmarks.engine import engine
 from benchmarks.finetune import bench_ft
 from benchmarks.neural import bench_neural
 from benchmarks.requests import bench_requests
 from support import eventually
-
-
-def test_known_names_are_taken_in_their_order() -> None:
-    assert names_of("a", "b", "c")("c, a") == ("c", "a")
-    assert names_of("a")("") == ()
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        names_of("a", "b")("e,a,d")
-
-
-def test_a_number_below_the_least_is_refused() -> None:
-    assert [at_least(2)(text) for text in ("2", "30")] == [2, 30]
-    with pytest.raises(argparse.ArgumentTypeError):
-        at_least(2)("1")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 
@@ -36,23 +35,6 @@ def create(tasc: InProcess | Command, folder: Path) -> None:
         "task", "create", "t", "--model", folder, "--template", r"say {input}\n",
         "--dtype", "float64", "--max-tokens", 10,
     )  # fmt: skip
-
-
-@pytest.mark.slow("each command is a process with a Ray and a Redis of its own")
-def test_processes_lead_to_answers_and_end(tasc: Command, folder: Path, tmp_path: Path) -> None:
-    create(tasc, folder)
-    train, rejects = corpus(tmp_path / "train.jsonl"), tmp_path / "rejects.jsonl"
-    found = json.loads(tasc.run("ingest", "t", train, "--reject", rejects, "--json"))
-    assert (found["added"], found["rejected"]) == (60, 1)
-    built = json.loads(tasc.run("build-index", "t", "--json"))
-    assert built["rows"] == 60
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"id": "a", "input": "one"}\n')
-    report = json.loads(tasc.run("generate", "t", "--input", source, "--output", output, "--json"))
-    assert (report["rows"], report["errors"]) == (1, 0)
-    (answer,) = read_rows(output)
-    assert (answer["id"], answer["index_version"]) == ("a", built["version"])
-    tasc.wait_until_gone()
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -175,37 +157,6 @@ def test_a_service_that_is_told_to_end_leaves_no_process(
     assert process.returncode == 128 + signum, err
     assert "Error" not in err
     tasc.wait_until_gone()
-
-
-@pytest.mark.slow("starts two services, each with a Ray of its own")
-def test_two_services_on_one_machine_do_not_meet(
-    tasc: Command, folder: Path, redis_url: str, tmp_path: Path
-) -> None:
-    tasc.run(
-        "task", "create", "t", "--model", folder, "--template", "{input}", "--redis-url", redis_url
-    )
-    config = tmp_path / "serve.yaml"
-    config.write_text(
-        f"redis_url: {redis_url}\ntasks: [{{name: t}}]\nhttp: {{port: 0}}\n"
-        "engine: {max_model_len: 64}\n"
-    )
-    services, bases = [], []
-    with ExitStack() as stack:
-        for _ in range(2):
-            service = stack.enter_context(tasc.start("serve", "--config", config))
-            stack.callback(service.kill)
-            services.append(service)
-            assert service.stdout is not None
-            line = service.stdout.readline()
-            assert line, tasc.finish(service)
-            bases.append(line.split()[2])
-        assert all(answers(base) for base in bases)
-        services[0].send_signal(signal.SIGINT)
-        _, err = tasc.finish(services[0])
-        assert "Error" not in err
-        assert all(answers(bases[1]) for _ in range(5))
-        services[1].send_signal(signal.SIGINT)
-        tasc.finish(services[1])
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from tasc_jobs.cli import index as cli_refresh
 from tasc_store import (
     ApiKeys,
     ArtifactStore,
-    CollectedRow,
-    CollectedRows,
     EmbeddedRedis,
     TaskRecord,
     TaskStore,
@@ -117,28 +115,6 @@ def test_a_hint_shows_no_password() -> None:
     assert hints.command("task", "use", "t", 1) == "tasc task use t 1"
 
 
-def test_what_is_not_there_is_said(run: Run, record: TaskRecord) -> None:
-    said = f"none yet; run `tasc build-index {record.name} --redis-url redis://"
-    assert run("index", "list", record.name).startswith(said)
-    said = run("index", "use", record.name, 7, code=1)
-    assert "no index version 7" in said
-    assert "there are: none" in said
-    assert "no task 'nothing'" in run("index", "list", "nothing", code=1)
-
-
-def test_a_refresh_moves_rows_and_waits(run: Run, record: TaskRecord, client: redis.Redis) -> None:
-    rows = [CollectedRow(str(i), "out") for i in range(7)]
-    CollectedRows(client, record.name).add(rows, max_rows=99, max_bytes=1 << 20)
-    assert "no task 'nothing'" in run("refresh", "nothing", code=1)
-    out = run("refresh", record.name)
-    assert out == (
-        f"{record.name}: 7 collected rows moved into the corpus; 7 new rows, 200 are waited for "
-        "(--min-rows)\n"
-    )
-    printed = json.loads(run("refresh", record.name, "--json"))
-    assert (printed["moved"], printed["corpus_rows"], printed["version"]) == (0, 7, None)
-
-
 def test_a_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
@@ -170,12 +146,6 @@ def test_a_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) ->
     listed = json.loads(key("list", "--json"))["keys"]
     assert [k["revoked"] for k in listed if k["name"] == name] == [True]
     assert secret not in json.dumps(listed)
-
-
-def test_json_has_the_key_once_and_its_record(key: Run, keys: ApiKeys) -> None:
-    made = json.loads(key("create", "for json", "--tokens-per-minute", 7, "--json"))
-    known = keys.find(digest_of(made.pop("key")))
-    assert (made["id"], made["tokens_per_minute"], made["tasks"]) == (known.id, 7, [])
 
 
 def test_what_no_key_can_be_is_said_in_one_line(key: Run) -> None:

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from transformers import AutoModelForCausalLM
 
 from chat_families import make_chat_tokenizer
 from lora_folders import make_adapter
 from support import write_rows
 from tasc_command import InProcess
-from tasc_engine.drafting.neural.card import DrafterCard
-from tasc_engine.drafting.neural.files import save_drafter
 from tasc_runtime.models import chat_template, keep_prompt
-from tasc_store import ArtifactStore, CorpusRow, CorpusStore, NeuralDrafting, TaskStore
-from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskStore
+from tasc_text import PromptTemplate
 from tiny import make_folder, make_model
 
 pytestmark = pytest.mark.redis
@@ -173,32 +170,6 @@ def shown(text: str) -> dict[str, str]:
     return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
 
-def test_a_task_is_shown(task: Run, create: tuple[object, ...], folder: Path, name: str) -> None:
-    out = task(*create, "--choice=yes", "--choice=no")
-    assert out == f"{name} version 1; 2 labels, the longest 3 tokens with its end\n"
-    task("set", name, "--unset", "choices", "--regex", "yes|no", "--max-tokens", 9)
-    text = task("show", name)
-    settings = shown(text)
-    assert (settings["version"], settings["model"]) == ("2 of 2", str(folder))
-    assert settings["regex"] == '"yes|no"'
-    for line in (
-        "   1  first",
-        '   2  max_tokens 256 -> 9, choices 2 labels: yes, no -> unset, regex unset -> "yes|no"',
-    ):
-        assert line in text.splitlines()
-    found = json.loads(task("show", name, "--version", 1, "--json"))
-    assert (found["name"], found["version"]) == (name, 1)
-    assert found["record"]["choices"] == ["yes", "no"]
-    assert found["versions"][1]["changed"]["max_tokens"] == [256, 9]
-    header, *tasks = task("list").splitlines()
-    assert header == "name\tmodel\tadapter\tversion"
-    assert f"{name}\t{folder}\t-\t2" in tasks
-    listed = {task["name"]: task for task in json.loads(task("list", "--json"))["tasks"]}
-    assert listed[name]["version"] == 2
-    assert listed[name]["sampling"]["top_k"] is None
-    assert "has versions 1 to 2, not 3" in task("show", name, "--version", 3, code=1)
-
-
 def test_adapters_are_registered_shown_replaced_and_unset(
     task: Run, store: TaskStore, create: tuple[object, ...], folder: Path, name: str, tmp_path: Path
 ) -> None:
@@ -215,23 +186,6 @@ def test_adapters_are_registered_shown_replaced_and_unset(
     assert (store.get(name).adapters, store.get(name).adapter) == ((), str(place))
 
 
-def test_a_drafter_is_registered_shown_changed_and_unset(
-    task: Run, store: TaskStore, create: tuple[object, ...], folder: Path, name: str, tmp_path: Path
-) -> None:
-    own = TaskTokenizer.from_folder(folder).fingerprint
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    save_drafter(tmp_path, model, DrafterCard("independent", own))
-    task(*create, "--drafter", tmp_path, "--draft-vocabulary", "recent", "--draft-depth", 3)
-    assert store.get(name).neural == NeuralDrafting(str(tmp_path), vocabulary="recent", depth=3)
-    settings = shown(task("show", name))
-    assert (settings["drafter"], settings["draft_vocabulary"]) == (str(tmp_path), "recent")
-    task("set", name, "--proposer", "neural", "--draft-nodes", 8, "--unset", "draft-depth")
-    assert store.get(name).neural == NeuralDrafting(str(tmp_path), "neural", "recent", nodes=8)
-    out = task("set", name, "--unset", "drafter")
-    assert "proposer neural -> hybrid" in out
-    assert store.get(name).neural is None
-
-
 def test_a_task_that_is_there_is_only_replaced_when_asked(
     task: Run, store: TaskStore, create: tuple[object, ...], name: str
 ) -> None:
@@ -244,28 +198,6 @@ def test_a_task_that_is_there_is_only_replaced_when_asked(
     assert store.versions(name) == [1]
     assert task(*create, "--replace") == f"{name} version 2\n"
     assert store.get(name).max_tokens == 256
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--max-tokens", "0"], "--max-tokens is 0"),
-        (["--max-tokens", "512"], "--max-tokens is 512"),
-        (["--stop", b"\xe6\x9d".decode(errors="surrogateescape")], "--stop"),
-        (["--adapter", "."], "--adapter"),
-        (["--choices", "nowhere.txt"], "--choices nowhere.txt cannot be read"),
-        (["--corpus", "gone"], "--corpus: task t-"),
-        (["--model", "/"], "--model: / has no tokenizer.json"),
-    ],
-)
-def test_what_a_model_cannot_do_is_said_in_one_line_and_not_written(
-    task: Run, store: TaskStore, create: tuple[object, ...], name: str, args: list[str], said: str
-) -> None:
-    err = task(*create, *args, code=2)
-    assert said in err
-    assert err.startswith("tasc: ")
-    assert err.count("\n") == 1
-    assert name not in store.names()
 
 
 def test_a_change_that_is_refused_leaves_the_task_as_it_was(
@@ -310,14 +242,6 @@ def test_a_task_is_deleted_when_somebody_says_so(
         assert tasc_here.out == ("" if code else f"deleted {what}\n")
         assert (name in store.names()) == bool(code)
     assert client.keys(f"tasc:{{{name}}}:*") == []
-
-
-def test_a_corpus_without_a_task_is_deleted(task: Run, client: redis.Redis, name: str) -> None:
-    CorpusStore(client, name).append([CorpusRow("k", "in", "out")])
-    what = f"task {name} (no record, 1 corpus rows) and its draft indexes"
-    assert task("delete", name, "--yes") == f"deleted {what}\n"
-    assert client.keys(f"tasc:{{{name}}}:*") == []
-    assert f"no task '{name}'" in task("delete", name, "--yes", code=1)
 
 
 def test_a_task_that_cannot_be_read_is_listed_as_such(

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from support import DEADLINE_S, eventually, refused
 from tasc_runtime.errors import SettingsError
-from tasc_serve.metrics.discovery import MetricsPort, live_targets, service_discovery
+from tasc_serve.metrics.discovery import MetricsPort, live_targets
 from tasc_store import EmbeddedRedis, StoreUnreachable, connect
 
 pytestmark = pytest.mark.redis
@@ -122,7 +122,3 @@ def test_a_wildcard_is_refused_since_no_scraper_can_use_it(client, host):
     with refused(SettingsError, "metrics.host"):
         MetricsPort(client, CollectorRegistry(), host=host, ttl_s=10)
     assert live_targets(client) == []
-
-
-def test_service_discovery_has_the_shape_prometheus_reads():
-    assert service_discovery(["h:1", "h:2"]) == [{"targets": ["h:1", "h:2"], "labels": {}}]

@@ -87,24 +87,6 @@ def texts(answers):
     return [answer.result.text for answer in answers]
 
 
-async def test_conversations_are_answered_as_transformers_answers_them(chats, start):
-    template = replace(chat_template(chats.folder), system=SYSTEM)
-    record = chats.record(chat=template)
-    replica = start(record)
-    own, system = Turn("system", "Be brief."), Turn("system", SYSTEM)
-    found = await ask(
-        replica, sent("wake me up"), sent(Conversation(TALK)), sent(Conversation((own, *TALK))),
-        sent(Conversation(TALK, variables='{"enable_thinking": true}')),
-    )  # fmt: skip
-    talk = chats.says(system, *TALK)
-    assert texts(found) == [
-        chats.says(system, Turn("user", "wake me up")), talk, chats.says(own, *TALK), talk,
-    ]  # fmt: skip
-    again = await ask(replica, sent(Conversation(TALK), draft=False))
-    assert texts(again) == [talk]
-    assert replica.pulse().status.chat
-
-
 async def test_the_second_request_copies_what_stands_before_its_message(chats, start):
     template = replace(chat_template(chats.folder), system=SYSTEM, shots=(("jazz", "music"),))
     record, texts = chats.record(chat=template), ("wake me", "play it")
@@ -135,23 +117,6 @@ async def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_wha
         assert (refusal.kind, refusal.param) == ("invalid", "messages")
     assert "not this one" in refused[1].message
     assert texts(await ask(replica, sent("wake me up"))) == [chats.says(Turn("user", "wake me up"))]
-
-
-async def test_a_format_string_takes_the_last_user_message(chats, start):
-    replica = start(chats.record(template="say {input}\n"))
-    (plain,) = texts(await ask(replica, sent("play some jazz")))
-    found = await ask(
-        replica, sent(Conversation(TALK)), sent(Conversation((Turn("system", SYSTEM), *TALK)))
-    )
-    assert texts(found) == [plain, plain]
-    assert not replica.pulse().status.chat
-    for prompt, param in [
-        (Conversation(TALK, strict=True), "messages.0"),
-        (Conversation(TALK[1:2]), "messages"),
-        (Conversation(TALK[:1], add_generation_prompt=False), "add_generation_prompt"),
-    ]:
-        (refusal,) = await ask(replica, sent(prompt))
-        assert (refusal.kind, refusal.param) == ("invalid", param)
 
 
 @pytest.mark.parametrize("chat", [False, True])

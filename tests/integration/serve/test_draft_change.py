@@ -16,10 +16,8 @@ from prometheus_client import generate_latest
 from serving import Samples, Task, publish, running_replica
 
 import tiny
-from proposer_integrity import check_rows
-from support import DEADLINE_S, completed, eventually, index_of
+from support import DEADLINE_S, completed, index_of
 from tasc_draft import DraftIndex, DraftSettings
-from tasc_engine import GenerationResult
 from tasc_protocol import Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
@@ -81,32 +79,6 @@ def call(prompt: str) -> Request:
     return Request(uuid.uuid4().hex, prompt, templated=True)
 
 
-@pytest.mark.parametrize("settings", [OFF, SHORT, TASC], ids=["off", "short", "tasc"])
-def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
-    worker: EngineBuilder, record: TaskRecord, expected: Any, settings: DraftSettings
-) -> None:
-    asked = {prompt: worker.reader.request(call(prompt)) for prompt in PROMPTS}
-    for request in asked.values():
-        worker.engine.submit(request)
-    changed = replace(record, draft=settings)
-    found: dict[str, GenerationResult] = {}
-    for step in range(200):
-        if step == 2:
-            assert not found, "all rows are in flight"
-            worker.take(changed, 2, worker.proposer_for(changed, worker.proposer.index))
-            check_rows(worker.proposer)
-        found |= {d.id: d.result for d in worker.engine.step() if d.result}
-    assert {p: found[request.id].tokens for p, request in asked.items()} == expected
-    most = settings.num_speculative_tokens
-    drafted = [result.acceptance.drafted for result in found.values()]
-    assert any(n > 2 for own in drafted for n in own[:2]), "by the settings of before"
-    if settings == TASC:
-        assert any(sum(own[2:]) for own in drafted), "after the change, from where rows were"
-    else:
-        assert all(n <= most for own in drafted for n in own[2:])
-        assert any(own[2:] for own in drafted)
-
-
 def test_settings_of_the_record_count_once_the_index_has_none_of_its_own(
     worker: EngineBuilder, record: TaskRecord, index: DraftIndex
 ) -> None:
@@ -119,24 +91,6 @@ def test_settings_of_the_record_count_once_the_index_has_none_of_its_own(
     made = worker.proposer_for(changed, index)
     worker.swap(worker.artifact, index, made)
     assert (worker.proposer, made.settings, made.index) == (made, SHORT, index)
-
-
-def test_an_index_that_could_not_be_installed_is_tried_again(
-    replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any
-) -> None:
-    worker, real = replica.builder, replica.builder.swap
-    refused = []
-
-    def swap(*values: Any) -> None:
-        if not refused:
-            refused.append(values)
-            raise RuntimeError("no row could be drafted for")
-        real(*values)
-
-    monkeypatch.setattr(worker, "swap", swap)
-    publish(indexes, replace(index, settings=SHORT))
-    eventually(lambda: worker.artifact is not None and worker.artifact.version == 2)
-    assert refused
 
 
 @pytest.mark.anyio
@@ -182,21 +136,3 @@ async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts
     assert found.sum("tasc_draft_index_info", **labels) == 1
     assert found.sum("tasc_index_swaps_total", **labels) == 1
     assert found.sum("tasc_draft_failures_total", **labels) == 0
-
-
-def test_an_index_tuned_to_what_it_cannot_be_drafted_by_leaves_the_old_one(
-    replica: TaskReplica, indexes: ArtifactStore, index: DraftIndex, monkeypatch: Any, caplog: Any
-) -> None:
-    def fails(record: TaskRecord, index: DraftIndex) -> None:
-        raise ValueError("sorted by too few tokens")
-
-    worker = replica.builder
-    with monkeypatch.context() as patched:
-        patched.setattr(worker, "proposer_for", fails)
-        publish(indexes, replace(index, settings=TASC))
-        eventually(lambda: "does not fit; the old one stays in use" in caplog.text)
-    assert worker.artifact is not None
-    assert worker.artifact.version == 1
-    publish(indexes, replace(index, settings=SHORT))
-    eventually(lambda: worker.artifact is not None and worker.artifact.version == 3)
-    assert worker.proposer.settings == SHORT

@@ -75,26 +75,6 @@ def test_what_no_weight_depends_on_counts_for_the_next_request(replica, record, 
     assert answer(replica).result.text == plain.text.split(stop)[0]
 
 
-def test_what_needs_another_engine_waits_for_new_replicas(replica, record, store, caplog):
-    first = status(replica).record_version
-    version = store.put(replace(record, template="other {input}", max_tokens=4))
-    eventually(lambda: f"version {version} of task" in caplog.text)
-    assert "changes template," in caplog.text
-    store.put(replace(record, dtype="float32", adapter="/any", max_tokens=4))
-    eventually(lambda: "changes adapter, dtype," in caplog.text)
-    assert (status(replica).record_version, len(answer(replica).result.tokens)) == (first, 9)
-    back = store.put(replace(record, max_tokens=6))  # what was in the way is as it was
-    until_served(replica, back)
-    assert len(answer(replica).result.tokens) == 6
-
-
-def test_a_guide_that_cannot_be_followed_leaves_the_old_version(replica, record, store, caplog):
-    first = status(replica).record_version
-    store.put(replace(record, regex="(unclosed"))
-    eventually(lambda: "cannot be used" in caplog.text)
-    assert (status(replica).record_version, len(answer(replica).result.tokens)) == (first, 9)
-
-
 def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store):
     eventually(lambda: status(replica).older_record_versions == (1,))
     version = store.put(replace(record, max_tokens=5))

@@ -8,7 +8,6 @@ import itertools
 import uuid
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pytest
 from msgspec import structs
@@ -19,8 +18,6 @@ import tiny
 from support import completed, eventually, index_of, lying
 from tasc_protocol import Output, Request
 from tasc_runtime.protocol import Refusal
-from tasc_serve.replica import replica as replica_module
-from tasc_serve.replica.admission import DrainRate
 from tasc_serve.replica.replica import TaskReplica
 from tasc_store import CollectedRow, CollectedRows, EmbeddedRedis, TaskStore, connect
 
@@ -151,25 +148,3 @@ async def test_a_store_that_goes_away_costs_collected_answers_only(start, task):
     results = await replica.answers()
     assert [(r.text, r.finish_reason) for r in results] == expected(task)
     assert replica.sum("tasc_collected_rows_total") == 0
-
-
-async def test_a_full_house_says_how_long_its_whole_answers_take(start, monkeypatch):
-    seconds = itertools.count(step=10)  # between two looks at the clock
-    monkeypatch.setattr(replica_module, "DrainRate", partial(DrainRate, clock=seconds.__next__))
-    replica = start(limits={"max_queued_requests": 1})
-    refusal = await replica.refusal_of_a_full_house(places=5)
-    assert refusal.kind == "full"
-    assert 10 <= refusal.retry_after_s <= 60
-
-
-async def test_what_an_index_is_expected_to_bring_is_told_beside_what_it_brings(
-    start, store, index
-):
-    replica = start()
-    assert replica.sum("tasc_forecast_tokens_per_step") == 0
-    publish(store, index, forecast=3.25)
-    eventually(lambda: replica.sum("tasc_forecast_tokens_per_step") == 3.25)
-    results = await replica.answers()
-    live = replica.sum("tasc_generation_tokens_total") / replica.sum("tasc_row_steps_total")
-    told = sum(len(r.tokens) for r in results) / sum(r.acceptance.steps for r in results)
-    assert live == pytest.approx(told)

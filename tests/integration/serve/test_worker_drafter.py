@@ -1,6 +1,5 @@
 """Tests that drafts by a model, or by it and n-grams, change no answer. Needs only Redis."""
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +9,12 @@ import numpy as np
 import pytest
 import redis
 import torch
-from prometheus_client import CollectorRegistry, generate_latest
-from serving import Samples, Task, publish, running_replica
+from prometheus_client import CollectorRegistry
+from serving import Task, publish
 from transformers import AutoModelForCausalLM
 
 import tiny
-from support import completed, index_of
+from support import index_of
 from tasc_draft import DraftSettings
 from tasc_draft.drafts import NEURAL
 from tasc_engine import StepRecord, UnsupportedModel
@@ -23,7 +22,7 @@ from tasc_engine.drafting.neural.card import DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.errors import RankingError
-from tasc_protocol import Output, Request
+from tasc_protocol import Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import EngineSettings
@@ -138,14 +137,6 @@ def test_a_drafter_changes_no_answer_and_its_drafts_are_taken(
     assert (ngram > 0) == (proposer == "hybrid")
 
 
-def test_without_a_drafter_n_grams_alone_answer_alike(make: Make, expected: list[str]) -> None:
-    drafted = make(None)
-    worker = drafted.start()
-    assert (worker.drafts_by, worker.drafter) == ("mixed", None)
-    assert drafted.answers() == expected
-    assert drafted.accepted()[0] == 0
-
-
 def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
     make: Make, drafter: Place, made: Task, expected: list[str]
 ) -> None:
@@ -233,22 +224,3 @@ def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on
         for reason in ("failed", "slow")
     }
     assert off == {"failed": 1, "slow": 0}
-
-
-@pytest.mark.anyio
-async def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
-    make: Make, drafter: Place, expected: list[str], redis_url: str
-) -> None:
-    how = NeuralDrafting(str(drafter("independent")), depth=3, width=4)
-    drafted = make(how)
-    name = drafted.record.name
-    calls = [Request(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
-    with running_replica(redis_url, name, drafted.cache, engine=ENGINE.model_dump()) as replica:
-        found = await asyncio.gather(*(completed(replica, call) for call in calls))
-        samples = Samples(generate_latest(replica.registry).decode())
-    assert [a.result.text if isinstance(a, Output) else a for a in found] == expected
-    by = {"task": name, "proposer": "hybrid/independent"}
-    tokens = "tasc_spec_decode_num_accepted_tokens_total"
-    assert samples.sum(tokens, source="neural", **by) > 0
-    assert samples.sum(tokens, task=name) == samples.sum(tokens, **by)
-    assert samples.sum("tasc_neural_drafting_off", task=name) == 0

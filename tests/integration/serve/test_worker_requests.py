@@ -11,7 +11,6 @@ import tiny
 from lora_folders import make_adapter
 from support import refused
 from tasc_engine import Sampling
-from tasc_engine.model.loading import ModelSource, load_model
 from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
@@ -97,26 +96,6 @@ def test_a_requests_own_come_before_them(worker):
 def test_what_cannot_be_met_is_refused_by_name(worker, adapted, asked, field):
     with refused(FieldError, field, field=field):
         (adapted if field == "adapter" else worker).reader.request(asked)
-
-
-def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adapted, adapters):
-    base = Path(made.record.model)
-    merged = {
-        name: load_model(ModelSource(base, place, dtype="float64"))
-        for name, place in adapters.items()
-    }
-    merged[None] = merged[FIRST]
-    asked = [(value, name) for value in tiny.SENTENCES[:3] for name in (SECOND, None, FIRST)]
-    calls = [call(value, i, adapter=name) for i, (value, name) in enumerate(asked)]
-    answers = adapted.engine.generate([adapted.reader.request(each) for each in calls])
-    found = {int(result.id): result.text for result in answers}
-    expected = []
-    for value, name in asked:
-        tokens = tiny.plain(merged[name], made.prompt(value, chat=True), 24)
-        expected.append(made.tokenizer.decode(tokens))
-    assert [found[i] for i in range(len(asked))] == expected
-    assert expected[0] != expected[1]
-    assert expected[0] != made.plain(made.prompt(asked[0][0], chat=True), 24).text
 
 
 def test_an_answer_that_is_too_short_for_its_choice_is_cut(worker):

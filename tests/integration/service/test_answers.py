@@ -100,15 +100,6 @@ def test_token_ids_and_stop_strings_are_taken(service, client):
     assert said(answered) == [(whole[: whole.index(stop)], "stop")]
 
 
-def test_without_a_limit_the_tasks_own_holds(service, client):
-    message = {"role": "user", "content": NEW[0]}
-    answered = client.chat.completions.create(model=BETA, messages=[message])
-    limit = service.tasks[BETA].record.max_tokens
-    want = service.expected(Ask(BETA, NEW[0], limit, chat=True))
-    assert said(answered) == [(want.text, want.reason)]
-    assert answered.usage.completion_tokens == want.tokens
-
-
 def test_the_client_understands_our_errors(client):
     with refused(NotFoundError, "'gamma'", "alpha, beta"):
         client.completions.create(model="gamma", prompt="hi")

@@ -125,34 +125,6 @@ def test_answers_go_on_in_the_middle_when_a_replica_is_killed(service: Service) 
     both_serve(service)
 
 
-@pytest.mark.slow("kills a replica; a daily test kills one under single prompts")
-def test_all_answers_to_a_list_of_prompts_go_on_when_a_replica_is_killed(service: Service) -> None:
-    body = body_of("", ignore_eos=True, temperature=1.3, seed=11, n=2)
-    body["prompt"] = list(tiny.SENTENCES[:4])
-    response = httpx.post(f"{service.base}/v1/completions", json=body, timeout=DEADLINE_S)
-    expected = [choice["text"] for choice in response.json()["choices"]]
-    for _ in range(6):
-        both_serve(service)
-        before = failovers(service, "died")
-        stream = Client(service, body)
-        with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(stream.run)
-            assert stream.begun.wait(DEADLINE_S)
-            os.kill(replica_pids(BETA)[0], signal.SIGKILL)
-            coming.result()
-        choices = [event["choices"][0] for event in stream.events]
-        texts = [
-            "".join(each["text"] for each in choices if each["index"] == i)
-            for i in range(len(expected))
-        ]
-        assert texts == expected
-        if failovers(service, "died") > before + 1:
-            break
-    else:
-        pytest.fail("no replica died with answers on their way")
-    both_serve(service)
-
-
 @pytest.mark.slow("waits for silence")
 def test_answers_go_on_in_the_middle_when_a_replica_hangs(service: Service) -> None:
     stopped: list[int] = []

@@ -1,15 +1,10 @@
 """Tests disconnecting clients, too many requests, and a killed replica."""
 
 import asyncio
-import json
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
-from serving import ALPHA, BETA, MODEL_LEN, Ask, replica_pids
+from serving import ALPHA, BETA, MODEL_LEN, Ask
 
 import tiny
 from support import eventually
@@ -114,36 +109,3 @@ def test_what_finds_no_place_is_told_to_come_again(service, long):
         error = response.json()["error"]
         assert (error["code"], error["type"]) == ("service_full", "server_error")
     eventually(lambda: service.load(ALPHA) == (0, 0))
-
-
-def ended_well(service, one, response):
-    """Whether the response is the complete right answer, or an error that allows a retry."""
-    if response.status_code != 200:
-        return response.status_code in (503, 504) and "error" in response.json()
-    if not one.body["stream"]:
-        return response.json()["choices"][0]["text"] == service.expected(one).text
-    *lines, last = response.text.strip().split("\n\n")
-    data = [line for line in lines if not line.startswith(":")]  # comments keep a stream alive
-    events = [json.loads(line.removeprefix("data: ")) for line in data]
-    text = "".join(e["choices"][0]["text"] for e in events if "choices" in e)
-    whole = service.expected(one).text
-    ok = text == whole if "choices" in events[-1] else whole.startswith(text)
-    return ok and last == "data: [DONE]"
-
-
-@pytest.mark.slow("kills a replica; a daily test kills one of two")
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at Linux's /proc")
-def test_a_killed_replica_is_replaced_and_nobody_waits_in_vain(service, long):
-    (pid,) = replica_pids(ALPHA)
-    asks = [Ask(ALPHA, long.value, LONG, stream=i % 2 == 0, draft=False) for i in range(6)]
-    with httpx.Client() as client, ThreadPoolExecutor(len(asks)) as pool:
-        coming = [pool.submit(post, client, service, one) for one in asks]
-        eventually(lambda: service.load(ALPHA)[0] > 0)
-        os.kill(pid, signal.SIGKILL)
-        responses = [c.result() for c in coming]
-    for one, response in zip(asks, responses, strict=True):
-        assert ended_well(service, one, response), response.text
-    one = Ask(ALPHA, tiny.SENTENCES[0])
-    eventually(lambda: httpx.get(f"{service.base}/readyz", timeout=30).status_code == 200)
-    assert service.answer(one) == service.expected(one)
-    assert pid not in replica_pids(ALPHA)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import yaml
 from ray import serve
-from serving import ALPHA, BETA, PAGE, Ask, Samples
+from serving import ALPHA, BETA, Ask, Samples
 
 from support import DEADLINE_S, eventually
 from tasc_serve.app import Deployed, app
@@ -42,21 +42,6 @@ def test_each_process_is_listed_once_and_serves_its_own_series(service):
 def test_an_unknown_path_has_our_shape_not_rays(service):
     response = get(f"{service.base}/v2/models")
     assert (response.status_code, set(response.json())) == (404, {"error"})
-
-
-@pytest.mark.parametrize(("origin", "allowed"), [(PAGE, PAGE), ("https://other.org", None)])
-def test_scripts_of_a_page_in_the_settings_may_call_through_the_proxy(service, origin, allowed):
-    url, page = f"{service.base}/v1/chat/completions", {"Origin": origin}
-    asking = {
-        "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": "content-type",
-    }
-    body = {"model": ALPHA, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    first = httpx.options(url, headers=page | asking, timeout=DEADLINE_S)
-    answer = httpx.post(url, headers=page, json=body, timeout=DEADLINE_S)
-    assert (first.status_code, answer.status_code) == (200 if allowed else 400, 200)
-    for response in (first, answer):
-        assert response.headers.get("access-control-allow-origin") == allowed
 
 
 def test_files_and_batches_go_through_the_proxy(service, client):

@@ -6,7 +6,6 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,22 +60,6 @@ def test_each_option_says_its_default_or_that_it_must_be_given(command):
     assert without == {"--help"}
 
 
-@pytest.mark.parametrize(
-    ("command", "defaults"),
-    [
-        ("replay", {"proposer": "(mixed)", "budget": "(4,8,16,32)"}),
-        ("tune", {"node-cost": "0.02"}),
-        ("forecast", {"rows": "(1,8,32)"}),
-        ("task create", {"dtype": "(float32)", "max-tokens": "(256)", "temperature": "(0)",
-                         "repetition-penalty": "(1)", "mixture": "(mixed)",
-                         "num-speculative-tokens": "(16)"}),
-    ],
-)  # fmt: skip
-def test_defaults_are_said_as_they_are_to_be_typed(command, defaults):
-    said = options(command)
-    assert all(f"[default: {text}]" in said[f"--{name}"] for name, text in defaults.items())
-
-
 def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
     said, created = options("task set"), options("task create")
     assert " ".join(rows("task create")).count("tasc task create ") == 5
@@ -84,11 +67,6 @@ def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
     assert created.keys() - said.keys() == {"--replace", "--from"}
     with_default = {name for name, text in said.items() if "[default: " in text}
     assert with_default == {"--redis-url", "--data-dir", "--json"}
-
-
-def test_the_version_is_that_of_the_package():
-    ran = CliRunner().invoke(app, ["--version"])
-    assert (ran.exit_code, ran.output) == (0, f"tasc {version('tasc-serve')}\n")
 
 
 def commands(of: click.Command) -> list[click.Command]:
@@ -105,16 +83,6 @@ def test_no_help_text_loses_what_stands_in_brackets():
         assert render(text).plain == text.replace("\\[", "[")
 
 
-@pytest.mark.parametrize("name", ["create", "set"])
-def test_examples_are_shown_as_they_are_to_be_typed(name):
-    epilog = APP.commands["task"].commands[name].epilog
-    examples = [" ".join(each.split()).replace("\\[", "[") for each in epilog.split("\n\n")]
-    assert len(examples) > 3
-    said = " ".join(" ".join(rows(f"task {name}")).split())
-    for example in examples:
-        assert example in said
-
-
 def test_every_example_of_every_help_is_a_command_with_the_options_it_needs():
     tried = 0
     for each in commands(APP):
@@ -129,27 +97,11 @@ def test_every_example_of_every_help_is_a_command_with_the_options_it_needs():
     assert tried > 60
 
 
-def test_commands_stand_in_panels_by_purpose():
-    titles = [match[1] for row in rows("") if (match := re.match(r"╭─ ([A-Z][a-z-]+) ─", row))]
-    assert titles == ["Options", "Prepare", "Serve", "Batch", "Fine-tune", "Measure"]
-    assert {command.rich_help_panel for command in APP.commands.values()} == set(titles[1:])
-
-
 def test_a_command_without_its_task_says_how_to_make_one():
     ran = CliRunner().invoke(app, ["build-index"], env={"COLUMNS": "200"})
     assert ran.exit_code == 2
     assert "missing argument 'task'" in ran.output.lower()
     assert "tasc task create" in ran.output
-
-
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [("tasc bu", "build-index"), ("tasc task cr", "create"), ("tasc tune --no", "--node-cost")],
-)
-def test_shells_complete_commands_and_options(words: str, completed: str) -> None:
-    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    env = {"_TASC_COMPLETE": "complete_bash", **asked}
-    assert CliRunner().invoke(app, [], env=env, prog_name="tasc").output.split() == [completed]
 
 
 def ended(*given: object) -> BaseException | None:

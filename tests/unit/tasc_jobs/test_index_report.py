@@ -38,19 +38,3 @@ def test_bytes_a_token_are_of_outputs_with_their_marks_and_parts_and_fields_are_
     assert found["bytes_per_token"] > found["corpus_bytes_per_token"]
     for of in (index.corpus, index):
         assert f"{of.nbytes / 11:.2f} " in report.in_words
-
-
-def test_with_a_cap_it_says_how_many_outputs_were_kept(index: DraftIndex) -> None:
-    assert "kept" not in report_of(index).in_words
-    size = index.corpus.nbytes
-    whole = report_of(build_index(OUTPUTS, PROMPTS, max_bytes=size, **FACTS), size)
-    assert "3 of 3 rows" in whole.in_words
-    pruned = build_index(OUTPUTS, PROMPTS, max_bytes=size - 1, **FACTS)
-    report = report_of(pruned, size - 1)
-    found = report.as_json
-    assert 0 < found["rows"] < 3
-    assert f"{found['rows']} of 3 rows" in report.in_words
-    assert (found["max_bytes"], found["corpus_rows"]) == (size - 1, 3)
-    none = report_of(build_index(OUTPUTS, PROMPTS, max_bytes=88, **FACTS), 88)
-    assert none.as_json["bytes_per_token"] is none.as_json["corpus_bytes_per_token"] is None
-    assert "0 of 3 rows" in none.in_words

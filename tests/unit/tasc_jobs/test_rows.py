@@ -139,13 +139,6 @@ def test_a_file_of_another_kind_has_one_error_that_names_the_kind(tmp_path, name
         list(read_corpus([path], Fields()))
 
 
-def test_a_gzipped_file_is_named_so(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(gzip.compress(GOOD))
-    with refused(FileError, str(path), ".jsonl.gz"):
-        check_file(path)
-
-
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_rows_that_are_written_are_read_and_appear_whole_or_not_at_all(tmp_path, name):
     path = tmp_path / name

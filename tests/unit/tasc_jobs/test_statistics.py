@@ -77,13 +77,6 @@ def test_figures_are_those_of_their_definitions(frequencies, vocabulary):
     assert found == pytest.approx(figures(ngrams, vocabulary), abs=1e-9)
 
 
-@given(FREQUENCIES, st.randoms())
-def test_the_order_of_frequencies_changes_no_bit(frequencies, shuffler):
-    found = distribution(Counter(frequencies), 1)
-    shuffler.shuffle(frequencies)
-    assert distribution(Counter(frequencies), 1) == found
-
-
 @pytest.mark.parametrize("unique", [1, 2, 63, 64, 65, 5_000])
 def test_a_curve_has_few_points_from_the_first_rank_to_the_last(unique):
     frequencies = random.Random(unique).choices(range(1, 1_000), k=unique)
@@ -130,12 +123,6 @@ def test_rows_count_as_one_running_text(texts, n):
     assert found.frequencies == Counter(ngrams.values())
     assert found.lengths == total.counts().lengths == Counter(len(text.split()) for text in texts)
     assert (found.rows, found.symbols) == (len(texts), len(" ".join(texts).split()))
-
-
-@given(st.text("ab \n\u00a0", max_size=8), st.integers(0, 4))
-def test_last_words_are_the_last_of_the_split(text, most):
-    words = text.split()
-    assert last_words(text, most) == " ".join(words[max(len(words) - most, 0) :])
 
 
 def test_an_ngram_has_its_partition_for_good_and_they_are_of_nearly_equal_size():
@@ -280,29 +267,6 @@ def train(tmp_path):
     return path
 
 
-def test_people_get_tables_of_words_and_machines_one_line(train, tasc):
-    out = tasc.run("stats", "--train", train)
-    for said in ("word 2-grams, inputs", "whole texts, outputs", "Renyi-2 bits", "typical set"):
-        assert said in out
-    assert "not counted: 1" in out
-    assert "tokens" not in out
-    out = tasc.run("stats", "--train", train, "--n", 3, "--tokenizer", MODEL, "--json")
-    (line,) = out.splitlines()
-    found = json.loads(line)
-    assert (found["rejected"], found["input"]["rows"], found["input"]["words"]) == (1, 40, 80)
-    assert found["input"]["word_ngrams"]["ngrams"] == 40
-    of = found["output"]
-    assert of["token_ngrams"]["ngrams"] == of["tokens"] > 60
-    assert list(of) == [
-        *("rows", "words", "word_ngrams", "word_lengths"),
-        *("different_texts", "different_share", "most_frequent_share", "texts"),
-        *("tokens", "token_ngrams", "token_lengths"),
-    ]
-    assert (of["word_ngrams"]["n"], of["token_ngrams"]["n"]) == (3, 1)
-    assert set(of["token_ngrams"]["curve"][0]) == {"rank", "count", "coverage"}
-    assert set(of["token_lengths"]["histogram"][0]) == {"first", "last", "rows"}
-
-
 @pytest.mark.parametrize(("tokenizer", "plots"), [([], 5), (["--tokenizer", MODEL], 7)])
 def test_the_page_needs_no_network(train, tmp_path, tasc, tokenizer, plots):
     page = tmp_path / "report.html"
@@ -316,13 +280,6 @@ def test_the_page_needs_no_network(train, tmp_path, tasc, tokenizer, plots):
     assert "Words are separated by white space" in html
     assert "block efficiency" not in html
     assert_self_contained(html)
-
-
-def test_a_corpus_without_ngrams_has_a_page_too(tmp_path, tasc):
-    path, page = tmp_path / "one.jsonl", tmp_path / "report.html"
-    path.write_text('{"input": "", "output": "yes"}\n')
-    assert "word 2-grams, outputs" in tasc.run("stats", "--train", path, "--report", page)
-    assert page.read_text(encoding="utf-8").count("<svg") == 3  # whole texts, lengths
 
 
 @pytest.mark.parametrize(

@@ -321,13 +321,3 @@ def test_generation_settings_that_a_task_does_not_take_over(
         assert bool(found.in_words("a way out")) == bool(options or others)
         (tmp_path / "config.json").write_text('{"repetition_penalty": 9}')
     assert not found.without(found.values).options
-
-
-def test_generation_settings_that_a_file_does_not_say_are_called_defaults(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.5}')
-    found = GenerationDefaults.of(tmp_path)
-    assert found.values.keys() - found.unsaid == {"temperature"}
-    words = found.in_words("a way out")
-    assert "top_k 50 by default" in words
-    assert "temperature 0.5 by default" not in words
-    assert "by default" not in found.without(["top_k"]).in_words("a way out")

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from support import refused
 from tasc_draft.tokens import Tokens
-from tasc_engine.drafting.neural.ranking import Ranking
-from tasc_jobs.cli.rank_vocabulary import in_words
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.drafter.rank_vocabulary import (
     Choice,
@@ -26,7 +24,6 @@ from tasc_jobs.drafter.rank_vocabulary import (
 from tasc_jobs.errors import JobError, UsageError
 from tasc_jobs.index.tokenise import TokenFile
 from tasc_runtime.errors import FileError
-from tasc_store import Artifact
 
 WORDS = st.sampled_from(["turn on", "the light", " naïve", "日本", "intent: on", "NOUN VERB"])
 ROWS = st.lists(st.tuples(st.sampled_from(["served:t:", "row:"]), st.text() | WORDS), max_size=30)
@@ -77,17 +74,6 @@ def test_two_choices_drafts_without_a_file_and_an_end_that_is_none_are_refused()
         RankJob("t", "draft")
 
 
-@pytest.mark.parametrize(("top_k", "kept"), [(None, 1500), (1500, 1500), (40, 40), (1501, 1500)])
-def test_a_ranking_is_told_with_what_was_asked_for_where_that_is_more(top_k, kept):
-    counts = np.arange(2000, 0, -1)
-    counts[1500:] = 0  # never seen
-    ranking = Ranking.of(counts, eos_id=0, fingerprint="f", origin="raw", rows=9)
-    artifact = Artifact("t", "f", 3, 1, "0", 1, 9, 0.0)
-    said = in_words(artifact, ranking.only(ranking.top(top_k or 1500)), top_k)
-    assert f"{kept:,} of 2,000" in said
-    assert ("1,501" in said) == (top_k == 1501)
-
-
 TOKENS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=4), max_size=12)
 
 
@@ -117,12 +103,6 @@ def test_rows_come_out_in_their_own_order(case, tmp_path_factory):
     assert found.lengths.tolist() == [len(row) for row in rows]
     assert found.ids.tolist() == [i for row in rows for i in row]
     assert len(list(folder.iterdir())) == 1
-
-
-def test_the_ids_are_read_from_the_file_and_cannot_be_changed(tmp_path):
-    found = write(tmp_path / "ids", [[1, 2], [3]], [[0, 1]]).tokens(2)
-    assert not found.ids.flags.owndata
-    assert not found.ids.flags.writeable
 
 
 @pytest.mark.parametrize("batches", [[[0, 2]], [[0, 1], [1, 2]], [[0, 1, 2, 3]], []])

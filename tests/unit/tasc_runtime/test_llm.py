@@ -16,13 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, failing_where, refused
 from tasc_draft import DraftIndex, DraftSettings
-from tasc_engine import EngineError, Request
+from tasc_engine import Request
 from tasc_protocol import FieldError
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
@@ -90,12 +88,6 @@ def test_a_corpus_speeds_up_and_changes_no_answer(llm: LLM, expected: list[str])
     assert summary.accepted == accepted == sum(summary.accepted_by_source.values())
     assert summary.plain_steps == summary.tokens  # nothing is guided
     assert f"{summary.plain_steps / len(INPUTS):.2f}" in str(summary)
-
-
-def test_without_a_corpus_it_drafts_from_its_own_answers(plain: LLM, expected: list[str]) -> None:
-    assert [answer.text for answer in plain.generate(INPUTS)] == expected
-    assert plain.summary().accepted_by_source.keys() <= {"prompt", "recent"}
-    assert plain.summary().accepted > 0
 
 
 def test_a_stream_is_the_answer_in_pieces(llm: LLM, expected: list[str]) -> None:
@@ -206,24 +198,6 @@ def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_opened_is_named(folder: Path, options: Any, kind: Any, named: str) -> None:
     with refused(kind, named):
         LLM(**{"model": folder, **SIZES, **options})
-
-
-def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    names = ("narrow", "deep", "shallow", "odd")
-    narrow, deep, shallow, odd = (make_adapter(folder, tmp_path / name) for name in names)
-    cut(narrow)
-    tensors = load_file(deep / WEIGHTS)
-    first = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
-    save_file(first, shallow / WEIGHTS)
-    third = {name.replace("layers.0", "layers.2"): tensor.clone() for name, tensor in first.items()}
-    save_file(tensors | third, deep / WEIGHTS)
-    other = make_folder(tmp_path / "other", "gpt_neox")
-    for model, adapter in ((folder, narrow), (folder, deep), (folder, shallow), (other, odd)):
-        with refused(EngineError, str(adapter)):
-            LLM(model, adapter=adapter, **SIZES)
-        if adapter != shallow:
-            with refused(EngineError, "adapter a"):
-                LLM(model, adapters={"a": adapter}, **SIZES)
 
 
 def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> None:
@@ -408,20 +382,6 @@ def test_the_last_tokens_of_a_prompt_are_those_that_count(plain: LLM) -> None:
         assert (found.tokens, found.prompt_tokens) == (expected.tokens, len(kept))
 
 
-def test_an_answer_ends_at_stop_tokens_and_not_before_its_least_length(plain: LLM) -> None:
-    (whole,) = plain.generate(INPUTS[0], ignore_eos=True)
-    first = whole.tokens[4]
-    (cut,) = plain.generate(INPUTS[0], ignore_eos=True, stop_token_ids=[first])
-    assert cut.tokens == whole.tokens[: whole.tokens.index(first) + 1]
-    assert cut.finish_reason == "stop"
-    (late,) = plain.generate(INPUTS[0], stop_token_ids=[first], min_tokens=24)
-    assert (len(late.tokens), late.finish_reason) == (24, "length")
-    assert first not in late.tokens
-    stop = next(character for character in whole.text[3:] if character.isascii())
-    (kept,) = plain.generate(INPUTS[0], ignore_eos=True, stop=stop, include_stop_str_in_output=True)
-    assert kept.text == whole.text[: whole.text.index(stop) + 1]
-
-
 @pytest.mark.parametrize("where", ["call", "task"])
 def test_a_stop_string_that_is_a_special_or_an_added_token_ends_an_answer(folder, tmp_path, where):
     other = Path(shutil.copytree(folder, tmp_path / "model"))
@@ -523,10 +483,3 @@ def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(plain, expected, cap
     assert len({answer.text for answer in answers}) == 1
     assert after is signal.default_int_handler
     assert [a.text for a in plain.generate(INPUTS)] == expected
-
-
-def test_progress_is_shown_for_many_inputs(plain: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    plain.generate(["a"] * 3, max_tokens=1)
-    assert capsys.readouterr().err == ""
-    plain.generate(["a"] * 100, max_tokens=1)
-    assert "answers: 100/100 rows" in capsys.readouterr().err

@@ -154,11 +154,6 @@ def test_a_guide_that_cannot_be_is_refused_by_name_and_tried_once():
     assert len(guides.threads) == 1
 
 
-def test_ignoring_the_end_of_a_task_with_choices_is_refused_by_name():
-    (refusal,) = admitted([call(Request(ignore_eos=True))], worker_of(record=CHOOSING))
-    assert (refusal.kind, refusal.param) == ("invalid", "ignore_eos")
-
-
 def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says_how_long():
     def found(n):
         (one,) = admitted([call(n=n)], worker_of(), max_total_tokens=30)

@@ -49,20 +49,6 @@ def test_messages_that_enter_no_prompt_are_named_and_counted(chat, stream):
     assert count == (None if chat else 3)
 
 
-def test_a_user_message_alone_is_a_rows_input_and_nothing_is_ignored():
-    backend = FakeBackend(*answer("yes"))
-    service, response = asked(backend, [MESSAGE], strict_messages=True)
-    assert [(call.prompt, call.templated) for call in backend.calls] == [("hi", True)]
-    assert IGNORED not in response.headers
-    assert service.registry.get_sample_value("tasc_ignored_messages_total", {"task": TASK}) is None
-
-
-def test_a_header_names_some_of_many_messages():
-    _, response = asked(FakeBackend(*answer("yes")), [MESSAGE] * 4096)
-    assert response.status_code == 200
-    assert len(response.headers[IGNORED]) < 1000
-
-
 def test_fields_for_chat_templates_reach_the_replica():
     backend = FakeBackend(*answer("yes"), status=replace(STATUS, chat=True))
     kwargs = {"enable_thinking": False, "é": [1, None, {"a": "b"}]}

@@ -66,12 +66,6 @@ def test_usage_comes_last_in_an_event_of_its_own_for_who_asks(path):
 
 
 @either_endpoint
-def test_an_answer_without_text_still_says_how_it_ended(path):
-    (only,) = events(stream(Service(FakeBackend(*answer("", ""))), path))
-    assert (text_of(only), only["choices"][0]["finish_reason"]) == ("", "stop")
-
-
-@either_endpoint
 @pytest.mark.parametrize(
     ("then", "code"),
     [

@@ -15,9 +15,8 @@ from fake_backend import (
     error_of,
     events,
 )
-from fake_fleet import WHOLE, Calls, Replicas, Scripted
 from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletionChunk
 
 from tasc_protocol import Output, Request
 from tasc_runtime.protocol import Refusal
@@ -31,23 +30,6 @@ either_endpoint = pytest.mark.parametrize("path", BODIES)
 
 def ask(backend, path, limits=None, **fields):
     return Service(backend, **(limits or {})).ask("POST", path, json=BODIES[path] | fields)
-
-
-@either_endpoint
-def test_the_choices_are_whole_in_their_order_and_the_prompt_counts_once(path):
-    backend = FakeBackend(by_choice=SCRIPTS)
-    content = ask(backend, path, logprobs=None).json()
-    parsed = (Completion if path == "/v1/completions" else ChatCompletion).model_validate(content)
-    found = [
-        (c.index, c.text if path == "/v1/completions" else c.message.content, c.finish_reason)
-        for c in parsed.choices
-    ]
-    assert found == [(0, "zero", "stop"), (1, "one", "length"), (2, "two", "stop")]
-    assert content["usage"] == USAGE
-    assert content["metrics"] is None
-    ids = {call.id for call in backend.calls}
-    stem = content["id"].split("-", 1)[1]
-    assert ids == {f"{stem}-c{i}" for i in range(3)}
 
 
 @either_endpoint
@@ -93,16 +75,6 @@ def test_one_that_is_refused_is_the_answer_and_the_others_are_given_up(path, str
     error = error_of(ask(backend, path, stream=stream), code)
     assert error["param"] == (fault.param if isinstance(fault, Refusal) else None)
     assert len(backend.calls) == 3
-
-
-@either_endpoint
-def test_one_that_fails_later_ends_the_stream_of_all(path):
-    late = Refusal("failed", "out of memory")
-    backend = FakeBackend(*answer("one", "two")[:1], FOREVER, by_choice={2: [late]})
-    backend.by_choice = {2: [*answer("one", "two")[:1], late]}
-    *pieces, last = events(ask(backend, path, stream=True))
-    assert last["error"]["code"] == "answer_failed"
-    assert 0 < len(pieces) <= 3
 
 
 @either_endpoint
@@ -165,16 +137,6 @@ def test_prompts_are_answered_n_times_each_and_every_prompt_counts_once(kind, st
     assert {call.record_version for call in backend.calls} == {STATUS.record_version}
 
 
-@pytest.mark.parametrize("prompt", [["hi"], [[1, 2]]])
-def test_a_list_of_one_prompt_is_that_prompt(prompt):
-    backend = FakeBackend(*answer("yes"))
-    content = ask(backend, COMPLETIONS, prompt=prompt, n=1).json()
-    (call,) = backend.calls
-    assert content["id"] == f"cmpl-{call.id}"
-    assert content["metrics"] is not None
-    assert (call.prompts, call.prompt_field) == (1, "prompt")
-
-
 def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
     pieces = answer("one", "two", "three")
     refusal = Refusal("invalid", "prompt.2 is too long", "prompt.2")
@@ -197,20 +159,3 @@ def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
     found = events(ask(backend, COMPLETIONS, prompt=["a", "b", "c"], n=1, stream=True))
     assert len(found) == 9
     assert all(event["choices"][0]["text"] for event in found)
-
-
-def test_calls_of_many_prompts_spread_over_replicas_and_outlive_one():
-    replicas = Replicas(a=Scripted(), b=Scripted(outstanding=16), c=Scripted(dies_after=5))
-    calls = Calls(replicas)
-    group = choices.spread(Request("id", "", timeout_s=20.0), ["a prompt"] * 64)
-
-    async def together(failover):
-        while replicas.fleet.status is None:
-            await asyncio.sleep(0.01)
-        return await choices.complete(failover, group)
-
-    assert [result.tokens for result, _ in calls.run(together)] == [WHOLE] * 64
-    a, b, c = (len(replica.calls) for replica in replicas.all.values())
-    assert (a + b, c) == (64, pytest.approx((64 + 16) / 3, abs=1))
-    assert b >= (64 - 2 * 16) // 3
-    assert calls.counted("tasc_failovers_total", reason="died") == c

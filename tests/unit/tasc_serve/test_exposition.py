@@ -52,13 +52,6 @@ def test_merging_processes_gives_what_one_process_would_have_counted(shares):
     assert samples(merge(map(text_of, shares))) == samples(together)
 
 
-@given(EVENTS)
-def test_a_merged_text_merges_to_itself(events):
-    once = merge([text_of(events), text_of(events)])
-    assert "done_total" in once
-    assert merge([once]) == once
-
-
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1))
 def test_a_label_value_survives_whatever_it_holds(name):
     registry = CollectorRegistry()

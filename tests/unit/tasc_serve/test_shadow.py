@@ -115,19 +115,6 @@ def test_an_engine_that_lies_about_drafts_is_caught(checked, requests, target, m
     assert tiny.SENTENCES[0] not in " ".join(told)
 
 
-def test_what_users_did_is_told_without_what_shadows_did(checked, target, tokenizer, requests):
-    without = Checked(target, tokenizer, ShadowSettings(sample_rate=0.0))
-    for each in (without, checked):
-        each.answer(requests)
-        each.settle()
-        for record in each.records:
-            each.totals.add(record)
-    assert checked.count("checks") > 0
-    assert without.count("checks") == 0
-    for name in ("row_steps", "emitted_tokens", "bonus_tokens", "drafts"):
-        assert getattr(checked.totals, name) == getattr(without.totals, name), name
-
-
 def test_users_find_the_rows_they_would_find_without_shadows(checked, requests):
     checked.answer(requests[:6])
     while checked.engine.running < CONFIG.rows:
@@ -161,16 +148,6 @@ def test_users_find_the_cache_a_step_later_where_shadows_fill_it(folder, tokeniz
     assert (checked.engine.waiting, checked.shadow.running) == (1, 1)
     checked.step()
     assert (checked.engine.waiting, checked.shadow.running) == (0, 0)
-
-
-def test_shadows_go_on_beside_users_who_leave_rows_free(checked, requests):
-    checked.answer(requests[:1])
-    for i in range(40):
-        if checked.engine.running == checked.shadow.running:
-            checked.shadow.make_way()
-            checked.engine.submit(replace(requests[i % 4], id=f"busy {i}", max_tokens=3))
-        checked.step()
-    assert checked.count("checks") == 1
 
 
 def test_given_back_answers_are_checked_when_rows_are_idle_again(checked, requests):
@@ -302,8 +279,3 @@ def test_an_answer_of_another_length_differs_really(answer):
     shadow = tuple(TokenLogprob(token, -0.1, ((token, -0.1),)) for token in (1, 0))
     found = difference(answer, shadow, 1.0)
     assert (found.place, found.kind) == (min(len(answer), 2), "real")
-
-
-def test_a_token_that_was_none_of_the_likeliest_differs_really():
-    found = difference((7,), (TokenLogprob(1, -0.1, ((1, -0.1),)),), 1e9)
-    assert (found.gap, found.kind) == (float("inf"), "real")

@@ -161,14 +161,6 @@ def test_after_one_refused_write_no_idle_connection_reads_from_the_former_primar
         pool.release(connection)
 
 
-def test_a_script_follows_a_failover(pair: Pair) -> None:
-    write = pair.client.register_script("return redis.call('INCR', KEYS[1])")
-    assert write(["n"]) == 1
-    pair.promote()
-    pair.redirect()
-    assert write(["n"]) == 2
-
-
 def test_a_full_store_makes_the_service_degraded(pair: Pair) -> None:
     watch = StoreWatch(pair.client, 1.0, every_s=0.02)
     pair.client.config_set("maxmemory", 1)

@@ -8,12 +8,11 @@ import pytest
 from fake_backend import COMPLETIONS, GOOD, FakeBackend, Service, answer, events
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tasc_engine import Acceptance, GenerationResult, Timings
-from tasc_protocol import Output, TokenText
+from tasc_protocol import TokenText
 from tasc_serve.http.responses import chat_logprobs, completion_logprobs, metrics_of
 
 COMPLETION = (COMPLETIONS, GOOD[COMPLETIONS] | {"logprobs": 2})
@@ -58,15 +57,6 @@ def test_a_chat_has_rows_of_its_tokens():
     ]
 
 
-@pytest.mark.parametrize("asked", [COMPLETION, CHAT], ids=["completion", "chat"])
-def test_who_does_not_ask_is_told_none(asked):
-    path, body = asked
-    body = {k: v for k, v in body.items() if not k.endswith("logprobs")}
-    assert ask((path, body), answer(*TEXTS))["choices"][0]["logprobs"] is None
-    chunks = ask((path, body), answer(*TEXTS), stream=True)
-    assert [c["choices"][0]["logprobs"] for c in chunks] == [None, None]
-
-
 def test_streamed_tokens_are_told_once_each_also_where_text_is_held_back():
     first, held, last = answer(*TEXTS, logprobs=2)
     assert not held.text
@@ -80,21 +70,6 @@ def test_streamed_tokens_are_told_once_each_also_where_text_is_held_back():
         for row in ChatCompletionChunk.model_validate(chunk).choices[0].logprobs.content
     ]
     assert [r.token for r in rows] == TOKENS
-
-
-@pytest.mark.parametrize("asked", [COMPLETION, CHAT], ids=["completion", "chat"])
-def test_an_end_without_a_token_of_its_own_tells_none(asked):
-    first, last = answer("yes", "", logprobs=1)
-    chunks = ask(asked, [first, Output("id", result=last.result)], stream=True)
-    assert chunks[-1]["choices"][0]["logprobs"] is None
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-def test_an_answer_that_ends_at_once_has_empty_columns_and_rows():
-    (only,) = answer("")
-    told = ask(COMPLETION, [only])["choices"][0]["logprobs"]
-    assert (told["tokens"], told["text_offset"]) == ([], [])
-    assert ask(CHAT, [only])["choices"][0]["logprobs"] == {"content": []}
 
 
 def test_parts_of_characters_are_told_apart_and_what_cannot_be_is_a_number():
@@ -193,11 +168,3 @@ def test_one_token_and_no_time_leave_nothing_to_divide_by():
     assert found["speculative_decoding"]["acceptance_histogram"] == [0]
     assert found["speculative_decoding"]["draft_acceptance_rate"] == 0.0
     assert found["draft_index_version"] is None
-
-
-def test_its_level_is_all_that_a_request_changes_of_it():
-    result = structs.replace(answer("a")[0].result, tokens=(1, 2))
-    both = [metrics_of(result, detailed) for detailed in (False, True)]
-    for metrics in both:
-        metrics.pop("speculative_decoding")
-    assert both[0] == both[1]

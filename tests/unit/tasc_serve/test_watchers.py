@@ -14,7 +14,6 @@ from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
 from tasc_protocol import SamplingDefaults
 from tasc_runtime.engine.versions import (
-    MOST_KNOWN,
     Records,
     engine_digest,
     fixed_changes,
@@ -155,12 +154,6 @@ def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(fie
     assert fixed_changes(RECORD, changed) == ([] if field in LIVE else [field])
 
 
-def test_a_task_that_names_itself_as_its_corpus_is_the_same() -> None:
-    named = replace(RECORD, corpus=RECORD.name)
-    assert engine_digest(named) == engine_digest(RECORD)
-    assert fixed_changes(RECORD, named) == []
-
-
 def test_of_a_digest_the_newest_readable_version_is_served() -> None:
     tasks = Tasks()
     adapted = replace(RECORD, adapter="new")
@@ -177,13 +170,6 @@ def test_a_version_that_came_between_two_looks_is_known() -> None:
     worker = watched(told(2), lambda worker: worker.record_version == 3)
     assert worker.records.of(2).max_tokens == 1
     assert worker.records.of(3).max_tokens == 2
-
-
-def test_of_many_versions_the_newest_are_known() -> None:
-    count = 3 * MOST_KNOWN
-    worker = watched(told(count), lambda worker: worker.record_version == count + 1)
-    assert len(worker.records.older) == MOST_KNOWN - 1
-    assert worker.records.older[-1] == count
 
 
 def test_what_cannot_be_used_between_two_looks_holds_nothing_up() -> None:

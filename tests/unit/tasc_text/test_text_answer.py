@@ -59,25 +59,6 @@ def test_so_do_they_where_the_model_says_bytes_that_are_no_text(tokenizer, data)
     assert_sent_text_is_a_prefix(tokenizer, split(ids, data))
 
 
-def test_text_is_sent_as_it_comes_and_not_only_at_the_end(tokenizer: TaskTokenizer) -> None:
-    answer, sent = IncrementalDetokenizer(tokenizer, ["stop"]), []
-    for token in tokenizer.encode_outputs(["ab a b"])[0]:
-        answer.push([token])
-        sent.append(answer.take())
-    assert "".join(sent) == "ab a b"
-    assert len([piece for piece in sent if piece]) > 2
-
-
-def test_an_unfinished_character_is_held_back(tokenizer: TaskTokenizer) -> None:
-    [ids] = tokenizer.encode_outputs(["b€"])
-    answer = IncrementalDetokenizer(tokenizer)
-    answer.push(ids[:-1])
-    assert answer.take() == "b"
-    answer.push(ids[-1:])
-    assert answer.text == "b€"
-    assert answer.take() + answer.finish("b€") == "€"
-
-
 @pytest.mark.parametrize("between", [[], ["</s>"]], ids=["at once", "special token between"])
 def test_byte_tokens_that_turn_out_no_text_break_nothing(byte_fallback, between):
     """A newline is decoded as such until an invalid byte joins its run; then both are marks."""
@@ -170,13 +151,6 @@ def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -
     assert late.text == case.text[: len(sent)] + "qq"
     soon = IncrementalDetokenizer(byte_level, case.stop, min_tokens=len(sent) - 1)
     assert (soon.push(ids), soon.text) == (len(sent), at_once.text)
-
-
-def test_of_two_stop_strings_in_one_token_the_first_in_the_text_cuts(byte_fallback):
-    ids = byte_fallback.encode_outputs(["ab"])[0] * 2
-    assert len(ids) == 2
-    answer = IncrementalDetokenizer(byte_fallback, ["b", "ab"])
-    assert (answer.push(ids), answer.text, answer.take()) == (1, "", "")
 
 
 def test_special_tokens_are_no_text(tokenizer: TaskTokenizer) -> None:

@@ -199,13 +199,6 @@ def test_marks_of_thoughts_in_a_conversation_are_tokens_as_in_transformers(reaso
     assert said(reasoning, ids) == f"{head}c{END}{ASSISTANT}[{ASSISTANT}][<think>]"
 
 
-def test_many_tokens_and_a_text_of_their_first_letters_are_encoded_soon(tmp_path: Path) -> None:
-    tokenizer = with_tokens(tmp_path, *(f"<|reserved_{i}|>" for i in range(1000)))
-    template, text = PromptTemplate("{input}" + END), END + "<" * 100_000
-    ids = template.encode(tokenizer, text)
-    assert said(tokenizer, ids) == f"{text}[{END}]"
-
-
 def test_a_vocabulary_that_has_special_tokens_as_words_does_not_make_them_of_text(
     tmp_path: Path,
 ) -> None:
@@ -318,17 +311,6 @@ def test_variables_may_have_any_letters_of_special_tokens(tmp_path: Path, token:
     for asked in (json.dumps(facts), json.dumps(facts, ensure_ascii=False)):
         ids = ChatTemplate(source).encode(tokenizer, conversation([user("x")], variables=asked))
         assert said(tokenizer, ids) == f"a{token}b|c{token}={token}|1[{END}]"
-
-
-def test_the_beginning_of_sequence_is_there_once(family: Family) -> None:
-    """If the template writes the token, the tokenizer does not add another."""
-    named = dict(family.template.tokens)
-    ids = family.template.encode(family.tokenizer, "wake me up")
-    assert ids == family.expected([{"role": "user", "content": "wake me up"}])
-    bos = family.tokenizer.backend.token_to_id(named.get("bos_token", "<|endoftext|>"))
-    written = "bos_token" in family.template.source
-    assert ids.count(bos) == written
-    assert family.tokenizer.encode_prompt(family.template.render("a")).count(bos) >= written
 
 
 def test_system_prompt_and_examples_stand_before_the_conversation(family: Family) -> None:
