@@ -50,6 +50,10 @@ PACKAGES = {
         "pipelines/tasc_jobs",
         ("tests/unit/tasc_jobs", "tests/integration/**/test_cli*.py", "tests/integration/jobs"),
     ),
+    "train": (
+        "pipelines/tasc_train",
+        ("tests/unit/tasc_train", "tests/integration/test_cli_finetune.py"),
+    ),
 }
 _COMPARED = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",

@@ -8,12 +8,12 @@ import pytest
 from support import write_rows
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_runtime.engine.drafters import current_ranking
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, UnknownTask
 from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer
+from tasc_train.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
 
 pytestmark = pytest.mark.redis
 
