@@ -263,7 +263,7 @@ def both(options: Options) -> Part:
         sides = [model["sides"][side] for model in models for side in ("plain", "drafted")]
         _, drafting, tokens, together = (side["ms_per_answer"] for side in sides)
         by_medians += together["median"] < min(drafting["median"], tokens["median"])
-        by_all_runs += together["most"] < min(drafting["least"], tokens["least"])
+        by_all_runs += together["max"] < min(drafting["min"], tokens["min"])
         name = TASKS[task].measures[0]
         quality = ", ".join(f"{model['quality'][name]:.3f}" for model in models)
         rows.append([task, *(_times(side, sides[0]) for side in sides), f"{name} {quality}"])

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +27,7 @@ _BATCH = 1000
 ROUNDS = 3
 _ROWS = 64
 _BATCHES = 4  # minimum number of batches, so that few steps have free rows
-_LEAST_TOKENS = 8  # minimum length of the longer answers, for two clearly different lengths
+_MIN_TOKENS = 8  # minimum length of the longer answers, for two clearly different lengths
 STAGES = {"merge": "tokens", "measure": "runs"}
 
 
@@ -74,7 +75,7 @@ def forecast(
     held_out: Sequence[str],
     settings: EnrichSettings,
     budgets: Sequence[int],
-    progress: Callable[[int, int], None] = lambda done, most: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Point, ...]:
     """Returns a point for each budget, in increasing order.
 
@@ -129,7 +130,7 @@ def measure_price(
     measured: MeasuredModel,
     inputs: Sequence[str],
     tokens: int,
-    progress: Callable[[int, int], None] = lambda done, of: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Price:
     """Measure the time of answers of one token and of ``tokens`` tokens, in alternation.
 
@@ -137,14 +138,14 @@ def measure_price(
         EmptyCorpusError: No input's prompt leaves room for an answer.
         JobError: The engine ended an answer with an error.
     """
-    most = max(_ROWS, _BATCHES * measured.config.rows)
-    prompts = measured.prompts(inputs[:most])
+    rows = max(_ROWS, _BATCHES * measured.config.rows)
+    prompts = measured.prompts(inputs[:rows])
     if not prompts:
         raise EmptyCorpusError(
-            f"none of {len(inputs)} prompts leaves room for an answer in "
+            f"no prompt of {len(inputs)} rows leaves room for an answer in "
             f"{measured.config.max_model_len} tokens; raise --max-model-len"
         )
-    lengths = (1, max(tokens, _LEAST_TOKENS))
+    lengths = (1, max(tokens, _MIN_TOKENS))
     for length in lengths:
         _timed(measured, prompts, length)
     found: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
@@ -160,8 +161,8 @@ def measure_price(
 def _timed(measured: MeasuredModel, prompts: Sequence[Prompt], tokens: int) -> tuple[float, float]:
     """Returns the milliseconds and the number of tokens of an answer."""
     began = time.perf_counter()
-    said = sum(len(result.tokens) for result in measured.exact_lengths(prompts, tokens))
-    return 1000 * (time.perf_counter() - began) / len(prompts), said / len(prompts)
+    generated = sum(len(result.tokens) for result in measured.exact_lengths(prompts, tokens))
+    return 1000 * (time.perf_counter() - began) / len(prompts), generated / len(prompts)
 
 
 def _median(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -216,7 +217,7 @@ def forecast_job(
         [row.output for row in held],
         settings,
         budgets,
-        lambda done, most: progress("merge", done, most),
+        partial(progress, "merge"),
     )
     price = None
     if timed:
@@ -225,7 +226,7 @@ def forecast_job(
             MeasuredModel(*timed, setup),
             [row.input for row in held],
             usual,
-            lambda done, of: progress("measure", done, of),
+            partial(progress, "measure"),
         )
         points = tuple(point.priced(price) for point in points)
     name = inputs.options.task or ", ".join(path.name for path in inputs.options.files)
@@ -234,7 +235,9 @@ def forecast_job(
 
 def _split(rows: Sequence[CorpusRow]) -> tuple[list[CorpusRow], list[CorpusRow]]:
     if len(rows) < 2:
-        raise EmptyCorpusError("one row alone cannot be held out; name others with --test")
+        raise EmptyCorpusError(
+            "there is only one row, so none can be held out; name other rows with --test"
+        )
     train, held = ([rows[at] for at in part] for part in held_out(len(rows)))
     return train, held
 
@@ -263,7 +266,9 @@ def forecast_page(found: Forecast) -> ReportDocument:
 
 
 def _summary(found: Forecast) -> tuple[str, ...]:
-    lines = [f"lengths are those of {found.rows:,} held-out outputs; a step a token, one the end"]
+    lines = [
+        f"lengths of {found.rows:,} held-out outputs, with one step per token and one for the end"
+    ]
     if found.price:
         price = found.price
         lines.append(
@@ -271,7 +276,7 @@ def _summary(found: Forecast) -> tuple[str, ...]:
             f"{price.step_ms:.3f} ms for each of its steps"
         )
     if found.points[-1].new_tokens < found.points[-1].budget:
-        lines.append(f"the outputs give {found.points[-1].new_tokens} new tokens and no more")
+        lines.append(f"the outputs give at most {found.points[-1].new_tokens} new tokens")
     return tuple(lines)
 
 

@@ -124,7 +124,7 @@ def test_figures_of_another_prompt_or_library_are_refused(workshop: Workshop) ->
 
 def side(ms: tuple[float, float, float]) -> Any:
     return {
-        "ms_per_answer": dict(zip(("least", "median", "most"), ms, strict=True)),
+        "ms_per_answer": dict(zip(("min", "median", "max"), ms, strict=True)),
         "steps_per_answer": 1.0,
     }
 

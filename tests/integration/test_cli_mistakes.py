@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from support import write_rows
 from tasc_jobs import demo
-from tasc_jobs.cli.main import app
+from tasc_jobs.cli.main import all_commands
 
 pytestmark = pytest.mark.redis
 
@@ -86,7 +85,7 @@ def test_a_mistake_is_reported_before_anything_slow(
         "MODEL": str(Path(demo.__path__[0]) / "tasc-demo-7m"),
     }
     Path(files["CONFIG"]).write_text("tasks: [{name: nothing}]\nhttp: {port: 0}\n")
-    group = typer.main.get_command(app)
+    group = all_commands()
     without = {
         name
         for name, command in group.commands.items()
@@ -109,7 +108,7 @@ def test_a_mistake_is_reported_before_anything_slow(
 
 def test_every_command_that_takes_a_task_is_tried() -> None:
     """All commands except those that make a task or keys, or may wait for a task."""
-    group = typer.main.get_command(app)
+    group = all_commands()
     takes = {
         name
         for name, command in group.commands.items()

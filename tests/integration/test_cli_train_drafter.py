@@ -39,7 +39,7 @@ def test_drafter_is_trained_from_files(run: Run, file: Path, folder: Path, tmp_p
         "--train", file,
     )  # fmt: skip
     assert "3 steps on 19 answers (0 were left out), loss " in said
-    assert "of 1 answers held out" in said
+    assert "of 1 held-out answers" in said
     assert json.loads((tmp_path / "i" / "config.json").read_text())["hidden_size"] == 16
 
 

@@ -63,10 +63,10 @@ def require_judgeable(
         return
     names: Iterable[str | int] = rows or range(1, len(expected) + 1)
     for row, text in zip(names, expected, strict=True):
-        if not _says_all(text):
+        if not _is_readable(text):
             raise UsageError(
-                f"the expected output of row {row} is {text[:_SHOWN]!r}, not 'intent: NAME, slot "
-                "fills: {NAME: VALUE, ...}' as the metrics massive judge; name another --metrics"
+                f"the expected output of row {row} is {text[:_SHOWN]!r}; --metrics massive needs "
+                "'intent: NAME, slot fills: {NAME: VALUE, ...}'; choose other metrics"
             )
 
 
@@ -97,8 +97,8 @@ def tagging_accuracy(answers: Sequence[str], expected: Sequence[str]) -> float:
     """
     pairs = [(a.split(), e.split()) for a, e in zip(answers, expected, strict=True)]
     total = sum(len(tags) for _, tags in pairs)
-    right = sum(a == t for said, tags in pairs for a, t in zip(said, tags, strict=False))
-    return right / total if total else float(not any(said for said, _ in pairs))
+    right = sum(a == t for answer, tags in pairs for a, t in zip(answer, tags, strict=False))
+    return right / total if total else float(not any(answer for answer, _ in pairs))
 
 
 def label_quality(answers: Sequence[str], expected: Sequence[str]) -> LabelQuality:
@@ -160,11 +160,11 @@ def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
 def micro(found: Sequence[Counter[T]], right: Sequence[Counter[T]]) -> LabelQuality:
     """Returns the micro average over all rows; it is 1 if both sides have no labels."""
     hits = sum((f & r).total() for f, r in zip(found, right, strict=True))
-    said, wanted = (sum(c.total() for c in side) for side in (found, right))
+    answered, expected = (sum(c.total() for c in side) for side in (found, right))
     return LabelQuality(
-        precision=hits / said if said else float(not wanted),
-        recall=hits / wanted if wanted else float(not said),
-        f1=2 * hits / (said + wanted) if said + wanted else 1.0,
+        precision=hits / answered if answered else float(not expected),
+        recall=hits / expected if expected else float(not answered),
+        f1=2 * hits / (answered + expected) if answered + expected else 1.0,
     )
 
 
@@ -175,7 +175,7 @@ def _parse(answer: str) -> tuple[str | None, Counter[tuple[str, str]]]:
     return match[1], Counter(_SLOT.findall(match[2]))
 
 
-def _says_all(text: str) -> bool:
+def _is_readable(text: str) -> bool:
     """Whether a text is an intent and slots, and nothing else."""
     match = _INTENT.match(text.strip())
     if not match:
@@ -228,9 +228,9 @@ def confident_labels(pieces: Sequence[Piece]) -> dict[str, float]:
             for (text, log), stop in zip(pieces, ends, strict=True)
             if stop > begin and stop - len(text) < end
         )
-        sure = math.exp(sum(own))
+        confidence = math.exp(sum(own))
         for label in labels(part.decode(errors="replace")):
-            found[label] = max(sure, found.get(label, 0.0))
+            found[label] = max(confidence, found.get(label, 0.0))
         begin = end + len(separator)
     return found
 
@@ -239,11 +239,11 @@ def precision_recall(
     answers: Sequence[dict[str, float]], expected: Sequence[str]
 ) -> tuple[AtLevel, ...]:
     """Returns the quality at every level, for answers given as labels with confidences."""
-    wanted = label_counts(expected)
+    counts = label_counts(expected)
     return tuple(
         AtLevel(
             level,
-            micro([Counter(n for n, sure in a.items() if sure >= level) for a in answers], wanted),
+            micro([Counter(n for n, sure in a.items() if sure >= level) for a in answers], counts),
         )
         for level in LEVELS
     )

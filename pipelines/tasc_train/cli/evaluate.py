@@ -107,7 +107,7 @@ def evaluate(
         answered = read_files(test, data.fields, limit).rows
         inputs = TaskInputs.read(url, options)
         source = inputs.source
-        wanted = Evaluation(
+        evaluation = Evaluation(
             source,
             inputs.generation,
             engine.setup,
@@ -119,5 +119,5 @@ def evaluate(
             setting or task or source.folder.name,
         )
         with Stages("evaluate", STAGES) as stages:
-            found = run(wanted, stages)
+            found = run(evaluation, stages)
     show(evaluation_page(found), found.as_json, report, as_json)

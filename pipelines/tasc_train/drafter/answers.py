@@ -24,8 +24,8 @@ from tasc_text import TaskTokenizer, Template
 from tasc_train.evaluate.measured_model import MeasuredModel, Setup
 from tasc_train.finetune.examples import Example
 
-ANSWERS, _ASKED = "answers.jsonl", "asked.json"
-_LEAST = 3  # minimum tokens of a row: the first prediction of an EAGLE head is the third token
+ANSWERS, _INPUTS = "answers.jsonl", "asked.json"
+_MIN_TOKENS = 3  # of a row: the first prediction of an EAGLE head is the third token
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,20 @@ def make_answers(
     """
     file = folder / ANSWERS
     _pin(folder, source, generation)
-    there = {(a.id, a.input): a for a in (read_answers(_mended(file)) if file.exists() else ())}
-    left = [row for row in rows if (row.key, row.input) not in there]
+    found = {
+        (a.id, a.input): a
+        for a in (read_answers(_without_partial_line(file)) if file.exists() else ())
+    }
+    left = [row for row in rows if (row.key, row.input) not in found]
     known = len(rows) - len(left)
     progress("answer", known, len(rows))
     if left:
         measured = MeasuredModel(source, generation, setup)
         measured.draft_from(measured.index(rows))
-        for done, answer in enumerate(_kept(file, _answered(measured, left)), known + 1):
-            there[answer.id, answer.input] = answer
+        for done, answer in enumerate(_appended(file, _answered(measured, left)), known + 1):
+            found[answer.id, answer.input] = answer
             progress("answer", done, len(rows))
-    return [there[row.key, row.input] for row in rows if (row.key, row.input) in there]
+    return [found[row.key, row.input] for row in rows if (row.key, row.input) in found]
 
 
 def read_answers(path: Path) -> list[TargetAnswer]:
@@ -91,7 +94,7 @@ def read_answers(path: Path) -> list[TargetAnswer]:
             except ValidationError as error:
                 why = record.reason or fault_of(error)
                 raise FileError(
-                    f"line {record.line} of {path} gives no answer: {why}; take it out"
+                    f"line {record.line} of {path} is not an answer: {why}; remove the line"
                 ) from error
     except OSError as error:
         raise FileError(f"cannot read answers from {path}: {error}") from error
@@ -115,11 +118,11 @@ def examples_of(
         ids = answer.ids or (*tokenizer.encode_outputs([answer.output])[0], tokenizer.eos_id)
         if not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:
             raise FileError(
-                f"the answer {answer.id} has tokens from {min(ids)} to {max(ids)}, the tokenizer "
-                f"has {tokenizer.vocab_size}; answers are a target's own, make them with it"
+                f"the answer {answer.id} has token ids from {min(ids)} to {max(ids)}, but the "
+                f"tokenizer has {tokenizer.vocab_size} tokens; use answers of this target"
             )
         found.append(Example((*prompt, *ids), len(prompt)))
-    kept = [e for e in found if e.prompt and _LEAST <= len(e.ids) <= max_length]
+    kept = [e for e in found if e.prompt and _MIN_TOKENS <= len(e.ids) <= max_length]
     return kept, len(found) - len(kept)
 
 
@@ -129,7 +132,8 @@ def _answered(measured: MeasuredModel, rows: Sequence[CorpusRow]) -> Iterator[Ta
         yield TargetAnswer(rows[at].key, rows[at].input, result.text, result.tokens)
 
 
-def _kept(file: Path, answers: Iterator[TargetAnswer]) -> Iterator[TargetAnswer]:
+def _appended(file: Path, answers: Iterator[TargetAnswer]) -> Iterator[TargetAnswer]:
+    """Yields the answers after appending each to the file."""
     with file.open("ab") as out:
         for answer in answers:
             out.write(json_line(asdict(answer)))
@@ -137,7 +141,7 @@ def _kept(file: Path, answers: Iterator[TargetAnswer]) -> Iterator[TargetAnswer]
             yield answer
 
 
-def _mended(file: Path) -> Path:
+def _without_partial_line(file: Path) -> Path:
     """Removes an unfinished last line of a killed run, and returns the file."""
     whole = file.read_bytes().rfind(b"\n") + 1
     with file.open("r+b") as stream:
@@ -146,19 +150,20 @@ def _mended(file: Path) -> Path:
 
 
 def _pin(folder: Path, source: ModelSource, generation: GenerationSettings) -> None:
-    asked = {
+    """Records what determines the answers in the folder, or compares it with the record."""
+    inputs = {
         "target": target_fingerprint(source.folder, source.adapter),
         "template": generation.template.identity,
         "max_tokens": generation.max_tokens,
         "stop": list(generation.stop),
     }
-    pinned = folder / _ASKED
+    pinned = folder / _INPUTS
     folder.mkdir(parents=True, exist_ok=True)
     if not pinned.exists():
         with whole_file(pinned) as out:
-            out.write(json_line(asked))
-    there = json.loads(pinned.read_text(encoding="utf-8"))
-    if changed := [name for name in asked if there.get(name) != asked[name]]:
+            out.write(json_line(inputs))
+    pins = json.loads(pinned.read_text(encoding="utf-8"))
+    if changed := [name for name in inputs if pins.get(name) != inputs[name]]:
         raise JobError(
-            f"{folder / ANSWERS} was made with another {', '.join(changed)}; name another output"
+            f"{folder / ANSWERS} was made with another {', '.join(changed)}; choose another output"
         )

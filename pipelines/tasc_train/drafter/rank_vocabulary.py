@@ -75,8 +75,8 @@ class TokenCounts:
         """Returns the counts with one end-of-sequence for each answer."""
         if eos_id >= self.vocab_size:
             raise ValueError(
-                f"end of sequence {eos_id} is no token of the vocabulary of {self.vocab_size}; "
-                "set eos_token_id in config.json to one of the tokenizer's"
+                f"the end-of-sequence token {eos_id} is not in the vocabulary of "
+                f"{self.vocab_size} tokens; set eos_token_id in config.json to a token of it"
             )
         counts = self.counts.copy()
         counts[eos_id] += self.rows
@@ -191,7 +191,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.top_k, self.top_p, self.min_frequency)) > 1:
-            raise UsageError("--top-k, --top-p and --min-frequency exclude each other; name one")
+            raise UsageError("--top-k, --top-p and --min-frequency exclude each other; give one")
 
     def of(self, ranking: Ranking) -> Int32:
         """Returns the tokens that are kept. Raises RankingError if the choice is impossible."""
@@ -231,7 +231,7 @@ class RankJob:
     def __post_init__(self) -> None:
         if self.origin == "draft" and self.answers is None:
             raise UsageError(
-                "a draft model's answers are in no corpus; let it answer with `tasc generate` and "
+                "the corpus has no answers of a draft model; make them with `tasc generate` and "
                 "name the file with --answers"
             )
 

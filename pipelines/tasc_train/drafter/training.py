@@ -23,7 +23,7 @@ _CARRIED = (
     *("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings"),
     *("num_attention_heads", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
 )
-_QUARTER, _LEAST_HIDDEN = 4, 8
+_QUARTER, _MIN_HIDDEN = 4, 8
 _WARM_UP = 0.05  # share of all steps
 
 
@@ -82,10 +82,10 @@ def small_model(config: Any, layers: int | None, hidden: int | None) -> Any:
         layers: Number of layers; None: a quarter of the target's, rounded up.
         hidden: Hidden size; None: a quarter of the target's, at least 8.
     """
-    wide = int(config.hidden_size)
-    hidden = hidden or max(_LEAST_HIDDEN, wide // _QUARTER)
+    target_hidden = int(config.hidden_size)
+    hidden = hidden or max(_MIN_HIDDEN, target_hidden // _QUARTER)
     layers = layers or math.ceil(config.num_hidden_layers / _QUARTER)
-    head_dim = getattr(config, "head_dim", None) or wide // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or target_hidden // config.num_attention_heads
     heads = max(1, round(hidden / head_dim))
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     smaller = _changed(
@@ -95,7 +95,7 @@ def small_model(config: Any, layers: int | None, hidden: int | None) -> Any:
         head_dim=head_dim,
         num_attention_heads=heads,
         num_key_value_heads=math.gcd(heads, kv_heads),
-        intermediate_size=max(1, config.intermediate_size * hidden // wide),
+        intermediate_size=max(1, config.intermediate_size * hidden // target_hidden),
     )
     return _made(smaller)
 
@@ -139,38 +139,39 @@ class TrainableEagle:
 
     def loss(self, examples: Sequence[Example]) -> Tensor:
         """Returns the sum of the losses of the answers' tokens."""
-        said, thought, _ = self._thoughts(examples, self._settings.noise, self._settings.own_share)
-        far = functional.smooth_l1_loss(said, thought, reduction="none").mean(-1).sum()
-        wanted = self._logits(thought).softmax(-1)
-        surprise = functional.cross_entropy(self._logits(said), wanted, reduction="sum")
-        return far + self._settings.token_weight * surprise
+        noise, own_share = self._settings.noise, self._settings.own_share
+        predicted, target, _ = self._states(examples, noise, own_share)
+        distance = functional.smooth_l1_loss(predicted, target, reduction="none").mean(-1).sum()
+        tokens = self._logits(target).softmax(-1)
+        entropy = functional.cross_entropy(self._logits(predicted), tokens, reduction="sum")
+        return distance + self._settings.token_weight * entropy
 
-    def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    def predictions(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
         """Returns the most likely and the actual tokens of the answers, both ``int64[n]``."""
-        said, _, ids = self._thoughts(examples, 0.0, 0.0)
-        return self._logits(said).argmax(-1), ids
+        predicted, _, ids = self._states(examples, 0.0, 0.0)
+        return self._logits(predicted).argmax(-1), ids
 
-    def _thoughts(
-        self, examples: Sequence[Example], noise: float, own: float
+    def _states(
+        self, examples: Sequence[Example], noise: float, own_share: float
     ) -> tuple[Tensor, ...]:
         """Returns the states of head and target that predict answer tokens, and the tokens."""
         ids, weights = packed(examples)
         ids, chosen = ids.to(self._head.device), (weights[:, 1:] > 0).to(self._head.device)
         with torch.no_grad():
-            seen = self._target.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            seen = seen.float()
+            hidden = self._target.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+            hidden = hidden.float()
             embedded = self._target.get_input_embeddings()(ids[:, 1:-1]).float()
-        read = self._read(embedded, seen[:, :-1], noise, own)
-        return self.model(embedded, read)[chosen], seen[:, 1:][chosen], ids[:, 2:][chosen]
+        inputs = self._inputs(embedded, hidden[:, :-1], noise, own_share)
+        return self.model(embedded, inputs)[chosen], hidden[:, 1:][chosen], ids[:, 2:][chosen]
 
     @torch.no_grad()
-    def _read(self, embedded: Tensor, seen: Tensor, noise: float, own: float) -> Tensor:
-        """Returns the target's hidden states with noise; a share are replaced by the head's."""
-        read = seen + torch.empty_like(seen).uniform_(-noise, noise) if noise else seen
-        if not own:
-            return read
-        said = torch.cat((seen[:, :1], self.model(embedded, read)[:, :-1]), 1)
-        return torch.where(torch.rand_like(seen[..., :1]) < own, said, read)
+    def _inputs(self, embedded: Tensor, hidden: Tensor, noise: float, own_share: float) -> Tensor:
+        """Returns the target's hidden states with noise, some replaced by the head's own."""
+        inputs = hidden + torch.empty_like(hidden).uniform_(-noise, noise) if noise else hidden
+        if not own_share:
+            return inputs
+        own = torch.cat((hidden[:, :1], self.model(embedded, inputs)[:, :-1]), 1)
+        return torch.where(torch.rand_like(hidden[..., :1]) < own_share, own, inputs)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden.to(self._head.dtype), self._head).float()
@@ -190,11 +191,10 @@ class TrainableSmallModel:
     def loss(self, examples: Sequence[Example]) -> Tensor:
         """Returns the sum of the weighted losses of the rows' tokens."""
         logits, ids, weights = self._logits(examples, self._settings.prompt_weight)
-        surprise = functional.cross_entropy(logits, ids, reduction="none")
-        return (surprise * weights).sum()
+        return (functional.cross_entropy(logits, ids, reduction="none") * weights).sum()
 
-    def guesses(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """See `TrainableEagle.guesses`."""
+    def predictions(self, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        """See `TrainableEagle.predictions`."""
         logits, ids, _ = self._logits(examples, 0.0)
         return logits.argmax(-1), ids
 
@@ -231,9 +231,9 @@ class DrafterTrainer(Trainer):
 def agreement(trainable: Trainable, examples: Sequence[Example], micro_rows: int) -> float:
     """Returns the share of the answers' tokens that the drafter predicts as the most likely."""
     trainable.model.eval()
-    right = places = 0
+    right = total = 0
     for start in range(0, len(examples), micro_rows):
-        said, ids = trainable.guesses(examples[start : start + micro_rows])
-        right += int((said == ids).sum())
-        places += len(ids)
-    return right / places if places else 0.0
+        predicted, ids = trainable.predictions(examples[start : start + micro_rows])
+        right += int((predicted == ids).sum())
+        total += len(ids)
+    return right / total if total else 0.0

@@ -129,13 +129,13 @@ def _trained(
 
 def _run_of(job: DrafterJob, tokenizer: TaskTokenizer) -> dict[str, Any]:
     """Returns all inputs and settings by name; they are known before the answers are made."""
-    asked = [job.generation.template.identity, job.generation.max_tokens, job.generation.stop]
+    inputs = [job.generation.template.identity, job.generation.max_tokens, job.generation.stop]
     rows = [(row.key, row.input) for row in job.rows] if job.answers is None else job.answers
     return {
         **asdict(job.settings),
         "target": job.target,
         "tokenizer": tokenizer.fingerprint,
-        "asked": hashlib.sha256(repr((asked, rows)).encode()).hexdigest(),
+        "asked": hashlib.sha256(repr((inputs, rows)).encode()).hexdigest(),
     }
 
 
@@ -144,7 +144,7 @@ def _finished(output: Path, run: dict[str, Any]) -> dict[str, Any]:
     report: dict[str, Any] = json.loads((output / REPORT).read_text(encoding="utf-8"))
     if changed := [name for name, value in run.items() if report.get(name) != value]:
         raise FinetuneError(
-            f"{output} has a drafter already, of a run with different {', '.join(changed)}; choose "
+            f"{output} already has a drafter of a run with different {', '.join(changed)}; choose "
             "another output to train a new one"
         )
     note(f"{output} has the result of this run already; nothing is trained again")
@@ -160,11 +160,11 @@ def _learnable(
         answers = make_answers(
             job.output, job.rows, job.source, job.generation, job.setup, progress
         )
-    longest = job.settings.max_length
-    examples, left_out = examples_of(answers, tokenizer, job.generation.template, longest)
+    max_length = job.settings.max_length
+    examples, left_out = examples_of(answers, tokenizer, job.generation.template, max_length)
     if len(examples) < 2:  # one for training, one held out
         raise FinetuneError(
-            f"{len(examples)} of {len(answers)} answers have 3 to {longest} tokens with their "
+            f"{len(examples)} of {len(answers)} answers have 3 to {max_length} tokens with their "
             "prompts; raise --max-length, or name more rows"
         )
     held_out = max(1, len(examples) // _HELD_OUT)
@@ -201,8 +201,8 @@ def _write(
         save_drafter(job.output, body, card, joint)
     except DISK_FULL as error:
         raise FinetuneError(
-            f"the drafter cannot be written to {job.output}: {error}; make room and run again, it "
-            "goes on from its last checkpoint"
+            f"the drafter cannot be written to {job.output}: {error}; free disk space and run the "
+            "same command again; no step is repeated"
         ) from error
 
 
@@ -239,6 +239,6 @@ def in_words(found: dict[str, Any]) -> str:
     return (
         f"{found['steps']} steps on {found['rows']:,} answers ({found['left_out']} were left out), "
         f"loss {found['first_loss']:.3f} -> {found['loss']:.3f}, {found['parameters']:,} "
-        f"parameters, {found['seconds']:.0f} s; of {found['held_out']} answers held out, "
-        f"{found['agreement']:.1%} of the tokens are the drafter's own guess\n{found['output']}"
+        f"parameters, {found['seconds']:.0f} s; it predicts {found['agreement']:.1%} of the tokens "
+        f"of {found['held_out']} held-out answers\n{found['output']}"
     )

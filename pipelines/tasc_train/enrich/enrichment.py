@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,10 @@ def enrich_and_save(
     """
     require_new(output)
     if not any(train):
-        raise EmptyCorpusError("there are no outputs to take n-grams from; ingest some")
-    found = refined(tokenizer, train, settings, lambda done, most: progress("merge", done, most))
+        raise EmptyCorpusError(
+            "there are no outputs to take n-grams from; add some with `tasc ingest`"
+        )
+    found = refined(tokenizer, train, settings, partial(progress, "merge"))
     texts = [*train, *test, *others]
     progress("check", 0, len(texts))
     require_same_texts(tokenizer.backend, found.tokenizer, texts)
@@ -139,8 +142,8 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # depends on the settings
         raise FamilyError(
-            f"transformers cannot load the enriched tokenizer ({error}); mend the settings beside "
-            "the base's tokenizer.json"
+            f"transformers cannot load the enriched tokenizer ({error}); repair the settings "
+            "beside the base's tokenizer.json"
         ) from error
     different = list(dict.fromkeys(texts))
     for text in different[:: len(different) // _SAMPLE + 1]:
@@ -169,7 +172,7 @@ def write_settings(base: TaskTokenizer, folder: Path) -> None:
         OSError: A file cannot be written.
     """
     beside = base.path.parent
-    config = {**_said_by_class(base), **_read(beside / CONFIG)}
+    config = {**_settings_of_class(base), **_read(beside / CONFIG)}
     # Classes of model families rebuild a tokenizer from the vocabulary. This class uses the file
     # unchanged, with its normalizer.
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -195,7 +198,7 @@ def _named(settings: dict[str, Any]) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _said_by_class(base: TaskTokenizer) -> dict[str, Any]:
+def _settings_of_class(base: TaskTokenizer) -> dict[str, Any]:
     """Returns settings that only the base's class defines: special tokens and padding side."""
     from transformers import AutoTokenizer  # slow to import
 
@@ -228,7 +231,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise FileError(f"{path} cannot be read as JSON: {error}; mend or remove it") from error
+        raise FileError(f"{path} cannot be read as JSON: {error}; repair or remove it") from error
     return content if isinstance(content, dict) else {}
 
 
@@ -257,12 +260,14 @@ def save(
     require_new(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as begun:
-            whole = Path(begun) / folder.name
-            whole.mkdir()
-            _write(enriched, settings, base, whole)
-            require_same_ids(enriched.tokenizer, whole, texts)
-            whole.rename(folder)
+        with tempfile.TemporaryDirectory(
+            dir=folder.parent, prefix=f".{folder.name}-"
+        ) as unfinished:
+            written = Path(unfinished) / folder.name
+            written.mkdir()
+            _write(enriched, settings, base, written)
+            require_same_ids(enriched.tokenizer, written, texts)
+            written.rename(folder)
     except OSError as error:
         raise FileError(f"the tokenizer cannot be saved in {folder}: {error}") from error
     return TaskTokenizer.from_folder(folder)

@@ -61,7 +61,7 @@ class GrowingTokenizer:
         self.contents.append(content)
         if self._mark:  # before the token is added: its content is normalized then
             self.backend.normalizer = _sparing(self._mark, self.contents)
-        # Normalized tokens are matched after those that are not, such as special ones: none is cut.
+        # Normalized tokens are matched after others, such as special ones, which stay complete.
         self.backend.add_tokens([AddedToken(content, special=False, normalized=True)])
         found = self.backend.token_to_id(content)
         assert found is not None
@@ -96,11 +96,13 @@ class GrowingTokenizer:
         Both are matched in one pass: the leftmost match wins, then the longest.
         """
         ours = content if self._mark else self.normalized(content)
-        its = self.normalized(rival.content)
+        other = self.normalized(rival.content)
         if (rival.lstrip and ours[-1:].isspace()) or (rival.rstrip and ours[:1].isspace()):
             return True  # the rival includes white space at its side
         ends = (ours[at:] for at in range(1, len(ours)))
-        return ours.startswith(its) or any(e.startswith(its) or its.startswith(e) for e in ends)
+        return ours.startswith(other) or any(
+            e.startswith(other) or other.startswith(e) for e in ends
+        )
 
 
 def _require_known(state: dict[str, Any]) -> None:
@@ -130,8 +132,8 @@ def _mark(normalizer: dict[str, Any] | None) -> str | None:
     if parts != [{"type": "Prepend", "prepend": marks[0]}, blank]:
         kinds = ", ".join(part["type"] for part in parts)
         raise FamilyError(
-            f"the tokenizer's normalizer ({kinds}) writes {marks[0]!r} before texts, but not only "
-            f"that and {marks[0]!r} for blanks; use a model whose normalizer does just these two"
+            f"the tokenizer's normalizer ({kinds}) does more than write {marks[0]!r} before texts "
+            f"and for blanks; use a model whose normalizer does only these two"
         )
     return str(marks[0])
 

@@ -57,21 +57,22 @@ class LiveNgramCounts:
             ids, offsets, weights, self._n_max, self._ids,
         )  # fmt: skip
 
-    def best(self, least: int, discount: int = 0) -> tuple[int, int, int] | None:
+    def best(self, min_count: int, discount: int = 0) -> tuple[int, int, int] | None:
         """Returns slot, count and reward of the n-gram with the greatest reward, if it is above 0.
 
-        The reward is ``(count - discount) * (length - 1)``. N-grams with a count below ``least``
+        The reward is ``(count - discount) * (length - 1)``. N-grams with a count below
+        ``min_count``
         and excluded ones are skipped. Ties go to the lexicographically smallest ids.
         """
         size = self._size
-        taken = ~self._out[:size] & (self._counts[:size] >= least)
+        taken = ~self._out[:size] & (self._counts[:size] >= min_count)
         rewards = (self._counts[:size] - discount) * (self._n[:size] - 1) * taken
-        most = int(rewards.max(initial=0))
-        if most == 0:
+        reward = int(rewards.max(initial=0))
+        if reward == 0:
             return None
-        equals = np.flatnonzero(rewards == most)
+        equals = np.flatnonzero(rewards == reward)
         slot = min(map(int, equals), key=self.ngram)
-        return slot, int(self._counts[slot]), most
+        return slot, int(self._counts[slot]), reward
 
     def exclude(self, slot: int) -> None:
         """Makes `best` skip the n-gram from now on."""
@@ -155,14 +156,14 @@ class TokenisedOutputs:
         occurrences: ``int64[ids]``, how often each token occurs.
     """
 
-    def __init__(self, texts: Sequence[str], growing: GrowingTokenizer, most_ids: int) -> None:
+    def __init__(self, texts: Sequence[str], growing: GrowingTokenizer, max_ids: int) -> None:
         counted = Counter(texts)
         self._growing = growing
         self._texts = list(counted)
         self._normalized = [growing.normalized(text) for text in self._texts]
         self.weights = np.fromiter(counted.values(), np.int64, len(counted))
         self._breaks = np.array(growing.cuts, np.int32)
-        self.occurrences = np.zeros(most_ids, np.int64)
+        self.occurrences = np.zeros(max_ids, np.int64)
         self._rows = [np.array(ids, np.int32) for ids in growing.encode(self._texts)]
         self._count(self.tokens, self.weights)
         self._cut(self._rows)
@@ -207,8 +208,8 @@ class TokenisedOutputs:
     def _count(self, tokens: Tokens, weights: Int64) -> None:
         """Skips `BREAK`: new tokens do not change the counts of the tokens that it replaces."""
         each = np.repeat(weights, tokens.lengths)
-        seen = tokens.ids != BREAK
-        np.add.at(self.occurrences, tokens.ids[seen], each[seen])
+        counted = tokens.ids != BREAK
+        np.add.at(self.occurrences, tokens.ids[counted], each[counted])
 
 
 def _flat(rows: Sequence[Int32]) -> Tokens:

@@ -27,9 +27,9 @@ from tasc_train.enrich.enrichment import RECORD
 from tasc_train.evaluate.measured_model import MeasuredModel, Prompt, Setup, Side, measure
 
 _FOOTER = (
-    "A step is one forward of the model for a row; an answer in fewer, longer tokens, or with "
-    "accepted drafts, takes fewer. Milliseconds are those of one row's share of a full batch. "
-    "Quality is that of the plain answers; drafted ones are the same."
+    "A step is one forward pass of the model for a row. An answer takes fewer steps if its tokens "
+    "are longer, or if drafts are accepted. Milliseconds are the share of one row in a full batch. "
+    "Quality is measured on plain answers; drafted answers are the same."
 )
 _MUCH_LONGER = 1.5
 
@@ -122,7 +122,7 @@ def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
     prompts = measured.prompts([row.input for row in given.test])
     if not prompts:
         raise EmptyCorpusError(
-            f"none of {len(given.test)} test rows has a prompt that leaves room for an answer in "
+            f"no prompt of {len(given.test)} test rows leaves room for an answer in "
             f"{measured.config.max_model_len} tokens; raise --max-model-len, or name other rows"
         )
     index = None
@@ -187,7 +187,9 @@ def _budget(source: ModelSource) -> int:
     try:
         return len(json.loads(record.read_text())["tokens"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JobError(f"{record} is not what `tasc enrich` writes: {error!r}") from error
+        raise JobError(
+            f"{record} is damaged ({error!r}); copy it again from the folder of `tasc enrich`"
+        ) from error
 
 
 def _reference(tokenizer: TaskTokenizer, expected: Sequence[str]) -> float:
@@ -239,23 +241,20 @@ def evaluation_page(found: Evaluated) -> ReportDocument:
 def _summary(found: Evaluated) -> list[str]:
     left_out = f", {found.too_long} left out for long prompts" if found.too_long else ""
     lines = [f"{found.rows:,} rows answered{left_out}; {found.budget} new tokens; {found.model}"]
-    took = found.sides["plain"].tokens_per_answer
+    tokens = found.sides["plain"].tokens_per_answer
+    unlearnt = found.budget > 0 and tokens > _MUCH_LONGER * found.reference_tokens
     lines.append(
-        f"expected answers have {found.reference_tokens:.1f} tokens, the model's took {took:.1f}"
-        + (": it has not learnt its new tokens, train longer" if _unlearnt(found, took) else "")
+        f"expected answers have {found.reference_tokens:.1f} tokens, the model's have {tokens:.1f}"
+        + (": it has not learnt its new tokens; train longer" if unlearnt else "")
     )
     if found.renyi2_bits is not None:
         lines.append(f"Renyi entropy of order 2 of the output tokens: {found.renyi2_bits:.3f} bits")
     if found.speed_up is not None:
         lines.append(
             f"drafting: {found.speed_up:.2f} x; {found.identical} of {found.rows} drafted answers "
-            "are the plain ones"
+            "equal the plain ones"
         )
     return lines
-
-
-def _unlearnt(found: Evaluated, took: float) -> bool:
-    return found.budget > 0 and took > _MUCH_LONGER * found.reference_tokens
 
 
 def _cost_row(side: str, costs: Side) -> dict[str, str]:
@@ -263,8 +262,8 @@ def _cost_row(side: str, costs: Side) -> dict[str, str]:
     return {
         "": side,
         "ms an answer": f"{ms.median:.2f}",
-        "least": f"{ms.least:.2f}",
-        "most": f"{ms.most:.2f}",
+        "minimum": f"{ms.min:.2f}",
+        "maximum": f"{ms.max:.2f}",
         "tokens an answer": f"{costs.tokens_per_answer:.2f}",
         "steps an answer": f"{costs.steps_per_answer:.2f}",
         "tokens a step": f"{costs.tokens_per_answer / costs.steps_per_answer:.2f}",
@@ -273,7 +272,7 @@ def _cost_row(side: str, costs: Side) -> dict[str, str]:
 
 def _level_row(at: AtLevel) -> dict[str, str]:
     return {
-        "least confidence": f"{at.level:.2f}",
+        "confidence from": f"{at.level:.2f}",
         "precision %": f"{100 * at.quality.precision:.1f}",
         "recall %": f"{100 * at.quality.recall:.1f}",
         "F1 %": f"{100 * at.quality.f1:.1f}",

@@ -157,8 +157,8 @@ class Spread:
     """Median, minimum and maximum of repeated measurements."""
 
     median: float
-    least: float
-    most: float
+    min: float
+    max: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":

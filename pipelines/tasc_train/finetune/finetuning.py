@@ -26,7 +26,7 @@ from tasc_train.finetune.model import (
     load_base,
     vocabulary_of,
 )
-from tasc_train.finetune.result import CARD, Made, Result, discard
+from tasc_train.finetune.result import CARD, Report, Result, discard
 from tasc_train.finetune.training import Trainer, memory_to, run_through
 
 STAGES = {"train": "steps", "write": "files"}
@@ -119,7 +119,8 @@ def finetune(
         metrics = _trained(job, plan, checkpoints, result, progress, say)
         _free()
         progress("write", 0, 1)
-        result.end(job.base, Made(job.base_reference, job.revision, data, settings, metrics, run))
+        report = Report(job.base_reference, job.revision, data, settings, metrics, run)
+        result.write_model(job.base, report)
         checkpoints.remove()
         progress("write", 1, 1)
         return report_of(job.output)
@@ -127,9 +128,9 @@ def finetune(
 
 def report_of(output: Path) -> dict[str, Any]:
     """Reads the report of a finished fine-tune."""
-    made = json.loads((output / REPORT).read_text())
-    about = {"output": str(output), "card": CARD}
-    return {**made["data"], **made["settings"], **made["metrics"], **about}
+    report = json.loads((output / REPORT).read_text())
+    files = {"output": str(output), "card": CARD}
+    return {**report["data"], **report["settings"], **report["metrics"], **files}
 
 
 def _is_finished(output: Path, run: str) -> bool:
@@ -155,8 +156,8 @@ def _run_of(job: Finetune, plan: TrainingPlan) -> str:
 
     The machine is not included, although it affects the result.
     """
-    asked = [job.base_reference, job.revision, plan.vocabulary.tokenizer.fingerprint]
-    text = json.dumps([*asked, asdict(job.settings), digest_of(plan.examples)])
+    inputs = [job.base_reference, job.revision, plan.vocabulary.tokenizer.fingerprint]
+    text = json.dumps([*inputs, asdict(job.settings), digest_of(plan.examples)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -176,8 +177,8 @@ def plan_of(job: Finetune) -> TrainingPlan:
             "ingest shorter rows"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    wanted = job.settings.quantization
-    nf4 = wanted == "nf4" or (wanted == "auto" and device != "cpu")
+    quantization = job.settings.quantization
+    nf4 = quantization == "nf4" or (quantization == "auto" and device != "cpu")
     return TrainingPlan(vocabulary, examples, too_long, device, nf4)
 
 
@@ -204,7 +205,7 @@ def _trained(
     if checkpoint:
         note(f"resuming after step {checkpoint.step} of {trainer.steps}")
     metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, say)
-    result.begin(trainer.model, job.base_reference, job.revision)
+    result.write_adapter(trainer.model, job.base_reference, job.revision)
     return metrics
 
 

@@ -29,7 +29,7 @@ from tasc_train.finetune.training import memory_to
 
 
 @dataclass(frozen=True)
-class Made:
+class Report:
     """The content of the report and the model card of a fine-tune.
 
     Attributes:
@@ -49,23 +49,23 @@ class Made:
     run: str
 
 
-def card(made: Made, adapter: str, model: str) -> str:
+def card(report: Report, adapter: str, model: str) -> str:
     """Returns a model card in Markdown.
 
     Args:
         adapter, model: Names of the folders beside the card.
     """
-    head = ["---", f"base_model: {made.base}", "library_name: peft", "---", ""]
+    head = ["---", f"base_model: {report.base}", "library_name: peft", "---", ""]
     text = [
-        f"# {Path(made.base).name}, fine-tuned by tasc-serve",
+        f"# {Path(report.base).name}, fine-tuned by tasc-serve",
         "",
         "TASC-ft: new tokens for frequent n-grams of the task's outputs, their embeddings trained "
         "with a LoRA adapter.",
         f"`{adapter}` is the adapter, with the tokenizer; `{model}` has it in its weights.",
     ]
-    if made.revision:
-        text.append(f"It was trained on revision `{made.revision}` of its base.")
-    sections = {"Data": made.data, "Settings": made.settings, "Metrics": made.metrics}
+    if report.revision:
+        text.append(f"It was trained on revision `{report.revision}` of its base.")
+    sections = {"Data": report.data, "Settings": report.settings, "Metrics": report.metrics}
     for title, rows in sections.items():
         text += ["", f"## {title}", "", "| | |", "|---|---|"]
         text += [f"| {name} | {value} |" for name, value in rows.items()]
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 ADAPTER, MODEL, CARD = "adapter", "model", "README.md"
-_BEGUN = "result.begun"
+_UNFINISHED = "result.unfinished"
 _NAME_END = "tokenizer_config.json", "special_tokens_map.json"
 _TOKENIZER_FILES = "tokenizer.json", *_NAME_END, "chat_template.jinja", RECORD
 
@@ -94,15 +94,15 @@ class Result:
 
     def __init__(self, output: Path, vocabulary: AddedVocabulary, template: Template) -> None:
         self._output, self._vocabulary, self._template = output, vocabulary, template
-        self._begun = output / _BEGUN
+        self._unfinished = output / _UNFINISHED
 
-    def begin(self, model: "PeftModel", base: str, revision: str | None) -> None:
+    def write_adapter(self, model: "PeftModel", base: str, revision: str | None) -> None:
         """Write the adapter, after removing the unfinished files of an earlier run.
 
         Args:
             base: Hub name or path of the base model.
         """
-        folder = self._begun / ADAPTER
+        folder = self._unfinished / ADAPTER
         config: Any = model.peft_config["default"]
         config.base_model_name_or_path, config.revision = base, revision
         with self._room(f"write an adapter to {self._output}"):
@@ -114,7 +114,7 @@ class Result:
             as_readable_as(folder / "adapter_config.json")
             self._add_tokenizer_and_prompt(folder)
 
-    def end(self, base: Path, made: Made) -> None:
+    def write_model(self, base: Path, report: Report) -> None:
         """Merge the adapter into the base model and publish the result.
 
         The adapter is read from its saved files, so that the model is the same as the one that
@@ -123,33 +123,33 @@ class Result:
         Args:
             base: Folder of the base model.
         """
-        report = {key: value for key, value in asdict(made).items() if value is not None}
-        with self._room(f"put the adapter into {base}"):
-            self._write_model(self._merged(base), base)
-            (self._begun / CARD).write_text(card(made, ADAPTER, MODEL), encoding="utf-8")
-            (self._begun / REPORT).write_text(json.dumps(report, indent=1) + "\n")
-            publish(self._begun, self._output)
+        content = {key: value for key, value in asdict(report).items() if value is not None}
+        with self._room(f"merge the adapter into {base}"):
+            self._save_model(self._merged(base), base)
+            (self._unfinished / CARD).write_text(card(report, ADAPTER, MODEL), encoding="utf-8")
+            (self._unfinished / REPORT).write_text(json.dumps(content, indent=1) + "\n")
+            publish(self._unfinished, self._output)
 
     def _merged(self, base: Path) -> Any:
-        from peft import PeftModel  # imports bitsandbytes, which is silenced by now
+        from peft import PeftModel  # imports bitsandbytes, which `load_base` has silenced
 
         try:
             model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True)
         except (*DISK_FULL, ValueError) as error:
             raise FinetuneError(
-                f"{base} cannot be read any more: {error}; mend it and run the same command again, "
-                "nothing is trained twice"
+                f"{base} cannot be read: {error}; repair it and run the same command again; no "
+                "step is repeated"
             ) from error
         add_rows(model, self._vocabulary.tokenizer.vocab_size, self._vocabulary.parts)
-        return PeftModel.from_pretrained(model, self._begun / ADAPTER).merge_and_unload()
+        return PeftModel.from_pretrained(model, self._unfinished / ADAPTER).merge_and_unload()
 
-    def _write_model(self, whole: Any, base: Path) -> None:
-        folder = self._begun / MODEL
+    def _save_model(self, model: Any, base: Path) -> None:
+        folder = self._unfinished / MODEL
         settings = folder / "generation_config.json"
         copied = (base / settings.name).is_file()
         if copied:  # transformers refuses to write some settings that it reads
-            whole.generation_config = GenerationConfig()
-        whole.save_pretrained(folder)
+            model.generation_config = GenerationConfig()
+        model.save_pretrained(folder)
         as_readable_as(folder / "config.json")
         if copied:
             shutil.copyfile(base / settings.name, settings)
@@ -173,43 +173,43 @@ class Result:
                     _change(folder / name, eos_token=self._vocabulary.end if special else None)
 
     @contextmanager
-    def _room(self, do: str) -> Iterator[None]:
+    def _room(self, action: str) -> Iterator[None]:
         """Remove unfinished files after an error, and explain lack of disk space or memory."""
-        way_out = "free some and run the same command again, nothing is trained twice"
+        way_out = "free some and run the same command again; no step is repeated"
         try:
-            with memory_to(do, way_out):
+            with memory_to(action, way_out):
                 yield
         except Exception as error:
             discard(self._output)
             if not isinstance(error, DISK_FULL):
                 raise
             raise FinetuneError(
-                f"the model cannot be written to {self._output}: {error}; make room and run again, "
-                "it goes on from its last checkpoint"
+                f"the model cannot be written to {self._output}: {error}; free disk space and run "
+                "the same command again; no step is repeated"
             ) from error
 
 
 def discard(output: Path) -> None:
     """Remove the files that a run has written to ``output`` and not yet moved into place."""
-    shutil.rmtree(output / _BEGUN, ignore_errors=True)
+    shutil.rmtree(output / _UNFINISHED, ignore_errors=True)
 
 
-def publish(begun: Path, output: Path) -> None:
-    """Move the content of ``begun`` into place, `REPORT` last, as it marks a complete result."""
-    for folder, _, names in os.walk(begun):
+def publish(unfinished: Path, output: Path) -> None:
+    """Move the content of a folder into place. `REPORT` is last, as it marks a complete result."""
+    for folder, _, names in os.walk(unfinished):
         for name in names:
             flush(Path(folder, name))
         flush(Path(folder))
-    for path in begun.iterdir():
+    for path in unfinished.iterdir():
         if path.name != REPORT:
-            there = output / path.name
-            if there.is_dir():  # from a run that was killed after this line
-                shutil.rmtree(there)
-            os.replace(path, there)
+            place = output / path.name
+            if place.is_dir():  # left by a run that was killed here
+                shutil.rmtree(place)
+            os.replace(path, place)
     flush(output)
-    os.replace(begun / REPORT, output / REPORT)
+    os.replace(unfinished / REPORT, output / REPORT)
     flush(output)
-    begun.rmdir()
+    unfinished.rmdir()
 
 
 def _change(file: Path, **changes: Any) -> None:
@@ -217,6 +217,7 @@ def _change(file: Path, **changes: Any) -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise FinetuneError(
-            f"{file.name} of the model or its tokenizer is damaged ({error}); mend it and run again"
+            f"{file.name} of the model or its tokenizer is damaged ({error}); repair it and run "
+            "again"
         ) from error
     file.write_text(json.dumps(content | changes, indent=2) + "\n", encoding="utf-8")

@@ -45,7 +45,7 @@ def test_drafted_answers_equal_plain_ones_and_take_fewer_steps(given: Evaluation
     assert plain.tokens_per_answer == plain.steps_per_answer == drafted.tokens_per_answer > 1
     assert drafted.steps_per_answer < plain.steps_per_answer
     for side in (plain, drafted):
-        assert 0 < side.ms_per_answer.least <= side.ms_per_answer.median <= side.ms_per_answer.most
+        assert 0 < side.ms_per_answer.min <= side.ms_per_answer.median <= side.ms_per_answer.max
     assert found.speed_up is not None
     assert progress.keys() == STAGES.keys()
     assert all(done == of for done, of in progress.values())
@@ -134,5 +134,5 @@ def test_side_has_the_median_and_the_extremes_of_its_runs() -> None:
     runs = [Run(("a", "b"), 6, 4, seconds) for seconds in (0.2, 0.1, 0.6)]
     side = Side.of(runs)
     ms = side.ms_per_answer
-    assert (ms.median, ms.least, ms.most) == (100, 50, 300)
+    assert (ms.median, ms.min, ms.max) == (100, 50, 300)
     assert (side.tokens_per_answer, side.steps_per_answer) == (3, 2)

@@ -76,15 +76,15 @@ def test_result_is_complete_or_absent_after_every_failure(
     tmp_path: Path, name: str, error: BaseException
 ) -> None:
     for number in range(1, 100):
-        begun, output = tmp_path / "begun", tmp_path / str(number)
+        unfinished, output = tmp_path / "unfinished", tmp_path / str(number)
         for part in ("adapter/weights", "model/weights", "README.md", REPORT):
-            (begun / part).parent.mkdir(parents=True, exist_ok=True)
-            (begun / part).write_text("new")
+            (unfinished / part).parent.mkdir(parents=True, exist_ok=True)
+            (unfinished / part).write_text("new")
         (output / "model").mkdir(parents=True)
         (output / "model" / "weights").write_text("left by a killed run")
         try:
             with at_call(os, name, number, error):
-                result.publish(begun, output)
+                result.publish(unfinished, output)
         except type(error):
             if (output / REPORT).exists():
                 assert names(output) == PARTS
@@ -92,7 +92,7 @@ def test_result_is_complete_or_absent_after_every_failure(
             break
     assert number == (5 if name == "replace" else 10)
     assert (output / "model" / "weights").read_text() == (output / REPORT).read_text() == "new"
-    assert not begun.exists()
+    assert not unfinished.exists()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_run_that_failed_while_writing_completes_when_it_is_run_again(
         if error is FULL:
             with refused(FinetuneError, FULL.strerror):
                 finetune(unwritten, write)
-            assert not (output / "result.begun").exists()
+            assert not (output / "result.unfinished").exists()
         else:
             with pytest.raises(Killed):
                 finetune(unwritten, write)
@@ -157,7 +157,7 @@ def test_merge_without_enough_memory_is_reported_and_has_freed_the_training(unwr
     with refused(FinetuneError, "memory"):
         finetune(unwritten)
     assert (unwritten.output / CHECKPOINT).is_file()
-    assert not (unwritten.output / "result.begun").exists()
+    assert not (unwritten.output / "result.unfinished").exists()
 
 
 def test_base_that_became_unreadable_is_named(bench: Bench, tmp_path: Path) -> None:
