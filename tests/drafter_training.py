@@ -48,10 +48,10 @@ class Trained:
     kind: Kind
     folder: Path
     found: dict[str, Any]
-    said: list[str]
+    messages: list[str]
 
 
 def trained_by(bench: Bench, kind: Kind, output: Path, **changes: Any) -> Trained:
-    said: list[str] = []
-    found = train_drafter(bench.job(output, kind, **changes), say=said.append)
-    return Trained(bench, kind, output, found, said)
+    messages: list[str] = []
+    found = train_drafter(bench.job(output, kind, **changes), notify=messages.append)
+    return Trained(bench, kind, output, found, messages)

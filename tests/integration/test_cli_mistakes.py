@@ -61,13 +61,13 @@ import contextlib, io, json, sys
 from tasc_jobs.cli.main import main
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["tasc", *arguments]
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
         try:
             main()
         except SystemExit as ended:
             code = ended.code
-    print(json.dumps([code, said.getvalue(), sorted({"torch", "ray"} & set(sys.modules))]))
+    print(json.dumps([code, errors.getvalue(), sorted({"torch", "ray"} & set(sys.modules))]))
 """
 
 
@@ -98,8 +98,8 @@ def test_a_mistake_is_reported_before_anything_slow(
         [sys.executable, "-c", RUN, json.dumps(filled)],
         env={**os.environ, "REDIS_URL": redis_url}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    told = [json.loads(line) for line in ran.stdout.splitlines()]
-    for command, (code, error, slow) in zip(filled, told, strict=True):
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    for command, (code, error, slow) in zip(filled, found, strict=True):
         assert code in (1, 2), (command, error)
         assert "nothing" in error, (command, error)
         assert "Traceback" not in error, (command, error)

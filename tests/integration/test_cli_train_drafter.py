@@ -34,12 +34,12 @@ def test_drafter_is_trained_from_files(run: Run, file: Path, folder: Path, tmp_p
     assert (found["noise"], found["own_share"]) == (0, DrafterSettings.own_share)
     assert (found["kind"], found["rows"], found["held_out"], found["steps"]) == ("eagle", 38, 2, 5)
     answers = ("--answers", tmp_path / "e" / "answers.jsonl", "--limit", 20, "--hidden", 16)
-    said = run(
+    printed = run(
         *given, *answers, "--kind", "independent", "--output", tmp_path / "i", *SHORT[:-1],
         "--train", file,
     )  # fmt: skip
-    assert "3 steps on 19 answers (0 were left out), loss " in said
-    assert "of 1 held-out answers" in said
+    assert "3 steps on 19 answers (0 were left out), loss " in printed
+    assert "of 1 held-out answers" in printed
     assert json.loads((tmp_path / "i" / "config.json").read_text())["hidden_size"] == 16
 
 

@@ -42,7 +42,10 @@ DRIVERS_AND_GATEWAY = {
 }
 ALL_MODELS = {
     "tasc_engine.engine": {"tasc_engine.drafting.neural"},
-    "tasc_train.finetune.finetuning": {"peft", "bitsandbytes"},  # silenced before their import
+    "tasc_train.finetune.finetuning": {  # it silences these libraries before it imports them
+        *("peft", "bitsandbytes"),
+        "tasc_engine.drafting.neural",
+    },
 }
 ALONE = pytest.mark.slow("it is imported behind others daily")
 

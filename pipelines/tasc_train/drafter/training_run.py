@@ -79,14 +79,14 @@ class DrafterJob:
 def train_drafter(
     job: DrafterJob,
     progress: StageProgress = silent,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Make the answers, train, write the result and return its report. Resumes a killed run.
 
     If the output already has the result of this run, this only returns the report.
 
     Args:
-        say: Called with messages about the progress of the training.
+        notify: Called with messages about the progress of the training.
 
     Raises:
         FinetuneError: There is nothing to train on, the loss is not a number, memory or disk space
@@ -95,11 +95,11 @@ def train_drafter(
         JobError: The target cannot be loaded, or answers cannot be made or read.
     """
     with claimed(job.output, DRAFTER):
-        return _trained(job, progress, say)
+        return _trained(job, progress, notify)
 
 
 def _trained(
-    job: DrafterJob, progress: StageProgress, say: Callable[[str], None]
+    job: DrafterJob, progress: StageProgress, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     tokenizer = TaskTokenizer.from_folder(job.source.folder)
     run = _run_of(job, tokenizer)
@@ -115,7 +115,7 @@ def _trained(
     if there := checkpoints.load():
         note(f"resuming after step {there.step} of {trainer.steps}")
         trainer.resume(there)
-    metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, say)
+    metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, notify)
     metrics["parameters"] = sum(p.numel() for p in trainable.model.parameters() if p.requires_grad)
     metrics["agreement"] = agreement(trainable, held_out, job.settings.micro_rows)
     data = {"task": job.task, "rows": len(trained), "held_out": len(held_out), "left_out": left_out}

@@ -90,14 +90,14 @@ class TrainingPlan:
 def finetune(
     job: Finetune,
     progress: StageProgress = silent,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Train a model, write the result and return its report. Resumes a killed run.
 
     If the output already has the result of this run, this only returns the report.
 
     Args:
-        say: Called with messages about the progress of the training.
+        notify: Called with messages about the progress of the training.
 
     Raises:
         FinetuneError: There is nothing to train on, the tokenizer does not fit the model, the loss
@@ -116,7 +116,7 @@ def finetune(
             return report_of(job.output)
         result = Result(job.output, plan.vocabulary, job.template)
         checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))
-        metrics = _trained(job, plan, checkpoints, result, progress, say)
+        metrics = _trained(job, plan, checkpoints, result, progress, notify)
         _free()
         progress("write", 0, 1)
         report = Report(job.base_reference, job.revision, data, settings, metrics, run)
@@ -188,7 +188,7 @@ def _trained(
     checkpoints: Checkpoints,
     result: Result,
     progress: StageProgress,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> dict[str, Any]:
     """Runs all steps and writes the adapter. Returns the metrics and frees the model."""
     checkpoint = checkpoints.load()
@@ -204,7 +204,7 @@ def _trained(
     note(f"{method}, on {plan.device}")
     if checkpoint:
         note(f"resuming after step {checkpoint.step} of {trainer.steps}")
-    metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, say)
+    metrics = run_through(trainer, checkpoints, job.checkpoint_s, progress, notify)
     result.write_adapter(trainer.model, job.base_reference, job.revision)
     return metrics
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tasc_engine.drafting.neural.files import as_readable_as
 from tasc_runtime.models import keep_prompt
 from tasc_text import Template
 from tasc_text.ends import TOKENIZER, named_ends
@@ -111,7 +110,7 @@ class Result:
             # The adapter has only the new rows of the embeddings, not the whole matrices.
             model.save_pretrained(str(folder), save_embedding_layers=False)
             (folder / CARD).unlink(missing_ok=True)  # PEFT's unfilled card
-            as_readable_as(folder / "adapter_config.json")
+            _make_weights_readable(folder / "adapter_config.json")
             self._add_tokenizer_and_prompt(folder)
 
     def write_model(self, base: Path, report: Report) -> None:
@@ -150,7 +149,7 @@ class Result:
         if copied:  # transformers refuses to write some settings that it reads
             model.generation_config = GenerationConfig()
         model.save_pretrained(folder)
-        as_readable_as(folder / "config.json")
+        _make_weights_readable(folder / "config.json")
         if copied:
             shutil.copyfile(base / settings.name, settings)
         elif not settings.is_file():
@@ -210,6 +209,12 @@ def publish(unfinished: Path, output: Path) -> None:
     os.replace(unfinished / REPORT, output / REPORT)
     flush(output)
     unfinished.rmdir()
+
+
+def _make_weights_readable(config: Path) -> None:
+    """Gives weight files the permissions of the config, because safetensors restricts theirs."""
+    for weights in config.parent.glob("*.safetensors"):
+        shutil.copymode(config, weights)
 
 
 def _change(file: Path, **changes: Any) -> None:

@@ -147,7 +147,7 @@ def run_through(
     checkpoints: Checkpoints,
     every_s: float,
     progress: StageProgress,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Run the remaining steps, and return the figures of the whole run.
 
@@ -155,7 +155,7 @@ def run_through(
 
     Args:
         every_s: Seconds between two checkpoints.
-        say: Called with messages about the progress of the training.
+        notify: Called with messages about the progress of the training.
 
     Raises:
         FinetuneError: See `Trainer.run`; or a checkpoint cannot be written.
@@ -165,7 +165,7 @@ def run_through(
     try:
         for done in trainer.run():
             rate = trainer.tokens / max(trainer.seconds, 1e-9)
-            say(f"loss {done.loss:.3f}, {rate:,.0f} tokens/s")
+            notify(f"loss {done.loss:.3f}, {rate:,.0f} tokens/s")
             progress("train", done.step, done.steps)
             if time.monotonic() - saved > every_s:
                 checkpoints.save(trainer.checkpoint)

@@ -76,7 +76,7 @@ def test_drafter_learns_the_answers_of_its_target(trained: Drafter) -> None:
     assert found["agreement"] > 0.8
     assert found["loss"] < found["first_loss"] / 2
     assert (found["rows"], found["held_out"], found["left_out"]) == (38, 2, 0)
-    assert len(trained.said) == found["steps"]
+    assert len(trained.messages) == found["steps"]
     assert json.loads((trained.folder / REPORT).read_text()) == found
     kept = sum(value.numel() for value in load_file(trained.folder / WEIGHTS).values())
     assert kept == found["parameters"]
@@ -226,11 +226,3 @@ def test_independent_drafter_serves_another_target_and_a_head_does_not(
     both = [target_fingerprint(source.folder) for source in (trained.source, other)]
     with refused(UnsupportedModel, *both):
         load_drafter(*given)
-
-
-def test_drafter_of_another_tokenizer_is_refused(trained: Drafter, tmp_path: Path) -> None:
-    tiny.make_tokenizer(tmp_path, ["another text", "of other words"], 300)
-    other = TaskTokenizer.from_folder(tmp_path).fingerprint
-    target = Target.load(trained.source, CONFIG)
-    with refused(UnsupportedModel, other, trained.tokenizer.fingerprint):
-        load_drafter(trained.folder, target, trained.source, other, 2, 64)

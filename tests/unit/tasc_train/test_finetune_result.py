@@ -142,7 +142,7 @@ def test_merge_without_enough_memory_is_reported_and_has_freed_the_training(unwr
     trainers = list[weakref.ref[Trainer]]()
     made, load = Trainer.__init__, result.AutoModelForCausalLM.from_pretrained
 
-    def seen(self: Trainer, *given: Any) -> None:
+    def remembered(self: Trainer, *given: Any) -> None:
         trainers.append(weakref.ref(self))
         made(self, *given)
 
@@ -152,7 +152,7 @@ def test_merge_without_enough_memory_is_reported_and_has_freed_the_training(unwr
         assert trainers[0]() is None
         return torch.empty(2**58)
 
-    monkeypatch.setattr(Trainer, "__init__", seen)
+    monkeypatch.setattr(Trainer, "__init__", remembered)
     monkeypatch.setattr(result.AutoModelForCausalLM, "from_pretrained", merge)
     with refused(FinetuneError, "memory"):
         finetune(unwritten)
