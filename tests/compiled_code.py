@@ -40,13 +40,13 @@ def _engine() -> None:
 def _generate(folder: Path, dtype: str) -> None:
     """Generate one greedy and one sampled answer without drafts."""
     from support import Silent, make_engine
-    from tasc_engine import GenerationRequest, Sampling
+    from tasc_engine import Request
 
     engine = make_engine(folder, dtype=dtype, proposer=Silent())
-    warm = Sampling(temperature=1.0)
+    warm = {"temperature": 1.0}
     prompt = tuple(range(1, 20))
-    list(engine.generate([GenerationRequest("0", prompt, 4)]))
-    list(engine.generate([GenerationRequest("1", prompt, 4, sampling=warm)]))
+    list(engine.generate([Request("0", prompt, 4)]))
+    list(engine.generate([Request("1", prompt, 4, parameters=warm)]))
 
 
 if __name__ == "__main__":

@@ -5,26 +5,29 @@ Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural dra
 """
 
 import asyncio
+import dataclasses
 import json
 import re
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer, Tokens, build_index
 from tasc_draft.drafts import Drafts
-from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
+from tasc_engine import Engine, EngineConfig, ModelSource, Request, StepRecord, Target
 from tasc_engine.step import verify
 from tasc_engine.step.cost import StepCosts
+from tasc_protocol import PARAMETERS, Sampling
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 
@@ -247,10 +250,47 @@ def make_engine(
     )
 
 
-def requests_of(
-    prompts: Iterable[Sequence[int]], max_tokens: int, **differs: Any
-) -> list[GenerationRequest]:
+def replace(value: Any, **changes: Any) -> Any:
+    """Returns a frozen dataclass or msgspec struct with other values."""
+    is_struct = isinstance(value, msgspec.Struct)
+    return (msgspec.structs.replace if is_struct else dataclasses.replace)(value, **changes)
+
+
+async def completed(replica: Any, request: Request) -> Any:
+    """Returns the last output of a replica for a request, or its refusal."""
+    items: list[Any] = []
+    await replica.answer(request, items.append)
+    return items[-1]
+
+
+async def streamed(replica: Any, request: Request) -> AsyncGenerator[Any, None]:
+    """Yields what a replica sends for a request; closing the generator cancels it."""
+    items: asyncio.Queue[Any] = asyncio.Queue()
+    answering = asyncio.create_task(replica.answer(request, items.put_nowait))
+    answering.add_done_callback(lambda done: items.put_nowait(None))
+    try:
+        while (item := await items.get()) is not None:
+            yield item
+        await answering
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+
+
+def ruled(rule: Sampling) -> dict[str, Any]:
+    """The fields of a `Request` with this sampling rule."""
+    parameters = {name: getattr(rule, name) for name in PARAMETERS}
+    own = {name: v for name, v in parameters.items() if v != PARAMETERS[name].default}
+    return {
+        "parameters": own,
+        "logit_bias": rule.logit_bias,
+        "seed": rule.seed,
+        "prompt_index": rule.prompt,
+        "choice_index": rule.choice,
+    }
+
+
+def requests_of(prompts: Iterable[Sequence[int]], max_tokens: int, **differs: Any) -> list[Request]:
     return [
-        GenerationRequest(str(i), tuple(prompt), max_tokens, **differs)
-        for i, prompt in enumerate(prompts)
+        Request(str(i), tuple(prompt), max_tokens, **differs) for i, prompt in enumerate(prompts)
     ]

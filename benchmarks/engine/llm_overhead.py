@@ -59,7 +59,7 @@ class Sides:
         return spent
 
     def by_loop(self) -> float:
-        from tasc_engine import GenerationRequest
+        from tasc_engine import Request
 
         loop, requests = self.loop, list[Any]()
         loop.draft_from(self.index)
@@ -67,7 +67,7 @@ class Sides:
         for n, text in enumerate(self.inputs):
             ids = tuple(loop.tokenizer.encode_prompt(loop.template.render(text)))
             most = min(loop.record.max_tokens, loop.engine.longest - len(ids))
-            requests.append(GenerationRequest(str(n), ids, most))
+            requests.append(Request(str(n), ids, most))
         found = {result.id: result.text for result in loop.engine.generate(requests)}
         spent = time.process_time() - began
         self.texts["loop"] = [found[request.id] for request in requests]

@@ -22,7 +22,7 @@ from tasc_draft import (
     Tokens,
     build_learnt_index,
 )
-from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, ModelSource, Target
+from tasc_engine import Engine, EngineConfig, EngineTotals, ModelSource, Request, Target
 from tasc_engine.step.cost import StepCosts, measure
 from tasc_jobs.demo.tasks import TEMPLATES, read_split
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -59,7 +59,7 @@ class Ours:
         kind, batch = setting.split()
         engine, totals = self.engine(kind, int(batch))
         requests = [
-            GenerationRequest(str(i), tuple(p), self.job.max_tokens)
+            Request(str(i), tuple(p), self.job.max_tokens)
             for i, p in enumerate(self.job.prompts[:rows])
         ]
         began = time.perf_counter()

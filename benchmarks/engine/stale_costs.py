@@ -86,7 +86,7 @@ class Served:
             nonlocal n
             while True:
                 text = inputs[n % len(inputs)]
-                yield self.builder.request(Request(str(n), text, templated=True))
+                yield self.builder.reader.request(Request(str(n), text, templated=True))
                 n += 1
 
         for _ in engine.generate(calls(), stopped=lambda: len(self.records) >= until):

@@ -31,7 +31,7 @@ from tasc_draft import (
     read_index,
     write_index,
 )
-from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, ModelSource, Target
+from tasc_engine import Engine, EngineConfig, EngineTotals, ModelSource, Request, Target
 from tasc_engine.model.loading import load_model
 from tasc_engine.stats import StepRecord
 from tasc_engine.step.cost import StepCosts, measure
@@ -161,9 +161,7 @@ class Work:
         config = dataclasses.replace(self.target.config, rows=batch)
         engine = Engine(self.target, self.tokenizer, proposer, config, on_step, costs)
         requests = [
-            GenerationRequest(
-                str(i), tuple(prompt), self.max_tokens, **self.kinds[i % len(self.kinds)]
-            )
+            Request(str(i), tuple(prompt), self.max_tokens, **self.kinds[i % len(self.kinds)])
             for i, prompt in enumerate(self.prompts[:prompts])
         ]
         began = time.perf_counter()

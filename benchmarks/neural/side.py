@@ -20,7 +20,7 @@ from benchmarks.common import about, read_json, write_json
 from benchmarks.neural.models import Case, Models
 from tasc_draft import SOURCES, DraftIndex, DraftSettings, NgramProposer, Proposer
 from tasc_draft.tokens import Int32
-from tasc_engine import Engine, EngineConfig, EngineTotals, GenerationRequest, ModelSource, Target
+from tasc_engine import Engine, EngineConfig, EngineTotals, ModelSource, Request, Target
 from tasc_engine.drafting.neural.card import Kind
 from tasc_engine.drafting.neural.drafters import Eagle, Independent
 from tasc_engine.drafting.neural.files import load_drafter
@@ -96,7 +96,7 @@ class Side:
         self.config = EngineConfig(ROWS, LENGTH, prefix_cache_bytes=0, max_draft_tokens=nodes)
         self.target = Target.load(source, self.config)
         self._requests = [
-            GenerationRequest(str(at), tuple(ids), max_tokens)
+            Request(str(at), tuple(ids), max_tokens)
             for at, text in enumerate(inputs)
             if len(ids := self.tokenizer.encode_prompt(template.render(text)))
             <= LENGTH - max_tokens

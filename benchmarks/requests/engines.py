@@ -13,9 +13,9 @@ from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
-    GenerationRequest,
     GenerationResult,
     ModelSource,
+    Request,
     Target,
 )
 from tasc_engine.step.plan import Plan, Sequence
@@ -71,7 +71,7 @@ class Drafted:
             **facts_of(self.known),
         )
 
-    def run(self, requests: Row[GenerationRequest], draft: bool = True) -> Run:
+    def run(self, requests: Row[Request], draft: bool = True) -> Run:
         config = self.target.config
         proposer = NgramProposer(
             SETTINGS, rows=config.rows, capacity=LENGTH, vocab_size=self.target.vocab_size,

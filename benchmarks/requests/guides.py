@@ -16,7 +16,7 @@ import jsonschema
 from benchmarks.common import Figure, read_rows
 from benchmarks.requests.bench_requests import Options
 from benchmarks.requests.engines import Drafted, guides_timed, load, prompts
-from tasc_engine import GenerationRequest, GuideSpec, Sampling
+from tasc_engine import GuideSpec, Request
 from tasc_jobs.demo.tasks import ADAPTERS, TEMPLATES, read_split
 from tasc_text import PromptTemplate
 
@@ -64,8 +64,8 @@ def _labelled(task: Labelled, options: Options) -> tuple[list[Figure], dict[str,
     test = task.test[: options.rows]
     ids = prompts([prompt for prompt, _ in test])
     guide = GuideSpec("choice", task.labels)
-    guided = [GenerationRequest(str(i), p, 64, guide=guide) for i, p in enumerate(ids)]
-    free = [GenerationRequest(str(i), p, 64, stop=task.stop) for i, p in enumerate(ids)]
+    guided = [Request(str(i), p, 64, guide=guide) for i, p in enumerate(ids)]
+    free = [Request(str(i), p, 64, stop=task.stop) for i, p in enumerate(ids)]
     ours.run(guided[:8])  # warms up
     shares = []
     for _ in range(options.repeats):
@@ -165,12 +165,13 @@ def schemas(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     ours = Drafted(load(), examples)
     ids = prompts([prompt for prompt, _ in examples])
     requests = [
-        GenerationRequest(
+        Request(
             str(i),
             prompt,
             MAX_TOKENS,
             guide=GuideSpec("json_schema", text=json.dumps(schema)),
-            sampling=Sampling(temperature=rng.choice([0.0, 0.7, 1.0]), seed=i),
+            parameters={"temperature": rng.choice([0.0, 0.7, 1.0])},
+            seed=i,
         )
         for i, (prompt, schema) in enumerate(zip(ids, drawn, strict=True))
     ]

@@ -8,7 +8,7 @@ from torch import nn
 from benchmarks.common import Figure
 from benchmarks.requests.bench_requests import Options
 from benchmarks.requests.engines import Drafted, Run, load, prompts
-from tasc_engine import GenerationRequest
+from tasc_engine import Request
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import ADAPTERS, MODEL, TASKS, TEMPLATES, read_split
 from tasc_jobs.statistics.quality import IntentQuality, intent_quality
@@ -46,20 +46,18 @@ def adapters(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     ], {"rows": len(mixed), "equal": equal, "ratios": ratios}
 
 
-def _requests(rows: int) -> dict[str, list[GenerationRequest]]:
+def _requests(rows: int) -> dict[str, list[Request]]:
     made = {}
     for task in TASKS:
         template = PromptTemplate(TEMPLATES[task])
         inputs = [r["input"] for r in read_split(task, "test")[: rows // 2]]
         ids = prompts([template.render(text) for text in inputs])
-        made[task] = [
-            GenerationRequest(f"{task}-{i}", p, 64, adapter=task) for i, p in enumerate(ids)
-        ]
+        made[task] = [Request(f"{task}-{i}", p, 64, adapter=task) for i, p in enumerate(ids)]
     return made
 
 
-def _of_base(request: GenerationRequest) -> GenerationRequest:
-    return GenerationRequest(request.id, request.prompt, request.max_tokens)
+def _of_base(request: Request) -> Request:
+    return Request(request.id, request.prompt, request.max_tokens)
 
 
 def nf4(options: Options) -> tuple[list[Figure], dict[str, Any]]:
@@ -68,7 +66,7 @@ def nf4(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     train, test = (read_split(TASK, split) for split in ("train", "test"))
     test = test[: options.rows]
     ids = prompts([render(r["input"]) for r in test])
-    requests = [GenerationRequest(str(i), p, 128) for i, p in enumerate(ids)]
+    requests = [Request(str(i), p, 128) for i, p in enumerate(ids)]
     examples = [(render(r["input"]), r["output"]) for r in train]
     runs: dict[str, Run] = {}
     for name in ("nf4", None):

@@ -110,7 +110,7 @@ def _answers(worker: Any, texts: Any, draft: bool) -> Any:
     from tasc_protocol import Request
 
     calls = (Request(str(i), text, templated=True, draft=draft) for i, text in enumerate(texts))
-    return worker.engine.generate(worker.request(call) for call in calls)
+    return worker.engine.generate(worker.reader.request(call) for call in calls)
 
 
 def application(answer: Any, asked: Callable[[bytes], Any] | None = None) -> Any:

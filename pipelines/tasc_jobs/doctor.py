@@ -424,12 +424,12 @@ def _free_bytes(device: str) -> int:
 
 
 def _speed(engine: "Engine", rows: int, device: str) -> Finding:
-    from tasc_engine import GenerationRequest
+    from tasc_engine import Request
 
     prompt = tuple(range(1, 5))
     tokens = min(STEPS + 1, engine.longest - len(prompt))
     for row in range(rows):
-        request = GenerationRequest(str(row), prompt, tokens, draft=False, ignore_eos=True)
+        request = Request(str(row), prompt, tokens, draft=False, ignore_eos=True)
         engine.submit(request)
     seconds = list[float]()
     while engine.running or engine.waiting:

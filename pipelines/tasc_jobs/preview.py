@@ -1,13 +1,14 @@
 """Answers a few requests with and without drafts, in turn, on one engine."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tasc_engine.request import GenerationRequest
+from msgspec import structs
+
+from tasc_protocol import Request
 
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_engine.engine import Engine
@@ -70,7 +71,7 @@ class Preview:
         return (self.drafted if draft else self.plain).steps / self.rows if self.rows else 0.0
 
 
-def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: int = 0) -> Preview:
+def preview(engine: "Engine", requests: Sequence[Request], refused: int = 0) -> Preview:
     """Answer requests with and without drafts, in parts, and measure the time of both.
 
     A part is large enough for the engine's batch, and is answered with drafts first. As in use,
@@ -95,20 +96,20 @@ def preview(engine: "Engine", requests: Sequence[GenerationRequest], refused: in
     return Preview(len(requests), refused, identical, sides[False], sides[True])
 
 
-def _beginning(request: GenerationRequest) -> GenerationRequest:
+def _beginning(request: Request) -> Request:
     """Returns a request for the first tokens only.
 
     After a whole answer, drafts of the measured requests could come from it.
     """
-    most = min(request.max_tokens, _WARM_UP_TOKENS)
-    return dataclasses.replace(request, id="0", max_tokens=most)
+    most = min(request.answer_limit, _WARM_UP_TOKENS)
+    return structs.replace(request, id="0", max_tokens=most)
 
 
 def _timed(
-    engine: "Engine", requests: Sequence[GenerationRequest], draft: bool
+    engine: "Engine", requests: Sequence[Request], draft: bool
 ) -> tuple[PreviewSide, dict[str, tuple[int, ...]]]:
     began = time.perf_counter()
-    found = list(engine.generate(dataclasses.replace(r, draft=draft) for r in requests))
+    found = list(engine.generate(structs.replace(r, draft=draft) for r in requests))
     seconds = time.perf_counter() - began
     tokens = sum(len(result.tokens) for result in found)
     side = PreviewSide(seconds, tokens, sum(result.acceptance.steps for result in found))

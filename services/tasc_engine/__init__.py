@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import EngineError, QueueFull, RequestTooLong, UnsupportedModel
-from tasc_engine.request import GenerationRequest
 from tasc_engine.stats import EngineTotals, StepRecord
 from tasc_protocol import (
     Acceptance,
@@ -17,6 +16,7 @@ from tasc_protocol import (
     GenerationResult,
     GuideSpec,
     Output,
+    Request,
     Sampling,
     Timings,
     TokenLogprob,
@@ -40,12 +40,12 @@ __all__ = [
     "EngineError",
     "EngineTotals",
     "FinishReason",
-    "GenerationRequest",
     "GenerationResult",
     "GuideSpec",
     "ModelSource",
     "Output",
     "QueueFull",
+    "Request",
     "RequestTooLong",
     "Sampling",
     "StepRecord",

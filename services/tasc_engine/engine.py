@@ -20,7 +20,6 @@ from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.target import Target
-from tasc_engine.request import GenerationRequest
 from tasc_engine.sampling import sampler
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler
@@ -31,7 +30,8 @@ from tasc_engine.step.live_costs import LiveCosts
 from tasc_engine.step.plan import Plan, Sequence
 from tasc_engine.step.scheduler import Scheduler
 from tasc_engine.step.verify import OwnTokens, Verified, Verifier, warm_up
-from tasc_protocol import GenerationResult, Output
+from tasc_protocol import FieldError, GenerationResult, Output, Request
+from tasc_protocol.request import MOST_LOGPROBS
 from tasc_text import TaskTokenizer
 
 Float32 = NDArray[np.float32]
@@ -144,7 +144,7 @@ class Engine:
         """Maximum number of tokens of one request, prompt and answer together."""
         return self.scheduler.longest
 
-    def submit(self, request: GenerationRequest, guide: Guide | None = None) -> None:
+    def submit(self, request: Request, guide: Guide | None = None) -> None:
         """Queues a request.
 
         Args:
@@ -164,19 +164,48 @@ class Engine:
         adapter = self._target.adapter_number(request.adapter)
         self.scheduler.submit(Sequence.of(request, self._tokenizer, guide, adapter))
 
-    def require_fit(self, request: GenerationRequest) -> None:
-        """Raises RequestTooLong, or ValueError for an unknown token id or adapter."""
-        needed = len(request.prompt) + request.max_tokens
-        if needed > self.longest:
+    def require_fit(self, request: Request) -> None:
+        """Checks a request whose values are filled in.
+
+        Raises:
+            RequestTooLong: Prompt and ``max_tokens`` do not fit a row.
+            FieldError: A token id or an adapter does not exist, or a field is out of range.
+            ValueError: The prompt has no tokens, nothing is left to generate, or a sampling
+                parameter is out of range.
+        """
+        prompt, most = request.prompt_ids, request.answer_limit
+        if not prompt:
+            raise ValueError(f"request {request.id}: the prompt has no tokens; send at least one")
+        if most < 1:
+            raise FieldError("max_tokens", f"max_tokens is {most}; it is 1 or more")
+        if (begun := len(request.committed_ids)) >= most:
+            message = f"{begun} tokens are committed and max_tokens is {most}"
+            raise ValueError(f"request {request.id}: {message}; nothing is left to generate")
+        if not all(request.stop):
+            raise FieldError("stop", "stop has an empty string; leave it out")
+        if not 0 <= (request.logprobs or 0) <= MOST_LOGPROBS:
+            message = f"logprobs is {request.logprobs}; it goes from 0 to {MOST_LOGPROBS}"
+            raise FieldError("logprobs", message)
+        if len(prompt) + most > self.longest:
             raise RequestTooLong(
-                f"prompt ({len(request.prompt)} tokens) and max_tokens ({request.max_tokens}) "
-                f"make {needed}, a row holds {self.longest} (max_model_len, kv_cache_bytes); "
-                "shorten the prompt or lower max_tokens"
+                f"prompt ({len(prompt)} tokens) and max_tokens ({most}) make "
+                f"{len(prompt) + most}, a row holds {self.longest} (max_model_len, "
+                "kv_cache_bytes); shorten the prompt or lower max_tokens"
             )
-        request.require_ids(self.vocab_size)
+        biased = tuple(token for token, _ in request.sampling.logit_bias)
+        for field, ids in (
+            (request.prompt_field, prompt),
+            ("committed_ids", request.committed_ids),
+            ("stop_token_ids", request.stop_token_ids),
+            ("logit_bias", biased),
+        ):
+            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+                wrong = max(ids) if min(ids) >= 0 else min(ids)
+                way_out = f"ids of the task's model go from 0 to {self.vocab_size - 1}"
+                raise FieldError(field, f"{field} has token id {wrong}; {way_out}")
         self._target.adapter_number(request.adapter)
 
-    def waits_to_compile(self, request: GenerationRequest) -> bool:
+    def waits_to_compile(self, request: Request) -> bool:
         """Whether a request needs the code of `compile_rules`, which has not been called yet."""
         guided = request.guide is not None or request.min_tokens > 0
         plain = request.sampling.plain and not guided and request.logprobs is None
@@ -227,7 +256,7 @@ class Engine:
         return committed.outputs
 
     def generate(
-        self, requests: Iterable[GenerationRequest], stopped: Callable[[], bool] = lambda: False
+        self, requests: Iterable[Request], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[GenerationResult]:
         """Answers requests, refilling rows as they end, and yields results as they finish.
 

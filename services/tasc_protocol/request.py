@@ -3,10 +3,11 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from tasc_protocol.sampling import Sampling
 from tasc_text import Conversation
 
 GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
@@ -125,15 +126,21 @@ def _size_of(what: str, text: str) -> int:
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One answer that is requested, before the task's own values are filled in.
+    """One answer that is requested.
+
+    It is made where it enters. A replica fills in the values of the task (`RequestReader`); the
+    engine takes requests whose prompt is token ids and whose values are complete.
 
     Attributes:
         id: Id of the answer. A client's retry and a failover to another replica keep it.
         prompt: The prompt as text or token ids or, with ``templated``, a row's input or a
             conversation.
-        max_tokens: Maximum tokens of the answer, 0 with ``echo``; None: the task's.
-        stop: Strings that end the answer, besides the task's.
-        draft: Whether drafts may be used; the answer is the same.
+        max_tokens: Maximum tokens of the answer, end of sequence included; 0 with ``echo``; None:
+            the task's.
+        stop: Strings that end the answer, besides the task's. The text is cut before the first.
+        templated: Whether the task's template makes the prompt.
+        draft: Whether drafts may be used; the answer is the same. Answers without drafts are not
+            used for drafts of other rows.
         stream: Whether each step's output has its text, rather than the last one all of it.
         parameters: Sampling parameters by name; the task's values are used for all others.
         seed: Equal requests with the same seed get the same answer.
@@ -142,7 +149,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
         guide: The constraint on the answer.
         unguided: Whether the task's own guide is not used either, where ``guide`` is None.
         logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
-        adapter: Name of the adapter; None: the task's first.
+        adapter: Name of the adapter; None: the task's first, and none in a filled-in request.
         echo: Return the prompt before the answer, with log-probabilities if they are requested.
         stop_token_ids: Tokens that end the answer and are a part of it.
         include_stop_str_in_output: Whether a stop string is a part of the answer.
@@ -154,7 +161,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
         n: Number of answers to this prompt in the HTTP request.
         prompts: Number of prompts of the HTTP request.
         timeout_s: Seconds that the answer may take; None: the service's limit.
-        committed_ids: Token ids of the answer that another replica has given already.
+        committed_ids: Token ids of the answer that another replica has given already. Only the rest
+            is returned, and it is the rest that that replica would have generated.
         record_version: Version of the task's record that the answer was begun by; None: any.
 
     Raises:
@@ -163,9 +171,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str = ""
     prompt: Prompt = ""
-    templated: bool = False
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    templated: bool = False
     draft: bool = True
     stream: bool = False
     parameters: Mapping[str, int | float] = {}
@@ -199,6 +207,41 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
             if guide and getattr(self, name):
                 message = f"{name} meets {guide.name}, whose guide ends the answer; leave it out"
                 raise FieldError(name, message)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The rule by which tokens are chosen, if the task's values are filled in.
+
+        Raises:
+            ValueError: A value is out of its range.
+        """
+        parameters: Mapping[str, Any] = self.parameters
+        return Sampling(
+            **parameters,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            prompt=self.prompt_index,
+            choice=self.choice_index,
+        )
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt's token ids; raises ValueError if the prompt is not encoded yet."""
+        if isinstance(self.prompt, tuple):
+            return self.prompt
+        raise ValueError(f"request {self.id}: the prompt is not encoded; give its token ids")
+
+    @property
+    def answer_limit(self) -> int:
+        """The value of ``max_tokens``; raises ValueError if it is not filled in yet."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        raise ValueError(f"request {self.id}: max_tokens is missing; set it")
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are returned, from the second on."""
+        return self.echo and self.logprobs is not None and not self.committed_ids
 
     @property
     def response_id(self) -> str:

@@ -26,16 +26,17 @@ from tasc_engine import (
     Engine,
     EngineTotals,
     FinishReason,
-    GenerationRequest,
     GenerationResult,
+    Request,
     StepRecord,
 )
 from tasc_engine.model.folder import require_model
 from tasc_protocol import FieldError, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
-from tasc_runtime.engine.builder import EngineBuilder, require_stops
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.indexes import require_own
+from tasc_runtime.engine.reader import guide_for, require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
@@ -50,7 +51,6 @@ from tasc_runtime.sampling_options import (
     GenerationFields,
     TemplateFields,
     Top,
-    guide_for,
 )
 from tasc_store import TaskRecord, connect
 from tasc_text import (
@@ -568,7 +568,7 @@ class LLM:
         if len(inputs := _listed(text)) != 1:
             raise FieldError("inputs", f"{len(inputs)} inputs are given; a stream has one")
         (request,) = self._requests(inputs, asked)
-        return self._stream(replace(request, stream=True))
+        return self._stream(structs.replace(request, stream=True))
 
     def summary(self) -> Summary:
         """Counts of the work so far and the gain of drafting, for printing."""
@@ -648,7 +648,7 @@ class LLM:
 
     def _requests(
         self, inputs: Sequence[Input | Conversation], asked: Options
-    ) -> Iterator[GenerationRequest]:
+    ) -> Iterator[Request]:
         """Makes the requests for all inputs; their shared guide is made once."""
         builder, shared = self._builder, asked.request(asked.logprobs)
         shared = structs.replace(
@@ -658,16 +658,15 @@ class LLM:
             prompt = self._prompt(index, given, asked.add_special_tokens)
             one = structs.replace(shared, id=f"{index}.0", prompt=prompt, prompt_index=index)
             try:
-                first = builder.read(one, builder.record_version, one.id)
+                first = builder.reader.read(one, one.id, builder.record_version)
                 if index == 0:
-                    builder.guide(first.guide)
+                    builder.reader.guide(first.guide)
             except ValueError as error:
                 field = error.field if isinstance(error, FieldError) else one.prompt_field
                 raise FieldError(field, f"input {index}: {error}") from error
             yield first
             for choice in range(1, asked.n or 1):
-                sampling = replace(first.sampling, choice=choice)
-                yield replace(first, id=f"{index}.{choice}", sampling=sampling)
+                yield structs.replace(first, id=f"{index}.{choice}", choice_index=choice)
 
     def _prompt(
         self, index: int, given: Input | Conversation, add_special_tokens: bool | None
@@ -707,7 +706,7 @@ class LLM:
             error=result.error,
         )
 
-    def _stream(self, request: GenerationRequest) -> Iterator[str]:
+    def _stream(self, request: Request) -> Iterator[str]:
         with self._running():
             self._engine.submit(request)
             while True:

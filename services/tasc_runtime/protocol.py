@@ -7,7 +7,6 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
-from tasc_engine import GenerationRequest
 from tasc_protocol import Output, Request, TokenLogprob, TokenText
 from tasc_text import TaskTokenizer
 
@@ -70,20 +69,26 @@ class Pulse:
     stalled_s: float
 
 
+class Router(Protocol):
+    """Sends the requests of one task to its replicas."""
+
+    async def complete(self, request: Request) -> Output | Refusal:
+        """Returns the last output, with the whole answer. Cancelling the task frees the row."""
+
+    def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]:
+        """Yields outputs of the answer. A refusal ends it; it comes first unless the answer failed.
+
+        Closing the iterator frees the row.
+        """
+
+
 class Backend(Protocol):
     """The interface through which a gateway uses the replicas."""
 
     @property
     def tasks(self) -> Sequence[str]: ...
 
-    async def complete(self, task: str, request: Request) -> Output | Refusal:
-        """Returns the last output, with the whole answer. Cancelling the task frees the row."""
-
-    def stream(self, task: str, request: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """Yields outputs of the answer. A refusal ends it; it comes first unless the answer failed.
-
-        Closing the iterator frees the row.
-        """
+    def router(self, task: str) -> Router: ...
 
     @property
     def store_fault(self) -> str | None:
@@ -159,30 +164,26 @@ class AnswerTexts:
     """One answer as its client receives it; with ``echo``, the prompt precedes it.
 
     Args:
-        record_version: Version of the task's record that it is begun by.
+        asked: The request as its client sent it.
+        request: The same with the task's values, as the engine answers it.
     """
 
-    def __init__(
-        self,
-        tokenizer: TaskTokenizer,
-        asked: Request,
-        request: GenerationRequest,
-        record_version: int | None = None,
-    ) -> None:
-        self._record_version = record_version
+    def __init__(self, tokenizer: TaskTokenizer, asked: Request, request: Request) -> None:
+        self._record_version = request.record_version
         echo, committed = asked.echo, request.committed_ids
         ends = () if request.ignore_eos or echo else tokenizer.eos_ids
-        said = (*request.prompt, *committed) if echo and committed else committed
+        prompt = request.prompt_ids
+        said = (*prompt, *committed) if echo and committed else committed
         text = isinstance(asked.prompt, str) and not asked.truncate_prompt_tokens
         written = str(asked.prompt) if echo and text else ""
         self._texts = TokenTexts(tokenizer, ends, said, written)
         self._streams, self._is_empty = request.stream, asked.max_tokens == 0
-        self._scored = request.prompt[:1] if request.prompt_logprobs else ()
+        self._scored = prompt[:1] if request.wants_prompt_logprobs else ()
         self._prompt = ""
         if echo and not committed:
-            self._prompt = written or tokenizer.decode(request.prompt)
+            self._prompt = written or tokenizer.decode(prompt)
         self._tokenizer = tokenizer
-        self._joins = echo and self._first(request.prompt) is not None
+        self._joins = echo and self._first(prompt) is not None
         self._joins = self._joins and self._first(committed) is None
 
     def output(self, made: Output, index_version: int | None) -> Output:

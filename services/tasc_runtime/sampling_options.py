@@ -3,7 +3,7 @@
 `RuleFields` validates the fields that all generating endpoints share. `GenerationFields` adds
 those that ``/v1/responses`` lacks or names differently, and `ChatFields` validates conversations.
 Unknown fields are refused; None means a field's default. `RuleFields.request` makes the `Request`
-that is sent to a replica. There, `sampling_of` and others fill in the task's values.
+that is sent to a replica, where a `RequestReader` fills in the task's values.
 """
 
 import difflib
@@ -26,15 +26,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from tasc_protocol import (
-    PARAMETERS,
-    FieldError,
-    GuideSpec,
-    Parameter,
-    Request,
-    Sampling,
-    SamplingDefaults,
-)
+from tasc_protocol import PARAMETERS, FieldError, GuideSpec, Parameter, Request
 from tasc_protocol.request import MOST_LOGPROBS, GuideKind
 from tasc_protocol.sampling import MOST_BIASES
 from tasc_store import TaskRecord
@@ -48,79 +40,6 @@ UNKNOWN = "unknown_field"
 UNSUPPORTED = "unsupported_field"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _ANY: Mapping[str, Any] = {"type": "object"}
-
-
-class PromptTooLong(FieldError):
-    """A prompt leaves no room for an answer in a row.
-
-    Attributes:
-        tokens: Number of tokens of the prompt.
-        longest: Maximum number of tokens of a row, prompt and answer together.
-    """
-
-    def __init__(self, field: str, tokens: int, longest: int) -> None:
-        super().__init__(
-            field,
-            f"{field} has {tokens} tokens; a row holds {longest}, the answer included "
-            "(max_model_len, kv_cache_bytes): shorten it, or have it cut by "
-            "truncate_prompt_tokens",
-        )
-        self.tokens, self.longest = tokens, longest
-
-
-def guide_for(request: Request, record: TaskRecord) -> GuideSpec | None:
-    """Returns the request's guide, or else the task's unless the request wants none.
-
-    Raises:
-        FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
-    """
-    guide = request.guide or (None if request.unguided else guide_of(record))
-    request.require_ends(guide)
-    return guide
-
-
-def adapter_of(request: Request, record: TaskRecord) -> str | None:
-    """Returns the name of the adapter that answers; None if the task names no adapters.
-
-    Raises:
-        FieldError: The task has no adapter of that name.
-    """
-    known = record.adapter_names
-    if request.adapter is None:
-        return known[0] if known else None
-    if request.adapter not in known:
-        if known:
-            way_out = f"has {', '.join(known)}: name one of them"
-        else:
-            way_out = "has no adapters to choose from: leave it out"
-        message = f"adapter is {request.adapter!r}; task {record.name} {way_out}"
-        raise FieldError("adapter", message)
-    return request.adapter
-
-
-def sampling_of(request: Request, task: SamplingDefaults) -> Sampling:
-    """Returns the rule: values of the request, else of the task, else those without effect.
-
-    Raises:
-        FieldError: ``top_p`` is 0, and tokens are drawn.
-        ValueError: A value is out of its range.
-    """
-    rule: dict[str, Any] = {**task.given, **request.parameters}
-    if rule.get("top_p") == 0:
-        if temperature := rule.get("temperature"):
-            raise FieldError(
-                "top_p",
-                f"top_p is 0 and temperature is {temperature:g}; raise top_p above 0, or set "
-                "temperature to 0, which takes the likeliest token",
-            )
-        del rule["top_p"]  # greedy decoding does not use it
-    return Sampling(
-        **rule,
-        logit_bias=request.logit_bias,
-        seed=request.seed,
-        prompt=request.prompt_index,
-        choice=request.choice_index,
-    )
 
 
 def guide_of(record: TaskRecord) -> GuideSpec | None:

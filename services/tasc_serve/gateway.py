@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextvars import Context
 from functools import partial
 from typing import Any
@@ -14,8 +14,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
 
-from tasc_protocol import Output, Request
-from tasc_runtime.protocol import Refusal, TaskStatus
+from tasc_runtime.protocol import TaskStatus
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -59,7 +58,7 @@ class ReplicaBackend:
         self._store = StoreWatch(client, settings.metrics.ttl_s)
         self._replica_clients: list[ReplicaClient] = []
         self._fleets: dict[str, Fleet] = {}
-        self._calls: dict[str, Failover] = {}
+        self._routers: dict[str, Failover] = {}
         self._watching: list[asyncio.Task[None]] = []
         failover = settings.failover
         node = ray.get_runtime_context().get_node_id()
@@ -76,7 +75,7 @@ class ReplicaBackend:
             )
             self._replica_clients.append(replicas)
             self._fleets[task] = fleet
-            self._calls[task] = Failover(task, fleet, replicas, failover, budget, metrics)
+            self._routers[task] = Failover(task, fleet, replicas, failover, budget, metrics)
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -86,13 +85,9 @@ class ReplicaBackend:
     def store_fault(self) -> str | None:
         return self._store.fault
 
-    async def complete(self, task: str, request: Request) -> Output | Refusal:
+    def router(self, task: str) -> Failover:
         self.watch()
-        return await self._calls[task].complete(request)
-
-    def stream(self, task: str, request: Request) -> AsyncGenerator[Output | Refusal, None]:
-        self.watch()
-        return self._calls[task].stream(request)
+        return self._routers[task]
 
     def status(self, task: str) -> TaskStatus | None:
         self.watch()

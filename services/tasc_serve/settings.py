@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from tasc_engine import GenerationRequest
 from tasc_protocol import FieldError, Request
 from tasc_protocol.request import MOST_LOGPROBS
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
@@ -160,18 +159,22 @@ class LimitSettings(Section):
             )
         return self
 
-    def require_total(self, asked: Request, request: GenerationRequest) -> None:
-        """Raises FieldError if all answers to one request, each like this one, are too large."""
-        n, each, most = asked.n, request.max_tokens, self.max_total_tokens
+    def require_total(self, request: Request) -> None:
+        """Raises FieldError if all answers to one HTTP request are too large together.
+
+        Args:
+            request: One of them, with the task's values filled in; the others are like it.
+        """
+        n, each, most = request.n, request.answer_limit, self.max_total_tokens
         if n > 1 and n * each > most:
             found = f"n is {n} answers of {each} tokens, {n * each} together"
             raise FieldError("n", f"{found}; at most {most} are taken")
-        if (count := n * asked.prompts) == 1 or request.logprobs is None:
+        if (count := n * request.prompts) == 1 or request.logprobs is None:
             return
-        told = each + len(request.prompt) * request.prompt_logprobs
-        total, most = count * told * (1 + request.logprobs), most * (1 + MOST_LOGPROBS)
+        reported = each + len(request.prompt_ids) * request.wants_prompt_logprobs
+        total, most = count * reported * (1 + request.logprobs), most * (1 + MOST_LOGPROBS)
         if total > most:
-            found = f"logprobs is {request.logprobs} for {count} times {told} tokens"
+            found = f"logprobs is {request.logprobs} for {count} times {reported} tokens"
             way_out = f"at most {most} are taken: lower it, or send fewer prompts"
             raise FieldError("logprobs", f"{found}, {total} values together; {way_out}")
 

@@ -62,10 +62,9 @@ class Hello(msgspec.Struct, tag=0, array_like=True, frozen=True):
 
 
 class Submit(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """Requests an answer, in parts unless ``whole``; ``number`` is its id on this connection."""
+    """Requests an answer; ``number`` is its id on this connection."""
 
     number: int
-    whole: bool
     request: Request
 
 

@@ -16,7 +16,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 import tiny
-from support import index_of, record_of
+from support import completed, index_of, record_of, streamed
 from tasc_draft import write_index
 from tasc_engine.drafting.neural.card import DrafterCard
 from tasc_engine.drafting.neural.files import save_drafter
@@ -105,10 +105,10 @@ class Line:
         self._calls = count(1)
 
     async def complete(self, replica: str, call: Request) -> Output | Refusal:
-        return await self._of(replica).complete(call)
+        return await completed(self._of(replica), call)
 
     def stream(self, replica: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
-        return self._of(replica).stream(call)
+        return streamed(self._of(replica), call)
 
     async def pulse(self, name: str) -> Pulse:
         return self.replicas[name].pulse()
@@ -131,11 +131,8 @@ class Backend:
         budget = RetryBudget(1, 100)
         self._calls = Failover(TASK, self.fleet, line, own.failover, budget, metrics)
 
-    async def complete(self, task: str, call: Request) -> Output | Refusal:
-        return await self._calls.complete(call)
-
-    def stream(self, task: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
-        return self._calls.stream(call)
+    def router(self, task: str) -> Failover:
+        return self._calls
 
     async def settled(self) -> None:
         await self.fleet.settled()

@@ -33,7 +33,10 @@ class Broken:
         self._client, self._url = client, url
         self.tasks = (TASK,)
 
-    async def complete(self, task: str, call: Request) -> Output | Refusal:
+    def router(self, task: str) -> "Broken":
+        return self
+
+    async def complete(self, call: Request) -> Output | Refusal:
         await asyncio.to_thread(connect, self._url, timeout_s=1)
         raise RuntimeError("broken")
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from lossless_cases import CLOSEST, Case, answered_alone, make_case, reference
 
-from tasc_engine import GenerationRequest
+from tasc_engine import Request
 from tiny import ARCHITECTURES
 
 CaseOf = Callable[..., Case]
-Asked = tuple[list[GenerationRequest], list[list[int]]]
+Asked = tuple[list[Request], list[list[int]]]
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def alike(case: Case) -> Asked:
     shared = [long[:n] + other[: 12 - n % 7] for n in (60, 60, 33, 60, 9, 5, 33, 60)]
     answers = {p: answered_alone(reference(case.folder), p, 12) for p in (*shared, long[:60])}
     prompts = [*shared, long[:60], *shared]
-    requests = [GenerationRequest(str(i), p, 12) for i, p in enumerate(prompts)]
+    requests = [Request(str(i), p, 12) for i, p in enumerate(prompts)]
     return requests, [answers[p] for p in prompts]
 
 

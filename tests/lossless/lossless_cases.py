@@ -18,8 +18,8 @@ from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
-    GenerationRequest,
     GenerationResult,
+    Request,
     Target,
 )
 from tasc_engine.drafting.neural.proposer import NeuralProposer
@@ -47,9 +47,9 @@ class Case:
     corpus: list[list[int]]
     dtype: str
 
-    def requests(self, draft: bool = True) -> list[GenerationRequest]:
+    def requests(self, draft: bool = True) -> list[Request]:
         pairs = zip(self.prompts, self.max_tokens, strict=True)
-        return [GenerationRequest(str(i), p, m, draft=draft) for i, (p, m) in enumerate(pairs)]
+        return [Request(str(i), p, m, draft=draft) for i, (p, m) in enumerate(pairs)]
 
     def index(self) -> DraftIndex:
         return index_of(self.tokenizer, self.corpus, self.prompts[: len(self.corpus)])
@@ -126,7 +126,7 @@ def answer(
     draft: bool = True,
     prefill_chunk: int = 16,
     prefix_cache_bytes: int = 1 << 20,
-    requests: Sequence[GenerationRequest] | None = None,
+    requests: Sequence[Request] | None = None,
     **how: Any,
 ) -> Answered:
     config = EngineConfig(

@@ -5,19 +5,19 @@ Drafts of sampled answers come from an index of the same answers, so drafts are 
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lossless_cases import Case, make_engine
 
-from support import index_of
+from support import index_of, replace, ruled
 from tasc_draft import DraftSettings
 from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
-    GenerationRequest,
     GenerationResult,
     GuideSpec,
+    Request,
     Sampling,
 )
 
@@ -43,20 +43,20 @@ GUIDES = (
 )
 
 
-def random_requests(case: Case, n: int, seed: int = 0) -> list[GenerationRequest]:
+def random_requests(case: Case, n: int, seed: int = 0) -> list[Request]:
     """Returns random requests; about every third is guided and every fourth greedy."""
     rng = random.Random(seed)
     return [_request(case, rng, str(i)) for i in range(n)]
 
 
-def _request(case: Case, rng: random.Random, name: str) -> GenerationRequest:
+def _request(case: Case, rng: random.Random, name: str) -> Request:
     guide = rng.choice(GUIDES) if rng.random() < 0.35 else None
-    return GenerationRequest(
+    return Request(
         name,
         rng.choice(case.prompts),
         rng.choice([1, 2, 7, 16, 30]) if guide is None else 64,
         stop=tuple(rng.sample(_STOPS, rng.choice([0, 0, 0, 1, 2]))),
-        sampling=_sampling(case, rng),
+        **ruled(_sampling(case, rng)),
         guide=guide,
         logprobs=rng.choice([None, None, None, 0, 3]),
         ignore_eos=guide is None and rng.random() < 0.3,
@@ -110,7 +110,7 @@ class Ways:
         return [len(set(each)) == 1 for each in zip(*said, strict=True)]
 
 
-def answer_all_ways(case: Case, requests: Sequence[GenerationRequest]) -> Ways:
+def answer_all_ways(case: Case, requests: Sequence[Request]) -> Ways:
     """Answers first without drafts; drafts then come from an index of two thirds of the answers."""
     found, totals = {}, {}
     outputs: list[list[int]] = []

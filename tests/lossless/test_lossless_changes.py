@@ -8,7 +8,7 @@ import pytest
 from lora_folders import make_adapter, merged_says
 from support import make_proposer
 from tasc_draft import DraftSettings, NgramProposer
-from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
+from tasc_engine import Engine, EngineConfig, ModelSource, Request, StepRecord, Target
 from tasc_text import TaskTokenizer
 from tiny import SENTENCES, make_folder
 
@@ -59,7 +59,7 @@ class Changing:
     def arrive(self) -> None:
         adapter = self.random.choice(list(self.adapters))
         prompt = self.random.choice(self.prompts)
-        request = GenerationRequest(
+        request = Request(
             str(self.begun), prompt, MOST, adapter=adapter, draft=self.random.random() < 0.8
         )
         if self.engine.waiting < 6:

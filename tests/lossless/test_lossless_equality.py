@@ -10,7 +10,7 @@ from lossless_cases import LONGEST, PAPER, Case, answer, answered_alone, referen
 
 from tasc_draft import Drafts, DraftSettings
 from tasc_draft.settings import MIXTURES
-from tasc_engine import GenerationRequest
+from tasc_engine import Request
 from tasc_text import TaskTokenizer
 from wrong_indexes import wrong_index
 
@@ -57,10 +57,10 @@ def test_every_way_of_drafting_answers_alike(case: Case, way: dict[str, Any]) ->
 
 
 @pytest.fixture(scope="module")
-def begun(case: Case) -> tuple[list[GenerationRequest], list[list[int]]]:
+def begun(case: Case) -> tuple[list[Request], list[list[int]]]:
     """Returns requests with the start of the answer in the prompt, so drafts can come from it."""
     prompts = [(*p, *a) for p, a in zip(case.prompts, case.answers, strict=True)]
-    requests = [GenerationRequest(str(i), p, 24) for i, p in enumerate(prompts)]
+    requests = [Request(str(i), p, 24) for i, p in enumerate(prompts)]
     return requests, [answered_alone(reference(case.folder), p, 24) for p in prompts]
 
 
@@ -149,7 +149,7 @@ def test_end_of_sequence_inside_a_draft_ends_the_answer(case: Case) -> None:
     told = case.answers[longest]
     ends = told[6]
     tokenizer = TaskTokenizer(case.folder / "tokenizer.json", [ends])
-    request = GenerationRequest("0", case.prompts[longest], LONGEST)
+    request = Request("0", case.prompts[longest], LONGEST)
     found = answer(dataclasses.replace(case, tokenizer=tokenizer), requests=[request])
     assert list(found.results["0"].tokens) == told[: told.index(ends) + 1]
     assert found.results["0"].finish_reason == "stop"

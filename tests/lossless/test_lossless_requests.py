@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,17 +12,18 @@ from lossless_cases import Case, reference
 from request_grid import WAYS, Way, Ways, answer_all_ways, random_requests
 
 from choosing_reference import reference_choice
-from tasc_engine import GenerationRequest, GenerationResult, Sampling
+from support import replace, ruled
+from tasc_engine import GenerationResult, Request, Sampling
 from tasc_engine.sampling.sampler import uniforms
 
 
 @pytest.fixture(scope="module")
-def requests(case: Case, everything: bool, seed: int) -> list[GenerationRequest]:
+def requests(case: Case, everything: bool, seed: int) -> list[Request]:
     return random_requests(case, 150 if everything else 75, seed)
 
 
 @pytest.fixture(scope="module")
-def ways(case: Case, requests: list[GenerationRequest]) -> Ways:
+def ways(case: Case, requests: list[Request]) -> Ways:
     return answer_all_ways(case, requests)
 
 
@@ -37,7 +37,7 @@ def test_every_request_is_answered_alike_in_all_ways(ways: Ways) -> None:
 
 
 def test_what_is_sampled_is_what_the_rule_takes_of_the_models_own_logits(
-    case: Case, requests: list[GenerationRequest], ways: Ways, everything: bool
+    case: Case, requests: list[Request], ways: Ways, everything: bool
 ) -> None:
     """The reference decodes one token at a time in transformers, without a cache."""
     model, looked_at = reference(case.folder), 0
@@ -48,9 +48,7 @@ def test_what_is_sampled_is_what_the_rule_takes_of_the_models_own_logits(
     assert looked_at > (300 if everything else 0)
 
 
-def _by_hand(
-    case: Case, model, request: GenerationRequest, most: int, ends: Sequence[int] = ()
-) -> list[int]:
+def _by_hand(case: Case, model, request: Request, most: int, ends: Sequence[int] = ()) -> list[int]:
     answer: list[int] = []
     late = {*range(case.tokenizer.vocab_size)}.difference(ends)
     numbers = uniforms(request.sampling, 0, most)
@@ -92,7 +90,7 @@ def test_guided_answers_are_what_their_guide_allows(requests, ways, everything) 
     assert set(kinds) == {"choice", "regex", "json_schema", "grammar"} if everything else kinds
 
 
-def _allowed(request: GenerationRequest, result: GenerationResult) -> bool:
+def _allowed(request: Request, result: GenerationResult) -> bool:
     guide = request.guide
     assert guide is not None
     if guide.kind == "choice":
@@ -119,7 +117,7 @@ def test_stop_tokens_end_an_answer_that_is_long_enough_alike_in_all_ways(case, r
     stops = tuple(range(1, case.tokenizer.vocab_size, 9))
     free = [r for r in requests if r.guide is None and r.max_tokens > 1][:24]
     asked = [
-        replace(r, stop=(), stop_ids=stops, min_tokens=rng.choice([0, 2, 5, r.max_tokens]))
+        replace(r, stop=(), stop_token_ids=stops, min_tokens=rng.choice([0, 2, 5, r.max_tokens]))
         for r in free
     ]
     asked = [replace(r, min_tokens=min(r.min_tokens, r.max_tokens)) for r in asked]
@@ -142,8 +140,8 @@ def test_stop_tokens_end_an_answer_that_is_long_enough_alike_in_all_ways(case, r
 def test_an_end_of_sequence_ends_an_answer_unless_it_is_ignored(case: Case) -> None:
     ends = tuple((e, 100.0) for e in case.tokenizer.eos_ids)
     asked = [
-        GenerationRequest(
-            str(ignored), case.prompts[0], 5, sampling=Sampling(logit_bias=ends), ignore_eos=ignored
+        Request(
+            str(ignored), case.prompts[0], 5, **ruled(Sampling(logit_bias=ends)), ignore_eos=ignored
         )
         for ignored in (False, True)
     ]

@@ -2,13 +2,14 @@
 
 import random
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from lossless_cases import Case
 from request_grid import Way, engine_of, random_requests
 
-from tasc_engine import Engine, GenerationRequest, GenerationResult, TokenLogprob
+from support import replace
+from tasc_engine import Engine, GenerationResult, Request, TokenLogprob
 
 
 @dataclass
@@ -22,7 +23,7 @@ class Told:
     result: GenerationResult | None = None
 
 
-def follow(engine: Engine, requests: list[GenerationRequest]) -> dict[str, Told]:
+def follow(engine: Engine, requests: list[Request]) -> dict[str, Told]:
     told: defaultdict[str, Told] = defaultdict(Told)
     waiting = list(requests)
     while waiting or engine.running or engine.waiting:
@@ -40,13 +41,13 @@ def follow(engine: Engine, requests: list[GenerationRequest]) -> dict[str, Told]
 
 
 @pytest.fixture(scope="module")
-def requests(case: Case, everything: bool, seed: int) -> list[GenerationRequest]:
+def requests(case: Case, everything: bool, seed: int) -> list[Request]:
     count = 120 if everything else 60
     return [replace(r, stream=True) for r in random_requests(case, count, seed)]
 
 
 @pytest.fixture(scope="module")
-def whole(case: Case, requests: list[GenerationRequest]) -> dict[str, Told]:
+def whole(case: Case, requests: list[Request]) -> dict[str, Told]:
     return follow(engine_of(case, Way(8, True), [])[0], requests)
 
 
@@ -59,7 +60,7 @@ def test_what_is_streamed_adds_up_to_the_whole(whole: dict[str, Told]) -> None:
 
 
 def test_what_is_left_of_an_answer_is_the_same_behind_every_beginning(
-    case: Case, requests: list[GenerationRequest], whole: dict[str, Told], everything: bool
+    case: Case, requests: list[Request], whole: dict[str, Told], everything: bool
 ) -> None:
     rng, cuts, begun = random.Random(1), {}, []
     for request in requests:
@@ -88,7 +89,7 @@ def _end(told: Told) -> tuple[tuple[int, ...], str, str]:
     return told.result.tokens, told.result.text, told.result.finish_reason
 
 
-def _kinds(request: GenerationRequest) -> set[str]:
+def _kinds(request: Request) -> set[str]:
     found = {
         "guide": request.guide is not None,
         "stop": bool(request.stop),

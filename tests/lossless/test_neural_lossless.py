@@ -1,6 +1,5 @@
 """Tests that answers equal the target's for all neural drafters and vocabularies."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ from lossless_cases import Case, answer, assert_some_accepted_and_some_rejected,
 
 from neural_drafters import INDEXED, KINDS, POLICIES, Always
 from paired import paired
+from support import replace, ruled
 from tasc_draft import SOURCES
 from tasc_engine import Sampling
 from tasc_engine.drafting.neural.hybrid import HybridProposer
@@ -50,7 +50,7 @@ def test_another_architecture_answers_like_generate(case_of: Any, kind: str, pol
 def test_n_grams_and_a_drafter_in_one_tree_answer_like_the_target(case, kind, policy, sampled):
     drafter = neural(case, kind, policy)
     asked = [
-        replace(r, sampling=Sampling(temperature=1.0, seed=7 + i)) if sampled else r
+        replace(r, **ruled(Sampling(temperature=1.0, seed=7 + i))) if sampled else r
         for i, r in enumerate(case.requests())
     ]
     plain = answer(case, requests=[replace(r, draft=False) for r in asked])

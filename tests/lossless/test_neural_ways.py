@@ -1,6 +1,5 @@
 """Tests that neural drafts change no answer, for all kinds of requests and orders of rows."""
 
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -20,8 +19,8 @@ from lossless_cases import (
 from request_grid import GUIDES
 
 from lora_folders import make_adapter, merged_says
-from support import failing_where
-from tasc_engine import EngineConfig, GenerationRequest, ModelSource, Sampling, Target
+from support import failing_where, replace, ruled
+from tasc_engine import EngineConfig, ModelSource, Request, Sampling, Target
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 
 
@@ -40,7 +39,7 @@ def test_prompts_in_chunks_that_begin_alike_answer_alike(case, alike, kind, poli
 
 
 def drafted_as_plain(
-    case: Case, asked: list[GenerationRequest], proposer: NeuralProposer, **how: Any
+    case: Case, asked: list[Request], proposer: NeuralProposer, **how: Any
 ) -> Answered:
     """Returns the answers with drafts, after checking that they equal those without."""
     found = answer(case, requests=asked, wrap=by(proposer), **how)
@@ -52,7 +51,7 @@ def drafted_as_plain(
 @pytest.mark.parametrize(("kind", "policy"), [("same", "full"), ("eagle", "recent over ranked")])
 def test_sampled_answers_are_the_same_drafted_or_not(case: Case, kind: str, policy: str) -> None:
     warm = [
-        replace(r, sampling=Sampling(temperature=1.0, seed=7 + i), ignore_eos=i % 2 == 0)
+        replace(r, **ruled(Sampling(temperature=1.0, seed=7 + i)), ignore_eos=i % 2 == 0)
         for i, r in enumerate(case.requests())
     ]
     found = drafted_as_plain(case, warm, neural(case, kind, policy))
@@ -64,7 +63,7 @@ def test_sampled_answers_are_the_same_drafted_or_not(case: Case, kind: str, poli
 def test_guided_answers_are_the_same_drafted_or_not(case: Case, kind: str) -> None:
     """Guides also force tokens that are in no draft; the proposer waits until it has read them."""
     asked = [
-        GenerationRequest(str(i), p, 40, guide=GUIDES[i % 4] if i % 4 else None)
+        Request(str(i), p, 40, guide=GUIDES[i % 4] if i % 4 else None)
         for i, p in enumerate(case.prompts)
     ]
     found = drafted_as_plain(case, asked, neural(case, kind, "recent"), prefill_chunk=5)
@@ -92,10 +91,7 @@ def test_proposers_that_take_turns_in_mid_answer_change_no_answer(case: Case) ->
 def test_answers_that_fill_their_rows_to_the_last_token_are_the_same(case: Case) -> None:
     """Drafting includes a row with room for one token beside rows with room for many."""
     model, prompts = reference(case.folder), [case.prompts[i] for i in (7, 5, 11, 0)]
-    asked = [
-        GenerationRequest(str(i), p, CAPACITY - len(p), ignore_eos=True)
-        for i, p in enumerate(prompts)
-    ]
+    asked = [Request(str(i), p, CAPACITY - len(p), ignore_eos=True) for i, p in enumerate(prompts)]
     found = drafted_as_plain(case, asked, neural(case, "noisy"))
     assert_some_accepted_and_some_rejected(found)
     told = answered_alone(model, prompts[0], 20)

@@ -21,9 +21,9 @@ from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
-    GenerationRequest,
     ModelSource,
     QueueFull,
+    Request,
     Target,
 )
 from tasc_engine.kv.cache import RowCache
@@ -81,7 +81,7 @@ class Schedule:
     def _arrive(self) -> None:
         i = self._rng.randrange(len(self._case.prompts))
         most = self._rng.randint(1, self._case.max_tokens[i])
-        request = GenerationRequest(
+        request = Request(
             str(self.begun), self._case.prompts[i], most, draft=self._rng.random() < 0.9
         )
         try:

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from tasc_engine import GenerationRequest
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
 from tasc_protocol import GenerationResult, Output, Request, Whole
+from tasc_runtime.engine.reader import PromptTooLong
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.protocol import AnswerTexts
-from tasc_runtime.sampling_options import PromptTooLong
 from tasc_store import connect
 
 if TYPE_CHECKING:  # a job's own process needs no torch
@@ -129,7 +128,7 @@ class _Open:
 
     row: Row
     asked: Sequence[Request]
-    requests: Sequence[GenerationRequest]
+    requests: Sequence[Request]
     answers: dict[int, Whole] = field(default_factory=dict)
 
 
@@ -196,16 +195,16 @@ class Answering:
 
 def _asked(
     row: Row, strategy: Strategy, builder: "EngineBuilder"
-) -> tuple[list[Request], list[GenerationRequest]]:
+) -> tuple[list[Request], list[Request]]:
     """Returns the requests of a row, as given and for the engine.
 
     Raises:
         ValueError: The row cannot be answered; the message is written for the user of the job.
     """
-    asked, requests = named(row, strategy.requests(row, builder)), list[GenerationRequest]()
+    asked, requests = named(row, strategy.requests(row, builder)), list[Request]()
     for request in asked:
         try:
-            requests.append(builder.request(request))
+            requests.append(builder.reader.request(request))
         except PromptTooLong as error:
             raise ValueError(
                 f"the prompt has {error.tokens} tokens and a row holds {error.longest}, the answer "
@@ -225,7 +224,7 @@ def _way_out(error: PromptTooLong, positions: int) -> str:
 
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
     """Answer a few rows with and without drafts, and measure the time."""
-    requests: list[GenerationRequest] = []
+    requests: list[Request] = []
     refused: list[str] = []
     for row in rows:
         try:

@@ -44,10 +44,10 @@ from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
 from tasc_protocol import PARAMETERS, Request, Whole
 from tasc_runtime.data.rows import row_writer
+from tasc_runtime.engine.reader import adapter_of
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
-from tasc_runtime.sampling_options import adapter_of
 
 if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder

@@ -194,12 +194,12 @@ def _require_task(url: str, task: str, asked: "Request") -> None:
     from tasc_jobs.tasks.model_folders import BaseModel
     from tasc_jobs.tasks.register import check_guide
     from tasc_jobs.tasks.values import option
-    from tasc_runtime.sampling_options import adapter_of, sampling_of
+    from tasc_runtime.engine.reader import adapter_of, parameters_of
     from tasc_store import TaskStore, connect
 
     record = TaskStore(connect(url)).get(task)
     try:
-        sampling_of(asked, record.sampling)
+        parameters_of(asked, record.sampling)
         adapter_of(asked, record)
     except ValueError as error:
         name, blank, rest = str(error).partition(" ")

@@ -10,7 +10,6 @@ import redis
 
 from tasc_draft import BigramTable, DraftIndex, DraftSettings, Replay, write_index
 from tasc_draft.index.bigrams import read_bigrams
-from tasc_engine.request import GenerationRequest
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.hints import command
 from tasc_jobs.index.publish import IndexSize, current_index, publish_file
@@ -370,10 +369,10 @@ def _measured(
     builder = EngineBuilder(
         drafted, 1, EngineSettings(rows=b), tokenizer=task.tokenizer, index=index, say=note
     )
-    requests, refused = list[GenerationRequest](), 0
+    requests, refused = list[Request](), 0
     for n, (prompt, _) in enumerate(held.judging[:rows]):
         try:
-            requests.append(builder.request(Request(str(n), tuple(prompt.tolist()))))
+            requests.append(builder.reader.request(Request(str(n), tuple(prompt.tolist()))))
         except ValueError:
             refused += 1
     return preview(builder.engine, requests, refused)

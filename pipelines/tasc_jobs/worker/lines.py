@@ -226,7 +226,7 @@ def _digest(batch: str, ordinal: int) -> bytes:
 def _require_taken(request: Request, builder: "EngineBuilder", limits: LimitSettings) -> None:
     """Raises ApiError 400 for a request that a replica would refuse."""
     try:
-        limits.require_total(request, builder.request(request))
+        limits.require_total(builder.reader.request(request))
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
     except ValueError as error:

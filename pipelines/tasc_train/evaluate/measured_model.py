@@ -3,10 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from tasc_draft import DraftIndex, DraftSettings
-from tasc_engine import EngineError, GenerationRequest, GenerationResult, ModelSource
+from tasc_engine import EngineError, GenerationResult, ModelSource, Request
 from tasc_engine.model.loading import max_positions
 from tasc_jobs.errors import JobError
 from tasc_jobs.task_inputs import GenerationSettings
@@ -105,11 +107,11 @@ class MeasuredModel:
         """
         if logprobs:
             self._engine.compile_rules()
-        base = GenerationRequest(
+        base = Request(
             "",
             (0,),
             1,
-            self._generation.stop,
+            stop=self._generation.stop,
             draft=draft,
             guide=self._generation.guide,
             logprobs=0 if logprobs else None,
@@ -118,15 +120,17 @@ class MeasuredModel:
 
     def exact_lengths(self, prompts: Sequence[Prompt], tokens: int) -> Iterator[GenerationResult]:
         """Yields answers of exactly ``tokens`` tokens, or as many as fit, without drafts."""
-        base = GenerationRequest("", (0,), 1, draft=False, ignore_eos=True)
+        base = Request("", (0,), 1, draft=False, ignore_eos=True)
         return (result for _, result in self._results(prompts, tokens, base))
 
     def _results(
-        self, prompts: Sequence[Prompt], tokens: int, base: GenerationRequest
+        self, prompts: Sequence[Prompt], tokens: int, base: Request
     ) -> Iterator[tuple[int, GenerationResult]]:
         longest = self._engine.longest
         requests = (
-            replace(base, id=str(p.row), prompt=p.ids, max_tokens=min(tokens, longest - len(p.ids)))
+            structs.replace(
+                base, id=str(p.row), prompt=p.ids, max_tokens=min(tokens, longest - len(p.ids))
+            )
             for p in prompts
         )
         for result in self._engine.generate(requests):

@@ -13,13 +13,13 @@ from tasc_draft import Drafts
 from tasc_draft.labels import LabelTrie
 from tasc_engine.guided import Guide, follow
 from tasc_engine.layout import Feed
-from tasc_engine.request import GenerationRequest
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_protocol import (
     Acceptance,
     FinishReason,
     GenerationResult,
     Output,
+    Request,
     Timings,
     TokenLogprob,
 )
@@ -47,7 +47,7 @@ class Sequence:
         num_sent_logprobs: Number of these that outputs have included.
     """
 
-    request: GenerationRequest
+    request: Request
     prompt: Int32
     writer: IncrementalDetokenizer | None
     guide: Guide | None = None
@@ -69,15 +69,15 @@ class Sequence:
     @classmethod
     def of(
         cls,
-        request: GenerationRequest,
+        request: Request,
         tokenizer: TaskTokenizer,
         guide: Guide | None = None,
         adapter: int = 0,
     ) -> "Sequence":
         wants_text = request.stream or request.stop
-        stops = request.stop, request.keep_stop, request.min_tokens
+        stops = request.stop, request.include_stop_str_in_output, request.min_tokens
         writer = IncrementalDetokenizer(tokenizer, *stops) if wants_text else None
-        sequence = cls(request, np.array(request.prompt, np.int32), writer, guide, adapter)
+        sequence = cls(request, np.array(request.prompt_ids, np.int32), writer, guide, adapter)
         if request.committed_ids:
             sequence._go_on()
         sequence._begin_forced(tokenizer.eos_ids)
@@ -98,7 +98,8 @@ class Sequence:
         A token that ends the answer is left to the first step. So are all tokens if stop strings or
         stop tokens might end the answer.
         """
-        if self.guide is None or not self.forces or self.request.stop or self.request.stop_ids:
+        request = self.request
+        if self.guide is None or not self.forces or request.stop or request.stop_token_ids:
             return
         stretch = self.guide.forced(self.remaining - 1)
         if len(stretch) and stretch[-1] in eos_ids:
@@ -129,12 +130,12 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        return self.request.max_tokens - len(self.answer)
+        return self.request.answer_limit - len(self.answer)
 
     @property
     def needs(self) -> int:
         """Cache slots of its longest answer; its last token and drafts beyond never enter."""
-        return len(self.prompt) + self.request.max_tokens - 1
+        return len(self.prompt) + self.request.answer_limit - 1
 
     @property
     def behind(self) -> int:
@@ -148,7 +149,7 @@ class Sequence:
     @property
     def scores(self) -> bool:
         """Whether its next tokens are of a prompt with requested log-probabilities."""
-        return self.request.prompt_logprobs and self.prefilling
+        return self.request.wants_prompt_logprobs and self.prefilling
 
     def next_tokens(self, chunk: int) -> Int32:
         """The next forward's tokens before any draft: prompt tokens, then emitted ones."""
@@ -199,11 +200,11 @@ class Sequence:
     @property
     def stopped(self) -> bool:
         """Whether the request's own stop string or stop token has ended the answer."""
-        ended = self.answer[-1] in self.request.stop_ids
+        ended = self.answer[-1] in self.request.stop_token_ids
         return ended or (self.writer is not None and self.writer.stopped)
 
     def _take(self, tokens: list[int]) -> int:
-        if ids := self.request.stop_ids:
+        if ids := self.request.stop_token_ids:
             tokens = tokens[: next((n for n, id_ in enumerate(tokens, 1) if id_ in ids), None)]
         used = self.writer.push(tokens) if self.writer else len(tokens)
         self.answer.extend(tokens[:used])

@@ -133,7 +133,7 @@ class Scheduler:
             sequence.row = row = self._free.pop()
             sequence.admitted = time.monotonic()
             self._active[row] = sequence
-            if not sequence.request.prompt_logprobs:  # these need a forward of every token
+            if not sequence.request.wants_prompt_logprobs:  # these need a forward of every token
                 entered = self.prefixes.enter(sequence.first, sequence.prompt, sequence.adapter)
                 sequence.entered = sequence.cached = entered
             yield sequence

@@ -5,41 +5,29 @@ Online replicas and batch actors build their engines with it.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
 import numpy as np
 import redis
 import torch
-from msgspec import structs
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
 from tasc_draft.user_folders import cache_folder
-from tasc_engine import Engine, EngineConfig, GenerationRequest, ModelSource, StepRecord, Target
-from tasc_engine import guided as engine_guides
+from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
 from tasc_engine.drafting.neural.ranking import Ranking
-from tasc_engine.errors import GuideError
 from tasc_engine.model.loading import max_positions
-from tasc_protocol import FieldError, GuideSpec, Request
 from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
 from tasc_runtime.engine.indexes import DraftIndexes, empty_index
+from tasc_runtime.engine.reader import RequestReader
 from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Pinned, Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
-from tasc_runtime.sampling_options import (
-    SHOWN,
-    PromptTooLong,
-    adapter_of,
-    guide_for,
-    guide_of,
-    sampling_of,
-)
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
-from tasc_text import Conversation, MessageError, TaskTokenizer, resolve_folder
+from tasc_text import MessageError, TaskTokenizer, resolve_folder
 
 
 def device_of(device: str, gpus: float) -> str:
@@ -75,41 +63,10 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
     )
 
 
-def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
-    """Checks that answers can contain stop strings.
-
-    Raises:
-        FieldError: A string has a special token and other text, which no answer has.
-    """
-    for stop in stops:
-        if (held := tokenizer.special_in(stop)) not in (None, stop):
-            raise FieldError(
-                "stop",
-                f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special token, "
-                f"which has no text there; give {held!r} alone, or stop_token_ids: "
-                f"[{tokenizer.special_tokens[held]}]",
-            )
-
-
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
 _ANY_INPUT = "a"  # its prompt begins like those of other inputs
-_LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A request that the engine can accept at once.
-
-    Attributes:
-        record_version: Version of the task's record that it was read by.
-        guide: The compiled guide of the request, if it has one.
-    """
-
-    request: GenerationRequest
-    record_version: int
-    guide: engine_guides.Guide | None = None
 
 
 class BuilderOptions(TypedDict, total=False):
@@ -132,7 +89,7 @@ class BuilderOptions(TypedDict, total=False):
 
 
 class EngineBuilder:
-    """Builds the engine of one task, and reads requests for it.
+    """The engine of one task, and what it is made of.
 
     Args:
         tokenizer: The model's tokenizer; unset: it is loaded.
@@ -145,6 +102,7 @@ class EngineBuilder:
         EngineError: The task's drafter is for another tokenizer or target.
 
     Attributes:
+        reader: Fills in the task's values of requests for this engine.
         proposer: The n-grams; a drafter may draft beside or instead of them.
         drafter: The drafter of the record that the engine was built from, if it names one.
         indexes: The indexes of a task in a store, see `of_task`.
@@ -198,6 +156,7 @@ class EngineBuilder:
         on_step = options.get("on_step", lambda record: None)
         drafted_by = self._drafted_by(self.proposer)
         self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs, keep)
+        self.reader = RequestReader(self.engine, tokenizer, self.template, self.records)
         with suppress(MessageError):  # a template may need more than one message
             prompt = np.array(self.template.encode(tokenizer, _ANY_INPUT), np.int32)
             self.engine.scheduler.prefixes.expect(prompt)
@@ -263,18 +222,6 @@ class EngineBuilder:
     def has_chat_template(self) -> bool:
         return self.record.chat is not None
 
-    def waits_to_render(self, asked: Request) -> bool:
-        """Whether `read` may block on another process or a long text; not for event loops."""
-        if asked.templated and self.has_chat_template:
-            return True
-        return not isinstance(asked.prompt, tuple) and len(str(asked.prompt)) > _LONG_TEXT
-
-    def with_row(self, asked: Request) -> Request:
-        """Replaces a conversation by the row's input if the template is a format string."""
-        if isinstance(asked.prompt, Conversation) and not self.has_chat_template:
-            return structs.replace(asked, prompt=asked.prompt.input)
-        return asked
-
     @property
     def drafts_by(self) -> str:
         """The name of the proposer: a mixture of n-grams, alone or combined with a drafter."""
@@ -330,134 +277,6 @@ class EngineBuilder:
         """
         self._draft(self.proposer.index, proposer)
         self.records.add(record, version)
-
-    def request(self, asked: Request) -> GenerationRequest:
-        """Reads a request and compiles its guide for the engine, which takes time the first time.
-
-        Raises:
-            FieldError: A field of the request other than the prompt cannot be met.
-            ValueError: The prompt has no tokens, or a limit is out of range.
-        """
-        version = asked.record_version or self.record_version
-        request = self.read(asked, version, asked.id)
-        self.guide(request.guide)
-        return request
-
-    def read(self, asked: Request, version: int, id: str) -> GenerationRequest:
-        """Makes the engine's request, with the task's values for those that it does not set.
-
-        Any thread may call it.
-
-        Args:
-            version: Version of the task's record that answers.
-            id: The request's id in the engine; it must be unique there.
-
-        Raises:
-            FieldError: A field is wrong.
-            PromptTooLong: The prompt leaves no room for an answer in a row.
-            ValueError: The prompt has no tokens, or a limit is out of range.
-        """
-        record = self.records.of(version)
-        guide = None if asked.max_tokens == 0 else guide_for(asked, record)
-        if guide:
-            apart = self.tokenizer.special_ids.union(self.tokenizer.eos_ids)
-            guide.require_whole(asked.stop, {*asked.stop_token_ids} - apart)
-        prompt = self._truncated(self._prompt(asked), asked, record)
-        self._require_tokens(asked)
-        room, most = self._room(asked, prompt), asked.max_tokens
-        most = min(record.max_tokens, room) if most is None else max(most, 1)
-        if asked.min_tokens > most:
-            message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
-            raise FieldError("min_tokens", f"{message}: lower it, or raise max_tokens")
-        request = GenerationRequest(
-            id=id,
-            prompt=prompt,
-            max_tokens=most,
-            stop=(*record.stop, *asked.stop),
-            keep_stop=asked.include_stop_str_in_output,
-            stop_ids=asked.stop_token_ids + self._special_stops(record, asked),
-            min_tokens=asked.min_tokens,
-            draft=asked.draft,
-            stream=asked.stream,
-            sampling=sampling_of(asked, record.sampling),
-            guide=guide,
-            logprobs=asked.logprobs,
-            prompt_logprobs=asked.echo and asked.logprobs is not None and not asked.committed_ids,
-            ignore_eos=asked.ignore_eos,
-            adapter=adapter_of(asked, record),
-            committed_ids=asked.committed_ids,
-        )
-        self.engine.require_fit(request)
-        return request
-
-    def guide(self, guide: GuideSpec | None) -> engine_guides.Guide | None:
-        """Returns the compiled guide of a request; compiles it here unless it is known.
-
-        Raises:
-            FieldError: The guide cannot be followed.
-        """
-        if guide is None:
-            return None
-        try:
-            return self.engine.guides.of(guide)
-        except GuideError as error:
-            raise FieldError(guide.field, f"{guide.name}: {error}") from error
-
-    def compile_own_guide(self) -> None:
-        """Compiles the task's own guide before the first request comes."""
-        guide = guide_of(self.record)
-        try:
-            if guide:
-                self.engine.guides.of(guide)
-        except GuideError as error:
-            log.error("task %s: %s: %s", self.record.name, guide.name if guide else "", error)
-
-    def _prompt(self, asked: Request) -> tuple[int, ...]:
-        add = asked.add_special_tokens
-        if isinstance(asked.prompt, tuple):
-            return asked.prompt
-        if isinstance(asked.prompt, str) and not asked.templated:
-            return tuple(self.tokenizer.encode_prompt(asked.prompt, add is not False))
-        try:
-            return tuple(self.template.encode(self.tokenizer, asked.prompt, add))
-        except MessageError as error:
-            raise FieldError(error.field, str(error)) from error
-
-    def _truncated(
-        self, prompt: tuple[int, ...], asked: Request, record: TaskRecord
-    ) -> tuple[int, ...]:
-        """Returns the prompt, or its last tokens according to ``truncate_prompt_tokens``."""
-        most, longest = asked.truncate_prompt_tokens, self.engine.longest
-        if most == -1:
-            own = min(record.max_tokens, longest // 2)
-            most = max(longest - (own if asked.max_tokens is None else asked.max_tokens or 1), 1)
-        return prompt[-most:] if most else prompt
-
-    def _room(self, asked: Request, prompt: tuple[int, ...]) -> int:
-        """Returns how many tokens a prompt leaves for its answer; raises PromptTooLong if none."""
-        longest = self.engine.longest
-        if len(prompt) >= longest:
-            raise PromptTooLong(asked.prompt_field, len(prompt), longest)
-        return longest - len(prompt)
-
-    def _special_stops(self, record: TaskRecord, asked: Request) -> tuple[int, ...]:
-        """Returns the stop strings that are special tokens, as ids: answers' texts lack them.
-
-        Raises:
-            FieldError: See `require_stops`; those of the task were checked when it was made.
-        """
-        require_stops(self.tokenizer, asked.stop)
-        special = self.tokenizer.special_tokens
-        found = (special.get(stop) for stop in (*asked.stop, *record.stop))
-        return tuple(id_ for id_ in found if id_ is not None and id_ < self.engine.vocab_size)
-
-    def _require_tokens(self, asked: Request) -> None:
-        size = self.engine.vocab_size
-        biased = [token for token, _ in asked.logit_bias]
-        for field, tokens in (("logit_bias", biased), ("stop_token_ids", asked.stop_token_ids)):
-            if unknown := [token for token in tokens if token >= size]:
-                message = f"{field} has token {unknown[0]}; the task's model has {size}"
-                raise FieldError(field, message)
 
     def _draft_settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
         """The settings tuned with the index, or the record's, overridden by the service's own."""

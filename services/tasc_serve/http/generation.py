@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -22,7 +22,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from tasc_protocol import Request, Whole
+from tasc_protocol import Request
 from tasc_runtime.protocol import Backend, Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight, Permit
@@ -181,8 +181,8 @@ class Generation:
         if body.stream:
             return await self._streamed(request, asked, reply, scope, permit, retry)
         with scope.waiting():
-            async with _WhileConnected(request):
-                answers = await self._whole(asked, task)
+            async with _WhileConnected(request), _in_time(asked[0].timeout_s):
+                answers = await choices.complete(self._backend.router(task), asked)
         permit.spend(sum(len(result.tokens) for result, _ in answers))
         many = sum(len(texts) for _, texts in answers) > _MANY_TOKENS
         encoded = await _aside(many, lambda: json_of(reply.whole(answers)))
@@ -212,13 +212,6 @@ class Generation:
         retry = await self._idempotency.claim(retry_key, request, raw, task, version)
         return choices.pinned(asked, retry.record_version), retry
 
-    async def _whole(self, asked: Sequence[Request], task: str) -> list[Whole]:
-        try:
-            async with asyncio.timeout(asked[0].timeout_s):
-                return await choices.complete(self._backend, task, asked)
-        except TimeoutError as error:
-            raise _too_late(asked) from error
-
     async def _streamed(
         self,
         request: HttpRequest,
@@ -235,7 +228,7 @@ class Generation:
         """
         deadline = asyncio.get_running_loop().time() + (asked[0].timeout_s or 0)
         patience_s = min(self._limits.stream_keep_alive_s, asked[0].timeout_s or 0)
-        pieces = _Pieces(permit.counting(choices.stream(self._backend, reply.task, asked)))
+        pieces = _Pieces(permit.counting(choices.stream(self._backend.router(reply.task), asked)))
         try:
             with scope.waiting():
                 async with _WhileConnected(request):
@@ -245,7 +238,7 @@ class Generation:
                 if isinstance(first, Refusal):
                     raise of_refusal(first)
             elif patience_s != self._limits.stream_keep_alive_s:
-                raise _too_late(asked)
+                raise _too_late(asked[0].timeout_s)
         except BaseException:
             await pieces.aclose()
             raise
@@ -253,7 +246,16 @@ class Generation:
         if retry:
             events = retry.keeping(events)
         headers = {**permit.headers, **self._ignored(reply.task, asked), **_UNBUFFERED}
-        return _Events(events, reply.failure, pieces, deadline, self._limits, asked, scope, headers)
+        return _Events(
+            events,
+            reply.failure,
+            pieces,
+            deadline,
+            self._limits,
+            asked[0].timeout_s,
+            scope,
+            headers,
+        )
 
     def _ignored(self, task: str, asked: Sequence[Request]) -> Mapping[str, str]:
         """Returns a header that lists the messages that are not in the prompt, and counts them.
@@ -403,12 +405,12 @@ class _Events(StreamingResponse):
         pieces: _Pieces,
         deadline: float,
         limits: LimitSettings,
-        asked: Sequence[Request],
+        timeout_s: float | None,
         scope: RequestScope,
         headers: Mapping[str, str],
     ) -> None:
         self._pieces, self._scope, self._failure = pieces, scope, failure
-        self._deadline, self._limits, self._asked = deadline, limits, asked
+        self._deadline, self._limits, self._timeout_s = deadline, limits, timeout_s
         self._code = CLIENT_CLOSED_REQUEST
         self._events = self._ended(events)
         super().__init__(self._events, headers=headers, media_type=_EVENTS)
@@ -440,7 +442,7 @@ class _Events(StreamingResponse):
                 yield event
             self._code = 200
         except Exception as error:
-            failed = _failure(error, self._asked)
+            failed = _failure(error, self._timeout_s)
             self._code = failed.status
             yield self._failure(failed)
 
@@ -468,11 +470,21 @@ def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: st
     return task
 
 
-def _failure(error: Exception, asked: Sequence[Request]) -> ApiError:
+@asynccontextmanager
+async def _in_time(timeout_s: float | None) -> AsyncGenerator[None, None]:
+    """Limits the time of a block; raises ApiError 504 if it takes longer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise _too_late(timeout_s) from error
+
+
+def _failure(error: Exception, timeout_s: float | None) -> ApiError:
     if isinstance(error, TimeoutError):
-        return _too_late(asked)
+        return _too_late(timeout_s)
     return error if isinstance(error, ApiError) else of_unexpected(error, "a stream")
 
 
-def _too_late(asked: Sequence[Request]) -> ApiError:
-    return ApiError(504, f"no answer within {asked[0].timeout_s:g} s; try again later")
+def _too_late(timeout_s: float | None) -> ApiError:
+    return ApiError(504, f"no answer within {timeout_s:g} s; try again later")

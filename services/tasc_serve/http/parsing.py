@@ -1,7 +1,7 @@
 """Reads bodies and queries of HTTP requests within limits, and makes requests for answers.
 
 Limits that do not depend on a task's record are checked here, such as a prompt's bytes. The replica
-checks the others, such as a prompt's tokens (`tasc_serve.replica.admission`).
+checks the others, such as a prompt's tokens (`tasc_runtime.engine.reader`).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from fastapi import Request as HttpRequest
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
-from tasc_protocol import FieldError, Request
+from tasc_protocol import FieldError, Prompt, Request
 from tasc_protocol.request import MOST_CHOICE_BYTES
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.http.proxy_guard import first_fields
@@ -140,60 +140,48 @@ def requests_of(
     try:
         prompts = [tuple(p) if isinstance(p, list) else p for p in body.prompts]
         n, count = body.n or 1, len(prompts)
-        _require_at_most("prompt", f"has {count} prompts", count, "max_prompts", limits.max_prompts)
-        _require_at_most("n", f"is {n} answers", n, "max_choices", limits.max_choices)
-        if body.best_of is not None and body.best_of > n:
-            message = f"best_of is {body.best_of} and n is {n}; all answers made are returned"
-            raise FieldError("best_of", f"{message}: set both to the same number")
-        if count > 1:
-            found = f"is {n} answers to each of {count} prompts"
-            _require_at_most("n", found, n, "max_prompts", limits.max_prompts // count)
+        answers = n * count
+        _require_consistent(body, limits, n, count)
         request = replace(
-            _request(body, limits, seed, count * n),
+            body.request(body.logprob_count, seed),
             id=id,
             prompt=prompts[0],
             templated=not isinstance(body, CompletionRequest),
+            echo=isinstance(body, CompletionRequest) and body.echo,
             max_tokens=body.limit,
             stream=body.stream,
             n=n,
-            record_version=record_version if count * n > 1 else None,
+            record_version=record_version if answers > 1 else None,
             timeout_s=min(body.timeout or limits.request_timeout_s, limits.request_timeout_s),
         )
-        requests = choices.spread(request, prompts)
-        size = sum(_checked_size(one, limits) for one in requests[::n])
+        if (guide := request.guide) and guide.choices:
+            size = guide.size_bytes
+            most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each request includes it
+            found = f"has {size} bytes for each of {answers} answers"
+            _require_at_most(guide.field, found, size, "max_choices", most)
+        requests = (request,) if answers == 1 else choices.spread(request, prompts)
+        size = sum(_checked_size(one.prompt, one.prompt_field, limits) for one in requests[::n])
         if n > 1:  # each answer's request includes the prompt
             found = f"is {n} answers to {size} bytes of prompts, {n * size} together"
             most = limits.max_prompt_bytes * limits.max_choices
             _require_at_most("n", found, n * size, "max_prompt_bytes", most)
-        limit = body.limit or 0
-        found = f"is {limit} tokens"
-        _require_at_most(body.limit_field, found, limit, "max_tokens", limits.max_tokens)
         return requests
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
 
 
-def _checked_size(request: Request, limits: LimitSettings) -> int:
-    """Returns a prompt's approximate size in bytes. Raises FieldError if it is over the limit."""
-    most, each, unit = limits.max_prompt_bytes, 1, "bytes"
-    if isinstance(request.prompt, tuple):
-        size, each, unit = len(request.prompt), _BYTES_PER_TOKEN, "token ids"
-    else:
-        size = len(str(request.prompt).encode())
-    _require_at_most(
-        request.prompt_field, f"has {size} {unit}", size, "max_prompt_bytes", most // each
-    )
-    return size * each
-
-
-def _require_at_most(field: str, found: str, size: int, setting: str, limit: int) -> None:
-    if size > limit:
-        raise FieldError(field, f"{field} {found}; at most {limit} are taken (limits.{setting})")
-
-
-def _request(
-    body: GenerationBody, limits: LimitSettings, seed: int | None, answers: int
-) -> Request:
+def _require_consistent(body: GenerationBody, limits: LimitSettings, n: int, count: int) -> None:
+    """Raises FieldError if fields contradict each other, or a number is over its limit."""
+    _require_at_most("prompt", f"has {count} prompts", count, "max_prompts", limits.max_prompts)
+    _require_at_most("n", f"is {n} answers", n, "max_choices", limits.max_choices)
+    if body.best_of is not None and body.best_of > n:
+        message = f"best_of is {body.best_of} and n is {n}; all answers made are returned"
+        raise FieldError("best_of", f"{message}: set both to the same number")
+    if count > 1:
+        found = f"is {n} answers to each of {count} prompts"
+        _require_at_most("n", found, n, "max_prompts", limits.max_prompts // count)
+    limit = body.limit or 0
+    _require_at_most(body.limit_field, f"is {limit} tokens", limit, "max_tokens", limits.max_tokens)
     if isinstance(body, ChatRequest):
         if body.top_logprobs is not None and not body.logprobs:
             message = "top_logprobs comes without logprobs; set logprobs to true"
@@ -202,14 +190,21 @@ def _request(
         if both and body.max_tokens != body.max_completion_tokens:
             message = "max_tokens and max_completion_tokens are one limit; send one of them"
             raise FieldError("max_completion_tokens", message)
-    request = body.request(body.logprob_count, seed)
-    if isinstance(body, CompletionRequest):
-        if body.max_tokens == 0 and not body.echo:
-            raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
-        request = replace(request, echo=body.echo) if body.echo else request
-    if (guide := request.guide) and guide.choices:
-        size = guide.size_bytes
-        most = MOST_CHOICE_BYTES * limits.max_choices // answers  # each request includes it
-        found = f"has {size} bytes for each of {answers} answers"
-        _require_at_most(guide.field, found, size, "max_choices", most)
-    return request
+    if isinstance(body, CompletionRequest) and body.max_tokens == 0 and not body.echo:
+        raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
+
+
+def _checked_size(prompt: Prompt, field: str, limits: LimitSettings) -> int:
+    """Returns a prompt's approximate size in bytes. Raises FieldError if it is over the limit."""
+    most, each, unit = limits.max_prompt_bytes, 1, "bytes"
+    if isinstance(prompt, tuple):
+        size, each, unit = len(prompt), _BYTES_PER_TOKEN, "token ids"
+    else:
+        size = len(str(prompt).encode())
+    _require_at_most(field, f"has {size} {unit}", size, "max_prompt_bytes", most // each)
+    return size * each
+
+
+def _require_at_most(field: str, found: str, size: int, setting: str, limit: int) -> None:
+    if size > limit:
+        raise FieldError(field, f"{field} {found}; at most {limit} are taken (limits.{setting})")

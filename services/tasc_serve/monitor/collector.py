@@ -6,13 +6,15 @@ Serving never waits for it: rows that the store does not accept in time are drop
 import threading
 from collections import deque
 
-from tasc_engine import GenerationRequest, GenerationResult
-from tasc_protocol import Request
+from msgspec import structs
+
+from tasc_protocol import GenerationResult, Request
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.settings import CollectSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_store import CollectedRow, CollectedRows
 from tasc_store.corpus import MAX_COLLECTED
+from tasc_text import Conversation
 
 _JOIN_S = 5.0
 # Request fields that a default answer may have any value of. All others must be at their defaults.
@@ -23,10 +25,12 @@ _FREE = (
 _OVERHEAD = 256  # approximate size of a row beside its characters
 
 
-def row_of(
-    asked: Request, request: GenerationRequest, result: GenerationResult
-) -> CollectedRow | None:
+def row_of(asked: Request, request: Request, result: GenerationResult) -> CollectedRow | None:
     """Makes a row of an answer; None unless it is the task's default answer.
+
+    Args:
+        asked: The request as a client sent it, with a row's input as its prompt.
+        request: The same with the task's values.
 
     A default answer is a greedy answer of a chat, ended by the model or the task's own stop string,
     with no rule, guide, adapter or stop string of the request. Only the first of several equal
@@ -53,12 +57,19 @@ class Collector:
 
     Args:
         rows: The store of collected rows.
+        takes_conversations: Whether the task has a chat template. Otherwise its template takes the
+            input of a conversation.
     """
 
     def __init__(
-        self, rows: CollectedRows, settings: CollectSettings, metrics: ReplicaMetrics
+        self,
+        rows: CollectedRows,
+        settings: CollectSettings,
+        metrics: ReplicaMetrics,
+        takes_conversations: bool = False,
     ) -> None:
         self._rows, self._settings, self._metrics = rows, settings, metrics
+        self._takes_conversations = takes_conversations
         self._due = 0.0
         self._buffer: deque[CollectedRow] = deque()
         self._held, self._lock = 0, threading.Lock()  # approximate bytes of the buffer
@@ -68,11 +79,13 @@ class Collector:
                 "collect answers", self._flush, settings.flush_interval_s, last=self._flush
             )
 
-    def finished(
-        self, asked: Request, request: GenerationRequest, result: GenerationResult
-    ) -> None:
+    def finished(self, asked: Request, request: Request, result: GenerationResult) -> None:
         """Notes the end of an answer; every n-th default answer is kept."""
-        if not self._settings.sample_rate or (row := row_of(asked, request, result)) is None:
+        if not self._settings.sample_rate:
+            return
+        if isinstance(asked.prompt, Conversation) and not self._takes_conversations:
+            asked = structs.replace(asked, prompt=asked.prompt.input)
+        if (row := row_of(asked, request, result)) is None:
             return
         self._due += self._settings.sample_rate
         if self._due < 1:

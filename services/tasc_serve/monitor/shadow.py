@@ -12,14 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from tasc_engine import (
     Engine,
-    GenerationRequest,
     GenerationResult,
     Output,
     StepRecord,
     TokenLogprob,
 )
+from tasc_protocol import Request
 from tasc_protocol.request import MOST_LOGPROBS
 from tasc_serve.metrics.replica_metrics import Mismatch, ReplicaMetrics
 from tasc_serve.settings import ShadowSettings
@@ -62,20 +64,20 @@ def difference(
 
 @dataclass(frozen=True)
 class _Candidate:
-    request: GenerationRequest
+    request: Request
     result: GenerationResult
     until: float
 
     @property
-    def shadow(self) -> GenerationRequest:
+    def shadow(self) -> Request:
         """The same request from its prompt on, as a shadow."""
-        return dataclasses.replace(
+        return structs.replace(
             self.request,
             id=_PREFIX + self.request.id,
             draft=False,
             stream=False,
             logprobs=MOST_LOGPROBS,
-            prompt_logprobs=False,
+            echo=False,
             committed_ids=(),
         )
 
@@ -112,7 +114,7 @@ class ShadowCheck:
         """Number of this check's requests in the engine."""
         return len(self._running)
 
-    def finished(self, request: GenerationRequest, result: GenerationResult) -> None:
+    def finished(self, asked: Request, request: Request, result: GenerationResult) -> None:
         """Notes the end of a user's answer; selects every n-th that can be compared."""
         drafted = request.draft and any(result.acceptance.drafted)
         if not (drafted and request.sampling.plain) or result.finish_reason == "error":

@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from tasc_engine import GenerationRequest
 from tasc_engine.errors import GuideError
+from tasc_engine.guided import Guide
 from tasc_protocol import FieldError, GuideSpec, Request
-from tasc_runtime.engine.builder import EngineBuilder, Ready
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.protocol import Refusal
 from tasc_serve.settings import LimitSettings
 
@@ -110,36 +111,39 @@ class Admission:
         self._compiling: dict[GuideSpec, asyncio.Future[GuideError | None]] = {}
         self._rules = asyncio.Lock()
 
-    async def request(self, asked: Request, id: str) -> Ready | Refusal:
-        """Reads a request; raises only unexpected errors.
+    async def request(self, asked: Request, id: str) -> tuple[Request, Guide | None] | Refusal:
+        """Returns the request for the engine and its compiled guide; raises unexpected errors only.
 
         Args:
             id: Id of the request in the engine.
         """
         # One version from here on, as a newer one may arrive while a guide is compiled.
         version = asked.record_version or self._builder.record_version
+        reader, engine = self._builder.reader, self._builder.engine
+        read = partial(reader.read, asked, id, version)
         try:
-            request = await self._read(asked, version, id)
-            self._limits.require_total(asked, request)
-            if refusal := await self._known(request.guide):
+            if reader.may_block(asked):
+                request = await asyncio.get_running_loop().run_in_executor(self._renders, read)
+            else:
+                request = read()
+            if asked.n * asked.prompts > 1:
+                self._limits.require_total(request)
+            if request.guide and (refusal := await self._known(request.guide)):
                 return refusal
-            made = self._builder.guide(request.guide)
+            guide = reader.guide(request.guide)
         except FieldError as error:
             return Refusal("invalid", str(error), error.field)
         except ValueError as error:
             return Refusal("invalid", f"{asked.prompt_field}: {error}", asked.prompt_field)
-        await self._compile_rules(request)
-        return Ready(request, version, made)
+        if engine.waits_to_compile(request):
+            async with self._rules:  # one thread at a time, as others would only wait
+                if engine.waits_to_compile(request):
+                    await asyncio.to_thread(engine.compile_rules)
+        return request, guide
 
-    async def _read(self, asked: Request, version: int, id: str) -> GenerationRequest:
-        if not self._builder.waits_to_render(asked):
-            return self._builder.read(asked, version, id)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._renders, self._builder.read, asked, version, id)
-
-    async def _known(self, guide: GuideSpec | None) -> Refusal | None:
+    async def _known(self, guide: GuideSpec) -> Refusal | None:
         """Waits until a guide is compiled, or returns the refusal."""
-        if guide is None or self._builder.engine.guides.known(guide):
+        if self._builder.engine.guides.known(guide):
             return None
         limit_s, most = self._limits.guide_timeout_s, self._limits.max_compiling_guides
         known = self._compiling.get(guide)
@@ -177,12 +181,6 @@ class Admission:
 
     def _forget(self, spec: GuideSpec) -> None:
         del self._compiling[spec]
-
-    async def _compile_rules(self, request: GenerationRequest) -> None:
-        if self._builder.engine.waits_to_compile(request):
-            async with self._rules:  # one thread at a time, as others would only wait
-                if self._builder.engine.waits_to_compile(request):
-                    await asyncio.to_thread(self._builder.engine.compile_rules)
 
     def close(self) -> None:
         for threads in (self._threads, self._own, self._renders):

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 
 import ray
@@ -11,23 +11,19 @@ from prometheus_client import CollectorRegistry
 from ray import serve
 
 from tasc_engine import StepRecord
+from tasc_engine.guided import Guide
 from tasc_protocol import Output, Request
-from tasc_runtime.engine.builder import EngineBuilder, Ready
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
-from tasc_runtime.protocol import (
-    AnswerTexts,
-    Pulse,
-    Refusal,
-    TaskStatus,
-)
+from tasc_runtime.protocol import AnswerTexts, Pulse, Refusal, TaskStatus
 from tasc_serve.metrics.discovery import MetricsPort, node_address
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector
 from tasc_serve.monitor.shadow import ShadowCheck
 from tasc_serve.replica.admission import Admission, DrainRate
-from tasc_serve.replica.call_server import CallServer
+from tasc_serve.replica.server import CallServer
 from tasc_serve.replica.start_notes import tell
 from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.replica.watchers import TaskWatcher
@@ -80,7 +76,7 @@ class TaskReplica:
             say=partial(tell, client, task.name),
             digest=digest,
         )
-        self.builder.compile_own_guide()
+        self.builder.reader.compile_own_guide()
         self._admission = Admission(self.builder, limits)
         own = {"task": task.name, "model_name": model_name(self.builder.record)}
         self._metrics = ReplicaMetrics(
@@ -99,7 +95,13 @@ class TaskReplica:
             self._metrics,
             self._metrics.observe_step,
         )
-        self._collector = Collector(CollectedRows(client, task.name), task.collect, self._metrics)
+        self._collector = Collector(
+            CollectedRows(client, task.name),
+            task.collect,
+            self._metrics,
+            takes_conversations=self.builder.has_chat_template,
+        )
+        self._observers = (self._shadow.finished, self._collector.finished)
         self._set_index()
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
@@ -113,20 +115,16 @@ class TaskReplica:
             self.builder, self._loop, TaskStore(client), settings.poll_interval_s, self._set_index
         )
 
-    async def complete(self, asked: Request) -> Output | Refusal:
-        """Returns the last output of one request, which has the whole answer."""
-        async with aclosing(self.stream(asked)) as items:
-            async for item in items:
-                if isinstance(item, Refusal):
-                    return item
-                if item.result:
-                    return item
-        raise RuntimeError(f"call {asked.id} ended without a result")
+    async def answer(self, asked: Request, send: Callable[[Output | Refusal], None]) -> None:
+        """Sends outputs of an answer, or one with all of it; the last item may be a refusal.
 
-    async def stream(self, asked: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """Yields outputs of an answer, or one with all of it; closing the iterator frees it."""
+        Cancelling the task frees the row.
+
+        Raises:
+            EngineBroken: The engine has ended.
+        """
         if refusal := self._refused(asked):
-            yield refusal
+            send(refusal)
             return
         self._here = asyncio.get_running_loop()
         self._drain.began(asked.id)
@@ -134,17 +132,15 @@ class TaskReplica:
         taken = False
         try:
             # Not the call's id, as a client's retry and its first attempt may be here together.
-            ready = await self._admission.request(asked, f"{asked.id}-{next(self._numbers)}")
-            if isinstance(ready, Refusal):
-                yield ready
+            admitted = await self._admission.request(asked, f"{asked.id}-{next(self._numbers)}")
+            if isinstance(admitted, Refusal):
+                send(admitted)
                 return
             taken = True
+            request, guide = admitted
             if asked.is_acknowledged:
-                yield Output(asked.id, record_version=ready.record_version)
-            # Closed here, so that the engine knows the end before another call takes the place.
-            async with aclosing(self._outputs(ready, asked)) as outputs:
-                async for output in outputs:
-                    yield output
+                send(Output(asked.id, record_version=request.record_version))
+            await self._answered(asked, request, guide, send)
         finally:
             self._outstanding -= 1
             if taken:
@@ -227,42 +223,55 @@ class TaskReplica:
     def __del__(self) -> None:
         self.close()
 
-    async def _outputs(
-        self, ready: Ready, asked: Request
-    ) -> AsyncGenerator[Output | Refusal, None]:
-        request, builder = ready.request, self.builder
-        texts = AnswerTexts(builder.tokenizer, asked, request, ready.record_version)
-        # At most one item per step and max_tokens steps, so the request limits the size.
-        arrived: asyncio.Queue[Output | Refusal | Exception] = asyncio.Queue()
-        self._loop.submit(request, arrived.put_nowait, ready.guide)
-        # The gateway gives up at the same time; this limit is for a dead gateway.
-        timeout_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
-        late = Refusal("late", f"no answer within {timeout_s:g} s")
-        timer = asyncio.get_running_loop().call_later(timeout_s, arrived.put_nowait, late)
-        ended = False
-        try:
-            while not ended:
-                item = await arrived.get()
-                ended = item is not late and not (isinstance(item, Output) and item.result is None)
+    async def _answered(
+        self,
+        asked: Request,
+        request: Request,
+        guide: Guide | None,
+        send: Callable[[Output | Refusal], None],
+    ) -> None:
+        """Has the engine answer a request, and sends what arrives until it has ended."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        texts, over = AnswerTexts(self.builder.tokenizer, asked, request), False
+
+        def converted(made: Output) -> Output | Refusal:
+            if made.result:
+                self._metrics.observe_result(made.result)
+                if made.result.error:
+                    return _failure(made.result.error, asked, guide)
+            artifact = self.builder.artifact  # only a replica knows the index
+            output = texts.output(made, artifact.version if artifact else None)
+            if output.result:
+                for observe in self._observers:
+                    observe(asked, request, output.result)
+            return output
+
+        def on_item(item: Output | Refusal | Exception) -> None:
+            nonlocal over
+            if ended.done():  # it was cancelled, and the engine may not know yet
+                return
+            over = not isinstance(item, Output) or item.result is not None
+            try:
                 if isinstance(item, Exception):
                     raise EngineBroken(f"the engine ended on {item!r}") from item
-                if isinstance(item, Refusal):
-                    yield item
-                    return
-                if item.result:
-                    self._metrics.observe_result(item.result)
-                    if item.result.error:
-                        yield _failure(item.result.error, ready, asked)
-                        return
-                artifact = builder.artifact  # only a replica knows the index
-                output = texts.output(item, artifact.version if artifact else None)
-                if output.result:
-                    self._shadow.finished(request, output.result)
-                    self._collector.finished(builder.with_row(asked), request, output.result)
-                yield output
+                send(item if isinstance(item, Refusal) else converted(item))
+            except Exception as error:
+                ended.set_exception(error)
+            else:
+                if over:
+                    ended.set_result(None)
+
+        self._loop.submit(request, on_item, guide)
+        # The gateway gives up at the same time; this limit is for a dead gateway.
+        timeout_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await ended
+        except TimeoutError:
+            if not over:
+                send(Refusal("late", f"no answer within {timeout_s:g} s"))
         finally:
-            timer.cancel()
-            if not ended:
+            if not over:
                 self._loop.cancel(request.id)
 
     def _on_event_loop(self, run: Callable[[], None]) -> None:
@@ -288,9 +297,9 @@ class TaskReplica:
         return running, engine.waiting, engine.kv_usage
 
 
-def _failure(error: str, ready: Ready, asked: Request) -> Refusal:
+def _failure(error: str, asked: Request, guide: Guide | None) -> Refusal:
     """Makes the refusal of a failed answer; a guide that stops midway is the client's error."""
-    guide = asked.guide
-    if guide and ready.guide and ready.guide.error:
-        return Refusal("invalid", f"{guide.name} cannot be followed: {error}", guide.field)
+    if asked.guide and guide and guide.error:
+        message = f"{asked.guide.name} cannot be followed: {error}"
+        return Refusal("invalid", message, asked.guide.field)
     return Refusal("failed", error)

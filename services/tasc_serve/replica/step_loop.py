@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tasc_engine import Engine, GenerationRequest, Output, QueueFull
+from tasc_engine import Engine, Output, QueueFull, Request
 from tasc_engine.guided import Guide
 from tasc_runtime.protocol import Refusal
 from tasc_serve.monitor.shadow import ShadowCheck
@@ -66,7 +66,7 @@ class EngineLoop:
         """Seconds since the thread's last completed round; 0 while it is idle."""
         return 0.0 if self._idle else time.monotonic() - self._round
 
-    def submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None = None) -> None:
+    def submit(self, request: Request, sink: Sink, guide: Guide | None = None) -> None:
         """Submits ``request``; if the engine refuses it, the sink gets a refusal.
 
         Args:
@@ -138,7 +138,7 @@ class EngineLoop:
         finally:
             self._round, self._idle = time.monotonic(), False
 
-    def _submit(self, request: GenerationRequest, sink: Sink, guide: Guide | None) -> None:
+    def _submit(self, request: Request, sink: Sink, guide: Guide | None) -> None:
         try:
             if self._shadow:
                 self._shadow.make_way()

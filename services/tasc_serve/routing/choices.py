@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tasc_protocol import Output, Prompt, Request, Whole
-from tasc_runtime.protocol import Backend, Refusal
+from tasc_runtime.protocol import Refusal, Router
 from tasc_serve.http_errors import of_refusal
 
 Numbered = tuple[int, Output | Refusal]
@@ -45,17 +45,17 @@ def pinned(requests: Sequence[Request], record_version: int | None) -> tuple[Req
     return tuple(replace(request, record_version=record_version) for request in requests)
 
 
-async def complete(backend: Backend, task: str, requests: Sequence[Request]) -> list[Whole]:
+async def complete(router: Router, requests: Sequence[Request]) -> list[Whole]:
     """Returns the answers in the order of their requests.
 
     Raises:
         ApiError: A request was refused or failed; the others were cancelled.
     """
     if len(requests) == 1:
-        return [_whole(await backend.complete(task, requests[0]))]
+        return [_whole(await router.complete(requests[0]))]
 
     async def one(request: Request) -> Whole:
-        return _whole(await backend.complete(task, request))
+        return _whole(await router.complete(request))
 
     tasks = [asyncio.create_task(one(request)) for request in requests]
     try:
@@ -64,15 +64,13 @@ async def complete(backend: Backend, task: str, requests: Sequence[Request]) -> 
         await _end(tasks)
 
 
-def stream(
-    backend: Backend, task: str, requests: Sequence[Request]
-) -> AsyncGenerator[Numbered, None]:
+def stream(router: Router, requests: Sequence[Request]) -> AsyncGenerator[Numbered, None]:
     """Yields the outputs of all answers as they arrive, each with the index of its request.
 
     Nothing is yielded before each request has an output or one is refused. Closing the generator
     cancels unfinished requests; so does an exception of one.
     """
-    streams = [backend.stream(task, request) for request in requests]
+    streams = [router.stream(request) for request in requests]
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)
 
 

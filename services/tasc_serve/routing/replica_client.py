@@ -49,7 +49,7 @@ class ReplicaClient:
         """Returns the output with the whole answer. Cancelling this coroutine cancels the call."""
         connection = await self._connected(replica)
         try:
-            item = await connection.ask(lambda number: wire.Submit(number, True, request))
+            item = await connection.ask(lambda number: wire.Submit(number, request))
         except BufferFull:
             return _BUSY
         assert isinstance(item, Output | Refusal)
@@ -61,7 +61,7 @@ class ReplicaClient:
         """Yields the outputs of the answer. Closing the generator cancels the call."""
         connection = await self._connected(replica)
         try:
-            with connection.asking(lambda number: wire.Submit(number, False, request)) as items:
+            with connection.asking(lambda number: wire.Submit(number, request)) as items:
                 while True:
                     item = _unless_error(await items.get())
                     assert isinstance(item, Output | Refusal)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import tiny
 from chat_families import make_chat_tokenizer
-from support import eventually
+from support import completed, eventually
 from tasc_protocol import Output, Request
 from tasc_runtime.models import chat_template, model_name
 from tasc_runtime.protocol import Refusal
@@ -73,13 +73,13 @@ def start(redis_url, client, tmp_path):
 def sent(prompt, **fields):
     """Returns a call as decoded from a connection."""
     call = Request(uuid.uuid4().hex, prompt, templated=True, **fields)
-    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(1, True, call)), type=Message)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(Submit(1, call)), type=Message)
     assert sent.request == call
     return sent.request
 
 
 async def ask(replica, *calls):
-    return await asyncio.gather(*map(replica.complete, calls))
+    return await asyncio.gather(*(completed(replica, call) for call in calls))
 
 
 def texts(answers):
@@ -124,12 +124,12 @@ async def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_wha
 ):
     own = chat_template(chats.folder).source
     replica = start(chats.record(chat=chat_template(chats.folder, AWKWARD + own)))
-    slow = asyncio.create_task(replica.complete(sent("endless")))
+    slow = asyncio.create_task(completed(replica, sent("endless")))
     await asyncio.sleep(0)
     ids = tuple(chats.tokenizer.encode_prompt("play some jazz"))
-    assert isinstance(await replica.complete(Request("ids", ids, templated=False)), Output)
+    assert isinstance(await completed(replica, Request("ids", ids, templated=False)), Output)
     assert not slow.done()
-    refused = [await slow, await replica.complete(sent("refuse"))]
+    refused = [await slow, await completed(replica, sent("refuse"))]
     for refusal in refused:
         assert isinstance(refusal, Refusal)
         assert (refusal.kind, refusal.param) == ("invalid", "messages")

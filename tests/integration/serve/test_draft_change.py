@@ -17,7 +17,7 @@ from serving import Samples, Task, publish, running_replica
 
 import tiny
 from proposer_integrity import check_rows
-from support import DEADLINE_S, eventually, index_of
+from support import DEADLINE_S, completed, eventually, index_of
 from tasc_draft import DraftIndex, DraftSettings
 from tasc_engine import GenerationResult
 from tasc_protocol import Output, Request
@@ -85,7 +85,7 @@ def call(prompt: str) -> Request:
 def test_rows_in_flight_go_on_as_they_would_and_are_drafted_for_otherwise(
     worker: EngineBuilder, record: TaskRecord, expected: Any, settings: DraftSettings
 ) -> None:
-    asked = {prompt: worker.request(call(prompt)) for prompt in PROMPTS}
+    asked = {prompt: worker.reader.request(call(prompt)) for prompt in PROMPTS}
     for request in asked.values():
         worker.engine.submit(request)
     changed = replace(record, draft=settings)
@@ -156,7 +156,7 @@ async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts
 
     async def ask(prompt: str) -> None:
         while not enough.is_set():
-            found = await replica.complete(call(prompt))
+            found = await completed(replica, call(prompt))
             assert isinstance(found, Output), found
             assert found.result.tokens == expected[prompt]
 

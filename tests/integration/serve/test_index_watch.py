@@ -12,7 +12,7 @@ from serving import Ask, publish
 import tiny
 from support import eventually, index_of, refused
 from tasc_draft import DraftIndex, write_index
-from tasc_engine import GenerationRequest
+from tasc_engine import Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
@@ -44,7 +44,7 @@ class Watched:
         """The engine's answer to the one request of these tests."""
         told = queue.Queue()
         prompt = task.prompt(ASK.value, chat=False)
-        self.loop.submit(GenerationRequest("1", prompt, ASK.max_tokens), told.put)
+        self.loop.submit(Request("1", prompt, ASK.max_tokens), told.put)
         return told.get(timeout=60).result
 
 

@@ -11,7 +11,7 @@ import pytest
 from serving import running_replica
 
 import tiny
-from support import eventually, refused
+from support import completed, eventually, refused, streamed
 from tasc_protocol import Output, Request, SamplingDefaults
 from tasc_runtime.engine.versions import MOST_KNOWN, Records
 from tasc_runtime.protocol import Refusal
@@ -47,7 +47,7 @@ def status(replica):
 
 def answer(replica, **values):
     values = {"prompt": PROMPT, "templated": True, **values}
-    return asyncio.run(replica.complete(Request(uuid.uuid4().hex, **values)))
+    return asyncio.run(completed(replica, Request(uuid.uuid4().hex, **values)))
 
 
 def until_served(replica, version):
@@ -111,7 +111,7 @@ def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store)
 async def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, record, store):
     call = Request("1", PROMPT, templated=True, stream=True, seed=1)
     versions = []
-    async for piece in replica.stream(call):
+    async for piece in streamed(replica, call):
         if not versions:
             until_served(replica, store.put(replace(record, max_tokens=7)))
         versions.append(piece.record_version)
@@ -120,14 +120,14 @@ async def test_pieces_name_the_version_of_their_request_not_of_the_moment(replic
 
 async def test_a_clients_retry_and_its_first_attempt_do_not_meet_in_a_replica(replica):
     call = Request("retried", PROMPT, templated=True)
-    first, second = await asyncio.gather(replica.complete(call), replica.complete(call))
+    first, second = await asyncio.gather(completed(replica, call), completed(replica, call))
     assert first.result.tokens == second.result.tokens
 
 
 async def test_a_stream_begins_with_word_that_it_is_admitted_unless_it_is_resumed(replica):
     async def pieces(**values):
         call = Request(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
-        return [piece.tokens async for piece in replica.stream(call)]
+        return [piece.tokens async for piece in streamed(replica, call)]
 
     alone, several = [await pieces(prompts=prompts) for prompts in (1, 2)]
     assert alone[0] == several[0] == ()

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from serving import Samples, publish, running_replica
 
 import tiny
-from support import eventually, index_of, lying
+from support import completed, eventually, index_of, lying
 from tasc_protocol import Output, Request
 from tasc_runtime.protocol import Refusal
 from tasc_serve.replica import replica as replica_module
@@ -46,7 +46,7 @@ class Replica:
 
     def ask(self, value, **changes):
         call = Request(uuid.uuid4().hex, value, templated=True)
-        return self.running.complete(structs.replace(call, **changes))
+        return completed(self.running, structs.replace(call, **changes))
 
     async def answers(self, **changes):
         """Returns the answer to each prompt; all requests are sent at once."""

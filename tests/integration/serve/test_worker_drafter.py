@@ -15,7 +15,7 @@ from serving import Samples, Task, publish, running_replica
 from transformers import AutoModelForCausalLM
 
 import tiny
-from support import index_of
+from support import completed, index_of
 from tasc_draft import DraftSettings
 from tasc_draft.drafts import NEURAL
 from tasc_engine import StepRecord, UnsupportedModel
@@ -84,7 +84,7 @@ class Drafted:
     def answers(self) -> list[str]:
         """Returns the answers; the rows begin one after another."""
         calls = [Request(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
-        requests = [self.worker.request(call) for call in calls]
+        requests = [self.worker.reader.request(call) for call in calls]
         found = {int(r.id): r.text for r in self.worker.engine.generate(requests)}
         return [found[i] for i in range(len(calls))]
 
@@ -155,7 +155,7 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
     before = drafted.accepted()
     answered = index_of(made.tokenizer, made.tokenizer.encode_outputs(expected))
     artifact = publish(worker.indexes.store, answered)
-    requests = [worker.request(Request(v, v, templated=True)) for v in PROMPTS]
+    requests = [worker.reader.request(Request(v, v, templated=True)) for v in PROMPTS]
     for request in requests:
         worker.engine.submit(request)
     found = [worker.engine.step() for _ in range(3)]
@@ -244,7 +244,7 @@ async def test_a_replica_counts_what_it_drafts_by_the_proposer_s_name(
     name = drafted.record.name
     calls = [Request(str(i), value, templated=True) for i, value in enumerate(PROMPTS)]
     with running_replica(redis_url, name, drafted.cache, engine=ENGINE.model_dump()) as replica:
-        found = await asyncio.gather(*map(replica.complete, calls))
+        found = await asyncio.gather(*(completed(replica, call) for call in calls))
         samples = Samples(generate_latest(replica.registry).decode())
     assert [a.result.text if isinstance(a, Output) else a for a in found] == expected
     by = {"task": name, "proposer": "hybrid/independent"}

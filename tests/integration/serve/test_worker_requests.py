@@ -62,7 +62,7 @@ def call(value=tiny.SENTENCES[0], number=1, **asked):
 
 
 def test_the_tasks_rule_and_choices_are_the_answers(worker):
-    request = worker.request(call(seed=3, stop_token_ids=worker.tokenizer.eos_ids))
+    request = worker.reader.request(call(seed=3, stop_token_ids=worker.tokenizer.eos_ids))
     assert request.sampling == Sampling(temperature=0.5, top_p=0.9, seed=3)
     assert request.guide == GuideSpec("choice", choices=CHOICES)
     (result,) = worker.engine.generate([request])
@@ -71,7 +71,7 @@ def test_the_tasks_rule_and_choices_are_the_answers(worker):
 
 def test_a_requests_own_come_before_them(worker):
     guide = GuideSpec("regex", text="[0-9]{4}", field="guided_regex")
-    request = worker.request(
+    request = worker.reader.request(
         call(parameters={"temperature": 0.0}, logit_bias=((5, 1.0),), choice_index=2, guide=guide)
     )
     assert request.sampling == Sampling(top_p=0.9, logit_bias=((5, 1.0),), choice=2)
@@ -96,7 +96,7 @@ def test_a_requests_own_come_before_them(worker):
 )
 def test_what_cannot_be_met_is_refused_by_name(worker, adapted, asked, field):
     with refused(FieldError, field, field=field):
-        (adapted if field == "adapter" else worker).request(asked)
+        (adapted if field == "adapter" else worker).reader.request(asked)
 
 
 def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adapted, adapters):
@@ -108,7 +108,7 @@ def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adap
     merged[None] = merged[FIRST]
     asked = [(value, name) for value in tiny.SENTENCES[:3] for name in (SECOND, None, FIRST)]
     calls = [call(value, i, adapter=name) for i, (value, name) in enumerate(asked)]
-    answers = adapted.engine.generate([adapted.request(each) for each in calls])
+    answers = adapted.engine.generate([adapted.reader.request(each) for each in calls])
     found = {int(result.id): result.text for result in answers}
     expected = []
     for value, name in asked:
@@ -120,13 +120,15 @@ def test_rows_of_one_batch_are_answered_as_by_their_own_merged_models(made, adap
 
 
 def test_an_answer_that_is_too_short_for_its_choice_is_cut(worker):
-    (result,) = worker.engine.generate([worker.request(structs.replace(call(), max_tokens=1))])
+    (result,) = worker.engine.generate(
+        [worker.reader.request(structs.replace(call(), max_tokens=1))]
+    )
     assert (len(result.tokens), result.finish_reason) == (1, "length")
     assert any(choice.startswith(result.text) for choice in CHOICES)
 
 
 def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
-    request = worker.request(structs.replace(call(echo=True, logprobs=0), max_tokens=0))
+    request = worker.reader.request(structs.replace(call(echo=True, logprobs=0), max_tokens=0))
     assert (request.guide, request.max_tokens) == (None, 1)
     (result,) = worker.engine.generate([request])
     assert len(result.logprobs) == len(request.prompt)
@@ -136,16 +138,16 @@ def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
 def test_a_truncated_prompt_leaves_as_much_room_as_its_answer_needs(worker, most, kept):
     ids, asked = tuple(i % 99 for i in range(150)), call(truncate_prompt_tokens=-1)
     cut = structs.replace(asked, prompt=ids, max_tokens=most)
-    request = worker.read(cut, worker.record_version, "1")
+    request = worker.reader.read(cut, "1", worker.record_version)
     assert request.prompt == ids[-kept:]
 
 
 def test_a_stop_that_no_choice_holds_is_taken(worker):
-    assert worker.request(structs.replace(call(), stop=("musical",))).stop[-1] == "musical"
+    assert worker.reader.request(structs.replace(call(), stop=("musical",))).stop[-1] == "musical"
 
 
 def test_texts_that_take_long_are_read_on_no_event_loop(worker):
     for prompt in ("x" * 99_999, Conversation((Message("user", "x" * 99_999),))):
-        assert worker.waits_to_render(structs.replace(call(), prompt=prompt))
+        assert worker.reader.may_block(structs.replace(call(), prompt=prompt))
     for prompt in ("x", (1,) * 99_999):
-        assert not worker.waits_to_render(structs.replace(call(), prompt=prompt))
+        assert not worker.reader.may_block(structs.replace(call(), prompt=prompt))

@@ -1,7 +1,6 @@
 """Tests admission, refusal, cancellation and records, and that failures harm no other request."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +11,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from support import EAGER, FakeClock, failing_where, load_target, make_proposer, refused
+from support import (
+    EAGER,
+    FakeClock,
+    failing_where,
+    load_target,
+    make_proposer,
+    refused,
+    replace,
+    ruled,
+)
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
     EngineTotals,
-    GenerationRequest,
     GenerationResult,
     GuideSpec,
     QueueFull,
+    Request,
     RequestTooLong,
     Sampling,
     StepRecord,
@@ -37,8 +45,8 @@ from tasc_text import TaskTokenizer
 PROMPT = (5, 9, 30, 41, 7)
 
 
-def request(name: str, **fields) -> GenerationRequest:
-    return GenerationRequest(**{"id": name, "prompt": PROMPT, "max_tokens": 12, **fields})
+def request(name: str, **fields) -> Request:
+    return Request(**{"id": name, "prompt": PROMPT, "max_tokens": 12, **fields})
 
 
 def run(engine, request):
@@ -52,13 +60,10 @@ def run(engine, request):
         (RequestTooLong, {"max_tokens": 60}, ["60", "64"]),
         *(
             (ValueError, {field: ids}, [field, str(ids[-1])])
-            for field in ("prompt", "stop_ids", "committed_ids")
+            for field in ("prompt", "stop_token_ids", "committed_ids")
             for ids in ((5, 10**6), (-1,))
         ),
-        *(
-            (ValueError, {"sampling": Sampling(logit_bias=((token, 1.0),))}, [str(token)])
-            for token in (-1, 10**6)
-        ),
+        *((ValueError, {"logit_bias": ((token, 1.0),)}, [str(token)]) for token in (-1, 10**6)),
         (ValueError, {"adapter": "nobody"}, ["nobody"]),
         (GuideError, {"guide": GuideSpec("regex", text="a(b")}, ["regex"]),
     ],
@@ -76,33 +81,38 @@ def test_what_cannot_be_served_is_refused_and_leaves_nothing(make_engine, kind, 
     ("field", "value", "named"),
     [
         ("prompt", (), "prompt"),
+        ("prompt", "a text", "prompt"),
+        ("max_tokens", None, "max_tokens"),
+        ("logprobs", 21, "logprobs"),
         ("max_tokens", 0, "max_tokens is 0"),
         ("stop", ("",), "stop"),
         ("committed_ids", (5, 6, 7), "max_tokens"),  # no token is left
     ],
 )
-def test_a_request_that_makes_no_sense_cannot_be_made(field, value, named) -> None:
+def test_request_that_cannot_be_answered_is_refused(make_engine, field, value, named) -> None:
+    engine = make_engine()
     with refused(ValueError, named):
-        GenerationRequest(**{"id": "a", "prompt": PROMPT, "max_tokens": 3, field: value})
+        engine.submit(Request(**{"id": "a", "prompt": PROMPT, "max_tokens": 3, field: value}))
+    assert engine.waiting == 0
 
 
 def test_the_queue_has_an_exact_bound(make_engine) -> None:
     engine = make_engine(rows=2, max_waiting=3)
     for i in range(5):
-        engine.submit(GenerationRequest(str(i), PROMPT, 4))
+        engine.submit(Request(str(i), PROMPT, 4))
     with pytest.raises(QueueFull):
-        engine.submit(GenerationRequest("over", PROMPT, 4))
+        engine.submit(Request("over", PROMPT, 4))
     engine.step()
     assert (engine.running, engine.waiting) == (2, 3)
     with pytest.raises(QueueFull):
-        engine.submit(GenerationRequest("over", PROMPT, 4))
+        engine.submit(Request("over", PROMPT, 4))
 
 
 def test_a_cancelled_row_is_free_for_the_next_step(make_engine) -> None:
     engine = make_engine(rows=1)
-    alone = run(engine, GenerationRequest("alone", PROMPT, 9)).tokens
-    engine.submit(GenerationRequest("long", (3, 4), 40))
-    engine.submit(GenerationRequest("next", PROMPT, 9))
+    alone = run(engine, Request("alone", PROMPT, 9)).tokens
+    engine.submit(Request("long", (3, 4), 40))
+    engine.submit(Request("next", PROMPT, 9))
     engine.step()
     assert engine.cancel("long")
     assert not engine.cancel("long")
@@ -113,9 +123,9 @@ def test_a_cancelled_row_is_free_for_the_next_step(make_engine) -> None:
 
 @pytest.mark.parametrize("draft", [True, False])
 def test_a_stop_string_cuts_text_and_tokens_alike(make_engine, tokenizer, draft: bool) -> None:
-    whole = run(make_engine(), GenerationRequest("whole", PROMPT, 40))
+    whole = run(make_engine(), Request("whole", PROMPT, 40))
     stop = whole.text[8:11]
-    result = run(make_engine(), GenerationRequest("a", PROMPT, 40, stop=(stop,), draft=draft))
+    result = run(make_engine(), Request("a", PROMPT, 40, stop=(stop,), draft=draft))
     assert (result.text, result.finish_reason) == (whole.text[: whole.text.index(stop)], "stop")
     assert result.tokens == whole.tokens[: len(result.tokens)]
     assert stop in tokenizer.decode(result.tokens)
@@ -125,7 +135,7 @@ def test_a_stop_string_cuts_text_and_tokens_alike(make_engine, tokenizer, draft:
 def test_records_add_up_to_what_was_emitted(make_engine) -> None:
     totals = EngineTotals(len(SOURCES), 4)
     engine = make_engine(on_step=totals.add)
-    results = list(engine.generate(GenerationRequest(str(i), PROMPT, 20 + i) for i in range(5)))
+    results = list(engine.generate(Request(str(i), PROMPT, 20 + i) for i in range(5)))
     emitted = sum(len(r.tokens) for r in results)
     assert totals.drafted.sum() > 0
     assert totals.emitted_tokens == emitted
@@ -139,7 +149,7 @@ def test_records_add_up_to_what_was_emitted(make_engine) -> None:
 
 def test_timings_are_ordered(make_engine) -> None:
     engine = make_engine(rows=1)
-    results = list(engine.generate(GenerationRequest(str(i), PROMPT, 5) for i in range(3)))
+    results = list(engine.generate(Request(str(i), PROMPT, 5) for i in range(3)))
     assert len(results) == 3
     assert all(0 <= r.timings.queued <= r.timings.first_token <= r.timings.total for r in results)
 
@@ -218,10 +228,10 @@ def test_choosing_that_does_not_fit_memory_fails_one_request_alone(
     engine.check_integrity()
 
 
-def four() -> list[GenerationRequest]:
+def four() -> list[Request]:
     warm = Sampling(temperature=1.0, seed=5)
-    asked = [request(name, sampling=warm, logprobs=1) for name in "abc"]
-    return [*asked, request("d", sampling=warm, logprobs=0)]
+    asked = [request(name, **ruled(warm), logprobs=1) for name in "abc"]
+    return [*asked, request("d", **ruled(warm), logprobs=0)]
 
 
 WRONG_RULES = {
@@ -238,7 +248,7 @@ def test_a_rule_out_of_range_cannot_be_made(name: str) -> None:
 
 
 PROMPTS = [(5, 9, 30, 41, 7), (8, 8, 8, 2), tuple(range(40, 60)), (3, 1, 4, 1, 5, 9, 2, 6)]
-REQUESTS = [GenerationRequest(str(i), p, 20) for i, p in enumerate(PROMPTS)]
+REQUESTS = [Request(str(i), p, 20) for i, p in enumerate(PROMPTS)]
 
 
 class Watched:
@@ -402,7 +412,7 @@ def test_what_a_broken_row_leaves_is_not_seen_by_the_next(watched: Watched, plai
         return honest(layer, joined, *rest)
 
     do.turn_and_keep = turn_and_keep
-    broken = GenerationRequest("broken", tuple(range(1, 60)), 2)
+    broken = Request("broken", tuple(range(1, 60)), 2)
     (result,) = engine.generate([broken])
     assert result.finish_reason == "error"
     poisoned[0] = False
@@ -449,11 +459,10 @@ def close(result, folder, prompt, n):
 @pytest.mark.parametrize("chunk", [4, 16, 64])
 def test_logprobs_of_prompts_are_the_models_own_in_any_batch(make_engine, folder, chunk):
     engine = make_engine(rows=3, prefill_chunk=chunk)
-    alone = [GenerationRequest(f"p{i}", prompt, 12) for i, prompt in enumerate(SCORED)]
+    alone = [Request(f"p{i}", prompt, 12) for i, prompt in enumerate(SCORED)]
     tokens = {r.id: r.tokens for r in make_engine(rows=1).generate(alone)}
     scored = [
-        GenerationRequest(f"s{i}", prompt, 1 + i, logprobs=3, prompt_logprobs=True)
-        for i, prompt in enumerate(SCORED)
+        Request(f"s{i}", prompt, 1 + i, logprobs=3, echo=True) for i, prompt in enumerate(SCORED)
     ]
     for _ in range(3):  # what prompts share is kept from the second turn on
         mixed = [one for pair in zip(scored, alone, strict=True) for one in pair]
@@ -466,7 +475,7 @@ def test_logprobs_of_prompts_are_the_models_own_in_any_batch(make_engine, folder
 
 def test_logprobs_of_prompts_come_once_with_the_first_tokens_of_a_stream(make_engine, folder):
     engine = make_engine(prefill_chunk=8)
-    one = GenerationRequest("a", SCORED[0], 12, stream=True, logprobs=0, prompt_logprobs=True)
+    one = Request("a", SCORED[0], 12, stream=True, logprobs=0, echo=True)
     engine.submit(one)
     deltas = [delta for _ in range(40) for delta in engine.step()]
     assert len(deltas[0].logprobs) == len(SCORED[0]) - 1 + len(deltas[0].tokens)

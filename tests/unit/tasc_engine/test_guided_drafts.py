@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import Mock
@@ -14,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tree_layouts import forest, parents_of
 
-from support import Silent, failing
+from support import Silent, failing, replace
 from tasc_draft import SOURCES, Drafts
 from tasc_draft.drafts import FORCED
 from tasc_draft.labels import LabelTrie
-from tasc_engine import Engine, EngineTotals, GenerationRequest, GenerationResult, GuideSpec
+from tasc_engine import Engine, EngineTotals, GenerationResult, GuideSpec, Request
 from tasc_engine.errors import OutOfMemory
 from tasc_engine.guided import follow
 from tasc_engine.guided.choices import ChoiceGuide, Choices
@@ -55,11 +54,11 @@ class Known(Silent):
         return forest([tuple(range(-1, len(c) - 1)) for c in chains], chains)
 
 
-def requests(texts: Sequence[str], n: int, **fields: Any) -> list[GenerationRequest]:
+def requests(texts: Sequence[str], n: int, **fields: Any) -> list[Request]:
     rng, guide = Random(3), GuideSpec("choice", tuple(texts))
     prompts = [tuple(rng.randrange(1, 60) for _ in range(rng.randrange(3, 9))) for _ in range(n)]
     asked = {"guide": guide, "max_tokens": 40, **fields}
-    return [GenerationRequest(str(i), prompt, **asked) for i, prompt in enumerate(prompts)]
+    return [Request(str(i), prompt, **asked) for i, prompt in enumerate(prompts)]
 
 
 Answered = tuple[list[GenerationResult], list[StepRecord]]
@@ -69,7 +68,7 @@ Answered = tuple[list[GenerationResult], list[StepRecord]]
 def answered(make_engine) -> Callable[..., Answered]:
     """Answers of an engine, in the order of their requests, and the records of its steps."""
 
-    def run(asked: Sequence[GenerationRequest], draft: bool = True, **how: Any) -> Answered:
+    def run(asked: Sequence[Request], draft: bool = True, **how: Any) -> Answered:
         records: list[StepRecord] = []
         engine: Engine = make_engine(on_step=records.append, drafts=16, **how)
         found = engine.generate([replace(request, draft=draft) for request in asked])

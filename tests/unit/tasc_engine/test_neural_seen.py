@@ -1,7 +1,7 @@
 """Tests that a proposer gets the target's hidden states of each token, as in a plain pass."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from neural_drafters import drafter_of, exact, model_of, proposer_of
-from support import failing_where, load_target, make_engine, requests_of
+from support import failing_where, load_target, make_engine, replace, requests_of
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
-    GenerationRequest,
     GuideSpec,
+    Request,
     StepRecord,
     Target,
     UnsupportedModel,
@@ -79,7 +79,7 @@ class Bench:
     model: Any
     failures: int = 0
 
-    def answer(self, requests: Iterable[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+    def answer(self, requests: Iterable[Request]) -> dict[str, tuple[int, ...]]:
         found = {r.id: r.tokens for r in self.engine.generate(requests)}
         self.engine.check_integrity()
         return found
@@ -134,7 +134,7 @@ def noisy(folder: Path) -> NeuralProposer:
     return proposer_of(drafter, vocabulary, TREE, rows=ROWS, capacity=CAPACITY, eos_ids=(0,))
 
 
-def requests(**differs: Any) -> list[GenerationRequest]:
+def requests(**differs: Any) -> list[Request]:
     return requests_of(PROMPTS, 20, **differs)
 
 
@@ -184,7 +184,7 @@ def test_a_cancelled_row_leaves_nothing_to_who_comes_next(bench: Maker, cache: i
     """This also holds for a row that starts after a prefix copied from another row's prompt."""
     found = bench(cache=cache)
     found.answer(requests())
-    stranger = GenerationRequest("stranger", tuple(range(200, 230)), 20)
+    stranger = Request("stranger", tuple(range(200, 230)), 20)
     for steps in (1, 1, 3, 5, 8):  # in its prompt, at its end, in its answer
         found.engine.submit(stranger)
         found.engine.submit(replace(stranger, id="other"))

@@ -14,8 +14,8 @@ from tasc_engine.kv.allocator import KVAllocator
 from tasc_engine.kv.cache import RowCache, on_device
 from tasc_engine.kv.prefix_cache import LEAST_TOKENS, MOST_KEPT, PrefixCache
 from tasc_engine.layout import Feed, Int64, lay_out, plain_feed
-from tasc_engine.request import GenerationRequest
 from tasc_engine.step.plan import Sequence
+from tasc_protocol import Request
 
 TOTAL = 40
 NOBODYS = -1.0  # what the place behind the last one holds
@@ -37,7 +37,7 @@ def used_cache() -> RowCache:
 
 
 def sequence(name: int, prompt: int, max_tokens: int) -> Sequence:
-    request = GenerationRequest(str(name), (7,) * prompt, max_tokens)
+    request = Request(str(name), (7,) * prompt, max_tokens)
     return Sequence(request, np.full(prompt, 7, np.int32), None)
 
 

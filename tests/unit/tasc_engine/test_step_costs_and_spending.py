@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tree_layouts import forest
 
-from support import FakeClock, Silent, index_of
+from support import FakeClock, Silent, index_of, replace, ruled
 from tasc_draft import Drafts
 from tasc_engine import (
     EngineConfig,
-    GenerationRequest,
     GuideSpec,
     ModelSource,
+    Request,
     Sampling,
     Target,
 )
@@ -317,11 +316,11 @@ def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(
 ) -> None:
     """Plain requests between drafted ones must not look like drafts that never pay."""
     monkeypatch.setattr(live_costs, "LOOK", 1 << 40)  # drafts stay as free as the costs say
-    (known,) = make_engine(drafts=0).generate([GenerationRequest("known", (5, 9, 30), 40)])
+    (known,) = make_engine(drafts=0).generate([Request("known", (5, 9, 30), 40)])
     index = index_of(TaskTokenizer.from_folder(folder), [known.tokens] * 4)
     records = []
     engine = make_engine(on_step=records.append, costs=FREE, index=index)
-    requests = [GenerationRequest(str(i), (5, 9, 30), 40, draft=i % 8 == 7) for i in range(64)]
+    requests = [Request(str(i), (5, 9, 30), 40, draft=i % 8 == 7) for i in range(64)]
     assert len(list(engine.generate(requests))) == 64
     assert not any(record.paused for record in records)
     assert sum(record.drafts for record in records) > 20
@@ -330,7 +329,7 @@ def test_rows_that_ask_for_no_drafts_say_nothing_about_drafting(
 def test_an_engine_that_nothing_is_drafted_well_for_pauses(make_engine) -> None:
     records = []
     engine = make_engine(on_step=records.append, costs=DEAR)
-    requests = [GenerationRequest(str(i), (5, 9, 30), 40) for i in range(32)]
+    requests = [Request(str(i), (5, 9, 30), 40) for i in range(32)]
     plain = list(make_engine(drafts=0).generate(requests))
     assert [r.tokens for r in engine.generate(requests)] == [r.tokens for r in plain]
     assert sum(record.paused for record in records) > len(records) / 2
@@ -340,7 +339,7 @@ def test_labels_that_one_token_decides_pause_no_drafts(make_engine) -> None:
     """They get no drafts, which is no evidence on the value of drafts for others."""
     records, guide = [], GuideSpec("choice", ("alarm set", "play music", "friday"))
     engine = make_engine(on_step=records.append, costs=FREE)
-    requests = [GenerationRequest(str(i), (5, 9, 30), 40, guide=guide) for i in range(64)]
+    requests = [Request(str(i), (5, 9, 30), 40, guide=guide) for i in range(64)]
     assert len(list(engine.generate(requests))) == 64
     assert len(records) > 2 * TRIAL
     assert not any(record.paused for record in records)
@@ -358,7 +357,7 @@ class Ends(Silent):
 def test_drafts_that_end_answers_save_nothing(make_engine) -> None:
     records, sampling = [], Sampling(logit_bias=((EOS, 100.0),))
     engine = make_engine(on_step=records.append, costs=FREE, proposer=Ends())
-    asked = (GenerationRequest(str(i), (5, 9, 30), 40, sampling=sampling) for i in range(64))
+    asked = (Request(str(i), (5, 9, 30), 40, **ruled(sampling)) for i in range(64))
     assert all(result.tokens == (EOS,) for result in engine.generate(asked))
     assert sum(int(record.accepted.sum()) for record in records) > 2 * TRIAL
     assert any(record.paused for record in records)
@@ -369,7 +368,7 @@ def test_steps_with_forced_tokens_correct_the_costs(make_engine) -> None:
     records, parts = [], itertools.product(("alarm", "play"), ("set", "friday"), ("off", "music"))
     guide = GuideSpec("choice", tuple(" intent: ".join(part) for part in parts))
     engine = make_engine(on_step=records.append, costs=FREE)
-    requests = [GenerationRequest(str(i), (5, 9, 30), 40, guide=guide) for i in range(2)]
+    requests = [Request(str(i), (5, 9, 30), 40, guide=guide) for i in range(2)]
     assert len(list(engine.generate(replace(r, draft=False) for r in requests))) == 2
     assert all(record.forced_tokens for record in records[:-1])
     assert records[-1].cost_error > 0

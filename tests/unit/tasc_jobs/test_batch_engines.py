@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from support import EAGER, record_of
-from tasc_engine import GenerationRequest, GenerationResult
+from tasc_engine import GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch import engines
 from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window, measure
@@ -202,7 +202,7 @@ class Engine:
     """Finishes one request per step, the last submitted first."""
 
     config: Any = field(default_factory=lambda: SimpleNamespace(rows=ROWS))
-    held: deque[GenerationRequest] = field(default_factory=deque)
+    held: deque[Request] = field(default_factory=deque)
 
     @property
     def running(self) -> int:
@@ -212,7 +212,7 @@ class Engine:
     def waiting(self) -> int:
         return max(0, len(self.held) - ROWS)
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: Request) -> None:
         self.held.append(request)
 
     def step(self) -> list[Any]:
@@ -231,10 +231,14 @@ class Worker:
     artifact: Any = None
     tokenizer: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=()))
 
-    def request(self, call: Request) -> GenerationRequest:
+    @property
+    def reader(self) -> "Worker":
+        return self
+
+    def request(self, call: Request) -> Request:
         if not call.prompt:
             raise ValueError("it has no prompt")
-        return GenerationRequest(call.id, tuple(call.prompt), 4)
+        return Request(call.id, tuple(call.prompt), 4)
 
 
 class Pairs:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from support import FakeClock, eventually
@@ -112,14 +113,16 @@ def test_a_named_line_has_its_own_error(tmp_path: Path, param: str, value: objec
 def test_a_line_of_several_prompts_asks_for_n_answers_to_each_or_is_an_error() -> None:
     strategy = LineAnswers("batch-1", "/v1/completions", "greet", 1000, LimitSettings())
 
-    def request(call: Request) -> object:
+    def request(call: Request) -> Request:
         if call.prompt == "bad":
             raise ValueError("no tokens")
-        return SimpleNamespace(max_tokens=5, logprobs=None)
+        return structs.replace(call, max_tokens=5)
+
+    builder = SimpleNamespace(reader=SimpleNamespace(request=request))
 
     def calls(*prompts: str) -> Sequence[Request]:
         body = json.dumps({"model": "greet", "prompt": prompts, "n": 2})
-        return strategy.requests(Row(3, "a", body, 4), cast(Any, SimpleNamespace(request=request)))
+        return strategy.requests(Row(3, "a", body, 4), cast(Any, builder))
 
     found = [(c.prompt, c.prompt_index, c.choice_index) for c in calls("hi", "ho")]
     assert found == [("hi", 0, 0), ("hi", 0, 1), ("ho", 1, 0), ("ho", 1, 1)]

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, failing_where, refused
 from tasc_draft import DraftIndex, DraftSettings
-from tasc_engine import EngineError, GenerationRequest
+from tasc_engine import EngineError, Request
 from tasc_protocol import FieldError
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
@@ -115,7 +115,7 @@ def test_one_call_at_a_time_and_a_closed_stream_frees_its_row(llm, expected: lis
 
 def test_requests_that_others_gave_its_engine_are_no_answers_of_a_call(llm, expected) -> None:
     for ask in (llm.generate, llm.stream):
-        llm.engine.submit(GenerationRequest("a", (1, 2, 3), 1))
+        llm.engine.submit(Request("a", (1, 2, 3), 1))
         said = [piece if isinstance(piece, str) else piece.text for piece in ask(INPUTS[0])]
         assert "".join(said) == expected[0]
         assert not llm.engine.waiting + llm.engine.running

@@ -97,7 +97,8 @@ def test_special_tokens_stand_before_a_prompt_once_and_as_asked(chats: Chats, ba
     (mark,) = builder.tokenizer.encode_outputs([bos])[0]
 
     def prompt(text: str, add: bool | None, templated: bool) -> tuple[int, ...]:
-        return builder.request(Request("1", text, templated, add_special_tokens=add)).prompt
+        asked = Request("1", text, templated=templated, add_special_tokens=add)
+        return builder.reader.request(asked).prompt
 
     for templated, begin in ((False, ""), (True, "say ")):
         for text, add, marked in (

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import tiny
-from tasc_engine import GenerationRequest
+from support import replace
 from tasc_protocol import GenerationResult, Output, Request, Timings, TokenLogprob
 from tasc_runtime.protocol import AnswerTexts, TokenTexts
 from tasc_text import TaskTokenizer
@@ -88,9 +88,7 @@ def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
     ids = prompt if isinstance(prompt, tuple) else tuple(tokenizer.encode_prompt(prompt))
     given = answer[:committed]
     call = Request("1", prompt, echo=True, logprobs=0, committed_ids=given)
-    request = GenerationRequest(
-        "1", ids, 9, stream=stream, logprobs=0, prompt_logprobs=not given, committed_ids=given
-    )
+    request = replace(call, prompt=ids, max_tokens=9, stream=stream)
     texts = AnswerTexts(tokenizer, call, request)
     told = [*(() if given else logprobs(ids[1:])), *logprobs(answer[committed:])]
     result = GenerationResult(

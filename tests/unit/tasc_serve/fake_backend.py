@@ -61,9 +61,13 @@ class FakeBackend:
         self._status = status
         self.store_fault = store_fault
 
-    async def complete(self, task: str, call: Request) -> Output | Refusal:
+    def router(self, task: str) -> "FakeBackend":
+        assert task == TASK
+        return self
+
+    async def complete(self, call: Request) -> Output | Refusal:
         text, tokens = "", ()
-        async with aclosing(self.stream(task, call)) as items:
+        async with aclosing(self.stream(call)) as items:
             async for item in items:
                 if isinstance(item, Refusal):
                     return item
@@ -73,8 +77,7 @@ class FakeBackend:
                     return Output("id", result=item.result, token_texts=tokens)
         raise AssertionError("the script has no end")
 
-    async def stream(self, task: str, call: Request) -> AsyncGenerator[Output | Refusal, None]:
-        assert task == TASK
+    async def stream(self, call: Request) -> AsyncGenerator[Output | Refusal, None]:
         self.calls.append(call)
         self.open += 1
         try:

@@ -2,19 +2,16 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
 
-from tasc_engine import GenerationRequest, RequestTooLong
+from tasc_engine import RequestTooLong
 from tasc_engine.errors import GuideError
 from tasc_protocol import FieldError, GuideSpec, Request
-from tasc_runtime.engine.builder import Ready
-from tasc_runtime.engine.versions import Records
+from tasc_runtime.engine.reader import guide_for
 from tasc_runtime.protocol import Refusal
-from tasc_runtime.sampling_options import guide_for
 from tasc_serve.replica.admission import Admission
 from tasc_serve.settings import LimitSettings
 from tasc_store import TaskRecord
@@ -63,27 +60,29 @@ class Engine:
         self.waits = False
 
 
-def request(call):
-    return GenerationRequest(call.id, (1,), call.max_tokens or 10)
+def request(call, **filled):
+    return structs.replace(
+        call,
+        **{
+            "prompt": (1,),
+            "max_tokens": call.max_tokens or 10,
+            "record_version": VERSION,
+            **filled,
+        },
+    )
 
 
 def worker_of(guides=None, record=PLAIN, read=request):
     engine = Engine(guides or Guides())
 
-    def read_with_guide(call, version, id):
-        return replace(read(call), guide=guide_for(call, record))
+    def read_with_guide(call, id, version):
+        return structs.replace(read(call), guide=guide_for(call, record))
 
     def guide(guide):
         return engine.guides.of(guide) if guide else None
 
-    return SimpleNamespace(
-        records=Records(record, VERSION),
-        record_version=VERSION,
-        read=read_with_guide,
-        guide=guide,
-        engine=engine,
-        waits_to_render=lambda call: False,
-    )
+    reader = SimpleNamespace(read=read_with_guide, guide=guide, may_block=lambda call: False)
+    return SimpleNamespace(record_version=VERSION, reader=reader, engine=engine)
 
 
 def admitted(calls, worker, **limits):
@@ -120,8 +119,8 @@ def raising(error):
 )
 def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
     one = call(asked, max_tokens=7)
-    expected = replace(request(one), guide=guide_for(one, record))
-    assert admitted([one], worker_of(record=record)) == [Ready(expected, VERSION, guide)]
+    expected = request(one, guide=guide_for(one, record))
+    assert admitted([one], worker_of(record=record)) == [(expected, guide)]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_what_is_at_fault_is_named_before_the_guide_is_asked(error, field, asked
 
 
 def test_which_of_several_prompts_is_at_fault_is_named():
-    one = Request("id", (1, 2), False, prompt_index=3, prompts=5)
+    one = Request("id", (1, 2), prompt_index=3, prompts=5)
     (refusal,) = admitted([one], worker_of(read=raising(ValueError("no tokens"))))
     assert refusal == Refusal("invalid", "prompt.3: no tokens", "prompt.3")
 
@@ -165,7 +164,8 @@ def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says
         (one,) = admitted([call(n=n)], worker_of(), max_total_tokens=30)
         return one
 
-    assert found(1) == found(3) == Ready(request(call()), VERSION)
+    assert found(1) == (request(call(n=1)), None)
+    assert found(3) == (request(call(n=3)), None)
     assert (found(4).kind, found(4).param) == ("invalid", "n")
     assert "40 together; at most 30" in found(4).message
 
@@ -176,18 +176,18 @@ def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says
 )
 def test_log_probabilities_of_many_prompts_are_bounded_together(prompts, logprobs, taken):
     def read(call):
-        tells = logprobs is not None
-        return GenerationRequest("id", (1,) * 80, 20, logprobs=logprobs, prompt_logprobs=tells)
+        echo = logprobs is not None
+        return request(call, prompt=(1,) * 80, max_tokens=20, logprobs=logprobs, echo=echo)
 
     (found,) = admitted([call(prompts=prompts)], worker_of(read=read), max_total_tokens=200)
-    assert isinstance(found, Ready) == taken
+    assert isinstance(found, tuple) == taken
     assert taken or (found.kind, found.param) == ("invalid", "logprobs")
 
 
 def test_rules_are_compiled_once_and_off_the_event_loop():
     worker = worker_of()
     worker.engine.waits = True
-    assert admitted([call()] * 3, worker) == [Ready(request(call()), VERSION)] * 3
+    assert admitted([call()] * 3, worker) == [(request(call()), None)] * 3
     (thread,) = worker.engine.compiled_on
     assert thread is not threading.main_thread()
 
@@ -208,14 +208,14 @@ def test_new_guides_hold_up_neither_known_ones_nor_the_tasks_own():
             asyncio.create_task(admission.request(call(by(f"slow{i}")), "id")) for i in range(9)
         ]
         await asyncio.sleep(0)
-        assert isinstance(await admission.request(call(GUIDED), "id"), Ready)
-        assert isinstance(await admission.request(call(), "id"), Ready)
+        assert isinstance(await admission.request(call(GUIDED), "id"), tuple)
+        assert isinstance(await admission.request(call(), "id"), tuple)
         assert not any(task.done() for task in slow)
         others.set()
         return await asyncio.gather(*slow)
 
     try:
-        assert [type(one) for one in asyncio.run(meet())] == [Ready] * 9
+        assert [type(one) for one in asyncio.run(meet())] == [tuple] * 9
     finally:
         others.set()
         admission.close()
@@ -251,5 +251,5 @@ def test_who_waits_too_long_for_a_guide_may_come_again_when_it_is_ready():
         ended.set()
         admission.close()
     assert (first.kind, first.param) == ("full", "guided_regex")
-    assert isinstance(second, Ready)
+    assert isinstance(second, tuple)
     assert len(guides.threads) == 1

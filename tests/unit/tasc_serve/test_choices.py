@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
 from fake_backend import (
@@ -10,7 +9,6 @@ from fake_backend import (
     FOREVER,
     GOOD,
     STATUS,
-    TASK,
     FakeBackend,
     Service,
     answer,
@@ -129,8 +127,8 @@ def test_who_no_longer_waits_gives_up_all_of_them():
     backend = FakeBackend(FOREVER, by_choice={1: answer("x")})
 
     async def go_away():
-        group = choices.spread(Request("id", "", True, n=3), ["hi"])
-        waiting = asyncio.create_task(choices.complete(backend, TASK, group))
+        group = choices.spread(Request("id", "", templated=True, n=3), ["hi"])
+        waiting = asyncio.create_task(choices.complete(backend, group))
         while len(backend.calls) < 3:
             await asyncio.sleep(0)
         assert backend.open == 2
@@ -182,11 +180,11 @@ def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
     refusal = Refusal("invalid", "prompt.2 is too long", "prompt.2")
 
     class Slow(FakeBackend):
-        async def stream(self, task, call):
+        async def stream(self, call):
             if call.prompt_index == 2:
                 while sum(sent.values()) < 2 * len(pieces):
                     await asyncio.sleep(0)
-            async for piece in super().stream(task, call):
+            async for piece in super().stream(call):
                 yield piece
                 sent[call.prompt_index] += 1
 
@@ -204,13 +202,12 @@ def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
 def test_calls_of_many_prompts_spread_over_replicas_and_outlive_one():
     replicas = Replicas(a=Scripted(), b=Scripted(outstanding=16), c=Scripted(dies_after=5))
     calls = Calls(replicas)
-    group = choices.spread(Request("id", "", False, timeout_s=20.0), ["a prompt"] * 64)
+    group = choices.spread(Request("id", "", timeout_s=20.0), ["a prompt"] * 64)
 
     async def together(failover):
         while replicas.fleet.status is None:
             await asyncio.sleep(0.01)
-        backend = SimpleNamespace(complete=lambda task, call: failover.complete(call))
-        return await choices.complete(backend, TASK, group)
+        return await choices.complete(failover, group)
 
     assert [result.tokens for result, _ in calls.run(together)] == [WHOLE] * 64
     a, b, c = (len(replica.calls) for replica in replicas.all.values())

@@ -1,14 +1,13 @@
 """Tests which answers are kept for the corpus, and that an unavailable store is harmless."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from support import eventually
-from tasc_engine import GenerationRequest, GenerationResult, Sampling, Timings
+from support import eventually, replace, ruled
+from tasc_engine import GenerationResult, Sampling, Timings
 from tasc_protocol import GuideSpec, Request
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector, row_of
@@ -16,7 +15,7 @@ from tasc_serve.settings import CollectSettings
 from tasc_store import CollectedRow, StoreError
 
 CALL = Request("1", "wake me", templated=True)
-REQUEST = GenerationRequest("1", (5, 6), 9)
+REQUEST = Request("1", (5, 6), 9)
 RESULT = GenerationResult("1", (7, 0), "alarm", "stop", 2, Timings(0, 0, 0))
 OWN = GuideSpec("choice", ("alarm",))
 ALL = {"sample_rate": 1.0, "flush_interval_s": 0.01}
@@ -66,7 +65,7 @@ def test_what_a_request_changed_is_not_kept(call):
 @pytest.mark.parametrize(
     ("request_", "result"),
     [
-        (replace(REQUEST, sampling=Sampling(temperature=0.1)), RESULT),
+        (replace(REQUEST, **ruled(Sampling(temperature=0.1))), RESULT),
         (REQUEST, structs.replace(RESULT, finish_reason="length")),
         (REQUEST, structs.replace(RESULT, finish_reason="error")),
         (REQUEST, structs.replace(RESULT, text=" ")),

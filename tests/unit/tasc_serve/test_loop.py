@@ -11,9 +11,9 @@ import tiny
 from support import eventually
 from tasc_engine import (
     EngineConfig,
-    GenerationRequest,
     GuideSpec,
     QueueFull,
+    Request,
 )
 from tasc_runtime.protocol import Refusal
 from tasc_serve.replica.step_loop import EngineLoop
@@ -30,7 +30,7 @@ def make_engine(folder):
 @pytest.fixture(scope="module")
 def requests(tokenizer):
     return [
-        GenerationRequest(str(i), tuple(tokenizer.encode_prompt(p)), 20 + i, stream=i % 2 == 0)
+        Request(str(i), tuple(tokenizer.encode_prompt(p)), 20 + i, stream=i % 2 == 0)
         for i, p in enumerate(PROMPTS)
     ]
 
@@ -153,7 +153,7 @@ def test_actions_run_on_the_engines_thread_in_order_busy_or_idle(loop, requests)
 
 def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expected):
     good = requests[0]
-    long = GenerationRequest("long", good.prompt, CONFIG.max_model_len)
+    long = Request("long", good.prompt, CONFIG.max_model_len)
     sinks = submit(loop, [long, good])
     refusal = sinks["long"].next()
     assert (refusal.kind, "a row holds" in refusal.message) == ("invalid", True)
@@ -209,14 +209,14 @@ def test_a_broken_engine_tells_everybody_and_refuses_what_comes_later(
     assert not loop.alive
     assert loop.failure is fault
     assert "must be replaced" in caplog.text
-    late = GenerationRequest("late", requests[0].prompt, 5)
+    late = Request("late", requests[0].prompt, 5)
     assert submit(loop, [late])["late"].next() is fault
     loop.close()
 
 
 def test_a_full_queue_is_a_refusal_and_a_guide_made_elsewhere_is_the_one_used(loop, engine):
     spec = GuideSpec("choice", choices=("wake up",))
-    request = GenerationRequest("guided", (1, 2), 20, guide=spec)
+    request = Request("guided", (1, 2), 20, guide=spec)
     taken = []
     submitted = engine.submit
     engine.submit = lambda request, guide: (taken.append(guide), submitted(request, guide))

@@ -6,7 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_protocol import GuideSpec, Output, Request, TokenText
 from tasc_runtime.errors import EngineBroken, ServiceError
 from tasc_runtime.protocol import Pulse, Refusal
-from tasc_serve.replica.call_server import CallServer, socket_folder
+from tasc_serve.replica.server import CallServer, socket_folder
 from tasc_serve.routing.fleet import ReplicaLost
 from tasc_serve.routing.replica_client import ReplicaClient
 from tasc_serve.settings import ConnectionSettings
@@ -42,9 +42,9 @@ GUIDE = GuideSpec("choice", ("a", "b"), field="guided_choice")
 CALL = Request(
     "c",
     "ü\0",
-    True,
     9,
     ("stop",),
+    templated=True,
     parameters={"temperature": 0.5, "top_k": 3},
     logit_bias=((3, -100.0),),
     seed=2**64 - 1,
@@ -63,30 +63,26 @@ class Replica:
     broken: bool = False
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def complete(self, call: Request) -> Output | Refusal:
+    async def answer(self, call: Request, send: Callable[[Output | Refusal], None]) -> None:
         self.calls.append(call)
         self.open += 1
         try:
             match call.prompt:
                 case "full":
-                    return Refusal("full", "later", retry_after_s=2.0)
+                    return send(Refusal("full", "later", retry_after_s=2.0))
                 case "break":
                     raise EngineBroken("out of memory")
                 case "fail":
-                    raise KeyError("nobody foresaw it")
-                case "wait":
-                    await self.go_on.wait()
-            return structs.replace(ANSWER, result=structs.replace(RESULT, id=call.id))
-        finally:
-            self.open -= 1
-
-    async def stream(self, call: Request) -> AsyncGenerator[Output | Refusal, None]:
-        self.open += 1
-        try:
-            yield OUTPUTS[0]
+                    raise KeyError("an unexpected error")
+            if call.stream:
+                send(OUTPUTS[0])
             if call.prompt == "wait":
                 await self.go_on.wait()
-            yield Refusal("late", "over") if call.prompt == "late" else OUTPUTS[1]
+            if call.prompt == "late":
+                return send(Refusal("late", "over"))
+            if call.stream:
+                return send(OUTPUTS[1])
+            send(structs.replace(ANSWER, result=structs.replace(RESULT, id=call.id)))
         finally:
             self.open -= 1
 
@@ -171,7 +167,7 @@ async def both() -> AsyncIterator[Both]:
 
 
 async def pieces(both: Both, call: Request) -> list[Output | Refusal]:
-    async with aclosing(both.client.stream("one", call)) as found:
+    async with aclosing(both.client.stream("one", structs.replace(call, stream=True))) as found:
         return [piece async for piece in found]
 
 
@@ -217,7 +213,7 @@ async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) ->
     await eventually_async(lambda: both.replica.open == 2)
     goes.cancel()
     await eventually_async(lambda: both.replica.open == 1)
-    async with aclosing(both.client.stream("one", waiting)) as found:
+    async with aclosing(both.client.stream("one", structs.replace(waiting, stream=True))) as found:
         await anext(found)
         assert both.replica.open == 2
     await eventually_async(lambda: both.replica.open == 1)
@@ -228,7 +224,7 @@ async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) ->
 async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_another(both):
     waiting = structs.replace(CALL, prompt="wait")
     lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
-    stream = both.client.stream("one", waiting)
+    stream = both.client.stream("one", structs.replace(waiting, stream=True))
     await anext(stream)
     await eventually_async(lambda: both.replica.open == 4)
     both.client.let_go("one", "silent")
@@ -252,10 +248,10 @@ async def test_a_connection_that_is_forgotten_while_it_is_made_ends(both: Both) 
     assert both.serve.attached == 1
 
 
-async def test_an_engine_that_is_broken_is_told_from_an_error_that_nobody_foresaw(both):
+async def test_broken_engine_and_unexpected_error_are_told_apart(both):
     with refused(EngineBroken, "out of memory"):
         await both.client.complete("one", structs.replace(CALL, prompt="break"))
-    with refused(ServiceError, "nobody foresaw it"):
+    with refused(ServiceError, "an unexpected error"):
         await both.client.complete("one", structs.replace(CALL, prompt="fail"))
     both.replica.broken = True
     with refused(EngineBroken, "out of memory"):
@@ -376,7 +372,7 @@ async def test_what_the_transport_holds_counts_as_not_sent() -> None:
         side.send(Hello(b"x" * 60_000))
     await eventually_async(lambda: transport.held > 120_000)
     with pytest.raises(BufferFull):
-        side.send(Submit(0, True, CALL))
+        side.send(Submit(0, CALL))
     assert side.is_open
     side.send(Hello(b"x" * 60_000))
     assert not side.is_open
@@ -391,7 +387,7 @@ async def test_a_gateway_that_does_not_read_is_cut_off() -> None:
         deaf.send(Hello(endpoint.token))
         call = structs.replace(CALL, id="x" * 1000)  # its answer has the id, too
         for number in range(3000):
-            deaf.send(Submit(number, True, call))
+            deaf.send(Submit(number, call))
         await eventually_async(lambda: not deaf.is_open or deaf.ended)
         assert 0 < len(both.replica.calls) < 3000
         assert await both.client.pulse("one") == PULSE

@@ -9,7 +9,7 @@ from msgspec import structs
 from support import refused
 from tasc_engine import Sampling
 from tasc_protocol import PARAMETERS, FieldError, GuideSpec, Request, SamplingDefaults
-from tasc_runtime.sampling_options import adapter_of, guide_for, sampling_of
+from tasc_runtime.engine.reader import adapter_of, guide_for, parameters_of
 from tasc_store import TaskRecord
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "null"}}}
@@ -174,30 +174,21 @@ def record(**fields: object) -> TaskRecord:
     return TaskRecord("greet", "model", "f" * 32, "{input}", **fields)
 
 
-def test_the_rule_is_the_requests_over_the_tasks_over_the_neutral_one():
+def test_parameters_of_a_request_precede_those_of_its_task():
     task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
-    parameters = {"temperature": 0.0, "top_k": 3}
-    one = Request(parameters=parameters, logit_bias=((1, 2.0),), seed=4, choice_index=2)
-    assert sampling_of(one, task) == Sampling(
-        temperature=0.0,
-        top_p=0.9,
-        presence_penalty=1.0,
-        top_k=3,
-        logit_bias=((1, 2.0),),
-        seed=4,
-        choice=2,
-    )
-    assert sampling_of(Request(), SamplingDefaults()) == Sampling()
+    found = parameters_of(Request(parameters={"temperature": 0.0, "top_k": 3}), task)
+    assert found == {"temperature": 0.0, "top_p": 0.9, "presence_penalty": 1.0, "top_k": 3}
+    assert parameters_of(Request(), SamplingDefaults()) == {}
 
 
-def test_a_top_p_of_0_is_taken_where_the_likeliest_token_is():
+def test_top_p_of_0_is_accepted_for_greedy_answers_only():
     (none,) = asked(COMPLETIONS, top_p=0, seed=0)
     (greedy,) = asked(COMPLETIONS, top_p=0, temperature=0, seed=0)
     warm = SamplingDefaults(temperature=0.7, top_p=0.9)
-    assert sampling_of(none, SamplingDefaults(top_p=0.9)) == Sampling()
-    assert sampling_of(greedy, warm) == Sampling()
+    assert parameters_of(none, SamplingDefaults(top_p=0.9)) == {}
+    assert parameters_of(greedy, warm) == {"temperature": 0}
     with refused(FieldError, "top_p", "0.7") as caught:
-        sampling_of(none, warm)
+        parameters_of(none, warm)
     assert caught.value.field == "top_p"
 
 

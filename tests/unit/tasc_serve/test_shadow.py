@@ -1,7 +1,5 @@
 """Tests that drafted answers are decoded again in the background, and differences reported."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,14 +7,14 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 import tiny
-from support import eventually, load_target, lying, make_proposer
+from support import eventually, load_target, lying, make_proposer, replace, ruled
 from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
-    GenerationRequest,
     GuideSpec,
+    Request,
     Sampling,
     TokenLogprob,
 )
@@ -40,7 +38,7 @@ def target(folder):
 def requests(tokenizer):
     texts = [*tiny.SENTENCES, *(f"{s} please" for s in tiny.SENTENCES)]
     return [
-        GenerationRequest(str(i), tuple(tokenizer.encode_prompt(text)), 20 + i)
+        Request(str(i), tuple(tokenizer.encode_prompt(text)), 20 + i)
         for i, text in enumerate(texts)
     ]
 
@@ -79,7 +77,8 @@ class Checked:
             for delta in self.step():
                 if delta.result:
                     found[delta.id] = delta.result
-                    self.shadow.finished(held.pop(delta.id), delta.result)
+                    request = held.pop(delta.id)
+                    self.shadow.finished(request, request, delta.result)
         return found
 
     def settle(self):
@@ -188,7 +187,7 @@ def test_too_many_and_too_old_answers_are_dropped_and_counted(target, tokenizer,
     few = Checked(target, tokenizer, ShadowSettings(sample_rate=1.0, max_waiting=2, max_age_s=1e-9))
     found = Checked(target, tokenizer, ShadowSettings()).answer(requests[:5])
     for request in requests[:5]:
-        few.shadow.finished(request, found[request.id])
+        few.shadow.finished(request, request, found[request.id])
     assert few.count("checks_dropped", reason="full") == 3
     few.settle()
     assert few.count("checks_dropped", reason="old") == 2
@@ -198,7 +197,7 @@ def test_too_many_and_too_old_answers_are_dropped_and_counted(target, tokenizer,
 def test_a_check_that_fails_harms_no_answer(checked, requests, monkeypatch, caplog):
     found = checked.answer(requests[:3])
     taken = replace(requests[0], id="taken", prompt=(10**6,))  # no engine takes such a prompt
-    checked.shadow.finished(taken, found["0"])
+    checked.shadow.finished(taken, taken, found["0"])
     monkeypatch.setattr("tasc_serve.monitor.shadow.difference", None)
     checked.settle()
     assert checked.count("checks") == 0
@@ -214,7 +213,7 @@ def test_a_tenth_of_the_answers_is_a_tenth_of_the_answers(target, tokenizer, req
     some = Checked(target, tokenizer, ShadowSettings(sample_rate=0.1, max_age_s=600))
     (result,) = Checked(target, tokenizer).answer(requests[:1]).values()
     for i in range(40):
-        some.shadow.finished(replace(requests[0], id=str(i)), result)
+        some.shadow.finished(requests[0], replace(requests[0], id=str(i)), result)
     some.settle()
     assert some.count("checks") == pytest.approx(4, abs=1)
 
@@ -225,13 +224,13 @@ def test_what_cannot_be_judged_is_not_chosen(checked, requests):
     before = checked.count("checks")
     request = requests[0]
     for other in (
-        replace(request, sampling=Sampling(temperature=0.5)),
-        replace(request, sampling=Sampling(presence_penalty=1.0)),
-        replace(request, sampling=Sampling(logit_bias=((1, 2.0),))),
+        replace(request, **ruled(Sampling(temperature=0.5))),
+        replace(request, **ruled(Sampling(presence_penalty=1.0))),
+        replace(request, **ruled(Sampling(logit_bias=((1, 2.0),)))),
         replace(request, draft=False),
     ):
-        checked.shadow.finished(other, result)
-    checked.shadow.finished(request, structs.replace(result, finish_reason="error"))
+        checked.shadow.finished(other, other, result)
+    checked.shadow.finished(request, request, structs.replace(result, finish_reason="error"))
     checked.settle()
     assert checked.count("checks") == before == 1
 
@@ -256,7 +255,7 @@ def test_the_loop_checks_when_it_is_idle_and_tells_users_only(checked, requests)
     def sink(request):
         def take(delta):
             told.append(delta)
-            checked.shadow.finished(request, delta.result)
+            checked.shadow.finished(request, request, delta.result)
 
         return take
 

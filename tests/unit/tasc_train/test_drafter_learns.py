@@ -20,8 +20,8 @@ from tasc_engine import (
     Engine,
     EngineConfig,
     EngineTotals,
-    GenerationRequest,
     ModelSource,
+    Request,
     Target,
     UnsupportedModel,
 )
@@ -206,7 +206,7 @@ def test_drafts_are_accepted_and_answers_equal_plain_ones(trained: Drafter) -> N
     totals = EngineTotals(len(SOURCES), proposer.max_depth)
     engine = Engine(target, tokenizer, proposer, CONFIG, totals.add)
     prompts = [tuple(tokenizer.encode_prompt(f"{text} ->")) for text in INPUTS]
-    requests = [GenerationRequest(str(i), prompt, 16) for i, prompt in enumerate(prompts)]
+    requests = [Request(str(i), prompt, 16) for i, prompt in enumerate(prompts)]
     answers = {int(r.id): list(r.tokens) for r in engine.generate(requests)}
     model = load_model(trained.source)
     assert [answers[i] for i in range(4)] == [tiny.plain(model, p, 16) for p in prompts]

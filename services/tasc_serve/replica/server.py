@@ -1,4 +1,4 @@
-"""Accepts gateways' connections to one replica and answers the calls on them.
+"""The socket of a replica: accepts connections of gateways and answers the calls on them.
 
 A gateway requests an endpoint over its Ray Serve handle. It gets a one-time token, and a socket on
 the same node or a TLS port otherwise. The handle call stays open as long as the connection, so that
@@ -14,8 +14,8 @@ import secrets
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -39,9 +39,11 @@ _HELLO_BYTES = 1024  # maximum size of a message before the token
 class Answers(Protocol):
     """The interface of the object that answers calls."""
 
-    async def complete(self, request: Request) -> Output | Refusal: ...
+    async def answer(self, request: Request, send: Callable[[Output | Refusal], None]) -> None:
+        """Sends the outputs of a request, the last with its result, or at last a refusal.
 
-    def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]: ...
+        A request that does not stream has one output. Cancelling the task frees the row.
+        """
 
     def pulse(self) -> Pulse:
         """Returns the replica's pulse; raises EngineBroken."""
@@ -221,19 +223,21 @@ class _GatewayConnection(Connection):
             return wire.Failed(number, "broken", str(error))
 
     async def _answer(self, message: wire.Submit) -> None:
-        number, send = message.number, self.send
+        number = message.number
+
+        def send(item: Output | Refusal) -> None:
+            if isinstance(item, Refusal):
+                self.send(wire.Refused(number, item))
+            else:
+                self.send(wire.Answered(number, item))
+
         try:
-            if message.whole:
-                send(_message(number, await self._answers.complete(message.request)))
-                return
-            async with aclosing(self._answers.stream(message.request)) as items:
-                async for item in items:
-                    send(_message(number, item))
+            await self._answers.answer(message.request, send)
         except EngineBroken as error:
-            send(wire.Failed(number, "broken", str(error)))
+            self.send(wire.Failed(number, "broken", str(error)))
         except Exception as error:
             log.exception("call %s failed", message.request.id)
-            send(wire.Failed(number, "unexpected", repr(error)))
+            self.send(wire.Failed(number, "unexpected", repr(error)))
 
     def lost(self, why: str) -> None:
         self._timer.cancel()
@@ -244,12 +248,6 @@ class _GatewayConnection(Connection):
             log.warning("a connection was ended: %s", why)
         elif not self._ended.done():
             self._ended.set_result(None)
-
-
-def _message(number: int, item: Output | Refusal) -> wire.Answered | wire.Refused:
-    if isinstance(item, Refusal):
-        return wire.Refused(number, item)
-    return wire.Answered(number, item)
 
 
 def socket_folder() -> Path:

@@ -1,0 +1,232 @@
+"""Fills in the values that a request leaves to its task, and checks the replica's limits.
+
+Limits that do not depend on a task are checked where requests enter (`tasc_serve.http.parsing`).
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from tasc_engine.errors import GuideError
+from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults
+from tasc_runtime.engine.versions import Records
+from tasc_runtime.sampling_options import SHOWN, guide_of
+from tasc_store import TaskRecord
+from tasc_text import MessageError, TaskTokenizer, Template
+
+if TYPE_CHECKING:  # checks of a job import no torch
+    from tasc_engine import Engine
+    from tasc_engine.guided import Guide
+
+log = logging.getLogger(__name__)
+
+_LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
+
+
+class PromptTooLong(FieldError):
+    """A prompt leaves no room for an answer in a row.
+
+    Attributes:
+        tokens: Number of tokens of the prompt.
+        longest: Maximum number of tokens of a row, prompt and answer together.
+    """
+
+    def __init__(self, field: str, tokens: int, longest: int) -> None:
+        super().__init__(
+            field,
+            f"{field} has {tokens} tokens; a row holds {longest}, the answer included "
+            "(max_model_len, kv_cache_bytes): shorten it, or have it cut by "
+            "truncate_prompt_tokens",
+        )
+        self.tokens, self.longest = tokens, longest
+
+
+def guide_for(request: Request, record: TaskRecord) -> GuideSpec | None:
+    """Returns the request's guide, or else the task's unless the request wants none.
+
+    Raises:
+        FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
+    """
+    guide = request.guide or (None if request.unguided else guide_of(record))
+    request.require_ends(guide)
+    return guide
+
+
+def adapter_of(request: Request, record: TaskRecord) -> str | None:
+    """Returns the name of the adapter that answers; None if the task names no adapters.
+
+    Raises:
+        FieldError: The task has no adapter of that name.
+    """
+    known = record.adapter_names
+    if request.adapter is None:
+        return known[0] if known else None
+    if request.adapter not in known:
+        if known:
+            way_out = f"has {', '.join(known)}: name one of them"
+        else:
+            way_out = "has no adapters to choose from: leave it out"
+        message = f"adapter is {request.adapter!r}; task {record.name} {way_out}"
+        raise FieldError("adapter", message)
+    return request.adapter
+
+
+def parameters_of(request: Request, task: SamplingDefaults) -> dict[str, int | float]:
+    """Returns the sampling parameters: those of the request, and the task's for all others.
+
+    Raises:
+        FieldError: ``top_p`` is 0, and tokens are drawn.
+    """
+    found = {**task.given, **request.parameters}
+    if found.get("top_p") == 0:
+        if temperature := found.get("temperature"):
+            raise FieldError(
+                "top_p",
+                f"top_p is 0 and temperature is {temperature:g}; raise top_p above 0, or set "
+                "temperature to 0, which takes the likeliest token",
+            )
+        del found["top_p"]  # greedy decoding does not use it
+    return found
+
+
+def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
+    """Checks that answers can contain stop strings.
+
+    Raises:
+        FieldError: A string has a special token and other text, which no answer has.
+    """
+    for stop in stops:
+        if (held := tokenizer.special_in(stop)) not in (None, stop):
+            raise FieldError(
+                "stop",
+                f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special token, "
+                f"which has no text there; give {held!r} alone, or stop_token_ids: "
+                f"[{tokenizer.special_tokens[held]}]",
+            )
+
+
+class RequestReader:
+    """Makes the requests that an engine takes. Any thread may use it.
+
+    Args:
+        records: The versions of the task's record that answer.
+    """
+
+    def __init__(
+        self, engine: "Engine", tokenizer: TaskTokenizer, template: Template, records: Records
+    ) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._template, self._records = template, records
+
+    def request(self, asked: Request) -> Request:
+        """Fills in a request by the newest record, and compiles its guide, which may take seconds.
+
+        Raises:
+            FieldError, ValueError: See `read` and `guide`.
+        """
+        request = self.read(asked, asked.id, asked.record_version or self._records.newest[1])
+        self.guide(request.guide)
+        return request
+
+    def read(self, asked: Request, id: str, version: int) -> Request:
+        """Fills in a request: token ids of the prompt, limits, stops, rule, guide and adapter.
+
+        Args:
+            id: The request's id in the engine; it must be unique there.
+            version: Version of the task's record that answers.
+
+        Raises:
+            FieldError: A field is wrong.
+            PromptTooLong: The prompt leaves no room for an answer in a row.
+            ValueError: The prompt has no tokens, or a limit is out of range.
+        """
+        record, longest = self._records.of(version), self._engine.longest
+        guide = None if asked.max_tokens == 0 else guide_for(asked, record)
+        if guide:
+            apart = self._tokenizer.special_ids.union(self._tokenizer.eos_ids)
+            guide.require_whole(asked.stop, {*asked.stop_token_ids} - apart)
+        prompt = self._prompt_ids(asked)
+        if asked.truncate_prompt_tokens:
+            prompt = prompt[-self._kept_tokens(asked, record) :]
+        if len(prompt) >= longest:
+            raise PromptTooLong(asked.prompt_field, len(prompt), longest)
+        most = asked.max_tokens
+        most = min(record.max_tokens, longest - len(prompt)) if most is None else max(most, 1)
+        if asked.min_tokens > most:
+            message = f"min_tokens is {asked.min_tokens}; the answer has at most {most}"
+            raise FieldError("min_tokens", f"{message}: lower it, or raise max_tokens")
+        stops, stop_ids = (*record.stop, *asked.stop), asked.stop_token_ids
+        if stops:
+            stop_ids += self._special_stops(asked.stop, record)
+        request = structs.replace(
+            asked,
+            id=id,
+            prompt=prompt,
+            max_tokens=most,
+            stop=stops,
+            stop_token_ids=stop_ids,
+            parameters=parameters_of(asked, record.sampling),
+            guide=guide,
+            adapter=adapter_of(asked, record),
+            record_version=version,
+        )
+        self._engine.require_fit(request)
+        return request
+
+    def guide(self, guide: GuideSpec | None) -> "Guide | None":
+        """Returns the compiled guide of a request; compiles it here unless it is known.
+
+        Raises:
+            FieldError: The guide cannot be followed.
+        """
+        if guide is None:
+            return None
+        try:
+            return self._engine.guides.of(guide)
+        except GuideError as error:
+            raise FieldError(guide.field, f"{guide.name}: {error}") from error
+
+    def compile_own_guide(self) -> None:
+        """Compiles the task's own guide before the first request comes."""
+        try:
+            self.guide(guide_of(self._records.newest[0]))
+        except FieldError as error:
+            log.error("task %s: %s", self._records.newest[0].name, error)
+
+    def may_block(self, asked: Request) -> bool:
+        """Whether `read` may take long: it waits for another process, or the text is long."""
+        if asked.templated and self._records.newest[0].chat is not None:
+            return True
+        return not isinstance(asked.prompt, tuple) and len(str(asked.prompt)) > _LONG_TEXT
+
+    def _prompt_ids(self, asked: Request) -> tuple[int, ...]:
+        add = asked.add_special_tokens
+        if isinstance(asked.prompt, tuple):
+            return asked.prompt
+        if isinstance(asked.prompt, str) and not asked.templated:
+            return tuple(self._tokenizer.encode_prompt(asked.prompt, add is not False))
+        try:
+            return tuple(self._template.encode(self._tokenizer, asked.prompt, add))
+        except MessageError as error:
+            raise FieldError(error.field, str(error)) from error
+
+    def _kept_tokens(self, asked: Request, record: TaskRecord) -> int:
+        """The number of a prompt's last tokens that ``truncate_prompt_tokens`` keeps."""
+        if asked.truncate_prompt_tokens != -1:
+            return asked.truncate_prompt_tokens or 0
+        longest = self._engine.longest
+        own = min(record.max_tokens, longest // 2)
+        return max(longest - (own if asked.max_tokens is None else asked.max_tokens or 1), 1)
+
+    def _special_stops(self, asked: Sequence[str], record: TaskRecord) -> tuple[int, ...]:
+        """Returns the stop strings that are special tokens, as ids: answers' texts lack them.
+
+        Raises:
+            FieldError: See `require_stops`; those of the task were checked when it was made.
+        """
+        require_stops(self._tokenizer, asked)
+        special = self._tokenizer.special_tokens
+        found = (special.get(stop) for stop in (*asked, *record.stop))
+        return tuple(id_ for id_ in found if id_ is not None and id_ < self._engine.vocab_size)
