@@ -36,7 +36,7 @@ test-all: .venv/.installed ## run all tests: clusters, kills, long schedules and
 # Parts that call every dependency: model, drafts, guides, store, jobs on Ray Data, and a service with its gateway.
 SMOKE := unit/test_imports.py unit/tasc_text unit/tasc_store unit/tasc_serve unit/tasc_runtime unit/tasc_draft/test_draft_rows.py \
   $(addprefix unit/tasc_engine/test_, engine.py loading.py adapters.py guides_grammar.py guides_choice.py) \
-  $(addprefix unit/tasc_jobs/test_, rows.py command_line.py statistics.py finetune.py) \
+  $(addprefix unit/tasc_jobs/test_, rows.py command_line.py statistics.py) unit/tasc_train/test_finetune.py \
   integration/store integration/jobs/test_index_job.py integration/jobs/test_corpus_statistics.py integration/service/test_answers.py
 
 LOWEST := .bench/lowest/bin/python

@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from tasc_draft import DraftSettings
 from tasc_draft.settings import RANGES
-from tasc_jobs.cli.main import app
+from tasc_jobs.cli.main import all_commands
 from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.engine_settings import DraftOverrides
 from tasc_runtime.sampling_options import IGNORED_OF_PARTS, Body, ChatMessage
@@ -46,7 +46,7 @@ Context: TypeAlias = Any
 
 def commands(of: Command | None = None, *names: str) -> Iterator[tuple[str, Command]]:
     """Each command by its full name, `tasc` itself and its groups included, in help's order."""
-    of = of or typer.main.get_command(app)
+    of = of or all_commands()
     names = (*names, str(of.name)) if names else ("tasc",)
     yield " ".join(names), of
     for each in getattr(of, "commands", {}).values():

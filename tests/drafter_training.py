@@ -9,12 +9,12 @@ import torch
 import tiny
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import Kind
-from tasc_jobs.drafter.hyperparameters import DrafterSettings
-from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
-from tasc_jobs.evaluate.measured_model import Setup
 from tasc_jobs.task_inputs import GenerationSettings
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate
+from tasc_train.drafter.hyperparameters import DrafterSettings
+from tasc_train.drafter.training_run import DrafterJob, train_drafter
+from tasc_train.evaluate.measured_model import Setup
 
 INPUTS = ("wake me", "set an alarm", "play music", "two hours")
 GENERATION = GenerationSettings(PromptTemplate("{input} ->"), max_tokens=16)
@@ -48,10 +48,10 @@ class Trained:
     kind: Kind
     folder: Path
     found: dict[str, Any]
-    said: list[str]
+    messages: list[str]
 
 
 def trained_by(bench: Bench, kind: Kind, output: Path, **changes: Any) -> Trained:
-    said: list[str] = []
-    found = train_drafter(bench.job(output, kind, **changes), say=said.append)
-    return Trained(bench, kind, output, found, said)
+    messages: list[str] = []
+    found = train_drafter(bench.job(output, kind, **changes), notify=messages.append)
+    return Trained(bench, kind, output, found, messages)

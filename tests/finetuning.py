@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from tasc_jobs.enrich.enrichment import enrich_and_save
-from tasc_jobs.enrich.ngram_selection import EnrichSettings
-from tasc_jobs.finetune.finetuning import Finetune, finetune
-from tasc_jobs.finetune.hyperparameters import FinetuneSettings
-from tasc_jobs.finetune.model import Parts, vocabulary_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_train.enrich.enrichment import enrich_and_save
+from tasc_train.enrich.ngram_selection import EnrichSettings
+from tasc_train.finetune.finetuning import Finetune, finetune
+from tasc_train.finetune.hyperparameters import FinetuneSettings
+from tasc_train.finetune.model import Parts, vocabulary_of
 
 SETTINGS = FinetuneSettings(epochs=3, batch_rows=8, micro_rows=3, learning_rate=2e-3)
 OUTPUTS = [f"intent: {a}_{b}" for a in ("play", "set") for b in ("music", "alarm")] * 5

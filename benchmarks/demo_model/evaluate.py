@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from tasc_jobs.demo.tasks import TASKS, data_file, demo_record, read_split
-from tasc_jobs.evaluate.quality import Metrics, quality
+from tasc_jobs.statistics.quality import Metrics, quality
 from tasc_serve import LLM
 
 MAX_TOKENS = 512

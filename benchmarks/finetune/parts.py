@@ -16,15 +16,15 @@ from tokenizers import Tokenizer
 from benchmarks.common import Figure, show_table, to_stderr
 from benchmarks.demo_model.train import train_base
 from benchmarks.draft.tasks import open_tokenizer
+from benchmarks.finetune.agreement import MeasuredRun, check
 from benchmarks.finetune.bench_ft import Options
 from benchmarks.finetune.runs import HALF_EPOCHS, PCS, FtRun, Workshop
 from benchmarks.finetune.tasks import TASKS
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.enrich.ngram_selection import Enriched, EnrichSettings, enrich, refined
-from tasc_jobs.forecast_ft.check import MeasuredRun, check
-from tasc_jobs.forecast_ft.forecast import lengths_by_budget
 from tasc_jobs.statistics.distribution import distribution
 from tasc_text import TaskTokenizer
+from tasc_train.enrich.ngram_selection import Enriched, EnrichSettings, enrich, refined
+from tasc_train.forecast import lengths_by_budget
 
 Part = tuple[list[Figure], dict[str, Any]]
 Found = dict[FtRun, dict[str, Any]]
@@ -263,7 +263,7 @@ def both(options: Options) -> Part:
         sides = [model["sides"][side] for model in models for side in ("plain", "drafted")]
         _, drafting, tokens, together = (side["ms_per_answer"] for side in sides)
         by_medians += together["median"] < min(drafting["median"], tokens["median"])
-        by_all_runs += together["most"] < min(drafting["least"], tokens["least"])
+        by_all_runs += together["max"] < min(drafting["min"], tokens["min"])
         name = TASKS[task].measures[0]
         quality = ", ".join(f"{model['quality'][name]:.3f}" for model in models)
         rows.append([task, *(_times(side, sides[0]) for side in sides), f"{name} {quality}"])
@@ -311,7 +311,7 @@ def forecast(options: Options) -> Part:
     if (found := _fine_tuned(options, runs)) is None:
         return [], {}
     settings = {run: f"{run.task}, {run.base}, n_max {run.n_max}" for run in runs}
-    lines = [MeasuredRun(**(found[run] | {"setting": settings[run]})) for run in runs]
+    lines = [MeasuredRun.of(found[run] | {"setting": settings[run]}) for run in runs]
     judged = check(lines)
     rows = []
     for each in judged.settings:

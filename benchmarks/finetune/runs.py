@@ -23,18 +23,18 @@ from benchmarks.demo_model.train import SIZES
 from benchmarks.finetune.tasks import TASKS, FtTask
 from tasc_engine import ModelSource
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.enrich.enrichment import RECORD, enrich_and_save
-from tasc_jobs.enrich.ngram_selection import EnrichSettings
-from tasc_jobs.evaluate.evaluation import Evaluation, evaluate
-from tasc_jobs.evaluate.measured_model import Setup
-from tasc_jobs.finetune.checkpoints import REPORT
-from tasc_jobs.finetune.finetuning import Finetune, finetune
-from tasc_jobs.finetune.hyperparameters import FinetuneSettings
 from tasc_jobs.statistics.distribution import renyi2_bits
 from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_train.enrich.enrichment import RECORD, enrich_and_save
+from tasc_train.enrich.ngram_selection import EnrichSettings
+from tasc_train.evaluate.evaluation import Evaluation, evaluate
+from tasc_train.evaluate.measured_model import Setup
+from tasc_train.finetune.checkpoints import REPORT
+from tasc_train.finetune.finetuning import Finetune, finetune
+from tasc_train.finetune.hyperparameters import FinetuneSettings
 
 PCS = 0.02
 HALF_EPOCHS = 3  # of the base of half the size of the shipped model

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import read_rows
-from tasc_jobs.evaluate.quality import Metrics
+from tasc_jobs.statistics.quality import Metrics
 from tasc_store import CorpusRow
 from tasc_text import PromptTemplate
 

@@ -16,10 +16,10 @@ import torch
 from benchmarks.gpu.gpu import Found, Here
 from benchmarks.gpu.steps import NAME, random_model
 from benchmarks.gpu.work import wait
-from tasc_jobs.finetune.examples import Example
-from tasc_jobs.finetune.hyperparameters import FinetuneSettings
-from tasc_jobs.finetune.model import adapted, add_rows, load_base
-from tasc_jobs.finetune.training import Trainer, TrainingProgress
+from tasc_train.finetune.examples import Example
+from tasc_train.finetune.hyperparameters import FinetuneSettings
+from tasc_train.finetune.model import adapted, add_rows, load_base
+from tasc_train.finetune.training import Trainer, TrainingProgress
 
 NEW, PROMPT, OUTPUT, ROWS = 500, 48, 16, 64
 _WARM_UP = 2  # steps that are not timed

@@ -24,15 +24,15 @@ from tasc_engine.drafting.neural.card import CARD, Kind
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_jobs.demo.tasks import ADAPTERS, MODEL
 from tasc_jobs.demo.tasks import TASKS as SHIPPED
-from tasc_jobs.drafter.answers import TargetAnswer, make_answers
-from tasc_jobs.drafter.hyperparameters import DrafterSettings
-from tasc_jobs.drafter.training_run import DrafterJob, train_drafter
-from tasc_jobs.evaluate.measured_model import Setup
-from tasc_jobs.finetune.examples import Example, packed
 from tasc_jobs.task_inputs import GenerationSettings
 from tasc_runtime.progress import silent
 from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer
+from tasc_train.drafter.answers import TargetAnswer, make_answers
+from tasc_train.drafter.hyperparameters import DrafterSettings
+from tasc_train.drafter.training_run import DrafterJob, train_drafter
+from tasc_train.evaluate.measured_model import Setup
+from tasc_train.finetune.examples import Example, packed
 
 # Tasks that the shipped model knows, and its adapters for them.
 _SHIPPED = {task: ADAPTERS / task for task in SHIPPED} | {"clinc150": None}

@@ -11,7 +11,7 @@ from benchmarks.requests.engines import Drafted, Run, load, prompts
 from tasc_engine import Request
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import ADAPTERS, MODEL, TASKS, TEMPLATES, read_split
-from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
+from tasc_jobs.statistics.quality import IntentQuality, intent_quality
 from tasc_text import PromptTemplate
 
 TASK = "massive_en"

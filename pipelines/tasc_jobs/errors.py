@@ -67,11 +67,3 @@ def in_short(error: Exception) -> str:
 def exit_code(error: Exception) -> int:
     """Returns 2 if a command was used incorrectly, 1 if it failed."""
     return 2 if isinstance(error, UsageError) else 1
-
-
-class FinetuneError(JobError):
-    """A fine-tune cannot start, continue or be saved. Files saved earlier are not changed."""
-
-
-class FamilyError(JobError):
-    """With new tokens, a tokenizer of this kind would not decode texts back unchanged."""

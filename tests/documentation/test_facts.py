@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 import redis
-import typer
 import yaml
 from prometheus_client import CollectorRegistry
 
-from tasc_jobs.cli.main import app
+from tasc_jobs.cli.main import all_commands
 from tasc_runtime.llm import LLM, Completion, Summary
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -33,7 +32,7 @@ FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SEPARATORS = ("&&", "|", "&", ";", ">", "2>&1")
 SPAN = re.compile(r"`([^`\n]+)`")
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = all_commands()
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

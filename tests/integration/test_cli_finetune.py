@@ -37,33 +37,23 @@ def task(client: redis.Redis, folder: Path, name: str) -> str:
     return name
 
 
-def last_line(said: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(said.splitlines()[-1])
+def last_line(printed: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(printed.splitlines()[-1])
     return found
 
 
-def test_files_are_enough_to_evaluate(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+def test_model_is_evaluated_on_files(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
     given = ("evaluate", "--test", file, "--model", folder, *ASKED, "--limit", 6)
     tables = run(*given, "--train", file, "--metrics", "labels", "--report", tmp_path / "page.html")
-    for said in ("precision", "drafted", "6 of 6 drafted answers are the plain ones"):
-        assert said in tables
+    for printed in ("precision", "drafted", "6 of 6 drafted answers"):
+        assert printed in tables
     assert "<svg" in (tmp_path / "page.html").read_text()
     found = last_line(run(*given, "--repeats", 1, "--json"))
     assert (found["rows"], found["repeats"], found["setting"]) == (6, 1, "model")
     assert list(found["sides"]) == ["plain"]
 
 
-def test_evaluations_check_a_forecast(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
-    given = ("--test", file, "--train", file, "--model", folder, *ASKED, "--limit", 4)
-    line = run("evaluate", *given, "--repeats", 1, "--plain", "--setting", "one", "--json")
-    other = {**last_line(line), "budget": 60, "renyi2_bits": 9.0, "ms_per_answer": 1e-6}
-    (tmp_path / "runs.jsonl").write_text(line + json.dumps(other) + "\n")
-    found = last_line(run("forecast-ft", "--check", tmp_path / "runs.jsonl", "--json"))
-    assert (found["mean_tau"], found["right_share"], found["runs"]) == (-1, 1, 2)
-    assert "one" in run("forecast-ft", "--check", tmp_path / "runs.jsonl")
-
-
-def test_files_are_enough_to_forecast(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+def test_forecast_reads_files(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
     given = ("forecast-ft", "--train", file, "--budget", "4,0")
     found = last_line(run(*given, "--tokenizer", folder, "--test", file, "--json"))
     assert [point["budget"] for point in found["points"]] == [0, 4]
@@ -76,7 +66,7 @@ def test_files_are_enough_to_forecast(run: Run, file: Path, folder: Path, tmp_pa
 
 
 @pytest.mark.redis
-def test_a_task_knows_its_model_its_prompt_and_its_rows(
+def test_evaluation_and_forecast_take_model_prompt_and_rows_of_the_task(
     run: Run, redis_url: str, task: str, folder: Path, file: Path
 ) -> None:
     url = ("--redis-url", redis_url)
@@ -90,15 +80,16 @@ def test_a_task_knows_its_model_its_prompt_and_its_rows(
     assert timed["points"][0]["ms_per_answer"] > 0
 
 
-def test_what_is_missing_or_no_is_named(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+def test_missing_options_and_wrong_values_are_named(
+    run: Run, file: Path, folder: Path, tmp_path: Path
+) -> None:
     evaluated, forecast = ("evaluate", "--test", file), ("forecast-ft", "--train", file)
     enriched = ("enrich", "--output", tmp_path / "out")
-    for given, said in (
+    for given, printed in (
         (evaluated, "--model"),
         ((*evaluated, "--model", folder), "--template"),
         ((*evaluated, "--model", folder, "--dtype", "int4"), "dtype is int4"),
-        (("forecast-ft",), "name one of a TASK"),
-        ((*forecast, "--check", file), "name one of a TASK"),
+        (("forecast-ft",), "either a TASK or --train"),
         (forecast, "--tokenizer"),
         ((*forecast, "--model", folder), "--template"),
         ((*forecast, "--tokenizer", folder, "--budget", "1,x"), "--budget is '1,x'"),
@@ -106,21 +97,22 @@ def test_what_is_missing_or_no_is_named(run: Run, file: Path, folder: Path, tmp_
         (enriched, "either a TASK or --train"),
         ((*enriched, "--train", file), "--tokenizer"),
     ):
-        assert said in run(*given, code=2)
-    assert "is no run" in run("forecast-ft", "--check", file, code=1)
+        assert printed in run(*given, code=2)
     (tmp_path / "out").mkdir()
     there = (*enriched, "--train", file, "--tokenizer", folder)
     assert "already exists" in run(*there, code=1)
     assert sorted(os.listdir(tmp_path)) == ["out", "rows.jsonl"]
 
 
-def test_files_are_enough_to_finetune(run: Run, file: Path, folder: Path, tmp_path: Path) -> None:
+def test_model_is_enriched_and_fine_tuned_on_files(
+    run: Run, file: Path, folder: Path, tmp_path: Path
+) -> None:
     enriched, output = tmp_path / "enriched", tmp_path / "out"
-    said = run(
+    printed = run(
         "enrich", "--train", file, "--test", file, "--tokenizer", folder, "--budget", 6,
         "--output", enriched, "--json",
     )  # fmt: skip
-    report = json.loads(said.splitlines()[-1])
+    report = json.loads(printed.splitlines()[-1])
     assert report["length_reduction"] == report["tokens_before"] / report["tokens_after"] > 1.5
     assert (report["judged_on"], report["new_tokens"]) == ("test", 6)
     few = ("--epochs", 1, "--batch-rows", 8, "--template", r"{input}\n", "--threads", 1)
@@ -140,17 +132,16 @@ def test_files_are_enough_to_finetune(run: Run, file: Path, folder: Path, tmp_pa
 
 
 @pytest.mark.redis
-def test_a_task_knows_what_to_tune(run: Run, redis_url: str, task: str, tmp_path: Path) -> None:
+def test_fine_tuned_model_of_a_task_becomes_a_task_with_the_same_corpus(
+    run: Run, redis_url: str, task: str, tmp_path: Path
+) -> None:
     url = ("--redis-url", redis_url)
     enriched, output = tmp_path / "enriched", tmp_path / "out"
     assert "x fewer tokens" in run("enrich", task, "--budget", 5, "--output", enriched, *url)
     few = ("--epochs", 1, "--tokenizer", enriched, "--output", output)
-    said = run("finetune", task, *few, *url)
-    assert "5 new tokens" in said
-    again = run("finetune", task, *few, *url)
-    assert again == said  # the same steps, seconds and folder: nothing was trained again
-    assert str(output) in run("finetune", task, *few, "--seed", 1, *url, code=1)
-    create, build = said.splitlines()[-2:]
+    printed = run("finetune", task, *few, *url)
+    assert "5 new tokens" in printed
+    create, build = printed.splitlines()[-2:]
     assert build == f"tasc build-index {task}-ft --redis-url {redis_url}"
     assert create.startswith("tasc ")
     run(*shlex.split(create)[1:])
@@ -161,7 +152,7 @@ def test_a_task_knows_what_to_tune(run: Run, redis_url: str, task: str, tmp_path
     assert f"create {task}-ft-ft " in run("finetune", task, *few, *url)
 
 
-def test_a_fine_tune_of_files_says_how_to_make_its_task(
+def test_commands_printed_after_a_fine_tune_create_its_task(
     run: Run, file: Path, folder: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "two words"
@@ -169,8 +160,8 @@ def test_a_fine_tune_of_files_says_how_to_make_its_task(
     rows = file.rename(place / "rows.jsonl")
     given = ("--train", rows, "--model", folder, "--template", r"say {input}\n", "--epochs", 0.01)
     data_dir = ("--data-dir", tmp_path / "my store")
-    said = run("finetune", "calls", *given, "--output", place / "out", *data_dir)
-    create, ingest, build = (shlex.split(line)[1:] for line in said.splitlines()[-3:])
+    printed = run("finetune", "calls", *given, "--output", place / "out", *data_dir)
+    create, ingest, build = (shlex.split(line)[1:] for line in printed.splitlines()[-3:])
     assert "calls version 1" in run(*create)
     assert "20 rows added" in run(*ingest)
     assert build == ["build-index", "calls", "--data-dir", str(tmp_path / "my store")]

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from support import write_rows
 from tasc_jobs import demo
-from tasc_jobs.cli.main import app
+from tasc_jobs.cli.main import all_commands
 
 pytestmark = pytest.mark.redis
 
@@ -62,13 +61,13 @@ import contextlib, io, json, sys
 from tasc_jobs.cli.main import main
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["tasc", *arguments]
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
         try:
             main()
         except SystemExit as ended:
             code = ended.code
-    print(json.dumps([code, said.getvalue(), sorted({"torch", "ray"} & set(sys.modules))]))
+    print(json.dumps([code, errors.getvalue(), sorted({"torch", "ray"} & set(sys.modules))]))
 """
 
 
@@ -86,7 +85,7 @@ def test_a_mistake_is_reported_before_anything_slow(
         "MODEL": str(Path(demo.__path__[0]) / "tasc-demo-7m"),
     }
     Path(files["CONFIG"]).write_text("tasks: [{name: nothing}]\nhttp: {port: 0}\n")
-    group = typer.main.get_command(app)
+    group = all_commands()
     without = {
         name
         for name, command in group.commands.items()
@@ -99,8 +98,8 @@ def test_a_mistake_is_reported_before_anything_slow(
         [sys.executable, "-c", RUN, json.dumps(filled)],
         env={**os.environ, "REDIS_URL": redis_url}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    told = [json.loads(line) for line in ran.stdout.splitlines()]
-    for command, (code, error, slow) in zip(filled, told, strict=True):
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    for command, (code, error, slow) in zip(filled, found, strict=True):
         assert code in (1, 2), (command, error)
         assert "nothing" in error, (command, error)
         assert "Traceback" not in error, (command, error)
@@ -109,7 +108,7 @@ def test_a_mistake_is_reported_before_anything_slow(
 
 def test_every_command_that_takes_a_task_is_tried() -> None:
     """All commands except those that make a task or keys, or may wait for a task."""
-    group = typer.main.get_command(app)
+    group = all_commands()
     takes = {
         name
         for name, command in group.commands.items()

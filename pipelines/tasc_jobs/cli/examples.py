@@ -45,27 +45,6 @@ Two engines on GPUs: tasc generate tickets --input rows/ --output answers.parque
 Until Ctrl-C: tasc worker --config service.yaml
 
 Only the waiting batches of two tasks: tasc worker --once --tasks tickets,tags""",
-    "enrich": "tasc enrich tickets --budget 500 --output tokenizer-500",
-    "finetune": """\
-The task's own model: tasc finetune tickets --output tuned
-
-With the tokens of tasc enrich: tasc finetune tickets --tokenizer tokenizer-500 --output tuned""",
-    "forecast_ft": """\
-Lengths: tasc forecast-ft tickets
-
-Also times on this machine: tasc forecast-ft tickets --model ./my-model --report forecast.html""",
-    "train_drafter": """\
-A head on the task's model: tasc train-drafter tickets --kind eagle --output drafter
-
-Then: tasc task set tickets --drafter ./drafter""",
-    "rank_vocabulary": """\
-A neural draft model that chooses among fewer tokens is faster (FR-Spec, VocabTrim). Answers do not
-change, because the model verifies drafts with all tokens. Rankings of the model's own answers work
-best.
-
-Of collected answers: tasc rank-vocabulary tickets --from target --top-k 4000
-
-Of a file: tasc rank-vocabulary tickets --from draft --answers drafted.jsonl --top-p 0.999""",
     "doctor": """\
 A model: tasc doctor ./my-model
 
@@ -85,10 +64,5 @@ tasc measure-cost ./my-model --json > costs.json; tasc forecast tickets --step-c
 A quick guess of costs: tasc tune tickets
 
 Measured costs: tasc tune tickets --step-cost costs.json --report tune.html""",
-    "evaluate": """\
-A task: tasc evaluate tickets --test test.jsonl --metrics labels
-
-A model that is no task yet: tasc evaluate --model tuned/model
---test test.jsonl""",
     "measure_cost": "tasc measure-cost ./my-model --json > costs.json",
 }

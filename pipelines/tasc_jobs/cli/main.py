@@ -10,20 +10,17 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tasc_jobs.cli.doctor import doctor
-from tasc_jobs.cli.enrich import enrich
-from tasc_jobs.cli.evaluate import evaluate
 from tasc_jobs.cli.examples import EXAMPLES
-from tasc_jobs.cli.finetune import finetune
-from tasc_jobs.cli.forecast_ft import forecast_ft
 from tasc_jobs.cli.generate import generate
 from tasc_jobs.cli.index import index_app, refresh
 from tasc_jobs.cli.keys import key_app
@@ -40,10 +37,8 @@ from tasc_jobs.cli.options import (
     print_result,
     require_files,
 )
-from tasc_jobs.cli.rank_vocabulary import rank_vocabulary
 from tasc_jobs.cli.stats import stats
 from tasc_jobs.cli.tasks import task_app
-from tasc_jobs.cli.train_drafter import train_drafter
 from tasc_jobs.cli.tuning import forecast, replay, tune
 from tasc_jobs.cli.worker import worker
 from tasc_jobs.errors import JobError, exit_code, in_short, known_errors, require_writable
@@ -60,7 +55,49 @@ Its corpus and draft index: tasc ingest tickets train.jsonl; tasc build-index ti
 
 Answers to a file: tasc generate tickets --input rows.jsonl --output answers.jsonl"""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class _TrainCommand:
+    """A command of the package `tasc_train`, with its line in the list of all commands."""
+
+    name: str
+    line: str
+
+    def load(self, panel: str) -> Any:
+        """Imports the command from the module of `tasc_train.cli` with its name."""
+        name = self.name.replace("-", "_")
+        module = import_module(f"tasc_train.cli.{name}")
+        alone = typer.Typer(add_completion=False)
+        options = alone.command(cls=NamedTask, rich_help_panel=panel, epilog=module.EXAMPLES)
+        options(getattr(module, name))
+        return typer.main.get_command(alone)
+
+
+class _Commands(TyperGroup):
+    """All commands. Those of `tasc_train` are imported when one of them is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.load(args[0])
+        return super().resolve_command(ctx, args)
+
+    def load(self, name: str) -> None:
+        """Replaces the entry of a command of `tasc_train` by the command itself."""
+        if name in _TRAIN_COMMANDS:
+            panel, command = _TRAIN_COMMANDS[name]
+            self.commands[name] = command.load(panel)
+
+
+def all_commands() -> Any:
+    """Returns the group of all commands after importing them, for docs and tests."""
+    group: Any = typer.main.get_command(app)
+    for name in _TRAIN_COMMANDS:
+        group.load(name)
+    return group
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Batched, lossless generation for task-specific small language models.",
     epilog=_START,
     no_args_is_help=True,
@@ -338,19 +375,57 @@ def demo(
             raise
 
 
-_PANELS: dict[str, tuple[Command | tuple[str, typer.Typer], ...]] = {
+_PANELS: dict[str, tuple[Command | tuple[str, typer.Typer] | _TrainCommand, ...]] = {
     "Prepare": (
         *(("task", task_app), ingest, build_index, ("index", index_app), refresh, model_bigrams),
     ),
     "Serve": (serve, ("key", key_app), demo),
     "Batch": (generate, worker),
-    "Fine-tune": (enrich, finetune, forecast_ft, train_drafter, rank_vocabulary),
-    "Measure": (doctor, stats, replay, forecast, tune, evaluate, measure_cost),
+    "Fine-tune": (
+        _TrainCommand(
+            "enrich",
+            "Merge the frequent n-grams of task outputs into single tokens (step 1 of TASC-ft).",
+        ),
+        _TrainCommand(
+            "finetune",
+            "Train an adapter, and embeddings of new tokens, on outputs of TASK (step 2 of "
+            "TASC-ft).",
+        ),
+        _TrainCommand(
+            "forecast-ft",
+            "Forecast what `tasc enrich` and `tasc finetune` would gain, by number of new tokens.",
+        ),
+        _TrainCommand(
+            "train-drafter",
+            "Train a draft model for the model of TASK on answers of that model.",
+        ),
+        _TrainCommand(
+            "rank-vocabulary",
+            "Rank the tokens of TASK's answers by frequency, and make the ranking current.",
+        ),
+    ),
+    "Measure": (
+        *(doctor, stats, replay, forecast, tune),
+        _TrainCommand(
+            "evaluate",
+            "Measure quality and cost of a model's answers to test rows: metrics, tokens, steps, "
+            "time.",
+        ),
+        measure_cost,
+    ),
+}
+_TRAIN_COMMANDS = {
+    member.name: (panel, member)
+    for panel, members in _PANELS.items()
+    for member in members
+    if isinstance(member, _TrainCommand)
 }
 for _panel, _members in _PANELS.items():
     for _member in _members:
         if isinstance(_member, tuple):
             app.add_typer(_member[1], name=_member[0], rich_help_panel=_panel)
+        elif isinstance(_member, _TrainCommand):
+            app.command(_member.name, help=_member.line, rich_help_panel=_panel)(lambda: None)
         else:
             _example = EXAMPLES[_member.__name__]
             app.command(cls=NamedTask, rich_help_panel=_panel, epilog=_example)(_member)

@@ -20,14 +20,12 @@ from typer.core import TyperCommand
 
 from tasc_draft.user_folders import data_folder
 from tasc_jobs.errors import require_writable
-from tasc_jobs.finetune.hyperparameters import Setting
 from tasc_jobs.hints import use_store
 from tasc_runtime.errors import FileError
 from tasc_store import EmbeddedRedis, TaskStore, connect, redact
 
 if TYPE_CHECKING:
     from tasc_engine import ModelSource
-    from tasc_jobs.evaluate.measured_model import Setup
     from tasc_jobs.report.document import ReportDocument
     from tasc_runtime.data.rows import Fields
     from tasc_runtime.engine_settings import EngineSettings
@@ -46,7 +44,6 @@ MaxModelLen = Annotated[
         show_default="1024, or what the model has",
     ),
 ]
-CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
 ModelDtype = Annotated[
@@ -174,24 +171,6 @@ def require_files(*paths: Path | None) -> None:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
-    """Options of the engine that a command runs."""
-
-    rows: Annotated[
-        int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")
-    ] = 8
-    max_model_len: MaxModelLen = None
-    device: Device = "auto"
-    threads: Threads = 1
-
-    @property
-    def setup(self) -> "Setup":
-        from tasc_jobs.evaluate.measured_model import Setup
-
-        return Setup(self.rows, self.max_model_len, self.threads)
-
-
-@dataclass(frozen=True)
 class PoolOptions:
     """Options of the engines of a batch job."""
 
@@ -311,7 +290,9 @@ def grouped(shown: Mapping[type, str | bool] = {}) -> Callable[[Command], Comman
 
 def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
     kind, option = get_args(field.type)
-    if isinstance(option, Setting):
+    if is_dataclass(option) and not isinstance(
+        option, type
+    ):  # the help and the limits of a setting, without typer
         option = typer.Option(**asdict(option))
     if shown is not None:
         option = copy(option)

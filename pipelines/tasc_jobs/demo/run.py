@@ -22,10 +22,10 @@ import ray
 from tasc_jobs.demo import measure
 from tasc_jobs.demo.measure import DemoFigures, HttpRun, latency_ms, tokens_per_second
 from tasc_jobs.demo.tasks import TASK, TASKS, read_split
-from tasc_jobs.evaluate.quality import IntentQuality, intent_quality
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table, show
 from tasc_jobs.report.web_page import write_html
 from tasc_jobs.serve import run_service, say_of_task
+from tasc_jobs.statistics.quality import IntentQuality, intent_quality
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.progress import note, show_progress
 from tasc_serve import app

@@ -1,1 +1,1 @@
-"""Statistics of the n-grams of a task's texts, which show how variable it is. No model is run."""
+"""Statistics of a task's texts, which show how variable it is, and the quality of answers."""

@@ -8,12 +8,12 @@ import pytest
 from support import write_rows
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_jobs.demo.tasks import MODEL
-from tasc_jobs.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_runtime.engine.drafters import current_ranking
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, UnknownTask
 from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer
+from tasc_train.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
 
 pytestmark = pytest.mark.redis
 
@@ -48,14 +48,16 @@ def test_corpora_are_counted_and_each_ranking_has_a_version(ray_cluster, redis_u
     assert current_ranking(store) is None
     wanted = [("raw", ANSWERS, 3), ("target", ANSWERS[::3], None)]
     for version, (origin, answers, parts) in enumerate(wanted, 1):
-        told = []
+        calls = []
         job = RankJob(filled, origin, MODEL, parallelism=parts)
-        artifact, ranking = rank_and_publish(redis_url, job, lambda *to, told=told: told.append(to))
+        artifact, ranking = rank_and_publish(
+            redis_url, job, lambda *to, calls=calls: calls.append(to)
+        )
         assert as_counts(ranking) == counted(answers)
         assert (ranking.rows, ranking.corpus_rows) == (len(answers), 300)
         assert (artifact.version, artifact.corpus_rows) == (version, 300)
-        assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(STAGES)
-        assert ("count", 300, 300) in told
+        assert list(dict.fromkeys(stage for stage, _, _ in calls)) == list(STAGES)
+        assert ("count", 300, 300) in calls
         stored = current_ranking(store)
         assert (as_counts(stored), stored.origin) == (counted(answers), origin)
     assert store.versions() == [1, 2]

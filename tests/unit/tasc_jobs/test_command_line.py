@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from tasc_jobs.batch.generate import generate
 from tasc_jobs.batch.inputs import Source
-from tasc_jobs.cli.main import app
+from tasc_jobs.cli.main import all_commands, app
 from tasc_jobs.cli.options import StoreOptions
 from tasc_jobs.errors import UsageError
 from tasc_jobs.serve import usage_of
 from tasc_jobs.tuning.refresh import Refreshed
 
-APP = typer.main.get_command(app)
+APP = all_commands()
 BORDERS = re.compile(r"[\s│]+")
 
 
@@ -95,6 +95,14 @@ def test_every_example_of_every_help_is_a_command_with_the_options_it_needs():
                 command.make_context(command.name, words)  # fails for a wrong or a missing option
                 tried += 1
     assert tried > 60
+
+
+def test_list_of_commands_has_the_first_line_of_each_help():
+    listed: Any = typer.main.get_command(app)
+    assert [*listed.commands] == [*APP.commands]
+    for name, command in APP.commands.items():
+        first, line = (each.split("\n\n")[0] for each in (command.help, listed.commands[name].help))
+        assert " ".join(first.split()) == " ".join(line.split())
 
 
 def test_a_command_without_its_task_says_how_to_make_one():

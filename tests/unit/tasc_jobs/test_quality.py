@@ -10,7 +10,7 @@ from support import refused
 from tasc_jobs.demo import measure
 from tasc_jobs.demo.tasks import TASKS, read_split
 from tasc_jobs.errors import UsageError
-from tasc_jobs.evaluate.quality import (
+from tasc_jobs.statistics.quality import (
     LEVELS,
     common_subsequence,
     confident_labels,
@@ -33,7 +33,7 @@ COMMA = "intent: a, slot fills: {x: one, two, y: three}"
 
 
 @pytest.mark.parametrize(
-    ("said", "truth", "scores"),
+    ("answers", "truth", "scores"),
     [
         (RIGHT, RIGHT, (1, 1, 1)),
         (["intent: alarm_set, slot fills: {time: ten am, date: friday}", RIGHT[1]], RIGHT,
@@ -45,8 +45,8 @@ COMMA = "intent: a, slot fills: {x: one, two, y: three}"
     ],
     ids=["right", "a wrong slot", "unreadable", "a slot twice", "a comma", "without its comma"],
 )  # fmt: skip
-def test_intents_slots_and_whole_rows_are_scored(said, truth, scores):
-    found = intent_quality(said, truth)
+def test_intent_slot_f1_and_joint_accuracy(answers, truth, scores):
+    found = intent_quality(answers, truth)
     got = (found.intent_accuracy, found.slot_f1, found.joint_accuracy)
     assert got == pytest.approx(scores)
 
@@ -55,7 +55,7 @@ def test_intents_slots_and_whole_rows_are_scored(said, truth, scores):
     "unreadable",
     ["y", "", "intent: a", "intent: a, slot fills: {nonsense}", "intent: a, slot fills: {b x: 1}"],
 )
-def test_an_expected_output_that_is_no_intent_is_named(unreadable: str) -> None:
+def test_expected_output_without_an_intent_is_named(unreadable: str) -> None:
     """Otherwise an unreadable answer would equal an unreadable expected output."""
     for answer in ("x", unreadable):
         with refused(UsageError, "row 2", repr(unreadable), "--metrics"):
@@ -72,21 +72,21 @@ def test_tags_are_compared_by_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "truth", "precision", "recall", "f1"),
+    ("answers", "truth", "precision", "recall", "f1"),
     [
         (["b; a", "c; d; x"], ["a; b", "c; y"], 3 / 5, 3 / 4, 6 / 9),
         (["a; a; a"], ["a"], 1, 1, 1),
         ([""], ["a; b"], 0, 0, 0),
     ],
-    ids=["all rows in any order", "one said thrice", "none"],
+    ids=["all rows in any order", "a repeated label", "no label"],
 )
-def test_labels_are_counted_once_each(said, truth, precision, recall, f1):
-    found = label_quality(said, truth)
+def test_repeated_labels_count_once(answers, truth, precision, recall, f1):
+    found = label_quality(answers, truth)
     got = (found.precision, found.recall, found.f1)
     assert got == pytest.approx((precision, recall, f1))
 
 
-def test_texts_are_compared_exactly_by_their_words_and_in_order() -> None:
+def test_exact_match_word_f1_and_rouge_l() -> None:
     assert exact_match([" a b", "a  b", "A b"], ["a b"] * 3) == pytest.approx(1 / 3)
     assert token_f1(["The cat, sat!"], ["sat the cat"]) == 1
     assert token_f1(["a a b"], ["a b c"]) == pytest.approx(2 * 2 / 6)
@@ -97,8 +97,8 @@ def test_texts_are_compared_exactly_by_their_words_and_in_order() -> None:
     assert rouge_l(["police kill the gunman"], ["police killed the gunman"]) == 0.75
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_longest_common_subsequence_is_that_of_the_textbook(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_longest_common_subsequence_equals_the_textbook_algorithm(seed: int) -> None:
     chance = random.Random(seed)
     one, other = (chance.choices("abcd", k=chance.randint(0, 90)) for _ in range(2))
     table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
@@ -134,12 +134,12 @@ def test_each_kind_of_task_has_its_own_measures() -> None:
     ],
     ids=["tokens of a label", "a token over a separator", "tokens of a character", "none"],
 )  # fmt: skip
-def test_a_label_s_confidence_is_the_product_of_its_tokens(pieces, labels):
+def test_confidence_of_a_label_is_the_product_over_its_tokens(pieces, labels):
     found = confident_labels([(text, math.log(p)) for text, p in pieces])
     assert found == pytest.approx(labels)
 
 
-def test_precision_and_recall_are_those_of_the_labels_that_are_sure_enough() -> None:
+def test_precision_and_recall_count_labels_above_each_confidence() -> None:
     answers = [{"a": 0.9, "b": 0.3}, {"c": 0.55}]
     found = {at.level: at.quality for at in precision_recall(answers, ["a; x", "d"])}
     assert list(found) == list(LEVELS)
@@ -150,7 +150,7 @@ def test_precision_and_recall_are_those_of_the_labels_that_are_sure_enough() -> 
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_shipped_truth_scores_as_right(task: str) -> None:
+def test_shipped_test_rows_score_as_right(task: str) -> None:
     truth = [r["output"] for r in read_split(task, "test")]
     assert len(truth) > 2000
     if task == "massive_en":
@@ -181,7 +181,7 @@ tasc_spec_decode_num_accepted_tokens_per_pos_total{task="t",position="2"} 1
 """
 
 
-def test_counters_are_of_one_task_since_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_differences_of_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = iter([(10, 20, 5, 4, 0, 5, 1, 2, 0), (14, 30, 9, 7, 3, 8, 2, 4, 1)])
     monkeypatch.setattr(
         measure.httpx, "get", lambda url, **_: httpx.Response(200, text=METRICS % next(pages))

@@ -1,1 +1,0 @@
-"""Forecasts the speed-up of fine-tuning with new tokens, without fine-tuning."""

@@ -1,0 +1,1 @@
+"""Trains models for a task, and forecasts and evaluates what that gains."""

@@ -1,0 +1,60 @@
+"""Options that several of the commands share."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tasc_jobs.cli.options import Device, MaxModelLen, Threads
+
+if TYPE_CHECKING:
+    from tasc_train.enrich.ngram_selection import EnrichSettings
+    from tasc_train.evaluate.measured_model import Setup
+
+CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of the engine that a command runs."""
+
+    rows: Annotated[
+        int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")
+    ] = 8
+    max_model_len: MaxModelLen = None
+    device: Device = "auto"
+    threads: Threads = 1
+
+    @property
+    def setup(self) -> "Setup":
+        from tasc_train.evaluate.measured_model import Setup
+
+        return Setup(self.rows, self.max_model_len, self.threads)
+
+
+@dataclass(frozen=True)
+class NgramOptions:
+    """Options of the n-grams that become tokens."""
+
+    n_max: Annotated[
+        int, typer.Option(min=2, max=16, help="Maximum number of tokens that a new token replaces.")
+    ] = 4
+    pcs: Annotated[
+        float,
+        typer.Option(
+            max=1,
+            help="Leave out n-grams with this prefix collision score or more, above 0; 1 leaves "
+            "out none.",
+        ),
+    ] = 0.02
+    pcs_rule: Annotated[
+        Literal["suffix", "whole"],
+        typer.Option(
+            help="Collisions count tokens that start with the last token, or with the whole n-gram."
+        ),
+    ] = "suffix"
+
+    def settings(self, budget: int) -> "EnrichSettings":
+        from tasc_train.enrich.ngram_selection import EnrichSettings
+
+        return EnrichSettings(budget, self.n_max, self.pcs, self.pcs_rule)

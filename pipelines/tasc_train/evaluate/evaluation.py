@@ -1,0 +1,279 @@
+"""Evaluates a model on a task's test rows: quality and cost of its answers, and the report."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tasc_engine import ModelSource
+from tasc_jobs.errors import EmptyCorpusError, JobError
+from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
+from tasc_jobs.statistics.distribution import renyi2_bits
+from tasc_jobs.statistics.quality import (
+    AtLevel,
+    Metrics,
+    Piece,
+    confident_labels,
+    precision_recall,
+    quality,
+    require_judgeable,
+)
+from tasc_jobs.task_inputs import GenerationSettings
+from tasc_runtime.progress import StageProgress, silent
+from tasc_store import CorpusRow
+from tasc_text import TaskTokenizer
+from tasc_train.enrich.enrichment import RECORD
+from tasc_train.evaluate.measured_model import MeasuredModel, Prompt, Setup, Side, measure
+
+_FOOTER = (
+    "A step is one forward pass of the model for a row. An answer takes fewer steps if its tokens "
+    "are longer, or if drafts are accepted. Milliseconds are the share of one row in a full batch. "
+    "Quality is measured on plain answers; drafted answers are the same."
+)
+_MUCH_LONGER = 1.5
+
+STAGES = {"index": "rows", "answer": "rows", "confidence": "rows"}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The inputs of an evaluation.
+
+    Attributes:
+        train: Rows of the draft index; without any, nothing is drafted.
+        repeats: Number of timed runs of each side.
+        drafts: Whether to also measure with drafts.
+        setting: Name shared by runs that differ only in the number of new tokens.
+    """
+
+    source: ModelSource
+    generation: GenerationSettings
+    setup: Setup
+    metrics: Metrics
+    test: Sequence[CorpusRow]
+    train: Sequence[CorpusRow] = ()
+    repeats: int = 3
+    drafts: bool = True
+    setting: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The results of an evaluation.
+
+    Attributes:
+        rows: Number of answered rows; the prompts of ``too_long`` others leave no room for one.
+        budget: Number of new tokens of the model's tokenizer.
+        renyi2_bits: Renyi entropy of the train outputs' tokens; None without train rows.
+        sides: ``plain`` and ``drafted``.
+        reference_tokens: Mean number of tokens of an expected answer, with end-of-sequence. If
+            answers take many more, the model does not use its tokenizer's longest tokens.
+        identical: Number of drafted answers that equal the plain ones; None without drafts.
+    """
+
+    model: str
+    setting: str
+    rows: int
+    too_long: int
+    batch_rows: int
+    repeats: int
+    budget: int
+    renyi2_bits: float | None
+    quality: dict[str, float]
+    sides: dict[str, Side]
+    identical: int | None
+    reference_tokens: float
+    precision_recall: tuple[AtLevel, ...] = ()
+
+    @property
+    def speed_up(self) -> float | None:
+        """The speed-up by drafting, from the medians; None without drafts."""
+        if "drafted" not in self.sides:
+            return None
+        plain, drafted = (self.sides[side].ms_per_answer.median for side in ("plain", "drafted"))
+        return plain / drafted
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """All fields; ``ms_per_answer`` and ``steps_per_answer`` are the plain medians."""
+        plain = self.sides["plain"]
+        return {
+            **asdict(self),
+            "sides": {side: _figures(found) for side, found in self.sides.items()},
+            "speed_up": self.speed_up,
+            "ms_per_answer": plain.ms_per_answer.median,
+            "steps_per_answer": plain.steps_per_answer,
+        }
+
+
+def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
+    """Answers the test rows, plain and drafted, and judges the plain answers.
+
+    Raises:
+        JobError: The model cannot be loaded, or the engine ended an answer with an error.
+        EmptyCorpusError: No test row's prompt leaves room for an answer.
+        UsageError: A test row's output cannot be judged by the metrics.
+    """
+    require_judgeable(
+        [row.output for row in given.test], given.metrics, [row.key for row in given.test]
+    )
+    measured = MeasuredModel(given.source, given.generation, given.setup)
+    prompts = measured.prompts([row.input for row in given.test])
+    if not prompts:
+        raise EmptyCorpusError(
+            f"no prompt of {len(given.test)} test rows leaves room for an answer in "
+            f"{measured.config.max_model_len} tokens; raise --max-model-len, or name other rows"
+        )
+    index = None
+    if given.train and given.drafts:
+        progress("index", 0, len(given.train))
+        index = measured.index(given.train)
+        progress("index", len(given.train), len(given.train))
+    done, of = 0, given.repeats * len(prompts) * (1 if index is None else 2)
+
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress("answer", done, of)
+
+    progress("answer", 0, of)
+    sides = measure(measured, prompts, index, given.repeats, advance)
+    expected = [given.test[p.row].output for p in prompts]
+    answers = sides["plain"].answers
+    levels = _levels(measured, prompts, expected, progress) if given.metrics == "labels" else ()
+    same = sum(map(str.__eq__, answers, sides["drafted"].answers)) if index else None
+    return Evaluated(
+        model=str(given.source.folder),
+        setting=given.setting,
+        rows=len(prompts),
+        too_long=len(given.test) - len(prompts),
+        batch_rows=given.setup.rows,
+        repeats=given.repeats,
+        budget=_budget(given.source),
+        renyi2_bits=_renyi(measured.tokenizer, given.train),
+        quality=quality(answers, expected, given.metrics),
+        sides=sides,
+        identical=same,
+        reference_tokens=_reference(measured.tokenizer, expected),
+        precision_recall=levels,
+    )
+
+
+def _levels(
+    measured: MeasuredModel,
+    prompts: Sequence[Prompt],
+    expected: Sequence[str],
+    progress: StageProgress,
+) -> tuple[AtLevel, ...]:
+    """Answers again with the probabilities of tokens; this is not timed."""
+    found: dict[int, dict[str, float]] = {}
+    measured.draft_from(None)
+    for row, result in measured.answers(prompts, logprobs=True):
+        pieces: list[Piece] = [
+            (measured.tokenizer.token_bytes(each.token), each.logprob)
+            for each in result.logprobs
+            if each.token not in measured.tokenizer.eos_ids
+        ]
+        found[row] = confident_labels(pieces)
+        progress("confidence", len(found), len(prompts))
+    return precision_recall([found[p.row] for p in prompts], expected)
+
+
+def _budget(source: ModelSource) -> int:
+    record = source.folder / RECORD
+    if not record.is_file():
+        return 0
+    try:
+        return len(json.loads(record.read_text())["tokens"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JobError(
+            f"{record} is damaged ({error!r}); copy it again from the folder of `tasc enrich`"
+        ) from error
+
+
+def _reference(tokenizer: TaskTokenizer, expected: Sequence[str]) -> float:
+    return sum(len(ids) + 1 for ids in tokenizer.encode_outputs(expected)) / len(expected)
+
+
+def _renyi(tokenizer: TaskTokenizer, train: Sequence[CorpusRow]) -> float | None:
+    counts = Counter(
+        id_ for ids in tokenizer.encode_outputs([row.output for row in train]) for id_ in ids
+    )
+    return renyi2_bits(list(counts.values())) if counts else None
+
+
+def _figures(side: Side) -> dict[str, Any]:
+    found = asdict(side)
+    del found["answers"]
+    return {**found, "tokens_per_step": side.tokens_per_answer / side.steps_per_answer}
+
+
+def evaluation_page(found: Evaluated) -> ReportDocument:
+    """Quality, costs and, for labels, precision and recall."""
+    quality = tuple((name.replace("_", " "), 100 * value) for name, value in found.quality.items())
+    tables = [
+        Table.of(
+            "Quality", ({"measure": name, "%": f"{percent:.1f}"} for name, percent in quality)
+        ),
+        Table.of(
+            f"Cost at b = {found.batch_rows}, median of {found.repeats} runs",
+            (_cost_row(side, costs) for side, costs in found.sides.items()),
+        ),
+    ]
+    steps = tuple((side, costs.steps_per_answer) for side, costs in found.sides.items())
+    ms = tuple((side, costs.ms_per_answer.median) for side, costs in found.sides.items())
+    plots: list[Lines | Bars] = [
+        Bars("Quality", "%", quality),
+        Bars("Steps", "steps an answer", steps),
+        Bars("Time", "milliseconds an answer", ms),
+    ]
+    if levels := found.precision_recall:
+        tables.append(Table.of("Labels by the model's confidence in them", map(_level_row, levels)))
+        recall = [100 * at.quality.recall for at in levels]
+        precision = [100 * at.quality.precision for at in levels]
+        line = Curve(found.setting, recall, precision)
+        plots.append(Lines("Precision by recall of labels", "recall, %", "precision, %", (line,)))
+    title = f"Evaluation of {found.setting}"
+    return ReportDocument(title, tuple(_summary(found)), tuple(tables), tuple(plots), _FOOTER)
+
+
+def _summary(found: Evaluated) -> list[str]:
+    left_out = f", {found.too_long} left out for long prompts" if found.too_long else ""
+    lines = [f"{found.rows:,} rows answered{left_out}; {found.budget} new tokens; {found.model}"]
+    tokens = found.sides["plain"].tokens_per_answer
+    unlearnt = found.budget > 0 and tokens > _MUCH_LONGER * found.reference_tokens
+    lines.append(
+        f"expected answers have {found.reference_tokens:.1f} tokens, the model's have {tokens:.1f}"
+        + (": it has not learnt its new tokens; train longer" if unlearnt else "")
+    )
+    if found.renyi2_bits is not None:
+        lines.append(f"Renyi entropy of order 2 of the output tokens: {found.renyi2_bits:.3f} bits")
+    if found.speed_up is not None:
+        lines.append(
+            f"drafting: {found.speed_up:.2f} x; {found.identical} of {found.rows} drafted answers "
+            "equal the plain ones"
+        )
+    return lines
+
+
+def _cost_row(side: str, costs: Side) -> dict[str, str]:
+    ms = costs.ms_per_answer
+    return {
+        "": side,
+        "ms an answer": f"{ms.median:.2f}",
+        "minimum": f"{ms.min:.2f}",
+        "maximum": f"{ms.max:.2f}",
+        "tokens an answer": f"{costs.tokens_per_answer:.2f}",
+        "steps an answer": f"{costs.steps_per_answer:.2f}",
+        "tokens a step": f"{costs.tokens_per_answer / costs.steps_per_answer:.2f}",
+    }
+
+
+def _level_row(at: AtLevel) -> dict[str, str]:
+    return {
+        "confidence from": f"{at.level:.2f}",
+        "precision %": f"{100 * at.quality.precision:.1f}",
+        "recall %": f"{100 * at.quality.recall:.1f}",
+        "F1 %": f"{100 * at.quality.f1:.1f}",
+    }
