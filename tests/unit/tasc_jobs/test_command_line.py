@@ -49,7 +49,7 @@ def options(command: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "command",
     [
-        *("stats", "replay", "tune", "forecast", "build-index", "generate", "refresh"),
+        *("stats", "replay", "tune", "build-index", "generate", "refresh"),
         *("task create", "key create", "worker", "evaluate", "forecast-ft", "rank-vocabulary"),
         "train-drafter",
     ],
@@ -66,7 +66,6 @@ def test_each_option_says_its_default_or_that_it_must_be_given(command):
     [
         ("replay", {"proposer": "(mixed)", "budget": "(4,8,16,32)"}),
         ("tune", {"node-cost": "0.02"}),
-        ("forecast", {"rows": "(1,8,32)"}),
         ("task create", {"dtype": "(float32)", "max-tokens": "(256)", "temperature": "(0)",
                          "repetition-penalty": "(1)", "mixture": "(mixed)",
                          "num-speculative-tokens": "(16)"}),
