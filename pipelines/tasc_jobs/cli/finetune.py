@@ -87,7 +87,7 @@ def finetune(
         job = job_of(inputs, settings, output, checkpoint_s)
         registered = TaskStore(connect(url)).names() if url else []
     with Stages(f"fine-tune {task}", STAGES) as stages:
-        found = finetune_with(workers, threads, job, stages, stages.tell)
+        found = finetune_with(workers, threads, job, stages, stages.set_suffix)
     name = task
     while name in registered:
         name += "-ft"
