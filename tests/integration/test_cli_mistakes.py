@@ -27,7 +27,6 @@ TASK = [
     ["task", "delete", "nothing", "--yes"],
     ["stats", "nothing"],
     ["tune", "nothing"],
-    ["forecast", "nothing", "--step-cost", "COSTS", "--rows", "8"],
     ["generate", "nothing", "--input", "ROWS", "--output", "FOLDER/out.jsonl"],
     ["enrich", "nothing", "--output", "FOLDER/out"],
     ["finetune", "nothing", "--output", "FOLDER/out"],
@@ -47,7 +46,6 @@ FILE = [
     ["stats", "--train", "nothing.jsonl"],
     ["replay", "--train", "nothing.jsonl", "--test", "ROWS", "--tokenizer", "MODEL"],
     ["tune", "t", "--step-cost", "nothing.json"],
-    ["forecast", "t", "--step-cost", "nothing.json"],
     ["enrich", "--train", "nothing.jsonl", "--output", "FOLDER/out"],
     ["finetune", "t", "--train", "nothing.jsonl", "--output", "FOLDER/out"],
     ["forecast-ft", "--train", "nothing.jsonl"],
@@ -75,11 +73,8 @@ for arguments in json.loads(sys.argv[1]):
 def test_a_mistake_is_reported_before_anything_slow(
     commands: list[list[str]], redis_url: str, tmp_path: Path
 ) -> None:
-    costs = {"model": "m", "device": "cpu", "dtype": "float32"}
-    costs["costs"] = [{"rows": 8, "tokens": 8, "context": 64, "seconds": 0.006}]
     files = {
         "ROWS": str(write_rows(tmp_path / "rows.jsonl", [{"input": "a", "output": "b"}])),
-        "COSTS": str(write_rows(tmp_path / "costs.json", [costs])),
         "CONFIG": str(tmp_path / "serve.yaml"),
         "FOLDER": str(tmp_path),
         "MODEL": str(Path(demo.__path__[0]) / "tasc-demo-7m"),

@@ -294,9 +294,10 @@ class BatchProgress:
             self._done = resumed
             self._bar.resume(resumed)
             if job.total is not None:
-                self._bar.expect(job.total)
+                self._bar.set_total(job.total)
         starting = not job.engines and done <= resumed
-        self._bar.tell("starting engines" if starting else self._rates(job.report, *self._baseline))
+        suffix = "starting engines" if starting else self._rates(job.report, *self._baseline)
+        self._bar.set_suffix(suffix)
         self._bar.advance(max(0, done - self._done))
         self._done = max(self._done, done)
 

@@ -58,11 +58,10 @@ Of files, without Redis: tasc stats --train train.jsonl --report statistics.html
 
 Compare two: tasc replay --train train.jsonl --test test.jsonl --tokenizer ./my-model
 --proposer mixed,tasc --report replay.html""",
-    "forecast": """\
-tasc measure-cost ./my-model --json > costs.json; tasc forecast tickets --step-cost costs.json""",
     "tune": """\
 A quick guess of costs: tasc tune tickets
 
-Measured costs: tasc tune tickets --step-cost costs.json --report tune.html""",
-    "measure_cost": "tasc measure-cost ./my-model --json > costs.json",
+Costs of this machine: tasc tune tickets --measure-cost --report tune.html
+
+Costs of another machine: tasc tune tickets --step-cost costs.json""",
 }

@@ -32,14 +32,13 @@ from tasc_jobs.cli.options import (
     RowIdOptions,
     StoreOptions,
     Task,
-    Threads,
     grouped,
     print_result,
     require_files,
 )
 from tasc_jobs.cli.stats import stats
 from tasc_jobs.cli.tasks import task_app
-from tasc_jobs.cli.tuning import forecast, replay, tune
+from tasc_jobs.cli.tuning import replay, tune
 from tasc_jobs.cli.worker import worker
 from tasc_jobs.errors import JobError, exit_code, in_short, known_errors, require_writable
 from tasc_jobs.hints import use_store
@@ -296,33 +295,6 @@ def model_bigrams(
     print_result(asdict(report), report.in_words, as_json)
 
 
-@grouped()
-def measure_cost(
-    *,
-    named: ModelOptions,
-    rows: Annotated[
-        int,
-        typer.Option(min=1, help="Largest batch size b; its halves, quarters, ... follow."),
-    ] = 32,
-    max_model_len: Annotated[int, typer.Option(min=8, help="Maximum tokens per row.")] = 1024,
-    threads: Threads = 1,
-    seconds: Annotated[float, typer.Option(min=0, help="Maximum duration.")] = 60.0,
-    as_json: AsJson = False,
-) -> None:
-    """Measure the cost of verification forward passes of MODEL on this machine.
-
-    Pass the output of --json to `tasc forecast` and `tasc tune`.
-    """
-    from tasc_jobs.tuning.measure_cost import in_words, measure_cost
-
-    source = named.source
-    with show_progress("measure", None, "forwards timed") as bar:
-        costs = measure_cost(
-            source, rows, max_model_len, threads, seconds, lambda done, of: bar.advance()
-        )
-    print_result(costs.as_json(), in_words(costs), as_json)
-
-
 def demo(
     keep_serving: Annotated[
         bool, typer.Option("--serve", help="Only start the service and keep it running.")
@@ -405,13 +377,12 @@ _PANELS: dict[str, tuple[Command | tuple[str, typer.Typer] | _TrainCommand, ...]
         ),
     ),
     "Measure": (
-        *(doctor, stats, replay, forecast, tune),
+        *(doctor, stats, replay, tune),
         _TrainCommand(
             "evaluate",
             "Measure quality and cost of a model's answers to test rows: metrics, tokens, steps, "
             "time.",
         ),
-        measure_cost,
     ),
 }
 _TRAIN_COMMANDS = {

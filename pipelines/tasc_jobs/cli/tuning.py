@@ -1,4 +1,4 @@
-"""The commands `tasc replay`, `tasc tune` and `tasc forecast`."""
+"""The commands `tasc replay` and `tasc tune`."""
 
 import json
 from pathlib import Path
@@ -18,18 +18,10 @@ from tasc_jobs.cli.options import (
     numbers,
     show,
 )
+from tasc_jobs.errors import UsageError
 from tasc_jobs.tasks.options import PromptOptions
 from tasc_store import connect
 
-Budgets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--budget", help="Maximum draft tokens per row and step.", show_default="4,8,16,32"
-    ),
-]
-Tree = Annotated[
-    bool, typer.Option("--tree/--chain", help="Shape of the drafts; the service uses trees.")
-]
 Proposers = Annotated[
     list[str] | None,
     typer.Option(
@@ -57,7 +49,6 @@ AsJsonLines = Annotated[
         "--json", help="Print one JSON object per line instead of tables.", show_default="off"
     ),
 ]
-_BUDGETS, _MOST_BUDGET = ["4,8,16,32"], 256
 
 
 @grouped({PromptOptions: "none"})
@@ -67,7 +58,10 @@ def replay(
     test: Annotated[list[Path], typer.Option(help="Rows to replay.")],
     tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or a folder with one.")],
     proposer: Proposers = None,
-    budget: Budgets = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Maximum draft tokens per row and step.", show_default="4,8,16,32"),
+    ] = None,
     limit: Limit = None,
     prompt: PromptOptions,
     eos: Eos = None,
@@ -102,7 +96,7 @@ def replay(
         test,
         limit,
         proposers=[name.strip() for names in proposer or ["mixed"] for name in names.split(",")],
-        budgets=numbers("--budget", budget or _BUDGETS, 1, _MOST_BUDGET),
+        budgets=numbers("--budget", budget or ["4,8,16,32"], 1, 256),
         bigrams=bigrams,
         online=online,
         choices=labels_of(choices) if choices else (),
@@ -122,12 +116,20 @@ def tune(
     step_cost: Annotated[
         Path | None,
         typer.Option(
-            help="File of measured costs, used instead of --node-cost; see `tasc forecast --help`.",
+            help="File of measured step costs, used instead of --node-cost.",
             show_default="none, --node-cost is used",
         ),
     ] = None,
+    measure_cost: Annotated[
+        bool,
+        typer.Option(
+            "--measure-cost",
+            help="Measure step costs of the task's model on this machine and use them.",
+            show_default="off",
+        ),
+    ] = False,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Rows decoded together, b; for --step-cost and --rows.")
+        int, typer.Option(min=1, help="Rows decoded together, b; for measured costs and --rows.")
     ] = 8,
     rows: Annotated[
         int,
@@ -135,7 +137,9 @@ def tune(
             min=0, help="Measure the speed-up on so many held-out rows by running the model."
         ),
     ] = 0,
-    tree: Tree = True,
+    tree: Annotated[
+        bool, typer.Option("--tree/--chain", help="Shape of the drafts; the service uses trees.")
+    ] = True,
     report: Report = None,
     store: StoreOptions,
     as_json: AsJson = False,
@@ -145,52 +149,21 @@ def tune(
     Tuning always uses the mixture `mixed`. It replays known answers, which needs no model, and
     takes the task's labels, schema or expression into account. With --rows N, the model then
     answers N of these rows with drafts and without, and the last line has the measured speed-up.
+
+    With measured costs, the report has the expected speed-up for each measured number of rows.
+    Replicas keep costs in ~/.cache/tasc-serve/costs; --step-cost reads such a file, also on another
+    machine.
     """
-    from tasc_jobs.tuning.commands import PriceRequest, tune_job
-    from tasc_jobs.tuning.forecast import read_cost_file
+    from tasc_jobs.tuning.commands import PriceOptions, tune_job
+    from tasc_jobs.tuning.costs import read_cost_file
 
     check_report(report)
+    if step_cost and measure_cost:
+        raise UsageError("name one of --step-cost and --measure-cost")
     costs = read_cost_file(step_cost) if step_cost else None
-    price = PriceRequest(node_cost, costs, batch_size)
+    price = PriceOptions(node_cost, batch_size, costs, measure_cost)
     with store.open() as url:
         figures, page = tune_job(connect(url), task, price, tree, rows)
-    show(page, figures, report, as_json)
-
-
-@grouped()
-def forecast(
-    *,
-    task: Task,
-    step_cost: Annotated[
-        Path,
-        typer.Option(
-            help='JSON file of measured forward passes: {"model": .., "device": .., "dtype": .., '
-            '"costs": [{"rows": 8, "tokens": 8, "context": 64, "seconds": 0.006}, ..]}'
-        ),
-    ],
-    rows: Annotated[
-        list[str] | None, typer.Option(help="Batch sizes b.", show_default="1,8,32")
-    ] = None,
-    budget: Budgets = None,
-    tree: Tree = True,
-    report: Report = None,
-    store: StoreOptions,
-    as_json: AsJson = False,
-) -> None:
-    """Forecast the speed-up of TASK with drafts, and whether drafting pays off.
-
-    The forecast uses the tuned draft settings if there are any, otherwise those of the task's
-    record. The default mixture is `mixed`.
-    """
-    from tasc_jobs.tuning.commands import forecast_job
-    from tasc_jobs.tuning.forecast import read_cost_file
-
-    check_report(report)
-    batch_sizes = numbers("--rows", rows or ["1,8,32"], 1, 4096)
-    budgets = numbers("--budget", budget or _BUDGETS, 1, _MOST_BUDGET)
-    costs = read_cost_file(step_cost)
-    with store.open() as url:
-        figures, page = forecast_job(connect(url), task, costs, batch_sizes, budgets, tree)
     show(page, figures, report, as_json)
 
 

@@ -47,22 +47,32 @@ class BaseModel:
 
     @classmethod
     def open(cls, model: str, revision: str | None) -> Self:
+        """Find a model; see `read`. Raises UsageError instead of the errors of `read`."""
+        try:
+            return cls.read(model, revision)
+        except (ValueError, OSError, UnsupportedModel) as error:
+            raise UsageError(f"--model: {error}") from error
+
+    @classmethod
+    def read(cls, model: str, revision: str | None = None) -> Self:
         """Find a model. Only settings and tokenizer of a model on the hub are downloaded.
 
         Raises:
-            UsageError: The model does not exist, has another format, lacks a tokenizer or
-                ``config.json``, has an adapter beside its weights, or has a recurrent state.
+            ValueError, OSError, UnsupportedModel: The model does not exist, has another format,
+                lacks a tokenizer or ``config.json``, has an adapter beside its weights, is an
+                encoder-decoder, or has a recurrent state.
         """
-        try:
-            folder = resolve_folder(model, revision, weights=False)
-            require_model(folder)
-            require_model_alone(folder)
-            tokenizer = TaskTokenizer.from_folder(folder)
-            config = model_settings(folder / _CONFIG)
-            if state := recurrent_state(config):
-                raise UnsupportedModel(in_words(state))
-        except (ValueError, OSError, UnsupportedModel) as error:
-            raise UsageError(f"--model: {error}") from error
+        folder = resolve_folder(model, revision, weights=False)
+        require_model(folder)
+        require_model_alone(folder)
+        tokenizer = TaskTokenizer.from_folder(folder)
+        config = model_settings(folder / _CONFIG)
+        if config.get("is_encoder_decoder"):
+            raise UnsupportedModel(
+                f"{config.get('model_type')} is an encoder-decoder; name a causal LM"
+            )
+        if state := recurrent_state(config):
+            raise UnsupportedModel(in_words(state))
         vocab_size = config.get("vocab_size") or tokenizer.vocab_size
         positions = next((config[name] for name in _POSITIONS if config.get(name)), None)
         return cls(

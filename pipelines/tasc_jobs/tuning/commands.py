@@ -1,4 +1,4 @@
-"""The jobs behind `tasc replay`, `tasc tune` and `tasc forecast`."""
+"""The jobs behind `tasc replay` and `tasc tune`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,19 +16,19 @@ from tasc_jobs.index.publish import IndexSize, current_index, publish_file
 from tasc_jobs.preview import Preview, preview
 from tasc_jobs.report.document import ReportDocument
 from tasc_jobs.task_inputs import InputOptions, TaskInputs, corpus_rows, read_files
-from tasc_jobs.tuning.forecast import CostFile, outlook, replayed
-from tasc_jobs.tuning.guided_answers import GuidedAnswers
+from tasc_jobs.tuning.costs import CostFile, costs_here
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_jobs.tuning.replay_page import forecast_page, replay_page, tune_page
+from tasc_jobs.tuning.replay_page import replay_page, tune_page
 from tasc_jobs.tuning.replays import (
     Comparison,
+    GuidedAnswers,
     Measured,
     compare,
     index_of,
     named_proposers,
     prepare,
 )
-from tasc_jobs.tuning.tune import Price, by_curve, by_node, planned, tune
+from tasc_jobs.tuning.tune import AtRows, Price, Tuned, at_rows, by_curve, by_node, planned, tune
 from tasc_protocol import GuideSpec, Request
 from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.engine_settings import EngineSettings
@@ -57,11 +57,6 @@ class StoredTask:
     index: DraftIndex | None
     index_rows: int | None
     newer_rows: int
-
-    @property
-    def settings(self) -> DraftSettings:
-        """The tuned settings, or else those of the task's record."""
-        return (self.index and self.index.settings) or self.record.draft
 
     @property
     def bigrams(self) -> BigramTable | None:
@@ -202,34 +197,46 @@ def _names(paths: Sequence[Path]) -> str:
 
 
 @dataclass(frozen=True)
-class PriceRequest:
-    """The cost of a draft token: a fraction of a plain step, or a machine's costs at b rows."""
+class PriceOptions:
+    """The cost of a draft token: a fraction of a plain step, or a machine's costs.
+
+    Attributes:
+        node_cost: The fraction, which counts without ``costs``.
+        rows: b, the number of rows decoded together.
+        measure: Whether to measure the costs of the task's model on this machine.
+    """
 
     node_cost: float
-    costs: CostFile | None
     rows: int
+    costs: CostFile | None = None
+    measure: bool = False
 
-    def price(self, context: float, prompt_tokens: float) -> Price:
-        """Returns the price at a context. Raises JobError if there are no costs for the rows.
-
-        Args:
-            prompt_tokens: Mean number of prompt tokens per row outside the common prefix.
-        """
+    def price(self, held: HeldOut) -> Price:
+        """Returns the price for these rows. Raises JobError if the costs do not fit."""
         if self.costs is None:
-            return by_node(self.node_cost, prompt_tokens)
-        curve = self.costs.curve(self.rows, context)
-        return by_curve(curve, self.costs.draft_seconds, prompt_tokens)
+            return by_node(self.node_cost, held.prompt_tokens)
+        curve = self.costs.curve(self.rows, held.context)
+        return by_curve(curve, self.costs.draft_seconds, held.prompt_tokens)
+
+    def by_rows(self, held: HeldOut, tuned: Tuned) -> list[AtRows]:
+        """Returns the expected speed-up for each measured number of rows."""
+        if self.costs is None:
+            return []
+        draft_seconds = self.costs.draft_seconds
+        return [
+            at_rows(tuned, curve, draft_seconds, held.prompt_tokens)
+            for curve in self.costs.curves(held.context)
+        ]
 
     def in_words(self) -> str:
         if self.costs is None:
             return (
                 f"Assumed, not measured: a token costs {self.node_cost:.1%} of a step without "
-                f"drafts (--node-cost {self.node_cost:g}). For a measured cost give seconds of your"
-                " machine's steps with --step-cost FILE; `tasc forecast --help` shows one."
+                f"drafts (--node-cost {self.node_cost:g}). --measure-cost measures it here."
             )
         costs = self.costs
         return (
-            f"Measured (--step-cost), not assumed: what a drafted token costs {costs.model} in "
+            f"Measured, not assumed: the cost of a drafted token for {costs.model} in "
             f"{costs.dtype} on {costs.device} at b = {self.rows}."
         )
 
@@ -242,7 +249,7 @@ class PriceRequest:
 
 
 def tune_job(
-    client: redis.Redis, name: str, priced: PriceRequest, branching: bool, measured_rows: int = 0
+    client: redis.Redis, name: str, priced: PriceOptions, branching: bool, measured_rows: int = 0
 ) -> tuple[dict[str, Any], ReportDocument]:
     """Choose a task's settings, and publish its index with them as the current version.
 
@@ -258,11 +265,24 @@ def tune_job(
         JobError: The corpus is too small, or the costs do not fit.
         StoreError: The task does not exist, or Redis fails.
         DraftError: The current index is damaged or has another format.
+        TextError, EngineError: The model cannot be loaded to measure it.
     """
     if priced.costs:
-        priced.costs.of(priced.rows)  # raises an error before anything slow begins
-    task, held = _held_out(client, name, branching)
-    price = priced.price(held.context, held.prompt_tokens)
+        priced.costs.curve(priced.rows, 0.0)  # raises an error before anything slow begins
+    note("reading and tokenising rows ...")
+    task = read_task(client, name)
+    _note_differences(task)
+    held = HeldOut(
+        task.rows,
+        task.tokenizer,
+        branching=branching,
+        bigrams=task.bigrams,
+        max_bytes=task.max_bytes,
+        guide=guide_of(task.record),
+    )
+    if priced.measure:
+        priced = replace(priced, costs=costs_here(task.record, priced.rows, note))
+    price = priced.price(held)
     with show_progress(f"tune {name}", planned(held), "replays") as bar:
         tuned = tune(held, task.record.draft, price, bar.advance)
     settings = tuned.chosen.settings
@@ -275,6 +295,7 @@ def tune_job(
     measured = None
     if measured_rows:
         measured = _measured(task, held, settings, priced.rows, measured_rows)
+    by_rows = priced.by_rows(held, tuned)
     figures = {
         "task": name,
         "measured": measured and _preview_figures(measured),
@@ -283,6 +304,7 @@ def tune_job(
         "judged_rows": held.rows,
         "prompt_tokens": held.prompt_tokens,
         "price": priced.figures(),
+        "by_rows": [asdict(each) for each in by_rows],
         "index": size.figures(),
         "settings": asdict(settings),
         "chosen": tuned.chosen.figures(),
@@ -296,54 +318,11 @@ def tune_job(
         f"Expected: {_forwards(tuned.chosen.replay)} and {tuned.chosen.speed_up:.2f} x, from "
         f"{held.rows:,} rows that neither the index nor the weights had seen. {_ASSUMED}",
         priced.in_words(),
+        *([f"By rows decoded together: {', '.join(map(str, by_rows))}."] if by_rows else []),
         f"Its index: {size.in_words}.",
         _measured_in_words(measured, priced.rows),
     )
-    return figures, tune_page(name, tuned, summary)
-
-
-def forecast_job(
-    client: redis.Redis,
-    name: str,
-    costs: CostFile,
-    rows: Sequence[int],
-    budgets: Sequence[int],
-    branching: bool,
-) -> tuple[dict[str, Any], ReportDocument]:
-    """Forecast the speed-up of a task for each number of rows decoded together.
-
-    Returns:
-        The figures as JSON values, and the report.
-
-    Raises:
-        JobError: The corpus is too small, or the file has no costs for one of ``rows``.
-        StoreError: The task does not exist, or Redis fails.
-        DraftError: The current index is damaged or has another format.
-    """
-    for b in rows:
-        costs.of(b)  # raises an error before anything slow begins
-    task, held = _held_out(client, name, branching)
-    curves = [costs.curve(b, held.context) for b in rows]
-    with show_progress(f"forecast {name}", len(budgets) * held.rows) as bar:
-        replays = replayed(held, task.settings, budgets, bar.advance)
-    outlooks = [
-        outlook(curve, replays, costs.draft_seconds, held.prompt_tokens) for curve in curves
-    ]
-    machine = {"model": costs.model, "device": costs.device, "dtype": costs.dtype}
-    figures = {
-        "task": name,
-        **machine,
-        "judged_rows": held.rows,
-        "prompt_tokens": held.prompt_tokens,
-        "settings": asdict(task.settings),
-        "outlooks": [each.figures() for each in outlooks],
-    }
-    summary = (
-        f"{costs.model} in {costs.dtype} on {costs.device}; {held.rows:,} rows held out of the "
-        f"corpus of {name}, drafted for with min_prob {task.settings.min_prob}. {_ASSUMED}",
-    )
-    now = task.settings.num_speculative_tokens
-    return figures, forecast_page(name, outlooks, replays, now, summary)
+    return figures, tune_page(name, tuned, by_rows, summary)
 
 
 _ASSUMED = (
@@ -404,23 +383,13 @@ def _measured_in_words(found: Preview | None, b: int) -> str:
     )
 
 
-def _held_out(client: redis.Redis, name: str, branching: bool) -> tuple[StoredTask, HeldOut]:
-    note("reading and tokenising rows ...")
-    task = read_task(client, name)
+def _note_differences(task: StoredTask) -> None:
+    """Tells the user where the current index differs from the rows of the tuning."""
+    build = command("build-index", task.record.name)
     if task.newer_rows:
-        build = command("build-index", name)
         note(f"{task.newer_rows} newer rows are not in the index; `{build}` takes them in")
     if task.index is not None and task.index_rows is None:
         note(
             "the current index came with the task: which rows are in it is unknown, and figures "
-            f"are of an index of the corpus; `{command('build-index', name)}` builds that one"
+            f"are of an index of the corpus; `{build}` builds that one"
         )
-    held = HeldOut(
-        task.rows,
-        task.tokenizer,
-        branching=branching,
-        bigrams=task.bigrams,
-        max_bytes=task.max_bytes,
-        guide=guide_of(task.record),
-    )
-    return task, held

@@ -21,8 +21,7 @@ from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened
 from tasc_jobs.index.publish import publish_file
 from tasc_jobs.ray_local import local_ray
-from tasc_jobs.tuning.guided_answers import GuidedAnswers
-from tasc_jobs.tuning.replays import run
+from tasc_jobs.tuning.replays import GuidedAnswers, run
 from tasc_protocol import GuideSpec
 from tasc_runtime.progress import StageProgress, silent
 from tasc_runtime.sampling_options import guide_of

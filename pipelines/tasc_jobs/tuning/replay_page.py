@@ -1,13 +1,12 @@
-"""The reports of `tasc replay`, `tasc tune` and `tasc forecast`."""
+"""The reports of `tasc replay` and `tasc tune`."""
 
 from collections.abc import Sequence
 from itertools import groupby
 
 from tasc_draft import Replay
 from tasc_jobs.report.document import Bars, Curve, Lines, ReportDocument, Table
-from tasc_jobs.tuning.forecast import Option, Outlook, how_to_set
 from tasc_jobs.tuning.replays import Measured, rates
-from tasc_jobs.tuning.tune import Trial, Tuned, Worth
+from tasc_jobs.tuning.tune import AtRows, Trial, Tuned, Worth
 
 ACCEPTED = "Drafts accepted at each position, of those that reach it"
 WORDS = (
@@ -76,16 +75,21 @@ def _row(measured: Measured) -> dict[str, str]:
     }
 
 
-def tune_page(task: str, tuned: Tuned, summary: Sequence[str]) -> ReportDocument:
+def tune_page(
+    task: str, tuned: Tuned, by_rows: Sequence[AtRows], summary: Sequence[str]
+) -> ReportDocument:
+    """Returns the report on trials, sources and acceptance, with speed-ups by rows if known."""
     found = tuned.chosen.replay
     acceptance = [("as chosen", found)]
     marked = [("chosen", tuned.chosen), *(("", trial) for trial in tuned.trials)]
     tried = [_tried_row(mark, trial) for mark, trial in marked]
+    by_b = [Table.of("Expected speed-up by rows decoded together", map(_at_rows, by_rows))]
     gains = tuple((each.source, each.gain) for each in tuned.worths)
     return ReportDocument(
         f"Tuning of {task}",
         tuple(summary),
         (
+            *(by_b if by_rows else ()),
             Table.of("What was tried", tried),
             Table.of("What each source is worth", map(_worth_row, tuned.worths)),
             acceptance_table(ACCEPTED, acceptance),
@@ -137,59 +141,18 @@ def _lines(tuned: Tuned) -> tuple[Curve, ...]:
     )
 
 
-def forecast_page(
-    task: str,
-    outlooks: Sequence[Outlook],
-    replays: dict[int, Replay],
-    now: int,
-    summary: Sequence[str],
-) -> ReportDocument:
-    """Returns the report on the speed-up by budget for each b, with recommendations.
-
-    Args:
-        now: The task's current maximum of draft tokens per row and step.
-    """
-    said = [(each.verdict(), how_to_set(task, each, now)) for each in outlooks]
-    rows = [_forecast_row(outlook, option) for outlook in outlooks for option in outlook.options]
-    runs = [(f"budget {budget}", found) for budget, found in replays.items()]
-    efficiency = Curve(task, list(replays), [r.tokens_per_step for r in replays.values()])
-    return ReportDocument(
-        f"Forecast for {task}",
-        (*summary, *(line for pair in said for line in pair if line)),
-        (Table.of("What to expect", rows), acceptance_table(ACCEPTED, runs)),
-        (
-            Lines(
-                "Expected speed-up by budget",
-                "most draft tokens of a step",
-                "tokens a second, plain = 1",
-                tuple(_line(outlook) for outlook in outlooks),
-                tuple(replays),
-                level=1.0,
-            ),
-            efficiency_plot((efficiency,)),
-            acceptance_plot(runs),
-        ),
-        WORDS,
-    )
-
-
-def _line(outlook: Outlook) -> Curve:
-    known = [(o.budget, o.speed_up) for o in outlook.options if o.speed_up is not None]
-    return Curve(f"b = {outlook.rows}", [b for b, _ in known], [s for _, s in known])
-
-
-def _forecast_row(outlook: Outlook, option: Option) -> dict[str, str]:
-    step, speed_up = option.step_seconds, option.speed_up
+def _at_rows(found: AtRows) -> dict[str, str]:
     return {
-        "b": str(outlook.rows),
-        "budget": str(option.budget),
-        "tokens/step": f"{option.tokens_per_step:.3f}",
-        "nodes/step": f"{option.nodes_per_step:.2f}",
-        "step ms": "not measured" if step is None else f"{step * 1e3:.2f}",
-        "plain step ms": f"{outlook.plain_seconds * 1e3:.2f}",
-        "drafting us a row": f"{option.draft_seconds * 1e6:.0f}",
-        "speed-up": "not measured" if speed_up is None else f"{speed_up:.2f} x",
+        "b": str(found.rows),
+        "plain step ms": f"{found.plain_seconds * 1e3:.2f}",
+        "speed-up as chosen": _times(found.speed_up),
+        "best budget": str(found.best_budget),
+        "its speed-up": _times(found.best_speed_up),
     }
+
+
+def _times(speed_up: float | None) -> str:
+    return "not measured" if speed_up is None else f"{speed_up:.2f} x"
 
 
 def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from tasc_draft import DraftSettings, Replay
 from tasc_draft.index.weights import Weights
-from tasc_jobs.tuning.forecast import StepCurve, priced
+from tasc_jobs.tuning.costs import StepCurve, speed_up
 from tasc_jobs.tuning.held_out import HeldOut
 
 BUDGETS = (4, 8, 16, 32)
@@ -31,16 +31,16 @@ def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
         prompt_tokens: Mean number of tokens of a row's prompt.
     """
 
-    def speed_up(found: Replay) -> float:
+    def price(found: Replay) -> float:
         common = cost * (prompt_tokens * found.rows + found.forced)
         return (found.plain_steps + common) / (found.steps + cost * found.charged + common)
 
-    return speed_up
+    return price
 
 
 def by_curve(curve: StepCurve, draft_seconds: float | None, prompt_tokens: float = 0.0) -> Price:
     """Returns a price from a machine's costs; it is 0 for steps larger than the measured ones."""
-    return lambda found: priced(curve, 0, found, draft_seconds, prompt_tokens).speed_up or 0.0
+    return lambda found: speed_up(curve, found, draft_seconds, prompt_tokens) or 0.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,39 @@ class Tuned:
     @property
     def trials(self) -> tuple[Trial, ...]:
         return (*self.by_neighbours, *self.grid)
+
+
+@dataclass(frozen=True)
+class AtRows:
+    """The expected speed-up with ``rows`` rows decoded together.
+
+    Attributes:
+        speed_up: With the chosen settings; None if a step is larger than the measured ones.
+        best_budget: The budget of the best trial at this number of rows.
+        best_speed_up: That of the best trial; below 1, drafting loses.
+    """
+
+    rows: int
+    plain_seconds: float
+    speed_up: float | None
+    best_budget: int
+    best_speed_up: float | None
+
+    def __str__(self) -> str:
+        if self.speed_up is None:
+            return f"b = {self.rows}: not measured"
+        return f"b = {self.rows}: {self.speed_up:.2f} x"
+
+
+def at_rows(
+    tuned: Tuned, curve: StepCurve, draft_seconds: float | None, prompt_tokens: float
+) -> AtRows:
+    """Returns the speed-up at the number of rows of a curve; see `by_curve`."""
+    price = by_curve(curve, draft_seconds, prompt_tokens)
+    trials = (tuned.chosen, *tuned.trials)
+    found, budget = max((price(t.replay), t.settings.num_speculative_tokens) for t in trials)
+    chosen = price(tuned.chosen.replay)
+    return AtRows(curve.rows, curve.plain, chosen or None, budget, found or None)
 
 
 def planned(held: HeldOut) -> int:

@@ -90,7 +90,7 @@ def finetune(
         job = job_of(inputs, settings, output, checkpoint_s)
         registered = TaskStore(connect(url)).names() if url else []
     with Stages(f"fine-tune {task}", STAGES) as stages:
-        found = run(job, stages, stages.tell)
+        found = run(job, stages, stages.set_suffix)
     name = task
     while name in registered:
         name += "-ft"

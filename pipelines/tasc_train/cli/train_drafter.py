@@ -98,7 +98,7 @@ def train_drafter(
         inputs = TaskInputs.read(url, options, with_rows=answers is None)
         job = job_of(inputs, answers, settings, engine.setup, output, checkpoint_s)
     with Stages(f"train {settings.kind} drafter {task}", STAGES) as stages:
-        report = run(job, stages, stages.tell)
+        report = run(job, stages, stages.set_suffix)
     text = in_words(report)
     if inputs.record:
         text += f"\nto use it: {command('task', 'set', task, '--drafter', output)}"

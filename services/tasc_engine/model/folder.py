@@ -88,12 +88,16 @@ def quantization_fault(folder: Path) -> str | None:
 
 def weight_files(folder: Path) -> list[Path]:
     """The files from which transformers reads the weights, without further copies of them."""
+    return [path for path in _named_files(folder) if path.is_file()]
+
+
+def _named_files(folder: Path) -> list[Path]:
     first = _first_file(folder)
     if not first.name.endswith(".json"):
-        return [first] if first.is_file() else []
+        return [first]
     placed = _object(first).get("weight_map")
     names = set(map(str, placed.values())) if isinstance(placed, dict) else set()
-    return [path for name in sorted(names) if (path := folder / name).is_file()]
+    return [folder / name for name in sorted(names)]
 
 
 def _first_file(folder: Path) -> Path:
@@ -107,7 +111,8 @@ def require_weights(folder: Path) -> None:
     """Refuse a model folder without usable weights; see also `require_model_alone`.
 
     Raises:
-        UnsupportedModel: No weights are in safetensors, or other files would change them.
+        UnsupportedModel: No weights are in safetensors, a file of them is missing, or other files
+            would change them.
     """
     require_model_alone(folder)
     if not _first_file(folder).is_file():
@@ -116,6 +121,12 @@ def require_weights(folder: Path) -> None:
         raise UnsupportedModel(
             f"{folder} has no weights in safetensors ({WEIGHTS} or {INDEX}){has}; load it once "
             "where you trust it and save it with save_pretrained(folder)"
+        )
+    files = _named_files(folder)
+    if lost := [path.name for path in files if not path.is_file()]:
+        raise UnsupportedModel(
+            f"{folder} lacks {lost[0]} ({len(lost)} of {len(files)} files of weights are missing); "
+            "fetch the model again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tests that replicas can read the results of ``tasc tune``, and tests ``tasc forecast``."""
+"""Tests that ``tasc tune`` publishes settings for replicas, with assumed and measured costs."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Arti
     return found
 
 
-def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_path, tasc_here):
+def test_tuned_settings_are_published_for_replicas(client, record, tmp_path, tasc_here):
     report = tmp_path / "report.html"
     printed = json.loads(tasc_here.run("tune", record.name, "--json", "--report", report))
     artifact, index = current(client, record, tmp_path)
@@ -87,7 +87,7 @@ def test_what_tune_chose_is_published_for_replicas_to_read(client, record, tmp_p
     assert set(re.findall(r'href="(.)', html)) <= {"#"}
 
 
-def test_the_figures_of_a_tuning_agree_with_each_other(record, tasc_here, costs):
+def test_figures_of_a_tuning_agree(record, tasc_here, costs):
     options = ["--step-cost", costs, "--batch-size", 8, "--json"]
     printed = json.loads(tasc_here.run("tune", record.name, *options))
     for trial in [*printed["trials"], printed["chosen"]]:
@@ -103,9 +103,26 @@ def test_the_figures_of_a_tuning_agree_with_each_other(record, tasc_here, costs)
     assert {s["source"] for s in printed["sources"]} >= {"corpus", "prompt", "neighbours", "recent"}
     assert all(s["gain"] == s["with_it"] - s["without_it"] for s in printed["sources"])
     assert max(s["gain"] for s in printed["sources"]) > 0
+    dear, cheap = printed["by_rows"]
+    assert (dear["rows"], cheap["rows"]) == (2, 8)
+    assert cheap["speed_up"] == printed["chosen"]["speed_up"]
+    assert dear["speed_up"] < dear["best_speed_up"] < 1
 
 
-def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, tmp_path, tasc_here):
+def test_costs_can_be_measured_on_this_machine(record, tasc_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    command = ["tune", record.name, "--batch-size", 2, "--json"]
+    printed = json.loads(tasc_here.run(*command, "--measure-cost"))
+    assert [each["rows"] for each in printed["by_rows"]] == [1, 2]
+    assert printed["price"]["step_cost"]["model"] == Path(record.model).name
+    (file,) = tmp_path.glob("tasc-serve/costs/*.json")
+    again = json.loads(tasc_here.run(*command, "--step-cost", file))
+    assert again["price"] == printed["price"]
+    plain = [each["plain_seconds"] for each in printed["by_rows"]]
+    assert [each["plain_seconds"] for each in again["by_rows"]] == plain
+
+
+def test_tuning_changes_only_weights_and_settings_of_an_index(client, record, tmp_path, tasc_here):
     tokenizer = load_tokenizer(record)
     store = CorpusStore(client, record.name)
     rows = encode(store.read(0, 300), tokenizer, PromptTemplate(record.template))
@@ -120,7 +137,6 @@ def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, t
     out = tasc_here.run("tune", record.name)
     assert "What each source is worth" in out
     assert "--node-cost 0.02" in out
-    assert "--step-cost FILE" in out
     assert "100 newer rows are not in the index" in tasc_here.err
     artifact, index = current(client, record, tmp_path)
     assert (artifact.version, artifact.corpus_rows) == (2, 300)
@@ -132,7 +148,7 @@ def test_tuning_changes_weights_and_settings_of_an_index_alone(client, record, t
     assert read_index(path).settings is None
 
 
-def test_what_tune_chose_is_shown_with_the_task(client, record, tmp_path, tasc_here):
+def test_task_show_lists_tuned_settings(client, record, tmp_path, tasc_here):
     assert json.loads(tasc_here.run("task", "show", record.name, "--json"))["tuned"] is None
     rows = encode(read_rows(client, record), load_tokenizer(record), PromptTemplate("{input}"))
     chosen = replace(record.draft, num_speculative_tokens=5, sources=("corpus", "prompt"))
@@ -168,33 +184,6 @@ def read_rows(client: redis.Redis, record: TaskRecord) -> list[CorpusRow]:
     return list(CorpusStore(client, record.name).read(0, ROWS))
 
 
-def test_a_forecast_says_where_to_draft_and_where_not(record, tmp_path, tasc_here, costs):
-    report = tmp_path / "report.html"
-    options = ["--step-cost", costs, "--rows", "2,8", "--budget", "4,16"]
-    command = ["forecast", record.name, *options]
-    dear, cheap = json.loads(tasc_here.run(*command, "--json", "--report", report))["outlooks"]
-    assert (dear["rows"], cheap["rows"]) == (2, 8)
-    assert (dear["draft"], dear["budget"], dear["speed_up"]) == (False, 0, 1.0)
-    assert cheap["draft"]
-    assert cheap["speed_up"] > 1.5
-    for outlook, more in ((dear, 1.0), (cheap, 1e-4)):
-        for option in outlook["options"]:
-            steps_alone = option["tokens_per_step"] / (1 + more * option["nodes_per_step"])
-            low, high = sorted((1.0, steps_alone))  # prompts cost the same with drafts and without
-            assert low < option["speed_up"] < high
-    assert report.read_text(encoding="utf-8").count("<svg") == 3
-    out = tasc_here.run(*command)
-    assert "b = 2: do not draft; drafting loses: " in out
-    assert f"b = 8: draft {cheap['budget']} tokens, " in out
-
-
-def test_a_forecast_drafts_as_the_task_was_tuned(record, tasc_here, costs):
-    command = ["forecast", record.name, "--step-cost", costs, "--rows", 8, "--json"]
-    assert json.loads(tasc_here.run(*command))["settings"]["min_prob"] == record.draft.min_prob
-    chosen = json.loads(tasc_here.run("tune", record.name, "--json"))["settings"]
-    assert json.loads(tasc_here.run(*command))["settings"] == chosen
-
-
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
@@ -202,10 +191,10 @@ def test_a_forecast_drafts_as_the_task_was_tuned(record, tasc_here, costs):
         (["tune", "TASK", "--report", "nowhere/r.html"], 2, "nowhere/r.html"),
         (["tune", "TASK", "--step-cost", "nowhere.json"], 1, "cannot read step costs"),
         (["tune", "TASK", "--step-cost", "COSTS", "--batch-size", "3"], 1, "none for b = 3 rows"),
-        (["forecast", "TASK", "--step-cost", "COSTS"], 1, "none for b = 1 rows, it has b = 2, 8"),
+        (["tune", "TASK", "--step-cost", "COSTS", "--measure-cost"], 2, "--measure-cost"),
     ],
 )
-def test_what_cannot_be_done_publishes_nothing(
+def test_a_refused_tuning_publishes_nothing(
     client, record, tasc_here, costs, command, code, message
 ):
     named = {"TASK": record.name, "COSTS": costs}
@@ -213,7 +202,7 @@ def test_what_cannot_be_done_publishes_nothing(
     assert ArtifactStore(client, record.name, record.fingerprint).current() is None
 
 
-def test_a_corpus_too_small_to_hold_rows_out_is_refused(client, shipped_task, tasc_here):
+def test_a_corpus_that_is_too_small_is_refused(client, shipped_task, tasc_here):
     name = shipped_task.name
     assert "has no rows; ingest some first" in tasc_here.run("tune", name, code=1)
     CorpusStore(client, name).append([CorpusRow("a", "in", "out")])

@@ -48,7 +48,7 @@ def options(command: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "command",
     [
-        *("stats", "replay", "tune", "forecast", "build-index", "generate", "refresh"),
+        *("stats", "replay", "tune", "build-index", "generate", "refresh"),
         *("task create", "key create", "worker", "evaluate", "forecast-ft", "rank-vocabulary"),
         "train-drafter",
     ],

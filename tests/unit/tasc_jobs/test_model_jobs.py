@@ -1,7 +1,6 @@
 """Tests that a model's bigrams equal those of transformers, and the jobs that run a model."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from tasc_engine.model.loading import load_model
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.model_bigrams import make_bigrams, model_bigrams
 from tasc_jobs.task_inputs import named_source
-from tasc_jobs.tuning.forecast import read_cost_file
-from tasc_jobs.tuning.measure_cost import in_words, measure_cost
 from tasc_text import TaskTokenizer, TextError
 from tiny import ARCHITECTURES, make_folder
 
@@ -163,21 +160,3 @@ def test_a_model_the_engine_does_not_take_is_named(tmp_path: Path) -> None:
         make_bigrams(source(folder), tmp_path / "t")
     with refused(TextError, "/nowhere"):
         source(Path("/nowhere"))
-
-
-def test_a_forecast_reads_what_was_measured(tmp_path: Path) -> None:
-    costs = measure_cost(source(make_folder(tmp_path / "model")), rows=4, max_model_len=64)
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps(costs.as_json()))
-    for rows in (1, 2, 4):
-        curve = read_cost_file(path).curve(rows, context=20)
-        assert curve.tokens[0] == rows
-        assert curve.plain > 0
-    said = in_words(costs)
-    assert re.search(r"b =   4, context +\d+; by draft tokens a row  0: [\d.]+, 1: ", said)
-
-
-@pytest.mark.parametrize(("settings", "words"), [({"dtype": "int8"}, "int8"), ({}, "")])
-def test_what_is_no_model_is_refused(tmp_path: Path, settings: dict[str, str], words: str) -> None:
-    with refused(JobError, words):
-        measure_cost(source(tmp_path, **settings), rows=4, max_model_len=64)

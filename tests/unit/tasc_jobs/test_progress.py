@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-def test_a_log_gets_a_line_each_time_the_interval_is_over_and_one_at_the_end(clock):
+def test_a_log_has_one_line_per_interval_and_one_at_the_end(clock):
     out = io.StringIO()
     with show_progress("count", None, "lines", every_s=5, stream=out) as progress:
         for clock.now in (1.0, 6.0, 8.0):
@@ -32,7 +32,7 @@ def test_a_log_gets_a_line_each_time_the_interval_is_over_and_one_at_the_end(clo
     assert out.getvalue().splitlines() == lines
 
 
-def test_time_left_is_told_by_what_came_behind_the_first_that_was_done(clock):
+def test_time_left_excludes_the_time_before_the_first_item(clock):
     out = io.StringIO()
     with show_progress("learn", 6, "rounds", every_s=0, stream=out) as progress:
         progress.advance(0)  # that is not the first
@@ -42,23 +42,23 @@ def test_time_left_is_told_by_what_came_behind_the_first_that_was_done(clock):
     assert first == "learn: 1/6 rounds, 0.01 rounds/s"
     assert second == "learn: 2/6 rounds, 0.02 rounds/s, 4 s left"
     assert third == last == "learn: 3/6 rounds, 0.029 rounds/s, 3 s left"
+    assert "\x1b" not in out.getvalue()
 
 
 @pytest.mark.parametrize("at", [[], [100.0], [100.0, 101.0]])
-def test_a_bar_tells_no_time_left_until_more_than_the_first_is_done(monkeypatch, at):
-    now = [0.0]
-    monkeypatch.setattr("rich.console.monotonic", lambda: now[0])
+def test_a_bar_shows_time_left_after_the_second_item(clock, at):
+    clock.now = 0.0
     out = Terminal()
     with show_progress("learn", 6, "rounds", stream=out) as progress:
         progress.advance(0)
-        for now[0] in at:
+        for clock.now in at:
             progress.advance()
     shown = out.getvalue().rpartition("learn")[2]  # the last it drew
     assert f"{len(at)}/6" in shown
     assert ("0:00:04" if at[1:] else "-:--:--") in shown
 
 
-def test_a_clock_says_seconds_since_it_was_made_on_stderr(clock, capsys):
+def test_a_clock_writes_seconds_since_its_creation_to_stderr(clock, capsys):
     made = Clock()
     made.note("store: here")
     clock.now = 12.34
@@ -67,15 +67,15 @@ def test_a_clock_says_seconds_since_it_was_made_on_stderr(clock, capsys):
     assert (printed.out, printed.err) == ("", "  0.0 s  store: here\n 12.3 s  Ray: here\n")
 
 
-def test_what_was_done_before_counts_and_the_rate_is_of_the_others(clock):
+def test_resumed_items_count_but_not_in_the_rate(clock):
     out, terminal = io.StringIO(), Terminal()
     for stream in (out, terminal):
         clock.now = 0.0
         with show_progress("answer", None, every_s=0, stream=stream) as progress:
             progress.resume(90)
-            progress.expect(100)
+            progress.set_total(100)
             for clock.now in (10.0, 12.0):
-                progress.tell(f"at {clock.now}")
+                progress.set_suffix(f"at {clock.now}")
                 progress.advance()
     first, second, _ = out.getvalue().splitlines()
     assert first == "answer: 91/100 rows, 0.1 rows/s, at 10.0"
@@ -88,12 +88,12 @@ def test_what_was_done_before_counts_and_the_rate_is_of_the_others(clock):
 PREVIEW = Preview(20, 1, 20, plain=PreviewSide(4.0, 400, 400), drafted=PreviewSide(1.0, 400, 100))
 
 
-def test_progress_tells_rates_of_this_start_and_efficiency_of_the_whole() -> None:
+def test_batch_progress_shows_rates_of_this_start_and_efficiency_of_all_rows() -> None:
     out, times = io.StringIO(), iter([0.0, 2.0])
     with show_progress("answer", None, every_s=0, stream=out) as bar:
-        told = BatchProgress(bar, lambda: next(times))
-        told(JobProgress(JobReport(100, 0, 1000, 500, resumed=100), 300, engines=0))
-        told(JobProgress(JobReport(150, 2, 1600, 600, resumed=100), 300, engines=1))
+        shown = BatchProgress(bar, lambda: next(times))
+        shown(JobProgress(JobReport(100, 0, 1000, 500, resumed=100), 300, engines=0))
+        shown(JobProgress(JobReport(150, 2, 1600, 600, resumed=100), 300, engines=1))
     lines = out.getvalue().splitlines()
     assert lines[-1].startswith("answer: 150/300 rows, ")
     assert all(figure in lines[-1] for figure in (" 300 tokens/s", " 4.05 ", " 2 errors"))
@@ -107,10 +107,10 @@ def test_no_rate_is_shown_before_an_engine_runs() -> None:
     assert "tokens/s" not in out.getvalue()
 
 
-def test_a_preview_is_told_for_the_whole_job_if_any_row_can_be_answered() -> None:
-    said = preview_in_words(PREVIEW, 72_000, engines=2)
-    assert "20 rows answered, 1 refused; 20 of 20 answers identical" in said
-    _, plain, drafted, speed_up = said.splitlines()
+def test_a_preview_is_scaled_to_the_whole_job() -> None:
+    text = preview_in_words(PREVIEW, 72_000, engines=2)
+    assert "20 rows answered, 1 refused; 20 of 20 answers identical" in text
+    _, plain, drafted, speed_up = text.splitlines()
     for line, figures in (
         (plain, ("100 tokens/s", " 20.00 ", "72000 rows", "2:00:00")),
         (drafted, ("400 tokens/s", " 5.00 ", "72000 rows", "0:30:00")),
@@ -131,7 +131,7 @@ def test_a_preview_is_told_for_the_whole_job_if_any_row_can_be_answered() -> Non
 UNITS = {"read": "rows", "sort": "parts"}
 
 
-def test_each_stage_is_shown_with_its_total_its_unit_and_a_note_and_its_seconds_are_kept():
+def test_stages_show_total_unit_and_note_and_keep_seconds():
     out = io.StringIO()
     with Stages("index t", UNITS, notes={"sort": "takes long"}, stream=out) as stages:
         for done in (0, 3, 10):
@@ -145,7 +145,7 @@ def test_each_stage_is_shown_with_its_total_its_unit_and_a_note_and_its_seconds_
     assert all(spent > 0 for spent in stages.seconds.values())
 
 
-def test_a_stage_that_fails_shows_how_far_it_came_and_none_nothing():
+def test_a_failed_stage_shows_how_much_was_done():
     out = io.StringIO()
 
     def fail():

@@ -1,39 +1,26 @@
-"""Tests the choice of settings with invented replays, and a forecast with known values."""
+"""Tests the choice of settings with invented replays, and prices with known values."""
 
 import json
-import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from support import refused
 from tasc_draft import DraftSettings, Replay, Tokens
 from tasc_draft.learning import LEAST_ROWS, held_out
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import JobError
-from tasc_jobs.tuning.commands import PriceRequest, StoredTask
-from tasc_jobs.tuning.forecast import (
-    EXAMPLE,
-    CostFile,
-    Outlook,
-    StepCurve,
-    how_to_set,
-    outlook,
-    priced,
-    read_cost_file,
-)
+from tasc_jobs.tuning.commands import PriceOptions, StoredTask
+from tasc_jobs.tuning.costs import CostFile, StepCurve, read_cost_file, speed_up
 from tasc_jobs.tuning.held_out import HeldOut
-from tasc_jobs.tuning.replay_page import forecast_page, tune_page
+from tasc_jobs.tuning.replay_page import tune_page
 from tasc_jobs.tuning.replays import index_of
-from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, by_curve, by_node, planned, tune
+from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, at_rows, by_curve, by_node, planned, tune
 from tasc_protocol import GuideSpec
 from tasc_runtime.data.local_corpus import TokenRows, encode
 from tasc_runtime.errors import FileError
-from tasc_serve.settings import ServeSettings
 from tasc_store import TaskRecord
 from tasc_store.corpus import CorpusRow
 from tasc_text import PromptTemplate, TaskTokenizer
@@ -66,7 +53,7 @@ class MadeUp:
         return Replay(1, 1000, tokens, nodes, 1, [1], [1], [0.0], [0.0], tokens)
 
 
-def test_the_settings_with_the_greatest_expected_speed_up_are_chosen_and_replays_are_told():
+def test_tune_chooses_the_greatest_expected_speed_up_and_counts_replays():
     held, done = MadeUp({"corpus": 1.0, "prompt": 0.5, "neighbours": 0.1}), []
     tuned = tune(held, BASE, by_node(0.05), lambda: done.append(1))
     assert len(done) == planned(held) == len(tuned.trials) + len(tuned.worths)
@@ -86,7 +73,7 @@ def test_the_settings_with_the_greatest_expected_speed_up_are_chosen_and_replays
         assert chosen.num_speculative_tokens == budget
 
 
-def test_a_sources_worth_is_measured_by_its_absence_and_one_that_does_not_gain_is_left_out():
+def test_sources_that_gain_nothing_are_left_out():
     worth = {"corpus": 1.0, "prompt": 0.5, "neighbours": 0.1, "recent": 0.25}
     tuned = tune(MadeUp(worth), BASE, by_node(0.02))
     assert {w.source: pytest.approx(w.gain) for w in tuned.worths} == worth
@@ -118,7 +105,7 @@ class StandIns(MadeUp):
         return super().replay(settings, weights)
 
 
-def test_of_two_sources_that_stand_in_for_each_other_one_stays():
+def test_one_of_two_equivalent_sources_is_kept():
     chosen = tune(StandIns({}), BASE, by_node(0.02)).chosen.settings
     assert len({"corpus", "prompt"} & set(chosen.sources)) == 1
 
@@ -132,8 +119,8 @@ def test_a_machines_costs_can_set_the_price():
     assert {trial.speed_up for trial in beyond} == {0.0}
 
 
-def test_the_report_shows_the_gain_of_every_source():
-    page = tune_page("t", tune(MadeUp({"corpus": 1.0}), BASE, by_node(0.02)), ("so",))
+def test_the_report_shows_the_gain_of_each_source():
+    page = tune_page("t", tune(MadeUp({"corpus": 1.0}), BASE, by_node(0.02)), (), ("so",))
     bars = page.plots[0]
     assert dict(bars.bars)["corpus"] == pytest.approx(1.0)
     assert [row[0] for row in page.tables[1].rows] == list(MadeUp.sources)
@@ -141,20 +128,33 @@ def test_the_report_shows_the_gain_of_every_source():
     assert lines == {f"min_prob {p}": list(BUDGETS) for p in MIN_PROBS}
 
 
-def test_a_price_is_said_to_be_assumed_and_how_to_measure_it_or_to_be_measured_and_of_what():
-    assumed = PriceRequest(0.035, None, 8)
-    said = assumed.in_words()
-    assert said.startswith("Assumed, not measured: a token costs 3.5% of a step without")
-    assert "--node-cost 0.035" in said
-    assert "--step-cost FILE" in said
-    assert assumed.figures() == {"node_cost": 0.035, "step_cost": None}
-    cost = {"rows": 8, "tokens": 8, "context": 64, "seconds": 0.01}
+@pytest.mark.parametrize("with_costs", [False, True])
+def test_the_price_names_its_origin(with_costs: bool):
     machine = {"model": "m", "device": "d", "dtype": "float32"}
-    measured = PriceRequest(0.02, CostFile.model_validate({**machine, "costs": [cost]}), 8)
-    said = measured.in_words()
-    assert said.startswith("Measured (--step-cost), not assumed")
-    assert "m in float32 on d at b = 8" in said
-    assert measured.figures() == {"node_cost": None, "step_cost": {**machine, "rows": 8}}
+    given = CostFile.model_validate(costs(cost(8, 8, 0.01))) if with_costs else None
+    price = PriceOptions(0.035, 8, given)
+    if with_costs:
+        assert "m in float32 on d at b = 8" in price.in_words()
+        assert price.figures() == {"node_cost": None, "step_cost": {**machine, "rows": 8}}
+    else:
+        assert "--node-cost 0.035" in price.in_words()
+        assert price.figures() == {"node_cost": 0.035, "step_cost": None}
+
+
+def test_speed_ups_are_shown_for_each_number_of_rows():
+    tuned = tune(MadeUp({}), BASE, by_node(0.03))
+    assert tuned.chosen.settings.num_speculative_tokens == 16
+    free = StepCurve(1, 64, (1, 40), (0.01, 0.01))
+    dear = StepCurve(8, 64, (8, 320), (0.01, 0.4))
+    short = StepCurve(2, 64, (2, 20), (0.01, 0.01))  # costs of up to 9 draft tokens a row
+    found = [at_rows(tuned, curve, 0.0, 0.0) for curve in (free, dear, short)]
+    assert found[0].speed_up == pytest.approx(tuned.chosen.replay.tokens_per_step)
+    assert (found[0].best_budget, found[1].best_budget, found[2].best_budget) == (32, 4, 8)
+    assert found[1].speed_up < found[1].best_speed_up < 1
+    assert found[2].speed_up is None
+    page = tune_page("t", tuned, found, ())
+    assert [row[0] for row in page.tables[0].rows] == ["1", "8", "2"]
+    assert page.tables[0].rows[2][2] == "not measured"
 
 
 def numbered(rows: int) -> TokenRows:
@@ -163,7 +163,7 @@ def numbered(rows: int) -> TokenRows:
     return TokenRows(texts, texts)
 
 
-def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, monkeypatch):
+def test_judging_rows_are_not_in_the_index_and_not_learnt_from(tokenizer, monkeypatch):
     rows, seen = numbered(LEAST_ROWS), {}
 
     def learn(index, prompts, outputs, **rest):
@@ -186,7 +186,7 @@ def test_the_rows_that_judge_are_in_neither_the_index_nor_the_lesson(tokenizer, 
     assert seen["taught"] == everything
 
 
-def test_lessons_keep_no_recent_answers_and_want_enough_rows(tokenizer):
+def test_learnt_weights_ignore_recent_answers_and_need_enough_rows(tokenizer):
     held = HeldOut(numbered(LEAST_ROWS), tokenizer, branching=False)
     some, none = (held.weights(DraftSettings(recent_tokens=n)).values for n in (1000, 0))
     assert np.array_equal(some, none)
@@ -194,7 +194,7 @@ def test_lessons_keep_no_recent_answers_and_want_enough_rows(tokenizer):
         HeldOut(numbered(LEAST_ROWS - 1), tokenizer, branching=False)
 
 
-def test_where_the_index_is_capped_so_is_the_one_that_is_tuned_with(tokenizer, monkeypatch):
+def test_tuning_uses_an_index_with_the_cap_of_the_current_one(tokenizer, monkeypatch):
     learn, seen = "tasc_jobs.tuning.held_out.learn_weights", []
     monkeypatch.setattr(learn, lambda index, *rest, **more: seen.append(index))
     rows = numbered(LEAST_ROWS)
@@ -227,77 +227,24 @@ def costs(*measured: dict, **more: object) -> dict:
     return {"model": "m", "device": "d", "dtype": "float32", "costs": list(measured), **more}
 
 
-def test_costs_and_speed_ups_are_what_one_gets_by_hand():
+def test_speed_ups_equal_those_computed_by_hand():
     assert (CURVE.plain, CURVE.at(88.5)) == (0.010, None)
     assert [CURVE.at(n) for n in (16, 56, 88)] == pytest.approx([0.020, 0.070, 0.110])
     # 3 tokens a step, 2 nodes: 8 * (1 + 2) = 24 tokens, 30 ms; 3 * 10 / 30 = 1 without drafting.
-    assert priced(CURVE, 2, replay(30, 10, 20)).speed_up == pytest.approx(1.0)
+    assert speed_up(CURVE, replay(30, 10, 20)) == pytest.approx(1.0)
     # 625 us for each of 8 rows are 5 ms more.
-    option = priced(CURVE, 2, replay(30, 10, 20, microseconds=625.0))
-    assert (option.step_seconds, option.speed_up) == pytest.approx((0.035, 3 * 10 / 35))
+    slow = replay(30, 10, 20, microseconds=625.0)
+    assert speed_up(CURVE, slow) == pytest.approx(3 * 10 / 35)
     # The machine's own 250 us a row, 2 ms in all, count instead where the file has them.
-    option = priced(CURVE, 2, replay(30, 10, 20, microseconds=625.0), 250e-6)
-    assert option.speed_up == pytest.approx(3 * 10 / 32)
-    # Finding neighbours at a row's start is drafting, too.
+    assert speed_up(CURVE, slow, 250e-6) == pytest.approx(3 * 10 / 32)
+    # Finding neighbours at the start of a row is drafting, too: 500 us a step for each row.
     found = Replay(2, 4, 8, 0, 0, [], [], [100.0] * 4, [1000.0, 600.0], 8)
-    assert priced(CURVE, 2, found).draft_seconds == pytest.approx((400 + 1600) / 4 * 1e-6)
+    assert speed_up(CURVE, found) == pytest.approx(2 * 10 / 14)
+    # A step that is larger than the measured ones has no price.
+    assert speed_up(CURVE, replay(90, 10, 150)) is None
 
 
-def test_the_best_budget_is_taken_where_drafting_pays_else_none():
-    replays = {2: replay(30, 10, 20), 1: replay(18, 10, 10), 4: replay(60, 10, 40)}
-    found = outlook(CURVE, replays, 0.0)
-    # 1: 16 tokens, 20 ms, 1.8 * 10 / 20; 4: 40 tokens, 50 ms, 6 * 10 / 50
-    assert [o.speed_up for o in found.options] == pytest.approx([1.0, 0.9, 1.2])
-    assert (found.budget, found.speed_up) == (4, pytest.approx(1.2))
-    assert (found.verdict(), found.figures()["draft"]) == ("b = 8: draft 4 tokens, 1.20 x", True)
-    assert Outlook(8, 128, 0.01, ()).budget == 0
-    found = outlook(CURVE, {1: replay(18, 10, 10), 4: replay(30, 10, 40)}, 0.0)
-    assert (found.budget, found.speed_up) == (0, 1.0)
-    said = "b = 8: do not draft; drafting loses: 0.90 x at its best, with 1 tokens"
-    assert (found.verdict(), found.figures()["draft"]) == (said, False)
-
-
-def test_a_step_larger_than_any_measured_is_not_guessed():
-    found = outlook(CURVE, {16: replay(90, 10, 150), 4: replay(60, 10, 40)}, 0.0)
-    assert ([o.speed_up for o in found.options], found.budget) == ([None, pytest.approx(1.2)], 4)
-    alone = outlook(CURVE, {16: replay(90, 10, 150)}, 0.0)
-    assert (alone.budget, alone.best) == (0, None)
-    assert "unknown" in alone.verdict()
-
-
-def test_the_report_says_every_verdict_and_the_setting_that_gives_another_budget():
-    replays = {4: replay(60, 10, 40), 16: replay(90, 10, 150)}
-    page = forecast_page("t", [outlook(CURVE, replays, 0.0)], replays, 4, ("first",))
-    assert page.summary == ("first", "b = 8: draft 4 tokens, 1.20 x")
-    assert [row[-1] for row in page.tables[0].rows] == ["1.20 x", "not measured"]
-    assert page.plots[0].lines[0].y == [pytest.approx(1.2)]
-    replays = {4: replay(60, 10, 40)}
-    page = forecast_page("t", [outlook(CURVE, replays, 0.0)], replays, 16, ())
-    verdict, setting = page.summary
-    assert verdict == "b = 8: draft 4 tokens, 1.20 x"
-    assert setting.startswith("b = 8: t drafts up to 16 tokens so far; ")
-    assert "`tasc tune t --step-cost FILE --batch-size 8`" in setting
-    (settings,) = re.findall(r"put (.*) into serve\.yaml", setting)
-    (task,) = ServeSettings.model_validate(yaml.safe_load(f"{{{settings}}}")).tasks
-    assert (task.name, task.draft.num_speculative_tokens) == ("t", 4)
-
-
-def test_a_setting_names_the_engines_bound_where_it_must_and_none_where_nothing_is_known():
-    large = StepCurve(1, 0, (1, 100), (1.0, 1.0))
-    for budget, most in ((32, 32), (48, 48), (80, 63)):
-        said = how_to_set("t", outlook(large, {budget: replay(60, 10, 40)}, 0.0), 16)
-        assert said is not None
-        (settings,) = re.findall(r"put (.*) into serve\.yaml", said)
-        found = yaml.safe_load(settings.replace(" and ", "\n"))
-        assert found["tasks"][0]["draft"] == {"num_speculative_tokens": budget}
-        assert ServeSettings.model_validate(found).engine.max_draft_tokens == most
-    loses = outlook(CURVE, {4: replay(30, 10, 40)}, 0.0)
-    assert "{num_speculative_tokens: 0}" in str(how_to_set("t", loses, 16))
-    assert how_to_set("t", loses, 0) is None
-    assert how_to_set("t", outlook(CURVE, {16: replay(90, 10, 150)}, 0.0), 8) is None
-
-
-def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context_or_names_them(tmp_path):
+def test_a_cost_file_gives_the_curve_at_the_nearest_context(tmp_path):
     path = tmp_path / "cost.json"
     measured = [cost(8, 88, 0.11), cost(8, 8, 0.01), cost(8, 24, 0.03)]
     far = [cost(8, 8, 1.0, 1024), cost(8, 88, 2.0, 1024), cost(1, 1, 0.5), cost(1, 9, 0.6)]
@@ -306,7 +253,8 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context_or_names_them
     assert (found.draft_seconds, found.curve(8, 500.0)) == (1e-5, CURVE)
     assert (found.curve(8, 600.0).context, found.curve(1, 0.0).plain) == (1024, 0.5)
     found = CostFile.model_validate(costs(cost(1, 1, 0.1), cost(1, 9, 0.2), cost(8, 8, 0.1)))
-    with refused(JobError, "b = 32", "--rows 1,8"):
+    assert [curve.rows for curve in found.curves(0.0)] == [1]
+    with refused(JobError, "b = 32", "b = 1, 8", "--batch-size"):
         found.curve(32, 0.0)
     with refused(JobError, "8 to 8"):
         found.curve(8, 0.0)
@@ -317,7 +265,6 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context_or_names_them
     [
         (costs(cost(1, 1, 0.1), speed=1), "speed is 1: "),
         (costs({**cost(1, 1, 0.1), "ms": 1}), "costs.0.ms is 1: "),
-        (costs(cost(1, 1, 0.1), cost(1, 1, 0.2)), "1 rows, 1 tokens, context 128"),
         (costs(cost(1, 1, 0.0)), "costs.0.seconds"),
         (costs(cost(0, 1, 0.1)), "costs.0.rows"),
         (costs(), "costs is "),
@@ -326,7 +273,7 @@ def test_a_file_gives_the_curve_of_its_rows_at_the_nearest_context_or_names_them
         ("{", "JSON"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
+def test_a_file_without_step_costs_is_refused(tmp_path, content, message):
     path = tmp_path / "cost.json"
     with refused(FileError, "cost.json"):
         read_cost_file(path)
@@ -335,45 +282,28 @@ def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
         read_cost_file(path)
 
 
-def test_a_fault_of_a_file_is_said_beside_an_example_that_is_right(tmp_path):
-    path = tmp_path / "cost.json"
-    path.write_text(json.dumps({"model": "m", "device": "cpu", "dtype": 32}))
-    with refused(FileError, "dtype is 32: ") as refusal:
-        read_cost_file(path)
-    said = str(refusal.value)
-    assert said.endswith(f"a right file: {EXAMPLE}")
-    assert "\n" not in said
-    page = Path(__file__).parents[3] / "docs" / "how-to" / "choose-settings.md"
-    text = page.read_text(encoding="utf-8")
-    (in_docs,) = re.findall(r'^\{"model": .*?\]\}$', text, re.DOTALL | re.MULTILINE)
-    for example in (EXAMPLE, in_docs):
-        (tmp_path / "cost.json").write_text(example)
-        assert read_cost_file(tmp_path / "cost.json").curve(8, 64.0).plain > 0
-
-
-def test_prompts_are_read_with_drafts_and_without() -> None:
-    """A speed-up of 4 at a prompt of no tokens shrinks as prompts grow."""
+def test_prompt_tokens_cost_the_same_with_and_without_drafts() -> None:
+    """A speed-up of 4 without prompt tokens shrinks as prompts grow."""
     found = Replay(10, 25, 100, 0, 0, [], [], [0.0], [0.0], 100)
     assert by_node(0.1)(found) == pytest.approx(4)
     assert by_node(0.1, 50)(found) == pytest.approx((100 + 50) / (25 + 50))
     curve = StepCurve(8, 64, (8, 16, 24), (1.0, 1.2, 1.4))
     # 10 rows with prompts of 50 tokens, 8 at a time: 0.025 s a token.
-    option = priced(curve, 4, found, 0.0, prompt_tokens=50)
-    assert option.speed_up == pytest.approx((100 * 1.0 + 100) / (25 * 1.0 + 100))
+    found = speed_up(curve, found, 0.0, prompt_tokens=50)
+    assert found == pytest.approx((100 * 1.0 + 100) / (25 * 1.0 + 100))
 
 
-def test_forced_tokens_cost_the_same_with_drafts_and_without() -> None:
+def test_forced_tokens_cost_the_same_with_and_without_drafts() -> None:
     """A branch, six forced tokens and a branch: the draft is the first one and the forced ones."""
     found = Replay(1, 1, 8, 7, 1, [1], [1], [0.0], [0.0], 2, carried=6, forced=6)
     assert by_node(0.05)(found) == pytest.approx((2 + 0.3) / (1 + 0.35))
     # A plain step takes 1 s, and each further token 0.05 s.
-    option = priced(StepCurve(1, 64, (1, 21), (1.0, 2.0)), 7, found, 0.0)
-    assert option.speed_up == pytest.approx((2 + 0.3) / (1 + 0.35))
-    assert option.nodes_per_step == 7
+    curve = StepCurve(1, 64, (1, 21), (1.0, 2.0))
+    assert speed_up(curve, found, 0.0) == pytest.approx((2 + 0.3) / (1 + 0.35))
 
 
 @pytest.mark.parametrize("kind", ["choice", "regex"])
-def test_replays_count_what_a_guide_leaves_to_decide(kind: str) -> None:
+def test_plain_steps_of_guided_replays_are_those_with_a_choice(kind: str) -> None:
     texts = ("alarm set now", "alarm set later", "play music")
     tokenizer = TaskTokenizer.from_folder(MODEL)
     rows = [CorpusRow(str(n), f"text {n}", texts[n % 3]) for n in range(LEAST_ROWS)]
