@@ -86,13 +86,14 @@ def end_a_batch(
     client: redis.Redis, url: str, task: str, folder: Path, registry: CollectorRegistry
 ) -> None:
     """Makes a worker with metrics in the registry end a batch of an invalid file."""
-    upload = FileStore(client).begin()
+    files = str(folder / "files")
+    upload = FileStore(client, files).begin()
     upload.write(b"no JSON\n")
     file = upload.keep(FileLimits(10, 10**6), "in.jsonl", "batch", 3600)
     new = NewBatch(file.id, "/v1/completions", "24h", 3600, task, 3600, 3600)
     BatchStore(client).create(new, 10)
     worker = BatchWorker(
-        client, WorkerSettings(url, folder), [task], metrics=BatchMetrics(registry)
+        client, WorkerSettings(url, folder, files), [task], metrics=BatchMetrics(registry)
     )
     worker.run_waiting()
 

@@ -101,6 +101,7 @@ def worker(
     named = _names(tasks)
     service = load_settings(config) if config else None
     store = store.or_of(service)
+    files_url = store.files_url(service)
     with store.open() as url:
         note(f"store: {store.in_words(url)}")
         folder = work_dir or store.data_dir / "batches"
@@ -111,12 +112,14 @@ def worker(
         from tasc_jobs.worker.one_batch import WorkerSettings
         from tasc_runtime.engine_settings import EngineSettings
         from tasc_store import connect
+        from tasc_store.batches.files import FileStore
 
         engine = pool.engine(service.engine if service else EngineSettings())
         limits = service.gateway_limits if service else LimitSettings()
-        settings = WorkerSettings(url, folder, engine, limits, pool.actors, pool.gpus)
+        settings = WorkerSettings(url, folder, files_url, engine, limits, pool.actors, pool.gpus)
         shown = Shown(as_json)
         client = connect(url)
+        FileStore(client, files_url).require_shared()
         host = _address(metrics_host)
         cluster = local_ray(num_cpus=max(4, pool.actors + 1))
         with cluster, _metrics(client, service, host) as metrics:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from tasc_draft.whole_file import flush
 from tasc_engine.drafting.neural.files import as_readable_as
 from tasc_jobs.enrich.enrichment import RECORD
 from tasc_jobs.errors import FinetuneError
-from tasc_jobs.finetune.checkpoints import DISK_FULL, REPORT, flush
+from tasc_jobs.finetune.checkpoints import DISK_FULL, REPORT
 from tasc_jobs.finetune.model import AddedVocabulary, add_rows
 from tasc_jobs.finetune.training import memory_to
 from tasc_runtime.models import keep_prompt

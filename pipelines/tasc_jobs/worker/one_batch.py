@@ -9,7 +9,6 @@ import dataclasses
 import shutil
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, Final, Literal, Self
 
 import redis
 
+from tasc_draft.whole_file import whole_file
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.job import run_job
 from tasc_jobs.batch.work import (
@@ -31,7 +31,7 @@ from tasc_jobs.batch.work import (
 )
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, told
-from tasc_runtime.data.rows import file_sha256, json_line, whole_file
+from tasc_runtime.data.rows import file_sha256, json_line
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_serve.settings import LimitSettings
@@ -65,6 +65,7 @@ class WorkerSettings:
 
     Attributes:
         folder: Folder with a subfolder for each batch in progress.
+        files_url: Where uploaded files are, as in the settings of the service.
         limits: The service's limits, which apply to each line.
         actors: Maximum number of engines per batch.
         gpus: GPUs of each engine.
@@ -72,6 +73,7 @@ class WorkerSettings:
 
     url: str
     folder: Path
+    files_url: str
     engine: EngineSettings = field(default_factory=EngineSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     actors: int = 1
@@ -263,7 +265,7 @@ class OneBatch:
             on_progress,
         )
         self.batch = lease.lease.batch
-        self._files = FileStore(client)
+        self._files = FileStore(client, settings.files_url)
         self._counts = Counts(self.batch.total, self.batch.completed, self.batch.failed)
         self._status: Status = "completed"
         self._faults: tuple[BatchFault, ...] = ()
@@ -337,7 +339,7 @@ class OneBatch:
         if not path.exists() or file_sha256(path) != stored.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A worker that was considered dead may be downloading it too.
-            with whole_file(path, tag=f".{uuid.uuid4().hex}") as file:
+            with whole_file(path) as file:
                 file.writelines(self._files.blocks(stored))
         return path
 

@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 import redis
 
 from tasc_store import keys
-from tasc_store.batches.files import FILES_LUA, Page, new_id, read_page
+from tasc_store.batches.files import HELD, RECORDS, Page, new_id
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, UnknownFile
 
@@ -29,10 +29,12 @@ _BEHIND_DEADLINE_S: Final = 3600
 # it within this time.
 LEFT_S = 300
 
+# All keys begin with KEYS[1], which holds the hash tag that they share. Times are whole seconds
+# since the epoch and come from the caller.
 BATCHES_LUA = (
-    FILES_LUA
-    + f"local LEFT_S = {LEFT_S}"
+    f"local LEFT_S, FILES, HELD = {LEFT_S}, '{RECORDS}', '{HELD}'"
     + """
+local P = KEYS[1]
 local function batch(id) return P .. ':batch:' .. id end
 local function lease(id) return P .. ':lease:' .. id end
 
@@ -42,9 +44,7 @@ local function close(id, status, now)
   redis.call('HSET', batch(id), 'status', status, status .. '_at', now)
   redis.call('ZREM', P .. ':open', id)
   redis.call('UNLINK', lease(id))
-  if redis.call('HINCRBY', P .. ':held', input, -1) <= 0 then
-    redis.call('HDEL', P .. ':held', input)
-  end
+  if redis.call('HINCRBY', HELD, input, -1) <= 0 then redis.call('HDEL', HELD, input) end
   redis.call('EXPIREAT', batch(id), kept)
   redis.call('ZADD', P .. ':batches:ends', kept, id)
 end
@@ -90,8 +90,9 @@ end
 local now, id = tonumber(ARGV[1]), ARGV[7]
 if redis.call('EXISTS', batch(id)) == 1 then return 1 end
 sweep(now)
-local record = redis.call('GET', P .. ':file:' .. ARGV[4])
-if not record then return 0 end
+local record = redis.call('HGET', FILES, ARGV[4])
+local file = record and cjson.decode(record)
+if not file or file.expires_at <= now then return 0 end
 local most, most_lines, owner = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[8]
 if redis.call('ZCARD', P .. ':batches') >= most then return -1 end
 if owner ~= '' then
@@ -101,19 +102,18 @@ if owner ~= '' then
   end
   if count >= most / 2 then return -2 end
 end
-local file = cjson.decode(record)
 local lines = file.lines or 0
 if most_lines >= 0 and lines_of(owner) + lines > most_lines then return -3 end
 if file.expires_at < tonumber(ARGV[6]) then
   file.expires_at = tonumber(ARGV[6])
-  keep(file)
+  redis.call('HSET', FILES, file.id, cjson.encode(file))
 end
 local fields = {'lines', lines}
 for i = 9, #ARGV do fields[#fields + 1] = ARGV[i] end
 redis.call('HSET', batch(id), unpack(fields))
 redis.call('ZADD', P .. ':batches', 0, id)
 redis.call('ZADD', P .. ':open', ARGV[5], id)
-redis.call('HINCRBY', P .. ':held', ARGV[4], 1)
+redis.call('HINCRBY', HELD, ARGV[4], 1)
 return 1
 """
 )
@@ -276,15 +276,13 @@ class BatchStore:
         """Batches that follow the one with the id ``after``, the newest first."""
         self._swept()
         with translated(self._url):
-            return read_page(
-                self._client,
-                keys.shared_key("batches"),
-                self._load,
-                after=after,
-                limit=limit,
-                oldest_first=False,
-                wanted=wanted,
-            )
+            ids = self._client.zrangebylex(keys.shared_key("batches"), "-", "+")
+        found = (
+            batch
+            for batch in self._load([*map(as_text, ids)])
+            if batch is not None and wanted(batch)
+        )
+        return Page.of(found, after, limit)
 
     def cancel(self, id_: str) -> Batch:
         """Ends a batch with the answers so far; idempotent.

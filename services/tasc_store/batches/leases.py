@@ -22,7 +22,7 @@ from tasc_store.batches.batch_store import (
 )
 from tasc_store.batches.files import StoredFile
 from tasc_store.client import as_text, translated, url_of
-from tasc_store.errors import LeaseLost, StoreError
+from tasc_store.errors import LeaseLost
 
 # ARGV: now. Returns, for each task with batches that no worker holds: its name, their number, and
 # since when the first of them is waiting.
@@ -112,21 +112,16 @@ return status
 """
 )
 
-# ARGV: as _LEASED, last status, errors, number of files, then each one's field and
-# record, then the batch's counts.
+# ARGV: as _LEASED, last status, errors, number of files, then each one's field, id and record, then
+# the batch's counts.
 _FINISH = (
     _LEASED
     + """
-local files, at = {}, 8
+local at = 8
 for i = 1, tonumber(ARGV[7]) do
-  local file = cjson.decode(ARGV[at + 1])
-  if not whole(file.part, file.chunks) then return 0 end
-  files[ARGV[at]] = file
-  at = at + 2
-end
-for field, file in pairs(files) do
-  keep(file)
-  redis.call('HSET', batch(id), field, file.id)
+  redis.call('HSET', FILES, ARGV[at + 1], ARGV[at + 2])
+  redis.call('HSET', batch(id), ARGV[at], ARGV[at + 1])
+  at = at + 3
 end
 redis.call('HSET', batch(id), 'errors', ARGV[6],
   'total', ARGV[at], 'completed', ARGV[at + 1], 'failed', ARGV[at + 2])
@@ -225,20 +220,14 @@ class BatchLease:
 
         Args:
             files: Files by the field that names them, ``output_file_id`` and ``error_file_id``.
-
-        Raises:
-            StoreError: Writing a file took so long that its beginning has expired.
         """
         values: list[str | int] = [*self._leased, status, errors_json(errors), len(files)]
         for name, file in files.items():
-            values += [name, file.to_json()]
+            values += [name, file.id, file.to_json()]
         values += [counts.total, counts.completed, counts.failed]
         with translated(self._url):
-            done = self._finish([keys.SHARED], values)
-        if done is None:
-            raise self._lost()
-        if not done:
-            raise StoreError(f"the files of batch {self.batch.id} took too long to write")
+            if self._finish([keys.SHARED], values) is None:
+                raise self._lost()
 
     @property
     def _leased(self) -> tuple[str, str, int, int]:

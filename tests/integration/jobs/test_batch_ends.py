@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from batch_jobs import WorkerRun, request
+from batch_jobs import FILES, WorkerRun, request
 
 from support import failing, refused
 from tasc_jobs.batch import folder, job
@@ -17,7 +17,7 @@ from tasc_jobs.worker import one_batch
 from tasc_jobs.worker.one_batch import Ended, HeldLease, OneBatch
 from tasc_store import StoreUnreachable, TaskRecord, TaskStore
 from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
-from tasc_store.batches.files import FileLimits, FileStore, StoredFile
+from tasc_store.batches.files import RECORDS, FileLimits, FileStore, StoredFile
 from tasc_store.batches.leases import BatchLease, Counts, take_batch
 
 pytestmark = pytest.mark.redis
@@ -39,7 +39,7 @@ class Asked(WorkerRun):
         patch.setattr(job, "require_ray", lambda: None)
         TaskStore(client).put(TaskRecord(task, "m", "f" * 32, "{input}"))
         body = {"model": task, "prompt": "x"}
-        upload = FileStore(client).begin()
+        upload = FileStore(client, FILES).begin()
         for i in range(10):
             upload.write(request(f"r{i}", "/v1/completions", body).encode())
         self.file = upload.keep(FileLimits(10**6, 10**12), "in.jsonl", "batch", 3600)
@@ -64,12 +64,11 @@ class Asked(WorkerRun):
         self.patch.setattr(one_batch, "run_job", run)
 
     def expire_file(self) -> None:
-        (name,) = self.client.scan_iter(f"*:file:{self.file.id}")
-        self.client.delete(name)
+        self.client.hdel(RECORDS, self.file.id)
 
     def lines(self, id_: str | None) -> list[dict[str, Any]]:
         assert id_
-        files = FileStore(self.client)
+        files = FileStore(self.client, FILES)
         return [json.loads(x) for x in b"".join(files.blocks(files.get(id_))).splitlines()]
 
     def answer_some(self) -> None:

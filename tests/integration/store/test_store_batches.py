@@ -5,11 +5,10 @@ import time
 
 import pytest
 import redis
-from batch_requests import DATA, Shelf
+from batch_requests import Shelf
 
-from tasc_store import StoreError, keys
 from tasc_store.batches.batch_store import LEFT_S, BatchFault
-from tasc_store.batches.files import KEEP, FileStore
+from tasc_store.batches.files import FileLimits
 from tasc_store.batches.leases import BatchQueue, Counts, take_batch
 from tasc_store.errors import BatchEnded, LeaseLost, UnknownBatch
 
@@ -111,17 +110,6 @@ def test_a_batch_ends_with_its_files_counts_and_times_at_once(shelf: Shelf) -> N
         lease.finish("completed", Counts(3, 2, 1), {})
 
 
-def test_a_file_that_lost_its_beginning_does_not_end_a_batch(shelf: Shelf) -> None:
-    shelf.ask()
-    lease, upload = shelf.taken(), FileStore(shelf.client).begin()
-    upload.write(b"two")
-    file = upload.end("out.jsonl", "batch_output", 3600)
-    upload.abandon()
-    with pytest.raises(StoreError):
-        lease.finish("completed", Counts(1, 1), {"output_file_id": file})
-    assert lease.renew() == "validating"
-
-
 def test_a_running_batch_is_cancelled_by_its_worker(shelf: Shelf) -> None:
     id_, lease = shelf.ask().id, shelf.taken()
     assert shelf.batches.cancel(id_).status == "cancelling"
@@ -152,11 +140,10 @@ def test_attempts_that_failed_or_were_killed_count_until_something_is_done(shelf
     assert shelf.taken().batch.attempts == 2
 
 
-def test_what_redis_did_is_not_done_twice_where_its_reply_was_lost(shelf: Shelf) -> None:
+def test_record_of_a_file_may_be_added_again_after_a_lost_reply(shelf: Shelf) -> None:
     file = shelf.keep()
-    again = shelf.client.register_script(KEEP)([keys.SHARED], (0, 1, 35, file.to_json()))
-    assert int(again) == 1
-    assert b"".join(shelf.files.blocks(file)) == DATA
+    shelf.files.add(file, FileLimits(max_files=0, max_bytes=1))
+    assert shelf.files.page().items == (file,)
 
 
 def test_an_ended_batch_is_forgotten_in_time(shelf: Shelf) -> None:

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 import redis
-from fake_backend import error_of
+from fake_backend import FakeBackend, Service, error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from storage_service import FORM, StorageService, line, raw_form
 
 from support import eventually
+from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http_errors import of_store
 from tasc_store import StoreError, StoreFull, StoreUnreachable
 from tasc_store.batches.files import StoredFile
-from tasc_store.errors import StoreBusy
+from tasc_store.errors import FilesNotShared, StoreBusy
 
 pytestmark = pytest.mark.redis
 Make = Callable[..., StorageService]
@@ -206,39 +207,56 @@ def test_a_disk_that_takes_no_more_is_said_with_the_folder_to_look_at(
     assert service.files == ()
 
 
-@pytest.mark.parametrize("pieces", [9.5, 2.5])
-def test_an_upload_that_fails_while_it_is_stored_leaves_no_pieces(
-    make_service: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, pieces: float
-) -> None:
-    service, put, calls = make_service(chunk_bytes=1000), client.set, []
+class Disk:
+    """A file whose writes call a function first."""
 
-    def fails_later(*said: object, **options: object) -> object:
-        calls.append(said)
-        if len(calls) > 2:
-            raise redis.ConnectionError("gone")
-        return put(*said, **options)
+    def __init__(self, path: Path, first: Callable[[], None]) -> None:
+        self._file, self._first = path.open("wb"), first
 
-    monkeypatch.setattr(client, "set", fails_later)
-    error_of(service.upload(b"x" * int(1000 * pieces)), 503)
-    assert len(calls) == 3
-    assert client.keys("*:data:*") == []
+    def write(self, data: bytes) -> None:
+        self._first()
+        self._file.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+def with_disk(service: StorageService, first: Callable[[], None]) -> StorageService:
+    """Makes the service write files through `Disk`."""
+    service.storage.files.require_shared()
+    (folder,) = service.folder.iterdir()
+    service.storage.files.open = lambda id_, mode: Disk(folder / id_, first)
+    return service
+
+
+def test_upload_that_fails_halfway_leaves_no_bytes(make_service: Make) -> None:
+    writes: list[list[Path]] = []
+
+    def fails_later() -> None:
+        writes.append(service.stored)
+        if len(writes) > 2:
+            raise OSError(5, "disk failure")
+
+    service = with_disk(make_service(), fails_later)
+    error_of(service.upload(bytes(4 << 20)), 503)
+    assert [len(stored) for stored in writes] == [1, 1, 1]
+    eventually(lambda: service.stored == [])
     assert service.files == ()
 
 
-def test_an_upload_that_is_stored_too_slowly_is_given_up_and_leaves_no_pieces(
-    make_service: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+def test_upload_that_is_stored_too_slowly_is_refused_and_leaves_no_bytes(
+    make_service: Make,
 ) -> None:
-    service, put = make_service(chunk_bytes=1000, upload_timeout_s=0.5), client.set
+    began: list[float] = []
 
-    def slow(*said: object, **options: object) -> object:
+    def slow() -> None:
+        began.append(time.time())
         time.sleep(0.2)
-        return put(*said, **options)
 
-    monkeypatch.setattr(client, "set", slow)
-    assert "0.5 s" in str(error_of(service.upload(b"x" * 100_000), 503)["message"])
-    time.sleep(0.3)  # the piece on its way has arrived
-    eventually(lambda: client.keys("*:data:*") == [])
-    assert service.files == ()
+    service = with_disk(make_service(upload_timeout_s=0.5), slow)
+    assert "0.5 s" in str(error_of(service.upload(bytes(50 << 20)), 503)["message"])
+    eventually(lambda: service.stored == [] and time.time() > began[-1] + 0.3)
+    assert (service.files, len(began) < 50) == ((), True)
 
 
 def test_pages_go_through_all_files_in_either_order(make_service: Make) -> None:
@@ -335,6 +353,24 @@ def test_a_store_that_is_away_is_said_and_to_be_tried_again(down, method, path):
     assert int(response.headers["retry-after"]) >= 1
 
 
+def test_gateway_without_the_shared_folder_takes_no_files_and_does_not_start_with_a_set_url(
+    make_service: Make, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_service()
+    file = first.uploaded()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "other"))
+    with pytest.raises(FilesNotShared):
+        BatchStorage.open(client, str(tmp_path / "third"))
+    second = Service(FakeBackend(), storage=BatchStorage.open(client, None))
+    error = error_of(second.ask("GET", f"/v1/files/{file.id}/content"), 501)
+    assert error["code"] == "files_not_shared"
+    assert str(tmp_path) not in error["message"]
+    error_of(second.ask("DELETE", f"/v1/files/{file.id}"), 501)
+    files = {"file": ("in.jsonl", line().encode())}
+    error_of(second.ask("POST", "/v1/files", data=FORM, files=files), 501)
+    assert first.files == (file,)
+
+
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
 def test_a_stopping_gateway_sends_everybody_to_another(make_service, method, path):
     service = make_service()
@@ -359,8 +395,8 @@ def test_a_drain_waits_for_an_upload_that_has_begun(make_service: Make) -> None:
 
 
 def test_a_drain_waits_for_a_download_until_its_last_byte(make_service: Make) -> None:
-    service = make_service(chunk_bytes=10)
-    file = service.uploaded()
+    service, text = make_service(), line() * 200_000
+    file = service.uploaded(text)
     blocks, inside = service.storage.files.blocks, []
 
     def seen(file: StoredFile) -> Iterator[bytes]:
@@ -370,6 +406,6 @@ def test_a_drain_waits_for_a_download_until_its_last_byte(make_service: Make) ->
         inside.append(service.in_flight.inside)
 
     service.storage.files.blocks = seen
-    assert service.ask("GET", f"/v1/files/{file.id}/content").text == line()
+    assert service.ask("GET", f"/v1/files/{file.id}/content").text == text
     assert len(inside) > 2
     assert set(inside) == {1}

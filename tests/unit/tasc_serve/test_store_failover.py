@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 import redis
@@ -107,14 +108,16 @@ class Watched(FakeBackend):
         return self._watch.targets
 
 
-def test_a_gateway_follows_a_failover_and_meanwhile_says_what_it_lacks(pair: Pair) -> None:
+def test_a_gateway_follows_a_failover_and_meanwhile_says_what_it_lacks(
+    pair: Pair, tmp_path: Path
+) -> None:
     ttl_s = 1.0
     with ExitStack() as stack:
         port = MetricsPort(pair.client, CollectorRegistry(), host=HOST, ttl_s=ttl_s)
         watch = StoreWatch(pair.client, ttl_s, every_s=0.02)
         stack.callback(watch.close)
         stack.callback(port.close)
-        service = Service(Watched(watch), storage=BatchStorage(pair.client))
+        service = Service(Watched(watch), storage=BatchStorage(pair.client, str(tmp_path)))
         shown: list[list[str]] = []
 
         def get(path: str) -> object:
