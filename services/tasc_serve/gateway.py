@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from tasc_protocol import Output, Request
 from tasc_runtime.protocol import Refusal, TaskStatus
+from tasc_runtime.ray_private import over_grpc
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -134,11 +135,9 @@ def _attach(handle: DeploymentHandle[Any], request: AttachRequest) -> Any:
     """Sends it with a separate id, not that of the HTTP request that needs the connection.
 
     Serve's router finds a waiting call by its id, and never routes the second of two with the same
-    id. The call uses gRPC, regardless of the deploying process's settings, because one Ray actor
-    call to an unreachable node blocks all others.
+    id.
     """
-    attaching = handle.options(stream=True, _by_reference=False)
-    return Context().run(attaching.attach.remote, request)
+    return Context().run(over_grpc(handle).attach.remote, request)
 
 
 class Gateway:

@@ -228,11 +228,12 @@ def serve(
         clock.note(f"joining the Ray cluster {cluster} ..." if cluster else "starting Ray ...")
         from tasc_jobs import ray_local
         from tasc_jobs.serve import logical_cpus, run_service
+        from tasc_runtime.ray_private import running_ray
         from tasc_serve.http import ray_proxy
 
         cpus = logical_cpus(settings)
         proxy = partial(ray_proxy.environment, settings.http)
-        ray_used = ray_local.in_words(cpus, cluster, ray_local.running_ray())
+        ray_used = ray_local.in_words(cpus, cluster, running_ray())
         with ray_local.local_ray(num_cpus=cpus, environment=proxy):
             clock.note(f"Ray: {ray_used}; {ray_proxy.in_words(settings.http)}")
             run_service(settings, url, _wait_for_signal, say=clock.note)

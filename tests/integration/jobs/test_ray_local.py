@@ -206,7 +206,7 @@ def test_a_ray_that_ray_start_began_is_seen_while_it_runs(short_folder):
     env = {"RAY_TMPDIR": str(short_folder)}
     command = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     command += ["--include-dashboard=false", "--object-store-memory=80000000"]
-    code = "from tasc_jobs.ray_local import running_ray; print(running_ray())"
+    code = "from tasc_runtime.ray_private import running_ray; print(running_ray())"
     assert ran(code, **env).stdout.split() == ["None"]
     head = subprocess.Popen(
         [str(Path(sys.executable).parent / command[0]), *command[1:]],
@@ -218,7 +218,8 @@ def test_a_ray_that_ray_start_began_is_seen_while_it_runs(short_folder):
         eventually(lambda: ran(code, **env).stdout.split() != ["None"])
         both = """
 import ray
-from tasc_jobs.ray_local import local_ray, running_ray
+from tasc_jobs.ray_local import local_ray
+from tasc_runtime.ray_private import running_ray
 other = running_ray()
 with local_ray(num_cpus=3, object_store_mb=80):
     print(ray.cluster_resources()["CPU"], ray.get_runtime_context().gcs_address != other)

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from support import eventually, free_port
+from tasc_runtime.ray_private import haproxy_config
 from tasc_serve.http import ray_proxy
 from tasc_serve.http.ray_proxy import PORTS, environment
 from tasc_serve.settings import HttpSettings
@@ -62,7 +63,7 @@ def rays(folder: Path, host: str, port: int, *servers: str) -> Path:
 
 def servers(config: Path) -> dict[str, list[str]]:
     """Returns the words after each server's name."""
-    text = ray_proxy.mended(config.read_text(), config.with_name("page"))
+    text = haproxy_config(config.read_text(), config.with_name("page"), ray_proxy.ARRIVAL)
     lines = (line.split() for line in text.splitlines())
     return {words[1]: words[2:] for words in lines if words[:1] == ["server"]}
 
