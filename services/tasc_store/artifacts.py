@@ -222,8 +222,8 @@ class ArtifactStore:
             raise self._unknown(version)
         if moved < 0:
             raise IndexChanged(
-                f"version {after or 'none'} of {self._name} is not current any more: somebody else "
-                f"announced another; version {version} stays as it is, look at `tasc index list`"
+                f"version {after or 'none'} of {self._name} is not current any more: another "
+                f"process announced one; version {version} is kept, look at `tasc index list`"
             )
 
     def current(self) -> Artifact | None:
@@ -257,7 +257,7 @@ class ArtifactStore:
         return sorted(found - {self.fingerprint})
 
     def download(self, artifact: Artifact, path: Path) -> None:
-        """Writes an artifact's bytes to a file, which exists afterwards only if they are correct.
+        """Replaces a file with an artifact's bytes if they are correct.
 
         Raises:
             CorruptArtifact: Chunks are missing, maybe deleted meanwhile, or size or checksum

@@ -30,7 +30,7 @@ from tasc_jobs.batch.work import (
     Row,
 )
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, told
+from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, response_of
 from tasc_runtime.data.rows import file_sha256, json_line
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
@@ -56,7 +56,7 @@ _JOB: Final = "job"
 # Errors that the batch itself may cause. A cluster or a disk that fails ends the worker instead.
 BAD: Final = (JobError, ServiceError, TextError, ValueError)
 
-Tell = Callable[[JobProgress], None]
+OnProgress = Callable[[JobProgress], None]
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class HeldLease:
     def stopped(self) -> bool:
         return self.stop is not None
 
-    def tell(self, counts: Counts, status: Status | None = None) -> None:
+    def report(self, counts: Counts, status: Status | None = None) -> None:
         """Store the batch's progress. Does nothing if Redis is unavailable.
 
         A missed update is harmless, because the counts are stored again later.
         """
         try:
-            self._heard(self.lease.tell(counts, status))
+            self._on_status(self.lease.report(counts, status))
         except LeaseLost:
             self.stop = "lost"
         except StoreError:
@@ -154,14 +154,14 @@ class HeldLease:
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):
             try:
-                self._heard(self.lease.renew())
+                self._on_status(self.lease.renew())
             except LeaseLost:
                 self.stop = "lost"
                 return
             except StoreError:
                 continue
 
-    def _heard(self, status: str) -> None:
+    def _on_status(self, status: str) -> None:
         if self.stop is None and status == "cancelling":
             self.stop = "cancelled"
         if self.stop is None and time.time() >= self.lease.batch.expires_at:
@@ -221,10 +221,11 @@ class Outputs:
 
     def _add(self, record: Record) -> None:
         name = f"batch_req_{line_id(self._batch.id, record.ordinal)}"
-        said: dict[str, Any] = {"status_code": 200, "body": record.content}
+        response: dict[str, Any] = {"status_code": 200, "body": record.content}
         if record.error is not None:
-            said = told(record.error)
-        answer = {"status_code": said["status_code"], "request_id": name, "body": said["body"]}
+            response = response_of(record.error)
+        answer = {"status_code": response["status_code"], "request_id": name}
+        answer["body"] = response["body"]
         self._put(
             "output" if record.error is None else "error",
             {"id": name, "custom_id": record.id, "response": answer, "error": None},
@@ -256,7 +257,7 @@ class OneBatch:
         client: redis.Redis,
         lease: HeldLease,
         settings: WorkerSettings,
-        on_progress: Tell = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
     ) -> None:
         self._client, self._lease, self._settings, self._on_progress = (
             client,
@@ -317,7 +318,7 @@ class OneBatch:
         if checked.faults:
             return self._fail(*checked.faults)
         self._counts = dataclasses.replace(self._counts, total=checked.total)
-        self._lease.tell(self._counts, "in_progress")
+        self._lease.report(self._counts, "in_progress")
         try:
             self._answer(lines)
         except LeaseLost:
@@ -370,14 +371,14 @@ class OneBatch:
     def _progress(self, progress: JobProgress) -> None:
         done, errors = progress.report.rows, progress.report.errors
         self._counts = Counts(self._counts.total, done - errors, errors)
-        self._lease.tell(self._counts)
+        self._lease.report(self._counts)
         self._on_progress(progress)
 
     def _end(self, lines: BatchLines, records: Iterable[Record], whole: bool) -> None:
         stop = self._lease.stop
         if stop == "lost":  # raised, so that the job does not count as finished
             raise LeaseLost(f"batch {self.batch.id} is another worker's by now")
-        self._lease.tell(self._counts, "finalizing")
+        self._lease.report(self._counts, "finalizing")
         if not whole and stop is None:
             assert self._given_up is not None
             self._status, self._faults = "failed", (self._given_up,)

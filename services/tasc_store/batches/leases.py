@@ -33,8 +33,8 @@ sweep(tonumber(ARGV[1]))
 local count, since, found = {}, {}, {}
 for _, id in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
   if redis.call('EXISTS', lease(id)) == 0 then
-    local said = redis.call('HMGET', batch(id), 'model', 'created_at', 'held_at')
-    local task, from = said[1], tonumber(said[3] or said[2])
+    local fields = redis.call('HMGET', batch(id), 'model', 'created_at', 'held_at')
+    local task, from = fields[1], tonumber(fields[3] or fields[2])
     count[task] = (count[task] or 0) + 1
     since[task] = math.min(since[task] or from, from)
   end
@@ -97,7 +97,7 @@ return redis.call('UNLINK', lease(id))
 
 # ARGV: as _LEASED, status or nothing, total, completed, failed. A cancelled batch keeps
 # its status. Where something was done, earlier attempts do not count any more.
-_TELL = (
+_REPORT = (
     _LEASED
     + """
 local status = redis.call('HGET', batch(id), 'status')
@@ -188,7 +188,7 @@ class BatchLease:
         self._url = url_of(client)
         self._renew = client.register_script(_RENEW)
         self._release = client.register_script(_RELEASE)
-        self._tell = client.register_script(_TELL)
+        self._report = client.register_script(_REPORT)
         self._finish = client.register_script(_FINISH)
 
     def renew(self) -> str:
@@ -204,10 +204,10 @@ class BatchLease:
         with translated(self._url):
             self._release([keys.SHARED], [*self._leased, int(failed)])
 
-    def tell(self, counts: Counts, status: Status | None = None) -> str:
+    def report(self, counts: Counts, status: Status | None = None) -> str:
         """Reports progress and a status; returns the new status. ``cancelling`` is kept."""
         numbers = (counts.total, counts.completed, counts.failed)
-        return self._status(self._tell, status or "", *numbers)
+        return self._status(self._report, status or "", *numbers)
 
     def finish(
         self,
@@ -248,14 +248,14 @@ class BatchLease:
 
 
 def take_batch(
-    client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), leave: Sequence[str] = ()
+    client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), without: Sequence[str] = ()
 ) -> BatchLease | None:
     """Takes the free batch with the nearest deadline; returns None if there is none.
 
     Args:
         lease_s: Duration of the lease without renewal, in seconds.
         tasks: Tasks whose batches may be taken; empty: any.
-        leave: Tasks whose batches are not taken.
+        without: Tasks whose batches are not taken.
 
     Raises:
         StoreError: See `translated`.
@@ -264,7 +264,7 @@ def take_batch(
     script = client.register_script(_TAKE)
     with translated(url_of(client)):
         held = (int(time.time()), token, _milliseconds(lease_s))
-        found = script([keys.SHARED], [*held, len(leave), *leave, *tasks])
+        found = script([keys.SHARED], [*held, len(without), *without, *tasks])
     if found is None:
         return None
     return BatchLease(client, BatchStore(client).get(as_text(found)), token, lease_s)

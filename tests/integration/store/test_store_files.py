@@ -24,7 +24,7 @@ from tasc_store.errors import (
 pytestmark = pytest.mark.redis
 
 
-def test_a_file_comes_back_as_it_went_in(shelf: Shelf) -> None:
+def test_file_is_read_as_it_was_written(shelf: Shelf) -> None:
     file = shelf.keep(owner="ann")
     assert shelf.files.get(file.id) == file
     assert (file.filename, file.size_bytes, file.owner) == ("naïve 東京.jsonl", 35, "ann")
@@ -33,7 +33,7 @@ def test_a_file_comes_back_as_it_went_in(shelf: Shelf) -> None:
     assert shelf.files.head(file, 5) == DATA[:5]
 
 
-def test_what_is_not_there_is_said(shelf: Shelf) -> None:
+def test_unknown_ids_and_empty_files_are_refused(shelf: Shelf) -> None:
     with refused(ValueError, "empty"):
         shelf.keep(b"")
     assert shelf.files.page().items == ()
@@ -45,7 +45,7 @@ def test_what_is_not_there_is_said(shelf: Shelf) -> None:
             use("batch-1")
 
 
-def test_files_are_bounded_in_number_and_together(shelf: Shelf) -> None:
+def test_number_and_total_size_of_files_are_limited(shelf: Shelf) -> None:
     shelf.files.require_room(ROOM)
     shelf.keep()
     shelf.files.require_room(ROOM)
@@ -57,7 +57,7 @@ def test_files_are_bounded_in_number_and_together(shelf: Shelf) -> None:
     assert len(shelf.files.page().items) == 1
 
 
-def test_one_owner_leaves_half_of_the_room_for_files_and_batches_to_others(shelf: Shelf) -> None:
+def test_one_owner_may_have_half_of_the_files_and_batches(shelf: Shelf) -> None:
     few, small = FileLimits(4, 10_000), FileLimits(100, 4 * len(DATA))
     first = shelf.keep(room=FileLimits(1, len(DATA)), owner="ann")
     shelf.keep(room=small, owner="ann")
@@ -84,11 +84,11 @@ def test_one_owner_leaves_half_of_the_room_for_files_and_batches_to_others(shelf
     ("data", "count"),
     [(b"a\n", 1), (b"a", 1), (b"a\n\nb\n", 3), (b"123456\n123456\n12", 3), (b"\n", 1)],
 )
-def test_a_file_knows_how_many_lines_it_has(shelf: Shelf, data: bytes, count: int) -> None:
+def test_record_of_a_file_has_its_number_of_lines(shelf: Shelf, data: bytes, count: int) -> None:
     assert shelf.files.get(shelf.keep(data).id).lines == count
 
 
-def test_lines_of_one_owners_batches_are_bounded_until_they_end(shelf: Shelf) -> None:
+def test_lines_of_open_batches_of_an_owner_are_limited(shelf: Shelf) -> None:
     hers, his = shelf.keep(b"a\nb\n", owner="ann"), shelf.keep(b"a\n", owner="bob")
     first = shelf.ask(hers, most_lines=5)
     shelf.ask(hers, most_lines=5)
@@ -102,7 +102,7 @@ def test_lines_of_one_owners_batches_are_bounded_until_they_end(shelf: Shelf) ->
         shelf.ask(his, most_lines=1)
 
 
-def test_pages_have_each_file_once_also_when_the_last_one_seen_is_deleted(shelf: Shelf) -> None:
+def test_pages_have_each_file_once_after_a_deletion(shelf: Shelf) -> None:
     ids = []
     for i in range(7):
         ids.append(shelf.keep(owner="ann" if i % 2 else "bob").id)
@@ -117,7 +117,7 @@ def test_pages_have_each_file_once_also_when_the_last_one_seen_is_deleted(shelf:
     assert ([f.id for f in newest.items], newest.has_more) == ([ids[5], ids[3]], True)
 
 
-def test_a_batch_begins_with_all_that_was_said(shelf: Shelf) -> None:
+def test_new_batch_has_all_fields_of_its_request(shelf: Shelf) -> None:
     file = shelf.keep(owner="ann")
     batch = shelf.ask(file)
     assert shelf.batches.get(batch.id) == batch
@@ -129,7 +129,7 @@ def test_a_batch_begins_with_all_that_was_said(shelf: Shelf) -> None:
     assert (batch.total, batch.completed, batch.failed, batch.at) == (0, 0, 0, {})
 
 
-def test_a_batch_needs_a_place_and_its_file_which_stays_as_long(shelf: Shelf) -> None:
+def test_open_batch_needs_room_and_holds_its_file(shelf: Shelf) -> None:
     file = shelf.keep()
     batch = shelf.ask(file)
     with pytest.raises(BatchesFull):
@@ -147,7 +147,7 @@ def test_a_batch_needs_a_place_and_its_file_which_stays_as_long(shelf: Shelf) ->
     shelf.files.delete(file.id)
 
 
-def test_a_batch_that_nobody_began_is_cancelled_at_once_or_expires(shelf: Shelf) -> None:
+def test_unstarted_batch_is_cancelled_at_once_or_expires(shelf: Shelf) -> None:
     batch, file = shelf.ask(), shelf.keep()
     cancelled = shelf.batches.cancel(batch.id)
     assert (cancelled.status, set(cancelled.at)) == ("cancelled", {"cancelling", "cancelled"})
