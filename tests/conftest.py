@@ -18,6 +18,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import datetime
+import tempfile
 from collections import Counter
 from typing import Any
 
@@ -27,6 +28,9 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from compiled_code import compile_all
+
+# Services and workers of tests keep uploaded files there, unlike those of a user.
+os.environ["XDG_DATA_HOME"] = os.path.join(tempfile.gettempdir(), f"tasc-tests-{os.getuid()}")
 
 # A machine may be busy, and the first example may compile.
 settings.register_profile(

@@ -13,13 +13,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import ray
-from ray._private import ray_constants, services
-from ray._private import worker as ray_worker
 
 from tasc_jobs.errors import RaySetupError
+from tasc_runtime.ray_private import changed, loopback_only, messages_to_stderr
 
 NO_PROGRESS_TIMEOUT_S = 90
 # The path of a socket may have 107 bytes: 18 are for our folder below this one, and up to 75 for
@@ -37,12 +35,9 @@ _ALWAYS = {
 # A process keeps its token permanently, because Ray reads it once. After its import, Ray reads the
 # mode again only if it is unset.
 _LOOPBACK: dict[str, str | None] = {
-    ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
     "RAY_AUTH_MODE": None,
     "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
 }
-
-_print_it = ray_worker.print_to_stdstream
 
 
 @contextmanager
@@ -71,7 +66,7 @@ def local_ray(
         yield
         return
     with ExitStack() as undo:
-        undo.enter_context(_changed(ray_worker, print_to_stdstream=_print_error))
+        undo.enter_context(messages_to_stderr())
         undo.enter_context(_environment(_ALWAYS))
         on_sigterm = signal.getsignal(signal.SIGTERM)
         if os.environ.get("RAY_ADDRESS"):
@@ -85,18 +80,12 @@ def local_ray(
         yield
 
 
-def running_ray() -> str | None:
-    """Returns the address of a running Ray that ``ray start`` started on this machine."""
-    address: str | None = services.find_bootstrap_address(None)
-    return address if address in services.find_gcs_addresses() else None
-
-
 def in_words(num_cpus: int, joined: str | None, running: str | None) -> str:
     """Returns a text on which Ray `local_ray` uses.
 
     Args:
         joined: The value of RAY_ADDRESS.
-        running: The earlier return value of `running_ray`.
+        running: The earlier return value of `ray_private.running_ray`.
     """
     if joined:
         return f"joined the cluster {joined}, as RAY_ADDRESS says"
@@ -115,11 +104,6 @@ def require_ray() -> None:
         raise RaySetupError("no Ray is running in this process; start one with local_ray()")
 
 
-def _print_error(data: dict[str, Any], ignore_prefix: bool) -> None:
-    """Print messages about workers to stderr, because stdout has a command's result."""
-    _print_it({**data, "is_err": True}, ignore_prefix)
-
-
 def _quiet_data(undo: ExitStack) -> None:
     from ray.data import DataContext  # imported here because it takes two seconds
 
@@ -127,7 +111,7 @@ def _quiet_data(undo: ExitStack) -> None:
     undo.callback(log.setLevel, log.level)
     log.setLevel(logging.ERROR)
     undo.enter_context(
-        _changed(
+        changed(
             DataContext.get_current(),
             enable_progress_bars=False,
             execution_no_progress_timeout_s=NO_PROGRESS_TIMEOUT_S,
@@ -141,9 +125,8 @@ def _own_cluster(
 ) -> Iterator[None]:
     with ExitStack() as undo:
         folder = undo.enter_context(_temporary_folder())
-        undo.enter_context(_environment({**environment(Path(folder)), **_LOOPBACK}))
-        # Ray read the variable at its import; only its child processes will read it again.
-        undo.enter_context(_changed(ray_constants, ENABLE_RAY_CLUSTER=False))
+        loopback = {**_LOOPBACK, **undo.enter_context(loopback_only())}
+        undo.enter_context(_environment({**environment(Path(folder)), **loopback}))
         try:
             _start(num_cpus, object_store_mb, folder)
             address = ray.util.get_node_ip_address()
@@ -200,16 +183,3 @@ def _set(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-@contextmanager
-def _changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Changes attributes of a module or an object for the duration of the block."""
-    before = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)

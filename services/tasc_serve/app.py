@@ -25,6 +25,7 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 
 from tasc_runtime.engine.versions import engine_digest
 from tasc_runtime.errors import ServiceError, SettingsError
+from tasc_runtime.ray_private import callable_without_loop, versioned
 from tasc_serve.gateway import Gateway
 from tasc_serve.replica.start_notes import start_notes
 from tasc_serve.routing.autoscaling import replicas_needed
@@ -173,9 +174,7 @@ def stop(drain_timeout_s: float = 0) -> None:
         drain_timeout_s: Maximum seconds for that.
     """
     try:
-        gateways: Any = serve.get_deployment_handle("gateway", NAME)
-        if not gateways.is_initialized:  # no event loop runs here, so its calls need a separate one
-            gateways._init(_run_router_in_separate_loop=True)
+        gateways = callable_without_loop(serve.get_deployment_handle("gateway", NAME))
         limit_s = drain_timeout_s + _DRAIN_MARGIN_S
         gateways.broadcast("drain", drain_timeout_s).results(timeout_s=limit_s)
     except Exception as error:  # gateways that do not answer are also stopped
@@ -200,13 +199,8 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
 
 
 def _versioned(deployment: Any, digest: str = "") -> Any:
-    """A deployment whose replicas Serve keeps if it is deployed again with the same digest.
-
-    Without a version, Serve replaces all replicas of an application each time. Serve has the option
-    only for internal use. It is ignored for an application that is deployed by a config file, where
-    the config's ``args`` decide.
-    """
-    return deployment.options(version=f"{_PROCESS}-{digest}", _internal=True)
+    """A deployment whose replicas Serve keeps if it is deployed again with the same digest."""
+    return versioned(deployment, f"{_PROCESS}-{digest}")
 
 
 def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
 
 from tasc_runtime.protocol import TaskStatus
+from tasc_runtime.ray_private import over_grpc
 from tasc_serve.access.access_control import AccessControl, InFlight
 from tasc_serve.http.api import create_api
 from tasc_serve.http.batches.files_api import BatchStorage
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 SCRAPE_TIMEOUT_S = 2.0
 _COUNT_BATCHES_S = 5.0
+_CLEAN_FILES_S = 600.0
 
 
 class ReplicaBackend:
@@ -128,11 +130,9 @@ def _attach(handle: DeploymentHandle[Any], request: AttachRequest) -> Any:
     """Sends it with a separate id, not that of the HTTP request that needs the connection.
 
     Serve's router finds a waiting call by its id, and never routes the second of two with the same
-    id. The call uses gRPC, regardless of the deploying process's settings, because one Ray actor
-    call to an unreachable node blocks all others.
+    id.
     """
-    attaching = handle.options(stream=True, _by_reference=False)
-    return Context().run(attaching.attach.remote, request)
+    return Context().run(over_grpc(handle).attach.remote, request)
 
 
 class Gateway:
@@ -152,13 +152,16 @@ class Gateway:
         self._metrics = GatewayMetrics(registry, list(handles))
         self._in_flight = InFlight(settings.most_in_flight)
         self._access = AccessControl.of(settings, client, self._metrics)
-        self._storage = BatchStorage(client)
+        self._storage = BatchStorage.open(client, settings.files_url)
         queue = BatchQueue(client)
         # This query also ends batches that no worker took in time.
         self._queue = RepeatedCall(
             "count batches",
             lambda: self._metrics.set_batches(queue.waiting()),
             _COUNT_BATCHES_S,
+        )
+        self._cleaning = RepeatedCall(
+            "remove expired files", self._storage.files.clean, _CLEAN_FILES_S
         )
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
@@ -183,8 +186,9 @@ class Gateway:
         return await self._in_flight.drain(timeout_s)
 
     def __del__(self) -> Any:
-        if hasattr(self, "_queue"):
-            self._queue.close(0)  # an unresponsive Redis must not delay the end
+        for repeated in ("_queue", "_cleaning"):
+            if hasattr(self, repeated):
+                getattr(self, repeated).close(0)  # an unresponsive Redis must not delay the end
         for part in ("_backend", "_port", "_access"):
             if hasattr(self, part):
                 getattr(self, part).close()

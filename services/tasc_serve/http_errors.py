@@ -22,6 +22,7 @@ from tasc_store.errors import (
     BatchesFull,
     FileInUse,
     FilesFull,
+    FilesNotShared,
     LinesFull,
     StoreBusy,
     UnknownBatch,
@@ -116,6 +117,9 @@ def of_store(error: StoreError) -> ApiError:
     for kind, status, code in _OF_STORE:
         if isinstance(error, kind):
             return ApiError(status, str(error), code=code)
+    if isinstance(error, FilesNotShared):
+        message = "this gateway does not share the files of batches; files_url must be set for that"
+        return ApiError(501, message, code="files_not_shared")
     if isinstance(error, StoreFull):
         return ApiError(503, "the store is full; delete files that you need no more")
     if isinstance(error, StoreReadOnly):

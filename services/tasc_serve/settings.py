@@ -146,8 +146,7 @@ class LimitSettings(Section):
     file_timeout_s: float = Field(
         20.0,
         gt=0,
-        description="Maximum time for Redis to read or write a part of a file or the record of a "
-        "batch.",
+        description="Maximum time to read or write a part of a file or the record of a batch.",
     )
 
     @model_validator(mode="after")
@@ -435,6 +434,14 @@ class ServeSettings(Section):
         description="URL of Redis, unless the option --redis-url or the environment variable "
         "REDIS_URL names one; without any: an embedded server.",
     )
+    files_url: str | None = Field(
+        None,
+        repr=False,
+        description="Folder of uploaded files and of answers of batches, or a URL of fsspec such "
+        "as `s3://bucket/files`. Gateways and workers that do not share it refuse to start; unset: "
+        "`files` in the folder of `--data-dir`, and a gateway that does not share it takes no "
+        "files.",
+    )
     tasks: tuple[ServedTask, ...] = Field(min_length=1, description="Tasks to serve, at least one.")
     http: HttpSettings = Field(HttpSettings(), description="Where the service listens.")
     engine: EngineSettings = Field(EngineSettings(), description="The engine of each replica.")
@@ -491,6 +498,16 @@ class ServeSettings(Section):
                 redact(self.redis_url),
             )
         return named or self.redis_url
+
+    @model_validator(mode="after")
+    def _files_are_at_one_place(self) -> Self:
+        url = self.files_url
+        if url is not None and "://" not in url and not Path(url).is_absolute():
+            raise ValueError(
+                f"files_url is {url!r}, which depends on the current folder of each process; use "
+                "an absolute path, or a URL such as s3://bucket/files"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_body_fits_a_message(self) -> Self:

@@ -19,6 +19,7 @@ from typing import Any
 import redis
 from filelock import FileLock, Timeout
 
+from tasc_draft.whole_file import whole_file
 from tasc_store import keys
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import (
@@ -33,29 +34,19 @@ from tasc_store.errors import (
 UNSEALED_S = 3600
 
 
-def verified_blocks(
-    client: redis.Redis,
-    names: Iterable[str],
-    size_bytes: int,
-    sha256: str,
-    damaged: Callable[[str], Exception],
+def verified(
+    blocks: Iterable[bytes], size_bytes: int, sha256: str, damaged: Callable[[str], Exception]
 ) -> Iterator[bytes]:
-    """Yields the bytes stored in Redis under these names, piece by piece.
+    """Yields the blocks, and checks their total size and checksum after the last one.
 
     Args:
         damaged: Makes the error from a description of the damage.
 
     Raises:
-        Exception: The result of ``damaged``: a piece is missing or, after the last one, size or
-            checksum differs.
-        StoreError: See `translated`.
+        Exception: The result of ``damaged``: the size or the checksum differs.
     """
-    url, size, digest = url_of(client), 0, hashlib.sha256()
-    for number, name in enumerate(names):
-        with translated(url):
-            block = client.get(name)
-        if not isinstance(block, bytes):
-            raise damaged(f"no chunk {number}")
+    size, digest = 0, hashlib.sha256()
+    for block in blocks:
         size += len(block)
         digest.update(block)
         yield block
@@ -231,8 +222,8 @@ class ArtifactStore:
             raise self._unknown(version)
         if moved < 0:
             raise IndexChanged(
-                f"version {after or 'none'} of {self._name} is not current any more: somebody else "
-                f"announced another; version {version} stays as it is, look at `tasc index list`"
+                f"version {after or 'none'} of {self._name} is not current any more: another "
+                f"process announced one; version {version} is kept, look at `tasc index list`"
             )
 
     def current(self) -> Artifact | None:
@@ -266,7 +257,7 @@ class ArtifactStore:
         return sorted(found - {self.fingerprint})
 
     def download(self, artifact: Artifact, path: Path) -> None:
-        """Writes an artifact's bytes to a file, which exists afterwards only if they are correct.
+        """Replaces a file with an artifact's bytes if they are correct.
 
         Raises:
             CorruptArtifact: Chunks are missing, maybe deleted meanwhile, or size or checksum
@@ -274,14 +265,8 @@ class ArtifactStore:
             FingerprintMismatch: The artifact is for another task or tokenizer.
         """
         self.require_own(artifact)
-        try:
-            with path.open("wb") as out:
-                out.writelines(self._blocks(artifact))
-                out.flush()
-                os.fsync(out.fileno())
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        with whole_file(path) as out:
+            out.writelines(self._blocks(artifact))
 
     def head(self, artifact: Artifact, size: int) -> bytes:
         """The first bytes of an artifact, at most ``size`` of its first chunk, not verified."""
@@ -339,13 +324,17 @@ class ArtifactStore:
         return [self._key("chunk", artifact.version, i) for i in range(artifact.chunks)]
 
     def _blocks(self, artifact: Artifact) -> Iterator[bytes]:
-        return verified_blocks(
-            self._client,
-            self._chunks(artifact),
-            artifact.size_bytes,
-            artifact.sha256,
-            partial(self._corrupt, artifact.version),
-        )
+        damaged = partial(self._corrupt, artifact.version)
+
+        def read() -> Iterator[bytes]:
+            for number, name in enumerate(self._chunks(artifact)):
+                with translated(self._url):
+                    block = self._client.get(name)
+                if not isinstance(block, bytes):
+                    raise damaged(f"no chunk {number}")
+                yield block
+
+        return verified(read(), artifact.size_bytes, artifact.sha256, damaged)
 
     def _seal(self, artifact: Artifact) -> None:
         known = {k: v for k, v in asdict(artifact).items() if v is not None}
@@ -376,7 +365,6 @@ class ArtifactStore:
 
 
 _SUFFIX = ".index"
-_PARTIAL = ".partial"
 
 
 class ArtifactCache:
@@ -417,7 +405,10 @@ class ArtifactCache:
             folder.mkdir(parents=True, exist_ok=True)
             with self._locked(folder / "lock"):
                 if not _is_here(path, artifact):
-                    _download(store, artifact, path)
+                    # The lock is held, so any such file was left by a killed process.
+                    for left in folder.glob("*.partial"):
+                        left.unlink()
+                    store.download(artifact, path)
                     self._evict(folder, path)
         return path
 
@@ -449,12 +440,3 @@ def _is_here(path: Path, artifact: Artifact) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _download(store: ArtifactStore, artifact: Artifact, path: Path) -> None:
-    # The lock is held, so any such file was left by a killed process.
-    for stale in path.parent.glob(f"*{_PARTIAL}"):
-        stale.unlink()
-    partial = path.with_suffix(_PARTIAL)
-    store.download(artifact, partial)
-    partial.replace(path)

@@ -69,6 +69,10 @@ class FilesFull(StoreError):
     """The maximum number of files, or of their bytes, is reached."""
 
 
+class FilesNotShared(StoreError):
+    """This process does not see the files that other processes of the same Redis store."""
+
+
 class UnknownBatch(StoreError):
     """No batch has that id."""
 

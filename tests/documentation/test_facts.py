@@ -234,7 +234,7 @@ def test_the_reference_names_every_endpoint():
     text = (DOCS / "reference" / "http-api.md").read_text("utf-8").partition("\n## ")[0]
     spans = [span for line in text.splitlines() for span in SPAN.findall(line)]
     named = {path for span in spans for path in re.findall(r"/[\w/{}.]+", span)}
-    storage = BatchStorage(redis.Redis())  # is not used
+    storage = BatchStorage(redis.Redis(), "/nowhere")  # is not used
     metrics = GatewayMetrics(CollectorRegistry())
     nobody: Any = None
     paths = create_api(nobody, LimitSettings(), metrics, storage=storage).openapi()["paths"]

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -255,6 +256,7 @@ def serve(
     with store.open() as url:
         if not store.redis_url:
             use_store(url, None)  # other commands need it while ours runs
+            settings = settings.model_copy(update={"files_url": store.files_url(settings)})
         clock.note(f"store: {store.in_words(url)}")
         for served in settings.tasks:
             TaskStore(connect(url)).get(served.name)  # fails for an unknown task before Ray starts
@@ -262,11 +264,12 @@ def serve(
         clock.note(f"joining the Ray cluster {cluster} ..." if cluster else "starting Ray ...")
         from tasc_jobs import ray_local
         from tasc_jobs.serve import logical_cpus, run_service
+        from tasc_runtime.ray_private import running_ray
         from tasc_serve.http import ray_proxy
 
         cpus = logical_cpus(settings)
         proxy = partial(ray_proxy.environment, settings.http)
-        ray_used = ray_local.in_words(cpus, cluster, ray_local.running_ray())
+        ray_used = ray_local.in_words(cpus, cluster, running_ray())
         with ray_local.local_ray(num_cpus=cpus, environment=proxy):
             clock.note(f"Ray: {ray_used}; {ray_proxy.in_words(settings.http)}")
             run_service(settings, url, _wait_for_signal, say=clock.note)
@@ -327,7 +330,12 @@ def demo(
     from tasc_store import open_url
 
     environment = partial(ray_proxy.environment, http)
-    with open_url(None) as url, ExitStack() as using_ray, ThreadPoolExecutor(1) as aside:
+    with (
+        open_url(None) as url,
+        TemporaryDirectory(prefix="tasc-demo-") as files,
+        ExitStack() as using_ray,
+        ThreadPoolExecutor(1) as aside,
+    ):
         # Imports take as long as Ray's start. What is needed first is imported first.
         preparing = aside.submit(import_module, "tasc_jobs.demo.prepare")
         running = aside.submit(import_module, "tasc_jobs.demo.run")
@@ -338,10 +346,10 @@ def demo(
             listening = aside.submit(lambda: running.result().listen(http)) if ahead else None
             preparing.result().prepare(url, TASKS if keep_serving else [TASK])
             if keep_serving:
-                running.result().serve_demo(url, http, _wait_for_signal)
+                running.result().serve_demo(url, http, files, _wait_for_signal)
             else:
                 base = listening.result() if listening else None
-                running.result().run_demo(url, http, report, base)
+                running.result().run_demo(url, http, files, report, base)
         except BaseException:
             aside.shutdown(wait=False, cancel_futures=True)  # Serve is no longer needed
             raise

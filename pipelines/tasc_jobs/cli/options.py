@@ -70,7 +70,7 @@ DataDir = Annotated[
     Path,
     typer.Option(
         envvar="TASC_DATA_DIR",
-        help="Where the Redis server that the command starts keeps its data.",
+        help="Folder of the Redis server that the command starts, and of uploaded files.",
         show_default="tasc-serve in XDG_DATA_HOME, by default ~/.local/share",
     ),
 ]
@@ -133,6 +133,11 @@ class StoreOptions:
         """Returns the store of a settings file, unless an option or the environment gives one."""
         url = settings.store_url(self.redis_url) if settings else self.redis_url
         return StoreOptions(url, self.data_dir)
+
+    def files_url(self, settings: "ServeSettings | None") -> str:
+        """Returns where uploaded files are: as in a settings file, else in ``data_dir``."""
+        found = settings.files_url if settings else None
+        return found or str((self.data_dir / "files").absolute())
 
     def open_if(self, needed: bool, task: str | None) -> AbstractContextManager[str | None]:
         """Returns `open`, or a context of None if no store is needed."""

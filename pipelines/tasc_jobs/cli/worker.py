@@ -101,6 +101,7 @@ def worker(
     named = _names(tasks)
     service = load_settings(config) if config else None
     store = store.or_of(service)
+    files_url = store.files_url(service)
     with store.open() as url:
         note(f"store: {store.in_words(url)}")
         folder = work_dir or store.data_dir / "batches"
@@ -111,12 +112,14 @@ def worker(
         from tasc_jobs.worker.one_batch import WorkerSettings
         from tasc_runtime.engine_settings import EngineSettings
         from tasc_store import connect
+        from tasc_store.batches.files import FileStore
 
         engine = pool.engine(service.engine if service else EngineSettings())
         limits = service.gateway_limits if service else LimitSettings()
-        settings = WorkerSettings(url, folder, engine, limits, pool.actors, pool.gpus)
+        settings = WorkerSettings(url, folder, files_url, engine, limits, pool.actors, pool.gpus)
         shown = Shown(as_json)
         client = connect(url)
+        FileStore(client, files_url).require_shared()
         host = _address(metrics_host)
         cluster = local_ray(num_cpus=max(4, pool.actors + 1))
         with cluster, _metrics(client, service, host) as metrics:
@@ -128,7 +131,7 @@ def worker(
                 poll_s=poll,
                 lease_s=lease,
                 say=note,
-                on_progress=shown.told,
+                on_progress=shown.progress,
                 ended=shown.ended,
                 metrics=metrics,
                 backoff=TaskBackoff(max_faults),
@@ -146,12 +149,12 @@ class Shown:
         self._as_json = as_json
         self._next = 0.0
 
-    def told(self, batch: "Batch", progress: "JobProgress") -> None:
+    def progress(self, batch: "Batch", now: "JobProgress") -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             note(
-                f"{batch.id}: {progress.report.rows} of {progress.total} lines, "
-                f"{progress.report.errors} of them errors, {progress.engines} engines up"
+                f"{batch.id}: {now.report.rows} of {now.total} lines, "
+                f"{now.report.errors} of them errors, {now.engines} engines up"
             )
 
     def ended(self, ended: "Ended") -> None:
@@ -202,10 +205,10 @@ def _metrics(
     from tasc_serve.metrics.discovery import MetricsPort, node_address
     from tasc_serve.settings import MetricsSettings
 
-    said = service.metrics if service else MetricsSettings()
+    found = service.metrics if service else MetricsSettings()
     registry = CollectorRegistry()
     metrics = BatchMetrics(registry)
-    host = host or said.host or node_address()
-    with MetricsPort(client, registry, host=host, ttl_s=said.ttl_s) as port:
+    host = host or found.host or node_address()
+    with MetricsPort(client, registry, host=host, ttl_s=found.ttl_s) as port:
         note(f"metrics: http://{port.target}/metrics")
         yield metrics

@@ -150,11 +150,14 @@ def _latencies(name: str, runs: Sequence[HttpRun]) -> Curve:
 
 
 def settings(
-    tasks: Sequence[str], http: HttpSettings, draft: DraftOverrides | None = None
+    tasks: Sequence[str],
+    http: HttpSettings,
+    draft: DraftOverrides | None = None,
+    files: str | None = None,
 ) -> ServeSettings:
     draft = draft or DraftOverrides()
     served = tuple(ServedTask(name=task, draft=draft) for task in tasks)
-    return ServeSettings(tasks=served, http=http, engine=ENGINE)
+    return ServeSettings(tasks=served, http=http, engine=ENGINE, files_url=files)
 
 
 def listen(http: HttpSettings) -> str:
@@ -162,13 +165,16 @@ def listen(http: HttpSettings) -> str:
     return app.listen(settings([TASK], http))
 
 
-def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None) -> None:
+def run_demo(
+    url: str, http: HttpSettings, files: str, report: Path, base: str | None = None
+) -> None:
     """Run the demo on a running Ray and write its page; the last line on stdout is a JSON object.
 
     This process leaves Ray, and ends a local one, before the engine is measured.
 
     Args:
         url: Address of the store, which has the task and its index.
+        files: Folder for uploaded files.
         base: The return value of `listen`, if it was called before.
 
     Raises:
@@ -176,7 +182,7 @@ def run_demo(url: str, http: HttpSettings, report: Path, base: str | None = None
     """
     rows = read_split(TASK, "test")[:ROWS]
     inputs, truth = [r["input"] for r in rows], [r["output"] for r in rows]
-    served, on_note = settings([TASK], http, FORGETFUL), partial(say_of_task, note)
+    served, on_note = settings([TASK], http, FORGETFUL, files), partial(say_of_task, note)
     note(f"starting the service, {ray_proxy.in_words(http)} ...")
     try:
         base = app.start(served, url, on_running=_came_up, on_note=on_note, base=base)
@@ -223,7 +229,7 @@ def _came_up(deployment: str, running: int) -> None:
     note("the HTTP gateway is up" if deployment == "gateway" else f"task {deployment} is up")
 
 
-def serve_demo(url: str, http: HttpSettings, wait: Callable[[], None]) -> None:
+def serve_demo(url: str, http: HttpSettings, files: str, wait: Callable[[], None]) -> None:
     """Run a service of both shipped tasks on a running Ray until ``wait`` returns."""
     note(ray_proxy.in_words(http))
-    run_service(settings(TASKS, http), url, wait, EXAMPLE)
+    run_service(settings(TASKS, http, files=files), url, wait, EXAMPLE)

@@ -24,8 +24,8 @@ from tasc_store.batches.batch_store import Batch, BatchStore
 from tasc_store.batches.leases import BatchLease, take_batch
 from tasc_store.errors import LeaseLost, UnknownBatch
 
-_LONGEST_S: Final = 60.0  # maximum pause of a task
-_MOST_ATTEMPTS: Final = 5
+_MAX_PAUSE_S: Final = 60.0  # maximum pause of a task
+_MAX_ATTEMPTS: Final = 5
 _FORGOTTEN_S: Final = LONGEST_S
 _NO_MORE: Final = "worker_failed"
 
@@ -34,7 +34,7 @@ class TaskBackoff:
     """Tasks that this worker pauses because their engines fail on this machine.
 
     Args:
-        most: Number of consecutive failures, of all tasks together, that end the worker.
+        max_failures: Number of consecutive failures, of all tasks together, that end the worker.
         first_s: Pause after the first failure of a task, in seconds; it doubles with each further
             failure, up to a minute.
         now: A monotonic clock in seconds.
@@ -42,11 +42,11 @@ class TaskBackoff:
 
     def __init__(
         self,
-        most: int = 5,
+        max_failures: int = 5,
         first_s: float = 5.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most, self._first_s, self._now = most, first_s, now
+        self._max_failures, self._first_s, self._now = max_failures, first_s, now
         self._in_a_row = 0
         self._failures: dict[str, int] = {}
         self._until: dict[str, float] = {}
@@ -63,13 +63,13 @@ class TaskBackoff:
             ClusterError: The worker has failed too often.
         """
         self._in_a_row += 1
-        if self._in_a_row >= self._most:
+        if self._in_a_row >= self._max_failures:
             raise ClusterError(
                 f"this worker's engines failed {self._in_a_row} times in a row (--max-faults), the"
                 f" last time for task {task}: {why}. Its batches are left to other workers; see to"
                 " that and start the worker again"
             )
-        pause_s = min(_LONGEST_S, self._first_s * 2 ** min(self._failures.get(task, 0), 10))
+        pause_s = min(_MAX_PAUSE_S, self._first_s * 2 ** min(self._failures.get(task, 0), 10))
         self._failures[task] = self._failures.get(task, 0) + 1
         self._until[task] = self._now() + pause_s
         return pause_s
@@ -106,7 +106,7 @@ class Counting:
         if ended.status != "lost":
             self._metrics.ended(self._task, ended.status).inc()
 
-    def told(self, progress: JobProgress) -> None:
+    def count(self, progress: JobProgress) -> None:
         """Count the work since the last call. The first call reports the work of earlier starts."""
         now = progress.report
         before, self._before = self._before, now
@@ -120,7 +120,7 @@ class Counting:
         self._metrics.done(self._task, completed, failed, tokens)
 
 
-def _ignore(*told: object) -> None:
+def _ignore(*values: object) -> None:
     pass
 
 
@@ -194,8 +194,8 @@ class BatchWorker:
         self._say(f"{batch.id}: {batch.model}, {batch.endpoint}{_again(batch)}")
         try:
             with HeldLease(lease) as hold, Counting(self._metrics, batch.model) as counting:
-                heard = partial(self._heard, batch, counting)
-                ended = self._outcome(OneBatch(self._client, hold, self._settings, heard))
+                report = partial(self._report, batch, counting)
+                ended = self._outcome(OneBatch(self._client, hold, self._settings, report))
                 counting.ended(ended)
                 self._ended(ended)
         except LeaseLost as error:
@@ -206,7 +206,7 @@ class BatchWorker:
             raise
         except JobBusy as error:
             pause_s = self._backoff.busy(batch.model)
-            self._say(f"{batch.id}: {in_short(error)}; looked at again in {pause_s:g} s")
+            self._say(f"{batch.id}: {in_short(error)}; tried again in {pause_s:g} s")
         except BAD as error:
             failed = True
             self._say(f"{batch.id}: {in_short(error)}")
@@ -217,10 +217,10 @@ class BatchWorker:
             if BatchStore(self._client).get(batch.id).ended:
                 forget(self._settings, batch)
 
-    def _heard(self, batch: Batch, counting: Counting, progress: JobProgress) -> None:
+    def _report(self, batch: Batch, counting: Counting, progress: JobProgress) -> None:
         if progress.engines:
             self._backoff.worked(batch.model)
-        counting.told(progress)
+        counting.count(progress)
         self._on_progress(batch, progress)
 
     def _leave(self, batch: Batch, error: EngineFailed) -> None:
@@ -257,15 +257,15 @@ class BatchWorker:
             JobBusy, JobError, ServiceError, TextError, ValueError: The batch can be tried again.
         """
         batch = one.batch
-        if batch.attempts > _MOST_ATTEMPTS:
-            why = f"{_MOST_ATTEMPTS} workers died with it before a line was answered"
+        if batch.attempts > _MAX_ATTEMPTS:
+            why = f"{_MAX_ATTEMPTS} workers died with it before a line was answered"
             return one.failed(_NO_MORE, why)
         try:
             return one.run()
         except (JobBusy, ClusterError):
             raise
         except BAD as error:
-            if batch.attempts < _MOST_ATTEMPTS:
+            if batch.attempts < _MAX_ATTEMPTS:
                 raise
             self._say(f"{batch.id}: {in_short(error)}")
             return one.failed(_NO_MORE, in_short(error))

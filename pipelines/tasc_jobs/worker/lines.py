@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder
 
 _MARK: Final = "http_error"
-_MOST_FAULTS: Final = 20
+_MAX_FAULTS: Final = 20
 _ENDLESS: Final = ("too_many_lines", "line_too_long")  # faults that end the check
 _AROUND_BODY: Final = 4096  # maximum bytes of a line in addition to its body
 _HASH_BYTES: Final = 16
@@ -41,7 +41,7 @@ def fault_of(error: ApiError) -> str:
     return json.dumps({_MARK: {"status_code": error.status, "body": error.body}})
 
 
-def told(text: str) -> dict[str, Any]:
+def response_of(text: str) -> dict[str, Any]:
     """Returns the status code and body from a text of `fault_of`.
 
     Any other text is the error of an engine.
@@ -96,7 +96,7 @@ class BatchLines:
                     raise _FaultyLineError("too_many_lines", f"over {most}; split it", number)
             except _FaultyLineError as error:
                 faults.append(error.fault)
-                if len(faults) == _MOST_FAULTS or error.fault.code in _ENDLESS:
+                if len(faults) == _MAX_FAULTS or error.fault.code in _ENDLESS:
                     break
         if not total:
             faults.append(BatchFault("empty_file", "the file has no lines; write requests in it"))

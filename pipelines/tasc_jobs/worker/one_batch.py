@@ -9,7 +9,6 @@ import dataclasses
 import shutil
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, Final, Literal, Self
 
 import redis
 
+from tasc_draft.whole_file import whole_file
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.job import run_job
 from tasc_jobs.batch.work import (
@@ -30,8 +30,8 @@ from tasc_jobs.batch.work import (
     Row,
 )
 from tasc_jobs.errors import ClusterError, JobError
-from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, told
-from tasc_runtime.data.rows import file_sha256, json_line, whole_file
+from tasc_jobs.worker.lines import BatchLines, LineAnswers, line_id, response_of
+from tasc_runtime.data.rows import file_sha256, json_line
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_serve.settings import LimitSettings
@@ -56,7 +56,7 @@ _JOB: Final = "job"
 # Errors that the batch itself may cause. A cluster or a disk that fails ends the worker instead.
 BAD: Final = (JobError, ServiceError, TextError, ValueError)
 
-Tell = Callable[[JobProgress], None]
+OnProgress = Callable[[JobProgress], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class WorkerSettings:
 
     Attributes:
         folder: Folder with a subfolder for each batch in progress.
+        files_url: Where uploaded files are, as in the settings of the service.
         limits: The service's limits, which apply to each line.
         actors: Maximum number of engines per batch.
         gpus: GPUs of each engine.
@@ -72,6 +73,7 @@ class WorkerSettings:
 
     url: str
     folder: Path
+    files_url: str
     engine: EngineSettings = field(default_factory=EngineSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     actors: int = 1
@@ -137,13 +139,13 @@ class HeldLease:
     def stopped(self) -> bool:
         return self.stop is not None
 
-    def tell(self, counts: Counts, status: Status | None = None) -> None:
+    def report(self, counts: Counts, status: Status | None = None) -> None:
         """Store the batch's progress. Does nothing if Redis is unavailable.
 
         A missed update is harmless, because the counts are stored again later.
         """
         try:
-            self._heard(self.lease.tell(counts, status))
+            self._on_status(self.lease.report(counts, status))
         except LeaseLost:
             self.stop = "lost"
         except StoreError:
@@ -152,14 +154,14 @@ class HeldLease:
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):
             try:
-                self._heard(self.lease.renew())
+                self._on_status(self.lease.renew())
             except LeaseLost:
                 self.stop = "lost"
                 return
             except StoreError:
                 continue
 
-    def _heard(self, status: str) -> None:
+    def _on_status(self, status: str) -> None:
         if self.stop is None and status == "cancelling":
             self.stop = "cancelled"
         if self.stop is None and time.time() >= self.lease.batch.expires_at:
@@ -219,10 +221,11 @@ class Outputs:
 
     def _add(self, record: Record) -> None:
         name = f"batch_req_{line_id(self._batch.id, record.ordinal)}"
-        said: dict[str, Any] = {"status_code": 200, "body": record.content}
+        response: dict[str, Any] = {"status_code": 200, "body": record.content}
         if record.error is not None:
-            said = told(record.error)
-        answer = {"status_code": said["status_code"], "request_id": name, "body": said["body"]}
+            response = response_of(record.error)
+        answer = {"status_code": response["status_code"], "request_id": name}
+        answer["body"] = response["body"]
         self._put(
             "output" if record.error is None else "error",
             {"id": name, "custom_id": record.id, "response": answer, "error": None},
@@ -254,7 +257,7 @@ class OneBatch:
         client: redis.Redis,
         lease: HeldLease,
         settings: WorkerSettings,
-        on_progress: Tell = lambda progress: None,
+        on_progress: OnProgress = lambda progress: None,
     ) -> None:
         self._client, self._lease, self._settings, self._on_progress = (
             client,
@@ -263,7 +266,7 @@ class OneBatch:
             on_progress,
         )
         self.batch = lease.lease.batch
-        self._files = FileStore(client)
+        self._files = FileStore(client, settings.files_url)
         self._counts = Counts(self.batch.total, self.batch.completed, self.batch.failed)
         self._status: Status = "completed"
         self._faults: tuple[BatchFault, ...] = ()
@@ -315,7 +318,7 @@ class OneBatch:
         if checked.faults:
             return self._fail(*checked.faults)
         self._counts = dataclasses.replace(self._counts, total=checked.total)
-        self._lease.tell(self._counts, "in_progress")
+        self._lease.report(self._counts, "in_progress")
         try:
             self._answer(lines)
         except LeaseLost:
@@ -337,7 +340,7 @@ class OneBatch:
         if not path.exists() or file_sha256(path) != stored.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A worker that was considered dead may be downloading it too.
-            with whole_file(path, tag=f".{uuid.uuid4().hex}") as file:
+            with whole_file(path) as file:
                 file.writelines(self._files.blocks(stored))
         return path
 
@@ -368,14 +371,14 @@ class OneBatch:
     def _progress(self, progress: JobProgress) -> None:
         done, errors = progress.report.rows, progress.report.errors
         self._counts = Counts(self._counts.total, done - errors, errors)
-        self._lease.tell(self._counts)
+        self._lease.report(self._counts)
         self._on_progress(progress)
 
     def _end(self, lines: BatchLines, records: Iterable[Record], whole: bool) -> None:
         stop = self._lease.stop
         if stop == "lost":  # raised, so that the job does not count as finished
             raise LeaseLost(f"batch {self.batch.id} is another worker's by now")
-        self._lease.tell(self._counts, "finalizing")
+        self._lease.report(self._counts, "finalizing")
         if not whole and stop is None:
             assert self._given_up is not None
             self._status, self._faults = "failed", (self._given_up,)

@@ -11,11 +11,12 @@ from typing import Annotated
 
 from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
+from tasc_draft.whole_file import whole_file
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import target_fingerprint
 from tasc_jobs.errors import JobError
 from tasc_jobs.task_inputs import GenerationSettings
-from tasc_runtime.data.rows import check_file, json_line, read_raw_rows, whole_file
+from tasc_runtime.data.rows import check_file, json_line, read_raw_rows
 from tasc_runtime.engine_settings import fault_of
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import StageProgress

@@ -4,7 +4,6 @@ Checkpoints are written atomically, so a process may be killed at any moment.
 """
 
 import fcntl
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import IO, Any
 import torch
 from safetensors import SafetensorError
 
+from tasc_draft.whole_file import unfinished_files, whole_file
 from tasc_engine.errors import is_out_of_memory
 from tasc_train.errors import FinetuneError
 
@@ -131,7 +131,6 @@ class Checkpoints:
 
     def __init__(self, path: Path, pins: Mapping[str, Any]) -> None:
         self._path, self._pins = path, dict(pins)
-        self._partial = path.with_name(f"{path.name}.partial")
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the previous checkpoint, which is kept until the new one is complete.
@@ -140,10 +139,9 @@ class Checkpoints:
             FinetuneError: The checkpoint cannot be written.
         """
         try:
-            torch.save({**vars(checkpoint), "pins": self._pins}, self._partial)
-            flush(self._partial)
-            self._partial.replace(self._path)
-            flush(self._path.parent)
+            self._remove_unfinished()
+            with whole_file(self._path) as file:
+                torch.save({**vars(checkpoint), "pins": self._pins}, file)
         except (OSError, RuntimeError) as error:  # torch has no exception class for a full disk
             if is_out_of_memory(error):
                 raise
@@ -174,18 +172,10 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Removes every file of the checkpoints."""
-        for path in (self._path, self._partial):
+        self._path.unlink(missing_ok=True)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """Removes what killed processes left; the lock of the output is held."""
+        for path in unfinished_files(self._path):
             path.unlink(missing_ok=True)
-
-
-def flush(path: Path) -> None:
-    """Flushes a file, or the entries of a folder, to the disk.
-
-    Raises:
-        OSError: The system cannot write it.
-    """
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

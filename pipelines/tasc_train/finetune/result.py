@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from tasc_draft.whole_file import flush
 from tasc_runtime.models import keep_prompt
 from tasc_text import Template
 from tasc_text.ends import TOKENIZER, named_ends
 from tasc_train.enrich.enrichment import RECORD
 from tasc_train.errors import FinetuneError
-from tasc_train.finetune.checkpoints import DISK_FULL, REPORT, flush
+from tasc_train.finetune.checkpoints import DISK_FULL, REPORT
 from tasc_train.finetune.model import AddedVocabulary, add_rows
 from tasc_train.finetune.training import memory_to
 

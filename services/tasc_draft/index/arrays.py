@@ -1,6 +1,5 @@
 """Files of named arrays: ``.npz`` without pickle."""
 
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasc_draft.errors import DraftError
+from tasc_draft.whole_file import whole_file
 
 _DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -18,13 +18,8 @@ def write_arrays(
     path: Path, arrays: Mapping[str, Any], save: Callable[..., None] = np.savez
 ) -> None:
     """Writes a file with ``save``. It appears under its name once it is complete."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            save(file, **arrays)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path, sync=False) as file:
+        save(file, **arrays)
 
 
 def read_arrays(path: Path, names: Iterable[str], what: str, make: str) -> dict[str, Any]:

@@ -8,11 +8,10 @@ fields of each part, where each array lies, and the SHA-256 of all that and of t
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from tasc_draft.index.inputs import InputIndex, build_inputs
 from tasc_draft.index.weights import Weights
 from tasc_draft.settings import DraftSettings
 from tasc_draft.tokens import Int32, Tokens
+from tasc_draft.whole_file import whole_file
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,12 @@ def write_index(index: DraftIndex, path: Path) -> None:
     header = {"format": FORMAT, "parts": parts, "arrays": layout, "bytes": size}
     header["sha256"] = _checksum(header, arrays)
     encoded = json.dumps(header, sort_keys=True).encode()
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
+    with whole_file(path, sync=False) as file:
         file.write(MAGIC + len(encoded).to_bytes(8, "little") + encoded)
         _pad(file)
         for array in arrays.values():
             file.write(array.data)
             _pad(file)
-    partial.replace(path)
 
 
 def read_index(path: Path) -> DraftIndex:
@@ -301,11 +299,11 @@ def _checksum(header: dict[str, Any], arrays: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _pad(file: BinaryIO) -> None:
+def _pad(file: IO[bytes]) -> None:
     file.write(bytes(-file.tell() % _ALIGN))
 
 
-def _read_header(file: BinaryIO, path: Path | str) -> tuple[dict[str, Any], int]:
+def _read_header(file: IO[bytes], path: Path | str) -> tuple[dict[str, Any], int]:
     prefix = file.read(_PREFIX)
     if prefix[: len(MAGIC)] != MAGIC:
         raise IndexFileError(f"{path} is not a draft index; `tasc build-index` makes one")

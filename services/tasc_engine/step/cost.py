@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
+from tasc_draft.whole_file import whole_file
 from tasc_engine.layout import ForwardBatch
 from tasc_engine.model.target import Target
 
@@ -235,10 +236,9 @@ def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
 
 def write(path: Path, costs: StepCosts) -> None:
     """Writes costs to a file atomically."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(costs.as_json()))
-        partial.replace(path)
+        with whole_file(path, sync=False) as file:
+            file.write(json.dumps(costs.as_json()).encode())
     except OSError as error:
         log.warning("cannot keep step costs in %s: %s; the next start measures again", path, error)

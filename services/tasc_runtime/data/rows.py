@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -21,6 +20,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasc_draft.whole_file import whole_file
 from tasc_runtime.data.file_kinds import HEAD_BYTES, MARK, wrong_kind
 from tasc_runtime.data.row_texts import MESSAGES, RowTexts
 from tasc_runtime.errors import FileError
@@ -240,32 +240,6 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
 def json_line(value: Any) -> bytes:
     """Encodes a value as one line of JSON in UTF-8; lone surrogates become escapes."""
     return (json.dumps(value, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
-
-
-@contextmanager
-def whole_file(path: Path, tag: str = "") -> Iterator[IO[bytes]]:
-    """Opens a file to write, which replaces ``path`` when the block ends without an error.
-
-    The file is then synced to disk.
-
-    Args:
-        tag: Part of the unfinished file's name; unique where several processes may write the file.
-    """
-    partial = path.with_name(f"{path.name}{tag}.partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 @contextmanager

@@ -5,14 +5,13 @@ starts Ray, it sets `environment`, so that several services can run on one machi
 cluster get it from their image (``deploy/Dockerfile``).
 
 Ray writes HAProxy's configuration and starts ``RAY_SERVE_HAPROXY_BINARY_PATH`` with it. That is
-`main`, which makes changes for which Ray has no setting, and then executes HAProxy. It imports
-little, since starting and stopping gateways wait for it.
+`main`, which makes the changes of `haproxy_config`, and then executes HAProxy. It imports little,
+since starting and stopping gateways wait for it.
 """
 
 import ctypes
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -21,6 +20,8 @@ import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from tasc_runtime.ray_private import haproxy_config
 
 if TYPE_CHECKING:
     from tasc_serve.settings import HttpSettings
@@ -177,60 +178,11 @@ def main() -> None:
         _write(page, _page())
         keep_log = "RAY_SERVE_HAPROXY_LOG_TARGET" in os.environ
         text = config.read_text(encoding="utf-8")
-        _write(config, mended(text, page, keep_log=keep_log))
+        _write(config, haproxy_config(text, page, ARRIVAL, keep_log=keep_log))
     if sys.platform == "linux":
         # If its parent is killed, it must end too: the next HAProxy needs the port.
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
     os.execv(haproxy, [haproxy, *arguments])  # noqa: S606 - no shell is wanted
-
-
-def mended(config: str, page: Path, *, keep_log: bool = False) -> str:
-    """Returns Ray's configuration with changes for which Ray has no setting.
-
-    Statistics and exporter, which listen on all interfaces, are removed. HAProxy's own errors
-    become `GONE`. Each request gets the header `ARRIVAL`. Gateways of this node are preferred,
-    since other nodes may be unreachable, and are called at the address that they listen on.
-    Splicing is disabled, because with it HAProxy 2.8 does not notify a gateway when its client
-    disconnects, and uses all processor time until the answer is complete.
-
-    Args:
-        page: A file with the error response.
-        keep_log: Whether to keep the lines that log every request to the system log.
-    """
-    config = re.sub(r"(?m)^(frontend prometheus|listen stats)\n(?:[ \t].*\n)*", "", config)
-    config = re.sub(r"(?m)^\s+option splice-\w+\n", "", config)
-    config = re.sub(r"(?m)^(\s+errorfile 50[234]) .*$", rf"\1 {page}", config)
-    config = re.sub(
-        r"(?m)^(\s+http-request return status) 404 .*Path .* not found.*$",
-        rf"\1 503 errorfile {page}",
-        config,
-    )
-    config = re.sub(
-        r"(?m)^(frontend http_frontend\n\s+bind .*\n)",
-        rf"\1    http-request set-header {ARRIVAL} %[date(0,us)]\n",
-        config,
-    )
-    if not keep_log:
-        config = re.sub(r"(?m)^\s+log \S+ local0 info\n", "", config)
-    host = re.search(r"(?m)^frontend http_frontend\n\s+bind (\S+):\d+", config)
-    own = host[1] if host and host[1] != "*" else None
-    return re.sub(r"(?m)(?:^[ \t]+server .*\n)+", lambda found: _servers(found[0], own), config)
-
-
-def _servers(lines: str, own: str | None) -> str:
-    """Changes the lines that list the servers of one backend."""
-    local = [line for line in lines.splitlines() if _LOCAL.search(line)]
-    gateways = [line for line in local if not line.endswith(" backup")]
-
-    def changed(line: str) -> str:
-        if line in local:
-            return _LOCAL.sub(rf" {own}\1", line) if own else line
-        return f"{line} backup" if gateways and not line.endswith(" backup") else line
-
-    return "".join(f"{changed(line)}\n" for line in lines.splitlines())
-
-
-_LOCAL: Final = re.compile(r" (?:127\.0\.0\.1|::1)(:\d+ )")
 
 
 def _page() -> str:

@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 import redis
 
 from tasc_store import keys
-from tasc_store.batches.files import FILES_LUA, Page, new_id, read_page
+from tasc_store.batches.files import HELD, RECORDS, Page, new_id
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, UnknownFile
 
@@ -23,16 +23,18 @@ TIMES: Final = get_args(Status)[1:]  # a batch has the time of each of these
 _COUNTS: Final = ("total", "completed", "failed", "attempts")
 _NUMBERS: Final = ("created_at", "expires_at", "output_ttl_s", *_COUNTS)
 # A worker may begin shortly before the deadline, and must still be able to read the input.
-_BEHIND_DEADLINE_S: Final = 3600
+_AFTER_DEADLINE_S: Final = 3600
 
 # A begun batch that is cancelled or past its deadline ends without its answers if no worker takes
 # it within this time.
 LEFT_S = 300
 
+# All keys begin with KEYS[1], which holds the hash tag that they share. Times are whole seconds
+# since the epoch and come from the caller.
 BATCHES_LUA = (
-    FILES_LUA
-    + f"local LEFT_S = {LEFT_S}"
+    f"local LEFT_S, FILES, HELD = {LEFT_S}, '{RECORDS}', '{HELD}'"
     + """
+local P = KEYS[1]
 local function batch(id) return P .. ':batch:' .. id end
 local function lease(id) return P .. ':lease:' .. id end
 
@@ -42,9 +44,7 @@ local function close(id, status, now)
   redis.call('HSET', batch(id), 'status', status, status .. '_at', now)
   redis.call('ZREM', P .. ':open', id)
   redis.call('UNLINK', lease(id))
-  if redis.call('HINCRBY', P .. ':held', input, -1) <= 0 then
-    redis.call('HDEL', P .. ':held', input)
-  end
+  if redis.call('HINCRBY', HELD, input, -1) <= 0 then redis.call('HDEL', HELD, input) end
   redis.call('EXPIREAT', batch(id), kept)
   redis.call('ZADD', P .. ':batches:ends', kept, id)
 end
@@ -73,16 +73,16 @@ end
 # removed.
 _SWEEP = BATCHES_LUA + "sweep(tonumber(ARGV[1]))"
 
-# ARGV: now, most batches, most lines of an owner's open ones or -1, input file's id, the deadline,
-# until when the file must stay, batch's id, its owner, its fields.
+# ARGV: now, maximum of batches, maximum lines of an owner's open ones or -1, input file's id, the
+# deadline, until when the file must stay, batch's id, its owner, its fields.
 _CREATE = (
     BATCHES_LUA
     + """
 local function lines_of(owner)
   local total = 0
   for _, one in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
-    local said = redis.call('HMGET', batch(one), 'owner', 'lines')
-    if said[1] == owner then total = total + tonumber(said[2] or 0) end
+    local fields = redis.call('HMGET', batch(one), 'owner', 'lines')
+    if fields[1] == owner then total = total + tonumber(fields[2] or 0) end
   end
   return total
 end
@@ -90,30 +90,30 @@ end
 local now, id = tonumber(ARGV[1]), ARGV[7]
 if redis.call('EXISTS', batch(id)) == 1 then return 1 end
 sweep(now)
-local record = redis.call('GET', P .. ':file:' .. ARGV[4])
-if not record then return 0 end
-local most, most_lines, owner = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[8]
-if redis.call('ZCARD', P .. ':batches') >= most then return -1 end
+local record = redis.call('HGET', FILES, ARGV[4])
+local file = record and cjson.decode(record)
+if not file or file.expires_at <= now then return 0 end
+local max_batches, max_lines, owner = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[8]
+if redis.call('ZCARD', P .. ':batches') >= max_batches then return -1 end
 if owner ~= '' then
   local count = 0
   for _, one in ipairs(redis.call('ZRANGE', P .. ':batches', 0, -1)) do
     if redis.call('HGET', batch(one), 'owner') == owner then count = count + 1 end
   end
-  if count >= most / 2 then return -2 end
+  if count >= max_batches / 2 then return -2 end
 end
-local file = cjson.decode(record)
 local lines = file.lines or 0
-if most_lines >= 0 and lines_of(owner) + lines > most_lines then return -3 end
+if max_lines >= 0 and lines_of(owner) + lines > max_lines then return -3 end
 if file.expires_at < tonumber(ARGV[6]) then
   file.expires_at = tonumber(ARGV[6])
-  keep(file)
+  redis.call('HSET', FILES, file.id, cjson.encode(file))
 end
 local fields = {'lines', lines}
 for i = 9, #ARGV do fields[#fields + 1] = ARGV[i] end
 redis.call('HSET', batch(id), unpack(fields))
 redis.call('ZADD', P .. ':batches', 0, id)
 redis.call('ZADD', P .. ':open', ARGV[5], id)
-redis.call('HINCRBY', P .. ':held', ARGV[4], 1)
+redis.call('HINCRBY', HELD, ARGV[4], 1)
 return 1
 """
 )
@@ -219,40 +219,41 @@ class BatchStore:
         self._cancel = client.register_script(_CANCEL)
         self._sweep = client.register_script(_SWEEP)
 
-    def create(self, new: NewBatch, most: int, most_lines: int | None = None) -> Batch:
+    def create(self, new: NewBatch, max_batches: int, max_lines: int | None = None) -> Batch:
         """Creates a batch; its input file is kept until it has ended.
 
         Args:
-            most_lines: Maximum number of lines of the owner's open batches, including this one;
+            max_lines: Maximum number of lines of the owner's open batches, including this one;
                 None: no limit.
 
         Raises:
             UnknownFile: The input file does not exist.
-            BatchesFull: There are ``most`` already, or half as many of the same owner.
-            LinesFull: The owner's open batches would have more lines than ``most_lines``.
+            BatchesFull: There are ``max_batches`` already, or half as many of the same owner.
+            LinesFull: The owner's open batches would have more lines than ``max_lines``.
         """
         now = time.time()
         id_, deadline = new_id("batch", now), int(now + new.window_s)
         fields = _fields(new, id_, int(now), deadline)
         flat = [part for pair in fields.items() for part in pair]
-        stays = deadline + _BEHIND_DEADLINE_S
+        stays = deadline + _AFTER_DEADLINE_S
         with translated(self._url):
-            bounds = (most, -1 if most_lines is None else most_lines)
+            bounds = (max_batches, -1 if max_lines is None else max_lines)
             values = [int(now), *bounds, new.input_file_id, deadline, stays, id_, new.owner, *flat]
             done = int(self._create([keys.SHARED], values))
         if done == -3:
             raise LinesFull(
-                f"the batches of this key that have not ended would have more than {most_lines} "
+                f"the batches of this key that have not ended would have more than {max_lines} "
                 "lines together; wait until one has ended, cancel one, or send fewer lines"
             )
         if done == -2:
             raise BatchesFull(
-                f"this key has half of the {most} batches that are kept, and may have no more; "
-                "wait until its oldest is forgotten"
+                f"this key has half of the {max_batches} batches that are kept, which is the "
+                "limit; wait until its oldest one is removed"
             )
         if done < 0:
             raise BatchesFull(
-                f"there are {most} batches, as many as are kept; wait until the oldest is forgotten"
+                f"there are {max_batches} batches, which is the limit; wait until the oldest one "
+                "is removed"
             )
         if not done:
             raise UnknownFile(f"there is no file {new.input_file_id[:64]!r}; upload it again")
@@ -276,15 +277,13 @@ class BatchStore:
         """Batches that follow the one with the id ``after``, the newest first."""
         self._swept()
         with translated(self._url):
-            return read_page(
-                self._client,
-                keys.shared_key("batches"),
-                self._load,
-                after=after,
-                limit=limit,
-                oldest_first=False,
-                wanted=wanted,
-            )
+            ids = self._client.zrangebylex(keys.shared_key("batches"), "-", "+")
+        found = (
+            batch
+            for batch in self._load([*map(as_text, ids)])
+            if batch is not None and wanted(batch)
+        )
+        return Page.of(found, after, limit)
 
     def cancel(self, id_: str) -> Batch:
         """Ends a batch with the answers so far; idempotent.

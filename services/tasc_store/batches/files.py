@@ -1,26 +1,60 @@
-"""Files in Redis, in pieces that expire: inputs and outputs of batches.
+"""Uploaded files and outputs of batches: bytes on a file system of fsspec, records in Redis.
 
-The content of files is not interpreted here.
+A file exists once its record is in Redis. Its bytes are written under a name that no record has
+yet, so that nobody reads half a file. Bytes that belong to no record are removed by
+`FileStore.clean`. The content of files is not interpreted here.
 """
 
+import errno
 import hashlib
+import io
 import json
+import os
 import secrets
+import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
 
+import fsspec
 import redis
+from fsspec.implementations.local import LocalFileSystem
+from redis.client import Pipeline
 
 from tasc_store import keys
-from tasc_store.artifacts import UNSEALED_S, verified_blocks
-from tasc_store.client import as_text, translated, url_of
-from tasc_store.errors import CorruptArtifact, FileInUse, FilesFull, StoreError, UnknownFile
+from tasc_store.artifacts import UNSEALED_S, verified
+from tasc_store.client import as_text, redact, translated, url_of
+from tasc_store.errors import (
+    CorruptArtifact,
+    FileInUse,
+    FilesFull,
+    FilesNotShared,
+    StoreError,
+    StoreFull,
+    UnknownFile,
+)
 
-Item = TypeVar("Item")
-_STEP = 200  # ids read by one command
+RECORDS: Final = keys.shared_key("file-records")
+HELD: Final = keys.shared_key("held")  # number of open batches that read a file, by its id
+_FOLDER: Final = keys.shared_key("files-folder")
+_MARKER: Final = "marker"
+_BLOCK_BYTES: Final = 8 * 1024 * 1024  # S3 takes no parts below 5 MiB
+# The bytes of an expired file are kept for its last readers and for clocks that differ.
+_GRACE_S: Final = 600
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class _Listed(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_Listed)
 
 
 @dataclass(frozen=True)
@@ -30,6 +64,22 @@ class Page(Generic[Item]):
     items: tuple[Item, ...]
     has_more: bool
 
+    @classmethod
+    def of(
+        cls, items: Iterable[Item], after: str, limit: int, *, oldest_first: bool = False
+    ) -> "Page[Item]":
+        """Returns the items that follow the id ``after``, which need not exist any more.
+
+        Args:
+            after: The id; empty for the beginning.
+        """
+        found = [
+            item
+            for item in sorted(items, key=lambda item: item.id, reverse=not oldest_first)
+            if not after or (item.id > after if oldest_first else item.id < after)
+        ]
+        return cls(tuple(found[:limit]), len(found) > limit)
+
 
 def new_id(prefix: str, now: float | None = None) -> str:
     """Makes an id that cannot be guessed; later ids sort after earlier ones."""
@@ -37,141 +87,12 @@ def new_id(prefix: str, now: float | None = None) -> str:
     return f"{prefix}-{milliseconds:011x}{secrets.token_hex(8)}"
 
 
-def read_page(
-    client: redis.Redis,
-    key: str,
-    load: Callable[[Sequence[str]], Sequence[Item | None]],
-    *,
-    after: str,
-    limit: int,
-    oldest_first: bool,
-    wanted: Callable[[Item], bool],
-) -> Page[Item]:
-    """Reads the items that follow one id, which need not exist any more.
-
-    Args:
-        key: A sorted set of ids, all of one score.
-        load: Returns the items of some ids; None for one that does not exist.
-        after: The id; empty for the beginning.
-    """
-    found: list[Item] = []
-    while len(found) <= limit:
-        ids = _ids(client, key, after, oldest_first)
-        if not ids:
-            break
-        after = ids[-1]
-        found += [item for item in load(ids) if item is not None and wanted(item)]
-    return Page(tuple(found[:limit]), len(found) > limit)
-
-
-def _ids(client: redis.Redis, key: str, after: str, oldest_first: bool) -> list[str]:
-    if oldest_first:
-        low = f"({after}" if after else "-"
-        return [as_text(i) for i in client.zrangebylex(key, low, "+", 0, _STEP)]
-    high = f"({after}" if after else "+"
-    return [as_text(i) for i in client.zrevrangebylex(key, high, "-", 0, _STEP)]
-
-
-CHUNK_BYTES = 4 * 1024 * 1024
-
-# All keys of the scripts below begin with KEYS[1], which holds the hash tag that they share. Times
-# are whole seconds since the epoch and come from the caller.
-FILES_LUA = """
-local P = KEYS[1]
-local function data(part, i) return P .. ':data:' .. part .. ':' .. i end
-
-local function whole(part, chunks)
-  for i = 0, chunks - 1 do
-    if redis.call('EXISTS', data(part, i)) == 0 then return false end
-  end
-  return true
-end
-
-local function keep(file)
-  for i = 0, file.chunks - 1 do redis.call('EXPIREAT', data(file.part, i), file.expires_at) end
-  redis.call('SET', P .. ':file:' .. file.id, cjson.encode(file), 'EXAT', file.expires_at)
-  redis.call('ZADD', P .. ':files', 0, file.id)
-  redis.call('ZADD', P .. ':files:ends', file.expires_at, file.id)
-  redis.call('HSET', P .. ':files:sizes', file.id, file.size_bytes)
-  redis.call('HSET', P .. ':files:owners', file.id, file.owner or '')
-end
-
-local function forget(id)
-  redis.call('ZREM', P .. ':files', id)
-  redis.call('ZREM', P .. ':files:ends', id)
-  redis.call('HDEL', P .. ':files:sizes', id)
-  redis.call('HDEL', P .. ':files:owners', id)
-end
-
--- Of one who has files already, where users are told apart: half of everything.
-local function room_of(owner, most_files, most_bytes, size)
-  if owner == '' then return 1 end
-  local count, total = 0, size
-  local sizes = redis.call('HGETALL', P .. ':files:sizes')
-  for i = 1, #sizes, 2 do
-    if redis.call('HGET', P .. ':files:owners', sizes[i]) == owner then
-      count = count + 1
-      total = total + tonumber(sizes[i + 1])
-    end
-  end
-  if count == 0 then return 1 end
-  if count >= most_files / 2 then return -3 end
-  if total > most_bytes / 2 then return -4 end
-  return 1
-end
-
-local function room(now, most_files, most_bytes, size, owner)
-  local ended = redis.call('ZRANGEBYSCORE', P .. ':files:ends', '-inf', now)
-  for _, id in ipairs(ended) do forget(id) end
-  if redis.call('ZCARD', P .. ':files') >= most_files then return -1 end
-  local total = size
-  for _, one in ipairs(redis.call('HVALS', P .. ':files:sizes')) do
-    total = total + tonumber(one)
-  end
-  if total > most_bytes then return -2 end
-  return room_of(owner, most_files, most_bytes, size)
-end
-"""
-
-# ARGV: now, most files, most bytes, size of the next, its owner.
-_ROOM = (
-    FILES_LUA
-    + """
-local now, most_files, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-return room(now, most_files, most_bytes, tonumber(ARGV[4]), ARGV[5])
-"""
-)
-
-# ARGV: now, most files, most bytes, the file's record. The call may be repeated after Redis has
-# done it, if the reply was lost.
-KEEP = (
-    FILES_LUA
-    + """
-local file = cjson.decode(ARGV[4])
-if redis.call('EXISTS', P .. ':file:' .. file.id) == 1 then return 1 end
-local now, most_files, most_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local free = room(now, most_files, most_bytes, file.size_bytes, file.owner or '')
-if free < 0 then return free end
-if not whole(file.part, file.chunks) then return 0 end
-keep(file)
-return 1
-"""
-)
-
-# ARGV: the file's id.
-_DELETE = (
-    FILES_LUA
-    + """
-local record = redis.call('GET', P .. ':file:' .. ARGV[1])
-if not record then return 0 end
-if redis.call('HEXISTS', P .. ':held', ARGV[1]) == 1 then return -1 end
-local file = cjson.decode(record)
-for i = 0, file.chunks - 1 do redis.call('UNLINK', data(file.part, i)) end
-redis.call('UNLINK', P .. ':file:' .. ARGV[1])
-forget(ARGV[1])
-return 1
-"""
-)
+def _created_at(id_: str) -> float:
+    """Returns the time at which `new_id` made an id, or infinity for another text."""
+    try:
+        return int(id_.partition("-")[2][:11], 16) / 1000
+    except ValueError:
+        return float("inf")
 
 
 @dataclass(frozen=True)
@@ -181,8 +102,6 @@ class StoredFile:
     Attributes:
         purpose: Purpose of the upload; ``batch_output`` for files that a batch wrote.
         sha256: SHA-256 of the whole file, hexadecimal.
-        chunks: Number of its pieces.
-        part: Name under which its pieces are stored.
         created_at: Seconds since the epoch, like ``expires_at``, the time at which it expires.
         owner: Owner of the file; empty if users are not distinguished.
         lines: Number of its lines, including blank ones.
@@ -193,8 +112,6 @@ class StoredFile:
     purpose: str
     size_bytes: int
     sha256: str
-    chunks: int
-    part: str
     created_at: int
     expires_at: int
     owner: str = ""
@@ -215,35 +132,52 @@ class FileLimits:
     max_files: int
     max_bytes: int
 
+    def require_room(self, files: Iterable[StoredFile], size: int, owner: str) -> None:
+        """Raises FilesFull if a file of ``size`` bytes does not fit beside the others."""
+        files = [*files]
+        total = size + sum(file.size_bytes for file in files)
+        own = [file.size_bytes for file in files if owner and file.owner == owner]
+        if len(files) >= self.max_files:
+            found = f"there are {self.max_files} files, which is the limit"
+        elif total > self.max_bytes:
+            found = f"files would have more than {self.max_bytes} bytes together"
+        elif own and len(own) >= self.max_files / 2:
+            found = f"this key has half of the {self.max_files} files that are kept"
+        elif own and size + sum(own) > self.max_bytes / 2:
+            found = f"files of this key would have more than half of {self.max_bytes} bytes"
+        else:
+            return
+        raise FilesFull(f"{found}; delete some, or wait until some expire")
+
 
 class Upload:
-    """An upload into the store. Its bytes expire unless they are kept.
+    """An upload into the store. Its bytes are removed after a while unless they are kept.
 
-    It holds at most one piece in memory. Use it from one thread at a time, except that `abandon`
-    may be called while another thread writes.
-
-    Raises:
-        StoreError: See `translated`; raised by every method except `abandon`.
+    Use it from one thread at a time, except that `abandon` may be called while another thread
+    writes. Every method except `abandon` raises `StoreError`.
     """
 
-    def __init__(self, client: redis.Redis, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.part = secrets.token_hex(16)
-        self.size_bytes = self.chunks = 0
-        self._client, self._chunk_bytes = client, chunk_bytes
-        self._url = url_of(client)
-        self._held = bytearray()
+    def __init__(self, store: "FileStore") -> None:
+        self.id = new_id("file")
+        self.size_bytes = 0
+        self._store = store
+        self._lock = threading.Lock()
+        self._file: Any = None
         self._digest = hashlib.sha256()
         self._line_ends, self._open_line = 0, False
         self._abandoned = False
 
     def write(self, data: bytes) -> None:
-        self._held += data
+        with self._lock, self._store.translated():
+            if self._abandoned:
+                return
+            if self._file is None:
+                self._file = self._store.open(self.id, "wb")
+            self._file.write(data)
         self.size_bytes += len(data)
+        self._digest.update(data)
         self._line_ends += data.count(b"\n")
         self._open_line = not data.endswith(b"\n") if data else self._open_line
-        while len(self._held) >= self._chunk_bytes:
-            self._put(bytes(self._held[: self._chunk_bytes]))
-            del self._held[: self._chunk_bytes]
 
     def keep(
         self, limits: FileLimits, filename: str, purpose: str, ttl_s: float, owner: str = ""
@@ -253,7 +187,6 @@ class Upload:
         Raises:
             ValueError: Nothing was written.
             FilesFull: There is no room for it.
-            StoreError: The upload took more than an hour, and its beginning has expired.
         """
         if not self.size_bytes:
             raise ValueError("the file is empty; there is nothing to keep")
@@ -262,29 +195,36 @@ class Upload:
         except StoreError:
             self.abandon()
             raise
-        script = self._client.register_script(KEEP)
-        with translated(self._url):
-            values = (int(time.time()), *_values(limits), file.to_json())
-            kept = int(script([keys.SHARED], values))
-        if kept < 1:  # else nothing is removed, even if the reply was lost
+        try:
+            self._store.add(file, limits)
+        except FilesFull:  # after another error, Redis may have the record
             self.abandon()
-        _require_kept(kept, limits)
+            raise
         return file
 
     def end(self, filename: str, purpose: str, ttl_s: float, owner: str = "") -> StoredFile:
-        """Writes the rest; returns the record of a file that is not kept yet."""
-        if self._held:
-            self._put(bytes(self._held))
-            self._held.clear()
+        """Completes the bytes; returns the record of a file that is not kept yet.
+
+        Raises:
+            StoreError: The bytes are not there, since the upload took more than an hour.
+        """
+        with self._lock, self._store.translated():
+            self._file.flush()
+            with suppress(io.UnsupportedOperation):  # a bucket has no file descriptors
+                os.fsync(self._file.fileno())
+            self._file.close()
+        if (found := self._store.size_of(self.id)) != self.size_bytes:
+            raise StoreError(
+                f"{found} of {self.size_bytes} bytes were stored; the upload took more than "
+                f"{UNSEALED_S} s, or was removed: send it faster, or in parts"
+            )
         now = time.time()
         return StoredFile(
-            id=new_id("file", now),
+            id=self.id,
             filename=filename,
             purpose=purpose,
             size_bytes=self.size_bytes,
             sha256=self._digest.hexdigest(),
-            chunks=self.chunks,
-            part=self.part,
             created_at=int(now),
             expires_at=int(now + ttl_s),
             owner=owner,
@@ -292,46 +232,67 @@ class Upload:
         )
 
     def abandon(self) -> None:
-        """Removes the written bytes, if Redis is available; otherwise they expire."""
-        self._abandoned = True
-        self._held.clear()
-        with suppress(redis.RedisError):
-            if self.chunks:
-                self._client.unlink(*_chunk_keys(self.part, self.chunks))
-
-    def _put(self, block: bytes) -> None:
-        self.chunks += 1
-        self._digest.update(block)
-        with translated(self._url):
-            self._client.set(_chunk_key(self.part, self.chunks - 1), block, ex=UNSEALED_S)
-        if self._abandoned:  # meanwhile, maybe before Redis had this piece
-            self.abandon()
+        """Removes the written bytes if the file system works; otherwise `FileStore.clean` does."""
+        with self._lock:
+            self._abandoned = True
+            if self._file is not None:
+                with suppress(Exception):  # a bucket gets the file, which is removed below
+                    self._file.close()
+                with suppress(StoreError):
+                    self._store.remove(self.id)
 
 
 class FileStore:
-    """All files. Every method raises `StoreError` (see `translated`) when Redis fails."""
+    """All files. Every method raises `StoreError` when Redis or the file system fails.
 
-    def __init__(self, client: redis.Redis, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._client, self._chunk_bytes = client, chunk_bytes
-        self._url = url_of(client)
-        self._room = client.register_script(_ROOM)
-        self._delete = client.register_script(_DELETE)
+    Files are in a folder named by Redis, so that several stores may share one URL. The folder has a
+    marker: a process that does not see it uses another disk than the process that made it.
+
+    Args:
+        url: A folder, or any URL of fsspec, such as ``s3://bucket/files``. All processes that use
+            files of the same Redis must see the same files there.
+    """
+
+    def __init__(self, client: redis.Redis, url: str) -> None:
+        self._url, self._client, self._redis_url = url, client, url_of(client)
+        self._checked_folder = ""
+
+    def require_shared(self) -> None:
+        """Raises FilesNotShared unless this process sees the files of the others."""
+        with self.translated():
+            self._at("")
 
     def begin(self) -> Upload:
-        return Upload(self._client, self._chunk_bytes)
+        return Upload(self)
 
     def require_room(self, limits: FileLimits, owner: str = "") -> None:
         """Raises FilesFull if there is no room for another file, even a small one."""
-        with translated(self._url):
-            found = self._room([keys.SHARED], [int(time.time()), *_values(limits), 1, owner])
-        _require_kept(int(found), limits)
+        limits.require_room(self._files(), 1, owner)
+
+    def add(self, file: StoredFile, limits: FileLimits) -> None:
+        """Stores the record of a file whose bytes are complete; may be repeated.
+
+        Raises:
+            FilesFull: There is no room for it.
+        """
+
+        def change(pipe: Pipeline) -> None:
+            if not pipe.hexists(RECORDS, file.id):
+                limits.require_room(self._files(pipe), file.size_bytes, file.owner)
+                pipe.multi()
+                pipe.hset(RECORDS, file.id, file.to_json())
+
+        with translated(self._redis_url):
+            self._client.transaction(change, RECORDS)
 
     def get(self, id_: str) -> StoredFile:
         """Returns a file's record; raises UnknownFile."""
-        (found,) = self._load([id_])
-        if found is None:
+        with translated(self._redis_url):
+            text = self._client.hget(RECORDS, id_)
+        file = None if text is None else _parsed(text)
+        if file is None or file.expires_at <= time.time():
             raise UnknownFile(f"there is no file {id_[:64]!r}; it was deleted, or has expired")
-        return found
+        return file
 
     def page(
         self,
@@ -342,78 +303,153 @@ class FileStore:
         wanted: Callable[[StoredFile], bool] = lambda file: True,
     ) -> Page[StoredFile]:
         """Files that follow the one with the id ``after``, which need not exist any more."""
-        with translated(self._url):
-            return read_page(
-                self._client,
-                keys.shared_key("files"),
-                self._load,
-                after=after,
-                limit=limit,
-                oldest_first=oldest_first,
-                wanted=wanted,
-            )
+        return Page.of(filter(wanted, self._files()), after, limit, oldest_first=oldest_first)
 
     def delete(self, id_: str) -> None:
         """Deletes a file; raises UnknownFile, or FileInUse if an open batch reads it."""
-        with translated(self._url):
-            done = int(self._delete([keys.SHARED], [id_]))
-        if done < 0:
-            raise FileInUse(f"file {id_} is read by a batch that has not ended; cancel that first")
-        if not done:
-            self.get(id_)  # raises UnknownFile
+
+        def change(pipe: Pipeline) -> None:
+            if pipe.hexists(HELD, id_):
+                raise FileInUse(
+                    f"file {id_} is read by a batch that has not ended; cancel that first"
+                )
+            pipe.multi()
+            pipe.hdel(RECORDS, id_)
+
+        self.get(id_)
+        self.require_shared()
+        with translated(self._redis_url):
+            self._client.transaction(change, RECORDS, HELD)
+        self.remove(id_)
 
     def head(self, file: StoredFile, count: int) -> bytes:
-        """The first bytes of a file, at most its first piece."""
-        with translated(self._url):
-            found = self._client.getrange(_chunk_key(file.part, 0), 0, count - 1)
-        return found if isinstance(found, bytes) else found.encode()
+        """The first bytes of a file; raises CorruptArtifact if it has none."""
+        with self._reading(file) as stored, self.translated():
+            return bytes(stored.read(count))
 
     def blocks(self, file: StoredFile) -> Iterator[bytes]:
         """Yields a file's bytes, piece by piece.
 
         Raises:
-            CorruptArtifact: A piece is missing or, after the last one, the bytes differ from those
+            CorruptArtifact: The bytes are missing or, after the last piece, differ from those
                 written.
         """
-        return verified_blocks(
-            self._client,
-            _chunk_keys(file.part, file.chunks),
-            file.size_bytes,
-            file.sha256,
-            lambda found: CorruptArtifact(
-                f"file {file.id} is damaged or deleted (found {found}); upload it again"
-            ),
-        )
 
-    def _load(self, ids: Sequence[str]) -> list[StoredFile | None]:
-        with translated(self._url):
-            found = self._client.mget([keys.shared_key("file", id_) for id_ in ids])
-        return [None if text is None else StoredFile(**json.loads(as_text(text))) for text in found]
+        def read() -> Iterator[bytes]:
+            with self._reading(file) as stored:
+                while block := self._block(stored):
+                    yield block
+
+        return verified(read(), file.size_bytes, file.sha256, partial(_damaged, file))
+
+    def clean(self) -> None:
+        """Removes the bytes of expired files and those of uploads that were never completed."""
+        with self.translated():
+            filesystem, folder = self._at("")
+            names = [path.rpartition("/")[2] for path in filesystem.ls(folder, detail=False)]
+        now, files = time.time(), {file.id: file for file in self._files(expired=True)}
+        for name in names:
+            file = files.get(name)
+            end = file.expires_at + _GRACE_S if file else _created_at(name) + UNSEALED_S
+            if end < now:
+                self.remove(name)
+        if ended := [id_ for id_, file in files.items() if file.expires_at + _GRACE_S < now]:
+            with translated(self._redis_url):
+                self._client.hdel(RECORDS, *ended)
+
+    def open(self, id_: str, mode: str) -> Any:
+        """Opens the bytes of an id, in a block of `translated`."""
+        filesystem, path = self._at(id_)
+        return filesystem.open(path, mode, block_size=_BLOCK_BYTES)
+
+    def size_of(self, id_: str) -> int:
+        """Number of bytes stored under an id, whether or not it has a record."""
+        with self.translated(), suppress(FileNotFoundError):
+            filesystem, path = self._at(id_)
+            return int(filesystem.size(path) or 0)
+        return 0
+
+    def remove(self, id_: str) -> None:
+        """Removes the bytes of an id, if there are any."""
+        with self.translated(), suppress(FileNotFoundError):
+            filesystem, path = self._at(id_)
+            filesystem.rm_file(path)
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Converts errors of the file system to `StoreError`."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except Exception as error:  # each implementation has errors of its own
+            place = f"the place of uploaded files, {redact(self._url)},"
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise StoreFull(f"{place} is full: {error}") from error
+            raise StoreError(
+                f"{place} cannot be used: {error!r}; check files_url, its permissions and the "
+                "packages that it needs"
+            ) from error
+
+    @contextmanager
+    def _reading(self, file: StoredFile) -> Iterator[Any]:
+        with self.translated():
+            try:
+                stored = self.open(file.id, "rb")
+            except FileNotFoundError as error:
+                raise _damaged(file, "no bytes") from error
+        with stored:
+            yield stored
+
+    def _block(self, stored: Any) -> bytes:
+        with self.translated():
+            return bytes(stored.read(_BLOCK_BYTES))
+
+    def _at(self, name: str) -> tuple[Any, str]:
+        """Returns the file system and a path in the folder that Redis names.
+
+        The folder is checked when it is first used, and when Redis names another one.
+        """
+        # A listing that is kept would hide the files of other processes.
+        filesystem, root = fsspec.url_to_fs(self._url, use_listings_cache=False)
+        with translated(self._redis_url):
+            found = self._client.get(_FOLDER)
+        folder = json.loads(found or self._made(filesystem, root))
+        path = f"{root}/{folder['name']}"
+        if folder["name"] != self._checked_folder:
+            if not filesystem.exists(f"{path}/{_MARKER}"):
+                raise FilesNotShared(
+                    f"{redact(self._url)} on {socket.gethostname()} does not have the files of "
+                    f"this Redis, which are in {folder['url']} on {folder['host']}; set files_url "
+                    "to a bucket or to a folder that all nodes and workers share, or, if those "
+                    f"files are lost, delete the key {_FOLDER}"
+                )
+            self._checked_folder = folder["name"]
+        return filesystem, f"{path}/{name}"
+
+    def _made(self, filesystem: Any, root: str) -> bytes | str:
+        """Makes the folder of this Redis, unless another process was first; returns its record."""
+        name = secrets.token_hex(8)
+        if isinstance(filesystem, LocalFileSystem):
+            Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
+        filesystem.makedirs(f"{root}/{name}", exist_ok=True)
+        filesystem.pipe_file(f"{root}/{name}/{_MARKER}", b"files of tasc-serve\n")
+        folder = {"name": name, "url": redact(self._url), "host": socket.gethostname()}
+        with translated(self._redis_url):
+            if not self._client.set(_FOLDER, json.dumps(folder), nx=True):
+                filesystem.rm(f"{root}/{name}", recursive=True)
+            return self._client.get(_FOLDER) or json.dumps(folder)
+
+    def _files(self, client: Any = None, *, expired: bool = False) -> list[StoredFile]:
+        with translated(self._redis_url):
+            texts = (client or self._client).hvals(RECORDS)
+        files, now = [_parsed(text) for text in texts], time.time()
+        return [file for file in files if expired or file.expires_at > now]
 
 
-def _values(limits: FileLimits) -> tuple[int, int]:
-    return limits.max_files, limits.max_bytes
+def _damaged(file: StoredFile, found: str) -> CorruptArtifact:
+    return CorruptArtifact(f"file {file.id} is damaged or deleted (found {found}); upload it again")
 
 
-def _require_kept(found: int, limits: FileLimits) -> None:
-    way_out = "delete some that you need no more, or wait until some expire"
-    if found == -1:
-        raise FilesFull(f"there are {limits.max_files} files, as many as are kept; {way_out}")
-    if found == -2:
-        raise FilesFull(f"files would have more than {limits.max_bytes} bytes together; {way_out}")
-    if found == -3:
-        most = f"the {limits.max_files} files that are kept"
-        raise FilesFull(f"this key has half of {most}, and may have no more; {way_out}")
-    if found == -4:
-        most = f"the {limits.max_bytes} bytes that files may have"
-        raise FilesFull(f"the files of this key would have more than half of {most}; {way_out}")
-    if not found:
-        raise StoreError(f"the upload took more than {UNSEALED_S} s; send it faster, or in parts")
-
-
-def _chunk_key(part: str, index: int) -> str:
-    return keys.shared_key("data", part, index)
-
-
-def _chunk_keys(part: str, count: int) -> list[str]:
-    return [_chunk_key(part, i) for i in range(count)]
+def _parsed(text: bytes | str) -> StoredFile:
+    return StoredFile(**json.loads(as_text(text)))

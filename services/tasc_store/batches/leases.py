@@ -22,7 +22,7 @@ from tasc_store.batches.batch_store import (
 )
 from tasc_store.batches.files import StoredFile
 from tasc_store.client import as_text, translated, url_of
-from tasc_store.errors import LeaseLost, StoreError
+from tasc_store.errors import LeaseLost
 
 # ARGV: now. Returns, for each task with batches that no worker holds: its name, their number, and
 # since when the first of them is waiting.
@@ -33,8 +33,8 @@ sweep(tonumber(ARGV[1]))
 local count, since, found = {}, {}, {}
 for _, id in ipairs(redis.call('ZRANGE', P .. ':open', 0, -1)) do
   if redis.call('EXISTS', lease(id)) == 0 then
-    local said = redis.call('HMGET', batch(id), 'model', 'created_at', 'held_at')
-    local task, from = said[1], tonumber(said[3] or said[2])
+    local fields = redis.call('HMGET', batch(id), 'model', 'created_at', 'held_at')
+    local task, from = fields[1], tonumber(fields[3] or fields[2])
     count[task] = (count[task] or 0) + 1
     since[task] = math.min(since[task] or from, from)
   end
@@ -97,7 +97,7 @@ return redis.call('UNLINK', lease(id))
 
 # ARGV: as _LEASED, status or nothing, total, completed, failed. A cancelled batch keeps
 # its status. Where something was done, earlier attempts do not count any more.
-_TELL = (
+_REPORT = (
     _LEASED
     + """
 local status = redis.call('HGET', batch(id), 'status')
@@ -112,21 +112,16 @@ return status
 """
 )
 
-# ARGV: as _LEASED, last status, errors, number of files, then each one's field and
-# record, then the batch's counts.
+# ARGV: as _LEASED, last status, errors, number of files, then each one's field, id and record, then
+# the batch's counts.
 _FINISH = (
     _LEASED
     + """
-local files, at = {}, 8
+local at = 8
 for i = 1, tonumber(ARGV[7]) do
-  local file = cjson.decode(ARGV[at + 1])
-  if not whole(file.part, file.chunks) then return 0 end
-  files[ARGV[at]] = file
-  at = at + 2
-end
-for field, file in pairs(files) do
-  keep(file)
-  redis.call('HSET', batch(id), field, file.id)
+  redis.call('HSET', FILES, ARGV[at + 1], ARGV[at + 2])
+  redis.call('HSET', batch(id), ARGV[at], ARGV[at + 1])
+  at = at + 3
 end
 redis.call('HSET', batch(id), 'errors', ARGV[6],
   'total', ARGV[at], 'completed', ARGV[at + 1], 'failed', ARGV[at + 2])
@@ -193,7 +188,7 @@ class BatchLease:
         self._url = url_of(client)
         self._renew = client.register_script(_RENEW)
         self._release = client.register_script(_RELEASE)
-        self._tell = client.register_script(_TELL)
+        self._report = client.register_script(_REPORT)
         self._finish = client.register_script(_FINISH)
 
     def renew(self) -> str:
@@ -209,10 +204,10 @@ class BatchLease:
         with translated(self._url):
             self._release([keys.SHARED], [*self._leased, int(failed)])
 
-    def tell(self, counts: Counts, status: Status | None = None) -> str:
+    def report(self, counts: Counts, status: Status | None = None) -> str:
         """Reports progress and a status; returns the new status. ``cancelling`` is kept."""
         numbers = (counts.total, counts.completed, counts.failed)
-        return self._status(self._tell, status or "", *numbers)
+        return self._status(self._report, status or "", *numbers)
 
     def finish(
         self,
@@ -225,20 +220,14 @@ class BatchLease:
 
         Args:
             files: Files by the field that names them, ``output_file_id`` and ``error_file_id``.
-
-        Raises:
-            StoreError: Writing a file took so long that its beginning has expired.
         """
         values: list[str | int] = [*self._leased, status, errors_json(errors), len(files)]
         for name, file in files.items():
-            values += [name, file.to_json()]
+            values += [name, file.id, file.to_json()]
         values += [counts.total, counts.completed, counts.failed]
         with translated(self._url):
-            done = self._finish([keys.SHARED], values)
-        if done is None:
-            raise self._lost()
-        if not done:
-            raise StoreError(f"the files of batch {self.batch.id} took too long to write")
+            if self._finish([keys.SHARED], values) is None:
+                raise self._lost()
 
     @property
     def _leased(self) -> tuple[str, str, int, int]:
@@ -259,14 +248,14 @@ class BatchLease:
 
 
 def take_batch(
-    client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), leave: Sequence[str] = ()
+    client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), without: Sequence[str] = ()
 ) -> BatchLease | None:
     """Takes the free batch with the nearest deadline; returns None if there is none.
 
     Args:
         lease_s: Duration of the lease without renewal, in seconds.
         tasks: Tasks whose batches may be taken; empty: any.
-        leave: Tasks whose batches are not taken.
+        without: Tasks whose batches are not taken.
 
     Raises:
         StoreError: See `translated`.
@@ -275,7 +264,7 @@ def take_batch(
     script = client.register_script(_TAKE)
     with translated(url_of(client)):
         held = (int(time.time()), token, _milliseconds(lease_s))
-        found = script([keys.SHARED], [*held, len(leave), *leave, *tasks])
+        found = script([keys.SHARED], [*held, len(without), *without, *tasks])
     if found is None:
         return None
     return BatchLease(client, BatchStore(client).get(as_text(found)), token, lease_s)

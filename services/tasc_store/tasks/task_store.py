@@ -76,7 +76,7 @@ class TaskStore:
                 self._client.sadd(keys.ALL_TASKS, record.name)
                 return version
         raise TaskChanged(
-            f"task {record.name} has {-1 - version} versions by now, not {after}: somebody else "
+            f"task {record.name} has {-1 - version} versions now, not {after}: another process "
             f"changed it; look at `tasc task show {record.name}` and try again"
         )
 

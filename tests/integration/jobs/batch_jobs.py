@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 import support
 import tiny
 from support import DEADLINE_S, eventually
+from tasc_draft.user_folders import data_folder
 from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
 from tasc_jobs.worker.one_batch import Ended, WorkerSettings
 from tasc_runtime.engine_settings import EngineSettings
@@ -37,6 +38,7 @@ from tasc_text import TaskTokenizer
 
 ENGINE = EngineSettings(rows=8, max_model_len=64, cost_aware=False)
 MAX_TOKENS = 12
+FILES = str(data_folder() / "files")  # the same for all tests of one Redis
 _DRIVER = """
 import os, signal, sys
 from pathlib import Path
@@ -119,7 +121,7 @@ def kill_others(process: subprocess.Popen[str], victims: Sequence[int]) -> str:
 @contextmanager
 def batch_service(client: redis.Redis, **limits: float) -> Iterator[OpenAI]:
     """Runs a service for the block; yields its official client."""
-    storage = BatchStorage(client)
+    storage = BatchStorage(client, FILES)
     metrics = GatewayMetrics(CollectorRegistry())
     backend = SimpleNamespace(tasks=())  # batches need no replica
     app = create_api(backend, LimitSettings(**limits), metrics, storage=storage)
@@ -144,7 +146,7 @@ class WorkerRun:
     def __init__(self, client: redis.Redis, url: str, task: str, work: Path) -> None:
         limits = LimitSettings(max_batch_lines=10_000, max_choices=4)
         self.client, self.task = client, task
-        self.settings = WorkerSettings(url, work, ENGINE, limits)
+        self.settings = WorkerSettings(url, work, FILES, ENGINE, limits)
         self.said, self.ended = list[str](), list[Ended]()
         self._registry = CollectorRegistry()
         self._metrics = BatchMetrics(self._registry)

@@ -1,13 +1,13 @@
 """Tests the end of batches that a worker cannot finish, with a real Redis and no engine."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from batch_jobs import WorkerRun, request
+from batch_jobs import FILES, WorkerRun, request
 
 from support import failing, refused
 from tasc_jobs.batch import folder, job
@@ -17,7 +17,7 @@ from tasc_jobs.worker import one_batch
 from tasc_jobs.worker.one_batch import Ended, HeldLease, OneBatch
 from tasc_store import StoreUnreachable, TaskRecord, TaskStore
 from tasc_store.batches.batch_store import Batch, BatchStore, NewBatch
-from tasc_store.batches.files import FileLimits, FileStore, StoredFile
+from tasc_store.batches.files import RECORDS, FileLimits, FileStore
 from tasc_store.batches.leases import BatchLease, Counts, take_batch
 
 pytestmark = pytest.mark.redis
@@ -39,7 +39,7 @@ class Asked(WorkerRun):
         patch.setattr(job, "require_ray", lambda: None)
         TaskStore(client).put(TaskRecord(task, "m", "f" * 32, "{input}"))
         body = {"model": task, "prompt": "x"}
-        upload = FileStore(client).begin()
+        upload = FileStore(client, FILES).begin()
         for i in range(10):
             upload.write(request(f"r{i}", "/v1/completions", body).encode())
         self.file = upload.keep(FileLimits(10**6, 10**12), "in.jsonl", "batch", 3600)
@@ -64,12 +64,11 @@ class Asked(WorkerRun):
         self.patch.setattr(one_batch, "run_job", run)
 
     def expire_file(self) -> None:
-        (name,) = self.client.scan_iter(f"*:file:{self.file.id}")
-        self.client.delete(name)
+        self.client.hdel(RECORDS, self.file.id)
 
     def lines(self, id_: str | None) -> list[dict[str, Any]]:
         assert id_
-        files = FileStore(self.client)
+        files = FileStore(self.client, FILES)
         return [json.loads(x) for x in b"".join(files.blocks(files.get(id_))).splitlines()]
 
     def answer_some(self) -> None:
@@ -97,7 +96,7 @@ def all_done(*args: Any, **named: Any) -> JobReport:
 
 
 @pytest.mark.parametrize("content", ['{"format": 1, "pins": {}}', '{"format": 2, "pi', ""])
-def test_a_batch_that_another_release_began_is_answered_anew(asked: Asked, content: str) -> None:
+def test_batch_with_an_unreadable_job_folder_starts_again(asked: Asked, content: str) -> None:
     asked.answer_some()
     one = asked.one()
     (asked.settings.spec(one.batch).folder / "job.json").write_text(content)
@@ -112,7 +111,7 @@ def test_a_batch_that_another_release_began_is_answered_anew(asked: Asked, conte
     assert (asked.found().status, asked.found().completed) == ("completed", 10)
 
 
-def test_a_batch_that_fails_at_last_hands_out_what_was_answered(asked: Asked) -> None:
+def test_batch_that_fails_finally_keeps_its_answers(asked: Asked) -> None:
     asked.answer_some()
     asked.batch_does(failing(JobError("a line ends every engine")))
     asked.worker().run_waiting()
@@ -127,7 +126,7 @@ def test_a_batch_that_fails_at_last_hands_out_what_was_answered(asked: Asked) ->
     assert {line["error"]["code"] for line in asked.lines(batch.error_file_id)} == {"batch_failed"}
 
 
-def test_a_batch_whose_state_cannot_be_read_fails_without_answers(asked: Asked) -> None:
+def test_batch_with_unreadable_state_fails_without_answers(asked: Asked) -> None:
     asked.answer_some()
     (asked.settings.spec(asked.found()).folder / "job.json").write_text("damaged")
     assert asked.one().failed("worker_failed", "why").status == "failed"
@@ -136,7 +135,7 @@ def test_a_batch_whose_state_cannot_be_read_fails_without_answers(asked: Asked) 
     assert [(fault.code, fault.message) for fault in batch.errors] == [("worker_failed", "why")]
 
 
-def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(asked: Asked) -> None:
+def test_cluster_without_engines_ends_the_worker_and_fails_no_batch(asked: Asked) -> None:
     asked.batch_does(failing(NoEngine("0 of 1 engines are up")))
     for _ in range(8):
         with pytest.raises(ClusterError):
@@ -144,7 +143,7 @@ def test_a_sick_cluster_ends_the_worker_and_fails_no_batch(asked: Asked) -> None
     assert (asked.found().status, asked.taken().batch.attempts) == ("validating", 1)
 
 
-def test_a_batch_that_another_process_works_on_is_left_to_it_however_long(asked: Asked) -> None:
+def test_batch_of_another_process_counts_no_attempts(asked: Asked) -> None:
     attempts: list[int] = []
 
     def busy(one: OneBatch) -> Ended:
@@ -158,7 +157,7 @@ def test_a_batch_that_another_process_works_on_is_left_to_it_however_long(asked:
     assert (attempts, asked.found().status) == ([1] * 8, "failed")
 
 
-def test_broken_engines_end_the_worker_alone(asked: Asked) -> None:
+def test_broken_engines_end_the_worker_and_fail_no_batch(asked: Asked) -> None:
     asked.batch_does(failing(EngineFailed("OSError: no folder /models/m")))
     for _ in range(3):
         with refused(ClusterError, "/models/m"):
@@ -169,7 +168,7 @@ def test_broken_engines_end_the_worker_alone(asked: Asked) -> None:
     assert asked.taken().batch.attempts == 1
 
 
-def test_a_worker_whose_engine_comes_up_at_last_answers_the_batch(asked: Asked) -> None:
+def test_worker_answers_the_batch_once_its_engine_starts(asked: Asked) -> None:
     tries: list[int] = []
 
     def at_last(*args: Any, **named: Any) -> JobReport:
@@ -186,7 +185,7 @@ def test_a_worker_whose_engine_comes_up_at_last_answers_the_batch(asked: Asked) 
     assert asked.counted("tasc_batch_in_progress") == 0
 
 
-def test_a_store_that_is_away_when_a_batch_is_given_back_counts_no_attempt(asked: Asked) -> None:
+def test_release_during_a_store_outage_counts_no_attempt(asked: Asked) -> None:
     worker, away = asked.worker(), failing(StoreUnreachable("away"))
     for _ in range(8):
         with asked.patch.context() as gone:
@@ -199,13 +198,13 @@ def test_a_store_that_is_away_when_a_batch_is_given_back_counts_no_attempt(asked
     assert (asked.found().status, asked.found().attempts) == ("completed", 1)
 
 
-def test_a_batch_that_ended_is_not_said_to_be_lost(asked: Asked) -> None:
+def test_ended_batch_is_not_reported_as_lost(asked: Asked) -> None:
     finish = BatchLease.finish
 
     def slow(lease: BatchLease, *args: Any) -> None:
         """Gives the renewing thread time to act first."""
         finish(lease, *args)
-        hold.tell(Counts(10))
+        hold.report(Counts(10))
         assert hold.stop == "lost"
 
     asked.patch.setattr(BatchLease, "finish", slow)
@@ -214,7 +213,7 @@ def test_a_batch_that_ended_is_not_said_to_be_lost(asked: Asked) -> None:
     assert OneBatch(asked.client, hold, asked.settings).run().status == "completed"
 
 
-def test_a_batch_that_is_anothers_is_lost(asked: Asked) -> None:
+def test_batch_taken_by_another_worker_is_lost(asked: Asked) -> None:
     asked.job_does(all_done)
     one = asked.one()
     (name,) = asked.client.scan_iter(f"*:lease:{asked.id}")
@@ -236,7 +235,7 @@ class Read:
         return all_done(*args, **named)
 
 
-def test_a_batch_goes_on_from_its_own_copy_of_a_file_or_a_new_one(asked: Asked) -> None:
+def test_batch_resumes_from_its_copy_of_the_file_or_a_new_download(asked: Asked) -> None:
     read, one = Read(*[JobError("the disk failed")] * 2, None), asked.one()
     asked.job_does(read)
     with pytest.raises(JobError):
@@ -250,28 +249,7 @@ def test_a_batch_goes_on_from_its_own_copy_of_a_file_or_a_new_one(asked: Asked) 
     assert read.read[0] == read.read[1] == read.read[2]
 
 
-def test_without_a_copy_a_file_that_expired_is_lost(asked: Asked) -> None:
+def test_batch_fails_if_its_file_expired_before_the_download(asked: Asked) -> None:
     asked.expire_file()
     ended = asked.one().run()
     assert [fault.code for fault in ended.errors] == ["input_file_lost"]
-
-
-def test_two_that_fetch_a_file_do_not_meet(asked: Asked) -> None:
-    read, one, blocks = Read(JobError("first"), JobError("second")), asked.one(), FileStore.blocks
-
-    def meanwhile(files: FileStore, file: StoredFile) -> Iterator[bytes]:
-        asked.patch.setattr(FileStore, "blocks", blocks)
-        whole = b"".join(files.blocks(file))
-        yield whole[:7]
-        with pytest.raises(JobError):
-            one.run()
-        yield whole[7:]
-
-    asked.job_does(read)
-    asked.patch.setattr(FileStore, "blocks", meanwhile)
-    with pytest.raises(JobError):
-        one.run()
-    assert len(read.read) == 2
-    assert read.read[0] == read.read[1]
-    left = asked.settings.folder_of(one.batch).iterdir()
-    assert [path.name for path in left] == ["input.jsonl"]

@@ -32,7 +32,9 @@ def bad_lines(served: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_batch_has_its_answers(openai: OpenAI, run: WorkerRun, served: str, folder: Path) -> None:
+def test_batch_answers_each_line_or_reports_its_error(
+    openai: OpenAI, run: WorkerRun, served: str, folder: Path
+) -> None:
     bad = bad_lines(served)
     lines = [
         line(served, "plain", "wake me at nine"),
@@ -86,7 +88,7 @@ def test_a_batch_has_its_answers(openai: OpenAI, run: WorkerRun, served: str, fo
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_batch_may_ask_for_responses(
+def test_batch_of_responses_is_answered(
     openai: OpenAI, run: WorkerRun, served: str, folder: Path
 ) -> None:
     inputs = {"good": "wake me at nine", "long": "long " * 200}
@@ -108,7 +110,9 @@ def test_a_batch_may_ask_for_responses(
 
 @pytest.mark.slow("three jobs")
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_line_is_always_answered_alike(openai: OpenAI, run: WorkerRun, served: str) -> None:
+def test_line_has_the_same_answer_after_a_restart(
+    openai: OpenAI, run: WorkerRun, served: str
+) -> None:
     prompt = {"model": served, "prompt": "wake me", "temperature": 2.0, "max_tokens": 12}
     lines = [request(f"r{i}", "/v1/completions", prompt) for i in range(8)]
     lines += [request(f"s{i}", "/v1/completions", {**prompt, "seed": 5}) for i in range(3)]
@@ -145,7 +149,9 @@ def test_a_line_is_always_answered_alike(openai: OpenAI, run: WorkerRun, served:
     assert others != texts
 
 
-def test_a_file_that_is_no_batch_says_where(openai: OpenAI, run: WorkerRun, served: str) -> None:
+def test_invalid_file_fails_its_batch_and_names_the_line(
+    openai: OpenAI, run: WorkerRun, served: str
+) -> None:
     hi = line(served, "a", "hi")
     cases = {
         "duplicate_custom_id": [hi, line(served, "b", "hi"), hi],
@@ -163,7 +169,7 @@ def test_a_file_that_is_no_batch_says_where(openai: OpenAI, run: WorkerRun, serv
     assert run.left() == []
 
 
-def test_a_task_that_is_gone_fails_its_batch(openai: OpenAI, run: WorkerRun, served: str) -> None:
+def test_deleted_task_fails_its_batch(openai: OpenAI, run: WorkerRun, served: str) -> None:
     batch = asked(openai, [line(served, "a", "hi")])
     TaskStore(run.client).delete(served)
     run.worker().run_waiting()
@@ -174,7 +180,7 @@ def test_a_task_that_is_gone_fails_its_batch(openai: OpenAI, run: WorkerRun, ser
 
 @pytest.mark.slow("engines that fail")
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_model_that_is_not_here_fails_no_batch_and_it_goes_on_where_it_is(
+def test_batch_of_a_missing_model_waits_for_another_worker(
     openai: OpenAI, run: WorkerRun, served: str, folder: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"

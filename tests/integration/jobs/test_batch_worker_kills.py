@@ -112,7 +112,7 @@ def running(client: redis.Redis, task: str) -> float:
     return found
 
 
-def test_a_worker_that_is_killed_loses_and_doubles_nothing(
+def test_killed_worker_neither_loses_nor_repeats_lines(
     openai: OpenAI, redis_url: str, served: str, run: WorkerRun, undisturbed: dict[str, object]
 ) -> None:
     batch = asked(openai, lines(served))
@@ -134,7 +134,7 @@ def test_a_worker_that_is_killed_loses_and_doubles_nothing(
 
 
 @pytest.mark.slow("thousands of lines")
-def test_a_cancelled_batch_keeps_what_was_done(openai: OpenAI, run: WorkerRun, served: str) -> None:
+def test_cancelled_batch_keeps_its_answers(openai: OpenAI, run: WorkerRun, served: str) -> None:
     count = 4000  # more than are answered before it is noticed
     batch = asked(openai, lines(served, count))
     seen: list[str] = []
@@ -153,13 +153,13 @@ def test_a_cancelled_batch_keeps_what_was_done(openai: OpenAI, run: WorkerRun, s
     assert (counts.failed, run.left()) == (len(bad) - len(left), [])
 
 
-def test_a_batch_not_done_in_time_has_expired(openai: OpenAI, run: WorkerRun, served: str) -> None:
+def test_batch_expires_at_its_deadline(openai: OpenAI, run: WorkerRun, served: str) -> None:
     text = "".join(lines(served, 10_000)).encode()
     file = openai.files.create(file=("in.jsonl", text), purpose="batch")
     window_s = 4  # more than it takes to begin, less than all lines take
     given = (file.id, "/v1/chat/completions", "24h", window_s, served)
     new = NewBatch(*given, kept_s=7200, output_ttl_s=3600)
-    id_ = BatchStore(run.client).create(new, most=1000).id
+    id_ = BatchStore(run.client).create(new, max_batches=1000).id
     go(run)
     expired = openai.batches.retrieve(id_)
     assert expired.status == "expired"
@@ -171,7 +171,7 @@ def test_a_batch_not_done_in_time_has_expired(openai: OpenAI, run: WorkerRun, se
 
 
 @pytest.mark.slow("two jobs")
-def test_a_worker_that_lost_its_batch_leaves_it_to_who_has_it(openai, run, served, undisturbed):
+def test_worker_leaves_a_lost_batch_to_its_holder(openai, run, served, undisturbed):
     batch = asked(openai, lines(served))
     others: list[BatchLease] = []
 

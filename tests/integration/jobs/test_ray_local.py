@@ -109,7 +109,7 @@ def ran(code: str, *strict: str, **env: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow("a Ray of its own")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
-def test_it_listens_on_loopback_only_and_leaves_nothing_behind(tmp_path):
+def test_local_ray_listens_on_loopback_only_and_leaves_no_files(tmp_path):
     home, long = tmp_path / "home", tmp_path / ("x" * 60)
     home.mkdir()
     long.mkdir()
@@ -162,7 +162,7 @@ with local_ray(num_cpus=2, object_store_mb=100):
 
 @pytest.mark.slow("a Ray of its own")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
-def test_what_replicas_listen_on_beyond_loopback_wants_the_password():
+def test_ports_of_replicas_beyond_loopback_require_the_token():
     done = ran(SERVING)
     said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("SAID")]
     assert said, done.stdout
@@ -171,7 +171,7 @@ def test_what_replicas_listen_on_beyond_loopback_wants_the_password():
         assert right != "UNAUTHENTICATED"
 
 
-def test_with_ray_address_it_joins_that_cluster_and_leaves_it_running(ray_cluster):
+def test_ray_address_joins_a_cluster_and_leaves_it_running(ray_cluster):
     code = """
 import ray
 from tasc_jobs.ray_local import local_ray
@@ -193,7 +193,7 @@ assert not ray.is_initialized()
         ("10.0.0.9:6379", "10.0.0.5:6379", ["joined", "10.0.0.9:6379"]),
     ],
 )
-def test_it_says_which_ray_is_used(joined, running, words):
+def test_description_names_the_ray_in_use(joined, running, words):
     said = in_words(7, joined, running)
     assert [word for word in ("joined", "started") if word in said] == words[:1]
     assert all(word in said for word in words)
@@ -201,12 +201,12 @@ def test_it_says_which_ray_is_used(joined, running, words):
 
 
 @pytest.mark.slow("a Ray of its own")
-def test_a_ray_that_ray_start_began_is_seen_while_it_runs(short_folder):
+def test_ray_of_ray_start_is_found_while_it_runs(short_folder):
     """A local Ray beside it does not affect it."""
     env = {"RAY_TMPDIR": str(short_folder)}
     command = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     command += ["--include-dashboard=false", "--object-store-memory=80000000"]
-    code = "from tasc_jobs.ray_local import running_ray; print(running_ray())"
+    code = "from tasc_runtime.ray_private import running_ray; print(running_ray())"
     assert ran(code, **env).stdout.split() == ["None"]
     head = subprocess.Popen(
         [str(Path(sys.executable).parent / command[0]), *command[1:]],
@@ -218,7 +218,8 @@ def test_a_ray_that_ray_start_began_is_seen_while_it_runs(short_folder):
         eventually(lambda: ran(code, **env).stdout.split() != ["None"])
         both = """
 import ray
-from tasc_jobs.ray_local import local_ray, running_ray
+from tasc_jobs.ray_local import local_ray
+from tasc_runtime.ray_private import running_ray
 other = running_ray()
 with local_ray(num_cpus=3, object_store_mb=80):
     print(ray.cluster_resources()["CPU"], ray.get_runtime_context().gcs_address != other)
@@ -233,14 +234,14 @@ with local_ray(num_cpus=3, object_store_mb=80):
     assert ran(code, **env).stdout.split() == ["None"]
 
 
-def test_a_ray_that_runs_already_is_used_and_left_running(ray_cluster):
+def test_initialised_ray_is_used_and_left_running(ray_cluster):
     node = ray.get_runtime_context().get_node_id()
     with local_ray():
         assert ray.get_runtime_context().get_node_id() == node
     assert ray.is_initialized()
 
 
-def test_without_ray_jobs_say_how_to_start_one(redis_url, monkeypatch):
+def test_job_without_ray_names_how_to_start_it(redis_url, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(RaySetupError):
         corpus_statistics(redis_url, "any")

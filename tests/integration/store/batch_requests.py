@@ -1,13 +1,14 @@
 """Files, batches and workers for tests of the store."""
 
 import time
+from pathlib import Path
 
 import redis
 
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_store import TaskRecord, TaskStore
 from tasc_store.batches.batch_store import Batch, NewBatch
-from tasc_store.batches.files import FileLimits, FileStore, StoredFile
+from tasc_store.batches.files import FileLimits, StoredFile
 from tasc_store.batches.leases import BatchLease, take_batch
 
 ROOM = FileLimits(max_files=100, max_bytes=10_000)
@@ -15,12 +16,17 @@ DATA = bytes(range(35))
 
 
 class Shelf(BatchStorage):
-    """Files in chunks of 10 bytes, and batches for the task `greet`."""
+    """Files, and batches for the task `greet`."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        super().__init__(client, chunk_bytes=10)
-        self.client = client
+    def __init__(self, client: redis.Redis, folder: Path) -> None:
+        super().__init__(client, str(folder))
+        self.client, self.folder = client, folder
         TaskStore(client).put(TaskRecord("greet", "m", "f" * 32, "{input}"))
+
+    @property
+    def stored(self) -> dict[str, bytes]:
+        """The bytes on disk, by id."""
+        return {path.name: path.read_bytes() for path in self.folder.glob("*/file-*")}
 
     def keep(
         self, data: bytes = DATA, room: FileLimits = ROOM, owner: str = "", ttl_s: int = 3600
@@ -57,6 +63,6 @@ class Shelf(BatchStorage):
 
     def output(self, text: bytes) -> StoredFile:
         """Stores a worker's file, which is published at the end of its batch."""
-        upload = FileStore(self.client).begin()
+        upload = self.files.begin()
         upload.write(text)
         return upload.end("out.jsonl", "batch_output", 3600)

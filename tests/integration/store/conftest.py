@@ -24,8 +24,8 @@ def client(client: redis.Redis) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def shelf(client: redis.Redis) -> Shelf:
-    return Shelf(client)
+def shelf(client: redis.Redis, tmp_path: Path) -> Shelf:
+    return Shelf(client, tmp_path / "files")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.redis
 LIMITS = {"tasks": ("a", "b"), "requests_per_minute": 60, "tokens_per_minute": 9}
 
 
-def test_a_new_key_is_256_random_bits_and_redis_has_its_hash_alone(client: redis.Redis) -> None:
+def test_new_key_has_256_random_bits_and_redis_holds_its_hash(client: redis.Redis) -> None:
     keys = ApiKeys(client)
     secret, key = keys.create("backend", **LIMITS)
     assert keys.find(digest_of(secret)) == key
@@ -29,7 +29,7 @@ def test_a_new_key_is_256_random_bits_and_redis_has_its_hash_alone(client: redis
     assert all(secret.startswith("tasc_") and len(secret) == 5 + 43 for secret in made)
 
 
-def test_a_revoked_key_stays_known_as_one_and_others_stay_open(client: redis.Redis) -> None:
+def test_revoked_key_stays_known_and_others_stay_valid(client: redis.Redis) -> None:
     keys = ApiKeys(client)
     secret, key = keys.create("gone")
     other, kept = keys.create("kept")
@@ -58,7 +58,7 @@ def test_a_revoked_key_stays_known_as_one_and_others_stay_open(client: redis.Red
         ({"tokens_per_minute": 10**10}, "tokens_per_minute"),
     ],
 )
-def test_what_a_key_cannot_be_is_refused_before_it_is_written(
+def test_invalid_key_is_refused_before_it_is_written(
     client: redis.Redis, changed: dict[str, object], named: str
 ) -> None:
     with refused(ValueError, named):
@@ -66,19 +66,19 @@ def test_what_a_key_cannot_be_is_refused_before_it_is_written(
     assert client.keys() == []
 
 
-def test_a_record_is_read_as_it_was_written() -> None:
+def test_key_record_survives_json() -> None:
     key = ApiKey("0" * 16, "n\N{SNOWMAN}", **LIMITS, created_at=1.5, revoked=True)
     assert ApiKey.from_json(key.to_json()) == key
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"tasks":[]}', '{"tasks":7}', "[" * 10**5])
-def test_a_record_that_is_none_is_said_to_be(client: redis.Redis, text: str) -> None:
+def test_invalid_record_of_a_key_is_reported(client: redis.Redis, text: str) -> None:
     client.hset(API_KEYS, "f" * 64, text)
     with refused(ValueError, "API key"):
         ApiKeys(client).find("f" * 64)
 
 
-def test_of_many_first_attempts_at_once_one_note_stands(client: redis.Redis) -> None:
+def test_concurrent_first_attempts_store_one_note(client: redis.Redis) -> None:
     attempts = IdempotencyStore(client, ttl_s=60)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: attempts.claim("t", "once", f"note {i}"), range(50)))
@@ -86,7 +86,7 @@ def test_of_many_first_attempts_at_once_one_note_stands(client: redis.Redis) -> 
     assert found[0][1] is None
 
 
-def test_a_first_answer_stays_for_its_time_but_not_without_a_note(client: redis.Redis) -> None:
+def test_first_answer_expires_with_its_note(client: redis.Redis) -> None:
     attempts = IdempotencyStore(client, ttl_s=60)
     attempts.keep("t", "never claimed", b"answer")
     assert client.keys() == []

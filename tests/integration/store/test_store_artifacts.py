@@ -26,7 +26,7 @@ CHUNK = "tasc:{task}:index:finger:chunk:%d:%d"
 POINTER = "tasc:{task}:index:finger:current"
 
 
-def test_a_file_of_several_chunks_comes_back_and_does_not_expire(
+def test_artifact_of_several_chunks_is_read_back_and_does_not_expire(
     store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
 ) -> None:
     artifact = store.publish(source, corpus_rows=7)
@@ -37,7 +37,7 @@ def test_a_file_of_several_chunks_comes_back_and_does_not_expire(
     assert [client.ttl(CHUNK % (1, i)) for i in range(4)] == [-1, -1, -1, -2]
 
 
-def test_an_announced_version_is_current_behind_another(store: ArtifactStore, source: Path) -> None:
+def test_announced_version_is_current_until_the_next(store: ArtifactStore, source: Path) -> None:
     assert store.current() is None
     first, second = store.publish(source, 1), store.publish(source, 2)
     assert store.current() is None
@@ -62,7 +62,7 @@ def test_an_announced_version_is_current_behind_another(store: ArtifactStore, so
     ],
     ids=["changed", "emptied", "lost"],
 )
-def test_a_damaged_chunk_is_refused_and_leaves_no_file(
+def test_damaged_chunk_is_refused_and_keeps_the_old_file(
     store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis, damage: Any
 ) -> None:
     artifact = store.publish(source, 1)
@@ -70,10 +70,11 @@ def test_a_damaged_chunk_is_refused_and_leaves_no_file(
     damage(client)
     with refused(CorruptArtifact, "version 1", "task"):
         store.download(artifact, tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", source.name}
 
 
-def test_a_publish_killed_halfway_leaves_the_old_version_current(
+def test_killed_publish_leaves_the_old_version_current(
     redis_url: str, store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
 ) -> None:
     old = store.publish(source, 1)
@@ -101,7 +102,7 @@ def test_a_publish_killed_halfway_leaves_the_old_version_current(
     assert store.publish(source, 1).version == 3
 
 
-def test_delete_takes_everything_of_a_version_but_never_the_current(
+def test_delete_removes_a_version_but_not_the_current_one(
     store: ArtifactStore, source: Path, client: redis.Redis
 ) -> None:
     store.publish(source, 1)
@@ -124,7 +125,7 @@ def test_prune_keeps_the_newest_and_the_current(store: ArtifactStore, source: Pa
     assert store.versions() == [2, 4, 5]
 
 
-def test_another_tokenizers_index_is_named_and_refused(
+def test_index_of_another_tokenizer_is_refused_by_name(
     store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
 ) -> None:
     other = ArtifactStore(client, "task", "other")
@@ -139,14 +140,14 @@ def test_another_tokenizers_index_is_named_and_refused(
         store.download(replace(foreign, fingerprint="finger"), tmp_path / "copy")
 
 
-def test_an_empty_file_is_not_published(store: ArtifactStore, tmp_path: Path) -> None:
+def test_empty_file_is_not_published(store: ArtifactStore, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with refused(ValueError, str(tmp_path / "empty")):
         store.publish(tmp_path / "empty", 0)
     assert store.versions() == []
 
 
-def test_a_forecast_is_kept_and_records_without_one_are_as_before(
+def test_forecast_of_an_artifact_is_optional(
     store: ArtifactStore, source: Path, client: redis.Redis
 ) -> None:
     plain, told = store.publish(source, 1), store.publish(source, 1, forecast=3.5)

@@ -5,24 +5,23 @@ import time
 
 import pytest
 import redis
-from batch_requests import DATA, Shelf
+from batch_requests import Shelf
 
-from tasc_store import StoreError, keys
 from tasc_store.batches.batch_store import LEFT_S, BatchFault
-from tasc_store.batches.files import KEEP, FileStore
+from tasc_store.batches.files import FileLimits
 from tasc_store.batches.leases import BatchQueue, Counts, take_batch
 from tasc_store.errors import BatchEnded, LeaseLost, UnknownBatch
 
 pytestmark = pytest.mark.redis
 
 
-def test_a_batch_is_held_by_one_worker_the_nearest_deadline_first(shelf: Shelf) -> None:
+def test_workers_take_the_batch_with_the_nearest_deadline(shelf: Shelf) -> None:
     late, soon = shelf.ask(window_s=100), shelf.ask(window_s=50)
     assert [shelf.taken().batch.id for _ in range(2)] == [soon.id, late.id]
     assert take_batch(shelf.client, 60.0) is None
 
 
-def test_of_many_workers_each_takes_another(shelf: Shelf) -> None:
+def test_concurrent_workers_take_different_batches(shelf: Shelf) -> None:
     file = shelf.keep()
     asked = {shelf.ask(file).id for _ in range(20)}
     found: list[str] = []
@@ -49,21 +48,21 @@ def test_of_many_workers_each_takes_another(shelf: Shelf) -> None:
         (["greet"], ["tags"], True),
     ],
 )
-def test_a_worker_takes_batches_of_tasks_that_it_answers_alone(
+def test_worker_takes_batches_of_its_tasks_only(
     shelf: Shelf, tasks: list[str], leave: list[str], takes: bool
 ) -> None:
     shelf.ask()
     assert bool(take_batch(shelf.client, 60.0, tasks, leave)) == takes
 
 
-def test_who_lost_a_batch_can_write_nothing_about_it(shelf: Shelf) -> None:
+def test_worker_without_the_lease_cannot_write(shelf: Shelf) -> None:
     shelf.ask()
     former = shelf.taken()
     shelf.expire(former)
     holder = shelf.taken()
     for write in (
         former.renew,
-        lambda: former.tell(Counts(3), "in_progress"),
+        lambda: former.report(Counts(3), "in_progress"),
         lambda: former.finish("completed", Counts(3, 3), {}),
     ):
         with pytest.raises(LeaseLost):
@@ -73,11 +72,11 @@ def test_who_lost_a_batch_can_write_nothing_about_it(shelf: Shelf) -> None:
     assert shelf.batches.get(holder.batch.id).total == 0
 
 
-def test_whatever_its_worker_writes_takes_up_a_lease_that_ran_out(shelf: Shelf) -> None:
+def test_any_write_renews_an_expired_lease(shelf: Shelf) -> None:
     id_, lease = shelf.ask().id, shelf.taken()
     for write, status in (
         (lease.renew, "validating"),
-        (lambda: lease.tell(Counts(3), "in_progress"), "in_progress"),
+        (lambda: lease.report(Counts(3), "in_progress"), "in_progress"),
     ):
         shelf.expire(lease)
         assert write() == status
@@ -87,13 +86,13 @@ def test_whatever_its_worker_writes_takes_up_a_lease_that_ran_out(shelf: Shelf) 
     assert shelf.batches.get(id_).status == "completed"
 
 
-def test_a_batch_ends_with_its_files_counts_and_times_at_once(shelf: Shelf) -> None:
+def test_finish_sets_files_counts_and_times_together(shelf: Shelf) -> None:
     file = shelf.keep()
     id_, lease = shelf.ask(file).id, shelf.taken()
-    assert lease.tell(Counts(3), "in_progress") == "in_progress"
-    assert lease.tell(Counts(3, 1, 0)) == "in_progress"
+    assert lease.report(Counts(3), "in_progress") == "in_progress"
+    assert lease.report(Counts(3, 1, 0)) == "in_progress"
     assert shelf.batches.get(id_).completed == 1
-    assert lease.tell(Counts(3, 2, 1), "finalizing") == "finalizing"
+    assert lease.report(Counts(3, 2, 1), "finalizing") == "finalizing"
     with pytest.raises(BatchEnded):
         shelf.batches.cancel(id_)
     files = {"output_file_id": shelf.output(b"two"), "error_file_id": shelf.output(b"one")}
@@ -111,55 +110,43 @@ def test_a_batch_ends_with_its_files_counts_and_times_at_once(shelf: Shelf) -> N
         lease.finish("completed", Counts(3, 2, 1), {})
 
 
-def test_a_file_that_lost_its_beginning_does_not_end_a_batch(shelf: Shelf) -> None:
-    shelf.ask()
-    lease, upload = shelf.taken(), FileStore(shelf.client).begin()
-    upload.write(b"two")
-    file = upload.end("out.jsonl", "batch_output", 3600)
-    upload.abandon()
-    with pytest.raises(StoreError):
-        lease.finish("completed", Counts(1, 1), {"output_file_id": file})
-    assert lease.renew() == "validating"
-
-
-def test_a_running_batch_is_cancelled_by_its_worker(shelf: Shelf) -> None:
+def test_running_batch_is_cancelled_by_its_worker(shelf: Shelf) -> None:
     id_, lease = shelf.ask().id, shelf.taken()
     assert shelf.batches.cancel(id_).status == "cancelling"
     assert lease.renew() == "cancelling"
-    assert lease.tell(Counts(3), "in_progress") == "cancelling"
-    assert lease.tell(Counts(3, 1), "finalizing") == "cancelling"
+    assert lease.report(Counts(3), "in_progress") == "cancelling"
+    assert lease.report(Counts(3, 1), "finalizing") == "cancelling"
     lease.finish("cancelled", Counts(3, 1), {})
     assert shelf.batches.get(id_).status == "cancelled"
     assert shelf.batches.cancel(id_).status == "cancelled"
 
 
-def test_a_failed_batch_says_why(shelf: Shelf) -> None:
+def test_failed_batch_keeps_its_errors(shelf: Shelf) -> None:
     id_ = shelf.ask().id
     faults = (BatchFault("invalid_json_line", "line 2 is naïve", 2), BatchFault("x", "y"))
     shelf.taken().finish("failed", Counts(0), {}, faults)
     assert shelf.batches.get(id_).errors == faults
 
 
-def test_attempts_that_failed_or_were_killed_count_until_something_is_done(shelf: Shelf) -> None:
+def test_failed_and_killed_attempts_count_until_progress(shelf: Shelf) -> None:
     shelf.ask()
     shelf.taken().release()  # ended by a person
     shelf.taken().release(failed=True)
     shelf.expire(shelf.taken())
     lease = shelf.taken()
     assert lease.batch.attempts == 3
-    lease.tell(Counts(9, 1), "in_progress")
+    lease.report(Counts(9, 1), "in_progress")
     lease.release(failed=True)
     assert shelf.taken().batch.attempts == 2
 
 
-def test_what_redis_did_is_not_done_twice_where_its_reply_was_lost(shelf: Shelf) -> None:
+def test_record_of_a_file_may_be_added_again_after_a_lost_reply(shelf: Shelf) -> None:
     file = shelf.keep()
-    again = shelf.client.register_script(KEEP)([keys.SHARED], (0, 1, 35, file.to_json()))
-    assert int(again) == 1
-    assert b"".join(shelf.files.blocks(file)) == DATA
+    shelf.files.add(file, FileLimits(max_files=0, max_bytes=1))
+    assert shelf.files.page().items == (file,)
 
 
-def test_an_ended_batch_is_forgotten_in_time(shelf: Shelf) -> None:
+def test_ended_batch_expires(shelf: Shelf) -> None:
     id_ = shelf.ask().id
     shelf.batches.cancel(id_)
     (name,) = shelf.client.scan_iter(f"*:batch:{id_}")
@@ -170,11 +157,11 @@ def test_an_ended_batch_is_forgotten_in_time(shelf: Shelf) -> None:
         shelf.batches.get(id_)
 
 
-def test_a_begun_batch_that_nobody_takes_up_expires_for_whoever_looks(shelf: Shelf) -> None:
+def test_abandoned_batch_expires_when_it_is_read(shelf: Shelf) -> None:
     file = shelf.keep()
     for look in (shelf.batches.get, lambda id_: shelf.batches.page().items[0]):
         id_, lease = shelf.ask(file).id, shelf.taken()
-        lease.tell(Counts(3, 1), "in_progress")
+        lease.report(Counts(3, 1), "in_progress")
         shelf.expire(lease)
         shelf.overdue(lease, LEFT_S - 60)
         assert look(id_).status == "in_progress", "a worker may write what is done"
@@ -189,9 +176,9 @@ def test_a_begun_batch_that_nobody_takes_up_expires_for_whoever_looks(shelf: She
     shelf.files.delete(file.id)
 
 
-def test_a_worker_that_comes_back_ends_an_overdue_batch_with_its_answers(shelf: Shelf) -> None:
+def test_returning_worker_ends_an_overdue_batch_with_its_answers(shelf: Shelf) -> None:
     id_, former = shelf.ask().id, shelf.taken()
-    former.tell(Counts(3, 1), "in_progress")
+    former.report(Counts(3, 1), "in_progress")
     shelf.expire(former)
     shelf.overdue(former, LEFT_S - 60)
     lease = shelf.taken()
@@ -202,10 +189,10 @@ def test_a_worker_that_comes_back_ends_an_overdue_batch_with_its_answers(shelf: 
     assert shelf.batches.get(id_).output_file_id == written.id
 
 
-def test_a_batch_cancelled_behind_a_dead_worker_ends_without_one(shelf: Shelf) -> None:
+def test_cancelled_batch_of_a_dead_worker_ends_without_a_worker(shelf: Shelf) -> None:
     first, id_ = shelf.ask(window_s=50), shelf.ask(window_s=60).id
     leases = [shelf.taken(), shelf.taken()]
-    leases[1].tell(Counts(3, 1), "in_progress")
+    leases[1].report(Counts(3, 1), "in_progress")
     for lease in leases:
         shelf.expire(lease)
     assert shelf.batches.cancel(id_).status == "cancelling"
@@ -220,7 +207,7 @@ def test_a_batch_cancelled_behind_a_dead_worker_ends_without_one(shelf: Shelf) -
     assert shelf.batches.get(first.id).status == "validating"
 
 
-def test_batches_wait_since_they_were_asked_for_or_freed(client: redis.Redis, shelf: Shelf) -> None:
+def test_waiting_time_counts_from_creation_or_release(client: redis.Redis, shelf: Shelf) -> None:
     queue = BatchQueue(client)
     assert queue.waiting() == {}
     ids = [shelf.ask().id for _ in range(3)]

@@ -48,7 +48,7 @@ def published(store: ArtifactStore, source: Path, count: int) -> list[Artifact]:
     return [store.publish(source, i) for i in range(count)]
 
 
-def test_a_file_is_downloaded_once_and_anew_where_its_size_is_wrong(
+def test_artifact_is_downloaded_once_unless_its_size_is_wrong(
     store: ArtifactStore, source: Path, cache: ArtifactCache, client: redis.Redis
 ) -> None:
     artifact = store.publish(source, 1)
@@ -62,7 +62,7 @@ def test_a_file_is_downloaded_once_and_anew_where_its_size_is_wrong(
         assert cache.fetch(store, artifact).read_bytes() == source.read_bytes()
 
 
-def test_processes_that_ask_together_share_one_download(
+def test_concurrent_processes_share_one_download(
     redis_url: str, store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
 ) -> None:
     artifact = store.publish(source, 1)
@@ -81,7 +81,7 @@ def test_processes_that_ask_together_share_one_download(
     assert downloads(client, artifact.chunks) == 1
 
 
-def test_a_damaged_download_leaves_no_file_and_a_killed_one_none_for_long(
+def test_damaged_or_killed_download_leaves_no_file(
     store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path, client: redis.Redis
 ) -> None:
     damaged, first, second = published(store, source, 3)
@@ -96,7 +96,9 @@ def test_a_damaged_download_leaves_no_file_and_a_killed_one_none_for_long(
     assert len(files(tmp_path)) == 2
 
 
-def test_a_mapped_file_stays_readable(store: ArtifactStore, source: Path, tmp_path: Path) -> None:
+def test_mapped_file_stays_readable_after_eviction(
+    store: ArtifactStore, source: Path, tmp_path: Path
+) -> None:
     cache = ArtifactCache(tmp_path / "cache", keep=1)
     first, second = published(store, source, 2)
     path = cache.fetch(store, first)
@@ -106,7 +108,7 @@ def test_a_mapped_file_stays_readable(store: ArtifactStore, source: Path, tmp_pa
         assert mapped[:] == source.read_bytes()
 
 
-def test_the_least_recently_fetched_goes_first(
+def test_least_recently_fetched_artifact_is_evicted_first(
     store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path
 ) -> None:
     first, second, third = published(store, source, 3)
@@ -118,7 +120,7 @@ def test_the_least_recently_fetched_goes_first(
     assert files(tmp_path) == [rolled_back_to, newest]
 
 
-def test_a_number_used_again_after_redis_lost_its_data_is_another_file(
+def test_reused_version_number_is_another_file(
     store: ArtifactStore, source: Path, cache: ArtifactCache, client: redis.Redis
 ) -> None:
     cache.fetch(store, store.publish(source, 1))
@@ -129,7 +131,9 @@ def test_a_number_used_again_after_redis_lost_its_data_is_another_file(
     assert cache.fetch(store, again).read_bytes() == bytes(25)
 
 
-def test_a_lock_held_too_long_is_named(store: ArtifactStore, source: Path, tmp_path: Path) -> None:
+def test_error_names_a_lock_that_is_held_too_long(
+    store: ArtifactStore, source: Path, tmp_path: Path
+) -> None:
     artifact = store.publish(source, 1)
     cache = ArtifactCache(tmp_path / "cache", lock_timeout_s=0.0)
     folder = tmp_path / "cache" / "task" / "finger"
@@ -141,7 +145,7 @@ def test_a_lock_held_too_long_is_named(store: ArtifactStore, source: Path, tmp_p
     assert cache.fetch(store, artifact).is_file()
 
 
-def test_another_stores_artifact_is_refused_before_anything_is_written(
+def test_artifact_of_another_store_is_refused_before_the_download(
     store: ArtifactStore, source: Path, cache: ArtifactCache, tmp_path: Path, client: redis.Redis
 ) -> None:
     foreign = ArtifactStore(client, "task", "other").publish(source, 1)

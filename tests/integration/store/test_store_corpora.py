@@ -17,7 +17,7 @@ pytestmark = pytest.mark.redis
 ROWS = [CorpusRow(f"f:{i}", f"input {i}", "same output") for i in range(10)]
 
 
-def test_a_row_is_told_by_its_key_and_added_once(client: redis.Redis) -> None:
+def test_row_with_a_known_key_is_not_added_again(client: redis.Redis) -> None:
     corpus = CorpusStore(client, "t")
     twins = [CorpusRow("a", "in", "out"), CorpusRow("b", "in", "out"), CorpusRow("a", "x", "y")]
     assert corpus.append(twins) == Appended(added=2, known=1)
@@ -54,7 +54,9 @@ def test_concurrent_writers_of_the_same_rows_write_each_once(client: redis.Redis
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
-def test_any_text_comes_back_as_it_was(client: redis.Redis, texts: list[tuple[str, str]]) -> None:
+def test_any_text_is_read_as_it_was_written(
+    client: redis.Redis, texts: list[tuple[str, str]]
+) -> None:
     client.flushall()
     corpus = CorpusStore(client, "t")
     rows = [CorpusRow(f"k{i}", *pair) for i, pair in enumerate(texts)]
@@ -74,7 +76,7 @@ def collected(client: redis.Redis) -> CollectedRows:
     return CollectedRows(client, "task")
 
 
-def test_rows_come_back_in_order_and_stay_until_they_are_removed(collected: CollectedRows) -> None:
+def test_collected_rows_stay_in_order_until_they_are_removed(collected: CollectedRows) -> None:
     rows = [row(n) for n in range(5)]
     assert collected.add(rows[:3], **WIDE) == 0
     assert collected.add(rows[3:], **WIDE) == 0
@@ -86,7 +88,7 @@ def test_rows_come_back_in_order_and_stay_until_they_are_removed(collected: Coll
     assert (collected.read().rows, len(collected)) == (tuple(rows[2:]), 3)
 
 
-def test_a_row_larger_than_all_may_be_takes_the_others_with_it(collected: CollectedRows) -> None:
+def test_row_larger_than_the_limit_removes_all_rows(collected: CollectedRows) -> None:
     one = len('["ask 0",""]') + 2 * 100
     assert collected.add([row(n, 100) for n in range(3)], max_rows=9, max_bytes=2 * one) == 1
     assert len(collected) == 2
@@ -95,7 +97,7 @@ def test_a_row_larger_than_all_may_be_takes_the_others_with_it(collected: Collec
     assert collected.add([row(4)], max_rows=9, max_bytes=2 * one) == 0
 
 
-def test_rows_read_before_others_went_are_not_taken_for_these(collected: CollectedRows) -> None:
+def test_removal_by_number_keeps_rows_added_since_the_read(collected: CollectedRows) -> None:
     assert collected.add([row(n) for n in range(-1, 3)], max_rows=3, max_bytes=1 << 20) == 1
     seen = collected.read(2)
     collected.add([row(3), row(4)], max_rows=3, max_bytes=1 << 20)  # 0 and 1 went for these
@@ -105,7 +107,9 @@ def test_rows_read_before_others_went_are_not_taken_for_these(collected: Collect
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 60), max_size=20), st.integers(1, 5), st.integers(60, 300))
-def test_the_newest_stay(client: redis.Redis, sizes: list[int], most: int, max_bytes: int) -> None:
+def test_newest_collected_rows_are_kept(
+    client: redis.Redis, sizes: list[int], most: int, max_bytes: int
+) -> None:
     client.flushall()
     collected = CollectedRows(client, "task")
     rows = [CollectedRow(str(n), "x" * size) for n, size in enumerate(sizes)]
@@ -118,7 +122,7 @@ def test_the_newest_stay(client: redis.Redis, sizes: list[int], most: int, max_b
     assert len(kept) <= most
 
 
-def test_many_rows_are_removed_in_steps(collected: CollectedRows) -> None:
+def test_many_collected_rows_are_removed_in_steps(collected: CollectedRows) -> None:
     for begin in (0, MAX_COLLECTED, 2 * MAX_COLLECTED):
         rows = [row(n) for n in range(begin, begin + MAX_COLLECTED)]
         collected.add(rows, max_rows=10_000, max_bytes=1 << 20)
@@ -128,7 +132,7 @@ def test_many_rows_are_removed_in_steps(collected: CollectedRows) -> None:
         collected.add([row(0)] * (MAX_COLLECTED + 1), **WIDE)
 
 
-def test_a_full_server_loses_nothing(collected: CollectedRows, client: redis.Redis) -> None:
+def test_full_server_loses_no_collected_row(collected: CollectedRows, client: redis.Redis) -> None:
     collected.add([row(0)], **WIDE)
     client.config_set("maxmemory", 1)
     with pytest.raises(StoreFull):
@@ -138,6 +142,6 @@ def test_a_full_server_loses_nothing(collected: CollectedRows, client: redis.Red
 
 
 @pytest.mark.parametrize("bad", [("in", " \n"), ("in", ""), ("\ud800", "out"), ("in", "\ud800")])
-def test_what_no_corpus_takes_is_refused(bad: tuple[str, str]) -> None:
+def test_invalid_row_is_refused(bad: tuple[str, str]) -> None:
     with refused(ValueError, "collected row"):
         CollectedRow(*bad)

@@ -1,17 +1,21 @@
-"""Tests files and batches in a real Redis: kept, refused and left-over ones."""
+"""Tests files on a file system and batches in a real Redis: limits, expiry, left-over bytes."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import redis
 from batch_requests import DATA, ROOM, Shelf
 
-from support import eventually, refused
-from tasc_store import CorruptArtifact, StoreFull
-from tasc_store.batches.files import FileLimits
+from support import refused
+from tasc_store import CorruptArtifact, StoreError, StoreFull
+from tasc_store.batches.files import FileLimits, FileStore
 from tasc_store.errors import (
     BatchesFull,
     FileInUse,
     FilesFull,
+    FilesNotShared,
     LinesFull,
     UnknownBatch,
     UnknownFile,
@@ -20,7 +24,7 @@ from tasc_store.errors import (
 pytestmark = pytest.mark.redis
 
 
-def test_a_file_comes_back_as_it_went_in(shelf: Shelf) -> None:
+def test_file_is_read_as_it_was_written(shelf: Shelf) -> None:
     file = shelf.keep(owner="ann")
     assert shelf.files.get(file.id) == file
     assert (file.filename, file.size_bytes, file.owner) == ("naïve 東京.jsonl", 35, "ann")
@@ -29,7 +33,7 @@ def test_a_file_comes_back_as_it_went_in(shelf: Shelf) -> None:
     assert shelf.files.head(file, 5) == DATA[:5]
 
 
-def test_what_is_not_there_is_said(shelf: Shelf) -> None:
+def test_unknown_ids_and_empty_files_are_refused(shelf: Shelf) -> None:
     with refused(ValueError, "empty"):
         shelf.keep(b"")
     assert shelf.files.page().items == ()
@@ -41,7 +45,7 @@ def test_what_is_not_there_is_said(shelf: Shelf) -> None:
             use("batch-1")
 
 
-def test_files_are_bounded_in_number_and_together(shelf: Shelf) -> None:
+def test_number_and_total_size_of_files_are_limited(shelf: Shelf) -> None:
     shelf.files.require_room(ROOM)
     shelf.keep()
     shelf.files.require_room(ROOM)
@@ -53,7 +57,7 @@ def test_files_are_bounded_in_number_and_together(shelf: Shelf) -> None:
     assert len(shelf.files.page().items) == 1
 
 
-def test_one_owner_leaves_half_of_the_room_for_files_and_batches_to_others(shelf: Shelf) -> None:
+def test_one_owner_may_have_half_of_the_files_and_batches(shelf: Shelf) -> None:
     few, small = FileLimits(4, 10_000), FileLimits(100, 4 * len(DATA))
     first = shelf.keep(room=FileLimits(1, len(DATA)), owner="ann")
     shelf.keep(room=small, owner="ann")
@@ -80,11 +84,11 @@ def test_one_owner_leaves_half_of_the_room_for_files_and_batches_to_others(shelf
     ("data", "count"),
     [(b"a\n", 1), (b"a", 1), (b"a\n\nb\n", 3), (b"123456\n123456\n12", 3), (b"\n", 1)],
 )
-def test_a_file_knows_how_many_lines_it_has(shelf: Shelf, data: bytes, count: int) -> None:
+def test_record_of_a_file_has_its_number_of_lines(shelf: Shelf, data: bytes, count: int) -> None:
     assert shelf.files.get(shelf.keep(data).id).lines == count
 
 
-def test_lines_of_one_owners_batches_are_bounded_until_they_end(shelf: Shelf) -> None:
+def test_lines_of_open_batches_of_an_owner_are_limited(shelf: Shelf) -> None:
     hers, his = shelf.keep(b"a\nb\n", owner="ann"), shelf.keep(b"a\n", owner="bob")
     first = shelf.ask(hers, most_lines=5)
     shelf.ask(hers, most_lines=5)
@@ -98,7 +102,7 @@ def test_lines_of_one_owners_batches_are_bounded_until_they_end(shelf: Shelf) ->
         shelf.ask(his, most_lines=1)
 
 
-def test_pages_have_each_file_once_also_when_the_last_one_seen_is_deleted(shelf: Shelf) -> None:
+def test_pages_have_each_file_once_after_a_deletion(shelf: Shelf) -> None:
     ids = []
     for i in range(7):
         ids.append(shelf.keep(owner="ann" if i % 2 else "bob").id)
@@ -113,7 +117,7 @@ def test_pages_have_each_file_once_also_when_the_last_one_seen_is_deleted(shelf:
     assert ([f.id for f in newest.items], newest.has_more) == ([ids[5], ids[3]], True)
 
 
-def test_a_batch_begins_with_all_that_was_said(shelf: Shelf) -> None:
+def test_new_batch_has_all_fields_of_its_request(shelf: Shelf) -> None:
     file = shelf.keep(owner="ann")
     batch = shelf.ask(file)
     assert shelf.batches.get(batch.id) == batch
@@ -125,7 +129,7 @@ def test_a_batch_begins_with_all_that_was_said(shelf: Shelf) -> None:
     assert (batch.total, batch.completed, batch.failed, batch.at) == (0, 0, 0, {})
 
 
-def test_a_batch_needs_a_place_and_its_file_which_stays_as_long(shelf: Shelf) -> None:
+def test_open_batch_needs_room_and_holds_its_file(shelf: Shelf) -> None:
     file = shelf.keep()
     batch = shelf.ask(file)
     with pytest.raises(BatchesFull):
@@ -143,7 +147,7 @@ def test_a_batch_needs_a_place_and_its_file_which_stays_as_long(shelf: Shelf) ->
     shelf.files.delete(file.id)
 
 
-def test_a_batch_that_nobody_began_is_cancelled_at_once_or_expires(shelf: Shelf) -> None:
+def test_unstarted_batch_is_cancelled_at_once_or_expires(shelf: Shelf) -> None:
     batch, file = shelf.ask(), shelf.keep()
     cancelled = shelf.batches.cancel(batch.id)
     assert (cancelled.status, set(cancelled.at)) == ("cancelled", {"cancelling", "cancelled"})
@@ -152,63 +156,143 @@ def test_a_batch_that_nobody_began_is_cancelled_at_once_or_expires(shelf: Shelf)
     shelf.files.delete(file.id)
 
 
-def pieces(shelf: Shelf) -> list[bytes]:
-    return sorted(shelf.client.scan_iter("*:data:*"))
-
-
-def test_a_file_lies_in_pieces_that_go_away_with_it_or_with_its_upload(shelf: Shelf) -> None:
+def test_bytes_are_removed_with_their_file_or_their_abandoned_upload(shelf: Shelf) -> None:
     file = shelf.keep()
-    assert [len(shelf.client.get(name)) for name in pieces(shelf)] == [10, 10, 10, 5]
-    assert all(0 < shelf.client.ttl(name) <= 3600 for name in pieces(shelf))
+    assert shelf.stored == {file.id: DATA}
     shelf.files.delete(file.id)
-    assert (pieces(shelf), shelf.files.page().items) == ([], ())
     upload = shelf.files.begin()
     upload.write(DATA)
-    assert pieces(shelf)
-    assert all(0 < shelf.client.ttl(name) <= 3600 for name in pieces(shelf))
+    assert list(shelf.stored) == [upload.id]
+    assert shelf.files.page().items == ()
     upload.abandon()
-    assert pieces(shelf) == []
+    upload.write(b"late")
+    assert shelf.stored == {}
 
 
-def test_a_file_that_has_expired_is_gone_and_makes_room(shelf: Shelf) -> None:
-    file = shelf.keep(ttl_s=1)
-    eventually(lambda: not shelf.files.page().items)
-    with pytest.raises(UnknownFile):
-        shelf.files.get(file.id)
+def test_clean_removes_expired_files_and_half_uploads_alone(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, expired = shelf.keep(ttl_s=9000), shelf.keep(ttl_s=60)
+    half = shelf.files.begin()
+    half.write(DATA)
+    shelf.files.clean()
+    assert shelf.stored.keys() == {kept.id, expired.id, half.id}
+    later = time.time() + 4000
+    monkeypatch.setattr(time, "time", lambda: later)
+    new = shelf.files.begin()
+    new.write(DATA)
+    shelf.files.clean()
+    assert shelf.stored.keys() == {kept.id, new.id}
+    with pytest.raises(StoreError):
+        half.keep(ROOM, "late", "batch", 3600)
+    assert [file.id for file in shelf.files.page().items] == [kept.id]
+    new.keep(ROOM, "in time", "batch", 3600)
+    shelf.files.require_shared()
+
+
+def test_expired_file_is_gone_and_makes_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     one = FileLimits(max_files=1, max_bytes=40)
-    eventually(lambda: has_room(shelf, one))  # by whole seconds
+    file = shelf.keep(ttl_s=60, room=one)
+    later = time.time() + 61
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert shelf.files.page().items == ()
+    for use in (shelf.files.get, shelf.files.delete):
+        with pytest.raises(UnknownFile):
+            use(file.id)
+    with pytest.raises(UnknownFile):
+        shelf.ask(file)
+    shelf.files.require_room(one)
     shelf.keep(room=one)
 
 
-def has_room(shelf: Shelf, limits: FileLimits) -> bool:
-    try:
-        shelf.files.require_room(limits)
-    except FilesFull:
-        return False
-    return True
-
-
-def test_a_batch_keeps_its_file_alive_behind_its_deadline(shelf: Shelf) -> None:
+def test_batch_keeps_its_file_until_after_its_deadline(shelf: Shelf) -> None:
     file = shelf.keep()
     batch = shelf.ask(file, window_s=9000)
-    later = shelf.files.get(file.id)
-    assert later.expires_at > batch.expires_at > file.expires_at
-    assert min(shelf.client.ttl(name) for name in pieces(shelf)) > 9000
+    assert shelf.files.get(file.id).expires_at > batch.expires_at > file.expires_at
 
 
-def test_a_piece_that_is_lost_or_changed_is_said(shelf: Shelf) -> None:
-    file, (_, second, *_) = shelf.keep(), pieces(shelf)
-    shelf.client.set(second, b"x" * 10)
+def test_changed_or_missing_bytes_are_reported(shelf: Shelf) -> None:
+    file = shelf.keep()
+    (path,) = shelf.folder.glob("*/file-*")
+    path.write_bytes(b"x" * len(DATA))
     with pytest.raises(CorruptArtifact):
         list(shelf.files.blocks(file))
-    shelf.client.delete(second)
-    with pytest.raises(CorruptArtifact):
-        list(shelf.files.blocks(file))
+    path.unlink()
+    for read in (shelf.files.blocks, lambda file: shelf.files.head(file, 5)):
+        with pytest.raises(CorruptArtifact):
+            list(read(file))
 
 
-def test_a_full_server_refuses_an_upload(shelf: Shelf) -> None:
-    upload = shelf.files.begin()
-    shelf.client.config_set("maxmemory", 1)
+def test_full_disk_refuses_an_upload(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf.files, "open", lambda id_, mode: Path("/dev/full").open(mode))  # noqa: SIM115
     with pytest.raises(StoreFull):
-        upload.write(DATA)
-    upload.abandon()
+        shelf.keep()
+    assert shelf.files.page().items == ()
+
+
+def test_uploads_at_the_same_time_do_not_exceed_the_limit(shelf: Shelf) -> None:
+    def keep(i: int) -> bool:
+        try:
+            shelf.keep(room=FileLimits(3, 10_000))
+        except FilesFull:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(keep, range(8))) == 3
+    assert {file.id for file in shelf.files.page().items} == shelf.stored.keys()
+
+
+def test_process_with_another_folder_is_refused(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.files.require_shared()
+    FileStore(shelf.client, f"file://{shelf.folder}").require_shared()
+    other = FileStore(shelf.client, str(tmp_path / "other"))
+    with refused(FilesNotShared, str(tmp_path / "other"), str(shelf.folder), "files_url"):
+        other.require_shared()
+    with pytest.raises(FilesNotShared):
+        other.begin().write(DATA)
+    file = shelf.keep()
+    shelf.folder.rename(tmp_path / "moved")
+    FileStore(shelf.client, str(tmp_path / "moved")).get(file.id)
+    with pytest.raises(FilesNotShared):
+        FileStore(shelf.client, str(shelf.folder)).require_shared()
+
+
+def test_stores_of_two_redis_servers_may_have_one_folder(shelf: Shelf, redis_url: str) -> None:
+    file = shelf.keep()
+    with redis.Redis.from_url(redis_url.removesuffix("/0") + "/1") as client:
+        other = FileStore(client, str(shelf.folder))
+        other.require_shared()
+        other.clean()
+        assert other.page().items == ()
+    assert b"".join(shelf.files.blocks(file)) == DATA
+
+
+def test_folder_follows_a_redis_that_lost_its_data(shelf: Shelf) -> None:
+    shelf.keep()
+    shelf.client.flushdb()
+    file = shelf.keep()
+    assert b"".join(FileStore(shelf.client, str(shelf.folder)).blocks(file)) == DATA
+
+
+def test_bucket_holds_files_like_a_folder(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FileStore(client, "memory://bucket/files")
+    upload, half = files.begin(), files.begin()
+    for each in (upload, half):
+        each.write(DATA)
+    file = upload.keep(ROOM, "in.jsonl", "batch", 9000)
+    assert b"".join(files.blocks(file)) == DATA
+    assert files.head(file, 5) == DATA[:5]
+    later = time.time() + 4000
+    monkeypatch.setattr(time, "time", lambda: later)
+    files.clean()
+    assert (files.size_of(file.id), files.size_of(half.id)) == (len(DATA), 0)
+    files.delete(file.id)
+    assert files.size_of(file.id) == 0
+
+
+def test_unknown_kind_of_url_names_the_setting(client: redis.Redis) -> None:
+    with refused(StoreError, "nosuch://", "files_url"):
+        FileStore(client, "nosuch://bucket").require_shared()

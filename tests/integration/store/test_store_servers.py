@@ -85,7 +85,9 @@ def parent(temporary: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a parent's death")
-def test_the_server_ends_with_a_killed_parent_not_a_thread(parent: subprocess.Popen[str]) -> None:
+def test_embedded_server_ends_with_its_parent_process_not_a_thread(
+    parent: subprocess.Popen[str],
+) -> None:
     assert parent.stdout is not None
     pid, url, _ = parent.stdout.readline().split()
     assert parent.stdout.readline() == "joined\n"
@@ -97,7 +99,7 @@ def test_the_server_ends_with_a_killed_parent_not_a_thread(parent: subprocess.Po
         connect(url)
 
 
-def test_a_parent_need_not_close_it(parent: subprocess.Popen[str], temporary: Path) -> None:
+def test_embedded_server_ends_without_close(parent: subprocess.Popen[str], temporary: Path) -> None:
     assert parent.stdout is not None
     pid, _, directory = parent.stdout.readline().split()
     assert Path(directory).parent == temporary
@@ -108,7 +110,7 @@ def test_a_parent_need_not_close_it(parent: subprocess.Popen[str], temporary: Pa
 
 
 @pytest.mark.parametrize("binary", redis_binaries(), ids=str)
-def test_each_server_program_there_is_works(binary: Path, temporary: Path) -> None:
+def test_each_installed_server_program_works(binary: Path, temporary: Path) -> None:
     with EmbeddedRedis.start(binary=binary) as server, connect(server.url) as client:
         assert client.set("key", "value")
         assert len(list(temporary.iterdir())) == 1
@@ -117,7 +119,7 @@ def test_each_server_program_there_is_works(binary: Path, temporary: Path) -> No
     server.close()
 
 
-def test_data_in_a_directory_outlives_its_server_and_it_takes_one_at_a_time(tmp_path: Path) -> None:
+def test_directory_keeps_data_and_allows_one_server_at_a_time(tmp_path: Path) -> None:
     data, way_out = tmp_path / "data", "--data-dir (TASC_DATA_DIR)"
     with EmbeddedRedis.start(data) as first, connect(first.url) as client:
         client.set("key", "value")
@@ -129,7 +131,7 @@ def test_data_in_a_directory_outlives_its_server_and_it_takes_one_at_a_time(tmp_
         assert client.get("key") == b"value"
 
 
-def test_a_program_that_is_none_is_told_by_its_last_words(tmp_path: Path, temporary: Path) -> None:
+def test_error_of_a_failing_server_program_has_its_log(tmp_path: Path, temporary: Path) -> None:
     script = tmp_path / "redis-server"
     script.write_text("#!/bin/sh\necho cannot do\nexit 1\n")
     script.chmod(0o755)
@@ -138,7 +140,7 @@ def test_a_program_that_is_none_is_told_by_its_last_words(tmp_path: Path, tempor
     assert list(temporary.iterdir()) == []
 
 
-def test_a_port_taken_meanwhile_is_replaced(tmp_path: Path, temporary: Path) -> None:
+def test_taken_port_is_replaced(tmp_path: Path, temporary: Path) -> None:
     script, flag = tmp_path / "redis-server", tmp_path / "flag"
     taken = f"[ -e {flag} ] || {{ touch {flag}; echo Address already in use; exit 1; }}"
     script.write_text(f'#!/bin/sh\n{taken}\nexec {redis_binaries()[0]} "$@"\n')
@@ -148,7 +150,7 @@ def test_a_port_taken_meanwhile_is_replaced(tmp_path: Path, temporary: Path) -> 
         assert len(list(temporary.iterdir())) == 1
 
 
-def test_without_any_url_a_server_lives_for_the_block(temporary: Path) -> None:
+def test_server_without_a_url_lives_for_the_block(temporary: Path) -> None:
     with open_url(None) as url, redis.Redis.from_url(url) as client:
         assert client.ping()
     assert list(temporary.iterdir()) == []
@@ -178,7 +180,7 @@ every_write = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys(
 
 
 @every_write
-def test_a_full_redis_is_named_and_nothing_goes_in(
+def test_full_redis_is_reported_and_keeps_its_data(
     redis_url: str, client: redis.Redis, source: Path, write: Write
 ) -> None:
     fill(client, source)
@@ -191,7 +193,7 @@ def test_a_full_redis_is_named_and_nothing_goes_in(
     assert not client.exists("tasc:{old}:records")
 
 
-def test_a_publish_that_fills_redis_is_cleared_away(client: redis.Redis, tmp_path: Path) -> None:
+def test_publish_that_fills_redis_is_removed(client: redis.Redis, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(8_000_000))
     store = ArtifactStore(client, "task", "finger", chunk_bytes=100_000)
     client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2_000_000)
@@ -201,7 +203,7 @@ def test_a_publish_that_fills_redis_is_cleared_away(client: redis.Redis, tmp_pat
 
 
 @every_write
-def test_a_read_only_replica_is_named(
+def test_read_only_replica_is_reported(
     redis_url: str, server: EmbeddedRedis, client: redis.Redis, source: Path, write: Write
 ) -> None:
     artifact = fill(client, source)
@@ -236,7 +238,7 @@ REFUSALS: dict[str, tuple[type[StoreError], str, int]] = {
 
 
 @pytest.mark.parametrize("said", REFUSALS, ids=lambda said: said.partition(" ")[0])
-def test_each_refusal_is_named_and_tried_again_if_another_server_may_answer(
+def test_refusals_are_retried_if_another_server_may_answer(
     redis_url: str, client: redis.Redis, said: str
 ) -> None:
     kind, named, tries = REFUSALS[said]
@@ -251,7 +253,7 @@ def test_each_refusal_is_named_and_tried_again_if_another_server_may_answer(
     assert int(client.get("tries")) == tries
 
 
-def test_a_primary_without_enough_replicas_is_named(
+def test_primary_without_enough_replicas_is_reported(
     redis_url: str, server: EmbeddedRedis, source: Path
 ) -> None:
     with connect(server.url) as client:
@@ -260,7 +262,7 @@ def test_a_primary_without_enough_replicas_is_named(
             WRITES["append"](client, source)
 
 
-def test_a_replica_that_lost_its_primary_is_named(server: EmbeddedRedis, source: Path) -> None:
+def test_replica_without_its_primary_is_reported(server: EmbeddedRedis, source: Path) -> None:
     with connect(server.url) as client:
         client.config_set("replica-serve-stale-data", "no")
         client.replicaof("127.0.0.1", 1)
@@ -268,7 +270,7 @@ def test_a_replica_that_lost_its_primary_is_named(server: EmbeddedRedis, source:
             TaskStore(client).names()
 
 
-def test_an_old_server_is_refused_and_a_silent_one_given_up(
+def test_old_server_is_refused_and_silent_server_times_out(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasc_store.client.OLDEST", (99, 0))
@@ -295,7 +297,7 @@ def test_an_old_server_is_refused_and_a_silent_one_given_up(
         lambda client, _: ArtifactStore(client, "task", "finger").other_fingerprints(),
     ],
 )
-def test_a_vanished_redis_is_named(server: EmbeddedRedis, source: Path, use: Write) -> None:
+def test_unreachable_redis_is_reported(server: EmbeddedRedis, source: Path, use: Write) -> None:
     with connect(server.url) as client:
         server.close()
         with refused(StoreUnreachable, server.url):

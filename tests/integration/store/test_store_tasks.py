@@ -31,7 +31,7 @@ def tasks(client: redis.Redis) -> TaskStore:
     return TaskStore(client)
 
 
-def test_versions_grow_by_other_records_and_every_one_stays_readable(tasks: TaskStore) -> None:
+def test_changed_record_adds_a_version_and_old_ones_stay_readable(tasks: TaskStore) -> None:
     assert [tasks.put(record) for record in (FIRST, FIRST, SECOND)] == [1, 1, 2]
     assert tasks.versions("intents") == [1, 2]
     assert tasks.get("intents") == tasks.get("intents", 2) == SECOND
@@ -40,7 +40,7 @@ def test_versions_grow_by_other_records_and_every_one_stays_readable(tasks: Task
     assert tasks.get("intents") == FIRST
 
 
-def test_an_unknown_task_is_answered_with_the_known_ones(tasks: TaskStore) -> None:
+def test_error_of_an_unknown_task_lists_the_known_ones(tasks: TaskStore) -> None:
     with pytest.raises(UnknownTask):
         tasks.get("intents")
     tasks.put(FIRST)
@@ -50,7 +50,7 @@ def test_an_unknown_task_is_answered_with_the_known_ones(tasks: TaskStore) -> No
         tasks.versions("nothing")
 
 
-def test_a_version_used_again_is_the_newest_as_it_was_written(client: redis.Redis) -> None:
+def test_reused_version_becomes_the_newest_unchanged(client: redis.Redis) -> None:
     tasks = TaskStore(client)
     by_hand = '{"name": "intents", "model": "m", "fingerprint": "f", "template": "{input}"}'
     client.rpush("tasc:{intents}:records", by_hand)
@@ -68,7 +68,7 @@ def test_using_the_newest_again_adds_nothing(tasks: TaskStore) -> None:
 
 
 @pytest.mark.parametrize("version", [-1, 0, 2])
-def test_only_a_version_there_is_can_be_read_and_used(tasks: TaskStore, version: int) -> None:
+def test_unknown_version_cannot_be_read_or_used(tasks: TaskStore, version: int) -> None:
     tasks.put(FIRST)
     for act in (tasks.get, tasks.use):
         with refused(UnknownVersion, str(version)):
@@ -78,7 +78,7 @@ def test_only_a_version_there_is_can_be_read_and_used(tasks: TaskStore, version:
     assert tasks.versions("intents") == [1]
 
 
-def test_a_record_goes_in_behind_the_version_its_writer_saw_or_not_at_all(tasks: TaskStore) -> None:
+def test_record_is_added_only_after_the_version_its_writer_read(tasks: TaskStore) -> None:
     assert tasks.put(FIRST, after=0) == 1
     assert tasks.put(SECOND, after=1) == 2
     assert tasks.put(SECOND, after=1) == 2  # like a repeated call after a lost response
@@ -88,7 +88,9 @@ def test_a_record_goes_in_behind_the_version_its_writer_saw_or_not_at_all(tasks:
     assert tasks.versions("intents") == [1, 2]
 
 
-def test_the_newest_of_all_tasks_have_their_versions(client: redis.Redis, tasks: TaskStore) -> None:
+def test_newest_records_of_all_tasks_have_their_versions(
+    client: redis.Redis, tasks: TaskStore
+) -> None:
     assert tasks.newest() == []
     other = replace(FIRST, name="answers")
     for record in (FIRST, SECOND, other):
@@ -98,7 +100,7 @@ def test_the_newest_of_all_tasks_have_their_versions(client: redis.Redis, tasks:
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, BAD_DRAFT])
-def test_a_record_that_is_none_stands_in_nobody_s_way(client: redis.Redis, text: str) -> None:
+def test_invalid_record_does_not_affect_other_tasks(client: redis.Redis, text: str) -> None:
     tasks = TaskStore(client)
     for name in ("intents", "other"):
         tasks.put(replace(FIRST, name=name))
@@ -114,7 +116,7 @@ def test_a_record_that_is_none_stands_in_nobody_s_way(client: redis.Redis, text:
     assert client.keys() == []
 
 
-def test_a_record_of_a_later_program_still_says_whose_corpus_it_uses(client: redis.Redis) -> None:
+def test_record_of_a_later_version_still_names_its_corpus(client: redis.Redis) -> None:
     tasks = TaskStore(client)
     tasks.put(FIRST)
     tasks.put(replace(FIRST, name="other"))
@@ -139,7 +141,7 @@ def content(client: redis.Redis) -> dict[bytes, bytes | None]:
     return {key: client.dump(key) for key in client.scan_iter() if key != b"tasc:tasks"}
 
 
-def test_a_deletion_takes_all_of_a_task_alone(client: redis.Redis, tmp_path: Path) -> None:
+def test_deletion_removes_all_data_of_one_task(client: redis.Redis, tmp_path: Path) -> None:
     tasks = TaskStore(client)
     others = ("b", "ba", "a.b", "aa", "a-")
     for name in others:
@@ -159,7 +161,7 @@ def test_a_deletion_takes_all_of_a_task_alone(client: redis.Redis, tmp_path: Pat
     assert tasks.versions("a") == [1]
 
 
-def test_a_corpus_that_others_draft_from_stays(client: redis.Redis, tmp_path: Path) -> None:
+def test_corpus_of_other_tasks_cannot_be_deleted(client: redis.Redis, tmp_path: Path) -> None:
     tasks = TaskStore(client)
     fill(client, "shared", tmp_path)
     for name in ("one", "two", "own"):
@@ -174,7 +176,7 @@ def test_a_corpus_that_others_draft_from_stays(client: redis.Redis, tmp_path: Pa
     assert tasks.names() == ["one"]
 
 
-def test_rows_that_an_ingest_adds_during_a_deletion_go_too(
+def test_rows_ingested_during_a_deletion_are_removed(
     client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(client, "a", tmp_path)
@@ -190,7 +192,7 @@ def test_rows_that_an_ingest_adds_during_a_deletion_go_too(
     assert client.keys() == []
 
 
-def test_what_has_no_record_can_be_deleted(client: redis.Redis) -> None:
+def test_data_without_a_record_can_be_deleted(client: redis.Redis) -> None:
     tasks = TaskStore(client)
     tasks.put(FIRST)
     before = client.keys()
@@ -206,7 +208,7 @@ def test_what_has_no_record_can_be_deleted(client: redis.Redis) -> None:
     assert client.keys() == before
 
 
-def test_a_corpus_to_draft_from_is_of_a_task_or_has_rows(client: redis.Redis) -> None:
+def test_named_corpus_must_be_a_task_or_have_rows(client: redis.Redis) -> None:
     tasks = TaskStore(client)
     user = replace(FIRST, corpus="shared")
     for record in (user, FIRST):
@@ -225,7 +227,7 @@ def test_a_corpus_to_draft_from_is_of_a_task_or_has_rows(client: redis.Redis) ->
 
 
 @pytest.mark.parametrize("step", ["unlink", "srem"])
-def test_a_deletion_cut_short_can_be_done_again(
+def test_interrupted_deletion_can_be_repeated(
     client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     fill(client, "a", tmp_path)

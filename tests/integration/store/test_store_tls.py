@@ -76,14 +76,14 @@ def secured(certificates: Path, redis_url: str) -> Iterator[str]:
         thread.join()
 
 
-def test_a_private_authority_is_named_in_the_url(secured: str, certificates: Path) -> None:
+def test_url_names_a_private_certificate_authority(secured: str, certificates: Path) -> None:
     record = TaskRecord("tls", "m", "f" * 32, "{input}")
     with connect(f"{secured}?ssl_ca_certs={certificates / 'ca.pem'}") as client:
         TaskStore(client).put(record)
         assert TaskStore(client).get("tls").model == "m"
 
 
-def test_a_certificate_that_is_not_trusted_is_named_with_the_way_out(
+def test_error_of_an_untrusted_certificate_names_the_setting(
     secured: str, certificates: Path
 ) -> None:
     with refused(StoreUnreachable, secured, "ssl_ca_certs"):

@@ -18,7 +18,7 @@ from support import FakeClock, eventually
 from tasc_jobs.batch.work import JobProgress, JobReport, Record, Row
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.worker.batch_worker import Counting, TaskBackoff
-from tasc_jobs.worker.lines import BatchLines, Checked, LineAnswers, fault_of, told
+from tasc_jobs.worker.lines import BatchLines, Checked, LineAnswers, fault_of, response_of
 from tasc_jobs.worker.one_batch import HeldLease, Outputs
 from tasc_protocol import Request
 from tasc_serve.http_errors import ApiError
@@ -51,7 +51,7 @@ def codes(checked: Checked) -> list[tuple[str, int | None]]:
     return [(fault.code, fault.line) for fault in checked.faults]
 
 
-def test_rows_are_numbered_without_gaps_and_lines_as_people_count_them(tmp_path: Path) -> None:
+def test_rows_are_numbered_without_gaps_and_keep_line_numbers(tmp_path: Path) -> None:
     found = lines(tmp_path, line("a"), "\n", "  \r\n", line("naïve 東京"), line("c").rstrip("\n"))
     assert found.check() == Checked(3, ())
     rows = list(found.rows())
@@ -63,7 +63,7 @@ def test_rows_are_numbered_without_gaps_and_lines_as_people_count_them(tmp_path:
     assert list(found.rows()) == rows
 
 
-def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+def test_byte_order_marks_are_removed_from_lines(tmp_path: Path) -> None:
     found = lines(tmp_path, "\ufeff", line("a"), "\ufeff", line("b"))
     assert found.check() == Checked(2, ())
     assert [(row.id, row.refused) for row in found.rows()] == [("a", None), ("b", None)]
@@ -79,13 +79,13 @@ def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
         ("line_too_long", [line("b", pad="x" * 9000)]),
     ],
 )
-def test_what_has_no_name_or_another_task_keeps_the_file_from_being_a_batch(tmp_path, code, texts):
+def test_invalid_id_or_task_of_a_line_fails_the_batch(tmp_path, code, texts):
     for text in texts:
         found = lines(tmp_path, line("a"), text, b"\n", line("c"), max_body_bytes=4000)
         assert codes(found.check()) == [(code, 2)], text
 
 
-def test_faults_are_told_together_and_bounded_as_lines_are(tmp_path: Path) -> None:
+def test_faults_are_reported_together_up_to_a_limit(tmp_path: Path) -> None:
     found = lines(tmp_path, *(line("a") for _ in range(100))).check()
     assert codes(found) == [("duplicate_custom_id", i) for i in range(2, 22)]
     assert codes(lines(tmp_path, "\n \n").check()) == [("empty_file", None)]
@@ -100,17 +100,19 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("param", "value"), WRONG)
-def test_a_named_line_has_its_own_error(tmp_path: Path, param: str, value: object) -> None:
+def test_line_with_an_invalid_field_has_its_own_error(
+    tmp_path: Path, param: str, value: object
+) -> None:
     found = lines(tmp_path, line("a"), line("b", **{param: value}), line("c"))
     assert found.check() == Checked(3, ())
     good, bad, other = found.rows()
     assert (good.refused, other.refused) == (None, None)
     assert bad.refused is not None
-    answer = told(bad.refused)
+    answer = response_of(bad.refused)
     assert (answer["status_code"], answer["body"]["error"]["param"]) == (400, param)
 
 
-def test_a_line_of_several_prompts_asks_for_n_answers_to_each_or_is_an_error() -> None:
+def test_line_of_several_prompts_makes_n_requests_for_each() -> None:
     strategy = LineAnswers("batch-1", "/v1/completions", "greet", 1000, LimitSettings())
 
     def request(call: Request) -> Request:
@@ -128,19 +130,19 @@ def test_a_line_of_several_prompts_asks_for_n_answers_to_each_or_is_an_error() -
     assert found == [("hi", 0, 0), ("hi", 0, 1), ("ho", 1, 0), ("ho", 1, 1)]
     with pytest.raises(ValueError, match=r"prompt\.1") as fault:
         calls("hi", "bad")
-    assert told(str(fault.value))["body"]["error"]["param"] == "prompt.1"
+    assert response_of(str(fault.value))["body"]["error"]["param"] == "prompt.1"
 
 
-def test_an_error_goes_through_a_text_and_a_failure_of_the_engine_is_one_of_the_server() -> None:
+def test_http_error_survives_storage_and_engine_failure_is_500() -> None:
     error = ApiError(400, 'n is 5 "answers"', "n")
-    assert told(fault_of(error)) == {"status_code": 400, "body": error.body}
+    assert response_of(fault_of(error)) == {"status_code": 400, "body": error.body}
     for text in ("out of memory", "5", "[]", '{"http_error": 5}', "{}", "null"):
-        answer = told(text)
+        answer = response_of(text)
         assert (answer["status_code"], answer["body"]["error"]["message"]) == (500, text)
 
 
 @given(st.lists(st.sampled_from(["answered", "refused", "missing"]), max_size=30))
-def test_each_line_is_in_one_file_once_in_order(fates: list[str]) -> None:
+def test_each_line_is_in_one_output_file_once_in_order(fates: list[str]) -> None:
     rows = [Row(i, f"r{i}\ud83d", "", i + 1) for i in range(len(fates))]
     records = [
         Record(
@@ -188,19 +190,19 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    ("told", "requests"),
+    ("progress", "requests"),
     [
         (((100, 10, 500), (100, 10, 500), (104, 11, 520), (110, 11, 560)), (9, 1, 60)),
         (((0, 0, 0), (8, 2, 80), (0, 0, 0), (5, 1, 50)), (6 + 4, 2 + 1, 130)),
     ],
     ids=["earlier starts", "begun anew"],
 )
-def test_what_is_done_is_counted_once(told: Any, requests: tuple[int, int, int]) -> None:
+def test_progress_is_counted_once(progress: Any, requests: tuple[int, int, int]) -> None:
     counted = Counted()
     with Counting(counted.metrics, "t") as counting:
         assert counted.requests == (0, 0, 0)
-        for done, errors, tokens in told:
-            counting.told(JobProgress(JobReport(done, errors, tokens, 1), None, 1, 3))
+        for done, errors, tokens in progress:
+            counting.count(JobProgress(JobReport(done, errors, tokens, 1), None, 1, 3))
         assert counted.requests == requests
         assert (counted("in_progress"), counted("rows_running")) == (1, 3)
     assert (counted("in_progress"), counted("rows_running")) == (0, 0)
@@ -223,11 +225,11 @@ class FakeLease:
             raise said
         return said
 
-    def tell(self, counts: Counts, status: str | None = None) -> str:
+    def report(self, counts: Counts, status: str | None = None) -> str:
         return self.renew()
 
 
-def test_a_lease_is_renewed_for_the_time_of_the_block_alone() -> None:
+def test_lease_is_renewed_during_the_block_only() -> None:
     lease = FakeLease("in_progress")
     with HeldLease(lease) as hold:
         eventually(lambda: lease.renewed > 5)
@@ -239,7 +241,7 @@ def threads_of_leases() -> int:
     return [thread.name for thread in threading.enumerate()].count("batch-lease")
 
 
-def test_a_cancelled_an_expired_and_a_lost_batch_are_heard_of() -> None:
+def test_cancelled_expired_and_lost_batches_stop_the_job() -> None:
     away = StoreUnreachable("away")
     for lease, stop in (
         (FakeLease("in_progress", away, "cancelling"), "cancelled"),
@@ -252,16 +254,16 @@ def test_a_cancelled_an_expired_and_a_lost_batch_are_heard_of() -> None:
             assert hold.stopped
 
 
-def test_what_is_told_while_redis_is_away_is_told_again() -> None:
+def test_progress_report_during_an_outage_is_dropped() -> None:
     hold = HeldLease(FakeLease(StoreUnreachable("away"), "in_progress", LeaseLost("another's")))
-    hold.tell(Counts(3))
-    hold.tell(Counts(3, 1))
+    hold.report(Counts(3))
+    hold.report(Counts(3, 1))
     assert hold.stop is None
-    hold.tell(Counts(3, 2))
+    hold.report(Counts(3, 2))
     assert hold.stop == "lost"
 
 
-def test_faults_pause_a_task_and_too_many_in_a_row_end_the_worker() -> None:
+def test_failures_pause_a_task_and_too_many_in_a_row_end_the_worker() -> None:
     clock = FakeClock()
     backoff, pauses = TaskBackoff(3, 5.0, clock), list[float]()
     for _ in range(6):

@@ -41,16 +41,16 @@ def client(redis_server: EmbeddedRedis) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def make_service(client: redis.Redis) -> Callable[..., StorageService]:
+def make_service(client: redis.Redis, tmp_path: Path) -> Callable[..., StorageService]:
     """Makes services with the tasks ``greet`` and ``other``."""
     for name in ("greet", "other"):
         TaskStore(client).put(TaskRecord(name, "m", "f" * 32, "{input}"))
-    return partial(StorageService, client)
+    return partial(StorageService, client, tmp_path / "files")
 
 
 @pytest.fixture
-def down() -> Iterator[StorageService]:
+def down(tmp_path: Path) -> Iterator[StorageService]:
     """A service with a Redis that does not respond."""
     retry = Retry(NoBackoff(), 0)
     with redis.Redis("127.0.0.1", free_port(), retry=retry) as client:
-        yield StorageService(client)
+        yield StorageService(client, tmp_path / "files")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import redis
 from fake_backend import FakeBackend, Service
 
 from tasc_serve.http.batches.files_api import BatchStorage
-from tasc_store.batches.files import CHUNK_BYTES, StoredFile
+from tasc_store.batches.files import StoredFile
 
 FORM = {"purpose": "batch"}
 
@@ -27,9 +28,15 @@ def raw_form(**request: object) -> tuple[bytes, dict[str, str]]:
 
 
 class StorageService(Service):
-    def __init__(self, client: redis.Redis, chunk_bytes: int = CHUNK_BYTES, **options: Any) -> None:
-        self.storage = BatchStorage(client, chunk_bytes=chunk_bytes)
+    def __init__(self, client: redis.Redis, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        self.storage = BatchStorage(client, str(folder))
         super().__init__(FakeBackend(), storage=self.storage, **options)
+
+    @property
+    def stored(self) -> list[Path]:
+        """The files on disk."""
+        return sorted(self.folder.glob("*/file-*"))
 
     @property
     def files(self) -> tuple[StoredFile, ...]:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.redis
 Make = Callable[..., StorageService]
 
 
-def test_a_batch_is_made_shown_listed_and_cancelled_and_keeps_its_file(
+def test_batch_can_be_created_listed_and_cancelled_and_holds_its_file(
     make_service: Make,
 ) -> None:
     service = make_service()
@@ -46,7 +46,7 @@ def test_a_batch_is_made_shown_listed_and_cancelled_and_keeps_its_file(
     assert cancelled["cancelled_at"] is not None
 
 
-def test_nothing_of_a_file_but_its_beginning_is_read(make_service: Make) -> None:
+def test_batch_creation_reads_only_the_first_line(make_service: Make) -> None:
     service = make_service()
     file = service.uploaded("\n" + line() + "no JSON at all\n")
     assert service.create(file).status_code == 200
@@ -67,7 +67,7 @@ def test_nothing_of_a_file_but_its_beginning_is_read(make_service: Make) -> None
         ({"window": "24h"}, "window"),
     ],
 )
-def test_a_batch_that_cannot_be_is_refused_by_field(
+def test_invalid_batch_field_is_refused_by_name(
     make_service: Make, said: dict[str, object], field: str | None
 ) -> None:
     service = make_service()
@@ -79,14 +79,14 @@ def test_a_batch_that_cannot_be_is_refused_by_field(
 @pytest.mark.parametrize(
     "text", ["x\n", "[]\n", "{}\n", '{"body": 5}\n', '{"body": {"model": 5}}', "[" * 9999]
 )
-def test_a_file_whose_first_line_names_no_model_is_refused(make_service: Make, text: str) -> None:
+def test_file_without_a_model_on_its_first_line_is_refused(make_service: Make, text: str) -> None:
     service = make_service()
     error = error_of(service.create(service.uploaded(text)), 400)
     assert error["param"] == "input_file_id"
 
 
 @pytest.mark.parametrize("before", ["\ufeff", "\ufeff\n"])
-def test_a_byte_order_mark_is_skipped(make_service: Make, before: str) -> None:
+def test_byte_order_mark_is_skipped(make_service: Make, before: str) -> None:
     service = make_service()
     assert service.create(service.uploaded(before + line())).json()["model"] == "greet"
 
@@ -101,7 +101,7 @@ def test_a_byte_order_mark_is_skipped(make_service: Make, before: str) -> None:
         (gzip.compress(line().encode()), "gzip"),
     ],
 )
-def test_a_file_of_another_kind_is_refused_by_its_kind(
+def test_refusal_of_another_file_format_names_it(
     make_service: Make, content: bytes, kind: str
 ) -> None:
     service = make_service()
@@ -110,13 +110,13 @@ def test_a_file_of_another_kind_is_refused_by_its_kind(
     assert kind in error["message"]
 
 
-def test_a_model_that_is_no_task_is_said_at_once(make_service: Make) -> None:
+def test_batch_for_an_unknown_model_is_refused(make_service: Make) -> None:
     service = make_service()
     error = error_of(service.create(service.uploaded(line(model="nobody"))), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-def test_what_a_batch_wrote_is_no_input(make_service: Make) -> None:
+def test_output_file_of_a_batch_is_refused_as_input(make_service: Make) -> None:
     service = make_service()
     upload = service.storage.files.begin()
     upload.write(line().encode())
@@ -124,14 +124,14 @@ def test_what_a_batch_wrote_is_no_input(make_service: Make) -> None:
     assert error_of(service.create(output), 400)["param"] == "input_file_id"
 
 
-def test_batches_are_bounded(make_service: Make) -> None:
+def test_batch_beyond_the_limit_is_refused_with_429(make_service: Make) -> None:
     service = make_service(max_batches=1)
     file = service.uploaded()
     assert service.create(file).status_code == 200
     assert error_of(service.create(file), 429)["code"] == "too_many_batches"
 
 
-def test_lines_of_batches_that_have_not_ended_are_bounded(make_service: Make) -> None:
+def test_open_batches_beyond_the_line_limit_are_refused_until_one_ends(make_service: Make) -> None:
     service = make_service(max_batch_lines=2, max_open_batch_lines=3)
     file = service.uploaded(line(0) + line(1))
     first = service.create(file)
@@ -141,7 +141,7 @@ def test_lines_of_batches_that_have_not_ended_are_bounded(make_service: Make) ->
     assert service.create(file).status_code == 200
 
 
-def test_no_batch_is_taken_where_its_answers_would_have_no_room(make_service: Make) -> None:
+def test_batch_is_refused_if_its_answers_have_no_room(make_service: Make) -> None:
     service = make_service(max_files=2)
     first, second = service.uploaded(), service.uploaded()
     refused = error_of(service.create(first), 429)
@@ -150,7 +150,7 @@ def test_no_batch_is_taken_where_its_answers_would_have_no_room(make_service: Ma
     assert service.create(first).status_code == 200
 
 
-def test_an_ended_batch_cannot_be_cancelled_and_says_why_it_failed(
+def test_ended_batch_shows_its_errors_and_cannot_be_cancelled(
     make_service: Make, client: redis.Redis
 ) -> None:
     service = make_service()
@@ -168,7 +168,7 @@ def test_an_ended_batch_cannot_be_cancelled_and_says_why_it_failed(
     ]
 
 
-def test_pages_of_batches_have_the_newest_first(make_service: Make) -> None:
+def test_batch_list_has_the_newest_first(make_service: Make) -> None:
     service = make_service()
     file = service.uploaded()
     ids = [service.create(file).json()["id"] for _ in range(5)]
@@ -196,7 +196,7 @@ class TwoKeys(AccessControl):
         return self.known[request.headers["authorization"]]
 
 
-def test_keys_see_their_own_files_and_batches_and_ask_for_their_own_tasks(
+def test_key_sees_only_its_own_files_batches_and_tasks(
     make_service: Make,
 ) -> None:
     service = make_service(access=TwoKeys)

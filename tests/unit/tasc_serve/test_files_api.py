@@ -9,22 +9,23 @@ from pathlib import Path
 
 import pytest
 import redis
-from fake_backend import error_of
+from fake_backend import FakeBackend, Service, error_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from storage_service import FORM, StorageService, line, raw_form
 
 from support import eventually
+from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.http_errors import of_store
 from tasc_store import StoreError, StoreFull, StoreUnreachable
 from tasc_store.batches.files import StoredFile
-from tasc_store.errors import StoreBusy
+from tasc_store.errors import FilesNotShared, StoreBusy
 
 pytestmark = pytest.mark.redis
 Make = Callable[..., StorageService]
 
 
-def test_a_file_is_taken_listed_shown_read_and_deleted(make_service: Make) -> None:
+def test_file_can_be_uploaded_listed_read_and_deleted(make_service: Make) -> None:
     service = make_service()
     text = "".join(line(i) for i in range(9))
     file = service.upload(text).json()
@@ -57,12 +58,12 @@ def test_a_file_is_taken_listed_shown_read_and_deleted(make_service: Make) -> No
         (StoreUnreachable("at 10.0.0.1"), "reached"),
     ],
 )
-def test_a_store_that_cannot_answer_says_what_may_be_told(error: StoreError, named: str) -> None:
+def test_store_errors_are_503_without_internal_addresses(error: StoreError, named: str) -> None:
     told = of_store(error)
     assert (told.status, named in told.message, "10.0.0.1" in told.message) == (503, True, False)
 
 
-def test_only_pages_of_allowed_sites_may_post_what_browsers_send_unasked(
+def test_forms_of_web_pages_are_accepted_from_allowed_origins_only(
     make_service: Make,
 ) -> None:
     service = make_service()
@@ -74,7 +75,7 @@ def test_only_pages_of_allowed_sites_may_post_what_browsers_send_unasked(
         assert cancelled.status_code == (404 if status == 200 else 403)
 
 
-def test_fields_may_come_behind_the_file(make_service: Make) -> None:
+def test_form_fields_may_follow_the_file(make_service: Make) -> None:
     service = make_service()
     files = {"file": ("a.jsonl", b"x"), "purpose": (None, b"batch")}
     assert service.ask("POST", "/v1/files", files=files).status_code == 200
@@ -98,7 +99,7 @@ def test_fields_may_come_behind_the_file(make_service: Make) -> None:
         ({**FORM, "long": "x" * 2000}, None),
     ],
 )
-def test_a_form_that_says_what_cannot_be_is_refused_by_field(
+def test_invalid_form_field_is_refused_by_name(
     make_service: Make, form: dict[str, str], field: str | None
 ) -> None:
     service = make_service()
@@ -108,14 +109,14 @@ def test_a_form_that_says_what_cannot_be_is_refused_by_field(
     assert service.files == ()
 
 
-def test_a_file_is_kept_as_long_as_the_form_says(make_service: Make) -> None:
+def test_form_sets_the_lifetime_of_its_file(make_service: Make) -> None:
     service = make_service()
     said = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}
     file = service.upload(line(), **said).json()
     assert file["expires_at"] - file["created_at"] == 7200
 
 
-def test_what_is_no_form_with_a_file_is_refused(make_service: Make) -> None:
+def test_body_without_a_form_with_one_file_is_refused(make_service: Make) -> None:
     service = make_service()
     for request in (
         {"json": {"purpose": "batch"}},
@@ -131,7 +132,7 @@ def test_what_is_no_form_with_a_file_is_refused(make_service: Make) -> None:
     assert service.files == ()
 
 
-def test_a_form_that_breaks_off_leaves_nothing(make_service: Make) -> None:
+def test_truncated_form_stores_no_file(make_service: Make) -> None:
     service = make_service()
     raw, headers = raw_form(data=FORM, files={"file": ("a", b"x" * 100)})
     for end in range(0, len(raw) - 2, 7):
@@ -154,7 +155,7 @@ def sized_form(size: int) -> tuple[AsyncIterator[bytes], dict[str, str], list[in
     return parts(), {"content-type": f"multipart/form-data; boundary={boundary}"}, sent
 
 
-def test_a_file_that_is_too_large_is_refused_while_it_comes(make_service: Make) -> None:
+def test_upload_is_refused_as_soon_as_it_is_too_large(make_service: Make) -> None:
     service = make_service(max_file_bytes=1_000_000)
     assert error_of(service.upload(b"x" * 1_000_001), 413)["param"] == "file"
     assert service.upload(b"x" * 1_000_000).status_code == 200
@@ -164,7 +165,7 @@ def test_a_file_that_is_too_large_is_refused_while_it_comes(make_service: Make) 
     assert len(service.files) == 1
 
 
-def test_a_large_file_is_not_held_in_memory(make_service: Make) -> None:
+def test_large_upload_is_not_held_in_memory(make_service: Make) -> None:
     service = make_service()
     body, headers, _ = sized_form(48)
     tracemalloc.start()
@@ -175,7 +176,7 @@ def test_a_large_file_is_not_held_in_memory(make_service: Make) -> None:
     assert peak < 24 << 20
 
 
-def test_files_are_bounded_and_the_way_out_is_said(make_service: Make) -> None:
+def test_upload_beyond_the_file_limit_is_refused_with_429(make_service: Make) -> None:
     service = make_service(max_files=1)
     service.uploaded()
     response = service.upload(line())
@@ -183,7 +184,7 @@ def test_files_are_bounded_and_the_way_out_is_said(make_service: Make) -> None:
     assert "retry-after" in response.headers
 
 
-def test_an_application_that_has_ended_asks_the_store_no_more(make_service: Make) -> None:
+def test_stopped_application_makes_no_store_calls(make_service: Make) -> None:
     service = make_service()
 
     async def serve_and_end() -> None:
@@ -195,7 +196,7 @@ def test_an_application_that_has_ended_asks_the_store_no_more(make_service: Make
     error_of(service.ask("GET", "/v1/files"), 503)
 
 
-def test_a_disk_that_takes_no_more_is_said_with_the_folder_to_look_at(
+def test_error_of_a_full_disk_names_its_folder(
     make_service: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     service = make_service()
@@ -206,42 +207,59 @@ def test_a_disk_that_takes_no_more_is_said_with_the_folder_to_look_at(
     assert service.files == ()
 
 
-@pytest.mark.parametrize("pieces", [9.5, 2.5])
-def test_an_upload_that_fails_while_it_is_stored_leaves_no_pieces(
-    make_service: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, pieces: float
-) -> None:
-    service, put, calls = make_service(chunk_bytes=1000), client.set, []
+class Disk:
+    """A file whose writes call a function first."""
 
-    def fails_later(*said: object, **options: object) -> object:
-        calls.append(said)
-        if len(calls) > 2:
-            raise redis.ConnectionError("gone")
-        return put(*said, **options)
+    def __init__(self, path: Path, first: Callable[[], None]) -> None:
+        self._file, self._first = path.open("wb"), first
 
-    monkeypatch.setattr(client, "set", fails_later)
-    error_of(service.upload(b"x" * int(1000 * pieces)), 503)
-    assert len(calls) == 3
-    assert client.keys("*:data:*") == []
+    def write(self, data: bytes) -> None:
+        self._first()
+        self._file.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+def with_disk(service: StorageService, first: Callable[[], None]) -> StorageService:
+    """Makes the service write files through `Disk`."""
+    service.storage.files.require_shared()
+    (folder,) = service.folder.iterdir()
+    service.storage.files.open = lambda id_, mode: Disk(folder / id_, first)
+    return service
+
+
+def test_upload_that_fails_halfway_leaves_no_bytes(make_service: Make) -> None:
+    writes: list[list[Path]] = []
+
+    def fails_later() -> None:
+        writes.append(service.stored)
+        if len(writes) > 2:
+            raise OSError(5, "disk failure")
+
+    service = with_disk(make_service(), fails_later)
+    error_of(service.upload(bytes(4 << 20)), 503)
+    assert [len(stored) for stored in writes] == [1, 1, 1]
+    eventually(lambda: service.stored == [])
     assert service.files == ()
 
 
-def test_an_upload_that_is_stored_too_slowly_is_given_up_and_leaves_no_pieces(
-    make_service: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+def test_upload_that_is_stored_too_slowly_is_refused_and_leaves_no_bytes(
+    make_service: Make,
 ) -> None:
-    service, put = make_service(chunk_bytes=1000, upload_timeout_s=0.5), client.set
+    began: list[float] = []
 
-    def slow(*said: object, **options: object) -> object:
+    def slow() -> None:
+        began.append(time.time())
         time.sleep(0.2)
-        return put(*said, **options)
 
-    monkeypatch.setattr(client, "set", slow)
-    assert "0.5 s" in str(error_of(service.upload(b"x" * 100_000), 503)["message"])
-    time.sleep(0.3)  # the piece on its way has arrived
-    eventually(lambda: client.keys("*:data:*") == [])
-    assert service.files == ()
+    service = with_disk(make_service(upload_timeout_s=0.5), slow)
+    assert "0.5 s" in str(error_of(service.upload(bytes(50 << 20)), 503)["message"])
+    eventually(lambda: service.stored == [] and time.time() > began[-1] + 0.3)
+    assert (service.files, len(began) < 50) == ((), True)
 
 
-def test_pages_go_through_all_files_in_either_order(make_service: Make) -> None:
+def test_file_list_pages_through_all_files_in_either_order(make_service: Make) -> None:
     service = make_service()
     ids = sorted(service.uploaded(line(i)).id for i in range(5))  # by their milliseconds
     seen: list[str] = []
@@ -263,13 +281,13 @@ def test_pages_go_through_all_files_in_either_order(make_service: Make) -> None:
     ("query", "field"),
     [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("page=2", "page")],
 )
-def test_a_query_that_says_what_cannot_be_is_refused(
+def test_invalid_query_parameter_is_refused_by_name(
     make_service: Make, query: str, field: str
 ) -> None:
     assert error_of(make_service().ask("GET", f"/v1/files?{query}"), 400)["param"] == field
 
 
-def test_a_name_of_a_file_is_only_ever_a_name(make_service: Make) -> None:
+def test_file_name_has_no_path_and_is_printable(make_service: Make) -> None:
     service = make_service()
     files = {"file": ("../../etc/\x01pass" + "w" * 1000, b"x")}
     name = service.ask("POST", "/v1/files", data=FORM, files=files).json()["filename"]
@@ -280,7 +298,7 @@ def test_a_name_of_a_file_is_only_ever_a_name(make_service: Make) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400), st.booleans())
-def test_no_bytes_make_a_form_fail_otherwise(make_service: Make, raw: bytes, begun: bool) -> None:
+def test_any_invalid_form_is_refused_with_400(make_service: Make, raw: bytes, begun: bool) -> None:
     begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
     headers = {"content-type": "multipart/form-data; boundary=x"}
     error_of(make_service().send(begin + raw if begun else raw, headers), 400)
@@ -288,7 +306,7 @@ def test_no_bytes_make_a_form_fail_otherwise(make_service: Make, raw: bytes, beg
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(min_size=1, max_size=2000), st.integers(20, 400))
-def test_the_bytes_of_a_file_are_those_sent_however_they_are_cut(
+def test_file_has_the_uploaded_bytes_however_they_are_split(
     make_service: Make, data: bytes, step: int
 ) -> None:
     service = make_service()
@@ -327,7 +345,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-def test_a_store_that_is_away_is_said_and_to_be_tried_again(down, method, path):
+def test_unreachable_store_is_503_with_retry_after(down, method, path):
     response = down.ask(method, path, **(BODIES.get(path, {}) if method == "POST" else {}))
     error = error_of(response, 503)
     assert error["code"] == "service_unavailable"
@@ -335,8 +353,26 @@ def test_a_store_that_is_away_is_said_and_to_be_tried_again(down, method, path):
     assert int(response.headers["retry-after"]) >= 1
 
 
+def test_gateway_without_the_shared_folder_refuses_files_or_to_start(
+    make_service: Make, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_service()
+    file = first.uploaded()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "other"))
+    with pytest.raises(FilesNotShared):
+        BatchStorage.open(client, str(tmp_path / "third"))
+    second = Service(FakeBackend(), storage=BatchStorage.open(client, None))
+    error = error_of(second.ask("GET", f"/v1/files/{file.id}/content"), 501)
+    assert error["code"] == "files_not_shared"
+    assert str(tmp_path) not in error["message"]
+    error_of(second.ask("DELETE", f"/v1/files/{file.id}"), 501)
+    files = {"file": ("in.jsonl", line().encode())}
+    error_of(second.ask("POST", "/v1/files", data=FORM, files=files), 501)
+    assert first.files == (file,)
+
+
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-def test_a_stopping_gateway_sends_everybody_to_another(make_service, method, path):
+def test_stopping_gateway_refuses_requests_and_closes_connections(make_service, method, path):
     service = make_service()
     service.in_flight.open = False
     response = service.ask(method, path)
@@ -344,7 +380,7 @@ def test_a_stopping_gateway_sends_everybody_to_another(make_service, method, pat
     assert response.headers["connection"] == "close"
 
 
-def test_a_drain_waits_for_an_upload_that_has_begun(make_service: Make) -> None:
+def test_drain_waits_for_a_running_upload(make_service: Make) -> None:
     service = make_service()
     raw, headers = raw_form(data=FORM, files={"file": ("a", line().encode())})
     left = []
@@ -358,9 +394,9 @@ def test_a_drain_waits_for_an_upload_that_has_begun(make_service: Make) -> None:
     assert left == [1]
 
 
-def test_a_drain_waits_for_a_download_until_its_last_byte(make_service: Make) -> None:
-    service = make_service(chunk_bytes=10)
-    file = service.uploaded()
+def test_drain_waits_for_the_last_byte_of_a_download(make_service: Make) -> None:
+    service, text = make_service(), line() * 200_000
+    file = service.uploaded(text)
     blocks, inside = service.storage.files.blocks, []
 
     def seen(file: StoredFile) -> Iterator[bytes]:
@@ -370,6 +406,6 @@ def test_a_drain_waits_for_a_download_until_its_last_byte(make_service: Make) ->
         inside.append(service.in_flight.inside)
 
     service.storage.files.blocks = seen
-    assert service.ask("GET", f"/v1/files/{file.id}/content").text == line()
+    assert service.ask("GET", f"/v1/files/{file.id}/content").text == text
     assert len(inside) > 2
     assert set(inside) == {1}

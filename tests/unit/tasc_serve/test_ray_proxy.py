@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from support import eventually, free_port
+from tasc_runtime.ray_private import haproxy_config
 from tasc_serve.http import ray_proxy
 from tasc_serve.http.ray_proxy import PORTS, environment
 from tasc_serve.settings import HttpSettings
@@ -62,7 +63,7 @@ def rays(folder: Path, host: str, port: int, *servers: str) -> Path:
 
 def servers(config: Path) -> dict[str, list[str]]:
     """Returns the words after each server's name."""
-    text = ray_proxy.mended(config.read_text(), config.with_name("page"))
+    text = haproxy_config(config.read_text(), config.with_name("page"), ray_proxy.ARRIVAL)
     lines = (line.split() for line in text.splitlines())
     return {words[1]: words[2:] for words in lines if words[:1] == ["server"]}
 
@@ -85,7 +86,7 @@ def answer(url: str) -> httpx.Response | None:
 
 
 @pytest.mark.parametrize("server", [[], ["127.0.0.1:9"]], ids=["no application", "dead gateways"])
-def test_without_a_gateway_it_says_so_in_our_shape_and_opens_no_other_port(
+def test_proxy_without_gateways_answers_503_and_opens_no_other_port(
     tmp_path: Path, server: list[str]
 ) -> None:
     port = free_port()
@@ -110,7 +111,7 @@ class Told(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_a_gateway_is_told_when_a_request_came_and_by_nobody_else(tmp_path: Path) -> None:
+def test_arrival_header_is_set_by_haproxy_only(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Told) as gateway:
         port = free_port()  # not before: the gateway could get the same
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
@@ -141,7 +142,7 @@ class Waits(Told):
             self.left.release()
 
 
-def test_a_gateway_is_told_when_clients_leave_before_their_answer(tmp_path: Path) -> None:
+def test_gateway_notices_clients_that_disconnect_before_their_answer(tmp_path: Path) -> None:
     clients = 8
     with ThreadingHTTPServer(("127.0.0.1", 0), Waits) as gateway:
         port = free_port()
@@ -165,7 +166,7 @@ def test_a_gateway_is_told_when_clients_leave_before_their_answer(tmp_path: Path
         gateway.shutdown()
 
 
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_haproxy_ends_with_its_parent(tmp_path: Path) -> None:
     port = free_port()
     config = rays(tmp_path, "127.0.0.1", port)
     code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
@@ -187,7 +188,7 @@ def cmdline(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_gateways_of_other_nodes_are_asked_where_the_node_has_none(tmp_path: Path) -> None:
+def test_gateways_of_other_nodes_are_backups(tmp_path: Path) -> None:
     mixed = servers(rays(tmp_path, "0.0.0.0", 8000, "10.0.0.7:30001", "127.0.0.1:30001"))
     assert {name: "backup" in words for name, words in mixed.items()} == {
         "s0": True, "s1": False, FALLBACK: True
@@ -202,7 +203,9 @@ def test_gateways_of_other_nodes_are_asked_where_the_node_has_none(tmp_path: Pat
     ("host", "called"),
     [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.3", "10.0.0.3")],
 )
-def test_a_gateway_is_called_where_it_listens(tmp_path: Path, host: str, called: str) -> None:
+def test_gateway_is_called_at_the_address_it_listens_on(
+    tmp_path: Path, host: str, called: str
+) -> None:
     found = servers(rays(tmp_path, host, 8000, "127.0.0.1:30001"))
     assert {words[0].rpartition(":")[0] for words in found.values()} == {called}
 
@@ -224,9 +227,7 @@ def test_two_services_share_no_port_and_no_file(tmp_path: Path) -> None:
     assert max(ports[0]) < min(ports[1])
 
 
-def test_ports_in_use_are_left_to_their_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ports_in_use_are_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def first() -> int:
         return int(environment(HttpSettings(), tmp_path)["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"])
 
@@ -237,7 +238,7 @@ def test_ports_in_use_are_left_to_their_owner(
 
 
 @pytest.mark.parametrize("proxy", ["haproxy", "python"])
-def test_pythons_proxy_is_used_where_it_is_chosen_or_haproxy_is_missing(
+def test_python_proxy_is_used_if_chosen_or_without_haproxy(
     proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     http = HttpSettings.model_validate({"proxy": proxy})

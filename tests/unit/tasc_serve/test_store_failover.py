@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 import redis
@@ -107,14 +108,14 @@ class Watched(FakeBackend):
         return self._watch.targets
 
 
-def test_a_gateway_follows_a_failover_and_meanwhile_says_what_it_lacks(pair: Pair) -> None:
+def test_gateway_follows_a_failover_and_is_degraded_meanwhile(pair: Pair, tmp_path: Path) -> None:
     ttl_s = 1.0
     with ExitStack() as stack:
         port = MetricsPort(pair.client, CollectorRegistry(), host=HOST, ttl_s=ttl_s)
         watch = StoreWatch(pair.client, ttl_s, every_s=0.02)
         stack.callback(watch.close)
         stack.callback(port.close)
-        service = Service(Watched(watch), storage=BatchStorage(pair.client))
+        service = Service(Watched(watch), storage=BatchStorage(pair.client, str(tmp_path)))
         shown: list[list[str]] = []
 
         def get(path: str) -> object:
@@ -141,7 +142,7 @@ def test_a_gateway_follows_a_failover_and_meanwhile_says_what_it_lacks(pair: Pai
         assert all(targets == [port.target] for targets in shown)
 
 
-def test_after_one_refused_write_no_idle_connection_reads_from_the_former_primary(
+def test_idle_connections_are_dropped_after_one_refused_write(
     pair: Pair,
 ) -> None:
     pool = pair.client.connection_pool
@@ -161,7 +162,15 @@ def test_after_one_refused_write_no_idle_connection_reads_from_the_former_primar
         pool.release(connection)
 
 
-def test_a_full_store_makes_the_service_degraded(pair: Pair) -> None:
+def test_script_follows_a_failover(pair: Pair) -> None:
+    write = pair.client.register_script("return redis.call('INCR', KEYS[1])")
+    assert write(["n"]) == 1
+    pair.promote()
+    pair.redirect()
+    assert write(["n"]) == 2
+
+
+def test_full_store_makes_the_service_degraded(pair: Pair) -> None:
     watch = StoreWatch(pair.client, 1.0, every_s=0.02)
     pair.client.config_set("maxmemory", 1)
     eventually(lambda: "maxmemory" in (watch.fault or ""))

@@ -22,13 +22,13 @@ SECRET = "s3cr3t"
         f"rediss://host?ssl_password={SECRET}&db=1",
     ],
 )
-def test_a_secret_never_shows(url: str) -> None:
+def test_secrets_in_urls_are_redacted(url: str) -> None:
     shown = redact(url)
     assert SECRET not in shown
     assert "***" in shown
 
 
-def test_a_url_without_secret_shows_as_it_is() -> None:
+def test_url_without_a_secret_is_unchanged() -> None:
     assert redact("redis://host:6379/0?db=3") == "redis://host:6379/0?db=3"
 
 
@@ -40,7 +40,7 @@ def test_a_url_without_secret_shows_as_it_is() -> None:
         (f"unix:///run/redis.sock?password={SECRET}", "unix:///run/redis.sock"),
     ],
 )
-def test_a_client_tells_its_url_without_login(url: str, shown: str) -> None:
+def test_url_of_a_client_has_no_login(url: str, shown: str) -> None:
     with redis.Redis.from_url(url) as client:
         assert url_of(client) == shown
 
@@ -49,7 +49,7 @@ def test_a_client_tells_its_url_without_login(url: str, shown: str) -> None:
     "url",
     [f"http://u:{SECRET}@host", f"redis://:{SECRET}/x@host:port", "redis://host?no_such_option=1"],
 )
-def test_an_unreadable_url_says_how_to_write_one(url: str) -> None:
+def test_error_of_an_invalid_url_shows_a_valid_one(url: str) -> None:
     with refused(StoreUnreachable, "redis://") as caught:
         connect(url)
     assert SECRET not in str(caught.value)
@@ -57,7 +57,7 @@ def test_an_unreadable_url_says_how_to_write_one(url: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.0.15", "10.0", "255.255.255"])
-def test_new_servers_are_taken(version: str) -> None:
+def test_new_servers_are_accepted(version: str) -> None:
     require_version(version, "redis://host")
 
 
@@ -67,7 +67,7 @@ def test_old_servers_are_refused_by_version_and_url(version: str) -> None:
         require_version(version, f"redis://:{SECRET}@host")
 
 
-def test_a_given_url_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_url_precedes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://environment")
     with open_url("redis://given") as given, open_url(None) as environment:
         assert (given, environment) == ("redis://given", "redis://environment")

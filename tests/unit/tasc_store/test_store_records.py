@@ -43,7 +43,7 @@ BEFORE = (
 )
 
 
-def test_a_record_of_before_loads_and_is_written_as_it_was() -> None:
+def test_record_of_an_earlier_version_loads_unchanged() -> None:
     record = TaskRecord.from_json(BEFORE)
     assert record == RECORD
     assert (record.sampling, record.quantization) == (SamplingDefaults(), None)
@@ -72,7 +72,7 @@ def test_a_record_of_before_loads_and_is_written_as_it_was() -> None:
     max_tokens=st.integers(1),
     draft=st.integers(2, 16).map(lambda n: DraftSettings(n_max=n)),
 )
-def test_a_record_survives_json(
+def test_task_record_survives_json(
     numbers: dict[str, float], form: dict[str, Any], stop: list[str], prompt: str, **said: Any
 ) -> None:
     sampling, name = SamplingDefaults(**numbers), "a.b-c_1"
@@ -170,7 +170,7 @@ def each(table: dict[str, list[Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("field", "value"), each(WRONG))
-def test_a_wrong_value_is_named(field: str, value: Any) -> None:
+def test_invalid_value_is_named(field: str, value: Any) -> None:
     with refused(ValueError, field):
         replace(RECORD, **{field: value})
 
@@ -184,24 +184,24 @@ def test_a_wrong_value_is_named(field: str, value: Any) -> None:
         ({"adapters": (("a", "b"),), "adapter": "c"}, ("adapter", "adapters")),
     ],
 )
-def test_values_that_are_wrong_together_are_named(change: Any, named: Any) -> None:
+def test_contradicting_values_are_named(change: Any, named: Any) -> None:
     with refused(ValueError, *named):
         replace(RECORD, **change)
 
 
 @pytest.mark.parametrize(("field", "value"), each(WRONG_DRAFTERS))
-def test_how_a_drafter_cannot_draft_is_named(field: str, value: Any) -> None:
+def test_invalid_drafter_setting_is_named(field: str, value: Any) -> None:
     with refused(ValueError, field):
         NeuralDrafting(**{"drafter": "d", field: value})
 
 
-def test_a_tree_that_is_too_large_is_refused_by_what_makes_it_large() -> None:
+def test_refusal_of_a_large_tree_names_its_settings() -> None:
     with refused(ValueError, "depth 16", "width 5"):
         NeuralDrafting("d", depth=16, width=5)
 
 
 @pytest.mark.parametrize(("field", "value"), each(WRONG_JSON))
-def test_a_field_json_should_not_have_is_named(field: str, value: Any) -> None:
+def test_unknown_field_in_json_is_named(field: str, value: Any) -> None:
     nested = isinstance(value, dict) and value.keys() <= {"draft", "sampling"}
     change = value if nested else {field: value}
     with refused(ValueError, field):
@@ -211,12 +211,12 @@ def test_a_field_json_should_not_have_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "named"), [('{"name": "t", "model": "m"}', "fingerprint, template"), ("[1]", "JSON")]
 )
-def test_json_that_is_no_record_is_refused(text: str, named: str) -> None:
+def test_invalid_json_is_refused(text: str, named: str) -> None:
     with refused(ValueError, named):
         TaskRecord.from_json(text)
 
 
-def test_values_at_their_limits_are_taken() -> None:
+def test_values_at_their_limits_are_accepted() -> None:
     schema = '{"é":"' + "x" * (MOST_GUIDE_BYTES - 9) + '"}'
     for form in (
         {"choices": tuple(map(str, range(MOST_CHOICES)))},

@@ -1,7 +1,7 @@
 """The endpoints for files, in OpenAI's shape, and the store of files and batches behind them.
 
-An upload is written to disk within limits, and then to the store piece by piece. Blocking calls of
-the store run on threads, so that other requests do not wait.
+An upload is written to the gateway's disk within limits, and then to the store piece by piece.
+Blocking calls of the store run on threads, so that other requests do not wait.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping
 from functools import partial
 from tempfile import gettempdir
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import redis
 from fastapi import Request, Response
@@ -18,6 +18,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from tasc_draft.user_folders import data_folder
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.parsing import arriving, chunks, limit_of, query_of
@@ -25,9 +26,9 @@ from tasc_serve.http.schemas import LONGEST_S, SHORTEST_S
 from tasc_serve.http_errors import ApiError
 from tasc_serve.settings import LimitSettings
 from tasc_serve.store_calls import StoreCalls
-from tasc_store import TaskStore
+from tasc_store import StoreError, TaskStore
 from tasc_store.batches.batch_store import BatchStore
-from tasc_store.batches.files import CHUNK_BYTES, FileLimits, FileStore, StoredFile
+from tasc_store.batches.files import FileLimits, FileStore, StoredFile
 from tasc_store.errors import UnknownFile
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,32 @@ _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
 class BatchStorage:
-    """Files and batches in Redis. Methods of its parts raise `StoreError` when Redis fails."""
+    """Files and batches. Methods of its parts raise `StoreError` when the store fails."""
 
-    def __init__(self, client: redis.Redis, *, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.files = FileStore(client, chunk_bytes=chunk_bytes)
+    def __init__(self, client: redis.Redis, files_url: str) -> None:
+        self.files = FileStore(client, files_url)
         self.batches = BatchStore(client)
         self._tasks = TaskStore(client)
+
+    @classmethod
+    def open(cls, client: redis.Redis, files_url: str | None) -> Self:
+        """Opens the place of files, and checks that all processes share it.
+
+        Args:
+            files_url: See `ServeSettings`. If it is not set, a failed check is only logged, since
+                a service of several machines may need no files.
+
+        Raises:
+            StoreError: The place cannot be used, or is not shared.
+        """
+        storage = cls(client, files_url or str(data_folder() / "files"))
+        try:
+            storage.files.require_shared()
+        except StoreError as error:
+            if files_url is not None:
+                raise
+            log.warning("this gateway takes no uploads and batches: %s", error)
+        return storage
 
     def has_task(self, name: str) -> bool:
         """Whether a worker could answer for the task, even if it is not served here."""
