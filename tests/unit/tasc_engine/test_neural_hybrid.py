@@ -27,14 +27,14 @@ class Fixed(Silent):
     token: int
     probs: float | list[float]
     asked: list[list[int]] = field(default_factory=list)
-    guests: list[Drafts | None] = field(default_factory=list)
+    external: list[Drafts | None] = field(default_factory=list)
 
     def propose(
         self, rows: np.ndarray, budget: np.ndarray, min_probs: object = None,
         external: Drafts | None = None,
     ) -> Drafts:  # fmt: skip
         self.asked.append(budget.tolist())
-        self.guests.append(external)
+        self.external.append(external)
         n = int((budget > 0).sum())
         offsets = np.concatenate((ROW, np.cumsum(budget > 0, dtype=np.int32)))
         return Drafts(
@@ -58,8 +58,10 @@ def test_drafter_runs_for_unsure_rows_and_is_merged(probs, budget, of_the_model,
     assert drafts.tokens.tolist() == [1 for most in budget if most]
     how_sure = [int(most > 0) for most in budget]
     assert (ngram.asked, neural.asked) == ([how_sure, budget], of_the_model)
-    guests = [None if external is None else external.tokens.tolist() for external in ngram.guests]
-    assert guests == [None, handed]
+    external = [
+        None if external is None else external.tokens.tolist() for external in ngram.external
+    ]
+    assert external == [None, handed]
 
 
 def test_n_grams_continue_after_a_token_of_the_drafter() -> None:

@@ -118,12 +118,12 @@ def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) ->
         proposer.start(int(row), np.arange(1, PROMPT + 1, dtype=np.int32))
     told = nodes * ROWS
     tokens = np.tile(np.arange(1, nodes + 1, dtype=np.int32), ROWS)
-    guest = Drafts(
+    external = Drafts(
         tokens, np.full(told, -1, np.int32), np.ones(told, np.int16),
         np.arange(ROWS + 1, dtype=np.int32) * nodes,
         np.full(told, -math.log(nodes + 1), np.float32), np.full(told, NEURAL, np.int8),
     )  # fmt: skip
-    drafts = proposer.propose(rows, np.full(ROWS, nodes, np.int32), None, guest)
+    drafts = proposer.propose(rows, np.full(ROWS, nodes, np.int32), None, external)
     assert np.diff(drafts.offsets).tolist() == [nodes] * ROWS
 
 
