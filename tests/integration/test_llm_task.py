@@ -20,13 +20,6 @@ from tiny import SENTENCES, make_folder
 pytestmark = pytest.mark.redis
 SIZES = {"rows": 2, "max_model_len": 128, "cost_aware": False}
 TASK = {"dtype": "float64", "max_tokens": 24, "template": "say {input}\n"}
-COSTS = {
-    "model": "m",
-    "device": "made up",
-    "dtype": "float64",
-    "draft_seconds": 0.0,
-    "costs": [{"rows": 2, "tokens": n, "context": 64, "seconds": 0.01} for n in (2, 80)],
-}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +65,7 @@ def test_a_saved_task_is_registered_with_its_index_and_answers_and_drafts_alike(
     assert local.summary().accepted_by_source["corpus"] > 0
     built = EngineBuilder.of_task(client, name, EngineSettings(**SIZES), cache_dir=tmp_path)
     calls = (Request(str(n), text, templated=True) for n, text in enumerate(SENTENCES))
-    results = {r.id: r for r in built.engine.generate(built.request(call) for call in calls)}
+    results = {r.id: r for r in built.engine.generate(built.reader.request(call) for call in calls)}
     assert [
         (r.text, sum(r.acceptance.drafted), sum(r.acceptance.accepted))
         for _, r in sorted(results.items())
@@ -165,11 +158,6 @@ def test_rows_of_an_index_that_came_with_a_task_are_unknown_to_list_tune_and_ref
     assert "rows unknown" in tasc_here.run("index", "list", name)
     listed = json.loads(tasc_here.run("index", "list", name, "--json"))["versions"]
     assert [each["corpus_rows"] for each in listed] == [None]
-    costs = tmp_path / "costs.json"
-    costs.write_text(json.dumps(COSTS))
-    told = tasc_here.run("forecast", name, "--step-cost", costs, "--rows", 2, "--json")
-    assert json.loads(told)["judged_rows"] > 0
-
     tuned = json.loads(tasc_here.run("tune", name, "--json"))
     assert (tuned["version"], tuned["corpus_rows"]) == (2, None)
     assert tuned["judged_rows"] > 0

@@ -191,6 +191,8 @@ def _print(report: "JobReport", rejects: Path, as_json: bool) -> None:
 
 def _require_task(url: str, task: str, asked: "Request") -> None:
     """Checks the task and the request before anything slow begins."""
+    from msgspec import structs
+
     from tasc_jobs.tasks.model_folders import BaseModel
     from tasc_jobs.tasks.register import check_guide
     from tasc_jobs.tasks.values import option
@@ -199,7 +201,8 @@ def _require_task(url: str, task: str, asked: "Request") -> None:
 
     record = TaskStore(connect(url)).get(task)
     try:
-        parameters_of(asked, record.sampling)
+        parameters = parameters_of(asked, record.sampling)
+        _ = structs.replace(asked, parameters=parameters).sampling  # raises for values out of range
         adapter_of(asked, record)
     except ValueError as error:
         name, blank, rest = str(error).partition(" ")

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,25 @@ def test_list_of_commands_has_the_first_line_of_each_help():
         assert " ".join(first.split()) == " ".join(line.split())
 
 
+def test_version_is_that_of_the_package():
+    ran = CliRunner().invoke(app, ["--version"])
+    assert (ran.exit_code, ran.output) == (0, f"tasc {version('tasc-serve')}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("tasc bu", "build-index"),
+        ("tasc task cr", "create"),
+        ("tasc finetune --quant", "--quantization"),
+    ],
+)
+def test_shells_complete_commands_and_options(words: str, completed: str) -> None:
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    env = {"_TASC_COMPLETE": "complete_bash", **asked}
+    assert CliRunner().invoke(app, [], env=env, prog_name="tasc").output.split() == [completed]
+
+
 def test_a_command_without_its_task_says_how_to_make_one():
     ran = CliRunner().invoke(app, ["build-index"], env={"COLUMNS": "200"})
     assert ran.exit_code == 2
@@ -122,6 +142,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes commands open a store that does not exist."""
     monkeypatch.setattr(StoreOptions, "open", lambda self, task=None: nullcontext("redis://none"))
     monkeypatch.setattr("tasc_store.connect", lambda url: None)
+    monkeypatch.setattr("tasc_store.batches.files.FileStore.require_shared", lambda files: None)
+    monkeypatch.setattr("tasc_store.batches.files.FileStore.__init__", lambda *given: None)
 
 
 @pytest.mark.parametrize(

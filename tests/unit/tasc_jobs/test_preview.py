@@ -1,11 +1,10 @@
 """Tests that a preview uses the engine's batch size, and drafts as in use."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from support import SMALL, Silent, make_engine, make_proposer, requests_of
+from support import SMALL, Silent, make_engine, make_proposer, replace, requests_of
 from tasc_engine import StepRecord
 from tasc_jobs.preview import preview
 from tasc_text import TaskTokenizer
