@@ -16,9 +16,8 @@ one JSON object.
 
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -39,21 +38,9 @@ from benchmarks.common import (
     use_one_thread,
 )
 from benchmarks.finetune.tasks import TASKS
-
-if TYPE_CHECKING:
-    from benchmarks.neural.side import Bench
-    from tasc_engine.drafting.neural.card import Kind
+from tasc_engine.drafting.neural.card import Kind
 
 PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
-KINDS: "tuple[Kind, ...]" = ("eagle", "independent")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The benches of the requested targets, and the folder where measurements are kept."""
-
-    benches: "tuple[Bench, ...]"
-    work: Path
 
 
 def arguments() -> argparse.Namespace:
@@ -72,7 +59,7 @@ def arguments() -> argparse.Namespace:
     add_repeats(parser, 3, least=0)
     add("--processes", type=at_least(1), default=2, help="that train at the same time (2)")
     kinds = "of drafters, in vocabtrim and hybrid; both"
-    add("--kinds", type=names_of(*KINDS), default=KINDS, help=kinds)
+    add("--kinds", type=names_of(*get_args(Kind)), default=get_args(Kind), help=kinds)
     add("--make-only", action="store_true", help="train without measuring")
     add_json(parser)
     return parser.parse_args()
@@ -96,7 +83,7 @@ def main() -> None:
         return
     benches = tuple(Bench(models, case, options.test_rows, options.repeats) for case in cases)
     measures = {name: getattr(parts, name) for name in PARTS}
-    found = measured(measures, options.parts, Options(benches, options.work))
+    found = measured(measures, options.parts, parts.Options(benches, options.work))
     finish({"benchmark": "neural", **found, "measured_by": measured_by(), **about()}, options.json)
 
 

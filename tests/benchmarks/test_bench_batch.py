@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scripts import record, run
 
-from benchmarks.batch.bench_batch import planned
+from benchmarks.batch.runs import planned
 
 
 @pytest.mark.slow("benchmark smoke")

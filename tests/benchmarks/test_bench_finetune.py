@@ -13,7 +13,7 @@ from scripts import TIMEOUT_S, few_rows, record, run
 
 from benchmarks.common import write_json
 from benchmarks.finetune import parts
-from benchmarks.finetune.bench_ft import Options
+from benchmarks.finetune.parts import Options
 from benchmarks.finetune.runs import FtRun, Workshop, circumstances
 
 LEARNT = 8
