@@ -39,11 +39,16 @@ from benchmarks.common import (
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--rows", type=at_least(1), default=50_000, help="input rows (50000)")
-    add("--kills", type=at_least(0), default=5, help="kills; three or more are of all kinds (5)")
-    add("--seed", type=int, default=0, help="of kinds and moments (0)")
-    add("--tiny", action="store_true", help="a random model of two layers, no draft index")
-    add("--shared-ray", action="store_true", help="one Ray for all drivers: starts sooner")
+    add("--rows", type=at_least(1), default=50_000, help="number of input rows (50000)")
+    add(
+        "--kills",
+        type=at_least(0),
+        default=5,
+        help="kills; from three on of all kinds (5)",
+    )
+    add("--seed", type=int, default=0, help="seed of kinds and moments (0)")
+    add("--tiny", action="store_true", help="use a random model of two layers and no draft index")
+    add("--shared-ray", action="store_true", help="start one Ray for all drivers, which is faster")
     add_json(parser)
     return parser.parse_args()
 

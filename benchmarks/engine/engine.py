@@ -45,14 +45,19 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--rows", type=at_least(1), default=256, help="test rows of a task (256)")
     add_repeats(parser, 3)
-    add("--threads", type=at_least(1), default=1, help="of each engine (1)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of weights and products (bfloat16)")
-    add("--tasks", type=names_of(*TASKS), default=TASKS, help=",".join(TASKS))
-    peers = f"{','.join(PEERS)}; those that are not installed are left out"
+    add("--threads", type=at_least(1), default=1, help="threads of each engine (1)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="dtype of the weights (bfloat16)",
+    )
+    add("--tasks", type=names_of(*TASKS), default=TASKS, help=f"tasks ({','.join(TASKS)})")
+    peers = f"peers ({','.join(PEERS)}); those that are not installed are left out"
     add("--peers", type=names_of(*PEERS), default=PEERS, help=peers)
-    add("--max-tokens", type=at_least(1), default=64, help="of an answer, with --model (64)")
+    add("--max-tokens", type=at_least(1), default=64, help="tokens of an answer, with --model (64)")
     add("--model", type=Path, help="local folder of another model")
-    add("--demo", action="store_true", help="the shipped model even if the bench model exists")
+    add("--demo", action="store_true", help="use the shipped model even if the bench model exists")
     add("--shape", choices=SHAPES, help="time only steps of random weights of this shape")
     add_json(parser)
     return parser.parse_args()

@@ -44,13 +44,13 @@ def arguments() -> argparse.Namespace:
     add_data(parser, required=True)
     add_parts(parser, PARTS)
     add("--work", type=Path, default=Path(".bench/ft"), help="folder for fine-tunes (.bench/ft)")
-    folders = "folders for `lengths`, with commas between; the shipped model's"
+    folders = "folders of tokenizers for `lengths`, with commas between (the shipped model's)"
     add("--tokenizers", type=paths, default=(), help=folders)
-    names = "for `lengths`, `seeds` and `both`, with commas between; all of them"
+    names = "tasks of `lengths`, `seeds` and `both`, with commas between (all)"
     add("--tasks", type=listed, default=(), help=names)
     add("--test-rows", type=at_least(1), default=128, help="test rows that are answered (128)")
     add_repeats(parser, 5)
-    add("--processes", type=at_least(1), default=2, help="that fine-tune at the same time (2)")
+    add("--processes", type=at_least(1), default=2, help="fine-tunes at the same time (2)")
     add("--make-only", action="store_true", help="fine-tune without measuring")
     add_json(parser)
     return parser.parse_args()

@@ -48,17 +48,31 @@ def arguments() -> argparse.Namespace:
     add, tasks = parser.add_argument, names_of(*TASKS)
     add_data(parser, required=True)
     add_parts(parser, PARTS)
-    add("--tasks", type=tasks, default=tuple(TASKS), help="of targets with the shipped tokenizer")
-    add("--wide", type=folder, help="folder of a tokenizer of 100,000 tokens; without it, no such")
-    wide = "of targets with that tokenizer (massive_en)"
+    add(
+        "--tasks",
+        type=tasks,
+        default=tuple(TASKS),
+        help="tasks with the shipped tokenizer",
+    )
+    add(
+        "--wide",
+        type=folder,
+        help="folder of a tokenizer of 100,000 tokens (none)",
+    )
+    wide = "tasks with that tokenizer (massive_en)"
     add("--wide-tasks", type=tasks, default=("massive_en",), help=wide)
-    add("--work", type=Path, default=Path(".bench/neural"), help="folder (.bench/neural)")
+    add(
+        "--work",
+        type=Path,
+        default=Path(".bench/neural"),
+        help="folder of results (.bench/neural)",
+    )
     add("--rows", type=at_least(1), default=1500, help="answers that a drafter learns (1500)")
-    add("--epochs", type=float, default=12, help="of them (12)")
+    add("--epochs", type=float, default=12, help="epochs over these answers (12)")
     add("--test-rows", type=at_least(1), default=40, help="test rows that are answered (40)")
     add_repeats(parser, 3, least=0)
-    add("--processes", type=at_least(1), default=2, help="that train at the same time (2)")
-    kinds = "of drafters, in vocabtrim and hybrid; both"
+    add("--processes", type=at_least(1), default=2, help="drafters that train at the same time (2)")
+    kinds = "kinds of drafters in vocabtrim and hybrid (both)"
     add("--kinds", type=names_of(*get_args(Kind)), default=get_args(Kind), help=kinds)
     add("--make-only", action="store_true", help="train without measuring")
     add_json(parser)

@@ -106,7 +106,7 @@ class Counting:
         if ended.status != "lost":
             self._metrics.ended(self._task, ended.status).inc()
 
-    def told(self, progress: JobProgress) -> None:
+    def add(self, progress: JobProgress) -> None:
         """Count the work since the last call. The first call reports the work of earlier starts."""
         now = progress.report
         before, self._before = self._before, now
@@ -120,7 +120,7 @@ class Counting:
         self._metrics.done(self._task, completed, failed, tokens)
 
 
-def _ignore(*told: object) -> None:
+def _ignore(*arguments: object) -> None:
     pass
 
 
@@ -194,8 +194,8 @@ class BatchWorker:
         self._say(f"{batch.id}: {batch.model}, {batch.endpoint}{_again(batch)}")
         try:
             with HeldLease(lease) as hold, Counting(self._metrics, batch.model) as counting:
-                heard = partial(self._heard, batch, counting)
-                ended = self._outcome(OneBatch(self._client, hold, self._settings, heard))
+                count = partial(self._count, batch, counting)
+                ended = self._outcome(OneBatch(self._client, hold, self._settings, count))
                 counting.ended(ended)
                 self._ended(ended)
         except LeaseLost as error:
@@ -217,10 +217,10 @@ class BatchWorker:
             if BatchStore(self._client).get(batch.id).ended:
                 forget(self._settings, batch)
 
-    def _heard(self, batch: Batch, counting: Counting, progress: JobProgress) -> None:
+    def _count(self, batch: Batch, counting: Counting, progress: JobProgress) -> None:
         if progress.engines:
             self._backoff.worked(batch.model)
-        counting.told(progress)
+        counting.add(progress)
         self._on_progress(batch, progress)
 
     def _leave(self, batch: Batch, error: EngineFailed) -> None:

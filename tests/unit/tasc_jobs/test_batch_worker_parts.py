@@ -197,7 +197,7 @@ def test_what_is_done_is_counted_once(told: Any, requests: tuple[int, int, int])
     with Counting(counted.metrics, "t") as counting:
         assert counted.requests == (0, 0, 0)
         for done, errors, tokens in told:
-            counting.told(JobProgress(JobReport(done, errors, tokens, 1), None, 1, 3))
+            counting.add(JobProgress(JobReport(done, errors, tokens, 1), None, 1, 3))
         assert counted.requests == requests
         assert (counted("in_progress"), counted("rows_running")) == (1, 3)
     assert (counted("in_progress"), counted("rows_running")) == (0, 0)
