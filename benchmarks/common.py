@@ -39,7 +39,7 @@ def parser_of(module_doc: str | None) -> argparse.ArgumentParser:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, help="file for the JSON object as well")
+    parser.add_argument("--json", type=Path, help="file to which the JSON object is written, too")
 
 
 def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -49,7 +49,7 @@ def add_data(parser: argparse.ArgumentParser, *, required: bool = False) -> None
 def add_parts(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
     names = ",".join(parts)
     parser.add_argument(
-        "--parts", type=names_of(*parts), default=parts, help=f"of {names}; all of them"
+        "--parts", type=names_of(*parts), default=parts, help=f"parts to run: {names} (all)"
     )
 
 

@@ -13,16 +13,13 @@ compare the rows/s of the two runs with each other only. Progress goes to stderr
 stdout is one JSON object. The exit code is 1 if the outputs differ.
 """
 
-import json
+import argparse
 import os
-import random
 import sys
 import tempfile
-from collections import Counter
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -38,36 +35,22 @@ from benchmarks.common import (
     use_test_helpers,
 )
 
-if TYPE_CHECKING:
-    from benchmarks.batch.runs import Run
 
-Kind: TypeAlias = Literal["driver", "engine", "redis"]
-# Shares of the rows; after a later kill the job could end before the kill is noticed.
-_FROM, _TO = 0.05, 0.85
-
-
-@dataclass(frozen=True)
-class Options:
-    """The command line."""
-
-    rows: int
-    kills: int
-    seed: int
-    tiny: bool
-    shared_ray: bool
-    json: Path | None
-
-
-def arguments() -> Options:
+def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--rows", type=at_least(1), default=50_000, help="input rows (50000)")
-    add("--kills", type=at_least(0), default=5, help="kills; three or more are of all kinds (5)")
-    add("--seed", type=int, default=0, help="of kinds and moments (0)")
-    add("--tiny", action="store_true", help="a random model of two layers, no draft index")
-    add("--shared-ray", action="store_true", help="one Ray for all drivers: starts sooner")
+    add("--rows", type=at_least(1), default=50_000, help="number of input rows (50000)")
+    add(
+        "--kills",
+        type=at_least(0),
+        default=5,
+        help="kills; from three on of all kinds (5)",
+    )
+    add("--seed", type=int, default=0, help="seed of kinds and moments (0)")
+    add("--tiny", action="store_true", help="use a random model of two layers and no draft index")
+    add("--shared-ray", action="store_true", help="start one Ray for all drivers, which is faster")
     add_json(parser)
-    return Options(**vars(parser.parse_args()))
+    return parser.parse_args()
 
 
 def main() -> int:
@@ -75,7 +58,7 @@ def main() -> int:
     use_one_thread()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     use_test_helpers()
-    from benchmarks.batch.runs import Driver, prepare
+    from benchmarks.batch.runs import Driver, compared, planned, prepare
     from killable import RedisServer
     from tasc_jobs.ray_local import local_ray
 
@@ -98,65 +81,6 @@ def main() -> int:
         options.json,
     )
     return 0 if found["identical"] and not found["missing"] and not found["doubled"] else 1
-
-
-@dataclass(frozen=True)
-class Fault:
-    """The process to kill once so many rows are done."""
-
-    kind: Kind
-    at_row: int
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A fault and its effect.
-
-    Attributes:
-        done: Rows that were finished at the kill.
-        left: Those of them that were still finished at the first look afterwards.
-        recovery_seconds: The time until a hundred more rows were finished than at the kill.
-    """
-
-    kind: Kind
-    done: int
-    left: int
-    recovery_seconds: float
-
-    @property
-    def redone(self) -> int:
-        return max(0, self.done - self.left)
-
-
-def planned(kills: int, seed: int, rows: int) -> list[Fault]:
-    """Faults in the order of their moments; all kinds occur before one occurs again."""
-    chance = random.Random(seed)
-    kinds: list[Kind] = []
-    while len(kinds) < kills:
-        more = list(get_args(Kind))
-        chance.shuffle(more)
-        kinds += more
-    moments = sorted(chance.uniform(_FROM, _TO) for _ in range(kills))
-    return [Fault(kind, round(at * rows)) for kind, at in zip(kinds, moments, strict=False)]
-
-
-def compared(alone: "Run", killed: "Run", rows: int) -> dict[str, Any]:
-    """The outputs of both jobs compared by bytes and ids, their speed, and the repeated work."""
-    with killed.output.open(encoding="utf-8") as file:
-        counts = Counter(json.loads(line)["id"] for line in file)
-    wanted = {f"{number:06}" for number in range(rows)}
-    return {
-        "rows": rows,
-        "kills": len(killed.hits),
-        "identical": alone.output.read_bytes() == killed.output.read_bytes(),
-        "missing": len(wanted - counts.keys()),
-        "doubled": sum(count > 1 for count in counts.values()),
-        "redone": sum(hit.redone for hit in killed.hits),
-        "starts": killed.starts,
-        "undisturbed": {"seconds": alone.seconds, "rows_per_second": rows / alone.seconds},
-        "disturbed": {"seconds": killed.seconds, "rows_per_second": rows / killed.seconds},
-        "faults": [{**asdict(hit), "redone": hit.redone} for hit in killed.hits],
-    }
 
 
 def show(found: dict[str, Any]) -> None:

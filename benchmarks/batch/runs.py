@@ -6,20 +6,21 @@ is read from its output parts and from Redis.
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
 import ray
 
-from benchmarks.batch.bench_batch import Fault, Hit
 from benchmarks.common import to_stderr
 from killable import RedisServer, pids
 from tasc_jobs.demo.tasks import data_file, demo_record, read_split
@@ -49,6 +50,37 @@ _POLL_S = 0.02
 _DEADLINE_S = 3 * 3600.0
 _MORE = 100  # rows; an engine whose driver was killed saves some rows before it ends
 _LOST_S = 1.0  # seconds of writes that Redis loses
+Kind: TypeAlias = Literal["driver", "engine", "redis"]
+# Shares of the rows; after a later kill the job could end before the kill is noticed.
+_FROM, _TO = 0.05, 0.85
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The process to kill once so many rows are done."""
+
+    kind: Kind
+    at_row: int
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A fault and its effect.
+
+    Attributes:
+        done: Rows that were finished at the kill.
+        left: Those of them that were still finished at the first look afterwards.
+        recovery_seconds: The time until a hundred more rows were finished than at the kill.
+    """
+
+    kind: Kind
+    done: int
+    left: int
+    recovery_seconds: float
+
+    @property
+    def redone(self) -> int:
+        return max(0, self.done - self.left)
 
 
 # The input
@@ -210,3 +242,34 @@ class Driver:
             records = output.with_name(output.name + ".job") / "records.jsonl"
             return records.read_bytes().count(b"\n")
         return 0
+
+
+def planned(kills: int, seed: int, rows: int) -> list[Fault]:
+    """Faults in the order of their moments; all kinds occur before one occurs again."""
+    chance = random.Random(seed)
+    kinds: list[Kind] = []
+    while len(kinds) < kills:
+        more = list(get_args(Kind))
+        chance.shuffle(more)
+        kinds += more
+    moments = sorted(chance.uniform(_FROM, _TO) for _ in range(kills))
+    return [Fault(kind, round(at * rows)) for kind, at in zip(kinds, moments, strict=False)]
+
+
+def compared(alone: Run, killed: Run, rows: int) -> dict[str, Any]:
+    """The outputs of both jobs compared by bytes and ids, their speed, and the repeated work."""
+    with killed.output.open(encoding="utf-8") as file:
+        counts = Counter(json.loads(line)["id"] for line in file)
+    wanted = {f"{number:06}" for number in range(rows)}
+    return {
+        "rows": rows,
+        "kills": len(killed.hits),
+        "identical": alone.output.read_bytes() == killed.output.read_bytes(),
+        "missing": len(wanted - counts.keys()),
+        "doubled": sum(count > 1 for count in counts.values()),
+        "redone": sum(hit.redone for hit in killed.hits),
+        "starts": killed.starts,
+        "undisturbed": {"seconds": alone.seconds, "rows_per_second": rows / alone.seconds},
+        "disturbed": {"seconds": killed.seconds, "rows_per_second": rows / killed.seconds},
+        "faults": [{**asdict(hit), "redone": hit.redone} for hit in killed.hits],
+    }

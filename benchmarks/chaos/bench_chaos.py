@@ -62,14 +62,14 @@ class Hit:
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--requests", type=int, default=20_000, help="how many (20000)")
-    add("--clients", type=int, default=16, help="that ask at the same time (16)")
-    add("--seed", type=int, default=1, help="of what they ask (1)")
-    add("--faults", help="in this order, commas between (all there are)")
-    add("--hosts", action="store_true", help="two hosts, HAProxy in front; needs root")
-    add("--check", action="store_true", help="only say whether there can be such hosts here")
+    add("--requests", type=int, default=20_000, help="number of requests (20000)")
+    add("--clients", type=int, default=16, help="number of clients at the same time (16)")
+    add("--seed", type=int, default=1, help="seed of the requests (1)")
+    add("--faults", help="faults in this order, with commas between (all)")
+    add("--hosts", action="store_true", help="use two hosts behind HAProxy; needs root")
+    add("--check", action="store_true", help="only check whether this machine can have such hosts")
     add("--cut", type=float, default=25.0, help="seconds that a host is cut off (25)")
-    add("--redis-down", type=float, default=5.0, help="seconds that Redis is away (5)")
+    add("--redis-down", type=float, default=5.0, help="seconds without Redis (5)")
     add("--whole-within", type=float, default=120.0, help="seconds to recover from a fault (120)")
     return parser.parse_args()
 

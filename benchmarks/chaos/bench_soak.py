@@ -62,13 +62,18 @@ class Options:
 def arguments() -> Options:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--minutes", type=float, default=30.0, help="of steady load (30)")
-    add("--redis-down", type=float, default=30.0, help="seconds that Redis is away; 0: never (30)")
-    add("--clients", type=int, default=8, help="that ask at the same time (8)")
-    add("--capacity-seconds", type=float, default=20.0, help="to find the full rate (20)")
-    add("--most-growth", type=float, default=16.0, help="MiB that one process may grow by (16)")
-    add("--most-files", type=float, default=8.0, help="file handles that it may grow by (8)")
-    add("--most-slower", type=float, default=1.5, help="times that p99 may rise (1.5)")
+    add("--minutes", type=float, default=30.0, help="minutes of steady load (30)")
+    add("--redis-down", type=float, default=30.0, help="seconds without Redis; 0: never (30)")
+    add("--clients", type=int, default=8, help="number of clients at the same time (8)")
+    add("--capacity-seconds", type=float, default=20.0, help="seconds to find the full rate (20)")
+    add("--most-growth", type=float, default=16.0, help="maximum growth of one process in MiB (16)")
+    add(
+        "--most-files",
+        type=float,
+        default=8.0,
+        help="maximum number of further file handles (8)",
+    )
+    add("--most-slower", type=float, default=1.5, help="maximum factor by which p99 may rise (1.5)")
     return Options(**vars(parser.parse_args()))
 
 

@@ -132,9 +132,9 @@ class Found:
 def main() -> int:
     parser, names = common.parser_of(__doc__), [client.name for client in CLIENTS]
     known = common.names_of(*names)
-    parser.add_argument("--only", type=known, default=names, help=f"of {','.join(names)}; all")
-    parser.add_argument("--base", help="a running demo service; without it, one is started")
-    parser.add_argument("--python", help="a Python that has the clients; nothing is installed")
+    parser.add_argument("--only", type=known, default=names, help=f"clients ({','.join(names)})")
+    parser.add_argument("--base", help="URL of a running demo service; unset: one is started")
+    parser.add_argument("--python", help="Python that has the clients; nothing is installed")
     common.add_json(parser)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the service is ended, too

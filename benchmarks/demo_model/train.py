@@ -244,11 +244,14 @@ def train_adapter(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per task")
-    parser.add_argument("--out", type=Path, required=True, help="where the model and adapters go")
-    parser.add_argument("--size", choices=SIZES, default="demo", help="of the model (demo)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for model and adapters")
+    parser.add_argument("--size", choices=SIZES, default="demo", help="size of the model (demo)")
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument(
-        "--base-epochs", type=float, default=8, help="0 keeps the base that OUT has already"
+        "--base-epochs",
+        type=float,
+        default=8,
+        help="epochs of the base; 0 keeps that in OUT",
     )
     parser.add_argument("--adapter-epochs", type=float, default=2, help="0 makes no adapters")
     parser.add_argument("--batch-tokens", type=int, default=3072)

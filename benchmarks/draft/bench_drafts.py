@@ -149,11 +149,11 @@ def there(folder: Path) -> bool:
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--data", type=Path, help="folder of data sets; without it, the shipped")
+    add("--data", type=Path, help="folder of data sets; unset: the shipped tasks")
     add("--tokenizer", type=Path, help="tokenizer of the tokens that --data is measured in")
-    add("--tasks", type=listed, help="names with commas between them")
+    add("--tasks", type=listed, help="names of tasks, with commas between")
     add("--limit", type=at_least(1), default=ROWS, help=f"test rows of a task ({ROWS})")
-    add("--tables", type=names_of(*TABLES), default=TABLES, help=", ".join(TABLES))
+    add("--tables", type=names_of(*TABLES), default=TABLES, help=f"tables ({', '.join(TABLES)})")
     add("--bigrams", type=Path, help="file of `tasc model-bigrams`, for n-grammys")
     add_json(parser)
     options = parser.parse_args()

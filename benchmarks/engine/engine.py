@@ -14,9 +14,9 @@ makes their environments. `report` has the bars, `equal` compares the answers, a
 the ceiling. Progress goes to stderr; the last line of stdout is one JSON object.
 """
 
+import argparse
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
@@ -30,54 +30,37 @@ DTYPES = ("bfloat16", "float32", "float16")
 SHAPES = ("135m", "0.5b")
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line.
-
-    Attributes:
-        rows: Test rows of each task, counted from the first one.
-        repeats: Timed runs of each setting.
-        max_tokens: The length of an answer of another model, end-of-sequence included. The shipped
-            model ends its answers itself.
-    """
-
-    rows: int
-    repeats: int
-    threads: int
-    dtype: str
-    tasks: tuple[str, ...]
-    peers: tuple[str, ...]
-    max_tokens: int
-    model: Path | None
-    demo: bool
-    shape: str | None
-    json: Path | None
-
-
 def main() -> None:
     options = arguments()
     set_threads(options.threads)  # torch reads this when it is imported
+    from benchmarks.engine.report import Options
     from benchmarks.engine.run import measured, stepped
 
-    finish(stepped(options) if options.shape else measured(options), options.json)
+    run = stepped if options.shape else measured
+    finish(run(Options(**vars(options))), options.json)
 
 
-def arguments() -> Options:
+def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--rows", type=at_least(1), default=256, help="test rows of a task (256)")
     add_repeats(parser, 3)
-    add("--threads", type=at_least(1), default=1, help="of each engine (1)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of weights and products (bfloat16)")
-    add("--tasks", type=names_of(*TASKS), default=TASKS, help=",".join(TASKS))
-    peers = f"{','.join(PEERS)}; those that are not installed are left out"
+    add("--threads", type=at_least(1), default=1, help="threads of each engine (1)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="dtype of the weights (bfloat16)",
+    )
+    add("--tasks", type=names_of(*TASKS), default=TASKS, help=f"tasks ({','.join(TASKS)})")
+    peers = f"peers ({','.join(PEERS)}); those that are not installed are left out"
     add("--peers", type=names_of(*PEERS), default=PEERS, help=peers)
-    add("--max-tokens", type=at_least(1), default=64, help="of an answer, with --model (64)")
+    add("--max-tokens", type=at_least(1), default=64, help="tokens of an answer, with --model (64)")
     add("--model", type=Path, help="local folder of another model")
-    add("--demo", action="store_true", help="the shipped model even if the bench model exists")
+    add("--demo", action="store_true", help="use the shipped model even if the bench model exists")
     add("--shape", choices=SHAPES, help="time only steps of random weights of this shape")
     add_json(parser)
-    return Options(**vars(parser.parse_args()))
+    return parser.parse_args()
 
 
 def set_threads(threads: int) -> None:

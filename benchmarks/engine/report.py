@@ -6,13 +6,13 @@ slows both. A figure is the median of the ratios, with the least and the greates
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common import Figure, about, digits, show_table, versions
-from benchmarks.engine.engine import Options
 from benchmarks.engine.equal import Equality
 from benchmarks.engine.loop import Ran
 from benchmarks.engine.sides import Measured, version_of
@@ -22,6 +22,30 @@ DRAFTED_8, DRAFTED_1 = 2.5, 4.0  # required of massive_en
 OVER_TRANSFORMERS, OVER_OPENVINO, OVER_BEST_PEER = 1.5, 0.9, 1.5
 OVERHEAD, UNPREDICTABLE = 0.10, 0.98
 _SHOWN = 5  # differences of a comparison
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line.
+
+    Attributes:
+        rows: Test rows of each task, counted from the first one.
+        repeats: Timed runs of each setting.
+        max_tokens: The length of an answer of another model, end-of-sequence included. The shipped
+            model ends its answers itself.
+    """
+
+    rows: int
+    repeats: int
+    threads: int
+    dtype: str
+    tasks: tuple[str, ...]
+    peers: tuple[str, ...]
+    max_tokens: int
+    model: Path | None
+    demo: bool
+    shape: str | None
+    json: Path | None
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.common import digits, show_figures, show_table
 from benchmarks.demo_model.train import SIZES
-from benchmarks.engine.engine import Options
 from benchmarks.engine.equal import NEAR, TOLERANCE, Answers, Equality, compare
 from benchmarks.engine.loop import Job
-from benchmarks.engine.report import Found, figures, record, show_task
+from benchmarks.engine.report import Found, Options, figures, record, show_task
 from benchmarks.engine.sides import ENVIRONMENTS, Side, in_turn, start
 from benchmarks.engine.steps import ceiling, step_times
 from tasc_engine.model.loading import ModelSource, load_model

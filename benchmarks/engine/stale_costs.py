@@ -173,12 +173,12 @@ def figures_of(found: dict[str, Any]) -> tuple[list[Figure], int | None]:
 def main() -> None:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--steps", type=at_least(1), default=20_000, help="with the stale file (20,000)")
-    add("--quiet-steps", type=at_least(1), default=2_000, help="with the quiet file (2,000)")
+    add("--steps", type=at_least(1), default=20_000, help="steps with the stale file (20,000)")
+    add("--quiet-steps", type=at_least(1), default=2_000, help="steps with the quiet file (2,000)")
     add("--window", type=at_least(1), default=500, help="steps of a window (500)")
     add("--rows", type=at_least(1), default=1024, help="test rows (1,024)")
-    add("--loops", type=at_least(0), default=2, help="busy loops (2)")
-    add("--loops-stay", action="store_true", help="the loops stay while requests are answered")
+    add("--loops", type=at_least(0), default=2, help="number of busy loops (2)")
+    add("--loops-stay", action="store_true", help="keep the loops while requests are answered")
     add("--costs", type=Path, help="file of step costs to begin with")
     add("--keep", type=Path, help="file to write those costs to")
     add_json(parser)

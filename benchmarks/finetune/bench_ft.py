@@ -14,8 +14,8 @@ of half its size. Progress goes to stderr, tables to stdout; the last line of st
 object.
 """
 
+import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
@@ -38,38 +38,22 @@ from benchmarks.common import (
 PARTS = ("lengths", "seeds", "epochs", "both", "forecast")
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line."""
-
-    parts: tuple[str, ...]
-    data: Path
-    work: Path
-    tokenizers: tuple[Path, ...]
-    tasks: tuple[str, ...]
-    test_rows: int
-    repeats: int
-    processes: int
-    make_only: bool
-    json: Path | None
-
-
-def arguments() -> Options:
+def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add_data(parser, required=True)
     add_parts(parser, PARTS)
     add("--work", type=Path, default=Path(".bench/ft"), help="folder for fine-tunes (.bench/ft)")
-    folders = "folders for `lengths`, with commas between; the shipped model's"
+    folders = "folders of tokenizers for `lengths`, with commas between (the shipped model's)"
     add("--tokenizers", type=paths, default=(), help=folders)
-    names = "for `lengths`, `seeds` and `both`, with commas between; all of them"
+    names = "tasks of `lengths`, `seeds` and `both`, with commas between (all)"
     add("--tasks", type=listed, default=(), help=names)
     add("--test-rows", type=at_least(1), default=128, help="test rows that are answered (128)")
     add_repeats(parser, 5)
-    add("--processes", type=at_least(1), default=2, help="that fine-tune at the same time (2)")
+    add("--processes", type=at_least(1), default=2, help="fine-tunes at the same time (2)")
     add("--make-only", action="store_true", help="fine-tune without measuring")
     add_json(parser)
-    return Options(**vars(parser.parse_args()))
+    return parser.parse_args()
 
 
 def paths(text: str) -> tuple[Path, ...]:
@@ -82,9 +66,8 @@ def main() -> None:
     from benchmarks.finetune import parts
 
     measures = {name: getattr(parts, name) for name in PARTS}
-    finish(
-        {"benchmark": "ft", **measured(measures, options.parts, options), **about()}, options.json
-    )
+    found = measured(measures, options.parts, parts.Options(**vars(options)))
+    finish({"benchmark": "ft", **found, **about()}, options.json)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from benchmarks.common import Figure, show_table, to_stderr
 from benchmarks.demo_model.train import train_base
 from benchmarks.draft.tasks import open_tokenizer
 from benchmarks.finetune.agreement import MeasuredRun, check
-from benchmarks.finetune.bench_ft import Options
 from benchmarks.finetune.runs import HALF_EPOCHS, PCS, FtRun, Workshop
 from benchmarks.finetune.tasks import TASKS
 from tasc_jobs.demo.tasks import MODEL
@@ -30,6 +30,22 @@ Part = tuple[list[Figure], dict[str, Any]]
 Found = dict[FtRun, dict[str, Any]]
 
 BEFORE_AFTER = (0, 500)  # new tokens of `both` and `seeds`
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    parts: tuple[str, ...]
+    data: Path
+    work: Path
+    tokenizers: tuple[Path, ...]
+    tasks: tuple[str, ...]
+    test_rows: int
+    repeats: int
+    processes: int
+    make_only: bool
+    json: Path | None
 
 
 def _workshop(options: Options) -> Workshop:

@@ -53,14 +53,14 @@ PROBE = {"prompt": "wake me up", "max_tokens": 8, "temperature": 0}
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--requests", type=int, default=20_000, help="how many (20000)")
+    add("--requests", type=int, default=20_000, help="number of requests (20000)")
     add("--seconds", type=float, help="stop after so many seconds, with fewer requests")
-    add("--seed", type=int, default=1, help="of all random choices (1)")
+    add("--seed", type=int, default=1, help="seed of all random choices (1)")
     add("--at-once", type=int, default=16, help="requests at the same time (16)")
     add("--deadline", type=float, default=60.0, help="seconds after which a request hangs (60)")
     add("--base", help="a running service; without it, one is started")
     add("--key", help="an API key of that service")
-    add("--proxy", choices=PROXIES, default=PROXIES[0], help="Ray Serve's (%(default)s)")
+    add("--proxy", choices=PROXIES, default=PROXIES[0], help="proxy of Ray Serve (%(default)s)")
     return parser.parse_args()
 
 

@@ -117,8 +117,8 @@ def _file(here: Here, stage: str) -> Path:
 
 def main() -> int:
     parser = parser_of(__doc__)
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, on a CPU")
-    parser.add_argument("--out", type=Path, help=f"results ({OUT.name}; of a dry run, none)")
+    parser.add_argument("--dry-run", action="store_true", help="use tiny sizes on a CPU")
+    parser.add_argument("--out", type=Path, help=f"results ({OUT.name}; none for a dry run)")
     parser.add_argument("--stage", help="run one stage only, in --folder")
     parser.add_argument("--folder", type=Path, help="the folder that stages share")
     options = parser.parse_args()

@@ -16,9 +16,8 @@ one JSON object.
 
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -39,21 +38,9 @@ from benchmarks.common import (
     use_one_thread,
 )
 from benchmarks.finetune.tasks import TASKS
-
-if TYPE_CHECKING:
-    from benchmarks.neural.side import Bench
-    from tasc_engine.drafting.neural.card import Kind
+from tasc_engine.drafting.neural.card import Kind
 
 PARTS = ("vocabtrim", "frspec", "microspec", "hybrid", "latency")
-KINDS: "tuple[Kind, ...]" = ("eagle", "independent")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The benches of the requested targets, and the folder where measurements are kept."""
-
-    benches: "tuple[Bench, ...]"
-    work: Path
 
 
 def arguments() -> argparse.Namespace:
@@ -61,18 +48,32 @@ def arguments() -> argparse.Namespace:
     add, tasks = parser.add_argument, names_of(*TASKS)
     add_data(parser, required=True)
     add_parts(parser, PARTS)
-    add("--tasks", type=tasks, default=tuple(TASKS), help="of targets with the shipped tokenizer")
-    add("--wide", type=folder, help="folder of a tokenizer of 100,000 tokens; without it, no such")
-    wide = "of targets with that tokenizer (massive_en)"
+    add(
+        "--tasks",
+        type=tasks,
+        default=tuple(TASKS),
+        help="tasks with the shipped tokenizer",
+    )
+    add(
+        "--wide",
+        type=folder,
+        help="folder of a tokenizer of 100,000 tokens (none)",
+    )
+    wide = "tasks with that tokenizer (massive_en)"
     add("--wide-tasks", type=tasks, default=("massive_en",), help=wide)
-    add("--work", type=Path, default=Path(".bench/neural"), help="folder (.bench/neural)")
+    add(
+        "--work",
+        type=Path,
+        default=Path(".bench/neural"),
+        help="folder of results (.bench/neural)",
+    )
     add("--rows", type=at_least(1), default=1500, help="answers that a drafter learns (1500)")
-    add("--epochs", type=float, default=12, help="of them (12)")
+    add("--epochs", type=float, default=12, help="epochs over these answers (12)")
     add("--test-rows", type=at_least(1), default=40, help="test rows that are answered (40)")
     add_repeats(parser, 3, least=0)
-    add("--processes", type=at_least(1), default=2, help="that train at the same time (2)")
-    kinds = "of drafters, in vocabtrim and hybrid; both"
-    add("--kinds", type=names_of(*KINDS), default=KINDS, help=kinds)
+    add("--processes", type=at_least(1), default=2, help="drafters that train at the same time (2)")
+    kinds = "kinds of drafters in vocabtrim and hybrid (both)"
+    add("--kinds", type=names_of(*get_args(Kind)), default=get_args(Kind), help=kinds)
     add("--make-only", action="store_true", help="train without measuring")
     add_json(parser)
     return parser.parse_args()
@@ -96,7 +97,7 @@ def main() -> None:
         return
     benches = tuple(Bench(models, case, options.test_rows, options.repeats) for case in cases)
     measures = {name: getattr(parts, name) for name in PARTS}
-    found = measured(measures, options.parts, Options(benches, options.work))
+    found = measured(measures, options.parts, parts.Options(benches, options.work))
     finish({"benchmark": "neural", **found, "measured_by": measured_by(), **about()}, options.json)
 
 

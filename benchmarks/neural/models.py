@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.draft.tasks import open_tokenizer
 from benchmarks.finetune.runs import FtRun, Workshop
 from benchmarks.finetune.tasks import TASKS, FtTask
-from benchmarks.neural.bench_neural import KINDS
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import CARD, Kind
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
@@ -39,6 +38,7 @@ _SHIPPED = {task: ADAPTERS / task for task in SHIPPED} | {"clinc150": None}
 _ROWS, _EPOCHS = 1100, 3  # of the fine-tunes for other tasks
 _SMALL = {"layers": 2, "hidden": 128}  # the shape of an independent drafter for these targets
 
+KINDS: tuple[Kind, ...] = get_args(Kind)
 # The shape and the training of a wide target.
 HIDDEN, LAYERS, HEADS = 128, 4, 4
 _BATCH, _WIDE_EPOCHS, _RATE, _WARM_UP = 32, 3, 2e-3, 50

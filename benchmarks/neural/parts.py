@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import Figure, facts_of, show_table
-from benchmarks.neural.bench_neural import KINDS, Options
+from benchmarks.neural.models import KINDS
 from benchmarks.neural.side import (
     FR_SPEC,
     FULL,
@@ -40,6 +41,14 @@ Part = tuple[list[Figure], dict[str, Any]]
 Rows = list[list[str] | None]
 
 LEFT = 0.25  # the greatest share of the head that a ranked vocabulary has
+
+
+@dataclass(frozen=True)
+class Options:
+    """The benches of the requested targets, and the folder where measurements are kept."""
+
+    benches: tuple[Bench, ...]
+    work: Path
 
 
 def _rates(side: Measured) -> str:

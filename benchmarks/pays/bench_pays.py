@@ -271,7 +271,7 @@ def main() -> None:
     add_data(parser)
     parser.add_argument("--model", type=folder, help="an instruct model; needs --data")
     parser.add_argument(
-        "--tasks", type=_parts, default=(), help="parts of names, with ; between; all"
+        "--tasks", type=_parts, default=(), help="parts of task names, with ; between (all)"
     )
     parser.add_argument("--warm", type=at_least(0), default=200, help="rows before the pairs (200)")
     parser.add_argument("--rows", type=at_least(8), default=48, help="rows of a pair (48)")

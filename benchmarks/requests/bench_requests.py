@@ -12,11 +12,12 @@ folders with `train.jsonl.gz` and `test.jsonl.gz`; without it their label sets a
 Progress goes to stderr, tables to stdout; the last line of stdout is one JSON object.
 """
 
+import argparse
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -36,25 +37,15 @@ from benchmarks.common import (
     use_test_helpers,
 )
 
+if TYPE_CHECKING:
+    from benchmarks.requests.engines import Options
+
 PARTS = ("grid", "sampling", "choices", "schemas", "adapters", "nf4")
 ARCHITECTURES = ("qwen2", "llama")
 LEAST_P, PLANTED_P = 0.001, 1e-6
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line."""
-
-    parts: tuple[str, ...]
-    data: Path | None
-    rows: int
-    requests: int
-    schemas: int
-    repeats: int
-    json: Path | None
-
-
-def arguments() -> Options:
+def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add_parts(parser, PARTS)
@@ -64,22 +55,23 @@ def arguments() -> Options:
     add("--schemas", type=at_least(1), default=200, help="random JSON schemas (200)")
     add_repeats(parser, 3)
     add_json(parser)
-    return Options(**vars(parser.parse_args()))
+    return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
     use_one_thread()
     use_test_helpers("lossless_cases", "request_grid", "test_choosing_statistics")
+    from benchmarks.requests.engines import Options
     from benchmarks.requests.guides import choices, schemas
     from benchmarks.requests.weights import adapters, nf4
 
     measures = dict(zip(PARTS, (grid, sampling, choices, schemas, adapters, nf4), strict=True))
-    found = measured(measures, options.parts, options)
+    found = measured(measures, options.parts, Options(**vars(options)))
     finish({"benchmark": "requests", **found, **about()}, options.json)
 
 
-def grid(options: Options) -> tuple[list[Figure], dict[str, Any]]:
+def grid(options: "Options") -> tuple[list[Figure], dict[str, Any]]:
     """Answer random requests of all settings in four ways that must agree, in float64."""
     from lossless_cases import make_case
     from request_grid import Way, answer_all_ways, random_requests
@@ -102,7 +94,7 @@ def grid(options: Options) -> tuple[list[Figure], dict[str, Any]]:
     ], {"requests": number, "equal": equal, "accepted": accepted, "rejected": rejected}
 
 
-def sampling(_: Options) -> tuple[list[Figure], dict[str, Any]]:
+def sampling(_: "Options") -> tuple[list[Figure], dict[str, Any]]:
     """Test 100,000 sampled tokens of each rule; a planted error shows that the test detects one."""
     from test_choosing_statistics import RULES, SOME, drawn, exact, fits, numbers_of, sampled
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Row
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common import facts_of
@@ -26,6 +27,19 @@ from tasc_text import TaskTokenizer
 SETTINGS = DraftSettings(recent_tokens=0)
 LENGTH = 1024
 Examples = Row[tuple[str, str]]  # prompts and outputs
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    parts: tuple[str, ...]
+    data: Path | None
+    rows: int
+    requests: int
+    schemas: int
+    repeats: int
+    json: Path | None
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from typing import Any
 import jsonschema
 
 from benchmarks.common import Figure, read_rows
-from benchmarks.requests.bench_requests import Options
-from benchmarks.requests.engines import Drafted, guides_timed, load, prompts
+from benchmarks.requests.engines import Drafted, Options, guides_timed, load, prompts
 from tasc_engine import GuideSpec, Request
 from tasc_jobs.demo.tasks import ADAPTERS, TEMPLATES, read_split
 from tasc_text import PromptTemplate

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.common import Figure
-from benchmarks.requests.bench_requests import Options
-from benchmarks.requests.engines import Drafted, Run, load, prompts
+from benchmarks.requests.engines import Drafted, Options, Run, load, prompts
 from tasc_engine import Request
 from tasc_engine.model.loading import ModelSource, load_model
 from tasc_jobs.demo.tasks import ADAPTERS, MODEL, TASKS, TEMPLATES, read_split

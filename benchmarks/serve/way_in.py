@@ -61,13 +61,33 @@ Derived = tuple[list[Figure], dict[str, Any]]
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--seconds", type=at_least(1), default=5, help="of each window (5)")
-    add("--rounds", type=at_least(1), default=3, help="(3)")
-    add("--connections", type=counts, default=(1, 16, 64), help="one of them above 1 (1,16,64)")
-    add("--requests", type=at_least(1), default=48, help="over one connection (48)")
-    add("--gateways", type=at_least(1), default=1, help="and ingresses without work (1)")
-    add("--proxy", choices=("haproxy", "python"), default="haproxy", help="Ray Serve's (haproxy)")
-    add("--only", type=names_of(*PARTS), default=PARTS, help=f"of {','.join(PARTS)}; all of them")
+    add("--seconds", type=at_least(1), default=5, help="seconds of each window (5)")
+    add("--rounds", type=at_least(1), default=3, help="rounds of all parts (3)")
+    add(
+        "--connections",
+        type=counts,
+        default=(1, 16, 64),
+        help="connections, one above 1 (1,16,64)",
+    )
+    add("--requests", type=at_least(1), default=48, help="requests over one connection (48)")
+    add(
+        "--gateways",
+        type=at_least(1),
+        default=1,
+        help="number of gateways and of bare ingresses (1)",
+    )
+    add(
+        "--proxy",
+        choices=("haproxy", "python"),
+        default="haproxy",
+        help="Ray Serve's proxy (haproxy)",
+    )
+    add(
+        "--only",
+        type=names_of(*PARTS),
+        default=PARTS,
+        help=f"parts: {','.join(PARTS)} (all)",
+    )
     add("--old", type=folder, help="checkout of another commit, to compare with")
     return parser.parse_args()
 

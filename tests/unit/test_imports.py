@@ -1,9 +1,11 @@
-"""Tests which heavy libraries a package imports, in a fresh process."""
+"""Tests which heavy libraries a package imports, and that no modules import each other."""
 
 import ast
 import json
 import subprocess
 import sys
+from collections.abc import Collection
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -91,3 +93,40 @@ def test_names_that_are_imported_late_are_those_that_type_checkers_see(package):
             assert found is getattr(import_module(seen[name]), name)
     with pytest.raises(AttributeError):
         module.no_such_name  # noqa: B018
+
+
+REPOSITORY = Path(__file__).parents[2]
+ROOTS = (("services", ""), ("pipelines", ""), ("", "benchmarks"))
+# The distributed trainer and the job that starts it.
+CIRCLE = ("tasc_jobs.finetune.distributed", "tasc_jobs.finetune.finetuning")
+
+
+def modules() -> dict[str, Path]:
+    """The modules of all packages and benchmarks by their import names."""
+    found = {}
+    for root, part in ROOTS:
+        for path in (REPOSITORY / root / part).rglob("*.py"):
+            name = ".".join(path.relative_to(REPOSITORY / root).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imported(path: Path, known: Collection[str]) -> set[str]:
+    """The modules that a file imports anywhere."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= members.intersection(known) or {node.module}
+    return names.intersection(known)
+
+
+def test_no_modules_import_each_other():
+    """Imports in functions and for type checkers count, since a reader follows them, too."""
+    known = modules()
+    assert len(known) > 300
+    graph = {name: imported(path, known) for name, path in known.items()}
+    graph[CIRCLE[0]] = graph.get(CIRCLE[0], set()) - {CIRCLE[1]}
+    TopologicalSorter(graph).prepare()  # raises an error with the modules of a circle

@@ -40,7 +40,7 @@ _MOST_CALLS = 1 << 20  # limit of requests waiting in an engine; few rows are se
 _MOST_CHARACTERS = 64 << 20
 
 
-class Window:
+class ReorderBuffer:
     """The rows that a job has read from its input and that are not finished yet.
 
     At most ``most`` rows are read ahead, counted from the first unfinished one. Reading also pauses
@@ -317,7 +317,7 @@ class Pool:
         """Number of rows that were sent to engines and are not finished."""
         return sum(len(engine.held) for engine in self._engines)
 
-    def turn(self, window: Window, wait_s: float) -> list[Record]:
+    def turn(self, window: ReorderBuffer, wait_s: float) -> list[Record]:
         """Send rows to engines and return finished ones, after at most ``wait_s`` seconds.
 
         The rows of a dead engine are sent again.
@@ -337,7 +337,7 @@ class Pool:
             return []
         done, _ = ray.wait(list(owners), num_returns=1, timeout=wait_s)
         done, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0) if done else (done, [])
-        return [record for call in done for record in self._hear(owners[call], call, window)]
+        return [record for call in done for record in self._on_result(owners[call], call, window)]
 
     def preview(self, rows: Sequence[Row], timeout_s: float) -> Preview:
         """Measure the time of a few rows on one engine.
@@ -379,7 +379,7 @@ class Pool:
             actor: Any = self._new.remote(self._spec)
             self._engines.append(_Engine(actor, [actor.load.remote()]))
 
-    def _feed(self, engine: _Engine, window: Window) -> None:
+    def _feed(self, engine: _Engine, window: ReorderBuffer) -> None:
         most = (_IN_FLIGHT + 1) * self._handful
         while engine.up and len(engine.calls) < _IN_FLIGHT:
             rows = window.take(min(self._handful, most - len(engine.held)))
@@ -388,14 +388,14 @@ class Pool:
             engine.held.update(row.ordinal for row in rows)
             engine.calls.append(engine.actor.work.remote(rows))
 
-    def _hear(self, engine: _Engine, call: Any, window: Window) -> list[Record]:
+    def _on_result(self, engine: _Engine, call: Any, window: ReorderBuffer) -> list[Record]:
         if call not in engine.calls:  # another call of the same engine failed because it died
             return []
         engine.calls.remove(call)
         try:
             records: list[Record] | None = ray.get(call)
         except RayError as error:
-            self._bury(engine, error, window)
+            self._mark_dead(engine, error, window)
             return []
         if records is None:
             engine.up = True
@@ -404,7 +404,7 @@ class Pool:
         self._deaths = 0 if records else self._deaths
         return records
 
-    def _bury(self, engine: _Engine, error: RayError, window: Window) -> None:
+    def _mark_dead(self, engine: _Engine, error: RayError, window: ReorderBuffer) -> None:
         self._engines.remove(engine)
         engine.calls.clear()
         with suppress(RayError):

@@ -207,13 +207,13 @@ def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
     names = sorted(n for n in {*now, *begun.pins} if now.get(n) != begun.pins.get(n))
     if not names:
         return
-    told = "; ".join(
+    differences = "; ".join(
         f"{name} was {_shown(begun.pins.get(name))}, is {_shown(now.get(name))}" for name in names
     )
     state = "is done" if begun.report else "has begun"
     raise JobChanged(
-        f"the job in {folder} {state} with another input or other settings: {told}. Use those"
-        " of the start, write to another output, or discard its results with --restart"
+        f"the job in {folder} {state} with another input or other settings: {differences}. Use "
+        "those of the start, write to another output, or discard its results with --restart"
     )
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import ray
 import redis
 
-from tasc_jobs.batch.engines import EngineSpec, Pool, Window
+from tasc_jobs.batch.engines import EngineSpec, Pool, ReorderBuffer
 from tasc_jobs.batch.folder import Begun, JobFolder, require_same
 from tasc_jobs.batch.work import (
     JobProgress,
@@ -134,7 +134,7 @@ class _Job:
         progress: Callable[[JobProgress], None],
     ) -> None:
         self._spec, self._folder, self._pool, self._progress = spec, folder, pool, progress
-        self._window = Window(source, *folder.resume(), spec.window_rows)
+        self._window = ReorderBuffer(source, *folder.resume(), spec.window_rows)
         self._resumed = folder.totals.rows
         self._last_progress_at = time.monotonic()
         self._reported_at = 0.0

@@ -163,8 +163,8 @@ def generate(
 
             if dry_run:
                 found, total = jobs.dry_run(url, task, given, output, **job)
-                told = jobs.preview_in_words(found, total, pool.actors)
-                print_result(jobs.preview_as_json(found, total, pool.actors), told, as_json)
+                text = jobs.preview_in_words(found, total, pool.actors)
+                print_result(jobs.preview_as_json(found, total, pool.actors), text, as_json)
                 return
             with show_progress("answer", None) as bar:
                 progress = jobs.BatchProgress(bar)

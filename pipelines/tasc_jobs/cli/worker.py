@@ -131,7 +131,7 @@ def worker(
                 poll_s=poll,
                 lease_s=lease,
                 say=note,
-                on_progress=shown.progress,
+                on_progress=shown.on_progress,
                 ended=shown.ended,
                 metrics=metrics,
                 backoff=TaskBackoff(max_faults),
@@ -149,7 +149,7 @@ class Shown:
         self._as_json = as_json
         self._next = 0.0
 
-    def progress(self, batch: "Batch", now: "JobProgress") -> None:
+    def on_progress(self, batch: "Batch", progress: "JobProgress") -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             note(

@@ -210,13 +210,13 @@ class TokenCorpus:
         documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
         progress("merge outputs", rows, rows)
         # Further sorting belongs to the stage ``prune``, whose progress is not counted in parts.
-        told = chain([progress], repeat(silent))
+        reports = chain([progress], repeat(silent))
         corpus, kept = index_documents(
             documents,
             fingerprint=self.tokenizer.fingerprint,
             vocab_size=vocab_size,
             max_bytes=self.max_bytes,
-            sort=lambda some: sorted_parts(some, self.parts, partial(next(told), "sort")),
+            sort=lambda some: sorted_parts(some, self.parts, partial(next(reports), "sort")),
             pruned=lambda times: progress("prune", times, None),
         )
         progress("index prompts", 0, rows)

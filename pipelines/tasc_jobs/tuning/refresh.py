@@ -209,10 +209,10 @@ def _judge(
         old_tokens_per_step=old,
         new_tokens_per_step=new,
     )
-    told = f"{new:.3f} tokens per step on {len(held)} rows held out"
+    rate = f"{new:.3f} tokens per step on {len(held)} rows held out"
     if old is not None and new < old * (1 + options.margin):
         needed = f"not {options.margin:.1%} more than the {old:.3f} of version {done.old_version}"
-        reason = f"the new index brings {told}, {needed}, which stays"
+        reason = f"the new index brings {rate}, {needed}, which stays"
         return replace(done, reason=reason, versions=tuple(store.versions()))
     index = corpus.index(weights=trial.weights)
     corpus.progress("publish", 0, 2)
@@ -232,7 +232,7 @@ def _judge(
             f"; version {done.old_version} was not replayed, because it is not known which rows "
             "it was built from"
         )
-    reason = f"version {artifact.version} is current: it brings {told}{than}"
+    reason = f"version {artifact.version} is current: it brings {rate}{than}"
     return replace(done, reason=reason, version=artifact.version, versions=tuple(store.versions()))
 
 

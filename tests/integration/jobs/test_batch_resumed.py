@@ -12,7 +12,7 @@ import redis
 
 from support import refused
 from tasc_jobs.batch import job
-from tasc_jobs.batch.engines import EngineSpec, Window
+from tasc_jobs.batch.engines import EngineSpec, ReorderBuffer
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.job import run_job
 from tasc_jobs.batch.work import JobSpec, Record, Row, TooManyErrors
@@ -35,7 +35,7 @@ class Engines:
         self.spec, self.turns, self.rows = spec, 0, 0
         self.made.append(self)
 
-    def turn(self, window: Window, wait_s: float) -> list[Record]:
+    def turn(self, window: ReorderBuffer, wait_s: float) -> list[Record]:
         self.turns += 1
         assert self.turns < MOST_TURNS, "the job never ends"
         rows = window.take(TURN)

@@ -17,7 +17,7 @@ from support import EAGER, record_of
 from tasc_engine import GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch import engines
-from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, Window, measure
+from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, ReorderBuffer, measure
 from tasc_jobs.batch.generate import RowAnswers
 from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
@@ -49,9 +49,9 @@ def ordinals(found: Sequence[Row | Record] | None) -> list[int]:
 
 
 def test_long_rows_fill_it_sooner_and_lost_rows_come_first() -> None:
-    window = Window(row(i, "x" * (30 << 20)) for i in range(9))
+    window = ReorderBuffer(row(i, "x" * (30 << 20)) for i in range(9))
     assert (ordinals(window.read(100)), window.read(100)) == ([0, 1, 2], None)
-    window = Window(source(6), most=10)
+    window = ReorderBuffer(source(6), most=10)
     window.read(100)
     window.take(4)
     window.finish(records(0, 2))
@@ -72,7 +72,7 @@ def test_whatever_is_lost_on_the_way_each_row_is_finished_once_and_not_far_ahead
     count: int, most: int, moves: list[tuple[int, int]], first: int, behind: set[int]
 ) -> None:
     """Rows before ``first`` and the later rows in ``behind`` were finished by earlier starts."""
-    window = Window(source(count), first, behind, most)
+    window = ReorderBuffer(source(count), first, behind, most)
     before = {i for i in range(count) if i < first or i in behind}
     done, held = list[int](), list[int]()
 
@@ -164,7 +164,7 @@ def test_an_engine_that_never_comes_up_is_nobodys_fault_but_its_machines(
     def answer(name: str, rows: Sequence[Row]) -> object:
         return None if up and name == "load" else error
 
-    pool, window = pool_on(FakeRay(answer), 1), Window(source(3))
+    pool, window = pool_on(FakeRay(answer), 1), ReorderBuffer(source(3))
     window.read(3)
     with pytest.raises(JobError) as ended:
         [pool.turn(window, 0.0) for _ in range(20)]
@@ -181,7 +181,7 @@ def test_dying_engines_finish_rows_once(pool_on: Callable[[FakeRay, int], Pool],
             return None
         return ActorDiedError() if rng.random() < 0.3 else records(*ordinals(rows))
 
-    pool, window = pool_on(FakeRay(answer), 3), Window(source(200), most=50)
+    pool, window = pool_on(FakeRay(answer), 3), ReorderBuffer(source(200), most=50)
     done: list[int] = []
     while not window.empty:
         window.read(20)
@@ -191,7 +191,9 @@ def test_dying_engines_finish_rows_once(pool_on: Callable[[FakeRay, int], Pool],
 
 def test_a_cluster_without_a_node_is_at_fault(pool_on: Callable[[FakeRay, int], Pool]) -> None:
     with pytest.raises(ClusterError):
-        pool_on(FakeRay(lambda name, rows: None, alive=False), 1).turn(Window(source(1)), 0.0)
+        pool_on(FakeRay(lambda name, rows: None, alive=False), 1).turn(
+            ReorderBuffer(source(1)), 0.0
+        )
 
 
 ROWS = 2
