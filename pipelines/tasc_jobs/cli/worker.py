@@ -153,8 +153,8 @@ class Shown:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _EVERY_S
             note(
-                f"{batch.id}: {now.report.rows} of {now.total} lines, "
-                f"{now.report.errors} of them errors, {now.engines} engines up"
+                f"{batch.id}: {progress.report.rows} of {progress.total} lines, "
+                f"{progress.report.errors} of them errors, {progress.engines} engines up"
             )
 
     def ended(self, ended: "Ended") -> None:

@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from lora_folders import WEIGHTS, cut, make_adapter
 from support import eventually, failing_where, refused
 from tasc_draft import DraftIndex, DraftSettings
-from tasc_engine import Request
+from tasc_engine import EngineError, Request
 from tasc_protocol import FieldError
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
@@ -198,6 +200,24 @@ def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_opened_is_named(folder: Path, options: Any, kind: Any, named: str) -> None:
     with refused(kind, named):
         LLM(**{"model": folder, **SIZES, **options})
+
+
+def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    names = ("narrow", "deep", "shallow", "odd")
+    narrow, deep, shallow, odd = (make_adapter(folder, tmp_path / name) for name in names)
+    cut(narrow)
+    tensors = load_file(deep / WEIGHTS)
+    first = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
+    save_file(first, shallow / WEIGHTS)
+    third = {name.replace("layers.0", "layers.2"): tensor.clone() for name, tensor in first.items()}
+    save_file(tensors | third, deep / WEIGHTS)
+    other = make_folder(tmp_path / "other", "gpt_neox")
+    for model, adapter in ((folder, narrow), (folder, deep), (folder, shallow), (other, odd)):
+        with refused(EngineError, str(adapter)):
+            LLM(model, adapter=adapter, **SIZES)
+        if adapter != shallow:
+            with refused(EngineError, "adapter a"):
+                LLM(model, adapters={"a": adapter}, **SIZES)
 
 
 def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> None:
