@@ -23,7 +23,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         sync: Whether the file is on disk when the block ends, so that it survives a power failure.
     """
     for left in unfinished_files(path):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it is gone, or of another user
             if left.stat().st_mtime < time.time() - _LEFT_S:
                 left.unlink()
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")

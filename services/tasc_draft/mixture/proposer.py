@@ -82,7 +82,7 @@ class NgramProposer:
         branching: bool = True,
         nodes: int | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self.vocab_size = settings, vocab_size
         self._budget = rows * settings.num_speculative_tokens if nodes is None else nodes
         self.memory = Memory(
             settings, rows, capacity, vocab_size, eos_ids, index, self._budget, branching

@@ -2,7 +2,7 @@
 
 Answers do not depend on drafts. If the proposer fails for a row, the row has no drafts until it is
 started again. If the drafts of a step are not trees, the step has none. A proposer with a limit is
-switched off permanently if it keeps failing or takes too long, and its fallback goes on.
+switched off permanently if it keeps failing or takes too long.
 """
 
 import logging
@@ -56,12 +56,11 @@ class SafeProposer:
     """A proposer that cannot fail; see `tasc_draft.Proposer`.
 
     A row in use may be started again, which `tasc_draft.Proposer` does not allow. A row that was
-    not started must have a budget of 0. A proposer may have a `DraftLimit` as ``limit``, and as
-    ``fallback`` a proposer of the same rows, which replaces it when it is switched off.
+    not started must have a budget of 0. A proposer may have a `DraftLimit` as ``limit``.
 
     Args:
         request_hidden_states: Called with the hidden states that the proposer needs from the next
-            forward on, when the proposer changes.
+            forward on, when that changes.
         clock: Returns seconds since an arbitrary time.
 
     Attributes:
@@ -78,6 +77,7 @@ class SafeProposer:
         self.failures = self._reported = 0
         self._vocab_size, self._request_hidden_states = vocab_size, request_hidden_states
         self._clock = clock
+        self._requested: HiddenStateRequest | None = None
         self._hidden_states = HiddenStateBuffer()
         self._in_use: set[int] = set()
         self._lost: set[int] = set()
@@ -89,7 +89,7 @@ class SafeProposer:
         for row in tuple(self._in_use):  # parts of the new proposer may have the same rows
             self.finish(row)
         self._proposer: Proposer | None = proposer
-        self.max_depth = proposer.max_depth
+        self.max_depth, self.max_tokens = proposer.max_depth, max_draft_tokens(proposer)
         self._limit: DraftLimit | None = getattr(proposer, "limit", None)
         self._seconds: deque[float] = deque(maxlen=STEPS)
         self._in_a_row = 0
@@ -125,9 +125,10 @@ class SafeProposer:
             self._hidden_states.forget()
             self._fail("hidden states were not kept; drafts go without them", error)
 
-    def observe(self, row: int, tokens: Int32) -> None:
+    def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         def observe(proposer: Proposer) -> None:
-            proposer.observe(row, tokens, self._hidden_states.take(row))
+            kept = self._hidden_states.take(row)
+            proposer.observe(row, tokens, kept if hidden is None else hidden)
 
         if row in self._lost or row not in self._in_use:
             self._hidden_states.drop(row)
@@ -160,15 +161,24 @@ class SafeProposer:
             return Drafts.empty(len(rows))
         self._in_a_row = 0
         self._check_time(self._clock() - began)
+        self._request()  # a part of the proposer may have been switched off
         return drafts
 
     def new_failures(self) -> int:
-        """Returns the number of failures since the last call."""
+        """Returns the number of failures since the last call, those of a guarded part included."""
         reported, self._reported = self._reported, self.failures
-        return self.failures - reported
+        of_part: Callable[[], int] = getattr(self._proposer, "new_failures", lambda: 0)
+        return self.failures - reported + of_part()
+
+    @property
+    def hidden_state_request(self) -> HiddenStateRequest:
+        """The hidden states that the proposer needs now; none after it is switched off."""
+        return HiddenStateRequest.of(self._proposer)
 
     def _request(self) -> None:
-        self._request_hidden_states(HiddenStateRequest.of(self._proposer))
+        if (request := self.hidden_state_request) != self._requested:
+            self._requested = request
+            self._request_hidden_states(request)
 
     def _call(self, row: int, action: Callable[[Proposer], None]) -> None:
         try:
@@ -195,7 +205,7 @@ class SafeProposer:
             self._switch_off(self._limit, "slow", why)
 
     def _switch_off(self, limit: DraftLimit, reason: Reason, why: str) -> None:
-        self._proposer, self._limit = getattr(self._proposer, "fallback", None), None
+        self._proposer, self._limit = None, None
         self._request()
         log.warning(
             "drafting by a model is off until a restart, requests go on: %s; `tasc task set` makes "

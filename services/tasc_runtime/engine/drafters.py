@@ -159,8 +159,12 @@ class TaskDrafter:
             metrics.off(self._off)
 
     def _drafted(self, rows: Int32) -> None:
-        if self._sizes is not None:
-            self._sizes.drafted(rows)
+        try:
+            if self._sizes is not None:
+                self._sizes.drafted(rows)
+        except Exception as error:  # no fault of the drafter's
+            log.warning("drafted rows are not counted any more", exc_info=error)
+            self._sizes = None
 
     def _switched_off(self, reason: Reason) -> None:
         self._off, self._proposer, self._sizes = reason, None, None  # which frees their memory

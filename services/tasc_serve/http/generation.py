@@ -487,4 +487,4 @@ def _failure(error: Exception, timeout_s: float | None) -> ApiError:
 
 
 def _too_late(timeout_s: float | None) -> ApiError:
-    return ApiError(504, f"no answer within {timeout_s:g} s; try again later")
+    return ApiError(504, f"no answer within {timeout_s or 0:g} s; try again later")

@@ -140,7 +140,7 @@ class TaskReplica:
             request, guide = admitted
             if asked.is_acknowledged:
                 send(Output(asked.id, record_version=request.record_version))
-            await self._answered(asked, request, guide, send)
+            await self._relay(asked, request, guide, send)
         finally:
             self._outstanding -= 1
             if taken:
@@ -223,7 +223,7 @@ class TaskReplica:
     def __del__(self) -> None:
         self.close()
 
-    async def _answered(
+    async def _relay(
         self,
         asked: Request,
         request: Request,
@@ -265,9 +265,11 @@ class TaskReplica:
         # The gateway gives up at the same time; this limit is for a dead gateway.
         timeout_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 await ended
         except TimeoutError:
+            if not limit.expired():  # sending raised it
+                raise
             if not over:
                 send(Refusal("late", f"no answer within {timeout_s:g} s"))
         finally:

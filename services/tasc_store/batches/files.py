@@ -206,8 +206,12 @@ class Upload:
         """Completes the bytes; returns the record of a file that is not kept yet.
 
         Raises:
-            StoreError: The bytes are not there, since the upload took more than an hour.
+            StoreError: The upload took almost an hour, after which `FileStore.clean` may remove it.
         """
+        if time.time() > _created_at(self.id) + UNSEALED_S - _GRACE_S:
+            raise StoreError(
+                f"the upload took more than {UNSEALED_S - _GRACE_S} s; send it faster, or in parts"
+            )
         with self._lock, self._store.translated():
             self._file.flush()
             with suppress(io.UnsupportedOperation):  # a bucket has no file descriptors
@@ -215,8 +219,8 @@ class Upload:
             self._file.close()
         if (found := self._store.size_of(self.id)) != self.size_bytes:
             raise StoreError(
-                f"{found} of {self.size_bytes} bytes were stored; the upload took more than "
-                f"{UNSEALED_S} s, or was removed: send it faster, or in parts"
+                f"{found} of {self.size_bytes} bytes were stored; the upload was removed "
+                "meanwhile: send it again"
             )
         now = time.time()
         return StoredFile(
@@ -348,14 +352,15 @@ class FileStore:
             filesystem, folder = self._at("")
             names = [path.rpartition("/")[2] for path in filesystem.ls(folder, detail=False)]
         now, files = time.time(), {file.id: file for file in self._files(expired=True)}
+        if ended := [id_ for id_, file in files.items() if file.expires_at + _GRACE_S < now]:
+            with translated(self._redis_url):
+                self._client.hdel(RECORDS, *ended)
         for name in names:
             file = files.get(name)
             end = file.expires_at + _GRACE_S if file else _created_at(name) + UNSEALED_S
             if end < now:
-                self.remove(name)
-        if ended := [id_ for id_, file in files.items() if file.expires_at + _GRACE_S < now]:
-            with translated(self._redis_url):
-                self._client.hdel(RECORDS, *ended)
+                with suppress(StoreError):  # the next call tries again, and others must go
+                    self.remove(name)
 
     def open(self, id_: str, mode: str) -> Any:
         """Opens the bytes of an id, in a block of `translated`."""
@@ -432,6 +437,7 @@ class FileStore:
         name = secrets.token_hex(8)
         if isinstance(filesystem, LocalFileSystem):
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(root, name).mkdir(mode=0o700)  # uploads are for users of this service only
         filesystem.makedirs(f"{root}/{name}", exist_ok=True)
         filesystem.pipe_file(f"{root}/{name}/{_MARKER}", b"files of tasc-serve\n")
         folder = {"name": name, "url": redact(self._url), "host": socket.gethostname()}

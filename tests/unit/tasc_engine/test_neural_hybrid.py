@@ -26,6 +26,7 @@ class Fixed(Silent):
 
     token: int
     probs: float | list[float]
+    vocab_size: int = 100
     asked: list[list[int]] = field(default_factory=list)
     external: list[Drafts | None] = field(default_factory=list)
 

@@ -341,6 +341,8 @@ class Neural:
 class Ngrams(Neural):
     """Accepts an external draft, and always drafts the same."""
 
+    vocab_size = 10
+
     def propose(
         self, rows: Any, budget: Any, min_probs: Any = None, external: Any = None
     ) -> Drafts:
@@ -432,18 +434,19 @@ def test_slow_median_switches_the_drafter_off(guarded, caplog) -> None:
     assert "took 0.55 s, the limit is 0.5 s" in caplog.text
 
 
-def test_n_grams_continue_after_the_drafter_is_off() -> None:
+@pytest.mark.parametrize("call", ["start", "observe", "propose"])
+def test_drafter_that_fails_costs_no_drafts_of_n_grams(call: str) -> None:
     ngram, guarded = Ngrams(), Guarded()
     ngram.drafts = replace(ngram.drafts, logp=np.log(np.full(4, 0.5, np.float32)))
     guarded.proposer.use(HybridProposer(ngram, guarded.neural))
-    guarded.proposer.start(0, PROMPT)
-    guarded.neural.raising = {"propose"}
-    assert [guarded.propose() for _ in range(FAILURES + 1)] == [0] * FAILURES + [4]
-    guarded.proposer.observe(0, PROMPT)
-    guarded.proposer.finish(0)
-    names = [call[0] for call in ngram.calls]
-    assert names == ["start", *["propose"] * (FAILURES + 1), "observe", "finish"]
+    guarded.neural.raising = {call}
+    for row in TOLD.tolist() * FAILURES:
+        guarded.proposer.start(row, PROMPT)
+        guarded.proposer.observe(row, PROMPT)
+        assert guarded.propose() == 4
     assert guarded.off == ["failed"]
+    assert guarded.proposer.new_failures() == FAILURES
+    assert guarded.requests[-1] == HiddenStateRequest()
 
 
 def test_rows_are_finished_before_a_proposer_is_replaced(guarded: Guarded) -> None:

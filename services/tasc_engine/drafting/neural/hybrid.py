@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts, NgramProposer, Proposer
 from tasc_draft.labels import LabelTrie
-from tasc_engine.drafting.safe_proposer import DraftLimit, max_draft_tokens
+from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
@@ -102,16 +102,20 @@ class HybridProposer:
     ) -> None:
         if not 0.0 <= sure <= 1.0:
             raise ValueError(f"sure is {sure}; it must lie between 0 and 1")
-        self._ngram, self._neural, self._sure = ngram, neural, sure
-        self.limit: DraftLimit | None = getattr(neural, "limit", None)
-        self.fallback = ngram
+        # A failure of the model, or its time limit, must not cost drafts of n-grams.
+        self._ngram, self._neural = ngram, SafeProposer(neural, ngram.vocab_size)
+        self._sure = sure
         self._arms = arms or TwoArmedBandit()
         self._in_use, self._labelled = set[int](), set[int]()
 
     @property
     def hidden_state_request(self) -> HiddenStateRequest:
-        """The hidden states that the neural proposer needs now."""
-        return HiddenStateRequest.of(self._neural)
+        """The hidden states that the neural proposer needs now; none after it is switched off."""
+        return self._neural.hidden_state_request
+
+    def new_failures(self) -> int:
+        """Number of failures of the neural proposer since the last call."""
+        return self._neural.new_failures()
 
     @property
     def max_depth(self) -> int:
