@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.engine.equal import TOLERANCE, Answers, compare
 from benchmarks.gpu.gpu import Found, Here
 from benchmarks.gpu.work import BASE, Work, index_of, model_folder
-from tasc_engine import EngineConfig, Sampling, Target
+from tasc_engine import EngineConfig, Target
 from tasc_text import TaskTokenizer
 from tiny import make_model, make_tokenizer
 
@@ -85,7 +85,7 @@ def adapted(found: Found, here: Here) -> None:
 def sampled(found: Found, here: Here) -> None:
     """Drawn answers with drafts and without; a draw near the edge of a token may differ."""
     work = Work.of_demo(here, "float32", here(64, 4))
-    work.kinds = [{"sampling": Sampling(temperature=1.0, seed=seed)} for seed in range(64)]
+    work.kinds = [{"parameters": {"temperature": 1.0}, "seed": seed} for seed in range(64)]
     drafted, plain = (work.run(kind, 8, len(work.prompts)) for kind in (True, False))
     same = [a == b for a, b in zip(drafted.answers, plain.answers, strict=True)]
     accepted = int(drafted.totals.accepted.sum())
