@@ -4,9 +4,11 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Row
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from benchmarks.common import facts_of
 from tasc_draft import SOURCES, DraftSettings, NgramProposer, Tokens, build_learnt_index
@@ -94,7 +96,7 @@ class Drafted:
         )  # fmt: skip
         totals = EngineTotals(len(SOURCES), proposer.max_depth)
         engine = Engine(self.target, self.known, proposer, config, totals.add)
-        changed = [replace(r, draft=draft) for r in requests]
+        changed = [structs.replace(r, draft=draft) for r in requests]
         began = time.perf_counter()
         found = {r.id: r for r in engine.generate(changed)}
         seconds = time.perf_counter() - began
