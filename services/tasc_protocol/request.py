@@ -125,7 +125,7 @@ def _size_of(what: str, text: str) -> int:
         ) from error
 
 
-class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """One answer that is requested.
 
     It is made where it enters. A replica fills in the values of the task (`RequestReader`); the
@@ -208,7 +208,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
                 message = f"{name} meets {guide.name}, whose guide ends the answer; leave it out"
                 raise FieldError(name, message)
 
-    @property
+    @cached_property
     def sampling(self) -> Sampling:
         """The rule by which tokens are chosen, if the task's values are filled in.
 

@@ -29,6 +29,7 @@ class AnswerBuilder:
 
     def __init__(self, request: Request, tokenizer: TaskTokenizer) -> None:
         self._request, self._tokenizer = request, tokenizer
+        self._max_tokens = request.answer_limit
         stops = request.stop, request.include_stop_str_in_output, request.min_tokens
         # Incremental text is only needed to stream, and to find stop strings.
         needs_text = request.stream or request.stop
@@ -48,7 +49,7 @@ class AnswerBuilder:
 
     @property
     def remaining(self) -> int:
-        return self._request.answer_limit - len(self.tokens)
+        return self._max_tokens - len(self.tokens)
 
     @property
     def stopped(self) -> bool:

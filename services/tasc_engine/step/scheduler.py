@@ -194,12 +194,13 @@ class Scheduler:
         """Appends the accepted tokens of each row; returns how many each answer took."""
         accepted = verified.accepted
         used = np.zeros(len(plan.emitting), np.int32)
-        for i, sequence in enumerate(plan.emitting):
-            if not accepted.emitted[i]:
+        emitted = accepted.emitted.tolist()
+        for i, (sequence, size) in enumerate(zip(plan.emitting, emitted, strict=True)):
+            if not size:
                 continue
             if not sequence.answer.first_token:
                 self._keep_prompt(sequence)
-            tokens = accepted.tokens[i, : accepted.emitted[i]].tolist()
+            tokens = accepted.tokens[i, :size].tolist()
             used[i] = sequence.emit(tokens, verified.logprobs[i])
         return used
 

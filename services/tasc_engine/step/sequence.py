@@ -60,12 +60,8 @@ class Sequence:
         A token that ends the answer is left to the first step. So are all tokens if stop strings or
         stop tokens might end the answer.
         """
-        if (
-            self.guide is None
-            or not self.forces
-            or self.request.stop
-            or self.request.stop_token_ids
-        ):
+        request = self.request
+        if self.guide is None or not self.forces or request.stop or request.stop_token_ids:
             return
         stretch = self.guide.forced(self.answer.remaining - 1)
         if len(stretch) and stretch[-1] in eos_ids:
@@ -111,7 +107,7 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether its next tokens are of a prompt with requested log-probabilities."""
-        return self.request.wants_prompt_logprobs and self.prefilling
+        return self.prefilling and self.request.wants_prompt_logprobs
 
     def next_tokens(self, chunk: int) -> Int32:
         """The next forward's tokens before any draft: prompt tokens, then emitted ones."""

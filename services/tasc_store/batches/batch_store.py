@@ -24,6 +24,7 @@ _COUNTS: Final = ("total", "completed", "failed", "attempts")
 _NUMBERS: Final = ("created_at", "expires_at", "output_ttl_s", *_COUNTS)
 # A worker may begin shortly before the deadline, and must still be able to read the input.
 _AFTER_DEADLINE_S: Final = 3600
+_READ_AT_ONCE: Final = 200  # batches of a list
 
 # A begun batch that is cancelled or past its deadline ends without its answers if no worker takes
 # it within this time.
@@ -276,13 +277,15 @@ class BatchStore:
     ) -> Page[Batch]:
         """Batches that follow the one with the id ``after``, the newest first."""
         self._swept()
+        found: list[Batch] = []
         with translated(self._url):
-            ids = self._client.zrangebylex(keys.shared_key("batches"), "-", "+")
-        found = (
-            batch
-            for batch in self._load([*map(as_text, ids)])
-            if batch is not None and wanted(batch)
-        )
+            newest = f"({after}" if after else "+"
+            ids = self._client.zrevrangebylex(keys.shared_key("batches"), newest, "-")
+            for begin in range(0, len(ids), _READ_AT_ONCE):
+                read = self._load([as_text(id_) for id_ in ids[begin : begin + _READ_AT_ONCE]])
+                found += (batch for batch in read if batch is not None and wanted(batch))
+                if len(found) > limit:
+                    break
         return Page.of(found, after, limit)
 
     def cancel(self, id_: str) -> Batch:

@@ -42,10 +42,10 @@ class Watched:
 
     def result(self, task):
         """The engine's answer to the one request of these tests."""
-        told = queue.Queue()
+        items = queue.Queue()
         prompt = task.prompt(ASK.value, chat=False)
-        self.loop.submit(Request("1", prompt, ASK.max_tokens), told.put)
-        return told.get(timeout=60).result
+        self.loop.submit(Request("1", prompt, ASK.max_tokens), items.put)
+        return items.get(timeout=60).result
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_hidden_states_equal_a_plain_forward(bench: Maker) -> None:
     assert sizes >= {1, 2, 3}
     found.recorder.ended.clear()
     found.answer(replace(r, draft=i % 2 == 0) for i, r in enumerate(requests()))
-    assert len(found.recorder.ended) == len(PROMPTS[::2]), "rows without drafts are not told of"
+    assert len(found.recorder.ended) == len(PROMPTS[::2]), "rows without drafts are not observed"
     assert sum(found.check(row) for row in found.recorder.ended) > 75
 
 
