@@ -5,7 +5,6 @@ cluster runs fewer of them.
 """
 
 import dataclasses
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,11 +16,10 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from tasc_engine.errors import UnsupportedModel
-from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy, named
+from tasc_jobs.batch.work import EngineFailed, Read, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
 from tasc_protocol import GenerationResult, Output, Request, Whole
-from tasc_runtime.engine.reader import PromptTooLong
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
@@ -127,8 +125,7 @@ class _Open:
     """A row with answers that are still missing."""
 
     row: Row
-    asked: Sequence[Request]
-    requests: Sequence[Request]
+    requests: Sequence[Read]
     answers: dict[int, Whole] = field(default_factory=dict)
 
 
@@ -162,12 +159,12 @@ class Answering:
         if row.ordinal in self._open:
             return
         try:
-            asked, requests = _asked(row, self._strategy, self._builder)
+            requests = self._strategy.requests(row, self._builder)
         except ValueError as error:
             self._done.append(Record.of(row, None, str(error)))
             return
-        self._open[row.ordinal] = _Open(row, asked, requests)
-        for request in requests:
+        self._open[row.ordinal] = _Open(row, requests)
+        for _, request in requests:
             self._builder.engine.submit(request)
 
     def _end(self, result: GenerationResult) -> None:
@@ -180,46 +177,18 @@ class Answering:
         answers = [found.answers[i] for i in range(len(found.requests))]
         results = [result for result, _ in answers]
         error = next((result.error for result in results if result.error), None)
-        content = None if error else self._strategy.content(found.row, answers, self._builder)
+        record = self._builder.record
+        content = None if error else self._strategy.content(found.row, answers, record)
         tokens = sum(len(result.tokens) for result in results)
         steps = sum(result.acceptance.steps for result in results)
         self._done.append(Record.of(found.row, content, error, tokens, steps))
 
     def _answer(self, row: _Open, number: int, result: GenerationResult) -> Whole:
-        texts = AnswerTexts(self._builder.tokenizer, row.asked[number], row.requests[number])
+        texts = AnswerTexts(self._builder.tokenizer, *row.requests[number])
         artifact = self._builder.artifact
         made = Output(result.id, result.tokens, result.text, result)
         output = texts.output(made, artifact.version if artifact else None)
         return output.result or result, output.token_texts
-
-
-def _asked(
-    row: Row, strategy: Strategy, builder: "EngineBuilder"
-) -> tuple[list[Request], list[Request]]:
-    """Returns the requests of a row, as given and for the engine.
-
-    Raises:
-        ValueError: The row cannot be answered; the message is written for the user of the job.
-    """
-    asked, requests = named(row, strategy.requests(row, builder)), list[Request]()
-    for request in asked:
-        try:
-            requests.append(builder.reader.request(request))
-        except PromptTooLong as error:
-            raise ValueError(
-                f"the prompt has {error.tokens} tokens and a row holds {error.longest}, the answer "
-                f"included; {_way_out(error, builder.positions)}"
-            ) from error
-        except ValueError as error:
-            raise ValueError(str(error).removeprefix(f"request {request.id}: ")) from error
-    return asked, requests
-
-
-def _way_out(error: PromptTooLong, positions: int) -> str:
-    if error.tokens >= positions:
-        return f"shorten the row: the model takes at most {positions} tokens"
-    most = f", up to {positions}," if positions < sys.maxsize else ""
-    return f"shorten the row, or raise --max-model-len{most} and add --restart"
 
 
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
@@ -228,7 +197,7 @@ def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -
     refused: list[str] = []
     for row in rows:
         try:
-            requests += _asked(row, strategy, builder)[1]
+            requests += [request for _, request in strategy.requests(row, builder)]
         except ValueError as error:
             refused.append(f"row {row.ordinal + 1}: {' '.join(str(error).split())}")
     found = preview(builder.engine, requests, len(refused))

@@ -6,6 +6,7 @@ displays the progress of the job.
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -36,18 +37,21 @@ from tasc_jobs.batch.work import (
     JobProgress,
     JobReport,
     JobSpec,
+    Read,
     Record,
     Row,
     TooManyErrors,
+    row_request,
 )
 from tasc_jobs.errors import JobError
 from tasc_jobs.preview import Preview
 from tasc_protocol import PARAMETERS, Request, Whole
 from tasc_runtime.data.rows import row_writer
-from tasc_runtime.engine.reader import adapter_of
+from tasc_runtime.engine.reader import PromptTooLong, adapter_of
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import FileError
 from tasc_runtime.progress import Progress
+from tasc_store import TaskRecord
 
 if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder
@@ -68,25 +72,39 @@ class RowAnswers:
     asked: Request
     draft: bool
 
-    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Request]:
+    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Read]:
         place = {"prompt": row.payload, "prompt_index": row.ordinal}
-        return [replace(self.asked, id=row.id, templated=True, draft=self.draft, **place)]
+        asked = row_request(replace(self.asked, templated=True, draft=self.draft, **place), row)
+        try:
+            return [(asked, builder.reader.request(asked))]
+        except PromptTooLong as error:
+            raise ValueError(
+                f"the prompt has {error.tokens} tokens and a row holds {error.longest}, the answer "
+                f"included; {_way_out(error, builder.positions)}"
+            ) from error
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(f"request {asked.id}: ")) from error
 
-    def content(
-        self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
-    ) -> dict[str, Any]:
+    def content(self, row: Row, answers: Sequence[Whole], record: TaskRecord) -> dict[str, Any]:
         ((result, token_texts),) = answers
         content: dict[str, Any] = {
             "text": result.text,
             "tokens": list(result.tokens),
             "finish_reason": result.finish_reason,
-            "model": builder.record.model,
-            "adapter": adapter_of(self.asked, builder.record) or builder.record.adapter,
+            "model": record.model,
+            "adapter": adapter_of(self.asked, record) or record.adapter,
             "index_version": result.index_version,
         }
         if self.asked.logprobs is not None:
             content[LOGPROBS.name] = [token.as_json for token in token_texts]
         return content
+
+
+def _way_out(error: PromptTooLong, positions: int) -> str:
+    if error.tokens >= positions:
+        return f"shorten the row: the model takes at most {positions} tokens"
+    most = f", up to {positions}," if positions < sys.maxsize else ""
+    return f"shorten the row, or raise --max-model-len{most} and add --restart"
 
 
 def generate(

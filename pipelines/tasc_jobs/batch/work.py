@@ -6,7 +6,7 @@ Rows, records and strategies are sent between processes.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from tasc_runtime.engine_settings import EngineSettings
 if TYPE_CHECKING:  # checking a job's input needs no torch
     from tasc_protocol import Request, Whole
     from tasc_runtime.engine.builder import EngineBuilder
+    from tasc_store import TaskRecord
 
 
 @dataclass(frozen=True)
@@ -72,28 +73,27 @@ class Row:
     refused: str | None = None
 
 
+Read: TypeAlias = "tuple[Request, Request]"
+"""A request as it was made, and as the engine takes it."""
+
+
 class Strategy(Protocol):
     """Makes requests of rows and records of answers. It is sent to the engines' processes."""
 
-    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence["Request"]:
-        """Returns one or more requests; their ids are ignored.
+    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Read]:
+        """Returns one or more requests that `row_request` named.
 
         Raises:
             ValueError: The row cannot be answered; its record has the message.
         """
 
-    def content(
-        self, row: Row, answers: Sequence["Whole"], builder: "EngineBuilder"
-    ) -> dict[str, Any]:
+    def content(self, row: Row, answers: Sequence["Whole"], record: "TaskRecord") -> dict[str, Any]:
         """Returns the content of the row's record as JSON values, equal for equal answers."""
 
 
-def named(row: Row, requests: Sequence["Request"]) -> list["Request"]:
-    """Returns a row's requests, with ids made of the row's ordinal and the request's index."""
-    return [
-        replace(request, id=f"{row.ordinal}.{i}", stream=False)
-        for i, request in enumerate(requests)
-    ]
+def row_request(request: "Request", row: Row, index: int = 0) -> "Request":
+    """Returns a request of a row with an id made of the row's ordinal and the request's index."""
+    return replace(request, id=f"{row.ordinal}.{index}", stream=False)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from tasc_jobs.batch.work import Row
+from tasc_jobs.batch.work import Read, Row, row_request
 from tasc_protocol import FieldError, Request, Whole
 from tasc_runtime.data.rows import read_lines
 from tasc_runtime.protocol import Refusal
@@ -23,6 +23,7 @@ from tasc_serve.http.parsing import GenerationBody, parsed, requests_of
 from tasc_serve.http.schemas import BatchLine
 from tasc_serve.http_errors import ApiError, of_refusal, of_validation
 from tasc_serve.settings import LimitSettings
+from tasc_store import TaskRecord
 from tasc_store.batches.batch_store import Batch, BatchFault
 from tasc_text import is_unicode
 
@@ -177,36 +178,44 @@ class LineAnswers:
     created: int
     limits: LimitSettings
 
-    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Request]:
+    def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Read]:
         """Returns the requests of a line.
 
         Raises:
             ValueError: The line cannot be answered; the message is a text of `fault_of`.
         """
         try:
-            _, requests = self._read(row)
-            for request in requests[:: requests[0].n]:
-                _require_taken(request, builder, self.limits)
+            _, requests = self._parsed(row)
+            return [self._read(row_request(r, row, i), builder) for i, r in enumerate(requests)]
         except ApiError as error:
             raise ValueError(fault_of(ENDPOINTS[self.endpoint].reworded(error))) from error
-        return requests
 
-    def content(
-        self, row: Row, answers: Sequence[Whole], builder: "EngineBuilder"
-    ) -> dict[str, Any]:
-        body, requests = self._read(row)
+    def content(self, row: Row, answers: Sequence[Whole], record: TaskRecord) -> dict[str, Any]:
+        body, requests = self._parsed(row)
         # Times differ between runs, so they are included only if the line requests them.
         if "metrics" not in body.model_fields_set:
             body = body.model_copy(update={"metrics": "none"})
         reply = ENDPOINTS[self.endpoint].reply(body, self.task, requests, self.created)
         return reply.whole(answers)
 
-    def _read(self, row: Row) -> tuple[GenerationBody, Sequence[Request]]:
+    def _parsed(self, row: Row) -> tuple[GenerationBody, Sequence[Request]]:
         body: GenerationBody = parsed(row.payload.encode(), ENDPOINTS[self.endpoint].body)
         if body.stream:
             raise ApiError(400, "stream is set; a batch has whole answers: leave it out", "stream")
         id, seed = line_id(self.batch, row.ordinal), seed_of(self.batch, row.ordinal)
         return body, requests_of(body, self.limits, id, seed)
+
+    def _read(self, asked: Request, builder: "EngineBuilder") -> Read:
+        """Raises ApiError 400 for a request that a replica would refuse."""
+        try:
+            request = builder.reader.request(asked)
+            self.limits.require_total(request)
+        except FieldError as error:
+            raise ApiError(400, str(error), error.field) from error
+        except ValueError as error:
+            message = f"{asked.prompt_field}: {error}"
+            raise ApiError(400, message, asked.prompt_field) from error
+        return asked, request
 
 
 def line_id(batch: str, ordinal: int) -> str:
@@ -221,14 +230,3 @@ def seed_of(batch: str, ordinal: int) -> int:
 
 def _digest(batch: str, ordinal: int) -> bytes:
     return hashlib.sha256(f"{batch}:{ordinal}".encode()).digest()
-
-
-def _require_taken(request: Request, builder: "EngineBuilder", limits: LimitSettings) -> None:
-    """Raises ApiError 400 for a request that a replica would refuse."""
-    try:
-        limits.require_total(builder.reader.request(request))
-    except FieldError as error:
-        raise ApiError(400, str(error), error.field) from error
-    except ValueError as error:
-        message = f"{request.prompt_field}: {error}"
-        raise ApiError(400, message, request.prompt_field) from error

@@ -2,9 +2,8 @@
 
 import json
 import random
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,21 +13,20 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from support import EAGER, record_of
-from tasc_engine import GenerationResult
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch import engines
 from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, ReorderBuffer, measure
 from tasc_jobs.batch.generate import RowAnswers
-from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
+from tasc_jobs.batch.work import EngineFailed, Read, Record, Row, Strategy, row_request
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.worker.lines import LineAnswers
-from tasc_protocol import Acceptance, GuideSpec, Request, Timings, Whole
+from tasc_protocol import GuideSpec, Request, Whole
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_serve.settings import LimitSettings
-from tasc_store import StoreUnreachable
+from tasc_store import StoreUnreachable, TaskRecord
 from tiny import make_folder
 
 
@@ -196,86 +194,40 @@ def test_a_cluster_without_a_node_is_at_fault(pool_on: Callable[[FakeRay, int], 
         )
 
 
-ROWS = 2
-
-
-@dataclass
-class Engine:
-    """Finishes one request per step, the last submitted first."""
-
-    config: Any = field(default_factory=lambda: SimpleNamespace(rows=ROWS))
-    held: deque[Request] = field(default_factory=deque)
-
-    @property
-    def running(self) -> int:
-        return min(ROWS, len(self.held))
-
-    @property
-    def waiting(self) -> int:
-        return max(0, len(self.held) - ROWS)
-
-    def submit(self, request: Request) -> None:
-        self.held.append(request)
-
-    def step(self) -> list[Any]:
-        request = self.held.pop()
-        failed = "it broke" if 9 in request.prompt else None
-        result = GenerationResult(
-            request.id, (1, 2), "said", "error" if failed else "stop", 1,
-            Timings(0, 0, 0), Acceptance((1,), (1,)), failed,
-        )  # fmt: skip
-        return [SimpleNamespace(result=result)]
-
-
-@dataclass
-class Worker:
-    engine: Engine = field(default_factory=Engine)
-    artifact: Any = None
-    tokenizer: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=()))
-
-    @property
-    def reader(self) -> "Worker":
-        return self
-
-    def request(self, call: Request) -> Request:
-        if not call.prompt:
-            raise ValueError("it has no prompt")
-        return Request(call.id, tuple(call.prompt), 4)
-
-
 class Pairs:
-    """Requests two answers for each row."""
+    """Requests two answers for each row; a row of a number is refused."""
 
-    def requests(self, row: Row, worker: Any) -> list[Request]:
-        numbers = tuple(int(part) for part in row.payload.split())
-        return [Request("any", numbers, templated=False)] * 2
+    def requests(self, row: Row, builder: EngineBuilder) -> Sequence[Read]:
+        if row.payload.isdigit():
+            raise ValueError(f"{row.payload} is no text")
+        asked = [row_request(Request("", row.payload, 24), row, i) for i in range(2)]
+        return [(each, builder.reader.request(each)) for each in asked]
 
-    def content(self, row: Row, answers: Sequence[Whole], worker: Any) -> dict[str, Any]:
-        return {"of": row.id, "texts": [result.text for result, _ in answers]}
-
-
-def test_a_rows_record_is_made_of_all_its_answers_or_says_why_there_are_none() -> None:
-    engine = Answering(Worker(), Pairs())
-    done = engine.work([row(0, ""), row(1, "x"), row(2, "9"), row(3)]) + engine.work([])
-    found = sorted(done, key=lambda record: record.ordinal)
-    errors = [record.error for record in found]
-    assert errors == ["it has no prompt", errors[1], "it broke", None]
-    assert "invalid literal" in str(errors[1])
-    assert [record.content for record in found[:3]] == [None] * 3
-    content = {"of": "r3", "texts": ["said"] * 2}
-    assert found[3] == Record(3, "r3", 4, None, content, None, tokens=4, steps=2)
+    def content(self, row: Row, answers: Sequence[Whole], record: TaskRecord) -> dict[str, Any]:
+        return {"of": row.id, "tokens": [len(result.tokens) for result, _ in answers]}
 
 
-def test_it_comes_back_for_more_before_its_rows_are_done_and_begins_none_twice() -> None:
-    worker, rows = Worker(), [row(i) for i in range(20)]
-    answers = Answering(worker, Pairs())
-    answers.work(rows)
-    assert worker.engine.waiting == ROWS - 1
-    held = len(worker.engine.held)
-    answers.work(rows[:1])  # the oldest is the last to end
-    assert len(worker.engine.held) < held
-    answers.work([])
-    assert not worker.engine.held
+def test_record_of_a_row_has_all_answers_or_an_error(builder: EngineBuilder) -> None:
+    refused, good = answered(builder, Pairs(), "5", "wake me")
+    assert (refused.content, refused.error) == (None, "5 is no text")
+    assert good.content is not None
+    counts = good.content["tokens"]
+    assert (good.content["of"], counts[0], good.tokens) == ("r1", counts[1], sum(counts))
+    assert (good.error, good.line) == (None, 2)
+    assert good.steps >= 2
+
+
+def test_engine_asks_for_more_rows_before_it_is_idle_and_begins_none_twice(
+    builder: EngineBuilder,
+) -> None:
+    rows, answering = [row(i, f"wake me at {i:x}!") for i in range(20)], Answering(builder, Pairs())
+    found = answering.work(rows)
+    assert found
+    assert builder.engine.running
+    found += answering.work([each for each in rows if each.ordinal not in ordinals(found)])
+    while len(found) < len(rows):
+        found += answering.work([])
+    assert sorted(ordinals(found)) == list(range(20))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from support import FakeClock, eventually
-from tasc_jobs.batch.work import JobProgress, JobReport, Record, Row
+from tasc_jobs.batch.work import JobProgress, JobReport, Read, Record, Row
 from tasc_jobs.errors import ClusterError
 from tasc_jobs.worker.batch_worker import Counting, TaskBackoff
 from tasc_jobs.worker.lines import BatchLines, Checked, LineAnswers, fault_of, response_of
@@ -122,11 +122,11 @@ def test_line_of_several_prompts_makes_n_requests_for_each() -> None:
 
     builder = SimpleNamespace(reader=SimpleNamespace(request=request))
 
-    def calls(*prompts: str) -> Sequence[Request]:
+    def calls(*prompts: str) -> Sequence[Read]:
         body = json.dumps({"model": "greet", "prompt": prompts, "n": 2})
         return strategy.requests(Row(3, "a", body, 4), cast(Any, builder))
 
-    found = [(c.prompt, c.prompt_index, c.choice_index) for c in calls("hi", "ho")]
+    found = [(c.prompt, c.prompt_index, c.choice_index) for c, _ in calls("hi", "ho")]
     assert found == [("hi", 0, 0), ("hi", 0, 1), ("ho", 1, 0), ("ho", 1, 1)]
     with pytest.raises(ValueError, match=r"prompt\.1") as fault:
         calls("hi", "bad")
