@@ -8,33 +8,33 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from tasc_engine.errors import UnsupportedModel
-from tasc_jobs.batch.work import EngineFailed, Read, Record, Row, Strategy
+from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
-from tasc_protocol import GenerationResult, Output, Request, Whole
+from tasc_protocol import Output, Request
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import AnswerTexts
+from tasc_runtime.protocol import AnswerTexts, Refusal
 from tasc_store import connect
 
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_runtime.engine.builder import EngineBuilder
+    from tasc_serve.replica.step_loop import Item
 
-_TURN_S = 1.0  # maximum time before finished rows are returned, even if others are not finished
-_IN_FLIGHT = 2  # calls per engine: one that it processes and one that waits
-_HANDFULS = 4  # a call has this many times b rows
+_IN_FLIGHT = 6  # calls per engine; each has b rows, so that an engine never waits for a call
 _MOST_DEATHS = 3  # consecutive deaths per engine without a finished row in between
 _TASKS = (ServiceError, UnsupportedModel)  # errors that an engine has on every machine
-_MOST_CALLS = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
+_MAX_WAITING = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
 _MOST_CHARACTERS = 64 << 20
 
 
@@ -120,75 +120,62 @@ class ReorderBuffer:
         return new
 
 
-@dataclass
-class _Open:
-    """A row with answers that are still missing."""
-
-    row: Row
-    requests: Sequence[Read]
-    answers: dict[int, Whole] = field(default_factory=dict)
-
-
 class Answering:
-    """Answers rows with one engine, which stays busy from one call to the next."""
+    """Answers rows by one engine, which runs on a thread of its own. Any thread may call it."""
 
     def __init__(self, builder: "EngineBuilder", strategy: Strategy) -> None:
+        from tasc_serve.replica.step_loop import EngineLoop
+
         self._builder, self._strategy = builder, strategy
-        self._open: dict[int, _Open] = {}
-        self._done: list[Record] = []
+        self._loop = EngineLoop(builder.engine)
 
-    def work(self, rows: Sequence[Row]) -> list[Record]:
-        """Submit rows, and decode until there is room for more or a second has passed.
+    def answer(self, rows: Sequence[Row]) -> list[Record]:
+        """Returns the records of rows when all of them are finished.
 
-        Returns:
-            Records of the rows, from this or earlier calls, that finished since the last call.
+        Raises:
+            Exception: The engine ended on it.
         """
-        engine, ends = self._builder.engine, time.monotonic() + _TURN_S
+        requested, records = list[tuple[Row, list[_Answer]]](), list[Record]()
         for row in rows:
-            self._begin(row)
-        while (engine.running or engine.waiting) and time.monotonic() < ends:
-            for output in engine.step():
-                if output.result:
-                    self._end(output.result)
-            if rows and engine.waiting < engine.config.rows:
-                break
-        done, self._done = self._done, []
-        return done
+            try:
+                requests = self._strategy.requests(row, self._builder)
+            except ValueError as error:
+                records.append(Record.of(row, None, str(error)))
+            else:
+                requested.append((row, [self._begin(*request) for request in requests]))
+        return records + [self._record(row, answers) for row, answers in requested]
 
-    def _begin(self, row: Row) -> None:
-        if row.ordinal in self._open:
-            return
-        try:
-            requests = self._strategy.requests(row, self._builder)
-        except ValueError as error:
-            self._done.append(Record.of(row, None, str(error)))
-            return
-        self._open[row.ordinal] = _Open(row, requests)
-        for _, request in requests:
-            self._builder.engine.submit(request)
+    def close(self) -> None:
+        self._loop.close()
 
-    def _end(self, result: GenerationResult) -> None:
-        ordinal, number = map(int, result.id.split("."))
-        found = self._open[ordinal]
-        found.answers[number] = self._answer(found, number, result)
-        if len(found.answers) < len(found.requests):
-            return
-        del self._open[ordinal]
-        answers = [found.answers[i] for i in range(len(found.requests))]
-        results = [result for result, _ in answers]
+    def _begin(self, asked: Request, request: Request) -> "_Answer":
+        ended: Future[Output] = Future()
+
+        def on_item(item: "Item") -> None:
+            if isinstance(item, Output):
+                ended.set_result(item)
+            else:
+                refused = ServiceError(item.message) if isinstance(item, Refusal) else item
+                ended.set_exception(refused)
+
+        self._loop.submit(request, on_item)
+        return AnswerTexts(self._builder.tokenizer, asked, request), ended
+
+    def _record(self, row: Row, answers: Sequence["_Answer"]) -> Record:
+        artifact = self._builder.artifact
+        version = artifact.version if artifact else None
+        outputs = [texts.output(ended.result(), version) for texts, ended in answers]
+        whole = [(output.result, output.token_texts) for output in outputs if output.result]
+        results = [result for result, _ in whole]
         error = next((result.error for result in results if result.error), None)
         record = self._builder.record
-        content = None if error else self._strategy.content(found.row, answers, record)
+        content = None if error else self._strategy.content(row, whole, record)
         tokens = sum(len(result.tokens) for result in results)
         steps = sum(result.acceptance.steps for result in results)
-        self._done.append(Record.of(found.row, content, error, tokens, steps))
+        return Record.of(row, content, error, tokens, steps)
 
-    def _answer(self, row: _Open, number: int, result: GenerationResult) -> Whole:
-        texts = AnswerTexts(self._builder.tokenizer, *row.requests[number])
-        artifact = self._builder.artifact
-        made = Output(result.id, result.tokens, result.text, result)
-        output = texts.output(made, artifact.version if artifact else None)
-        return output.result or result, output.token_texts
+
+_Answer: TypeAlias = tuple[AnswerTexts, Future[Output]]
 
 
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
@@ -217,38 +204,42 @@ class EngineSpec:
 
 
 class EngineActor:
-    """One engine in its own process."""
+    """One engine in its own process. Its calls may run at the same time."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
 
     def load(self) -> None:
         """Build the engine, which takes seconds to minutes."""
+        self._answering = Answering(self._built(), self._spec.strategy)
+
+    def answer(self, rows: Sequence[Row]) -> list[Record]:
+        return self._answering.answer(rows)
+
+    def preview(self, rows: Sequence[Row]) -> Preview:
+        """Build the engine, and measure the time of a few rows with and without drafts."""
+        return measure(self._built(), self._spec.strategy, rows)
+
+    def _built(self) -> "EngineBuilder":
         from tasc_runtime.engine.builder import EngineBuilder
 
         spec = self._spec
-        self._builder = EngineBuilder.of_task(
+        return EngineBuilder.of_task(
             connect(spec.url),
             spec.task,
             spec.settings,
             gpus=spec.gpus,
-            max_waiting=_MOST_CALLS,
+            max_waiting=_MAX_WAITING,
             pinned=spec.pinned,
         )
-        self._answering = Answering(self._builder, spec.strategy)
-
-    def work(self, rows: Sequence[Row]) -> list[Record]:
-        return self._answering.work(rows)
-
-    def preview(self, rows: Sequence[Row]) -> Preview:
-        return measure(self._builder, self._spec.strategy, rows)
 
 
 @dataclass
 class _Engine:
+    """An engine's actor, and its unfinished calls with their rows."""
+
     actor: Any
-    calls: list[Any] = field(default_factory=list)
-    held: set[int] = field(default_factory=set)
+    calls: dict[Any, Sequence[Row]] = field(default_factory=dict)
     up: bool = False
 
 
@@ -270,9 +261,11 @@ class Pool:
         look_s: float = 5.0,
     ) -> None:
         self._spec, self._size, self._pause_s, self._look_s = spec, size, pause_s, look_s
-        self._new = ray.remote(num_cpus=cpus, num_gpus=spec.gpus, max_restarts=0)(EngineActor)
+        actor: Any = ray.remote(EngineActor)
+        self._new = actor.options(
+            num_cpus=cpus, num_gpus=spec.gpus, max_restarts=0, max_concurrency=_IN_FLIGHT
+        )
         self._engines: list[_Engine] = []
-        self._handful = _HANDFULS * spec.settings.rows
         self._deaths = 0
         self._start_at = 0.0
         self._look_at = time.monotonic() + look_s
@@ -284,7 +277,7 @@ class Pool:
     @property
     def held(self) -> int:
         """Number of rows that were sent to engines and are not finished."""
-        return sum(len(engine.held) for engine in self._engines)
+        return sum(len(rows) for engine in self._engines for rows in engine.calls.values())
 
     def turn(self, window: ReorderBuffer, wait_s: float) -> list[Record]:
         """Send rows to engines and return finished ones, after at most ``wait_s`` seconds.
@@ -314,11 +307,11 @@ class Pool:
         Raises:
             JobError: The engine cannot be built, or the time limit is exceeded.
         """
-        actor: Any = self._new.remote(self._spec)
+        actor = self._new.remote(self._spec)
         self._engines.append(_Engine(actor))
-        loading = actor.load.remote()
         try:
-            return ray.get([loading, actor.preview.remote(rows)], timeout=timeout_s)[1]
+            found: Preview = ray.get(actor.preview.remote(rows), timeout=timeout_s)
+            return found
         except ray.exceptions.GetTimeoutError as error:
             raise JobError(f"no engine answered {len(rows)} rows in {timeout_s:g} s") from error
         except RayError as error:
@@ -345,37 +338,33 @@ class Pool:
         if time.monotonic() < self._start_at:
             return
         while len(self._engines) < self._size:
-            actor: Any = self._new.remote(self._spec)
-            self._engines.append(_Engine(actor, [actor.load.remote()]))
+            actor = self._new.remote(self._spec)
+            self._engines.append(_Engine(actor, {actor.load.remote(): ()}))
 
     def _feed(self, engine: _Engine, window: ReorderBuffer) -> None:
-        most = (_IN_FLIGHT + 1) * self._handful
         while engine.up and len(engine.calls) < _IN_FLIGHT:
-            rows = window.take(min(self._handful, most - len(engine.held)))
-            if not rows and (engine.calls or not engine.held):
+            if not (rows := window.take(self._spec.settings.rows)):
                 return
-            engine.held.update(row.ordinal for row in rows)
-            engine.calls.append(engine.actor.work.remote(rows))
+            engine.calls[engine.actor.answer.remote(rows)] = rows
 
     def _on_result(self, engine: _Engine, call: Any, window: ReorderBuffer) -> list[Record]:
         if call not in engine.calls:  # another call of the same engine failed because it died
             return []
-        engine.calls.remove(call)
         try:
             records: list[Record] | None = ray.get(call)
         except RayError as error:
             self._mark_dead(engine, error, window)
             return []
+        del engine.calls[call]
         if records is None:
             engine.up = True
             return []
-        engine.held.difference_update(record.ordinal for record in records)
-        self._deaths = 0 if records else self._deaths
+        self._deaths = 0
         return records
 
     def _mark_dead(self, engine: _Engine, error: RayError, window: ReorderBuffer) -> None:
         self._engines.remove(engine)
-        engine.calls.clear()
+        lost, engine.calls = engine.calls, {}
         with suppress(RayError):
             ray.kill(engine.actor)
         self._deaths += 1
@@ -386,7 +375,7 @@ class Pool:
                 " it and run the job again, which goes on where it was"
             ) from error
         self._start_at = time.monotonic() + self._pause_s
-        window.again(engine.held)
+        window.again(row.ordinal for rows in lost.values() for row in rows)
 
 
 def _is_tasks(error: RayError) -> bool:

@@ -107,12 +107,13 @@ class FakeRay:
     def __init__(self, answer: Callable[[str, Sequence[Row]], object], alive: bool = True) -> None:
         self._answer, self._alive = answer, alive
 
-    def remote(self, **options: object) -> Callable[[type], object]:
+    def remote(self, cls: type) -> object:
         def call(name: str) -> object:
             return SimpleNamespace(remote=lambda rows=(): Asked(name, rows))
 
-        actor = SimpleNamespace(load=call("load"), work=call("work"))
-        return lambda cls: SimpleNamespace(remote=lambda spec: actor)
+        actor = SimpleNamespace(load=call("load"), answer=call("answer"))
+        made = SimpleNamespace(remote=lambda spec: actor)
+        return SimpleNamespace(options=lambda **options: made)
 
     def wait(self, calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list]:
         return (calls[:num_returns], []) if self._alive else ([], calls)
@@ -217,19 +218,6 @@ def test_record_of_a_row_has_all_answers_or_an_error(builder: EngineBuilder) -> 
     assert good.steps >= 2
 
 
-def test_engine_asks_for_more_rows_before_it_is_idle_and_begins_none_twice(
-    builder: EngineBuilder,
-) -> None:
-    rows, answering = [row(i, f"wake me at {i:x}!") for i in range(20)], Answering(builder, Pairs())
-    found = answering.work(rows)
-    assert found
-    assert builder.engine.running
-    found += answering.work([each for each in rows if each.ordinal not in ordinals(found)])
-    while len(found) < len(rows):
-        found += answering.work([])
-    assert sorted(ordinals(found)) == list(range(20))
-
-
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> EngineBuilder:
     folder = make_folder(tmp_path_factory.mktemp("model"))
@@ -240,10 +228,11 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> EngineBuilder:
 
 def answered(builder: EngineBuilder, strategy: Strategy, *payloads: str) -> list[Record]:
     """Returns the records of rows, in their order."""
-    engine = Answering(builder, strategy)
-    found = engine.work([row(i, payload) for i, payload in enumerate(payloads)])
-    while len(found) < len(payloads):
-        found += engine.work([])
+    answering = Answering(builder, strategy)
+    try:
+        found = answering.answer([row(i, payload) for i, payload in enumerate(payloads)])
+    finally:
+        answering.close()
     return sorted(found, key=lambda record: record.ordinal)
 
 
