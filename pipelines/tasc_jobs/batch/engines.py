@@ -32,17 +32,17 @@ if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_serve.replica.step_loop import Item
 
 _IN_FLIGHT = 6  # calls per engine; each has b rows, so that an engine never waits for a call
-_MOST_DEATHS = 3  # consecutive deaths per engine without a finished row in between
+_MAX_DEATHS = 3  # consecutive deaths per engine without a finished row in between
 _TASKS = (ServiceError, UnsupportedModel)  # errors that an engine has on every machine
 _MAX_WAITING = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
-_MOST_CHARACTERS = 64 << 20
+_MAX_CHARACTERS = 64 << 20
 
 
 class ReorderBuffer:
     """The rows that a job has read from its input and that are not finished yet.
 
-    At most ``most`` rows are read ahead, counted from the first unfinished one. Reading also pauses
-    while the unfinished rows have 64 Mi characters or more.
+    At most ``max_ahead`` rows are read ahead, counted from the first unfinished one. Reading also
+    pauses while the unfinished rows have 64 Mi characters or more.
 
     Args:
         rows: All rows, in order.
@@ -51,14 +51,18 @@ class ReorderBuffer:
     """
 
     def __init__(
-        self, rows: Iterator[Row], first: int = 0, finished: Iterable[int] = (), most: int = 8192
+        self,
+        rows: Iterator[Row],
+        first: int = 0,
+        finished: Iterable[int] = (),
+        max_ahead: int = 8192,
     ) -> None:
-        self._source, self._most = rows, most
+        self._source, self._max_ahead = rows, max_ahead
         self._first, self._next = first, 0
         self._finished = set(finished)
         self._open: dict[int, Row] = {}
         self._todo: deque[int] = deque()
-        self._again: deque[int] = deque()
+        self._requeued: deque[int] = deque()
         self._characters = 0
         self._ended = False
 
@@ -70,16 +74,16 @@ class ReorderBuffer:
     @property
     def has_room(self) -> bool:
         ahead = self._next - self._first
-        return not self._ended and ahead < self._most and self._characters < _MOST_CHARACTERS
+        return not self._ended and ahead < self._max_ahead and self._characters < _MAX_CHARACTERS
 
-    def read(self, most: int) -> list[Row] | None:
-        """Read up to ``most`` rows while there is room.
+    def read(self, max_rows: int) -> list[Row] | None:
+        """Read up to ``max_ahead`` rows while there is room.
 
         Returns:
             The rows that are not finished yet; None if no row was read.
         """
         entered, count = [], 0
-        while count < most and self.has_room:
+        while count < max_rows and self.has_room:
             row = next(self._source, None)
             if row is None:
                 self._ended = True
@@ -93,18 +97,18 @@ class ReorderBuffer:
                 entered.append(row)
         return entered if count else None
 
-    def take(self, most: int) -> list[Row]:
+    def take(self, max_rows: int) -> list[Row]:
         """Returns rows for an engine, beginning with rows that are sent again."""
         taken: list[Row] = []
-        for queue in (self._again, self._todo):
-            while queue and len(taken) < most:
+        for queue in (self._requeued, self._todo):
+            while queue and len(taken) < max_rows:
                 if row := self._open.get(queue.popleft()):
                     taken.append(row)
         return taken
 
-    def again(self, ordinals: Iterable[int]) -> None:
+    def requeue(self, ordinals: Iterable[int]) -> None:
         """Queue rows again because their engine died."""
-        self._again.extend(sorted(ordinals))
+        self._requeued.extend(sorted(ordinals))
 
     def finish(self, records: Iterable[Record]) -> list[Record]:
         """Remove finished rows; returns the records of rows that were not finished before."""
@@ -240,7 +244,7 @@ class _Engine:
 
     actor: Any
     calls: dict[Any, Sequence[Row]] = field(default_factory=dict)
-    up: bool = False
+    running: bool = False
 
 
 class Pool:
@@ -271,15 +275,15 @@ class Pool:
         self._look_at = time.monotonic() + look_s
 
     @property
-    def up(self) -> int:
-        return sum(engine.up for engine in self._engines)
+    def running(self) -> int:
+        return sum(engine.running for engine in self._engines)
 
     @property
-    def held(self) -> int:
+    def rows_in_flight(self) -> int:
         """Number of rows that were sent to engines and are not finished."""
         return sum(len(rows) for engine in self._engines for rows in engine.calls.values())
 
-    def turn(self, window: ReorderBuffer, wait_s: float) -> list[Record]:
+    def poll(self, buffer: ReorderBuffer, wait_s: float) -> list[Record]:
         """Send rows to engines and return finished ones, after at most ``wait_s`` seconds.
 
         The rows of a dead engine are sent again.
@@ -292,14 +296,14 @@ class Pool:
         self._require_nodes()
         self._fill()
         for engine in self._engines:
-            self._feed(engine, window)
+            self._feed(engine, buffer)
         owners = {call: engine for engine in self._engines for call in engine.calls}
         if not owners:
             time.sleep(wait_s)
             return []
         done, _ = ray.wait(list(owners), num_returns=1, timeout=wait_s)
         done, _ = ray.wait(list(owners), num_returns=len(owners), timeout=0) if done else (done, [])
-        return [record for call in done for record in self._on_result(owners[call], call, window)]
+        return [record for call in done for record in self._on_result(owners[call], call, buffer)]
 
     def preview(self, rows: Sequence[Row], timeout_s: float) -> Preview:
         """Measure the time of a few rows on one engine.
@@ -325,13 +329,12 @@ class Pool:
         self._engines.clear()
 
     def _require_nodes(self) -> None:
-        if self.up or time.monotonic() < self._look_at:
+        if self.running or time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + self._look_s
         if not any(node["Alive"] for node in ray.nodes()):
             raise ClusterError(
-                "Ray has no node left that lives; start Ray anew and run the job again, which goes"
-                " on where it was"
+                "all nodes of Ray have died; start Ray and run the job again, which resumes it"
             )
 
     def _fill(self) -> None:
@@ -341,44 +344,44 @@ class Pool:
             actor = self._new.remote(self._spec)
             self._engines.append(_Engine(actor, {actor.load.remote(): ()}))
 
-    def _feed(self, engine: _Engine, window: ReorderBuffer) -> None:
-        while engine.up and len(engine.calls) < _IN_FLIGHT:
-            if not (rows := window.take(self._spec.settings.rows)):
+    def _feed(self, engine: _Engine, buffer: ReorderBuffer) -> None:
+        while engine.running and len(engine.calls) < _IN_FLIGHT:
+            if not (rows := buffer.take(self._spec.settings.rows)):
                 return
             engine.calls[engine.actor.answer.remote(rows)] = rows
 
-    def _on_result(self, engine: _Engine, call: Any, window: ReorderBuffer) -> list[Record]:
+    def _on_result(self, engine: _Engine, call: Any, buffer: ReorderBuffer) -> list[Record]:
         if call not in engine.calls:  # another call of the same engine failed because it died
             return []
         try:
             records: list[Record] | None = ray.get(call)
         except RayError as error:
-            self._mark_dead(engine, error, window)
+            self._mark_dead(engine, error, buffer)
             return []
         del engine.calls[call]
         if records is None:
-            engine.up = True
+            engine.running = True
             return []
         self._deaths = 0
         return records
 
-    def _mark_dead(self, engine: _Engine, error: RayError, window: ReorderBuffer) -> None:
+    def _mark_dead(self, engine: _Engine, error: RayError, buffer: ReorderBuffer) -> None:
         self._engines.remove(engine)
         lost, engine.calls = engine.calls, {}
         with suppress(RayError):
             ray.kill(engine.actor)
         self._deaths += 1
-        if self._deaths >= _MOST_DEATHS * self._size:
-            machines = not engine.up and not _is_tasks(error)
+        if self._deaths >= _MAX_DEATHS * self._size:
+            machines = not engine.running and not _is_error_of_task(error)
             raise (EngineFailed if machines else JobError)(
-                f"engines ended {self._deaths} times without a row between: {_cause(error)}; see to"
-                " it and run the job again, which goes on where it was"
+                f"engines ended {self._deaths} times without a finished row: {_cause(error)}; fix"
+                " it and run the job again, which resumes it"
             ) from error
         self._start_at = time.monotonic() + self._pause_s
-        window.again(row.ordinal for rows in lost.values() for row in rows)
+        buffer.requeue(row.ordinal for rows in lost.values() for row in rows)
 
 
-def _is_tasks(error: RayError) -> bool:
+def _is_error_of_task(error: RayError) -> bool:
     """Whether an engine of the task has this error on every machine."""
     return isinstance(error, RayTaskError) and isinstance(error.cause, _TASKS)
 

@@ -352,7 +352,7 @@ def _corpus_rows(url: str, task: str, total: int) -> Iterator[CorpusRow]:
             if len(found) < min(_CORPUS_BATCH, total - first):
                 raise EmptyCorpusError(
                     f"the corpus of task {task!r} shrank below {total} rows while it was read; "
-                    "run the job again when nobody deletes it"
+                    "run the job again, and do not delete the corpus meanwhile"
                 )
             yield from found
 

@@ -134,7 +134,7 @@ class _Job:
         progress: Callable[[JobProgress], None],
     ) -> None:
         self._spec, self._folder, self._pool, self._progress = spec, folder, pool, progress
-        self._window = ReorderBuffer(source, *folder.resume(), spec.window_rows)
+        self._buffer = ReorderBuffer(source, *folder.resume(), spec.window_rows)
         self._resumed = folder.totals.rows
         self._last_progress_at = time.monotonic()
         self._reported_at = 0.0
@@ -144,38 +144,40 @@ class _Job:
         self._report_progress()  # the baseline: rows of earlier runs do not count for speed
         stopped = should_stop()
         try:
-            while not self._window.empty and not stopped:
+            while not self._buffer.empty and not stopped:
                 self._require_few_errors(finish)
-                self._turn()
+                self._advance()
                 self._require_progress()
                 stopped = should_stop()
-            self._require_few_errors(finish, ended=self._window.empty)
+            self._require_few_errors(finish, ended=self._buffer.empty)
         finally:
             self._pool.close()
         self._report_progress()
-        stopped = not self._window.empty
+        stopped = not self._buffer.empty
         finish(self._folder.records(whole=not stopped), not stopped)
         return totals.report(self._resumed, stopped=stopped)
 
-    def _turn(self) -> None:
-        entered = self._window.read(_READ_ROWS)
-        engines_running = self._pool.up
+    def _advance(self) -> None:
+        entered = self._buffer.read(_READ_ROWS)
+        engines_running = self._pool.running
         self._keep([Record.of(row, None, row.refused) for row in entered or () if row.refused])
-        records = self._pool.turn(self._window, 0.0 if self._window.has_room else _WAIT_S)
+        records = self._pool.poll(self._buffer, 0.0 if self._buffer.has_room else _WAIT_S)
         self._keep(records)
-        if records or entered is not None or self._pool.up > engines_running:
+        if records or entered is not None or self._pool.running > engines_running:
             self._last_progress_at = time.monotonic()
         if time.monotonic() - self._reported_at >= _REPORT_S:
             self._report_progress()
 
     def _keep(self, records: Sequence[Record]) -> None:
-        if new := self._window.finish(records):
+        if new := self._buffer.finish(records):
             self._folder.add(new)
 
     def _report_progress(self) -> None:
         self._reported_at = time.monotonic()
         report = self._folder.totals.report(self._resumed)
-        self._progress(JobProgress(report, self._spec.total, self._pool.up, self._pool.held))
+        self._progress(
+            JobProgress(report, self._spec.total, self._pool.running, self._pool.rows_in_flight)
+        )
 
     def _require_few_errors(self, finish: Finish, *, ended: bool = False) -> None:
         max_errors, totals = self._spec.max_errors, self._folder.totals
@@ -201,7 +203,7 @@ class _Job:
         stalled = time.monotonic() - self._last_progress_at
         if stalled < self._spec.stall_s:
             return
-        engines_running, rows_in_flight = self._pool.up, self._pool.held
+        engines_running, rows_in_flight = self._pool.running, self._pool.rows_in_flight
         free = ray.available_resources() if not engines_running else {}
         room = f"; the cluster has {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free"
         raise (JobStalled if engines_running else NoEngine)(

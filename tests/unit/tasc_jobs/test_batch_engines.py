@@ -1,4 +1,4 @@
-"""Tests that engines answer rows of a window, and that their failures are classified."""
+"""Tests that engines answer rows of a buffer, and that their failures are classified."""
 
 import json
 import random
@@ -46,17 +46,17 @@ def ordinals(found: Sequence[Row | Record] | None) -> list[int]:
     return [each.ordinal for each in found or ()]
 
 
-def test_long_rows_fill_it_sooner_and_lost_rows_come_first() -> None:
-    window = ReorderBuffer(row(i, "x" * (30 << 20)) for i in range(9))
-    assert (ordinals(window.read(100)), window.read(100)) == ([0, 1, 2], None)
-    window = ReorderBuffer(source(6), most=10)
-    window.read(100)
-    window.take(4)
-    window.finish(records(0, 2))
-    window.again([3, 1])
-    window.finish(records(3))
-    assert ordinals(window.take(2)) == [1, 4]
-    assert window.finish(records(0, 3)) == []
+def test_long_rows_fill_the_buffer_sooner_and_requeued_rows_come_first() -> None:
+    buffer = ReorderBuffer(row(i, "x" * (30 << 20)) for i in range(9))
+    assert (ordinals(buffer.read(100)), buffer.read(100)) == ([0, 1, 2], None)
+    buffer = ReorderBuffer(source(6), max_ahead=10)
+    buffer.read(100)
+    buffer.take(4)
+    buffer.finish(records(0, 2))
+    buffer.requeue([3, 1])
+    buffer.finish(records(3))
+    assert ordinals(buffer.take(2)) == [1, 4]
+    assert buffer.finish(records(0, 3)) == []
 
 
 @given(
@@ -66,31 +66,31 @@ def test_long_rows_fill_it_sooner_and_lost_rows_come_first() -> None:
     st.integers(0, 4),
     st.sets(st.integers(0, 29), max_size=5),
 )
-def test_whatever_is_lost_on_the_way_each_row_is_finished_once_and_not_far_ahead(
+def test_lost_rows_are_finished_once_and_reading_stays_within_the_limit(
     count: int, most: int, moves: list[tuple[int, int]], first: int, behind: set[int]
 ) -> None:
     """Rows before ``first`` and the later rows in ``behind`` were finished by earlier starts."""
-    window = ReorderBuffer(source(count), first, behind, most)
+    buffer = ReorderBuffer(source(count), first, behind, most)
     before = {i for i in range(count) if i < first or i in behind}
     done, held = list[int](), list[int]()
 
     def finish(found: Sequence[int]) -> None:
-        new = ordinals(window.finish(records(*found)))
+        new = ordinals(buffer.finish(records(*found)))
         left = [i for i in range(count) if i not in before and i not in done]
         assert all(left.index(ordinal) < most for ordinal in new)
         done.extend(new)
 
     for kind, number in moves:
-        window.read(3)
+        buffer.read(3)
         if kind == 0:
-            held += ordinals(window.take(number))
+            held += ordinals(buffer.take(number))
         elif kind == 1 and held:
             finish([held.pop(number % len(held))])
         elif kind == 2 and held:
-            window.again([held.pop(number % len(held))])
-    while not window.empty:
-        window.read(100)
-        finish(held + ordinals(window.take(100)))
+            buffer.requeue([held.pop(number % len(held))])
+    while not buffer.empty:
+        buffer.read(100)
+        finish(held + ordinals(buffer.take(100)))
         held = []
     assert sorted(done) == sorted({*range(count)} - before)
 
@@ -157,16 +157,16 @@ def task_error(cause: Exception | None = None) -> RayTaskError:
         (task_error(StoreUnreachable("no Redis answers")), False, True),
     ],
 )
-def test_an_engine_that_never_comes_up_is_nobodys_fault_but_its_machines(
+def test_engine_that_cannot_start_is_an_error_of_its_machine(
     pool_on: Callable[[FakeRay, int], Pool], error: RayError, up: bool, machines: bool
 ) -> None:
     def answer(name: str, rows: Sequence[Row]) -> object:
         return None if up and name == "load" else error
 
-    pool, window = pool_on(FakeRay(answer), 1), ReorderBuffer(source(3))
-    window.read(3)
+    pool, buffer = pool_on(FakeRay(answer), 1), ReorderBuffer(source(3))
+    buffer.read(3)
     with pytest.raises(JobError) as ended:
-        [pool.turn(window, 0.0) for _ in range(20)]
+        [pool.poll(buffer, 0.0) for _ in range(20)]
     kinds = [isinstance(ended.value, kind) for kind in (EngineFailed, ClusterError)]
     assert kinds == [machines, machines]
 
@@ -180,17 +180,17 @@ def test_dying_engines_finish_rows_once(pool_on: Callable[[FakeRay, int], Pool],
             return None
         return ActorDiedError() if rng.random() < 0.3 else records(*ordinals(rows))
 
-    pool, window = pool_on(FakeRay(answer), 3), ReorderBuffer(source(200), most=50)
+    pool, buffer = pool_on(FakeRay(answer), 3), ReorderBuffer(source(200), max_ahead=50)
     done: list[int] = []
-    while not window.empty:
-        window.read(20)
-        done += ordinals(window.finish(pool.turn(window, 0.0)))
-    assert (sorted(done), pool.held) == (list(range(200)), 0)
+    while not buffer.empty:
+        buffer.read(20)
+        done += ordinals(buffer.finish(pool.poll(buffer, 0.0)))
+    assert (sorted(done), pool.rows_in_flight) == (list(range(200)), 0)
 
 
-def test_a_cluster_without_a_node_is_at_fault(pool_on: Callable[[FakeRay, int], Pool]) -> None:
+def test_cluster_without_nodes_is_an_error(pool_on: Callable[[FakeRay, int], Pool]) -> None:
     with pytest.raises(ClusterError):
-        pool_on(FakeRay(lambda name, rows: None, alive=False), 1).turn(
+        pool_on(FakeRay(lambda name, rows: None, alive=False), 1).poll(
             ReorderBuffer(source(1)), 0.0
         )
 
@@ -272,7 +272,9 @@ def test_log_probabilities_are_those_of_the_service(
     assert rounded(tokens) == rounded([{**token, "top_logprobs": []} for token in found[0]])
 
 
-def test_a_row_too_long_is_refused_alone_in_words_of_the_command(builder: EngineBuilder) -> None:
+def test_row_that_is_too_long_is_refused_alone_with_options_of_the_command(
+    builder: EngineBuilder,
+) -> None:
     long, strategy = "wake me " * 40, RowAnswers(Request(), True)
     first, refused, last = answered(builder, strategy, "hi", long, "ho")
     assert first.content is not None
