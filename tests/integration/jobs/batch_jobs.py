@@ -48,13 +48,13 @@ from tasc_jobs.ray_local import local_ray
 from tasc_runtime.engine_settings import EngineSettings
 url, task, source, output, least = sys.argv[1:]
 engine = EngineSettings(rows=8, max_model_len=64, cost_aware=False)
-def told(found):
+def on_progress(found):
     if found.engines and found.report.rows >= int(least):
         print(found.report.rows, flush=True)
         for victim in sys.stdin.readline().split():
             os.kill(int(victim) or os.getpid(), signal.SIGKILL)
 with local_ray(object_store_mb=100):
-    generate(url, task, Source.of(source), Path(output), engine=engine, progress=told)
+    generate(url, task, Source.of(source), Path(output), engine=engine, progress=on_progress)
 """
 
 

@@ -96,7 +96,7 @@ ANSWERS = [{"row": i} for i in range(ROWS)]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5, 7])
-def test_lost_records_are_made_again(spec: JobSpec, engines: type[Engines], kept: int) -> None:
+def test_lost_records_are_answered_again(spec: JobSpec, engines: type[Engines], kept: int) -> None:
     assert len(answered(spec, engines, turns=2)) == 2 * TURN
     (file,) = spec.folder.glob("records*")
     lines = file.read_bytes().splitlines(keepends=True)
@@ -105,7 +105,7 @@ def test_lost_records_are_made_again(spec: JobSpec, engines: type[Engines], kept
     assert engines.made[-1].rows == ROWS - kept
 
 
-def test_a_record_damaged_before_the_end_fails_the_job_and_not_its_output(
+def test_record_damaged_before_the_end_fails_the_job_but_keeps_the_output(
     spec: JobSpec, engines: type[Engines], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damage(pool: Engines) -> None:
@@ -123,7 +123,7 @@ def test_a_record_damaged_before_the_end_fails_the_job_and_not_its_output(
     assert engines.made[-1].rows == ROWS - 1
 
 
-def test_a_job_whose_index_is_gone_goes_on_with_the_current_one(spec, engines, indexes):
+def test_job_with_a_deleted_index_resumes_with_the_current_one(spec, engines, indexes):
     answered(spec, engines, turns=1)
     indexes.announce(2)
     answered(spec, engines, turns=1)
@@ -134,7 +134,7 @@ def test_a_job_whose_index_is_gone_goes_on_with_the_current_one(spec, engines, i
     assert JobFolder(spec.folder).begun().index_version == 2
 
 
-def test_a_job_whose_record_is_gone_says_so_before_any_engine(client, spec, engines, task):
+def test_job_with_a_deleted_record_fails_before_engines_start(client, spec, engines, task):
     tasks = TaskStore(client)
     tasks.put(TaskRecord(task, "n", "f", "{input}"))
     answered(spec, engines, turns=1)
@@ -145,7 +145,9 @@ def test_a_job_whose_record_is_gone_says_so_before_any_engine(client, spec, engi
     assert len(engines.made) == 1
 
 
-def test_a_job_damaged_at_its_beginning_begins_anew(spec: JobSpec, engines: type[Engines]) -> None:
+def test_job_with_a_damaged_first_record_starts_again(
+    spec: JobSpec, engines: type[Engines]
+) -> None:
     answered(spec, engines, turns=1)
     (spec.folder / "job.json").write_text("{")
     assert len(answered(replace(spec, restart=True), engines)) == ROWS
@@ -162,7 +164,7 @@ def test_too_many_errors_end_the_job_at_once(spec: JobSpec, engines: type[Engine
 
 
 @pytest.mark.parametrize("max_errors", [ROWS - 1, ROWS])
-def test_a_job_without_any_answer_fails(
+def test_job_without_any_answer_fails(
     spec: JobSpec, engines: type[Engines], max_errors: int
 ) -> None:
     engines.failing = ROWS
@@ -175,6 +177,6 @@ def test_a_job_without_any_answer_fails(
     assert len(answered(replace(spec, restart=True), engines)) == ROWS, "a batch has no such limit"
 
 
-def test_an_input_of_blank_lines_has_no_rows(spec: JobSpec, engines: type[Engines]) -> None:
+def test_input_of_blank_lines_has_no_rows(spec: JobSpec, engines: type[Engines]) -> None:
     with refused(JobError, "no rows"):
         run_job(replace(spec, max_errors=9), lambda: iter(()), None, lambda records, whole: None)

@@ -21,7 +21,7 @@ from tasc_text import TaskTokenizer
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-def test_every_row_once_in_order_with_the_answer_of_generate(
+def test_every_row_is_answered_once_in_order_as_by_generate(
     client: redis.Redis, redis_url: str, served: str, folder: Path, tmp_path: Path
 ) -> None:
     inputs = [row["input"] for row in rows(30)]
@@ -90,7 +90,7 @@ def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: 
 
 
 @pytest.mark.slow("five jobs")
-def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
+def test_stopped_job_resumes_only_with_the_same_input_and_settings(
     client: redis.Redis, redis_url: str, served: str, folder: Path, tmp_path: Path
 ) -> None:
     source = write_rows(tmp_path / "in.jsonl", rows(1500))
@@ -122,7 +122,9 @@ def test_a_job_is_stopped_and_goes_on_with_the_same_input_and_settings_only(
 
 
 @pytest.mark.slow("three jobs")
-def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path: Path) -> None:
+def test_job_options_replace_the_guide_and_sampling_of_the_task(
+    redis_url: str, served: str, tmp_path: Path
+) -> None:
     source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "wake me"} for _ in range(12)]))
     labels = ("alarm", "weather", "music")
     guide = GuideSpec("choice", labels, field="--choices")
@@ -142,7 +144,9 @@ def test_a_job_has_its_own_guide_and_rule(redis_url: str, served: str, tmp_path:
 
 
 @pytest.mark.slow("an engine of its own")
-def test_a_dry_run_times_rows_both_ways_and_writes_nothing(client, redis_url, served, tmp_path):
+def test_dry_run_times_rows_with_and_without_drafts_and_writes_nothing(
+    client, redis_url, served, tmp_path
+):
     source = Source.of(write_rows(tmp_path / "in.jsonl", [[1], *rows(30)]))
     before, output = client.dbsize(), tmp_path / "out.jsonl"
     found, total = dry_run(redis_url, served, source, output, engine=ENGINE, max_errors=0)

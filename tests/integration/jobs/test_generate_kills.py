@@ -57,7 +57,7 @@ def once(least: int, count: int, action: Callable[[], object]) -> Callable[[JobP
     return told
 
 
-def test_an_engine_that_is_killed_is_replaced(redis_url, source, count, undisturbed, tmp_path):
+def test_killed_engine_is_replaced(redis_url, source, count, undisturbed, tmp_path):
     killed: list[int] = []
 
     def kill() -> None:
@@ -71,7 +71,7 @@ def test_an_engine_that_is_killed_is_replaced(redis_url, source, count, undistur
 
 
 @pytest.mark.slow("kills a driver")
-def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
+def test_killed_driver_resumes_and_keeps_others_out(
     redis_url: str, source: Source, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -92,7 +92,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was_and_keeps_others_out(
 
 
 @pytest.mark.slow("kills a Ray")
-def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
+def test_job_fails_when_ray_dies_and_can_be_resumed(
     redis_url, source, count, undisturbed, tmp_path, monkeypatch
 ):
     # Ray considers a silent node dead after 13 s; here somewhat sooner.
@@ -113,7 +113,7 @@ def test_a_ray_that_dies_ends_the_job_with_an_error_and_it_is_resumed(
 
 
 @pytest.mark.slow("kills a Redis")
-def test_a_job_that_runs_ends_well_without_its_redis(folder, source, count, undisturbed, tmp_path):
+def test_running_job_completes_without_redis(folder, source, count, undisturbed, tmp_path):
     server, output = RedisServer(tmp_path / "redis"), tmp_path / "out.jsonl"
     try:
         with closing(connect(server.url)) as client:

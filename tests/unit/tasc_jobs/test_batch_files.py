@@ -60,7 +60,7 @@ def test_rows_of_a_folder_are_in_order_and_named_by_file_and_line(tmp_path: Path
     assert [pin["file"] for pin in found.pins] == ["a.jsonl.gz", "b.jsonl", "c.parquet"]
 
 
-def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
+def test_invalid_rows_keep_their_place_with_a_reason(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     bad = ['"text"', '{"id": 1.5, "input": "x"}', '{"question": "x"}', "{", '{"input": "\\ud800"}']
     path.write_text("\n".join(['{"id": "a", "input": "1"}', *bad, '{"id": "a", "input": "2"}']))
@@ -68,7 +68,7 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
     assert found.total == 7
     rows = list(found.rows())
     assert [row.ordinal for row in rows] == list(range(7))
-    said = (
+    reasons = (
         "not a JSON object",
         "field 'id' is neither a string nor a whole number",
         "no field 'input'",
@@ -77,11 +77,11 @@ def test_each_bad_row_keeps_its_place_and_says_why(tmp_path: Path) -> None:
         "id 'a' is that of line 1",
     )
     assert rows[0].refused is None
-    assert all(why in str(row.refused) for row, why in zip(rows[1:], said, strict=True))
+    assert all(why in str(row.refused) for row, why in zip(rows[1:], reasons, strict=True))
     assert [row.file for row in rows] == [None] * 7
 
 
-def test_inputs_are_read_from_values_of_other_kinds_and_from_messages(
+def test_inputs_may_be_other_json_values_or_messages(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = [{"role": "user", "content": "hi"}]
@@ -106,7 +106,7 @@ def test_ids_that_pandas_made_floats_are_whole_numbers(tmp_path: Path) -> None:
     assert [(row.id, row.payload) for row in rows] == [("7", "a"), ("2", "b"), ("9", "c")]
 
 
-def test_another_content_is_another_input_and_another_time_is_not(tmp_path: Path) -> None:
+def test_pins_depend_on_the_content_not_on_file_times(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     files = (write_rows(path, [{"input": text}]) for text in "112")
     first, again, other = (open_files([file], "input", "id").pins for file in files)
@@ -128,7 +128,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
             use()
 
 
-def test_what_may_not_be_read_or_written_is_refused_by_option(tmp_path: Path) -> None:
+def test_unusable_places_are_refused_with_their_option(tmp_path: Path) -> None:
     places, rows = tmp_path / "places", write_rows(tmp_path / "in.jsonl", [{"input": "1"}])
     out, no = places / "out", places / "no.jsonl"
     places.mkdir()
@@ -152,7 +152,7 @@ def test_what_may_not_be_read_or_written_is_refused_by_option(tmp_path: Path) ->
     assert corpus.files == []
 
 
-def test_ids_are_known_by_where_they_were_first() -> None:
+def test_repeated_id_is_found_at_its_first_place() -> None:
     with SeenIds() as seen:
         places = [seen.first(f"id{i % 700}", i) for i in range(2000)]
     assert places == [i % 700 for i in range(2000)]
@@ -170,7 +170,7 @@ def records() -> list[Record]:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_good_rows_and_rejects_go_to_their_files_if_any(tmp_path: Path, name: str) -> None:
+def test_answers_and_rejects_are_written_to_their_files(tmp_path: Path, name: str) -> None:
     output, reject = tmp_path / name, tmp_path / "no.jsonl"
     write_files(output, reject, iter(records()), True)
     first = output.read_bytes()
@@ -216,7 +216,7 @@ def test_rejected_rows_of_two_outputs_never_share_a_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", ["notes\n", '{"id": 1}\n', "[1]\n", "{}"])
-def test_no_other_file_is_taken_for_rejected_rows(tmp_path: Path, content: str) -> None:
+def test_reject_file_never_replaces_another_file(tmp_path: Path, content: str) -> None:
     source = Source.of(write_rows(tmp_path / "in.jsonl", [{"input": "1"}]))
     reject, output = tmp_path / "notes", tmp_path / "out.jsonl"
     reject.touch()
@@ -246,7 +246,7 @@ def answered(ordinal: int, **own: object) -> dict[str, object]:
     return {"id": f"r{ordinal}", **CONTENT, **own}
 
 
-def test_the_users_columns_stand_beside_the_answers(tmp_path: Path) -> None:
+def test_user_columns_are_written_beside_the_answers(tmp_path: Path) -> None:
     """A name that the answers also have gets a prefix; names stay unique."""
     first = {"id": 7, "text": "hi", "input_text": "ho", "n": 1, "tags": ["a", 2], "big": 2**70}
     second = {"text": "x", "n": 0.5, "ok": True, "logprobs": None, "odd": "\ud800", "\ud801": {}}
@@ -320,7 +320,7 @@ def test_columns_of_parquet_keep_their_types(tmp_path: Path) -> None:
     assert lines[1]["input_model"] == [None]
 
 
-def test_values_of_parquet_are_copied_as_they_are(tmp_path: Path) -> None:
+def test_parquet_values_are_copied_unchanged(tmp_path: Path) -> None:
     """Years and fractions beyond Python's, and values that differ between row groups."""
     late, nested = 253402300800_000000, pa.list_(pa.struct([("at", pa.timestamp("us"))]))
     table = pa.table(
@@ -376,7 +376,7 @@ def test_values_of_parquet_are_copied_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_kept_columns_have_no_part_in_the_limit_of_a_row(tmp_path: Path, name: str) -> None:
+def test_kept_columns_do_not_count_towards_the_row_limit(tmp_path: Path, name: str) -> None:
     images = [bytes(range(256)) * 8000, b"x"]  # 2 MB
     table = pa.table({"input": ["a", "a" * (1 << 20)], "image": images})
     pq.write_table(table, tmp_path / "in.parquet")
@@ -400,7 +400,7 @@ def test_log_probabilities_are_a_column_of_the_answers(tmp_path: Path, name: str
     assert found[1] == answered(1, logprobs=LOGPROBS_OF, input="a", input_logprobs=3)
 
 
-def test_a_job_goes_on_with_the_same_columns_only(tmp_path: Path, monkeypatch) -> None:
+def test_job_resumes_only_with_the_same_columns(tmp_path: Path, monkeypatch) -> None:
     pins = list[object]()
     monkeypatch.setattr(generate, "run_job", lambda spec, *_, **__: pins.append(spec.pins))
     rows = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
@@ -417,7 +417,7 @@ def test_a_job_goes_on_with_the_same_columns_only(tmp_path: Path, monkeypatch) -
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("changed", ["ba", "a", "abc", None])
 @pytest.mark.parametrize("name", ["in.jsonl", "in.parquet"])
-def test_an_input_that_changed_is_not_written_with_wrong_columns(
+def test_changed_input_is_refused_before_columns_are_mixed(
     tmp_path: Path, name: str, changed: str | None, late: bool
 ) -> None:
     """The input changes before its columns are read, or meanwhile."""
@@ -456,7 +456,7 @@ def test_an_input_that_changed_is_not_written_with_wrong_columns(
     assert [row["n"] for row in read_rows(output)] == ["a", "b"]
 
 
-def test_nothing_appears_when_a_record_cannot_be_had(tmp_path: Path) -> None:
+def test_failing_record_leaves_no_output(tmp_path: Path) -> None:
     def broken() -> object:
         yield from records()
         raise OSError("gone")
@@ -468,7 +468,7 @@ def test_nothing_appears_when_a_record_cannot_be_had(tmp_path: Path) -> None:
     assert not (tmp_path / "no.jsonl").exists()
 
 
-def test_a_dry_run_fails_if_no_row_can_be_answered(tmp_path, monkeypatch) -> None:
+def test_dry_run_fails_if_no_row_can_be_answered(tmp_path, monkeypatch) -> None:
     side = PreviewSide(1.0, 0, 0)
     found = Preview(0, 1, 0, plain=side, drafted=side, first_error="row 1: too long")
     monkeypatch.setattr(generate, "preview_job", lambda *_: found)
@@ -505,7 +505,7 @@ def test_records_are_read_in_order_with_their_sums(tmp_path: Path) -> None:
 
 @given(st.integers(0, 400), st.binary(max_size=20))
 @example(228, b"]")  # a record without its counts
-def test_rows_behind_a_damaged_record_are_to_be_answered_again(cut: int, junk: bytes) -> None:
+def test_rows_after_a_damaged_record_are_answered_again(cut: int, junk: bytes) -> None:
     with TemporaryDirectory() as path, JobFolder.held(Path(path)) as folder:
         folder.add(finished(0, 8))
         (file,) = folder.path.glob("records*")
@@ -520,7 +520,7 @@ def test_rows_behind_a_damaged_record_are_to_be_answered_again(cut: int, junk: b
 
 
 @pytest.mark.parametrize("damaged", range(5))
-def test_a_record_damaged_early_leaves_no_short_output(tmp_path: Path, damaged: int) -> None:
+def test_damaged_record_prevents_a_short_output(tmp_path: Path, damaged: int) -> None:
     output, reject = tmp_path / "out.jsonl", tmp_path / "reject.jsonl"
     output.write_text("before")
     with JobFolder.held(tmp_path / "job") as folder:
@@ -539,7 +539,7 @@ def test_a_record_damaged_early_leaves_no_short_output(tmp_path: Path, damaged: 
         assert list(folder.records(whole=True)) == finished(0, 5)
 
 
-def test_a_disk_that_is_full_in_mid_record_loses_that_record_alone(tmp_path: Path) -> None:
+def test_full_disk_loses_only_the_record_being_written(tmp_path: Path) -> None:
     with JobFolder.held(tmp_path / "job") as folder:
         folder.add(finished(0, 3))
         (file,) = folder.path.glob("records*")
@@ -551,7 +551,7 @@ def test_a_disk_that_is_full_in_mid_record_loses_that_record_alone(tmp_path: Pat
         assert list(folder.records(whole=True)) == finished(0, 5)
 
 
-def test_a_job_that_is_done_keeps_its_report_alone(tmp_path: Path) -> None:
+def test_finished_job_keeps_only_its_report(tmp_path: Path) -> None:
     with JobFolder.held(tmp_path / "job") as folder:
         folder.add(finished(0, 4))
         begun = folder.begin({"a": 1}, 2, None)
@@ -565,20 +565,20 @@ def test_a_job_that_is_done_keeps_its_report_alone(tmp_path: Path) -> None:
         assert folder.begun() is None
 
 
-def hold(path: Path, told: Connection) -> None:
+def hold(path: Path, parent: Connection) -> None:
     with JobFolder.held(path):
-        told.send("held")
+        parent.send("held")
         signal.pause()
 
 
-def test_a_second_process_is_kept_out_as_long_as_the_first_lives(tmp_path: Path) -> None:
+def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
     """The first process is a fork, because the imports of a new one take seconds."""
     path, forks = tmp_path / "job", get_context("fork")
-    heard, told = forks.Pipe()
-    first = forks.Process(target=hold, args=(path, told))
+    child, parent = forks.Pipe()
+    first = forks.Process(target=hold, args=(path, parent))
     first.start()
     try:
-        assert heard.poll(300)
+        assert child.poll(300)
         with pytest.raises(JobBusy), JobFolder.held(path):
             pass
     finally:
@@ -588,7 +588,7 @@ def test_a_second_process_is_kept_out_as_long_as_the_first_lives(tmp_path: Path)
         pass
 
 
-def test_changed_pins_are_named_with_the_way_out(tmp_path: Path) -> None:
+def test_changed_pins_are_named_with_a_way_out(tmp_path: Path) -> None:
     with JobFolder.held(tmp_path / "job") as folder:
         begun = folder.begin({"seed": 0, "input": ["x" * 100], "same": (1,)}, 1, 1)
     require_same(begun, {"seed": 0, "input": ["x" * 100], "same": (1,)}, folder.path)
@@ -599,7 +599,7 @@ def test_changed_pins_are_named_with_the_way_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": 1}', '{"format": 2, "x": 1}'])
-def test_a_folder_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
+def test_unreadable_job_folder_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_text(text)
     with refused(JobUnreadable, "--restart"):
         JobFolder(tmp_path).begun()
