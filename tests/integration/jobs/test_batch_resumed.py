@@ -20,25 +20,25 @@ from tasc_jobs.errors import JobError
 from tasc_store import ArtifactStore, TaskRecord, TaskStore, UnknownVersion
 
 pytestmark = pytest.mark.redis
-ROWS, TURN = 12, 4
-MOST_TURNS = 50
+ROWS, ROWS_PER_POLL = 12, 4
+MAX_POLLS = 50
 
 
 class Engines:
-    """Answers some rows per turn, the last one first; rows below ``failing`` get an error."""
+    """Answers some rows per call, the last one first; rows below ``failing`` get an error."""
 
     made: list["Engines"]
     failing = 0
-    up, held = 1, 0
+    running, rows_in_flight = 1, 0
 
     def __init__(self, spec: EngineSpec, size: int, cpus: float) -> None:
-        self.spec, self.turns, self.rows = spec, 0, 0
+        self.spec, self.polls, self.rows = spec, 0, 0
         self.made.append(self)
 
-    def turn(self, window: ReorderBuffer, wait_s: float) -> list[Record]:
-        self.turns += 1
-        assert self.turns < MOST_TURNS, "the job never ends"
-        rows = window.take(TURN)
+    def poll(self, buffer: ReorderBuffer, wait_s: float) -> list[Record]:
+        self.polls += 1
+        assert self.polls < MAX_POLLS, "the job never ends"
+        rows = buffer.take(ROWS_PER_POLL)
         self.rows += len(rows)
         return [self._record(row) for row in reversed(rows)]
 
@@ -73,21 +73,21 @@ def indexes(client: redis.Redis, task: str, tmp_path: Path) -> ArtifactStore:
 
 @pytest.fixture
 def spec(redis_url: str, task: str, indexes: ArtifactStore, tmp_path: Path) -> JobSpec:
-    return JobSpec(redis_url, task, tmp_path / "job", {}, window_rows=TURN)
+    return JobSpec(redis_url, task, tmp_path / "job", {}, window_rows=ROWS_PER_POLL)
 
 
 def rows() -> Iterator[Row]:
     return (Row(i, f"r{i}", "say", i + 1) for i in range(ROWS))
 
 
-def answered(spec: JobSpec, engines: type[Engines], turns: int = MOST_TURNS) -> list[Record]:
+def answered(spec: JobSpec, engines: type[Engines], turns: int = MAX_POLLS) -> list[Record]:
     """Runs the job for ``turns`` turns of its engines; returns its records, checked for order."""
     found, starts = list[Record](), len(engines.made)
 
     def finish(records: Iterable[Record], whole: bool) -> None:
         found.extend(records)
 
-    run_job(spec, rows, None, finish, should_stop=lambda: engines.made[starts].turns >= turns)
+    run_job(spec, rows, None, finish, should_stop=lambda: engines.made[starts].polls >= turns)
     assert [record.ordinal for record in found] == list(range(len(found)))
     return found
 
@@ -97,7 +97,7 @@ ANSWERS = [{"row": i} for i in range(ROWS)]
 
 @pytest.mark.parametrize("kept", [0, 1, 5, 7])
 def test_lost_records_are_answered_again(spec: JobSpec, engines: type[Engines], kept: int) -> None:
-    assert len(answered(spec, engines, turns=2)) == 2 * TURN
+    assert len(answered(spec, engines, turns=2)) == 2 * ROWS_PER_POLL
     (file,) = spec.folder.glob("records*")
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:kept]) + lines[kept][:9])
@@ -130,7 +130,7 @@ def test_job_with_a_deleted_index_resumes_with_the_current_one(spec, engines, in
     indexes.delete(1)
     assert len(answered(spec, engines)) == ROWS
     assert [made.spec.pinned.index_version for made in engines.made] == [1, 1, 2]
-    assert [made.rows for made in engines.made] == [TURN] * 3, "finished rows stay"
+    assert [made.rows for made in engines.made] == [ROWS_PER_POLL] * 3, "finished rows stay"
     assert JobFolder(spec.folder).begun().index_version == 2
 
 
@@ -159,7 +159,7 @@ def test_too_many_errors_end_the_job_at_once(spec: JobSpec, engines: type[Engine
     strict = replace(spec, window_rows=ROWS, max_errors=2)
     with refused(TooManyErrors, "row 1: it broke"):
         answered(strict, engines)
-    assert engines.made[0].turns == 1
+    assert engines.made[0].polls == 1
     assert len(answered(replace(strict, max_errors=3), engines)) == ROWS
 
 
