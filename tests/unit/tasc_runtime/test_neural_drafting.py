@@ -30,7 +30,7 @@ from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.safe_proposer import STEPS, SafeProposer
 from tasc_runtime.engine import drafters
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.drafters import NeuralMetrics, TaskDrafter, load_task_drafter
+from tasc_runtime.engine.drafters import NeuralMetrics, load_task_drafter
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import TaskTokenizer
@@ -74,11 +74,10 @@ class Loaded:
         )  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(drafters, "NeuralProposer", self._made)
-            found = load_task_drafter(
-                record, self.target, source, own, CONFIG, limit_s, lambda: None
+            assert record.neural
+            self.drafter = load_task_drafter(
+                record, record.neural, self.target, source, own, CONFIG, limit_s
             )
-        assert found is not None
-        self.drafter: TaskDrafter = found
 
     def _made(self, *args: Any, **kwargs: Any) -> NeuralProposer:
         proposer = NeuralProposer(*args, **kwargs)
