@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
+from inspect import getfullargspec
 from numbers import Integral
 from pathlib import Path
 from shlex import quote
@@ -285,8 +287,6 @@ class LLM:
         ValueError: A value is of the wrong kind or outside its range, or the device does not exist.
     """
 
-    _totals: EngineTotals | None
-
     def __init__(
         self,
         model: str | Path,
@@ -311,7 +311,7 @@ class LLM:
         cache_dir: str | Path | None = None,
         **engine: Any,
     ) -> None:
-        settings = _settings(engine, LLM.__init__.__kwdefaults__ or ())
+        settings = _settings(engine, getfullargspec(LLM).kwonlyargs)
         _require("draft", draft, DraftSettings | None, "a DraftSettings")
         _require("adapters", adapters, Mapping | None, "names, and a folder for each")
         if isinstance(choices, str | Path):
@@ -363,10 +363,26 @@ class LLM:
             prompts = template_of(record)
             folder = None if cache_dir is None else Path(cache_dir).expanduser()
             index = local_index(rows, tokenizer, prompts, record.draft, folder)
-        built = EngineBuilder(
-            record, 1, settings, tokenizer=tokenizer, index=index, **self._options()
-        )
-        self._begin(built, settings)
+        self._open(settings, partial(EngineBuilder, record, 1, tokenizer=tokenizer, index=index))
+
+    @classmethod
+    def _of(cls, settings: EngineSettings, build: Callable[..., EngineBuilder]) -> Self:
+        llm = cls.__new__(cls)
+        llm._open(settings, build)
+        return llm
+
+    def _open(self, settings: EngineSettings, build: Callable[..., EngineBuilder]) -> None:
+        """Builds the engine; all ways to make an `LLM` end here.
+
+        Args:
+            build: A constructor of `EngineBuilder` that lacks the settings and `BuilderOptions`.
+        """
+        self._totals: EngineTotals | None = None
+        self._answers = 0
+        self._lock = threading.Lock()
+        gpus = float(torch.cuda.device_count())
+        self._builder = build(settings, gpus=gpus, on_step=self._count, say=note)
+        self._engine, self._settings = self._builder.engine, settings
 
     @classmethod
     def load(cls, folder: str | Path, **engine: Any) -> Self:
@@ -389,10 +405,7 @@ class LLM:
                 "opens it"
             )
         settings = _settings({**saved.engine.model_dump(), **engine})
-        llm = cls.__new__(cls)
-        built = EngineBuilder(saved.record, 1, settings, index=saved.index, **llm._options())
-        llm._begin(built, settings)
-        return llm
+        return cls._of(settings, partial(EngineBuilder, saved.record, 1, index=saved.index))
 
     @classmethod
     def from_task(
@@ -420,11 +433,9 @@ class LLM:
         url = redis_url or os.environ.get("REDIS_URL")
         if not url:
             raise ServiceError("no store is named; give redis_url, or set REDIS_URL")
-        settings, llm = _settings(engine), cls.__new__(cls)
+        settings = _settings(engine)
         with connect(url) as client:
-            built = EngineBuilder.of_task(client, task, settings, draft=draft, **llm._options())
-        llm._begin(built, settings)
-        return llm
+            return cls._of(settings, partial(EngineBuilder.of_task, client, task, draft=draft))
 
     def save(self, folder: str | Path) -> None:
         """Writes the task, the engine's settings and the draft index to a folder.
@@ -631,15 +642,6 @@ class LLM:
         with self._running():
             self._builder.draft_from(index, settings)
             self._totals, self._answers = None, 0
-
-    def _options(self) -> Any:
-        gpus = float(torch.cuda.device_count())
-        return {"gpus": gpus, "on_step": self._count, "say": note}
-
-    def _begin(self, builder: EngineBuilder, settings: EngineSettings) -> None:
-        self._builder, self._engine, self._settings = builder, builder.engine, settings
-        self._totals, self._answers = None, 0
-        self._lock = threading.Lock()
 
     def _count(self, record: StepRecord) -> None:
         if self._totals is None:
