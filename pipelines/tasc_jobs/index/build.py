@@ -20,15 +20,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Int32, Tokens
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
 from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
 from tasc_draft.index.corpus_sort import DEPTH, sort_part, splitters
 from tasc_draft.index.draft_index import DraftIndex, with_prompts, write_index
 from tasc_draft.index.weights import Weights
-from tasc_draft.learning import EPOCHS, corpus_weights
+from tasc_draft.replaying import EPOCHS, corpus_weights
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32, Tokens
 from tasc_jobs.index.publish import current_index, publish_file
 from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_jobs.index.tokenise import BATCH_ROWS, tokenise

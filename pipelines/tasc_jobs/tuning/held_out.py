@@ -11,7 +11,7 @@ import numpy as np
 
 from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, Int32, Replay
 from tasc_draft.index.weights import Weights
-from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
+from tasc_draft.replaying import LEAST_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.replays import GuidedAnswers, index_of, run
 from tasc_protocol import GuideSpec

@@ -15,7 +15,7 @@ import redis
 from numpy.typing import NDArray
 
 from tasc_draft import DraftIndex, Int32, write_index
-from tasc_draft.learning import answers
+from tasc_draft.replaying import answers
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened

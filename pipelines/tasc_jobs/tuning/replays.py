@@ -28,7 +28,7 @@ from tasc_draft import (
 )
 from tasc_draft.index.weights import Weights
 from tasc_draft.labels import LabelTrie
-from tasc_draft.learning import corpus_weights
+from tasc_draft.replaying import corpus_weights
 from tasc_engine.errors import GuideError
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.publish import IndexSize

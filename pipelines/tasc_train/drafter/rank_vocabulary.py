@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tasc_draft.tokens import Int32, Int64, Tokens
+from tasc_draft.drafts import Int32, Int64, Tokens
 from tasc_engine.drafting.neural.ranking import Origin, Ranking
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.index.publish import publish_file

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tasc_draft.errors import DraftError
-from tasc_draft.whole_file import whole_file
+from tasc_draft.drafts import DraftError
+from tasc_draft.files import whole_file
 
 _DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 

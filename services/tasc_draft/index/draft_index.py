@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import flat, within
-from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
+from tasc_draft.drafts import DraftError, IndexFileError, IndexFormatError, Int32, Tokens
+from tasc_draft.files import whole_file
 from tasc_draft.index.aligned import AlignedTable, build_aligned
 from tasc_draft.index.bigrams import BigramTable
 from tasc_draft.index.corpus import CorpusIndex
@@ -25,8 +26,6 @@ from tasc_draft.index.corpus_build import Documents, distinct, index_documents, 
 from tasc_draft.index.inputs import InputIndex, build_inputs
 from tasc_draft.index.weights import Weights
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32, Tokens
-from tasc_draft.whole_file import whole_file
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from numba.extending import NativeValue, intrinsic, models, register_model, type
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, read_only
-from tasc_draft.drafts import NGRAM_SOURCES, Drafts
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import NGRAM_SOURCES, DraftError, Drafts, Int32
 from tasc_draft.index.aligned import AlignedView
 from tasc_draft.index.bigrams import BigramView
 from tasc_draft.index.draft_index import DraftIndex
@@ -37,7 +36,6 @@ from tasc_draft.mixture.external_tree import initial_trust
 from tasc_draft.mixture.row_state import MAX_CONTEXT, ROW, Found, LocalTexts
 from tasc_draft.mixture.tree import ENTRY, heap_size
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32
 
 
 class BoxType(types.Type):

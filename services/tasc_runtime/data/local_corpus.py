@@ -28,8 +28,8 @@ from tasc_draft import (
     write_index,
 )
 from tasc_draft.compiled import digest_of
-from tasc_draft.learning import answers
-from tasc_draft.user_folders import cache_folder
+from tasc_draft.files import cache_folder
+from tasc_draft.replaying import answers
 from tasc_runtime.data.row_texts import MESSAGES, RowTexts, is_chat
 from tasc_runtime.data.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_runtime.errors import FileError

@@ -20,7 +20,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_runtime.data.file_kinds import HEAD_BYTES, MARK, wrong_kind
 from tasc_runtime.data.row_texts import MESSAGES, RowTexts
 from tasc_runtime.errors import FileError

@@ -15,7 +15,7 @@ import redis
 import torch
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
-from tasc_draft.user_folders import cache_folder
+from tasc_draft.files import cache_folder
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
 from tasc_engine.model.loading import max_positions
 from tasc_runtime.engine.indexes import DraftIndexes, empty_index

@@ -9,7 +9,7 @@ import pytest
 
 import tasc_draft
 import tasc_jobs
-from tasc_draft.user_folders import cache_folder, data_folder
+from tasc_draft.files import cache_folder, data_folder
 
 # A process that cannot write beside its own code, as in another user's installation.
 PLACES = """

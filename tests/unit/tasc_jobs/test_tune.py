@@ -9,7 +9,7 @@ import pytest
 
 from support import refused
 from tasc_draft import DraftSettings, Replay, Tokens
-from tasc_draft.learning import LEAST_ROWS, held_out
+from tasc_draft.replaying import LEAST_ROWS, held_out
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.commands import PriceOptions, StoredTask
