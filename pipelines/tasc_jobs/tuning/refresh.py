@@ -5,7 +5,6 @@ and the current index and a new index of all other rows are replayed on that par
 killed can be run again and adds nothing twice.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened
 from tasc_jobs.index.publish import publish_file
 from tasc_jobs.ray_local import local_ray
+from tasc_jobs.task_inputs import served_key
 from tasc_jobs.tuning.replays import GuidedAnswers, run
 from tasc_protocol import GuideSpec
 from tasc_runtime.progress import StageProgress, silent
@@ -159,21 +159,12 @@ def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
     collected, corpus = CollectedRows(client, record.name), CorpusStore(client, record.corpus_name)
     left, added, known = len(collected), 0, 0
     while left > 0 and (batch := collected.read()).rows:
-        rows = [CorpusRow(_key(record.name, row.input), *astuple(row)) for row in batch.rows]
+        rows = [CorpusRow(served_key(record.name, row.input), *astuple(row)) for row in batch.rows]
         appended = corpus.append(rows)
         collected.remove(batch.end)  # last, so that a killed run loses no rows
         added, known = added + appended.added, known + appended.known
         left -= len(rows)
     return added, known
-
-
-def served_prefix(task: str) -> str:
-    """Returns the prefix of the keys of corpus rows that services of the task answered."""
-    return f"served:{task}:"
-
-
-def _key(task: str, text: str) -> str:
-    return f"{served_prefix(task)}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _judge(
