@@ -13,7 +13,7 @@ from tasc_protocol import Request
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_engine.engine import Engine
 
-_LEAST = 32  # minimum number of requests in a turn
+_MIN_REQUESTS = 32  # minimum number of requests in a turn
 _WARM_UP_TOKENS = 2  # tokens of the warm-up answer, so that drafting can occur
 _TIMES = 4  # requests of a turn for each row of the engine, so that most steps have full batches
 
@@ -82,7 +82,7 @@ def preview(engine: "Engine", requests: Sequence[Request], refused: int = 0) -> 
     """
     for draft in (False, True):  # warm-up: compiles and loads everything that a first request needs
         _timed(engine, [_beginning(request) for request in requests[:1]], draft)
-    count = max(len(requests) // max(_LEAST, _TIMES * engine.config.rows), 1)
+    count = max(len(requests) // max(_MIN_REQUESTS, _TIMES * engine.config.rows), 1)
     bounds = [len(requests) * i // count for i in range(count + 1)]
     parts = [requests[begin:end] for begin, end in pairwise(bounds)]
     sides = {True: PreviewSide(0.0, 0, 0), False: PreviewSide(0.0, 0, 0)}

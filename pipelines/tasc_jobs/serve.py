@@ -58,9 +58,9 @@ def run_service(
     wanted = {task.name: task.replica_range[0] for task in settings.tasks}
 
     def came_up(deployment: str, running: int) -> None:
-        of = wanted.get(deployment)
-        part = "HTTP gateway" if of is None else f"task {deployment}"
-        say(f"{part}: {running} of {of or settings.http.gateways} replicas up")
+        replicas = wanted.get(deployment)
+        part = "HTTP gateway" if replicas is None else f"task {deployment}"
+        say(f"{part}: {running} replicas {replicas or settings.http.gateways} replicas up")
 
     say("starting the service ...")
     update = partial(app.update, settings, redis_url)
@@ -68,11 +68,11 @@ def run_service(
         with connect(redis_url) as client:
             store = TaskStore(client)
             for name in wanted:
-                own, most = newest_version(store, name)[0].max_tokens, settings.limits.max_tokens
-                if own > most:
+                own, limit = newest_version(store, name)[0].max_tokens, settings.limits.max_tokens
+                if own > limit:
                     say(
                         f"task {name}: answers have up to {own} tokens, but requests may ask for "
-                        f"{most} at most (limits.max_tokens)"
+                        f"{limit} at most (limits.max_tokens)"
                     )
             updates = RecordUpdates(
                 store,

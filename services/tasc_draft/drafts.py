@@ -1,4 +1,4 @@
-"""What proposers share with the engine: arrays of token ids, drafts, and this package's errors."""
+"""Types that proposers share with the engine: arrays of token ids, drafts, and errors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -30,9 +30,9 @@ from tasc_draft.settings import DraftSettings
 POSITIONS = 64  # depths counted separately; deeper ones count with the last
 EPOCHS = 6
 RATE = 0.1
-LEAST_ROWS = 200  # smaller corpora get no learnt weights
+MIN_ROWS = 200  # smaller corpora get no learnt weights
 ANSWER_TOKENS = 512  # maximum number of used tokens of one answer
-_SHARE, _MIN_ROWS, _MAX_ROWS = 12, 100, 600
+_SHARE, _MIN_HELD_OUT, _MAX_HELD_OUT = 12, 100, 600
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def held_out(rows: int, seed: int = 1) -> tuple[NDArray[np.int64], NDArray[np.in
 
     A twelfth is held out, but between 100 and 600 rows and at most half of them.
     """
-    count = min(max(rows // _SHARE, _MIN_ROWS), _MAX_ROWS, rows // 2)
+    count = min(max(rows // _SHARE, _MIN_HELD_OUT), _MAX_HELD_OUT, rows // 2)
     out = np.zeros(rows, bool)
     out[np.random.default_rng(seed).choice(rows, count, replace=False)] = True
     return np.flatnonzero(~out), np.flatnonzero(out)
@@ -299,13 +299,13 @@ def corpus_weights(
 ) -> Weights | None:
     """Weights learnt on some rows of a corpus and an index of the others.
 
-    A corpus of fewer than LEAST_ROWS rows gets none.
+    A corpus of fewer than MIN_ROWS rows gets none.
 
     Args:
         build: Makes the index of some rows, outputs first.
         how: Arguments of `taught`.
     """
-    if len(outputs) < LEAST_ROWS:
+    if len(outputs) < MIN_ROWS:
         return None
     kept, held = held_out(len(outputs))
     index = build(outputs.take(kept), prompts.take(kept))

@@ -312,17 +312,17 @@ def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
     )
 
 
-def numbers(option: str, texts: Sequence[str], least: int, most: int) -> tuple[int, ...]:
+def numbers(option: str, texts: Sequence[str], minimum: int, maximum: int) -> tuple[int, ...]:
     """Parses integers with commas between them; returns each once, in increasing order.
 
     Raises:
         BadParameter: A value is not an integer in this range.
     """
     parts = [part.strip() for text in texts for part in text.split(",")]
-    if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
+    if not all(part.isdecimal() and minimum <= int(part) <= maximum for part in parts):
         given = ",".join(parts)
         raise typer.BadParameter(
-            f"{option} is {given!r}; give numbers from {least} to {most}, for example 4,8"
+            f"{option} is {given!r}; give numbers from {minimum} to {maximum}, for example 4,8"
         )
     return tuple(sorted({int(part) for part in parts}))
 

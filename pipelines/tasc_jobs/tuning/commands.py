@@ -85,15 +85,15 @@ def read_task(client: redis.Redis, task: str) -> StoredTask:
     tokenizer = load_tokenizer(record)
     corpus = CorpusStore(client, record.corpus_name)
     store = _artifacts(client, record)
-    artifact, there = store.current(), len(corpus)
+    artifact, total = store.current(), len(corpus)
     built_from = (artifact and artifact.corpus_rows) or None
-    rows = encode(corpus_rows(corpus, built_from or there), tokenizer, template_of(record))
+    rows = encode(corpus_rows(corpus, built_from or total), tokenizer, template_of(record))
     if not len(rows):
         raise EmptyCorpusError(
             f"the corpus of task {record.corpus_name!r} has no rows; ingest some first"
         )
     index = current_index(store)
-    return StoredTask(record, tokenizer, rows, index, built_from, there - len(rows))
+    return StoredTask(record, tokenizer, rows, index, built_from, total - len(rows))
 
 
 def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: float) -> Artifact:

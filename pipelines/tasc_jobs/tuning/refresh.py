@@ -37,7 +37,11 @@ from tasc_store import (
 
 STAGES = {**BUILD_STAGES, "replay": "rows"}
 _PROMPT_TOKENS = 3000  # number of last tokens of a prompt that are replayed
-_HELD_OUT, _LEAST, _MOST = 5, 50, 600  # one in 5 new rows, with a minimum and a maximum
+_HELD_OUT, _MIN_HELD_OUT, _MAX_HELD_OUT = (
+    5,
+    50,
+    600,
+)  # one in 5 new rows, with a minimum and a maximum
 
 
 @dataclass(frozen=True)
@@ -234,9 +238,9 @@ def held_out(seen: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
     600 rows, and never more than half.
     """
     new = rows - seen
-    most = min(max(new // _HELD_OUT, _LEAST), _MOST, max(new // 2, 1))
+    count = min(max(new // _SHARE, _MIN_HELD_OUT), _MAX_HELD_OUT, max(new // 2, 1))
     out = np.zeros(rows, bool)
-    out[seen + np.random.default_rng(rows).choice(new, most, replace=False)] = True
+    out[seen + np.random.default_rng(rows).choice(new, count, replace=False)] = True
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 

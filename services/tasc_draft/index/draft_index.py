@@ -174,8 +174,8 @@ MAGIC = b"TASCNGRM"
 FORMAT = 3
 _ALIGN = 64
 _PREFIX = len(MAGIC) + 8
-_MOST_HEADER = 1 << 20
-HEAD_BYTES = _PREFIX + _MOST_HEADER
+_MAX_HEADER = 1 << 20
+HEAD_BYTES = _PREFIX + _MAX_HEADER
 _DTYPES = ("<i4", "<u4", "<f4", "|u1")
 _PARTS: dict[str, Any] = {
     "corpus": CorpusIndex,
@@ -307,7 +307,7 @@ def _read_header(file: IO[bytes], path: Path | str) -> tuple[dict[str, Any], int
     if prefix[: len(MAGIC)] != MAGIC:
         raise IndexFileError(f"{path} is not a draft index; `tasc build-index` makes one")
     length = int.from_bytes(prefix[len(MAGIC) :], "little")
-    encoded = file.read(min(length, _MOST_HEADER))
+    encoded = file.read(min(length, _MAX_HEADER))
     try:
         header = json.loads(encoded)
         version = header["format"]

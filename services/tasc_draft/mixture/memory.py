@@ -128,7 +128,7 @@ def _size(fields: Any) -> int:
 
 
 RULES = {"mixed": MIXED, "tasc": TASC, "trie": TRIE}
-_MOST_VIEWS = 4096
+_MAX_VIEWS = 4096
 # Until a node is expanded, its best child is assumed to have this probability. Below 1, fewer nodes
 # are expanded in vain; at 0.7 as many tokens are accepted as at 1. The published rules use 1, so
 # that they always draft the likeliest paths.
@@ -276,7 +276,7 @@ class Memory:
         # Views of the same arrays each time, so those of each size are made once.
         found = self._views.get((n, rows))
         if found is None:
-            if len(self._views) >= _MOST_VIEWS:
+            if len(self._views) >= _MAX_VIEWS:
                 self._views.clear()
             ends = dict.fromkeys(Out._fields, n) | {"offsets": rows + 1}
             views = {name: getattr(self.out, name)[:end] for name, end in ends.items()}

@@ -78,7 +78,7 @@ def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
 
 
 def _refuse(bad: BadRow) -> None:
-    raise FileError(f"{bad.file}, line {bad.line}: {bad.reason}; mend the line or leave it out")
+    raise FileError(f"{bad.file}, line {bad.line}: {bad.reason}; correct the line or leave it out")
 
 
 def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] | None:
@@ -240,8 +240,13 @@ def _digest(
     drafts, texts, own = (
         Path(p).parent for p in (tasc_draft.__file__, tasc_text.__file__, __file__)
     )
-    of = [digest_of(drafts, texts, own), tokenizer.fingerprint, template.identity, asdict(settings)]
-    found = hashlib.sha256(json.dumps(of).encode())
+    facts = [
+        digest_of(drafts, texts, own),
+        tokenizer.fingerprint,
+        template.identity,
+        asdict(settings),
+    ]
+    found = hashlib.sha256(json.dumps(facts).encode())
     for weights in sorted(drafts.rglob("*.npz")):
         found.update(weights.read_bytes())
     for row in rows:

@@ -91,7 +91,7 @@ class BuilderOptions(TypedDict, total=False):
 
 
 class EngineBuilder:
-    """The engine of one task, and what it is made of.
+    """The engine of one task, and its parts.
 
     Args:
         tokenizer: The model's tokenizer; unset: it is loaded.

@@ -140,7 +140,7 @@ class TaskDrafter:
             return self._proposer
         return HybridProposer(ngram, self._proposer, self._neural.sure)
 
-    def tell(self, metrics: NeuralMetrics) -> None:
+    def publish(self, metrics: NeuralMetrics) -> None:
         """Publishes vocabulary sizes from now on, and when the drafter is switched off."""
         self._metrics = metrics
         if self._proposer is not None:

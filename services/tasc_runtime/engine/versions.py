@@ -16,7 +16,7 @@ from tasc_store import StoreError, TaskRecord, TaskStore
 
 # Fields that affect requests or drafts, but no weight, token or template.
 _LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft")
-MOST_KNOWN = 8
+MAX_KNOWN = 8
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Records:
         if changes := fixed_changes(self.newest[0], record):
             raise ValueError(f"version {version} changes {', '.join(changes)}")
         versions = {**self._known, version: record}
-        self._known = {number: versions[number] for number in sorted(versions)[-MOST_KNOWN:]}
+        self._known = {number: versions[number] for number in sorted(versions)[-MAX_KNOWN:]}
         if version > self.newest[1]:
             self.newest = record, version
 

@@ -88,7 +88,7 @@ class TaskReplica:
         if self.builder.drafter:
             from tasc_runtime.engine.drafters import NeuralMetrics
 
-            self.builder.drafter.tell(NeuralMetrics(registry, own))
+            self.builder.drafter.publish(NeuralMetrics(registry, own))
         self._shadow = ShadowCheck(
             self.builder.engine,
             task.shadow,

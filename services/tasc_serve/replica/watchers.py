@@ -13,7 +13,7 @@ from functools import partial
 
 from tasc_draft import DraftIndex, NgramProposer
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.versions import MOST_KNOWN, RecordFollower, fixed_changes
+from tasc_runtime.engine.versions import MAX_KNOWN, RecordFollower, fixed_changes
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.sampling_options import guide_of
 from tasc_serve.replica.step_loop import EngineLoop
@@ -49,7 +49,7 @@ class TaskWatcher:
         self._name = builder.record.name
         self._index = builder.artifact.version if builder.artifact else None
         self._known = builder.record_version
-        self._older = list(range(max(self._known - MOST_KNOWN + 1, 1), self._known))
+        self._older = list(range(max(self._known - MAX_KNOWN + 1, 1), self._known))
         self._stopped, self._changing = threading.Event(), threading.Lock()
         self._records = RecordFollower(
             tasks,
@@ -112,7 +112,7 @@ class TaskWatcher:
 
     def _use_record(self, record: TaskRecord, version: int) -> None:
         """Installs a version if this engine can, and before it those that were not seen."""
-        for between in range(max(self._known + 1, version - MOST_KNOWN + 1), version):
+        for between in range(max(self._known + 1, version - MAX_KNOWN + 1), version):
             self._remember(between)
         self._known = version - 1
         now = self._builder.record_version

@@ -9,7 +9,7 @@ import pytest
 
 from support import refused
 from tasc_draft import DraftSettings, Replay, Tokens
-from tasc_draft.replaying import LEAST_ROWS, held_out
+from tasc_draft.replaying import MIN_ROWS, held_out
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.commands import PriceOptions, StoredTask
@@ -164,7 +164,7 @@ def numbered(rows: int) -> TokenRows:
 
 
 def test_judging_rows_are_not_in_the_index_and_not_learnt_from(tokenizer, monkeypatch):
-    rows, seen = numbered(LEAST_ROWS), {}
+    rows, seen = numbered(MIN_ROWS), {}
 
     def learn(index, prompts, outputs, **rest):
         seen["index"], seen["taught"] = index, outputs.ids.reshape(-1, 2).tolist()
@@ -187,17 +187,17 @@ def test_judging_rows_are_not_in_the_index_and_not_learnt_from(tokenizer, monkey
 
 
 def test_learnt_weights_ignore_recent_answers_and_need_enough_rows(tokenizer):
-    held = HeldOut(numbered(LEAST_ROWS), tokenizer, branching=False)
+    held = HeldOut(numbered(MIN_ROWS), tokenizer, branching=False)
     some, none = (held.weights(DraftSettings(recent_tokens=n)).values for n in (1000, 0))
     assert np.array_equal(some, none)
-    with refused(JobError, str(LEAST_ROWS)):
-        HeldOut(numbered(LEAST_ROWS - 1), tokenizer, branching=False)
+    with refused(JobError, str(MIN_ROWS)):
+        HeldOut(numbered(MIN_ROWS - 1), tokenizer, branching=False)
 
 
 def test_tuning_uses_an_index_with_the_cap_of_the_current_one(tokenizer, monkeypatch):
     learn, seen = "tasc_jobs.tuning.held_out.learn_weights", []
     monkeypatch.setattr(learn, lambda index, *rest, **more: seen.append(index))
-    rows = numbered(LEAST_ROWS)
+    rows = numbered(MIN_ROWS)
     record = TaskRecord("t", "m", tokenizer.fingerprint, "{input}")
     whole = StoredTask(record, tokenizer, rows, index_of(rows, tokenizer), len(rows), 0)
     assert whole.max_bytes is replace(whole, index=None).max_bytes is None
@@ -306,7 +306,7 @@ def test_forced_tokens_cost_the_same_with_and_without_drafts() -> None:
 def test_plain_steps_of_guided_replays_are_those_with_a_choice(kind: str) -> None:
     texts = ("alarm set now", "alarm set later", "play music")
     tokenizer = TaskTokenizer.from_folder(MODEL)
-    rows = [CorpusRow(str(n), f"text {n}", texts[n % 3]) for n in range(LEAST_ROWS)]
+    rows = [CorpusRow(str(n), f"text {n}", texts[n % 3]) for n in range(MIN_ROWS)]
     encoded = encode(rows, tokenizer, PromptTemplate("{input}"))
     text = "|".join(texts)
     spec = GuideSpec("choice", texts) if kind == "choice" else GuideSpec("regex", text=text)
