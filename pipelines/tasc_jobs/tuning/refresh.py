@@ -37,11 +37,7 @@ from tasc_store import (
 
 STAGES = {**BUILD_STAGES, "replay": "rows"}
 _PROMPT_TOKENS = 3000  # number of last tokens of a prompt that are replayed
-_HELD_OUT, _MIN_HELD_OUT, _MAX_HELD_OUT = (
-    5,
-    50,
-    600,
-)  # one in 5 new rows, with a minimum and a maximum
+_SHARE, _MIN_HELD_OUT, _MAX_HELD_OUT = 5, 50, 600  # one in 5 new rows, within limits
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ NEIGHBOURS = (0, 16, 32, 64)
 MIN_PROBS = (0.0, 0.02, 0.05, 0.1, 0.2)
 RECENT_LOSS = 0.01  # maximum fraction of the expected speed-up that recent answers may cost
 _FIRST_BUDGET = 8
+_VARIED = ("num_speculative_tokens", "neighbours", "min_prob")
 
 Price: TypeAlias = Callable[[Replay], float]
 
@@ -53,18 +54,11 @@ class Trial:
 
     def figures(self) -> dict[str, Any]:
         """Returns the varied settings and the result as JSON values."""
-        settings, found = self.settings, self.replay
+        found = self.replay
+        counts = ("tokens", "steps", "nodes", "carried", "forced", "plain_steps", "tokens_per_step")
         return {
-            "num_speculative_tokens": settings.num_speculative_tokens,
-            "neighbours": settings.neighbours,
-            "min_prob": settings.min_prob,
-            "tokens": found.tokens,
-            "steps": found.steps,
-            "nodes": found.nodes,
-            "carried": found.carried,
-            "forced": found.forced,
-            "plain_steps": found.plain_steps,
-            "tokens_per_step": found.tokens_per_step,
+            **{name: getattr(self.settings, name) for name in _VARIED},
+            **{name: getattr(found, name) for name in counts},
             "nodes_per_step": found.nodes / found.steps,
             "speed_up": self.speed_up,
         }

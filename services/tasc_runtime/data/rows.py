@@ -253,7 +253,7 @@ def row_writer(path: Path, schema: Any = None) -> Iterator[Callable[[dict[str, A
     """
     with whole_file(path) as file:
         if path.suffix != ".parquet":
-            yield lambda row: _write_line(file, row)
+            yield lambda row: file.write(json_line(row))
             return
         rows: list[dict[str, Any]] = []
         size = 0
@@ -299,10 +299,6 @@ def _size(value: Any) -> int:
         case list() | tuple():
             return sum(map(_size, value))
     return 8
-
-
-def _write_line(file: IO[bytes], row: dict[str, Any]) -> None:
-    file.write(json_line(row))
 
 
 def _require_suffix(path: Path) -> None:
