@@ -216,17 +216,12 @@ class PriceOptions:
         if self.costs is None:
             return by_node(self.node_cost, held.prompt_tokens)
         curve = self.costs.curve(self.rows, held.context)
-        return by_curve(curve, self.costs.draft_seconds, held.prompt_tokens)
+        return by_curve(curve, held.prompt_tokens)
 
     def by_rows(self, held: HeldOut, tuned: Tuned) -> list[AtRows]:
         """Returns the expected speed-up for each measured number of rows."""
-        if self.costs is None:
-            return []
-        draft_seconds = self.costs.draft_seconds
-        return [
-            at_rows(tuned, curve, draft_seconds, held.prompt_tokens)
-            for curve in self.costs.curves(held.context)
-        ]
+        curves = self.costs.curves(held.context) if self.costs else []
+        return [at_rows(tuned, curve, held.prompt_tokens) for curve in curves]
 
     def in_words(self) -> str:
         if self.costs is None:

@@ -39,9 +39,9 @@ def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
     return price
 
 
-def by_curve(curve: StepCurve, draft_seconds: float | None, prompt_tokens: float = 0.0) -> Price:
+def by_curve(curve: StepCurve, prompt_tokens: float = 0.0) -> Price:
     """Returns a price from a machine's costs; it is 0 for steps larger than the measured ones."""
-    return lambda found: speed_up(curve, found, draft_seconds, prompt_tokens) or 0.0
+    return lambda found: speed_up(curve, found, prompt_tokens) or 0.0
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,9 @@ class AtRows:
         return f"b = {self.rows}: {self.speed_up:.2f} x"
 
 
-def at_rows(
-    tuned: Tuned, curve: StepCurve, draft_seconds: float | None, prompt_tokens: float
-) -> AtRows:
+def at_rows(tuned: Tuned, curve: StepCurve, prompt_tokens: float) -> AtRows:
     """Returns the speed-up at the number of rows of a curve; see `by_curve`."""
-    price = by_curve(curve, draft_seconds, prompt_tokens)
+    price = by_curve(curve, prompt_tokens)
     trials = (tuned.chosen, *tuned.trials)
     found, budget = max((price(t.replay), t.settings.num_speculative_tokens) for t in trials)
     chosen = price(tuned.chosen.replay)
