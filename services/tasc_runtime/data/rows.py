@@ -253,7 +253,11 @@ def row_writer(path: Path, schema: Any = None) -> Iterator[Callable[[dict[str, A
     """
     with whole_file(path) as file:
         if path.suffix != ".parquet":
-            yield lambda row: file.write(json_line(row))
+
+            def write_line(row: dict[str, Any]) -> None:
+                file.write(json_line(row))
+
+            yield write_line
             return
         rows: list[dict[str, Any]] = []
         size = 0
