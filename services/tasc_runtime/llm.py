@@ -58,7 +58,6 @@ from tasc_store import TaskRecord, connect
 from tasc_text import (
     ChatTemplate,
     Conversation,
-    MessageError,
     PromptTemplate,
     TaskTokenizer,
     resolve_folder,
@@ -657,33 +656,27 @@ class LLM:
             shared, guide=guide_for(shared, builder.record), max_tokens=asked.max_tokens
         )
         for index, given in enumerate(inputs):
-            prompt = self._prompt(index, given, asked.add_special_tokens)
-            one = structs.replace(shared, id=f"{index}.0", prompt=prompt, prompt_index=index)
+            one = structs.replace(shared, id=f"{index}.0", prompt_index=index)
             try:
+                if isinstance(given, str | Conversation):
+                    str(given).encode()  # raises UnicodeEncodeError
+                    add = asked.add_special_tokens
+                    ids = tuple(builder.template.encode(self.tokenizer, given, add))
+                else:
+                    ids = tuple(given)
+                one = structs.replace(one, prompt=ids)
                 first = builder.reader.read(one, one.id, builder.record_version)
                 if index == 0:
                     builder.reader.guide(first.guide)
+            except UnicodeEncodeError as error:
+                half = f"input {index} has half of a character (a lone surrogate) at {error.start}"
+                raise FieldError("inputs", f"{half}; decode it with errors='replace'") from error
             except ValueError as error:
-                field = error.field if isinstance(error, FieldError) else one.prompt_field
+                field = getattr(error, "field", one.prompt_field)
                 raise FieldError(field, f"input {index}: {error}") from error
             yield first
             for choice in range(1, asked.n or 1):
                 yield structs.replace(first, id=f"{index}.{choice}", choice_index=choice)
-
-    def _prompt(
-        self, index: int, given: Input | Conversation, add_special_tokens: bool | None
-    ) -> tuple[int, ...]:
-        try:
-            if isinstance(given, str | Conversation):
-                str(given).encode()  # raises UnicodeEncodeError
-                encode = self._builder.template.encode
-                given = encode(self.tokenizer, given, add_special_tokens)
-            return tuple(given)
-        except MessageError as error:
-            raise FieldError(error.field, f"input {index}: {error}") from error
-        except UnicodeEncodeError as error:
-            message = f"input {index} has half of a character (a lone surrogate) at {error.start}"
-            raise FieldError("inputs", f"{message}; decode it with errors='replace'") from error
 
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
         self._answers += 1
