@@ -54,4 +54,4 @@ def test_no_other_code_uses_the_home_folder() -> None:
         for path in folder.rglob("*.py")
         if "Path.home" in path.read_text(encoding="utf-8")
     ]
-    assert found == ["user_folders.py"]
+    assert found == ["files.py"]
