@@ -185,10 +185,8 @@ class Summary:
         return self.tokens - self.forced
 
     def __str__(self) -> str:
-        answers, sources = (
-            max(self.answers, 1),
-            ", ".join(f"{name} {count:,}" for name, count in self.accepted_by_source.items()),
-        )
+        answers = max(self.answers, 1)
+        sources = ", ".join(f"{name} {count:,}" for name, count in self.accepted_by_source.items())
         by_position = " ".join(f"{share:.2f}" for share in self.acceptance_by_position[:8])
         return (
             f"{self.answers:,} answers, {self.tokens:,} tokens in {self.steps:,} forward passes: "

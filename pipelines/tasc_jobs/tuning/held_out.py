@@ -13,9 +13,9 @@ from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, In
 from tasc_draft.index.weights import Weights
 from tasc_draft.replaying import MIN_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
-from tasc_jobs.tuning.replays import GuidedAnswers, index_of, run
+from tasc_jobs.tuning.replays import GuidedAnswers, run
 from tasc_protocol import GuideSpec
-from tasc_runtime.data.local_corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows, index_of
 from tasc_text import TaskTokenizer
 
 

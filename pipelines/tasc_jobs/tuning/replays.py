@@ -23,7 +23,6 @@ from tasc_draft import (
     Int32,
     NgramProposer,
     Replay,
-    build_index,
     replay,
 )
 from tasc_draft.index.weights import Weights
@@ -33,7 +32,7 @@ from tasc_engine.errors import GuideError
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.publish import IndexSize
 from tasc_protocol import GuideSpec
-from tasc_runtime.data.local_corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows, index_of
 from tasc_text import TaskTokenizer
 
 if TYPE_CHECKING:
@@ -370,23 +369,3 @@ def _index(comparison: Comparison, reads: Reads, rows: TokenRows) -> DraftIndex:
     else:
         index = index_of(rows, tokenizer, prompts=reads is Reads.ALL)
     return replace(index, bigrams=comparison.bigrams)
-
-
-def index_of(
-    rows: TokenRows, tokenizer: TaskTokenizer, *, prompts: bool = True, max_bytes: int | None = None
-) -> DraftIndex:
-    """Returns the index of a task's rows, without weights and optionally without its prompts.
-
-    Args:
-        max_bytes: Maximum bytes of the corpus part, if there is a cap.
-    """
-    return build_index(
-        rows.outputs,
-        rows.prompts if prompts else None,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        word_starts=tokenizer.word_starts,
-        canonical=tokenizer.canonical,
-        max_bytes=max_bytes,
-    )

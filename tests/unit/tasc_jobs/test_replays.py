@@ -22,11 +22,10 @@ from tasc_jobs.tuning.replays import (
     Comparison,
     Measured,
     compare,
-    index_of,
     named_proposers,
     prepare,
 )
-from tasc_runtime.data.local_corpus import TokenRows, encode
+from tasc_runtime.data.local_corpus import TokenRows, encode, index_of
 from tasc_runtime.data.rows import Fields
 from tasc_text import PromptTemplate, TaskTokenizer, TokenizerError
 from tasc_text.tokenizer import open_tokenizer

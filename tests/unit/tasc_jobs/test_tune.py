@@ -16,10 +16,9 @@ from tasc_jobs.tuning.commands import PriceOptions, StoredTask
 from tasc_jobs.tuning.costs import CostFile, StepCurve, read_cost_file, speed_up
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import tune_page
-from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, at_rows, by_curve, by_node, planned, tune
 from tasc_protocol import GuideSpec
-from tasc_runtime.data.local_corpus import TokenRows, encode
+from tasc_runtime.data.local_corpus import TokenRows, encode, index_of
 from tasc_runtime.errors import FileError
 from tasc_store import TaskRecord
 from tasc_store.corpus import CorpusRow
