@@ -148,7 +148,7 @@ def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Ki
     ngram = make_proposer(loaded.tokenizer, DraftSettings(), CONFIG)
     drafter = loaded.drafter
     proposer = SafeProposer(drafter.beside(ngram), loaded.target.vocab_size)
-    drafter.tell(NeuralMetrics(registry, LABELS))
+    drafter.publish(NeuralMetrics(registry, LABELS))
     held = [loaded.inside, weakref.ref(loaded.inside().vocabulary)]
     least_freed = loaded.inside().cache_bytes + 8 * (loaded.weights - loaded.ends)
     proposer.start(0, np.arange(1, PROMPT + 1, dtype=np.int32))
@@ -163,7 +163,7 @@ def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Ki
     assert before - tensor_bytes() >= least_freed
     assert [each() for each in held] == [None] * len(held)
     later = CollectorRegistry()
-    drafter.tell(NeuralMetrics(later, LABELS))  # later observers are also called
+    drafter.publish(NeuralMetrics(later, LABELS))  # later observers are also called
     slow = {**LABELS, "reason": "slow"}
     for each in (registry, later):
         assert each.get_sample_value("tasc_neural_drafting_off", slow) == 1
