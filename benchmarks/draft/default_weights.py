@@ -21,7 +21,7 @@ from benchmarks.draft.tasks import Task, missing_splits, of_folder
 from tasc_draft import DraftSettings, NgramProposer, build_index
 from tasc_draft.index import weights
 from tasc_draft.index.weights import CELLS, LEVELS, OTHER_BASE, Weights
-from tasc_draft.learning import held_out, taught
+from tasc_draft.replaying import held_out, taught
 
 SETTINGS = DraftSettings(min_prob=0.0, recent_tokens=0)
 # A weight counts for its task in proportion to its movement there, up to this much.

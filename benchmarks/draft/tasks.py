@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.common import facts_of, read_rows
 from tasc_draft import Int32, Tokens
-from tasc_draft.learning import answers, held_out
+from tasc_draft.replaying import answers, held_out
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, data_file
 from tasc_text import PromptTemplate, TaskTokenizer
 

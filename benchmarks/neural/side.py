@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.common import about, read_json, write_json
 from benchmarks.neural.models import Case, Models
 from tasc_draft import SOURCES, DraftIndex, DraftSettings, NgramProposer, Proposer
-from tasc_draft.tokens import Int32
+from tasc_draft.drafts import Int32
 from tasc_engine import Engine, EngineConfig, EngineTotals, ModelSource, Request, Target
 from tasc_engine.drafting.neural.card import Kind
 from tasc_engine.drafting.neural.drafters import Eagle, Independent

@@ -303,10 +303,10 @@ def _free_bytes(device: str) -> int:
     free = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
     limits = [1024 * int(free[1])] if free else []
     limit = CGROUP / "memory.max"
-    if limit.is_file() and (most := limit.read_text().strip()).isdecimal():
+    if limit.is_file() and (allowed := limit.read_text().strip()).isdecimal():
         used = int((CGROUP / "memory.current").read_text())
         given_back = re.search(r"^inactive_file (\d+)", (CGROUP / "memory.stat").read_text(), re.M)
-        limits.append(int(most) - used + (int(given_back[1]) if given_back else 0))
+        limits.append(int(allowed) - used + (int(given_back[1]) if given_back else 0))
     return min(limits)
 
 

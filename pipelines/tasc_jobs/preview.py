@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import structs
 
 from tasc_protocol import Request
@@ -13,7 +14,7 @@ from tasc_protocol import Request
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_engine.engine import Engine
 
-_LEAST = 32  # minimum number of requests in a turn
+_MIN_REQUESTS = 32  # minimum number of requests in a turn
 _WARM_UP_TOKENS = 2  # tokens of the warm-up answer, so that drafting can occur
 _TIMES = 4  # requests of a turn for each row of the engine, so that most steps have full batches
 
@@ -82,18 +83,19 @@ def preview(engine: "Engine", requests: Sequence[Request], refused: int = 0) -> 
     """
     for draft in (False, True):  # warm-up: compiles and loads everything that a first request needs
         _timed(engine, [_beginning(request) for request in requests[:1]], draft)
-    count = max(len(requests) // max(_LEAST, _TIMES * engine.config.rows), 1)
+    count = max(len(requests) // max(_MIN_REQUESTS, _TIMES * engine.config.rows), 1)
     bounds = [len(requests) * i // count for i in range(count + 1)]
     parts = [requests[begin:end] for begin, end in pairwise(bounds)]
-    sides = {True: PreviewSide(0.0, 0, 0), False: PreviewSide(0.0, 0, 0)}
+    sides = {True: np.zeros(3), False: np.zeros(3)}
     identical = 0
     for part in parts:
         found = {}
         for draft in (True, False):
             side, found[draft] = _timed(engine, part, draft)
-            sides[draft] = _sum(sides[draft], side)
+            sides[draft] += side
         identical += sum(found[True][i] == tokens for i, tokens in found[False].items())
-    return Preview(len(requests), refused, identical, sides[False], sides[True])
+    plain, drafted = (PreviewSide(s, int(t), int(n)) for s, t, n in (sides[False], sides[True]))
+    return Preview(len(requests), refused, identical, plain, drafted)
 
 
 def _beginning(request: Request) -> Request:
@@ -107,16 +109,11 @@ def _beginning(request: Request) -> Request:
 
 def _timed(
     engine: "Engine", requests: Sequence[Request], draft: bool
-) -> tuple[PreviewSide, dict[str, tuple[int, ...]]]:
+) -> tuple[tuple[float, int, int], dict[str, tuple[int, ...]]]:
+    """Returns seconds, tokens and steps of the requests, and the tokens of each answer."""
     began = time.perf_counter()
     found = list(engine.generate(structs.replace(r, draft=draft) for r in requests))
     seconds = time.perf_counter() - began
     tokens = sum(len(result.tokens) for result in found)
-    side = PreviewSide(seconds, tokens, sum(result.acceptance.steps for result in found))
-    return side, {result.id: result.tokens for result in found}
-
-
-def _sum(one: PreviewSide, other: PreviewSide) -> PreviewSide:
-    return PreviewSide(
-        one.seconds + other.seconds, one.tokens + other.tokens, one.steps + other.steps
-    )
+    steps = sum(result.acceptance.steps for result in found)
+    return (seconds, tokens, steps), {result.id: result.tokens for result in found}

@@ -16,12 +16,18 @@ from ray.serve.schema import ApplicationStatus
 
 from tasc_jobs.hints import command
 from tasc_jobs.tasks.model_folders import BaseModel
-from tasc_runtime.engine.versions import engine_digest, fixed_changes, newest_version
+from tasc_runtime.engine.versions import (
+    RecordFollower,
+    engine_digest,
+    fixed_changes,
+    newest_version,
+)
 from tasc_runtime.models import load_tokenizer
 from tasc_runtime.progress import note
 from tasc_serve import app
 from tasc_serve.settings import ServeSettings
-from tasc_store import StoreError, TaskRecord, TaskStore, connect
+from tasc_serve.store_calls import RepeatedCall
+from tasc_store import TaskRecord, TaskStore, connect
 
 _JOIN_S = 1.0  # the thread may still wait for Redis, but deploys nothing
 
@@ -52,9 +58,9 @@ def run_service(
     wanted = {task.name: task.replica_range[0] for task in settings.tasks}
 
     def came_up(deployment: str, running: int) -> None:
-        of = wanted.get(deployment)
-        part = "HTTP gateway" if of is None else f"task {deployment}"
-        say(f"{part}: {running} of {of or settings.http.gateways} replicas up")
+        replicas = wanted.get(deployment)
+        part = "HTTP gateway" if replicas is None else f"task {deployment}"
+        say(f"{part}: {running} replicas {replicas or settings.http.gateways} replicas up")
 
     say("starting the service ...")
     update = partial(app.update, settings, redis_url)
@@ -62,11 +68,11 @@ def run_service(
         with connect(redis_url) as client:
             store = TaskStore(client)
             for name in wanted:
-                own, most = newest_version(store, name)[0].max_tokens, settings.limits.max_tokens
-                if own > most:
+                own, limit = newest_version(store, name)[0].max_tokens, settings.limits.max_tokens
+                if own > limit:
                     say(
                         f"task {name}: answers have up to {own} tokens, but requests may ask for "
-                        f"{most} at most (limits.max_tokens)"
+                        f"{limit} at most (limits.max_tokens)"
                     )
             updates = RecordUpdates(
                 store,
@@ -122,52 +128,73 @@ class RecordUpdates:
         rollout: Callable[[], tuple[ApplicationStatus, str]] | None = None,
         slow_s: float = 300.0,
     ) -> None:
-        self._store, self._update, self._say = store, update, say
-        self._poll_s, self._again_s = poll_s, again_s
+        self._update, self._say, self._poll_s = update, say, poll_s
         self._rollout, self._slow_s = rollout, slow_s
         self._served = {task: newest_version(store, task) for task in tasks}
-        self._refused: dict[str, tuple[TaskRecord, int, float]] = {}
-        self._troubles: dict[str, set[str]] = {}
-        self._failing = ""
+        self._newest = dict(self._served)
+        self._followers = [
+            RecordFollower(
+                store,
+                task,
+                found,
+                self._check,
+                partial(self._version, task),
+                self._report,
+                again_s,
+                command,
+            )
+            for task, found in self._served.items()
+        ]
         self._updating: _Update | None = None
         self._ended = threading.Event()
         self._deploying = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="record-updates", daemon=True)
+
+    def _version(self, task: str) -> int:
+        return self._newest[task][1]
 
     @property
     def digests(self) -> dict[str, str]:
         return {name: engine_digest(record) for name, (record, _) in self._served.items()}
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._polling = RepeatedCall(
+            "the update of the service", self.poll, self._poll_s, report=self._report
+        )
         return self
 
     def __exit__(self, *error: object) -> None:
         with self._deploying:
             self._ended.set()
-        self._thread.join(_JOIN_S)
+        self._polling.close(_JOIN_S)
 
-    def _run(self) -> None:
-        while not self._ended.wait(self._poll_s):
-            try:
-                self.look()
-                self._failing = ""
-            except Exception as error:  # later versions must still be read
-                if str(error) != self._failing:
-                    self._tell(f"the service cannot be updated now, it is tried again: {error}")
-                self._failing = str(error)
-
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read all records once, and update the service if one of them requires it.
 
         Raises:
             Exception: ``update`` or ``rollout`` raised it; the next call tries again.
         """
-        newer = {name: found for name in self._served if (found := self._newer(name))}
+        for follower in self._followers:
+            follower.poll()
+        newer = {
+            name: found
+            for name, found in self._newest.items()
+            if fixed_changes(self._served[name][0], found[0])
+        }
         if newer:
             self._deploy(newer)
         elif self._updating:
             self._follow(self._updating)
+        self._served |= self._newest
+
+    def _check(self, record: TaskRecord, version: int) -> None:
+        """Raises an error if replicas of a new version could not start."""
+        if fixed_changes(self._served[record.name][0], record):
+            # Imported here because it loads numba, and most services never get a new version.
+            from tasc_jobs.tasks.register import check_record
+
+            check_record(record, BaseModel.open(record.model, record.revision))
+            load_tokenizer(record)
+        self._newest[record.name] = record, version
 
     def _deploy(self, newer: Mapping[str, tuple[TaskRecord, int]]) -> None:
         digests = self.digests | {name: engine_digest(r) for name, (r, _) in newer.items()}
@@ -177,7 +204,7 @@ class RecordUpdates:
             self._update(digests)
         for name, (record, version) in newer.items():
             changes = ", ".join(fixed_changes(self._served[name][0], record))
-            self._tell(
+            self._report(
                 f"task {name}: version {version} changes {changes}; its replicas are replaced by a "
                 "rolling update"
             )
@@ -186,7 +213,6 @@ class RecordUpdates:
         for name, (_, version) in newer.items():
             before = tasks[name][0] if name in tasks else self._served[name][1]
             tasks[name] = before, version
-        self._served |= newer
         if self._rollout:
             self._updating = _Update(tasks, time.monotonic() + self._slow_s)
 
@@ -197,68 +223,20 @@ class RecordUpdates:
         if status == ApplicationStatus.RUNNING:
             self._updating = None
             for name, (_, version) in update.tasks.items():
-                self._tell(f"task {name}: the rolling update to version {version} is complete")
+                self._report(f"task {name}: the rolling update to version {version} is complete")
             return
         failed = status == ApplicationStatus.DEPLOY_FAILED
-        if update.told or not (failed or time.monotonic() > update.slow_at):
+        if update.reported or not (failed or time.monotonic() > update.slow_at):
             return
-        update.told = True
-        what = "failed" if failed else f"is not complete after {self._slow_s:g} s"
+        update.reported = True
+        end = "failed" if failed else f"is not complete after {self._slow_s:g} s"
         for name, (before, version) in update.tasks.items():
-            self._tell(
-                f"task {name}: the rolling update to version {version} {what}: {reasons}; put it "
+            self._report(
+                f"task {name}: the rolling update to version {version} {end}: {reasons}; put it "
                 f"right, or go back with `{command('task', 'use', name, before)}`"
             )
 
-    def _newer(self, name: str) -> tuple[TaskRecord, int] | None:
-        """Returns a task's newest record and its version if it is valid and needs other replicas.
-
-        Returns None otherwise.
-        """
-        try:
-            version = self._store.versions(name)[-1]
-        except Exception as error:  # the other tasks must still be updated
-            self._trouble(name, f"its record cannot be followed now: {error}")
-            return None
-        served, now = self._served[name]
-        try:
-            # Read each time, because a task that was created again may have as many versions.
-            record = self._store.get(name, version)
-            if not fixed_changes(served, record):
-                self._served[name] = record, version
-                self._troubles.pop(name, None)
-                return None
-            *refused, again = self._refused.get(name, (served, 0, 0.0))
-            if refused == [record, version] and time.monotonic() < again:
-                return None
-            self._refused[name] = record, version, time.monotonic() + self._again_s
-            # Imported here because it loads numba, and most services never get a new version.
-            from tasc_jobs.tasks.register import check_record
-
-            check_record(record, BaseModel.open(record.model, record.revision))
-            load_tokenizer(record)
-        except StoreError as error:
-            self._trouble(name, f"its record cannot be followed now: {error}")
-            return None
-        except Exception as error:
-            self._trouble(
-                name,
-                f"version {version} cannot be used, version {now} stays in use: {error}; put it "
-                f"right, or go back with `{command('task', 'use', name, now)}`",
-            )
-            return None
-        self._refused.pop(name, None)
-        self._troubles.pop(name, None)
-        return record, version
-
-    def _trouble(self, name: str, reason: str) -> None:
-        """Log each reason of a task once, until the task has no more trouble."""
-        said = self._troubles.setdefault(name, set())
-        if reason not in said:
-            said.add(reason)
-            self._tell(f"task {name}: {reason}")
-
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         if not self._ended.is_set():  # later errors only mean that the service was stopped
             self._say(text)
 
@@ -269,7 +247,7 @@ class _Update:
 
     tasks: dict[str, tuple[int, int]]
     slow_at: float
-    told: bool = False
+    reported: bool = False
 
 
 def say_of_task(say: Callable[[str], None], task: str, text: str) -> None:

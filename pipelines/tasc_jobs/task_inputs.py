@@ -5,6 +5,7 @@ Rows come from the given files, or else from the task's corpus. A fine-tuned mod
 an option is used with the prompt of its training, if its folder has it.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -350,6 +351,16 @@ def corpus_rows(store: CorpusStore, rows: int) -> Iterator[CorpusRow]:
     """Yields rows ``[0, rows)`` of a corpus, or as many as exist."""
     for start in range(0, rows, _BATCH):
         yield from store.read(start, min(start + _BATCH, rows))
+
+
+def served_prefix(task: str) -> str:
+    """Returns the prefix of the keys of corpus rows that services of the task answered."""
+    return f"served:{task}:"
+
+
+def served_key(task: str, text: str) -> str:
+    """Returns the key of a row that was collected from a task's service, made of its input."""
+    return f"{served_prefix(task)}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _file_rows(options: InputOptions) -> list[CorpusRow]:

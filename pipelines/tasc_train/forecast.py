@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from tasc_draft.learning import held_out
+from tasc_draft.replaying import held_out
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.report.document import Curve, Lines, ReportDocument, Table
 from tasc_jobs.task_inputs import TaskInputs

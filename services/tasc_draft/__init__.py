@@ -7,17 +7,24 @@ settings.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tasc_draft.drafts import NGRAM_SOURCES, SOURCES, Drafts, Proposer
-from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
+from tasc_draft.drafts import (
+    NGRAM_SOURCES,
+    SOURCES,
+    DraftError,
+    Drafts,
+    IndexFileError,
+    IndexFormatError,
+    Int32,
+    Proposer,
+    Tokens,
+)
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32, Tokens
 
 if TYPE_CHECKING:
     from tasc_draft.index.bigrams import BigramTable
     from tasc_draft.index.draft_index import DraftIndex, build_index, read_index, write_index
-    from tasc_draft.learning import build_learnt_index
     from tasc_draft.mixture.proposer import NgramProposer
-    from tasc_draft.replaying import Replay, replay
+    from tasc_draft.replaying import Replay, build_learnt_index, replay
 
 _NEEDS_NUMBA = {
     "BigramTable": "tasc_draft.index.bigrams",
@@ -25,7 +32,7 @@ _NEEDS_NUMBA = {
     "NgramProposer": "tasc_draft.mixture.proposer",
     "Replay": "tasc_draft.replaying",
     "build_index": "tasc_draft.index.draft_index",
-    "build_learnt_index": "tasc_draft.learning",
+    "build_learnt_index": "tasc_draft.replaying",
     "read_index": "tasc_draft.index.draft_index",
     "replay": "tasc_draft.replaying",
     "write_index": "tasc_draft.index.draft_index",

@@ -6,10 +6,10 @@ Code for other sizes and settings is compiled at its first use.
 
 import numpy as np
 
-from tasc_draft.learning import build_learnt_index
+from tasc_draft.drafts import Tokens
 from tasc_draft.mixture.proposer import NgramProposer
+from tasc_draft.replaying import build_learnt_index
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Tokens
 
 _EOS = 8
 

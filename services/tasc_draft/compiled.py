@@ -17,7 +17,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from tasc_draft.user_folders import cache_folder
+from tasc_draft.files import cache_folder
 
 _KEPT_S = 86_400
 

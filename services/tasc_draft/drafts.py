@@ -1,15 +1,67 @@
-"""The interface between proposers and the engine that verifies drafts: flat arrays of ids."""
+"""Types that proposers share with the engine: arrays of token ids, drafts, and errors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.tokens import Int32
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 
-if TYPE_CHECKING:  # it needs numba, which gateways do without
-    from tasc_draft.labels import LabelTrie
+
+class TokensView(NamedTuple):
+    """The arrays of `Tokens` for compiled code."""
+
+    ids: Any
+    offsets: Any
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of many texts, one after the other.
+
+    Attributes:
+        ids: ``int32[tokens]``.
+        lengths: ``int64[texts]``, summing to the number of ids.
+    """
+
+    ids: Int32
+    lengths: Int64
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]]) -> "Tokens":
+        lengths = np.fromiter((len(t) for t in texts), np.int64, len(texts))
+        ids = np.fromiter((i for t in texts for i in t), np.int32, int(lengths.sum()))
+        return cls(ids, lengths)
+
+    @property
+    def offsets(self) -> Int64:
+        """``int64[texts + 1]``; text i is ``ids[offsets[i]:offsets[i + 1]]``."""
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    @property
+    def view(self) -> TokensView:
+        return TokensView(self.ids, self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, texts: NDArray[np.int64]) -> "Tokens":
+        """The texts with these numbers, in this order."""
+        offsets = self.offsets
+        parts = [self.ids[offsets[i] : offsets[i + 1]] for i in texts]
+        ids = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        return Tokens(ids.astype(np.int32, copy=False), self.lengths[texts])
+
+
+def is_first(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """``bool[n]``: whether a value differs from the one before it."""
+    first = np.ones(len(values), bool)
+    first[1:] = values[1:] != values[:-1]
+    return first
+
 
 # The names of draft sources, in the order of their numbers in ``Drafts.source``.
 NGRAM_SOURCES = ("corpus", "prompt", "neighbours", "recent", "bigrams", "aligned")
@@ -63,12 +115,12 @@ class Proposer(Protocol):
     @property
     def max_depth(self) -> int: ...
 
-    def start(self, row: int, prompt: Int32, labels: "LabelTrie | None" = None) -> None:
+    def start(self, row: int, prompt: Int32, labels: Any = None) -> None:
         """Start a row with the ids of its prompt. The row must not be in use.
 
         Args:
-            labels: The answers that the row is limited to. A draft then consists of tokens that
-                they allow. The caller of `observe` includes forced tokens.
+            labels: The answers that the row is limited to, a `LabelTrie` or None. A draft then
+                consists of tokens that they allow. The caller of `observe` includes forced tokens.
         """
 
     def propose(
@@ -89,3 +141,15 @@ class Proposer(Protocol):
 
     def finish(self, row: int) -> None:
         """Release a row, which may then be started again."""
+
+
+class DraftError(ValueError):
+    """Base class of this package's errors."""
+
+
+class IndexFileError(DraftError):
+    """A file is not a draft index, is truncated or damaged, or has another format version."""
+
+
+class IndexFormatError(IndexFileError):
+    """An index file is undamaged, but of a format version that this program does not read."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
-from tasc_draft.tokens import Int32, Tokens
+from tasc_draft.drafts import Int32, Tokens
 
 NOWHERE = -1  # the state after a token that no label has
 UNLIMITED = -2  # the state of a row that may emit any token

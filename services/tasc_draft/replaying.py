@@ -1,4 +1,4 @@
-"""Replays known answers to measure what a proposer would have drafted, without a model.
+"""Replays known answers to a proposer: to count what its drafts would save, and to learn weights.
 
 Lossless verification makes the output independent of the drafts, so (prompt, answer) pairs measure
 a proposer exactly: each step keeps the longest correct path of the draft and one bonus token of the
@@ -10,6 +10,7 @@ answers lose the nodes that the guide forbids and those that save no forward. Wi
 the answer shows which tokens its guide forces, so a draft is not changed after a wrong token.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
-from tasc_draft.drafts import Drafts
+from tasc_draft.drafts import Drafts, Int32, Tokens
+from tasc_draft.index.draft_index import DraftIndex, build_index
+from tasc_draft.index.weights import Weights
 from tasc_draft.labels import LabelTrie, child
 from tasc_draft.mixture.proposer import NgramProposer
-from tasc_draft.tokens import Int32
+from tasc_draft.settings import DraftSettings
 
 POSITIONS = 64  # depths counted separately; deeper ones count with the last
+EPOCHS = 6
+RATE = 0.1
+MIN_ROWS = 200  # smaller corpora get no learnt weights
+ANSWER_TOKENS = 512  # maximum number of used tokens of one answer
+_SHARE, _MIN_HELD_OUT, _MAX_HELD_OUT = 12, 100, 600
 
 
 @dataclass(frozen=True)
@@ -231,3 +239,99 @@ def _outcome(
             followed += place[x] >= 0
             deepest = max(deepest, position[x])
     return verified, followed, deepest
+
+
+def held_out(rows: int, seed: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Split row numbers into those to index and those to learn from.
+
+    A twelfth is held out, but between 100 and 600 rows and at most half of them.
+    """
+    count = min(max(rows // _SHARE, _MIN_HELD_OUT), _MAX_HELD_OUT, rows // 2)
+    out = np.zeros(rows, bool)
+    out[np.random.default_rng(seed).choice(rows, count, replace=False)] = True
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+def taught(
+    index: DraftIndex,
+    prompts: Tokens,
+    outputs: Tokens,
+    *,
+    eos_id: int,
+    settings: DraftSettings,
+    epochs: int = EPOCHS,
+    rate: float = RATE,
+    progress: Callable[[], None] = lambda: None,
+) -> NgramProposer:
+    """A proposer whose weights maximise the likelihood of held-out answers, by gradient ascent.
+
+    Args:
+        index: An index without these rows.
+        prompts, outputs: The held-out rows; outputs without end-of-sequence.
+        settings: Settings of the proposer that will use the weights. Recent answers are turned
+            off: from the second epoch on they would contain the answers themselves.
+        progress: Called after each epoch.
+    """
+    rows = list(answers(prompts, outputs, eos_id))
+    proposer = NgramProposer(
+        dataclasses.replace(settings, mixture="mixed", recent_tokens=0),
+        rows=1,
+        capacity=max((len(p) + len(a) for p, a in rows), default=0) + 1,
+        vocab_size=index.vocab_size,
+        eos_ids=[eos_id],
+        index=index,
+        nodes=1,
+    )
+    for _ in range(epochs):
+        for prompt, answer in rows:
+            proposer.teach(prompt, answer, rate)
+        progress()
+    return proposer
+
+
+def learn_weights(index: DraftIndex, prompts: Tokens, outputs: Tokens, **how: Any) -> Weights:
+    """The weights of a `taught` proposer."""
+    return taught(index, prompts, outputs, **how).weights
+
+
+def corpus_weights(
+    build: Callable[[Tokens, Tokens], DraftIndex], outputs: Tokens, prompts: Tokens, **how: Any
+) -> Weights | None:
+    """Weights learnt on some rows of a corpus and an index of the others.
+
+    A corpus of fewer than MIN_ROWS rows gets none.
+
+    Args:
+        build: Makes the index of some rows, outputs first.
+        how: Arguments of `taught`.
+    """
+    if len(outputs) < MIN_ROWS:
+        return None
+    kept, held = held_out(len(outputs))
+    index = build(outputs.take(kept), prompts.take(kept))
+    return learn_weights(index, prompts.take(held), outputs.take(held), **how)
+
+
+def build_learnt_index(
+    outputs: Tokens, prompts: Tokens, *, eos_id: int, settings: DraftSettings, **facts: Any
+) -> DraftIndex:
+    """Build an index with its `corpus_weights`; ``facts`` are other arguments of `build_index`."""
+
+    def build(outputs: Tokens, prompts: Tokens) -> DraftIndex:
+        return build_index(outputs, prompts, eos_id=eos_id, **facts)
+
+    weights = corpus_weights(build, outputs, prompts, eos_id=eos_id, settings=settings)
+    return dataclasses.replace(build(outputs, prompts), weights=weights)
+
+
+def answers(prompts: Tokens, outputs: Tokens, eos_id: int) -> list[tuple[Int32, Int32]]:
+    """Each row's prompt and answer: the first ANSWER_TOKENS of the output and end-of-sequence."""
+    eos = np.array([eos_id], np.int32)
+    p, o = prompts.offsets, outputs.offsets
+    return [
+        (
+            np.asarray(prompts.ids[p[i] : p[i + 1]], np.int32),
+            np.concatenate([outputs.ids[o[i] : o[i + 1]][:ANSWER_TOKENS], eos]).astype(np.int32),
+        )
+        for i in range(len(prompts))
+    ]

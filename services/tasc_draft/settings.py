@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tasc_draft.drafts import NGRAM_SOURCES
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import NGRAM_SOURCES, DraftError
 
 MIXTURES = ("mixed", "tasc", "trie")
 # The minimum and the maximum of each numeric setting.

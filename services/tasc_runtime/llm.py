@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
+from inspect import getfullargspec
 from numbers import Integral
 from pathlib import Path
 from shlex import quote
@@ -56,7 +58,6 @@ from tasc_store import TaskRecord, connect
 from tasc_text import (
     ChatTemplate,
     Conversation,
-    MessageError,
     PromptTemplate,
     TaskTokenizer,
     resolve_folder,
@@ -184,10 +185,8 @@ class Summary:
         return self.tokens - self.forced
 
     def __str__(self) -> str:
-        answers, sources = (
-            max(self.answers, 1),
-            ", ".join(f"{name} {count:,}" for name, count in self.accepted_by_source.items()),
-        )
+        answers = max(self.answers, 1)
+        sources = ", ".join(f"{name} {count:,}" for name, count in self.accepted_by_source.items())
         by_position = " ".join(f"{share:.2f}" for share in self.acceptance_by_position[:8])
         return (
             f"{self.answers:,} answers, {self.tokens:,} tokens in {self.steps:,} forward passes: "
@@ -285,8 +284,6 @@ class LLM:
         ValueError: A value is of the wrong kind or outside its range, or the device does not exist.
     """
 
-    _totals: EngineTotals | None
-
     def __init__(
         self,
         model: str | Path,
@@ -311,7 +308,7 @@ class LLM:
         cache_dir: str | Path | None = None,
         **engine: Any,
     ) -> None:
-        settings = _settings(engine, LLM.__init__.__kwdefaults__ or ())
+        settings = _settings(engine, getfullargspec(LLM).kwonlyargs)
         _require("draft", draft, DraftSettings | None, "a DraftSettings")
         _require("adapters", adapters, Mapping | None, "names, and a folder for each")
         if isinstance(choices, str | Path):
@@ -363,10 +360,26 @@ class LLM:
             prompts = template_of(record)
             folder = None if cache_dir is None else Path(cache_dir).expanduser()
             index = local_index(rows, tokenizer, prompts, record.draft, folder)
-        built = EngineBuilder(
-            record, 1, settings, tokenizer=tokenizer, index=index, **self._options()
-        )
-        self._begin(built, settings)
+        self._open(settings, partial(EngineBuilder, record, 1, tokenizer=tokenizer, index=index))
+
+    @classmethod
+    def _of(cls, settings: EngineSettings, build: Callable[..., EngineBuilder]) -> Self:
+        llm = cls.__new__(cls)
+        llm._open(settings, build)
+        return llm
+
+    def _open(self, settings: EngineSettings, build: Callable[..., EngineBuilder]) -> None:
+        """Builds the engine; all ways to make an `LLM` end here.
+
+        Args:
+            build: A constructor of `EngineBuilder` that lacks the settings and `BuilderOptions`.
+        """
+        self._totals: EngineTotals | None = None
+        self._answers = 0
+        self._lock = threading.Lock()
+        gpus = float(torch.cuda.device_count())
+        self._builder = build(settings, gpus=gpus, on_step=self._count, say=note)
+        self._engine, self._settings = self._builder.engine, settings
 
     @classmethod
     def load(cls, folder: str | Path, **engine: Any) -> Self:
@@ -389,10 +402,7 @@ class LLM:
                 "opens it"
             )
         settings = _settings({**saved.engine.model_dump(), **engine})
-        llm = cls.__new__(cls)
-        built = EngineBuilder(saved.record, 1, settings, index=saved.index, **llm._options())
-        llm._begin(built, settings)
-        return llm
+        return cls._of(settings, partial(EngineBuilder, saved.record, 1, index=saved.index))
 
     @classmethod
     def from_task(
@@ -420,11 +430,9 @@ class LLM:
         url = redis_url or os.environ.get("REDIS_URL")
         if not url:
             raise ServiceError("no store is named; give redis_url, or set REDIS_URL")
-        settings, llm = _settings(engine), cls.__new__(cls)
+        settings = _settings(engine)
         with connect(url) as client:
-            built = EngineBuilder.of_task(client, task, settings, draft=draft, **llm._options())
-        llm._begin(built, settings)
-        return llm
+            return cls._of(settings, partial(EngineBuilder.of_task, client, task, draft=draft))
 
     def save(self, folder: str | Path) -> None:
         """Writes the task, the engine's settings and the draft index to a folder.
@@ -632,15 +640,6 @@ class LLM:
             self._builder.draft_from(index, settings)
             self._totals, self._answers = None, 0
 
-    def _options(self) -> Any:
-        gpus = float(torch.cuda.device_count())
-        return {"gpus": gpus, "on_step": self._count, "say": note}
-
-    def _begin(self, builder: EngineBuilder, settings: EngineSettings) -> None:
-        self._builder, self._engine, self._settings = builder, builder.engine, settings
-        self._totals, self._answers = None, 0
-        self._lock = threading.Lock()
-
     def _count(self, record: StepRecord) -> None:
         if self._totals is None:
             self._totals = EngineTotals(*record.drafted.shape)
@@ -655,33 +654,27 @@ class LLM:
             shared, guide=guide_for(shared, builder.record), max_tokens=asked.max_tokens
         )
         for index, given in enumerate(inputs):
-            prompt = self._prompt(index, given, asked.add_special_tokens)
-            one = structs.replace(shared, id=f"{index}.0", prompt=prompt, prompt_index=index)
+            one = structs.replace(shared, id=f"{index}.0", prompt_index=index)
             try:
+                if isinstance(given, str | Conversation):
+                    str(given).encode()  # raises UnicodeEncodeError
+                    add = asked.add_special_tokens
+                    ids = tuple(builder.template.encode(self.tokenizer, given, add))
+                else:
+                    ids = tuple(given)
+                one = structs.replace(one, prompt=ids)
                 first = builder.reader.read(one, one.id, builder.record_version)
                 if index == 0:
                     builder.reader.guide(first.guide)
+            except UnicodeEncodeError as error:
+                half = f"input {index} has half of a character (a lone surrogate) at {error.start}"
+                raise FieldError("inputs", f"{half}; decode it with errors='replace'") from error
             except ValueError as error:
-                field = error.field if isinstance(error, FieldError) else one.prompt_field
+                field = getattr(error, "field", one.prompt_field)
                 raise FieldError(field, f"input {index}: {error}") from error
             yield first
             for choice in range(1, asked.n or 1):
                 yield structs.replace(first, id=f"{index}.{choice}", choice_index=choice)
-
-    def _prompt(
-        self, index: int, given: Input | Conversation, add_special_tokens: bool | None
-    ) -> tuple[int, ...]:
-        try:
-            if isinstance(given, str | Conversation):
-                str(given).encode()  # raises UnicodeEncodeError
-                encode = self._builder.template.encode
-                given = encode(self.tokenizer, given, add_special_tokens)
-            return tuple(given)
-        except MessageError as error:
-            raise FieldError(error.field, f"input {index}: {error}") from error
-        except UnicodeEncodeError as error:
-            message = f"input {index} has half of a character (a lone surrogate) at {error.start}"
-            raise FieldError("inputs", f"{message}; decode it with errors='replace'") from error
 
     def _completion(self, result: GenerationResult, asked: Options) -> Completion:
         self._answers += 1

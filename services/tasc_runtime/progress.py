@@ -107,7 +107,7 @@ def show_progress(
             appears.
         stream: Where to write; stderr if None.
     """
-    # Imported here, since training machines may not have rich.
+    # Imported here, because many processes show no progress.
     from rich import progress
     from rich.console import Console
     from rich.text import Text

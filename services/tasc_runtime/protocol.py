@@ -112,7 +112,7 @@ class TokenTexts:
 
     Args:
         ends: Ids that end the answer and are not part of it.
-        said: Its first tokens, which another replica has already sent.
+        sent: Its first tokens, which another replica has already sent.
         written: The text that the tokens begin with, if it differs from the decoded tokens.
     """
 
@@ -120,7 +120,7 @@ class TokenTexts:
         self,
         tokenizer: TaskTokenizer,
         ends: Sequence[int],
-        said: Sequence[int] = (),
+        sent: Sequence[int] = (),
         written: str = "",
     ) -> None:
         self._tokenizer = tokenizer
@@ -128,7 +128,7 @@ class TokenTexts:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters so far that no later byte can change
         self._begun, self._written = False, written
-        self.of([TokenLogprob(token, 0.0) for token in said])
+        self.of([TokenLogprob(token, 0.0) for token in sent])
 
     def of(self, logprobs: Sequence[TokenLogprob]) -> tuple[TokenText, ...]:
         """Returns the next tokens of the answer."""
@@ -173,10 +173,10 @@ class AnswerTexts:
         echo, committed = asked.echo, request.committed_ids
         ends = () if request.ignore_eos or echo else tokenizer.eos_ids
         prompt = request.prompt_ids
-        said = (*prompt, *committed) if echo and committed else committed
+        sent = (*prompt, *committed) if echo and committed else committed
         text = isinstance(asked.prompt, str) and not asked.truncate_prompt_tokens
         written = str(asked.prompt) if echo and text else ""
-        self._texts = TokenTexts(tokenizer, ends, said, written)
+        self._texts = TokenTexts(tokenizer, ends, sent, written)
         self._streams, self._is_empty = request.stream, asked.max_tokens == 0
         self._scored = prompt[:1] if request.wants_prompt_logprobs else ()
         self._prompt = ""
@@ -198,9 +198,9 @@ class AnswerTexts:
         texts = (*(replace(t, logprob=None) for t in first), *self._texts.of(logprobs))
         front = self._prompt
         if self._joins:
-            said = self._first(result.tokens if result and not self._streams else ids)
-            if said is not None:  # the answer, decoded alone, may lack its blank
-                front += " " * self._tokenizer.drops_blank(said)
+            sent = self._first(result.tokens if result and not self._streams else ids)
+            if sent is not None:  # the answer, decoded alone, may lack its blank
+                front += " " * self._tokenizer.drops_blank(sent)
                 self._joins = False
         if result:  # log-probabilities are sent as texts
             whole = front + result.text

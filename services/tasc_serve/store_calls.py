@@ -130,12 +130,13 @@ class StoreCalls:
 class RepeatedCall:
     """Calls ``work`` at once and then every ``every_s`` seconds, on a separate thread.
 
-    An error is logged once, until a call succeeds again.
+    An error is reported once, until a call succeeds again.
 
     Args:
         name: Purpose of the call, for the name of the thread and the log.
         last: Called on that thread when it closes, after the last call of ``work``.
         wait_s: Maximum time that the constructor waits for the first call.
+        report: Called with the message of an error; unset: it is logged.
 
     Attributes:
         fault: The last call's error, as text; None after a success and before the first call.
@@ -149,7 +150,9 @@ class RepeatedCall:
         *,
         last: Callable[[], None] | None = None,
         wait_s: float = 0.0,
+        report: Callable[[str], None] = log.warning,
     ) -> None:
+        self._report = report
         self._name, self._work, self._every_s, self._last = name, work, every_s, last
         self._called, self._closing = threading.Event(), threading.Event()
         self.fault: str | None = None
@@ -179,7 +182,7 @@ class RepeatedCall:
             work()
         except Exception as error:  # after any error, the next call may succeed
             if self.fault is None:
-                log.warning("%s failed, will retry: %s", self._name, error)
+                self._report(f"{self._name} failed, will retry: {error}")
             self.fault = str(error) or repr(error)
             return
         if self.fault is not None:

@@ -26,7 +26,7 @@ _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _ID_LENGTH = 16  # number of the hash's 64 hexadecimal digits
 _ID = re.compile(rf"[0-9a-f]{{{_ID_LENGTH}}}")
 _LONGEST_NAME = 64
-_MOST_TASKS = 1000
+_MAX_TASKS = 1000
 _HIGHEST_LIMIT = 10**9
 
 
@@ -63,8 +63,8 @@ class ApiKey:
                 f"name of a key {self.name!r} will not do; use 1 to {_LONGEST_NAME} printable "
                 "characters"
             )
-        if len(self.tasks) > _MOST_TASKS:
-            raise ValueError(f"tasks are {len(self.tasks)}; at most {_MOST_TASKS}, or none for all")
+        if len(self.tasks) > _MAX_TASKS:
+            raise ValueError(f"tasks are {len(self.tasks)}; at most {_MAX_TASKS}, or none for all")
         for task in self.tasks:
             keys.checked_task(task)
         _check_limit("requests_per_minute", self.requests_per_minute)
@@ -140,7 +140,7 @@ class ApiKeys:
                 key = replace(_parsed(text), revoked=True)
                 self._client.hset(keys.API_KEYS, as_text(digest), key.to_json())
                 return key
-        raise UnknownKey(f"no key {id} at {self._url}; `tasc key list` has those there are")
+        raise UnknownKey(f"no key {id} at {self._url}; `tasc key list` shows the existing ones")
 
 
 def is_key(text: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import redis
 from filelock import FileLock, Timeout
 
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_store import keys
 from tasc_store.client import as_text, translated, url_of
 from tasc_store.errors import (

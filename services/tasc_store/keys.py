@@ -45,10 +45,10 @@ def checked_fingerprint(fingerprint: str) -> str:
     return _checked(_FINGERPRINT, "tokenizer fingerprint", fingerprint, 128)
 
 
-def _checked(pattern: re.Pattern[str], what: str, value: str, longest: int) -> str:
+def _checked(pattern: re.Pattern[str], kind: str, value: str, longest: int) -> str:
     if not pattern.fullmatch(value):
         raise ValueError(
-            f"{what} {value!r} will not do; use 1 to {longest} of the characters a-z A-Z 0-9 . _ -"
+            f"{kind} {value!r} will not do; use 1 to {longest} of the characters a-z A-Z 0-9 . _ -"
             " and begin with a letter or digit"
         )
     return value

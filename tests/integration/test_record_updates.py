@@ -44,7 +44,7 @@ class Followed:
 
     def look(self, times: int = 1) -> None:
         for _ in range(times):
-            self.updates.look()
+            self.updates.poll()
 
 
 @pytest.fixture(scope="module")

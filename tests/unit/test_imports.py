@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import tiny
+
 JSON_LINE = "print(json.dumps(sorted(sys.modules)))"
 MODELS = {"torch", "transformers"}
 HEAVY = MODELS | {"numba"}
@@ -44,6 +46,7 @@ DRIVERS_AND_GATEWAY = {
 }
 ALL_MODELS = {
     "tasc_engine.engine": {"tasc_engine.drafting.neural"},
+    "tasc_serve.replica.replica": {"tasc_engine.drafting.neural"},
     "tasc_train.finetune.finetuning": {  # it silences these libraries before it imports them
         *("peft", "bitsandbytes"),
         "tasc_engine.drafting.neural",
@@ -70,6 +73,22 @@ def test_importing_a_package_leaves_out_what_it_must_not_know(packages):
         loaded = set(json.loads(line))
         assert package in loaded
         assert not loaded & forbidden
+
+
+ENGINE = """
+import json, sys
+from tasc_runtime.llm import LLM
+LLM(sys.argv[1], max_model_len=32, cost_aware=False)
+"""
+
+
+@pytest.mark.slow("it builds an engine in a process of its own")
+def test_an_engine_without_a_drafter_does_not_load_neural_drafting(tmp_path):
+    argv = [sys.executable, "-c", ENGINE + JSON_LINE, str(tiny.make_folder(tmp_path))]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert "tasc_runtime.engine.builder" in loaded
+    assert not loaded & {"tasc_engine.drafting.neural", "tasc_runtime.engine.drafters"}
 
 
 @pytest.mark.parametrize("package", ["tasc_draft", "tasc_engine", "tasc_serve"])

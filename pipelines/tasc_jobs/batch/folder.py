@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_jobs.batch.work import JobBusy, JobChanged, JobUnreadable, Record, Totals
 from tasc_jobs.errors import JobError
 from tasc_runtime.data.rows import json_line

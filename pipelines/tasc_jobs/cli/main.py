@@ -10,7 +10,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -57,21 +57,22 @@ Answers to a file: tasc generate tickets --input rows.jsonl --output answers.jso
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@dataclass(frozen=True)
-class _TrainCommand:
-    """A command of the package `tasc_train`, with its line in the list of all commands."""
-
-    name: str
-    line: str
-
-    def load(self, panel: str) -> Any:
-        """Imports the command from the module of `tasc_train.cli` with its name."""
-        name = self.name.replace("-", "_")
-        module = import_module(f"tasc_train.cli.{name}")
-        alone = typer.Typer(add_completion=False)
-        options = alone.command(cls=NamedTask, rich_help_panel=panel, epilog=module.EXAMPLES)
-        options(getattr(module, name))
-        return typer.main.get_command(alone)
+# Commands of the package `tasc_train`, which are imported when they are called: name, and its line
+# in the list of all commands.
+_FINE_TUNE = {
+    "enrich": "Merge the frequent n-grams of task outputs into single tokens (step 1 of TASC-ft).",
+    "finetune": "Train an adapter, and embeddings of new tokens, on outputs of TASK (step 2 of "
+    "TASC-ft).",
+    "forecast-ft": "Forecast what `tasc enrich` and `tasc finetune` would gain, by number of new "
+    "tokens.",
+    "train-drafter": "Train a draft model for the model of TASK on answers of that model.",
+    "rank-vocabulary": "Rank the tokens of TASK's answers by frequency, and make the ranking "
+    "current.",
+}
+_EVALUATE = {
+    "evaluate": "Measure quality and cost of a model's answers to test rows: metrics, tokens, "
+    "steps, time."
+}
 
 
 class _Commands(TyperGroup):
@@ -83,15 +84,21 @@ class _Commands(TyperGroup):
 
     def load(self, name: str) -> None:
         """Replaces the entry of a command of `tasc_train` by the command itself."""
-        if name in _TRAIN_COMMANDS:
-            panel, command = _TRAIN_COMMANDS[name]
-            self.commands[name] = command.load(panel)
+        if name not in _FINE_TUNE | _EVALUATE:
+            return
+        own = name.replace("-", "_")
+        module = import_module(f"tasc_train.cli.{own}")
+        alone = typer.Typer(add_completion=False)
+        panel = "Fine-tune" if name in _FINE_TUNE else "Measure"
+        add = alone.command(cls=NamedTask, rich_help_panel=panel, epilog=module.EXAMPLES)
+        add(getattr(module, own))
+        self.commands[name] = typer.main.get_command(alone)
 
 
 def all_commands() -> Any:
     """Returns the group of all commands after importing them, for docs and tests."""
     group: Any = typer.main.get_command(app)
-    for name in _TRAIN_COMMANDS:
+    for name in _FINE_TUNE | _EVALUATE:
         group.load(name)
     return group
 
@@ -355,56 +362,22 @@ def demo(
             raise
 
 
-_PANELS: dict[str, tuple[Command | tuple[str, typer.Typer] | _TrainCommand, ...]] = {
+_PANELS: dict[str, tuple[Command | tuple[str, typer.Typer] | dict[str, str], ...]] = {
     "Prepare": (
         *(("task", task_app), ingest, build_index, ("index", index_app), refresh, model_bigrams),
     ),
     "Serve": (serve, ("key", key_app), demo),
     "Batch": (generate, worker),
-    "Fine-tune": (
-        _TrainCommand(
-            "enrich",
-            "Merge the frequent n-grams of task outputs into single tokens (step 1 of TASC-ft).",
-        ),
-        _TrainCommand(
-            "finetune",
-            "Train an adapter, and embeddings of new tokens, on outputs of TASK (step 2 of "
-            "TASC-ft).",
-        ),
-        _TrainCommand(
-            "forecast-ft",
-            "Forecast what `tasc enrich` and `tasc finetune` would gain, by number of new tokens.",
-        ),
-        _TrainCommand(
-            "train-drafter",
-            "Train a draft model for the model of TASK on answers of that model.",
-        ),
-        _TrainCommand(
-            "rank-vocabulary",
-            "Rank the tokens of TASK's answers by frequency, and make the ranking current.",
-        ),
-    ),
-    "Measure": (
-        *(doctor, stats, replay, tune),
-        _TrainCommand(
-            "evaluate",
-            "Measure quality and cost of a model's answers to test rows: metrics, tokens, steps, "
-            "time.",
-        ),
-    ),
-}
-_TRAIN_COMMANDS = {
-    member.name: (panel, member)
-    for panel, members in _PANELS.items()
-    for member in members
-    if isinstance(member, _TrainCommand)
+    "Fine-tune": (_FINE_TUNE,),
+    "Measure": (doctor, stats, replay, tune, _EVALUATE),
 }
 for _panel, _members in _PANELS.items():
     for _member in _members:
         if isinstance(_member, tuple):
             app.add_typer(_member[1], name=_member[0], rich_help_panel=_panel)
-        elif isinstance(_member, _TrainCommand):
-            app.command(_member.name, help=_member.line, rich_help_panel=_panel)(lambda: None)
+        elif isinstance(_member, dict):
+            for _name, _line in _member.items():
+                app.command(_name, help=_line, rich_help_panel=_panel)(lambda: None)
         else:
             _example = EXAMPLES[_member.__name__]
             app.command(cls=NamedTask, rich_help_panel=_panel, epilog=_example)(_member)

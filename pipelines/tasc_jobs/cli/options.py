@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 import typer
 from typer.core import TyperCommand
 
-from tasc_draft.user_folders import data_folder
+from tasc_draft.files import data_folder
 from tasc_jobs.errors import require_writable
 from tasc_jobs.hints import use_store
 from tasc_runtime.errors import FileError
@@ -243,6 +243,11 @@ class TrainOptions(RowOptions):
     def files(self) -> list[Path]:
         return self.train or []
 
+    def require_either(self, task: str | None) -> None:
+        """Raises BadParameter unless either a task or files are given."""
+        if (task is None) == (not self.train):
+            raise typer.BadParameter("name either a TASK or --train FILE")
+
 
 @dataclass(frozen=True)
 class RowIdOptions(RowOptions):
@@ -295,10 +300,6 @@ def grouped(shown: Mapping[type, str | bool] = {}) -> Callable[[Command], Comman
 
 def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
     kind, option = get_args(field.type)
-    if is_dataclass(option) and not isinstance(
-        option, type
-    ):  # the help and the limits of a setting, without typer
-        option = typer.Option(**asdict(option))
     if shown is not None:
         option = copy(option)
         option.show_default = shown
@@ -311,17 +312,17 @@ def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
     )
 
 
-def numbers(option: str, texts: Sequence[str], least: int, most: int) -> tuple[int, ...]:
+def numbers(option: str, texts: Sequence[str], minimum: int, maximum: int) -> tuple[int, ...]:
     """Parses integers with commas between them; returns each once, in increasing order.
 
     Raises:
         BadParameter: A value is not an integer in this range.
     """
     parts = [part.strip() for text in texts for part in text.split(",")]
-    if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
+    if not all(part.isdecimal() and minimum <= int(part) <= maximum for part in parts):
         given = ",".join(parts)
         raise typer.BadParameter(
-            f"{option} is {given!r}; give numbers from {least} to {most}, for example 4,8"
+            f"{option} is {given!r}; give numbers from {minimum} to {maximum}, for example 4,8"
         )
     return tuple(sorted({int(part) for part in parts}))
 

@@ -60,8 +60,7 @@ def stats(
     )
     from tasc_runtime.progress import Stages, note
 
-    if (task is None) == (not data.train):
-        raise typer.BadParameter("name either a TASK or --train FILE")
+    data.require_either(task)
     check_report(report)
     units = Units.of(n, tokenizer, across_rows=across_rows)
     if data.train:

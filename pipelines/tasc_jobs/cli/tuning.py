@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -100,7 +100,7 @@ def replay(
         bigrams=bigrams,
         online=online,
         choices=labels_of(choices) if choices else (),
-        emit=_print_line if as_json else lambda figures: None,
+        emit=lambda figures: print(json.dumps(figures), flush=True) if as_json else None,
     )
     show(page, None, report, as_json)
 
@@ -165,7 +165,3 @@ def tune(
     with store.open() as url:
         figures, page = tune_job(connect(url), task, price, tree, rows)
     show(page, figures, report, as_json)
-
-
-def _print_line(figures: dict[str, Any]) -> None:
-    print(json.dumps(figures), flush=True)

@@ -16,19 +16,19 @@ from functools import partial
 from itertools import chain, count, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Int32, Tokens
 from tasc_draft.index.bigrams import BigramTable, read_bigrams
 from tasc_draft.index.corpus_build import Documents, check_cap, distinct, index_documents
 from tasc_draft.index.corpus_sort import DEPTH, sort_part, splitters
 from tasc_draft.index.draft_index import DraftIndex, with_prompts, write_index
 from tasc_draft.index.weights import Weights
-from tasc_draft.learning import EPOCHS, corpus_weights
+from tasc_draft.replaying import EPOCHS, corpus_weights
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32, Tokens
 from tasc_jobs.index.publish import current_index, publish_file
 from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_jobs.index.tokenise import BATCH_ROWS, tokenise
@@ -52,22 +52,10 @@ STAGES = {
 NOTES = {"learn": "the first build on a machine compiles for up to a minute before round 1"}
 
 
-def build_and_publish(
-    url: str,
-    record: TaskRecord,
-    *,
-    parallelism: int | None = None,
-    bigrams: Path | None = None,
-    max_bytes: int | None = None,
-    progress: StageProgress = silent,
-) -> tuple[Artifact, DraftIndex]:
-    """Build a task's index from its corpus, publish it and make it current.
+class BuildOptions(TypedDict, total=False):
+    """Options of a build.
 
-    Weights are learnt if the corpus has 200 rows and any inputs. If the corpus has only outputs, so
-    does the index; see ``tokenise``.
-
-    Args:
-        url: Address of Redis, as every node of the Ray cluster can reach it.
+    Attributes:
         parallelism: Number of ranges in which the corpus is tokenised, and of parts in which its
             n-grams are sorted. By default the number of ranges depends on the size of the corpus,
             and there is one part per core of this node.
@@ -79,6 +67,24 @@ def build_and_publish(
             is learnt, and ``prune`` if all outputs fit. The number of rounds of ``prune`` is not
             known in advance. ``publish`` stores the version in one step and makes it current in
             another.
+    """
+
+    parallelism: int | None
+    bigrams: Path | None
+    max_bytes: int | None
+    progress: StageProgress
+
+
+def build_and_publish(
+    url: str, record: TaskRecord, **options: Unpack[BuildOptions]
+) -> tuple[Artifact, DraftIndex]:
+    """Build a task's index from its corpus, publish it and make it current.
+
+    Weights are learnt if the corpus has 200 rows and any inputs. If the corpus has only outputs, so
+    does the index; see ``tokenise``.
+
+    Args:
+        url: Address of Redis, as every node of the Ray cluster can reach it.
 
     Raises:
         RaySetupError: Ray is not running in this process.
@@ -91,15 +97,8 @@ def build_and_publish(
         JobError: Ray lost or duplicated a row.
         RayError: Tokenising failed, or its workers died repeatedly.
     """
-    with opened(
-        url,
-        record,
-        parallelism=parallelism,
-        bigrams=bigrams,
-        max_bytes=max_bytes,
-        progress=progress,
-    ) as corpus:
-        index = corpus.index()
+    with opened(url, record, **options) as corpus:
+        index, progress = corpus.index(), corpus.progress
         progress("publish", 0, 2)
         stored = partial(progress, "publish", 1, 2)
         artifact = publish_file(corpus.store, partial(write_index, index), corpus.rows, stored)
@@ -109,18 +108,14 @@ def build_and_publish(
 
 @contextmanager
 def opened(
-    url: str,
-    record: TaskRecord,
-    *,
-    parallelism: int | None = None,
-    bigrams: Path | None = None,
-    max_bytes: int | None = None,
-    progress: StageProgress = silent,
+    url: str, record: TaskRecord, **options: Unpack[BuildOptions]
 ) -> Iterator["TokenCorpus"]:
     """Tokenises a task's corpus onto this machine's disk for the duration of the block.
 
     See `build_and_publish` for the arguments and errors. This function publishes nothing.
     """
+    parallelism, bigrams = options.get("parallelism"), options.get("bigrams")
+    max_bytes, progress = options.get("max_bytes"), options.get("progress", silent)
     check_cap(max_bytes)
     require_ray()
     tokenizer = load_tokenizer(record)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_runtime.data.rows import BadRow, Fields, check_file, json_line, read_rows
 from tasc_runtime.errors import FileError
 from tasc_store import CorpusRow, CorpusStore

@@ -112,7 +112,7 @@ def _read(
             if len(rows) < min(batch_rows, stop - first):
                 raise EmptyCorpusError(
                     f"the corpus of task {task!r} shrank below {stop} rows while it was read; "
-                    "run the job again when nobody deletes it"
+                    "run the job again when the task is not being deleted"
                 )
             table = _table(rows, first)
             if previous_words:
@@ -131,31 +131,34 @@ def _table(rows: list[CorpusRow], first: int) -> pa.Table:
 
 
 def _with_previous_words(
-    table: pa.Table, rows: list[CorpusRow], before: _Words, most: int
+    table: pa.Table, rows: list[CorpusRow], before: _Words, count: int
 ) -> tuple[pa.Table, _Words]:
     """Returns the table with the two columns, and the last words up to its last row."""
     seen = [before]
     for row in rows:
         inputs, outputs = seen[-1]
         seen.append(
-            (last_words(f"{inputs} {row.input}", most), last_words(f"{outputs} {row.output}", most))
+            (
+                last_words(f"{inputs} {row.input}", count),
+                last_words(f"{outputs} {row.output}", count),
+            )
         )
     for side, (name, kind) in enumerate(_PREVIOUS):
         table = table.append_column(name, pa.array([words[side] for words in seen[:-1]], kind))
     return table, seen[-1]
 
 
-def _words_before(store: CorpusStore, ordinal: int, batch_rows: int, most: int) -> _Words:
+def _words_before(store: CorpusStore, ordinal: int, batch_rows: int, count: int) -> _Words:
     """Returns the last words of both sides before a position; reads backwards while necessary."""
     found: _Words = ("", "")
     size = 1
-    while ordinal > 0 and any(len(words.split()) < most for words in found):
+    while ordinal > 0 and any(len(words.split()) < count for words in found):
         rows = store.read(max(0, ordinal - size), ordinal)
         for row in reversed(rows):
             inputs, outputs = found
             found = (
-                last_words(f"{row.input} {inputs}", most),
-                last_words(f"{row.output} {outputs}", most),
+                last_words(f"{row.input} {inputs}", count),
+                last_words(f"{row.output} {outputs}", count),
             )
         ordinal, size = max(0, ordinal - size), min(2 * size, batch_rows)
     return found

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import ray.data
 
-from tasc_draft.tokens import Int32, Int64, Tokens
+from tasc_draft.drafts import Int32, Int64, Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.redis_source import RedisCorpusSource
 from tasc_runtime.models import load_tokenizer, template_of

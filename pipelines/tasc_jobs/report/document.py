@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 _PIPED_WIDTH = 160  # width if stdout is not a terminal
-_MOST_ROWS = 16  # maximum rows of a table in the terminal; the page has all rows
+_MAX_ROWS = 16  # maximum rows of a table in the terminal; the page has all rows
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def show(page: ReportDocument) -> None:
     for table in page.tables:
         console.print(f"\n{table.title}", style="bold", soft_wrap=True)
         console.print(_rich(table))
-        if len(table.rows) > _MOST_ROWS:
-            console.print(f"and {len(table.rows) - _MOST_ROWS} more; --report has them all")
+        if len(table.rows) > _MAX_ROWS:
+            console.print(f"and {len(table.rows) - _MAX_ROWS} more; --report has them all")
     for line in ("", *page.summary):
         console.print(line, markup=False, soft_wrap=True)
 
@@ -95,6 +95,6 @@ def _rich(table: Table) -> RichTable:
     shown = RichTable()
     for i, name in enumerate(table.columns):
         shown.add_column(name, justify="right" if i else "left")
-    for row in table.rows[:_MOST_ROWS]:
+    for row in table.rows[:_MAX_ROWS]:
         shown.add_row(*row)
     return shown

@@ -17,7 +17,7 @@ from tasc_runtime.errors import FileError
 
 _INCHES = (6.4, 3.6)
 _MARKERS = "os^Dvp*X"
-_MOST_MARKED = 32  # maximum points of a line with markers; more would overlap
+_MAX_MARKED = 32  # maximum points of a line with markers; more would overlap
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _GROUP_NAMES = re.compile(r'<g id="[^"]*">')  # unused, and the same in all plots of a page
 _TEMPLATE = "report.html.j2"
@@ -39,7 +39,7 @@ def svg(plot: Lines | Bars) -> str:
 
 def _draw_lines(axes: Axes, plot: Lines) -> None:
     for i, line in enumerate(plot.lines):
-        marker = _MARKERS[i % len(_MARKERS)] if len(line.x) <= _MOST_MARKED else ""
+        marker = _MARKERS[i % len(_MARKERS)] if len(line.x) <= _MAX_MARKED else ""
         axes.plot(line.x, line.y, marker=marker, label=line.name)
     if plot.level is not None:
         axes.axhline(plot.level, color="gray", linestyle="--", linewidth=1)

@@ -17,7 +17,7 @@ from tasc_text.tokenizer import open_to_encode
 SIDES = ("input", "output")
 WORDS, TEXTS, TOKENS = "words", "texts", "tokens"
 PERCENTILES = (0, 5, 25, 50, 75, 90, 95, 99, 100)
-MOST_BINS = 40
+MAX_BINS = 40
 _DIGEST_BYTES = 16
 
 
@@ -129,14 +129,14 @@ def _percentiles(rows_by_length: Mapping[int, int], rows: int) -> dict[str, int]
 
 
 def _histogram(rows_by_length: Mapping[int, int]) -> tuple[Bin, ...]:
-    least, most = min(rows_by_length), max(rows_by_length)
-    width = -(-(most - least + 1) // MOST_BINS)
-    rows = [0] * -(-(most - least + 1) // width)
+    shortest, longest = min(rows_by_length), max(rows_by_length)
+    width = -(-(longest - shortest + 1) // MAX_BINS)
+    rows = [0] * -(-(longest - shortest + 1) // width)
     for length, count in rows_by_length.items():
-        rows[(length - least) // width] += count
-    firsts = range(least, most + 1, width)
+        rows[(length - shortest) // width] += count
+    firsts = range(shortest, longest + 1, width)
     return tuple(
-        Bin(first, min(first + width - 1, most), count)
+        Bin(first, min(first + width - 1, longest), count)
         for first, count in zip(firsts, rows, strict=True)
     )
 

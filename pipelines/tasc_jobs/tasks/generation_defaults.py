@@ -53,13 +53,13 @@ class GenerationDefaults:
         values: Values by name with which a task answers in the same way; values that a task cannot
             have are left out.
         others: Settings that no option of a task corresponds to.
-        unsaid: Names of values that are not in the file and are defaults of `generate`.
+        implicit: Names of values that are not in the file and are defaults of `generate`.
     """
 
     file: str
     values: Mapping[str, Any]
     others: Mapping[str, Any]
-    unsaid: Collection[str] = ()
+    implicit: Collection[str] = ()
 
     @classmethod
     def of(cls, folder: Path) -> "GenerationDefaults":
@@ -109,14 +109,14 @@ class GenerationDefaults:
         Args:
             way_out: Text that explains how to give a task the values.
         """
-        said = []
+        parts = []
         if self.values:
-            sampled = ["do_sample"] if self.values.keys() & self.unsaid else []
+            sampled = ["do_sample"] if self.values.keys() & self.implicit else []
             shown = (
-                f"{name} {value}{' by default' if name in self.unsaid else ''}"
+                f"{name} {value}{' by default' if name in self.implicit else ''}"
                 for name, value in self.values.items()
             )
-            said.append(
+            parts.append(
                 f"{', '.join([*sampled, *shown])}, which a task uses only if its options say so: "
                 f"{way_out}"
             )
@@ -124,8 +124,8 @@ class GenerationDefaults:
             found = [field for name, field in _OF_REQUESTS.items() if name in self.others]
             requests = f" (requests have {' and '.join(found)})" if found else ""
             listed = ", ".join(f"{name} {value}" for name, value in self.others.items())
-            said.append(f"{listed}, for which tasks have no option{requests}")
-        return f"{self.file} of the model says {'; and '.join(said)}" if said else ""
+            parts.append(f"{listed}, for which tasks have no option{requests}")
+        return f"{self.file} of the model says {'; and '.join(parts)}" if parts else ""
 
 
 def _valid(name: str, value: Any) -> bool:

@@ -67,7 +67,7 @@ def create(store: TaskStore, name: str, options: TaskOptions, replace: bool) -> 
     values = given_values(options)
     values = {**_trained(values), **values}
     needed = {"model": "--model", "template": "--template or --chat-template"}
-    if missing := [said for name, said in needed.items() if name not in values]:
+    if missing := [option_names for name, option_names in needed.items() if name not in values]:
         raise UsageError(
             f"{' and '.join(missing)} must be given, or --from with a folder of `LLM.save`"
         )
@@ -140,9 +140,9 @@ def change(
 
 def _put(store: TaskStore, values: Values, newest: int) -> Registered:
     model = BaseModel.open(values["model"], values.get("revision"))
-    if said := values.get("chat_template"):
+    if named := values.get("chat_template"):
         try:
-            chat = chat_template(model.folder, said)
+            chat = chat_template(model.folder, named)
         except (TextError, ServiceError) as error:
             raise UsageError(by_option(str(error))) from error
         values = {**values, "chat_template": chat.source, "chat_tokens": chat.tokens}
@@ -201,12 +201,12 @@ def _replaceable(store: TaskStore, name: str, replace: bool) -> int:
 def _reset(unset: Iterable[str]) -> Values:
     known = defaults()
     found: Values = {}
-    for said in unset:
-        name = said.strip("-").replace("-", "_")
+    for given in unset:
+        name = given.strip("-").replace("-", "_")
         names = GROUPS.get(name, {name})
         if not names <= known.keys():
             fields = ", ".join(dict.fromkeys([*known, *GROUPS]))
-            raise UsageError(f"--unset {said!r} is no field that has a default; give {fields}")
+            raise UsageError(f"--unset {given!r} is no field that has a default; give {fields}")
         found |= {n: known[n] for n in names}
     return found
 
@@ -224,13 +224,13 @@ def check_record(record: TaskRecord, model: BaseModel) -> None:
 
 def _check_template(record: TaskRecord, model: BaseModel) -> None:
     _require_unicode("--template", record.template)
-    said = "--template" if record.chat is None else "--chat-template"
+    given = "--template" if record.chat is None else "--chat-template"
     prompt = template_of(record).encode(model.tokenizer, _TEXT)
     if not prompt:
-        raise UsageError(f"{said} gives no tokens of this tokenizer; put words in it")
+        raise UsageError(f"{given} gives no tokens of this tokenizer; put words in it")
     if model.positions is not None and len(prompt) >= model.positions:
         raise UsageError(
-            f"{said} has {len(prompt)} tokens without its input, the model was made for "
+            f"{given} has {len(prompt)} tokens without its input, the model was made for "
             f"{model.positions} positions; shorten it"
         )
 
@@ -244,11 +244,11 @@ def _check_quantization(record: TaskRecord, model: BaseModel) -> None:
 
 
 def _check_length(record: TaskRecord, model: BaseModel) -> None:
-    most = model.positions
-    if most is not None and record.max_tokens >= most:
+    positions = model.positions
+    if positions is not None and record.max_tokens >= positions:
         raise UsageError(
-            f"--max-tokens is {record.max_tokens}, the model was made for {most} positions, the "
-            f"prompt's included; give less than {most}"
+            f"--max-tokens is {record.max_tokens}, the model was made for {positions} positions, "
+            f"the prompt's included; give less than {positions}"
         )
 
 
@@ -268,10 +268,10 @@ def _check_stops(record: TaskRecord, model: BaseModel) -> None:
 
 
 def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
-    given = [(f"--adapters {name}={place}", place) for name, place in record.adapters]
+    adapters = [(f"--adapters {name}={place}", place) for name, place in record.adapters]
     if record.adapter is not None:
-        given.append((f"--adapter {record.adapter}", record.adapter))
-    for said, place in given:
+        adapters.append((f"--adapter {record.adapter}", record.adapter))
+    for named, place in adapters:
         try:
             check_adapter(
                 resolve_folder(place),
@@ -280,7 +280,7 @@ def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
                 quantized=record.quantization is not None,
             )
         except (ValueError, OSError) as error:
-            raise UsageError(f"{said}: {error}") from error
+            raise UsageError(f"{named}: {error}") from error
 
 
 def _check_guide(record: TaskRecord, model: BaseModel) -> None:

@@ -12,7 +12,7 @@ from tasc_jobs.tasks.values import CHAT, NEURAL, flat
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_store import Artifact, Newest, TaskRecord, TaskStore
 
-_MOST_IN_TABLE, _MOST_IN_CHANGE = 300, 40  # characters
+_MAX_IN_TABLE, _MAX_IN_CHANGE = 300, 40  # characters
 _QUOTED = ("template", "regex", "stop", "chat_template", "system_prompt")
 _PAIRS = ("adapters", "chat_tokens", "few_shot")
 _LABELS_SHOWN = 5
@@ -71,12 +71,12 @@ def table(record: TaskRecord, version: int, past: list[Past], by_tune: Tuned | N
         values = {k: v for k, v in values.items() if k == "chat_template" or k not in CHAT}
     width = max(map(len, values)) + 2
     lines = [f"{'version':{width}}{version} of {len(past)}"]
-    shown = {k: _value(k, v, _MOST_IN_TABLE) for k, v in values.items()}
+    shown = {k: _value(k, v, _MAX_IN_TABLE) for k, v in values.items()}
     if by_tune:
         lines.append(f"{'tuned':{width}}by tasc tune, with index version {by_tune.index_version}")
         for name, value in asdict(by_tune.settings).items():
             if value != values[name]:
-                own = _value(name, value, _MOST_IN_TABLE)
+                own = _value(name, value, _MAX_IN_TABLE)
                 shown[name] = f"{own} (tuned; the record has {shown[name]})"
     lines += [f"{name:{width}}{value}" for name, value in shown.items()]
     lines += ["", "versions"]
@@ -87,7 +87,7 @@ def table(record: TaskRecord, version: int, past: list[Past], by_tune: Tuned | N
 def listed(newest: Newest) -> str:
     record = newest.record
     if isinstance(record, ValueError):
-        return f"{newest.name}\t{_short(str(record), _MOST_IN_TABLE)}\t-\t{newest.version}"
+        return f"{newest.name}\t{_short(str(record), _MAX_IN_TABLE)}\t-\t{newest.version}"
     return f"{newest.name}\t{record.model}\t{_adapters(record) or '-'}\t{newest.version}"
 
 
@@ -146,22 +146,23 @@ def _past(past: Past) -> str:
 def _change(name: str, old: Any, new: Any) -> str:
     if name == "choices" and old and new:
         return f"choices +{len(set(new) - set(old))} -{len(set(old) - set(new))} labels"
-    return f"{name} {_value(name, old, _MOST_IN_CHANGE)} -> {_value(name, new, _MOST_IN_CHANGE)}"
+    return f"{name} {_value(name, old, _MAX_IN_CHANGE)} -> {_value(name, new, _MAX_IN_CHANGE)}"
 
 
-def _value(name: str, value: Any, most: int) -> str:
+def _value(name: str, value: Any, max_length: int) -> str:
     if value is None or value == ():
         return "unset"
     if name in _PAIRS:
-        return _short(", ".join(f"{called}={place}" for called, place in value), most)
+        return _short(", ".join(f"{called}={place}" for called, place in value), max_length)
     if name == "choices":
         first = ", ".join(value[:_LABELS_SHOWN]) + (", ..." if len(value) > _LABELS_SHOWN else "")
-        return _short(f"{len(value)} labels: {first}", most)
+        return _short(f"{len(value)} labels: {first}", max_length)
     if isinstance(value, tuple) and name not in _QUOTED:
-        return _short(", ".join(value), most)
-    return _short(json.dumps(value, ensure_ascii=False) if name in _QUOTED else str(value), most)
+        return _short(", ".join(value), max_length)
+    text = json.dumps(value, ensure_ascii=False) if name in _QUOTED else str(value)
+    return _short(text, max_length)
 
 
-def _short(text: str, most: int) -> str:
+def _short(text: str, max_length: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}... ({len(line)} characters)"
+    return line if len(line) <= max_length else f"{line[:max_length]}... ({len(line)} characters)"

@@ -49,7 +49,7 @@ GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL), "chat"
 # Draft settings with their own option.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
 # Maximum size of labels in JSON, where a byte may be written with six.
-_MOST_LABEL_BYTES = 6 * MOST_CHOICE_BYTES
+_MAX_LABEL_BYTES = 6 * MOST_CHOICE_BYTES
 _KINDS = {int: "an integer", float: "a number"}
 
 
@@ -211,7 +211,7 @@ def labels_of(path: Path) -> tuple[str, ...]:
         UsageError: The file cannot be read, has no labels, or some of one line each differ only in
             blanks around them.
     """
-    text = read_text("choices", path, _MOST_LABEL_BYTES)
+    text = read_text("choices", path, _MAX_LABEL_BYTES)
     if path.suffix == ".json":
         try:
             labels = TypeAdapter(tuple[str, ...]).validate_json(text)
@@ -241,7 +241,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def read_text(name: str, path: Path, most: int) -> str:
+def read_text(name: str, path: Path, max_bytes: int) -> str:
     """Returns the text of a file that is given by an option.
 
     Raises:
@@ -249,9 +249,9 @@ def read_text(name: str, path: Path, most: int) -> str:
     """
     try:
         with path.open("rb") as file:
-            content = file.read(most + 1)
-        if len(content) > most:
-            raise UsageError(f"{option(name)} {path} is larger than {most} bytes; shorten it")
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise UsageError(f"{option(name)} {path} is larger than {max_bytes} bytes; shorten it")
         if words := wrong_encoding(content):
             raise UsageError(f"{option(name)} {path} {words}")
         return content.decode("utf-8-sig")

@@ -24,13 +24,12 @@ from tasc_jobs.tuning.replays import (
     GuidedAnswers,
     Measured,
     compare,
-    index_of,
     named_proposers,
     prepare,
 )
 from tasc_jobs.tuning.tune import AtRows, Price, Tuned, at_rows, by_curve, by_node, planned, tune
 from tasc_protocol import GuideSpec, Request
-from tasc_runtime.data.local_corpus import TokenRows, encode
+from tasc_runtime.data.local_corpus import TokenRows, encode, index_of
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import note, show_progress
@@ -85,15 +84,15 @@ def read_task(client: redis.Redis, task: str) -> StoredTask:
     tokenizer = load_tokenizer(record)
     corpus = CorpusStore(client, record.corpus_name)
     store = _artifacts(client, record)
-    artifact, there = store.current(), len(corpus)
+    artifact, total = store.current(), len(corpus)
     built_from = (artifact and artifact.corpus_rows) or None
-    rows = encode(corpus_rows(corpus, built_from or there), tokenizer, template_of(record))
+    rows = encode(corpus_rows(corpus, built_from or total), tokenizer, template_of(record))
     if not len(rows):
         raise EmptyCorpusError(
             f"the corpus of task {record.corpus_name!r} has no rows; ingest some first"
         )
     index = current_index(store)
-    return StoredTask(record, tokenizer, rows, index, built_from, there - len(rows))
+    return StoredTask(record, tokenizer, rows, index, built_from, total - len(rows))
 
 
 def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: float) -> Artifact:
@@ -181,12 +180,13 @@ def _in_words(train: Sequence[Path], test: Sequence[Path], common: dict[str, Any
     lines = [
         f"Indexes hold the {common['train_rows']:,} rows of {_names(train)} and nothing of "
         f"{_names(test)}; answers end with {common['end_of_sequence']}.",
-        "Weights go on learning from each answer after it was drafted for; frozen: they do not.",
-        "Bytes a token: for each token of the indexed outputs, SEP and EOS counted, prompts never; "
-        "the bytes are those of the corpus part, then of all parts, prompts too.",
+        "Proposers with weights learn from each answer after it was drafted for; the column "
+        '"frozen" has the tokens per step without that.',
+        "Bytes per token are those of the corpus part, then of all parts. Tokens are those of the "
+        "indexed outputs with SEP and EOS, without prompts.",
     ]
     if common["online"]:
-        lines.append("Online: proposers with weights also draft from answers replayed before.")
+        lines.append("Proposers with weights also draft from answers replayed earlier (--online).")
     if refused:
         lines.append(f"{refused} lines were refused.")
     return lines
@@ -216,17 +216,12 @@ class PriceOptions:
         if self.costs is None:
             return by_node(self.node_cost, held.prompt_tokens)
         curve = self.costs.curve(self.rows, held.context)
-        return by_curve(curve, self.costs.draft_seconds, held.prompt_tokens)
+        return by_curve(curve, held.prompt_tokens)
 
     def by_rows(self, held: HeldOut, tuned: Tuned) -> list[AtRows]:
         """Returns the expected speed-up for each measured number of rows."""
-        if self.costs is None:
-            return []
-        draft_seconds = self.costs.draft_seconds
-        return [
-            at_rows(tuned, curve, draft_seconds, held.prompt_tokens)
-            for curve in self.costs.curves(held.context)
-        ]
+        curves = self.costs.curves(held.context) if self.costs else []
+        return [at_rows(tuned, curve, held.prompt_tokens) for curve in curves]
 
     def in_words(self) -> str:
         if self.costs is None:
@@ -384,7 +379,7 @@ def _measured_in_words(found: Preview | None, b: int) -> str:
 
 
 def _note_differences(task: StoredTask) -> None:
-    """Tells the user where the current index differs from the rows of the tuning."""
+    """Notes how the current index differs from the rows of the tuning."""
     build = command("build-index", task.record.name)
     if task.newer_rows:
         note(f"{task.newer_rows} newer rows are not in the index; `{build}` takes them in")

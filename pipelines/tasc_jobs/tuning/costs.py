@@ -30,17 +30,12 @@ class CostEntry(_Section):
 
 
 class CostFile(_Section):
-    """The content of a file of step costs, as an engine writes it.
-
-    ``draft_seconds`` is the time to draft for one row in one step; without it, that of the replay
-    counts.
-    """
+    """The content of a file of step costs, as an engine writes it."""
 
     model: str
     device: str
     dtype: str
-    draft_seconds: float | None = Field(None, ge=0, allow_inf_nan=False)
-    measured: dict[str, Any] | None = Field(None, description="where and when, for people")
+    measured: dict[str, Any] | None = Field(None, description="place and time, for users")
     costs: tuple[CostEntry, ...] = Field(min_length=1)
 
     @property
@@ -149,26 +144,22 @@ def costs_here(record: TaskRecord, rows: int, note: Callable[[str], None]) -> Co
     return CostFile.model_validate(found.as_json())
 
 
-def speed_up(
-    curve: StepCurve, found: Replay, draft_seconds: float | None = None, prompt_tokens: float = 0.0
-) -> float | None:
+def speed_up(curve: StepCurve, found: Replay, prompt_tokens: float = 0.0) -> float | None:
     """Returns the speed-up by a replay's drafts for the given step costs.
 
     speed-up = (s' * C(b) + P) / (s * (C(b + b * n) + b * d) + P), where b is the number of rows, n
     the number of nodes per step and row, s and s' the numbers of steps per answer with and without
-    drafts, C the curve, and d the time to draft for one row. P is the time that b prompts and the
-    forced tokens of b answers add to the steps that read them. Forced tokens of accepted drafts
-    are part of P and not of n.
+    drafts, C the curve, and d the time to draft for one row in the replay. P is the time that b
+    prompts and the forced tokens of b answers add to the steps that read them. Forced tokens of
+    accepted drafts are part of P and not of n.
 
     Args:
-        draft_seconds: d, as measured on the machine; None takes the replay's own time.
         prompt_tokens: Mean number of prompt tokens per row outside the common prefix.
 
     Returns:
         The speed-up; None if a step is larger than the measured ones.
     """
-    if draft_seconds is None:
-        draft_seconds = (sum(found.draft_us) + sum(found.start_us)) / found.steps * 1e-6
+    draft_seconds = (sum(found.draft_us) + sum(found.start_us)) / found.steps * 1e-6
     verify = curve.at(curve.rows * (1 + found.charged / found.steps))
     if verify is None:
         return None

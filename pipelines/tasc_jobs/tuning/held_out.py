@@ -11,11 +11,11 @@ import numpy as np
 
 from tasc_draft import NGRAM_SOURCES, BigramTable, DraftIndex, DraftSettings, Int32, Replay
 from tasc_draft.index.weights import Weights
-from tasc_draft.learning import LEAST_ROWS, held_out, learn_weights
+from tasc_draft.replaying import MIN_ROWS, held_out, learn_weights
 from tasc_jobs.errors import JobError
-from tasc_jobs.tuning.replays import GuidedAnswers, index_of, run
+from tasc_jobs.tuning.replays import GuidedAnswers, run
 from tasc_protocol import GuideSpec
-from tasc_runtime.data.local_corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows, index_of
 from tasc_text import TaskTokenizer
 
 
@@ -46,9 +46,9 @@ class HeldOut:
         max_bytes: int | None = None,
         guide: GuideSpec | None = None,
     ) -> None:
-        if len(rows) < LEAST_ROWS:
+        if len(rows) < MIN_ROWS:
             raise JobError(
-                f"the corpus has {len(rows)} rows; at least {LEAST_ROWS} are needed to hold some "
+                f"the corpus has {len(rows)} rows; at least {MIN_ROWS} are needed to hold some "
                 "out: ingest more"
             )
         kept, held = held_out(len(rows))

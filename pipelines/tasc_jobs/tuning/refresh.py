@@ -5,7 +5,6 @@ and the current index and a new index of all other rows are replayed on that par
 killed can be run again and adds nothing twice.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -15,12 +14,13 @@ import redis
 from numpy.typing import NDArray
 
 from tasc_draft import DraftIndex, Int32, write_index
-from tasc_draft.learning import answers
+from tasc_draft.replaying import answers
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import STAGES as BUILD_STAGES
 from tasc_jobs.index.build import TokenCorpus, opened
 from tasc_jobs.index.publish import publish_file
 from tasc_jobs.ray_local import local_ray
+from tasc_jobs.task_inputs import served_key
 from tasc_jobs.tuning.replays import GuidedAnswers, run
 from tasc_protocol import GuideSpec
 from tasc_runtime.progress import StageProgress, silent
@@ -37,7 +37,7 @@ from tasc_store import (
 
 STAGES = {**BUILD_STAGES, "replay": "rows"}
 _PROMPT_TOKENS = 3000  # number of last tokens of a prompt that are replayed
-_HELD_OUT, _LEAST, _MOST = 5, 50, 600  # one in 5 new rows, with a minimum and a maximum
+_SHARE, _MIN_HELD_OUT, _MAX_HELD_OUT = 5, 50, 600  # one in 5 new rows, within limits
 
 
 @dataclass(frozen=True)
@@ -159,21 +159,12 @@ def move_collected(client: redis.Redis, record: TaskRecord) -> tuple[int, int]:
     collected, corpus = CollectedRows(client, record.name), CorpusStore(client, record.corpus_name)
     left, added, known = len(collected), 0, 0
     while left > 0 and (batch := collected.read()).rows:
-        rows = [CorpusRow(_key(record.name, row.input), *astuple(row)) for row in batch.rows]
+        rows = [CorpusRow(served_key(record.name, row.input), *astuple(row)) for row in batch.rows]
         appended = corpus.append(rows)
         collected.remove(batch.end)  # last, so that a killed run loses no rows
         added, known = added + appended.added, known + appended.known
         left -= len(rows)
     return added, known
-
-
-def served_prefix(task: str) -> str:
-    """Returns the prefix of the keys of corpus rows that services of the task answered."""
-    return f"served:{task}:"
-
-
-def _key(task: str, text: str) -> str:
-    return f"{served_prefix(task)}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _judge(
@@ -243,9 +234,9 @@ def held_out(seen: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
     600 rows, and never more than half.
     """
     new = rows - seen
-    most = min(max(new // _HELD_OUT, _LEAST), _MOST, max(new // 2, 1))
+    count = min(max(new // _SHARE, _MIN_HELD_OUT), _MAX_HELD_OUT, max(new // 2, 1))
     out = np.zeros(rows, bool)
-    out[seen + np.random.default_rng(rows).choice(new, most, replace=False)] = True
+    out[seen + np.random.default_rng(rows).choice(new, count, replace=False)] = True
     return np.flatnonzero(~out), np.flatnonzero(out)
 
 

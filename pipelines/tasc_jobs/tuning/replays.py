@@ -8,7 +8,7 @@ drafts from the test answers replayed so far.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
@@ -23,17 +23,16 @@ from tasc_draft import (
     Int32,
     NgramProposer,
     Replay,
-    build_index,
     replay,
 )
 from tasc_draft.index.weights import Weights
 from tasc_draft.labels import LabelTrie
-from tasc_draft.learning import corpus_weights
+from tasc_draft.replaying import corpus_weights
 from tasc_engine.errors import GuideError
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.publish import IndexSize
 from tasc_protocol import GuideSpec
-from tasc_runtime.data.local_corpus import TokenRows
+from tasc_runtime.data.local_corpus import TokenRows, index_of
 from tasc_text import TaskTokenizer
 
 if TYPE_CHECKING:
@@ -243,27 +242,16 @@ def rates(found: Replay) -> list[float]:
 
 def replay_figures(found: Replay) -> dict[str, Any]:
     """Returns a replay's counts and means as JSON values; times are medians and p99."""
-    draft_us, start_us = (np.percentile(t, [50, 99]) for t in (found.draft_us, found.start_us))
-    return {
-        "rows": found.rows,
-        "steps": found.steps,
-        "tokens": found.tokens,
-        "plain_steps": found.plain_steps,
+    figures = asdict(found) | {
         "tokens_per_step": found.tokens_per_step,
-        "drafted_steps": found.drafted_steps,
         "coverage": found.drafted_steps / found.steps,
-        "nodes": found.nodes,
         "nodes_per_step": found.nodes / found.steps,
-        "carried": found.carried,
-        "forced": found.forced,
-        "reached": found.reached,
-        "accepted": found.accepted,
         "acceptance": rates(found),
-        "draft_us_p50": round(float(draft_us[0]), 2),
-        "draft_us_p99": round(float(draft_us[1]), 2),
-        "start_us_p50": round(float(start_us[0]), 2),
-        "start_us_p99": round(float(start_us[1]), 2),
     }
+    for name in ("draft_us", "start_us"):
+        times = figures.pop(name)
+        figures |= {f"{name}_p{p}": round(float(np.percentile(times, p)), 2) for p in (50, 99)}
+    return figures
 
 
 @dataclass(frozen=True)
@@ -304,7 +292,11 @@ def compare(
     for each in prepared:
         proposer, index = each.proposer, each.index
         for budget in comparison.budgets:
-            settings = _settings(proposer, budget, comparison.online)
+            settings = replace(
+                proposer.settings,
+                num_speculative_tokens=budget,
+                recent_tokens=ONLINE_TOKENS if comparison.online and proposer.learns else 0,
+            )
             replayed = partial(
                 run,
                 index,
@@ -350,18 +342,14 @@ def run(
     )  # fmt: skip
 
 
-def _settings(proposer: NamedProposer, budget: int, online: bool) -> DraftSettings:
-    recent = ONLINE_TOKENS if online and proposer.learns else 0
-    return replace(proposer.settings, num_speculative_tokens=budget, recent_tokens=recent)
-
-
 def _built(comparison: Comparison, reads: Reads) -> tuple[DraftIndex, IndexCost]:
     train = comparison.train
     _index(comparison, reads, train.take(np.arange(min(_WARM_UP_ROWS, len(train)))))
     began = time.perf_counter()
     index = _index(comparison, reads, train)
     seconds = time.perf_counter() - began
-    return index, IndexCost(_tokens_read(train, reads), IndexSize.of(index), seconds)
+    read = {Reads.NOTHING: 0, Reads.OUTPUTS: len(train.outputs.ids), Reads.ALL: train.tokens}
+    return index, IndexCost(read[reads], IndexSize.of(index), seconds)
 
 
 def _learnt(comparison: Comparison, settings: DraftSettings, reads: Reads) -> Weights | None:
@@ -381,27 +369,3 @@ def _index(comparison: Comparison, reads: Reads, rows: TokenRows) -> DraftIndex:
     else:
         index = index_of(rows, tokenizer, prompts=reads is Reads.ALL)
     return replace(index, bigrams=comparison.bigrams)
-
-
-def index_of(
-    rows: TokenRows, tokenizer: TaskTokenizer, *, prompts: bool = True, max_bytes: int | None = None
-) -> DraftIndex:
-    """Returns the index of a task's rows, without weights and optionally without its prompts.
-
-    Args:
-        max_bytes: Maximum bytes of the corpus part, if there is a cap.
-    """
-    return build_index(
-        rows.outputs,
-        rows.prompts if prompts else None,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        word_starts=tokenizer.word_starts,
-        canonical=tokenizer.canonical,
-        max_bytes=max_bytes,
-    )
-
-
-def _tokens_read(rows: TokenRows, reads: Reads) -> int:
-    return {Reads.NOTHING: 0, Reads.OUTPUTS: len(rows.outputs.ids), Reads.ALL: rows.tokens}[reads]

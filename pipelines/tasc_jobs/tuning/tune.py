@@ -18,6 +18,7 @@ NEIGHBOURS = (0, 16, 32, 64)
 MIN_PROBS = (0.0, 0.02, 0.05, 0.1, 0.2)
 RECENT_LOSS = 0.01  # maximum fraction of the expected speed-up that recent answers may cost
 _FIRST_BUDGET = 8
+_VARIED = ("num_speculative_tokens", "neighbours", "min_prob")
 
 Price: TypeAlias = Callable[[Replay], float]
 
@@ -38,9 +39,9 @@ def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
     return price
 
 
-def by_curve(curve: StepCurve, draft_seconds: float | None, prompt_tokens: float = 0.0) -> Price:
+def by_curve(curve: StepCurve, prompt_tokens: float = 0.0) -> Price:
     """Returns a price from a machine's costs; it is 0 for steps larger than the measured ones."""
-    return lambda found: speed_up(curve, found, draft_seconds, prompt_tokens) or 0.0
+    return lambda found: speed_up(curve, found, prompt_tokens) or 0.0
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,11 @@ class Trial:
 
     def figures(self) -> dict[str, Any]:
         """Returns the varied settings and the result as JSON values."""
-        settings, found = self.settings, self.replay
+        found = self.replay
+        counts = ("tokens", "steps", "nodes", "carried", "forced", "plain_steps", "tokens_per_step")
         return {
-            "num_speculative_tokens": settings.num_speculative_tokens,
-            "neighbours": settings.neighbours,
-            "min_prob": settings.min_prob,
-            "tokens": found.tokens,
-            "steps": found.steps,
-            "nodes": found.nodes,
-            "carried": found.carried,
-            "forced": found.forced,
-            "plain_steps": found.plain_steps,
-            "tokens_per_step": found.tokens_per_step,
+            **{name: getattr(self.settings, name) for name in _VARIED},
+            **{name: getattr(found, name) for name in counts},
             "nodes_per_step": found.nodes / found.steps,
             "speed_up": self.speed_up,
         }
@@ -133,11 +127,9 @@ class AtRows:
         return f"b = {self.rows}: {self.speed_up:.2f} x"
 
 
-def at_rows(
-    tuned: Tuned, curve: StepCurve, draft_seconds: float | None, prompt_tokens: float
-) -> AtRows:
+def at_rows(tuned: Tuned, curve: StepCurve, prompt_tokens: float) -> AtRows:
     """Returns the speed-up at the number of rows of a curve; see `by_curve`."""
-    price = by_curve(curve, draft_seconds, prompt_tokens)
+    price = by_curve(curve, prompt_tokens)
     trials = (tuned.chosen, *tuned.trials)
     found, budget = max((price(t.replay), t.settings.num_speculative_tokens) for t in trials)
     chosen = price(tuned.chosen.replay)

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Self
 
 import redis
 
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_jobs.batch.folder import JobFolder
 from tasc_jobs.batch.job import run_job
 from tasc_jobs.batch.work import (

@@ -67,8 +67,7 @@ def enrich(
     After `tasc finetune` has taught a model the new tokens, it needs fewer steps for the same text.
     Decoding gives the same text as the original tokenizer.
     """
-    if (task is None) == (not data.train):
-        raise typer.BadParameter("name either a TASK or --train FILE")
+    data.require_either(task)
     require_files(*data.files, *(test or ()), tokenizer)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
     from tasc_runtime.progress import Stages

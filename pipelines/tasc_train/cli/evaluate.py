@@ -17,16 +17,11 @@ from tasc_jobs.cli.options import (
     require_files,
     show,
 )
-from tasc_jobs.tasks.options import PromptOptions
-from tasc_train.cli.options import EngineOptions
+from tasc_train.cli.options import EngineOptions, ModelAndPrompt
 
 Test = Annotated[list[Path], typer.Option(help="Rows to answer; repeatable.")]
 Task = Annotated[
     str | None, typer.Argument(help="Task whose record supplies the options that are not given.")
-]
-Model = Annotated[
-    Path | None,
-    typer.Option(help="Model folder, as `tasc finetune` writes it.", show_default="the task's"),
 ]
 Metrics = Annotated[
     Literal["massive", "tags", "labels", "exact", "text"],
@@ -59,13 +54,12 @@ A model that is no task yet: tasc evaluate --model tuned/model
 --test test.jsonl"""
 
 
-@grouped({PromptOptions: "the task's"})
+@grouped({ModelAndPrompt: "the task's"})
 def evaluate(
     *,
     test: Test,
     task: Task = None,
-    model: Model = None,
-    prompt: PromptOptions,
+    model: ModelAndPrompt,
     data: TrainOptions,
     metrics: Metrics = "exact",
     drafts: Drafts = True,
@@ -87,19 +81,10 @@ def evaluate(
     """
     require_files(*test, *data.files)
     check_report(report)
-    from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files
+    from tasc_jobs.task_inputs import TaskInputs, read_files
     from tasc_runtime.progress import Stages
 
-    options = InputOptions(
-        task=task,
-        model=str(model) if model else None,
-        **vars(prompt),
-        max_tokens=max_tokens,
-        dtype=dtype,
-        device=engine.device,
-        files=data.files,
-        fields=data.fields,
-    )
+    options = model.inputs(task, data, max_tokens=max_tokens, dtype=dtype, device=engine.device)
     with store.open_if(task is not None, task) as url:
         from tasc_train.evaluate.evaluation import STAGES, Evaluation, evaluation_page
         from tasc_train.evaluate.evaluation import evaluate as run

@@ -17,16 +17,11 @@ from tasc_jobs.cli.options import (
     require_files,
 )
 from tasc_jobs.hints import command
-from tasc_jobs.tasks.options import PromptOptions
 from tasc_store import TaskStore, connect
-from tasc_train.cli.options import CheckpointS
+from tasc_train.cli.options import CheckpointS, ModelAndPrompt
 from tasc_train.finetune.hyperparameters import FinetuneSettings
 
 Output = Annotated[Path, typer.Option(help="Folder for the model and for checkpoints.")]
-Model = Annotated[
-    str | None,
-    typer.Option(help="Base model: folder or Hugging Face name.", show_default="the task's"),
-]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(help="Folder that `tasc enrich` wrote.", show_default="its own"),
@@ -38,15 +33,14 @@ The task's own model: tasc finetune tickets --output tuned
 With the tokens of tasc enrich: tasc finetune tickets --tokenizer tokenizer-500 --output tuned"""
 
 
-@grouped({PromptOptions: "the task's"})
+@grouped({ModelAndPrompt: "the task's"})
 def finetune(
     *,
     task: Task,
     output: Output,
     data: TrainOptions,
-    model: Model = None,
+    model: ModelAndPrompt,
     tokenizer: Tokenizer = None,
-    prompt: PromptOptions,
     eos: Eos = None,
     settings: FinetuneSettings,
     threads: Threads = None,
@@ -66,18 +60,10 @@ def finetune(
     If the run is already finished, its report is printed again.
     """
     require_files(*data.files, tokenizer)
-    from tasc_jobs.task_inputs import InputOptions, TaskInputs
+    from tasc_jobs.task_inputs import TaskInputs
     from tasc_runtime.progress import Stages
 
-    options = InputOptions(
-        task=task,
-        model=model,
-        tokenizer=tokenizer,
-        eos=eos,
-        **vars(prompt),
-        files=data.files,
-        fields=data.fields,
-    )
+    options = model.inputs(task, data, tokenizer=tokenizer, eos=eos)
     with store.open_if(not options.names_everything, task) as url:
         import torch
 

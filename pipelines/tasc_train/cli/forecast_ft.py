@@ -67,8 +67,7 @@ def forecast_ft(
     With --model, it also estimates the time of an answer: the time of its prompt plus one step for
     each token.
     """
-    if (task is None) == (not data.train):
-        raise typer.BadParameter("name either a TASK or --train FILE")
+    data.require_either(task)
     check_report(report)
     require_files(*data.files, *(test or ()), tokenizer)
     from tasc_jobs.task_inputs import InputOptions, TaskInputs, read_files

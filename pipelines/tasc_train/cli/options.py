@@ -1,17 +1,32 @@
 """Options that several of the commands share."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tasc_jobs.cli.options import Device, MaxModelLen, Threads
+from tasc_jobs.cli.options import Device, MaxModelLen, Threads, TrainOptions
+from tasc_jobs.tasks.options import PromptOptions
 
 if TYPE_CHECKING:
+    from tasc_jobs.task_inputs import InputOptions
     from tasc_train.enrich.ngram_selection import EnrichSettings
     from tasc_train.evaluate.measured_model import Setup
 
 CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two checkpoints.")]
+
+
+@dataclass(frozen=True)
+class ModelAndPrompt(PromptOptions):
+    """The model and its prompt; None if an option was not given."""
+
+    model: Annotated[str | None, typer.Option(help="Model: folder or Hugging Face name.")] = None
+
+    def inputs(self, task: str | None, data: TrainOptions, **more: Any) -> "InputOptions":
+        """Returns the inputs of a job; ``more`` are further fields of `InputOptions`."""
+        from tasc_jobs.task_inputs import InputOptions
+
+        return InputOptions(task, **vars(self), files=data.files, fields=data.fields, **more)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The command `tasc rank-vocabulary`, which ranks the tokens that a task needs."""
 
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,8 +35,7 @@ Tokenizer = Annotated[
     typer.Option(
         "--tokenizer",
         "--model",
-        help="Count tokens of this model folder or tokenizer.json; on a cluster it must be on "
-        "every machine.",
+        help="Count tokens of this model folder or tokenizer.json.",
         show_default="that of the task's model",
     ),
 ]
@@ -102,14 +100,12 @@ def rank_vocabulary(
         require_writable("--output", output)
     require_files(tokenizer, answers)
     with store.open(None if tokenizer and answers else task) as url:
-        from tasc_jobs.ray_local import local_ray
         from tasc_runtime.progress import Stages
         from tasc_train.drafter.rank_vocabulary import STAGES, Choice, RankJob, rank_and_publish
 
         choice = Choice(top_k, top_p, min_frequency)
         job = RankJob(task, origin, tokenizer, answers, answer_field, choice)
-        ray = nullcontext() if answers else local_ray()
-        with ray, Stages(f"vocabulary {task}", STAGES) as stages:
+        with Stages(f"vocabulary {task}", STAGES) as stages:
             artifact, ranking = rank_and_publish(url, job, stages)
     if output:
         try:

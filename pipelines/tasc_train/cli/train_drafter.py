@@ -18,16 +18,11 @@ from tasc_jobs.cli.options import (
 )
 from tasc_jobs.errors import UsageError
 from tasc_jobs.hints import command
-from tasc_jobs.tasks.options import PromptOptions
 from tasc_runtime.progress import Stages
-from tasc_train.cli.options import CheckpointS, EngineOptions
+from tasc_train.cli.options import CheckpointS, EngineOptions, ModelAndPrompt
 from tasc_train.drafter.hyperparameters import OF_KIND, DrafterSettings
 
 Output = Annotated[Path, typer.Option(help="Folder for the drafter, answers and checkpoints.")]
-Model = Annotated[
-    str | None,
-    typer.Option(help="Target model: folder or Hugging Face name.", show_default="the task's"),
-]
 Adapter = Annotated[
     str | None, typer.Option(help="PEFT adapter of --model.", show_default="none, or the task's")
 ]
@@ -47,16 +42,15 @@ A head on the task's model: tasc train-drafter tickets --kind eagle --output dra
 Then: tasc task set tickets --drafter ./drafter"""
 
 
-@grouped({PromptOptions: "the task's"})
+@grouped({ModelAndPrompt: "the task's"})
 def train_drafter(
     context: typer.Context,
     *,
     task: Task,
     settings: DrafterSettings,
     output: Output,
-    model: Model = None,
+    model: ModelAndPrompt,
     adapter: Adapter = None,
-    prompt: PromptOptions,
     data: TrainOptions,
     answers: Answers = None,
     limit: Limit = None,
@@ -76,21 +70,18 @@ def train_drafter(
     """
     _refuse_other_settings(settings, context)
     require_files(*data.files, answers)
-    from tasc_jobs.task_inputs import InputOptions, TaskInputs
+    from tasc_jobs.task_inputs import TaskInputs
 
-    options = InputOptions(
-        task=task,
-        model=model,
+    options = model.inputs(
+        task,
+        data,
         adapter=adapter,
-        **vars(prompt),
         max_tokens=max_tokens,
         dtype=dtype,
         device=engine.device,
-        files=data.files,
-        fields=data.fields,
         limit=limit,
     )
-    needed = not (options.names_everything or (answers and model and options.names_template))
+    needed = not (options.names_everything or (answers and model.model and options.names_template))
     with store.open_if(needed, task) as url:
         from tasc_train.drafter.training_run import STAGES, in_words, job_of
         from tasc_train.drafter.training_run import train_drafter as run

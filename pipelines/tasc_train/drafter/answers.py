@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_engine import ModelSource
 from tasc_engine.drafting.neural.card import target_fingerprint
 from tasc_jobs.errors import JobError

@@ -13,7 +13,7 @@ from typing import IO, Any
 import torch
 from safetensors import SafetensorError
 
-from tasc_draft.whole_file import unfinished_files, whole_file
+from tasc_draft.files import unfinished_files, whole_file
 from tasc_engine.errors import is_out_of_memory
 from tasc_train.errors import FinetuneError
 

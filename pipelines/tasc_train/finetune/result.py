@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from tasc_draft.whole_file import flush
+from tasc_draft.files import flush
 from tasc_runtime.models import keep_prompt
 from tasc_text import Template
 from tasc_text.ends import TOKENIZER, named_ends

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import IndexPart, borrowing, compiled, flat, within
-from tasc_draft.errors import DraftError
-from tasc_draft.tokens import Int32, Int64, Tokens, is_first
+from tasc_draft.drafts import DraftError, Int32, Int64, Tokens, is_first
 
 KINDS = 6  # kinds of contexts; see `context_keys`
 NO_RECORD = -1

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tasc_draft.errors import DraftError
-from tasc_draft.whole_file import whole_file
+from tasc_draft.drafts import DraftError
+from tasc_draft.files import whole_file
 
 _DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
@@ -22,11 +22,11 @@ def write_arrays(
         save(file, **arrays)
 
 
-def read_arrays(path: Path, names: Iterable[str], what: str, make: str) -> dict[str, Any]:
+def read_arrays(path: Path, names: Iterable[str], kind: str, make: str) -> dict[str, Any]:
     """Read a file's arrays with these names.
 
     Args:
-        what: Kind of the file, for messages.
+        kind: Kind of the file, for messages.
         make: How to make such a file, for messages.
 
     Raises:
@@ -42,4 +42,4 @@ def read_arrays(path: Path, names: Iterable[str], what: str, make: str) -> dict[
     except OSError as error:
         raise DraftError(f"{path} cannot be read: {error.strerror or error}; {make}") from error
     except _DAMAGES as error:
-        raise DraftError(f"{path} is damaged or not {what} ({error}); {make}") from error
+        raise DraftError(f"{path} is damaged or not {kind} ({error}); {make}") from error

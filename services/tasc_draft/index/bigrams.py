@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import IndexPart, within
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Int32
 from tasc_draft.index.arrays import read_arrays, write_arrays
-from tasc_draft.tokens import Int32
 
 _FIELDS = ("model", "fingerprint", "vocab_size", "tokens", "logp")
 _MAKE = "`tasc model-bigrams` makes one"

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tasc_draft.compiled import IndexPart, flat, within
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Int32
 from tasc_draft.index.corpus_sort import DEPTH
 from tasc_draft.index.lookup import COLUMNS, END, WIDEST
-from tasc_draft.tokens import Int32
 
 MAX_VOCAB = 2**21 - 3  # three tokens fit a 64-bit sort key
 MAX_DEPTH = 63  # the hot table packs a depth into six bits

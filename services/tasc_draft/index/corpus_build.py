@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import compiled, read_only
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Int32, Int64, Tokens
 from tasc_draft.index.corpus import MARKS, MAX_DEPTH, MAX_TEXT, MAX_VOCAB, CorpusIndex
 from tasc_draft.index.corpus_sort import DEPTH, sort_chosen, sort_part, sorted_places
 from tasc_draft.index.lookup import END, hot_table
-from tasc_draft.tokens import Int32, Int64, Tokens
 
 Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
 """The results of `sort_part` for each part of a text, in order."""

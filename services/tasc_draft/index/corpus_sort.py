@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tasc_draft.compiled import borrowing, compiled, read_only
+from tasc_draft.drafts import Int32
 from tasc_draft.index.lookup import END
-from tasc_draft.tokens import Int32
 
 DEPTH = 16  # default length of a gram
 FEW = 32  # up to this many places are sorted by insertion; measured on real text

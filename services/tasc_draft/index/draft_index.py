@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import flat, within
-from tasc_draft.errors import DraftError, IndexFileError, IndexFormatError
+from tasc_draft.drafts import DraftError, IndexFileError, IndexFormatError, Int32, Tokens
+from tasc_draft.files import whole_file
 from tasc_draft.index.aligned import AlignedTable, build_aligned
 from tasc_draft.index.bigrams import BigramTable
 from tasc_draft.index.corpus import CorpusIndex
@@ -25,8 +26,6 @@ from tasc_draft.index.corpus_build import Documents, distinct, index_documents, 
 from tasc_draft.index.inputs import InputIndex, build_inputs
 from tasc_draft.index.weights import Weights
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32, Tokens
-from tasc_draft.whole_file import whole_file
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,8 @@ MAGIC = b"TASCNGRM"
 FORMAT = 3
 _ALIGN = 64
 _PREFIX = len(MAGIC) + 8
-_MOST_HEADER = 1 << 20
-HEAD_BYTES = _PREFIX + _MOST_HEADER
+_MAX_HEADER = 1 << 20
+HEAD_BYTES = _PREFIX + _MAX_HEADER
 _DTYPES = ("<i4", "<u4", "<f4", "|u1")
 _PARTS: dict[str, Any] = {
     "corpus": CorpusIndex,
@@ -308,7 +307,7 @@ def _read_header(file: IO[bytes], path: Path | str) -> tuple[dict[str, Any], int
     if prefix[: len(MAGIC)] != MAGIC:
         raise IndexFileError(f"{path} is not a draft index; `tasc build-index` makes one")
     length = int.from_bytes(prefix[len(MAGIC) :], "little")
-    encoded = file.read(min(length, _MOST_HEADER))
+    encoded = file.read(min(length, _MAX_HEADER))
     try:
         header = json.loads(encoded)
         version = header["format"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasc_draft.compiled import borrowing, compiled, read_only
-from tasc_draft.tokens import Int32
+from tasc_draft.drafts import Int32
 
 END = -1
 HOT = 32  # intervals of more entries have their continuations in the hot table

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import drafts
 from tasc_draft.compiled import borrowing
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError
 from tasc_draft.index.aligned import KINDS
 
 LEVELS = 10

@@ -18,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing
-from tasc_draft.drafts import ALIGNED, BIGRAMS, CORPUS, NEIGHBOURS, NGRAM_SOURCES, PROMPT, RECENT
+from tasc_draft.drafts import (
+    ALIGNED,
+    BIGRAMS,
+    CORPUS,
+    NEIGHBOURS,
+    NGRAM_SOURCES,
+    PROMPT,
+    RECENT,
+    Int32,
+)
 from tasc_draft.index import lookup
 from tasc_draft.index import weights as cells
 from tasc_draft.index.aligned import KINDS, context_keys, find
@@ -45,7 +54,6 @@ from tasc_draft.mixture.row_state import (
     int32,
     pick_contexts,
 )
-from tasc_draft.tokens import Int32
 
 WIDTH = 48  # maximum candidates of a node
 FULL_WIDTH = WIDTH + 32  # with those that only an external tree has

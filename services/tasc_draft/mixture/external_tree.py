@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
-from tasc_draft.drafts import Drafts
+from tasc_draft.drafts import Drafts, Int32
 from tasc_draft.mixture.evidence import FULL_WIDTH
 from tasc_draft.mixture.row_state import NONE
-from tasc_draft.tokens import Int32
 
 SIDES = 2  # n-grams and external tree
 # Exponents of n-grams and external tree; terms for tokens they did not name; the term for others.

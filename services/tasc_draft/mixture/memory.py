@@ -16,8 +16,7 @@ from numba.extending import NativeValue, intrinsic, models, register_model, type
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, read_only
-from tasc_draft.drafts import NGRAM_SOURCES, Drafts
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import NGRAM_SOURCES, DraftError, Drafts, Int32
 from tasc_draft.index.aligned import AlignedView
 from tasc_draft.index.bigrams import BigramView
 from tasc_draft.index.draft_index import DraftIndex
@@ -37,7 +36,6 @@ from tasc_draft.mixture.external_tree import initial_trust
 from tasc_draft.mixture.row_state import MAX_CONTEXT, ROW, Found, LocalTexts
 from tasc_draft.mixture.tree import ENTRY, heap_size
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32
 
 
 class BoxType(types.Type):
@@ -130,7 +128,7 @@ def _size(fields: Any) -> int:
 
 
 RULES = {"mixed": MIXED, "tasc": TASC, "trie": TRIE}
-_MOST_VIEWS = 4096
+_MAX_VIEWS = 4096
 # Until a node is expanded, its best child is assumed to have this probability. Below 1, fewer nodes
 # are expanded in vain; at 0.7 as many tokens are accepted as at 1. The published rules use 1, so
 # that they always draft the likeliest paths.
@@ -278,7 +276,7 @@ class Memory:
         # Views of the same arrays each time, so those of each size are made once.
         found = self._views.get((n, rows))
         if found is None:
-            if len(self._views) >= _MOST_VIEWS:
+            if len(self._views) >= _MAX_VIEWS:
                 self._views.clear()
             ends = dict.fromkeys(Out._fields, n) | {"offsets": rows + 1}
             views = {name: getattr(self.out, name)[:end] for name, end in ends.items()}

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.drafts import Drafts
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Drafts, Int32
 from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
@@ -18,7 +17,6 @@ from tasc_draft.mixture.external_tree import NO_TREE, ExternalTree
 from tasc_draft.mixture.memory import Memory
 from tasc_draft.mixture.row_state import NONE, find_neighbours, forget_neighbours, reset
 from tasc_draft.settings import DraftSettings
-from tasc_draft.tokens import Int32
 
 # Answers that ended without drafts are kept up to these bounds, and then become recent answers.
 _KEPT_ANSWERS, _KEPT_TOKENS = 64, 4096

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
+from tasc_draft.drafts import Int32
 from tasc_draft.index import weights as cells
 from tasc_draft.index.aligned import begins
 from tasc_draft.index.inputs import nearest
 from tasc_draft.index.lookup import COUNT, HI, LO, TOKEN, WIDEST, count, follow
-from tasc_draft.tokens import Int32
 
 NONE = -1
 END = -1  # after each answer or output of a local text

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import Drafts
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_engine.layout import ForwardBatch
 from tasc_engine.model.target import Target
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -23,13 +23,13 @@ from tasc_draft import (
     DraftSettings,
     Int32,
     Tokens,
-    build_learnt_index,
+    build_index,
     read_index,
     write_index,
 )
 from tasc_draft.compiled import digest_of
-from tasc_draft.learning import answers
-from tasc_draft.user_folders import cache_folder
+from tasc_draft.files import cache_folder
+from tasc_draft.replaying import answers, corpus_weights
 from tasc_runtime.data.row_texts import MESSAGES, RowTexts, is_chat
 from tasc_runtime.data.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_runtime.errors import FileError
@@ -78,7 +78,7 @@ def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
 
 
 def _refuse(bad: BadRow) -> None:
-    raise FileError(f"{bad.file}, line {bad.line}: {bad.reason}; mend the line or leave it out")
+    raise FileError(f"{bad.file}, line {bad.line}: {bad.reason}; correct the line or leave it out")
 
 
 def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] | None:
@@ -168,6 +168,26 @@ def _joined(parts: list[Tokens]) -> Tokens:
     )
 
 
+def index_of(
+    rows: TokenRows, tokenizer: TaskTokenizer, *, prompts: bool = True, max_bytes: int | None = None
+) -> DraftIndex:
+    """Builds the draft index of rows, without weights and optionally without their prompts.
+
+    Args:
+        max_bytes: Maximum bytes of the corpus part, if there is a cap.
+    """
+    return build_index(
+        rows.outputs,
+        rows.prompts if prompts else None,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        word_starts=tokenizer.word_starts,
+        canonical=tokenizer.canonical,
+        max_bytes=max_bytes,
+    )
+
+
 def learnt_index(
     rows: Iterable[CorpusRow],
     tokenizer: TaskTokenizer,
@@ -180,16 +200,14 @@ def learnt_index(
         settings: Settings of the proposer that will draft from it.
     """
     found = encode(rows, tokenizer, template)
-    return build_learnt_index(
+    weights = corpus_weights(
+        lambda outputs, prompts: index_of(TokenRows(prompts, outputs), tokenizer),
         found.outputs,
         found.prompts,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
         eos_id=tokenizer.eos_id,
         settings=settings,
-        word_starts=tokenizer.word_starts,
-        canonical=tokenizer.canonical,
     )
+    return replace(index_of(found, tokenizer), weights=weights)
 
 
 def local_index(
@@ -240,8 +258,13 @@ def _digest(
     drafts, texts, own = (
         Path(p).parent for p in (tasc_draft.__file__, tasc_text.__file__, __file__)
     )
-    of = [digest_of(drafts, texts, own), tokenizer.fingerprint, template.identity, asdict(settings)]
-    found = hashlib.sha256(json.dumps(of).encode())
+    facts = [
+        digest_of(drafts, texts, own),
+        tokenizer.fingerprint,
+        template.identity,
+        asdict(settings),
+    ]
+    found = hashlib.sha256(json.dumps(facts).encode())
     for weights in sorted(drafts.rglob("*.npz")):
         found.update(weights.read_bytes())
     for row in rows:

@@ -87,10 +87,10 @@ class RowTexts:
         except ValueError as error:
             raise ValueError(f"the content of message {at} {error}") from error
 
-    def _warn(self, what: str, example: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            log.warning("%s: %s (first: %.*s)", self._origin, what, _SHOWN, example)
+    def _warn(self, change: str, example: str) -> None:
+        if change not in self._warned:
+            self._warned.add(change)
+            log.warning("%s: %s (first: %.*s)", self._origin, change, _SHOWN, example)
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

@@ -20,7 +20,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_runtime.data.file_kinds import HEAD_BYTES, MARK, wrong_kind
 from tasc_runtime.data.row_texts import MESSAGES, RowTexts
 from tasc_runtime.errors import FileError
@@ -253,7 +253,11 @@ def row_writer(path: Path, schema: Any = None) -> Iterator[Callable[[dict[str, A
     """
     with whole_file(path) as file:
         if path.suffix != ".parquet":
-            yield lambda row: _write_line(file, row)
+
+            def write_line(row: dict[str, Any]) -> None:
+                file.write(json_line(row))
+
+            yield write_line
             return
         rows: list[dict[str, Any]] = []
         size = 0
@@ -299,10 +303,6 @@ def _size(value: Any) -> int:
         case list() | tuple():
             return sum(map(_size, value))
     return 8
-
-
-def _write_line(file: IO[bytes], row: dict[str, Any]) -> None:
-    file.write(json_line(row))
 
 
 def _require_suffix(path: Path) -> None:

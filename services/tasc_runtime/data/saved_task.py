@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from tasc_draft import DraftIndex, read_index, write_index
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 from tasc_runtime.data.rows import file_sha256
 from tasc_runtime.engine_settings import EngineSettings, fault_of
 from tasc_runtime.errors import ServiceError

@@ -8,18 +8,16 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 import numpy as np
 import redis
 import torch
 
 from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
-from tasc_draft.user_folders import cache_folder
+from tasc_draft.files import cache_folder
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
-from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_engine.model.loading import max_positions
-from tasc_runtime.engine.drafters import load_task_drafter, ranking_of
 from tasc_runtime.engine.indexes import DraftIndexes, empty_index
 from tasc_runtime.engine.reader import RequestReader
 from tasc_runtime.engine.step_costs import step_costs
@@ -27,7 +25,11 @@ from tasc_runtime.engine.versions import Pinned, Records, newest_version
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
+from tasc_store.artifacts import VOCABULARY
 from tasc_text import MessageError, TaskTokenizer, resolve_folder
+
+if TYPE_CHECKING:  # loads torch modules of neural drafters, which most tasks do without
+    from tasc_runtime.engine.drafters import TaskDrafter
 
 
 def device_of(device: str, gpus: float) -> str:
@@ -89,13 +91,13 @@ class BuilderOptions(TypedDict, total=False):
 
 
 class EngineBuilder:
-    """The engine of one task, and what it is made of.
+    """The engine of one task, and its parts.
 
     Args:
         tokenizer: The model's tokenizer; unset: it is loaded.
         index: The index that n-grams draft from; unset: only prompts and answers.
         artifact: The source of the index, if it comes from a store.
-        ranking: Finds the task's ranked vocabulary, if it has one.
+        rankings: The store of ranked vocabularies for a drafter; unset: there is none.
 
     Raises:
         ServiceError: The model folder's tokenizer differs from the one of the registered task.
@@ -120,7 +122,7 @@ class EngineBuilder:
         tokenizer: TaskTokenizer | None = None,
         index: DraftIndex | None = None,
         artifact: Artifact | None = None,
-        ranking: Callable[[], Ranking | None] = lambda: None,
+        rankings: ArtifactStore | None = None,
         **options: Unpack[BuilderOptions],
     ) -> None:
         self.records = Records(record, version)
@@ -149,10 +151,14 @@ class EngineBuilder:
         if settings.cost_aware:
             say, folder = options.get("say", log.info), options.get("cost_dir")
             costs, keep = step_costs(target, source, folder, say, settings.cost_seconds)
-        limit_s = settings.neural_draft_limit_s
-        self.drafter = load_task_drafter(
-            record, target, source, tokenizer, config, limit_s, ranking
-        )
+        self.drafter: TaskDrafter | None = None
+        if record.neural:
+            from tasc_runtime.engine.drafters import load_task_drafter
+
+            limit_s = settings.neural_draft_limit_s
+            self.drafter = load_task_drafter(
+                record, record.neural, target, source, tokenizer, config, limit_s, rankings
+            )
         on_step = options.get("on_step", lambda record: None)
         drafted_by = self._drafted_by(self.proposer)
         self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs, keep)
@@ -203,7 +209,7 @@ class EngineBuilder:
             tokenizer=tokenizer,
             index=index,
             artifact=artifact,
-            ranking=lambda: ranking_of(client, record),
+            rankings=ArtifactStore(client, record.corpus_name, record.fingerprint, kind=VOCABULARY),
             **options,
         )
         built.indexes = indexes

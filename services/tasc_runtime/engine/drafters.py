@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-import redis
 import torch
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from safetensors import safe_open
@@ -37,7 +36,6 @@ from tasc_engine.drafting.safe_proposer import DraftLimit, Reason
 from tasc_engine.layout import Int32
 from tasc_runtime.errors import ServiceError
 from tasc_store import ArtifactStore, NeuralDrafting, TaskRecord
-from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer, resolve_folder
 
 
@@ -55,12 +53,6 @@ def current_ranking(store: ArtifactStore) -> Ranking | None:
         path = Path(folder) / "vocabulary.npz"
         store.download(artifact, path)
         return Ranking.load(path, store.fingerprint)
-
-
-def ranking_of(client: redis.Redis, record: TaskRecord) -> Ranking | None:
-    """The announced ranking of a task's corpus, see `current_ranking`."""
-    store = ArtifactStore(client, record.corpus_name, record.fingerprint, kind=VOCABULARY)
-    return current_ranking(store)
 
 
 SIZES = (64, 256, 1024, 4096, 16384, 65536, 262144)
@@ -148,7 +140,7 @@ class TaskDrafter:
             return self._proposer
         return HybridProposer(ngram, self._proposer, self._neural.sure)
 
-    def tell(self, metrics: NeuralMetrics) -> None:
+    def publish(self, metrics: NeuralMetrics) -> None:
         """Publishes vocabulary sizes from now on, and when the drafter is switched off."""
         self._metrics = metrics
         if self._proposer is not None:
@@ -177,19 +169,21 @@ class TaskDrafter:
 
 def load_task_drafter(
     record: TaskRecord,
+    neural: NeuralDrafting,
     target: Target,
     source: ModelSource,
     tokenizer: TaskTokenizer,
     config: EngineConfig,
     limit_s: float,
-    ranking: Callable[[], Ranking | None],
-) -> TaskDrafter | None:
-    """Loads the drafter that a record names; returns None if it names none.
+    rankings: ArtifactStore | None = None,
+) -> TaskDrafter:
+    """Loads the drafter of a task.
 
     Args:
+        neural: The drafter's settings in the record.
         source: The source of the target.
         limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
-        ranking: Finds the task's ranked vocabulary, if the record drafts from one.
+        rankings: The store of ranked vocabularies; None if there is none.
 
     Raises:
         ServiceError: The drafter needs a ranked vocabulary, and the task has none.
@@ -198,13 +192,11 @@ def load_task_drafter(
         StoreError: Redis fails.
         TextError: The drafter does not exist.
     """
-    if (neural := record.neural) is None:
-        return None
     folder = resolve_folder(neural.drafter)
     drafter, head = load_drafter(
         folder, target, source, tokenizer.fingerprint, config.rows, config.max_model_len
     )
-    vocabulary = _vocabulary(ranking, record, neural, drafter, head, config.rows)
+    vocabulary = _vocabulary(rankings, record, neural, drafter, head, config.rows)
 
     def make(limit: DraftLimit, on_drafted: Callable[[Int32], None]) -> NeuralProposer:
         proposer = NeuralProposer(
@@ -247,7 +239,7 @@ def _numbers(folder: Path) -> int:
 
 
 def _vocabulary(
-    find_ranking: Callable[[], Ranking | None],
+    rankings: ArtifactStore | None,
     record: TaskRecord,
     neural: NeuralDrafting,
     drafter: Eagle | Independent,
@@ -260,7 +252,7 @@ def _vocabulary(
     if neural.vocabulary == "recent":
         return RecentVocabulary(head, rows)
     corpus = record.corpus_name
-    ranking = find_ranking()
+    ranking = current_ranking(rankings) if rankings else None
     if ranking is None:
         raise ServiceError(
             f"task {record.name} drafts from a ranked vocabulary, and the corpus of {corpus} has "

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 import tasc_engine
 from tasc_draft.compiled import digest_of
-from tasc_draft.user_folders import cache_folder
+from tasc_draft.files import cache_folder
 from tasc_engine import ModelSource, Target
 from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure, processor, write
 

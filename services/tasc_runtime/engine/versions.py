@@ -1,4 +1,4 @@
-"""The versions of a task's record that one running engine can use.
+"""The versions of a task's record: those that one running engine can use, and how to follow them.
 
 A new version is accepted if it differs only in fields that a running engine can change. Older ones
 are kept for a while, since an answer is completed by the version that it was begun by.
@@ -6,14 +6,17 @@ are kept for a while, since an answer is completed by the version that it was be
 
 import hashlib
 import json
+import shlex
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from tasc_runtime.errors import ServiceError
-from tasc_store import TaskRecord, TaskStore
+from tasc_store import StoreError, TaskRecord, TaskStore
 
 # Fields that affect requests or drafts, but no weight, token or template.
 _LIVE = ("stop", "max_tokens", "sampling", "choices", "schema", "regex", "draft")
-MOST_KNOWN = 8
+MAX_KNOWN = 8
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,63 @@ class Records:
         if changes := fixed_changes(self.newest[0], record):
             raise ValueError(f"version {version} changes {', '.join(changes)}")
         versions = {**self._known, version: record}
-        self._known = {number: versions[number] for number in sorted(versions)[-MOST_KNOWN:]}
+        self._known = {number: versions[number] for number in sorted(versions)[-MAX_KNOWN:]}
         if version > self.newest[1]:
             self.newest = record, version
+
+
+class RecordFollower:
+    """Hands each new version of a task's record to ``use``, and a refused one again later.
+
+    Args:
+        seen: The newest version at the start, and its number.
+        use: Called with a new version and its number; raises an error if it cannot be used.
+        in_use: Returns the number of the version in use.
+        report: Called once with each problem, until a version can be used.
+        again_s: Seconds until a refused version is tried again, as its files may be repaired.
+        command: Makes a `tasc` command of its words, for messages.
+    """
+
+    def __init__(
+        self,
+        store: TaskStore,
+        task: str,
+        seen: tuple[TaskRecord, int],
+        use: Callable[[TaskRecord, int], None],
+        in_use: Callable[[], int],
+        report: Callable[[str], None],
+        again_s: float,
+        command: Callable[..., str] = lambda *words: shlex.join(["tasc", *map(str, words)]),
+    ) -> None:
+        self._store, self._task, self._seen = store, task, seen
+        self._use, self._in_use, self._report = use, in_use, report
+        self._again_s, self._command = again_s, command
+        self._refused: tuple[TaskRecord, int] | None = None
+        self._retry_at = 0.0
+        self._reported: set[str] = set()
+
+    def poll(self) -> None:
+        """Reads the newest version, and uses it if it is new. Errors are reported, not raised."""
+        found = version = None
+        try:
+            version = self._store.versions(self._task)[-1]
+            # Read each time, because a task that was created again may have as many versions.
+            found = self._store.get(self._task, version), version
+            if found == self._refused and time.monotonic() < self._retry_at:
+                return
+            if found != self._seen:
+                self._use(*found)
+            self._seen, self._refused = found, None
+            self._reported.clear()
+        except Exception as error:  # later versions must still be followed
+            problem = f"its record cannot be followed now: {error}"
+            if version and not isinstance(error, StoreError):
+                self._refused, self._retry_at = found, time.monotonic() + self._again_s
+                now = self._in_use()
+                problem = (
+                    f"version {version} cannot be used, version {now} stays in use: {error}; put "
+                    f"it right, or go back with `{self._command('task', 'use', self._task, now)}`"
+                )
+            if problem not in self._reported:
+                self._reported.add(problem)
+                self._report(f"task {self._task}: {problem}")

@@ -14,7 +14,6 @@ from tasc_engine import StepRecord
 from tasc_engine.guided import Guide
 from tasc_protocol import Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.drafters import NeuralMetrics
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
 from tasc_runtime.protocol import AnswerTexts, Pulse, Refusal, TaskStatus
@@ -87,7 +86,9 @@ class TaskReplica:
             load=self._load,
         )
         if self.builder.drafter:
-            self.builder.drafter.tell(NeuralMetrics(registry, own))
+            from tasc_runtime.engine.drafters import NeuralMetrics
+
+            self.builder.drafter.publish(NeuralMetrics(registry, own))
         self._shadow = ShadowCheck(
             self.builder.engine,
             task.shadow,

@@ -7,15 +7,13 @@ unavailable store, or an index that does not fit, is logged and changes nothing.
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 
 from tasc_draft import DraftIndex, NgramProposer
-from tasc_engine.errors import GuideError
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.versions import MOST_KNOWN, fixed_changes
+from tasc_runtime.engine.versions import MAX_KNOWN, RecordFollower, fixed_changes
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.sampling_options import guide_of
 from tasc_serve.replica.step_loop import EngineLoop
@@ -50,21 +48,29 @@ class TaskWatcher:
         self._poll_s, self._on_change = poll_s, on_change
         self._name = builder.record.name
         self._index = builder.artifact.version if builder.artifact else None
-        self._seen = builder.record_version
-        self._older = list(range(max(self._seen - MOST_KNOWN + 1, 1), self._seen))
-        self._failed, self._again = 0, 0.0
+        self._known = builder.record_version
+        self._older = list(range(max(self._known - MAX_KNOWN + 1, 1), self._known))
         self._stopped, self._changing = threading.Event(), threading.Lock()
-        looks = {"record": self._look_for_record, "index": self._look_for_index}
-        self._watching = [
-            RepeatedCall(f"watch the task's {what}", look, poll_s) for what, look in looks.items()
+        self._records = RecordFollower(
+            tasks,
+            self._name,
+            builder.records.newest,
+            self._use_record,
+            lambda: builder.record_version,
+            log.error,
+            AGAIN_S,
+        )
+        polls = {"record": self._poll_record, "index": self._poll_index}
+        self._polling = [
+            RepeatedCall(f"watch the task's {name}", poll, poll_s) for name, poll in polls.items()
         ]
 
     def close(self) -> None:
         self._stopped.set()
-        for watching in self._watching:
-            watching.close(2 * self._poll_s)
+        for polling in self._polling:
+            polling.close(2 * self._poll_s)
 
-    def _look_for_index(self) -> None:
+    def _poll_index(self) -> None:
         artifact = self._builder.indexes.store.current()
         if artifact is None or artifact.version == self._index:
             return
@@ -81,22 +87,12 @@ class TaskWatcher:
         self._builder.swap(artifact, index, proposer)
         self._on_change()
 
-    def _look_for_record(self) -> None:
+    def _poll_record(self) -> None:
         with self._changing:
-            self._follow_record()
-
-    def _follow_record(self) -> None:
-        while self._older:
-            self._remember(self._older[-1])
-            self._older.pop()
-        version = self._tasks.versions(self._name)[-1]
-        failed = version == self._failed and time.monotonic() < self._again
-        if version == self._seen or failed:
-            return
-        record = self._tasks.get(self._name, version)
-        for between in range(max(self._seen + 1, version - MOST_KNOWN + 1), version):
-            self._remember(between)
-        self._seen = version if self._is_settled(record, version) else version - 1
+            while self._older:
+                self._remember(self._older[-1])
+                self._older.pop()
+            self._records.poll()
 
     def _remember(self, version: int) -> None:
         """Keeps a version, as another replica may have begun an answer by it."""
@@ -110,14 +106,17 @@ class TaskWatcher:
             if version < builder.record_version:
                 builder.records.add(record, version)
             else:  # the newest until the next one is
-                self._bring(record, version)
+                self._install(record, version)
         except Exception as error:  # for example of another engine, so it cannot be used here
             log.debug("version %d of task %s is not remembered: %s", version, self._name, error)
 
-    def _is_settled(self, record: TaskRecord, version: int) -> bool:
-        """Installs a version if this engine can; returns False to try again later."""
+    def _use_record(self, record: TaskRecord, version: int) -> None:
+        """Installs a version if this engine can, and before it those that were not seen."""
+        for between in range(max(self._known + 1, version - MAX_KNOWN + 1), version):
+            self._remember(between)
+        self._known = version - 1
         now = self._builder.record_version
-        if version < now:
+        if version <= now:
             log.error("task %s was made anew; deploy the application again to serve it", self._name)
         elif changes := fixed_changes(self._builder.record, record):
             log.warning(
@@ -129,32 +128,10 @@ class TaskWatcher:
                 now,
             )
         else:
-            return self._is_brought(record, version)
-        return True
+            self._install(record, version)
+        self._known = version
 
-    def _is_brought(self, record: TaskRecord, version: int) -> bool:
-        message = "version %d of task %s cannot be used, version %d stays in use: %s"
-        what = version, self._name, self._builder.record_version
-        try:
-            self._bring(record, version)
-        except GuideError as error:
-            log.error(message, *what, error)
-        except Exception as error:  # after any error, later versions must still be seen
-            if version != self._failed:
-                self._failed = version
-                log.error(
-                    message
-                    + "; it is tried again in %.0f s, or go back with `tasc task use %s %d`",
-                    *what,
-                    error,
-                    AGAIN_S,
-                    *what[1:],
-                )
-            self._again = time.monotonic() + AGAIN_S
-            return False
-        return True
-
-    def _bring(self, record: TaskRecord, version: int) -> None:
+    def _install(self, record: TaskRecord, version: int) -> None:
         """Prepares a version on this thread, and waits until it is in use."""
         builder = self._builder
         if changes := fixed_changes(builder.record, record):

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import redis
 
@@ -20,6 +20,7 @@ _EndedStatus = Literal["completed", "failed", "expired", "cancelled"]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", _EndedStatus]
 ENDED: Final = frozenset(get_args(_EndedStatus))
 TIMES: Final = get_args(Status)[1:]  # a batch has the time of each of these
+_NEW: Final = ("endpoint", "input_file_id", "window", "model", "owner")  # fields of `NewBatch`
 _COUNTS: Final = ("total", "completed", "failed", "attempts")
 _NUMBERS: Final = ("created_at", "expires_at", "output_ttl_s", *_COUNTS)
 # A worker may begin shortly before the deadline, and must still be able to read the input.
@@ -316,22 +317,15 @@ class BatchStore:
 
 def _fields(new: NewBatch, id_: str, now: int, deadline: int) -> dict[str, str | int]:
     return {
+        **{name: getattr(new, name) for name in _NEW},
         "id": id_,
-        "endpoint": new.endpoint,
-        "input_file_id": new.input_file_id,
-        "window": new.window,
         "created_at": now,
         "expires_at": deadline,
         "status": "validating",
-        "model": new.model,
         "output_ttl_s": int(new.output_ttl_s),
         "kept_s": int(new.kept_s),
         "metadata": json.dumps(dict(new.metadata), ensure_ascii=False),
-        "owner": new.owner,
-        "total": 0,
-        "completed": 0,
-        "failed": 0,
-        "attempts": 0,
+        **dict.fromkeys(_COUNTS, 0),
     }
 
 
@@ -339,21 +333,15 @@ def _parsed(found: Mapping[bytes | str, bytes | str]) -> Batch | None:
     if not found:
         return None
     values = {as_text(k): as_text(v) for k, v in found.items()}
-    number = {name: int(values[name]) for name in _NUMBERS}
+    known: Any = {name: values[name] for name in ("id", "status", *_NEW)}
+    known |= {name: int(values[name]) for name in _NUMBERS}
     return Batch(
-        id=values["id"],
-        endpoint=values["endpoint"],
-        input_file_id=values["input_file_id"],
-        window=values["window"],
-        status=values["status"],  # type: ignore[arg-type]  # only our scripts write it
-        model=values["model"],
-        owner=values["owner"],
+        **known,
         metadata=json.loads(values["metadata"]),
         at={name: int(values[f"{name}_at"]) for name in TIMES if f"{name}_at" in values},
         output_file_id=values.get("output_file_id"),
         error_file_id=values.get("error_file_id"),
         errors=tuple(BatchFault(**fault) for fault in json.loads(values.get("errors", "[]"))),
-        **number,
     )
 
 

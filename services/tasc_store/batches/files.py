@@ -1,7 +1,7 @@
 """Uploaded files and outputs of batches: bytes on a file system of fsspec, records in Redis.
 
 A file exists once its record is in Redis. Its bytes are written under a name that no record has
-yet, so that nobody reads half a file. Bytes that belong to no record are removed by
+yet, so that no process reads half a file. Bytes that belong to no record are removed by
 `FileStore.clean`. The content of files is not interpreted here.
 """
 

@@ -328,15 +328,15 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(map(_is_text, value))
 
 
-def _object(what: str, content: Any, cls: type[Any]) -> dict[str, Any]:
+def _object(kind: str, content: Any, cls: type[Any]) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise ValueError(f"{what} is {content!r:.80}; it must be a JSON object")
+        raise ValueError(f"{kind} is {content!r:.80}; it must be a JSON object")
     known = {f.name: f for f in fields(cls)}
     if unknown := sorted(content.keys() - known.keys()):
         raise ValueError(
-            f"{what} has unknown fields {', '.join(unknown)}; known are {', '.join(known)}"
+            f"{kind} has unknown fields {', '.join(unknown)}; known are {', '.join(known)}"
         )
     needed = (n for n, f in known.items() if f.default is f.default_factory is MISSING)
     if missing := [n for n in needed if n not in content]:
-        raise ValueError(f"{what} lacks {', '.join(missing)}; add what is missing")
+        raise ValueError(f"{kind} lacks {', '.join(missing)}; add kind is missing")
     return dict(content)

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 import support
 import tiny
 from support import DEADLINE_S, eventually
-from tasc_draft.user_folders import data_folder
+from tasc_draft.files import data_folder
 from tasc_jobs.worker.batch_worker import BatchWorker, TaskBackoff
 from tasc_jobs.worker.one_batch import Ended, WorkerSettings
 from tasc_runtime.engine_settings import EngineSettings

@@ -14,7 +14,7 @@ from support import refused
 from tasc_draft import BigramTable, DraftError, DraftIndex, Tokens, build_index, read_index
 from tasc_draft.index.bigrams import write_bigrams
 from tasc_draft.index.draft_index import write_index
-from tasc_draft.learning import EPOCHS, held_out, learn_weights
+from tasc_draft.replaying import EPOCHS, held_out, learn_weights
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.index.build import STAGES, build_and_publish
 from tasc_runtime.models import chat_template

@@ -1,15 +1,16 @@
-"""`tasc rank-vocabulary` over a real Redis and Ray: exact counts, versioned, also in a file."""
+"""`tasc rank-vocabulary` over a real Redis: exact counts, versioned, also in a file."""
 
 import json
 from collections import Counter
 
 import pytest
 
-from support import write_rows
+from support import refused, write_rows
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_runtime.engine.drafters import current_ranking
+from tasc_runtime.errors import FileError
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, UnknownTask
 from tasc_store.artifacts import VOCABULARY
 from tasc_text import TaskTokenizer
@@ -41,15 +42,14 @@ def as_counts(ranking: Ranking) -> dict[int, int]:
     return dict(zip(ranking.ids.tolist(), ranking.counts.tolist(), strict=True))
 
 
-@pytest.mark.ray
-def test_corpora_are_counted_and_each_ranking_has_a_version(ray_cluster, redis_url, client, filled):
+def test_corpora_are_counted_and_each_ranking_has_a_version(redis_url, client, filled):
     fingerprint = TaskTokenizer.from_folder(MODEL).fingerprint
     store = ArtifactStore(client, filled, fingerprint, kind=VOCABULARY)
     assert current_ranking(store) is None
-    wanted = [("raw", ANSWERS, 3), ("target", ANSWERS[::3], None)]
-    for version, (origin, answers, parts) in enumerate(wanted, 1):
+    wanted = [("raw", ANSWERS), ("target", ANSWERS[::3])]
+    for version, (origin, answers) in enumerate(wanted, 1):
         calls = []
-        job = RankJob(filled, origin, MODEL, parallelism=parts)
+        job = RankJob(filled, origin, MODEL)
         artifact, ranking = rank_and_publish(
             redis_url, job, lambda *to, calls=calls: calls.append(to)
         )
@@ -69,9 +69,10 @@ def test_corpora_are_counted_and_each_ranking_has_a_version(ray_cluster, redis_u
     assert (len(cut.ids), cut.total) == (4, sum(counted(ANSWERS).values()))
 
 
-def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, in_process):
+def test_answers_of_a_file_are_counted(redis_url, client, task, tmp_path, in_process):
     output = tmp_path / "ranked.npz"
-    answers = write_rows(tmp_path / "answers.jsonl", [{"text": text} for text in ANSWERS])
+    rows = [*({"text": text} for text in ANSWERS), {"text": ""}, {"other": "on"}]
+    answers = write_rows(tmp_path / "answers.jsonl", rows)
     args = ["rank-vocabulary", task, "--from", "draft", "--tokenizer", MODEL, "--answers", answers]
     args += ["--redis-url", redis_url]
     found = json.loads(in_process.run(*args, "--top-p", 0.9, "--output", output, "--json"))
@@ -90,3 +91,6 @@ def test_a_draft_models_answers_need_no_ray(redis_url, client, task, tmp_path, i
     assert "version 3 is current" in in_process.run(*args, "--output", tmp_path / long, code=1)
     with pytest.raises(UnknownTask):
         rank_and_publish(redis_url, RankJob(task, "raw"))
+    with refused(FileError, "nowhere.jsonl"):
+        job = RankJob(task, "draft", MODEL, tmp_path / "nowhere.jsonl")
+        rank_and_publish(redis_url, job)

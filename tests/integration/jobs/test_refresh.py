@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import redis
 
-from tasc_draft.learning import answers
+from tasc_draft.replaying import answers
 from tasc_jobs.demo.tasks import read_split
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.build import build_and_publish

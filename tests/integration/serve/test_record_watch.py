@@ -13,7 +13,7 @@ from serving import running_replica
 import tiny
 from support import completed, eventually, refused, streamed
 from tasc_protocol import Output, Request, SamplingDefaults
-from tasc_runtime.engine.versions import MOST_KNOWN, Records
+from tasc_runtime.engine.versions import MAX_KNOWN, Records
 from tasc_runtime.protocol import Refusal
 from tasc_store import TaskStore
 
@@ -123,7 +123,7 @@ def test_few_older_versions_are_known(record):
     for version in range(2, 30):
         records.add(replace(record, max_tokens=version), version)
     assert records.newest[1] == 29
-    assert records.older == tuple(range(30 - MOST_KNOWN, 29))
+    assert records.older == tuple(range(30 - MAX_KNOWN, 29))
     with refused(ValueError, "1"):
         records.of(1)
     with refused(ValueError, "model", "dtype"):

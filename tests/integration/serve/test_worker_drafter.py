@@ -183,7 +183,7 @@ def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
     worker = drafted.start()
     registry = CollectorRegistry()
     assert worker.drafter is not None
-    worker.drafter.tell(NeuralMetrics(registry, LABELS))
+    worker.drafter.publish(NeuralMetrics(registry, LABELS))
     assert [drafted.answers() for _ in range(2)] == [expected] * 2
     assert drafted.accepted()[0] > 20
     total, count = (
@@ -216,7 +216,7 @@ def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on
     worker = drafted.start()
     registry = CollectorRegistry()
     assert worker.drafter is not None
-    worker.drafter.tell(NeuralMetrics(registry, LABELS))
+    worker.drafter.publish(NeuralMetrics(registry, LABELS))
     monkeypatch.setattr("tasc_engine.drafting.neural.proposer.NeuralProposer.propose", None)
     assert drafted.answers() == expected
     assert drafted.accepted(FAILURES)[0] == 0

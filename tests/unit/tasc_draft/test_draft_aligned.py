@@ -10,6 +10,7 @@ from draft_cases import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasc_draft.drafts import Tokens
 from tasc_draft.index.aligned import (
     KINDS,
     MIN_ROWS,
@@ -22,7 +23,6 @@ from tasc_draft.index.aligned import (
     find,
     words,
 )
-from tasc_draft.tokens import Tokens
 
 # Even ids begin a word, odd ones go on with it; 18 is the end of an output.
 VOCAB, EOS = 20, 18

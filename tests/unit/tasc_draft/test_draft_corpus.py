@@ -14,12 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Tokens
 from tasc_draft.index.corpus import CorpusIndex, CorpusView
 from tasc_draft.index.corpus_build import Documents, assemble, check_cap, distinct, index_documents
 from tasc_draft.index.corpus_sort import sort_part, splitters
 from tasc_draft.index.lookup import COLUMNS, continuations, count, follow, narrow
-from tasc_draft.tokens import Tokens
 
 END = -1
 WIDEST = 8

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Tokens
 from tasc_draft.index import inputs
 from tasc_draft.index.inputs import (
     MAX_POSTINGS,
@@ -23,7 +23,6 @@ from tasc_draft.index.inputs import (
     nearest,
     nearest_scratch,
 )
-from tasc_draft.tokens import Tokens
 
 # The inverted index and the search in plain Python, by definition and slowly.
 WINDOW, PAIRS, CORPUS_PAIRS, LEAST, LAST, BOUND = 24, 16, 4096, 0.01, 1024, 100_000

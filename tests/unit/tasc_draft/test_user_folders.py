@@ -9,7 +9,7 @@ import pytest
 
 import tasc_draft
 import tasc_jobs
-from tasc_draft.user_folders import cache_folder, data_folder
+from tasc_draft.files import cache_folder, data_folder
 
 # A process that cannot write beside its own code, as in another user's installation.
 PLACES = """
@@ -54,4 +54,4 @@ def test_no_other_code_uses_the_home_folder() -> None:
         for path in folder.rglob("*.py")
         if "Path.home" in path.read_text(encoding="utf-8")
     ]
-    assert found == ["user_folders.py"]
+    assert found == ["files.py"]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tasc_draft.whole_file import unfinished_files, whole_file
+from tasc_draft.files import unfinished_files, whole_file
 
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tasc_draft.whole_file import whole_file
+from tasc_draft.files import whole_file
 with whole_file(Path(sys.argv[1])) as file:
     file.write(b"new" * 10_000)
     file.flush()

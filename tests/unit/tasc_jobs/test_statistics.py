@@ -21,7 +21,7 @@ from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import EmptyCorpusError
 from tasc_jobs.statistics.corpus_counts import count_rows, ngrams_in, partition_of
 from tasc_jobs.statistics.distribution import CURVE_POINTS, distribution
-from tasc_jobs.statistics.ngrams import MOST_BINS, PERCENTILES, NgramTotal, Units, row_lengths
+from tasc_jobs.statistics.ngrams import MAX_BINS, PERCENTILES, NgramTotal, Units, row_lengths
 from tasc_jobs.statistics.task_statistics import file_statistics
 from tasc_runtime.errors import FileError
 from tasc_text import TaskTokenizer, TokenizerError
@@ -97,7 +97,7 @@ def test_percentiles_are_by_nearest_rank_and_bins_are_few_and_equal(lengths):
     assert found.percentiles == percentiles(lengths)
     assert found.mean == pytest.approx(sum(lengths) / len(lengths))
     bins = row_lengths(Counter(lengths)).histogram
-    assert 1 <= len(bins) <= MOST_BINS
+    assert 1 <= len(bins) <= MAX_BINS
     assert (bins[0].first, bins[-1].last) == (min(lengths), max(lengths))
     assert all(left.last + 1 == right.first for left, right in pairwise(bins))
     widths = [each.last - each.first + 1 for each in bins]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import refused
-from tasc_draft.tokens import Tokens
+from tasc_draft.drafts import Tokens
 from tasc_jobs.errors import JobError
 from tasc_jobs.index.tokenise import TokenFile
 

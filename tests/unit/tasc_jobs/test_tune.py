@@ -9,17 +9,16 @@ import pytest
 
 from support import refused
 from tasc_draft import DraftSettings, Replay, Tokens
-from tasc_draft.learning import LEAST_ROWS, held_out
+from tasc_draft.replaying import MIN_ROWS, held_out
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import JobError
 from tasc_jobs.tuning.commands import PriceOptions, StoredTask
 from tasc_jobs.tuning.costs import CostFile, StepCurve, read_cost_file, speed_up
 from tasc_jobs.tuning.held_out import HeldOut
 from tasc_jobs.tuning.replay_page import tune_page
-from tasc_jobs.tuning.replays import index_of
 from tasc_jobs.tuning.tune import BUDGETS, MIN_PROBS, at_rows, by_curve, by_node, planned, tune
 from tasc_protocol import GuideSpec
-from tasc_runtime.data.local_corpus import TokenRows, encode
+from tasc_runtime.data.local_corpus import TokenRows, encode, index_of
 from tasc_runtime.errors import FileError
 from tasc_store import TaskRecord
 from tasc_store.corpus import CorpusRow
@@ -147,7 +146,7 @@ def test_speed_ups_are_shown_for_each_number_of_rows():
     free = StepCurve(1, 64, (1, 40), (0.01, 0.01))
     dear = StepCurve(8, 64, (8, 320), (0.01, 0.4))
     short = StepCurve(2, 64, (2, 20), (0.01, 0.01))  # costs of up to 9 draft tokens a row
-    found = [at_rows(tuned, curve, 0.0, 0.0) for curve in (free, dear, short)]
+    found = [at_rows(tuned, curve, 0.0) for curve in (free, dear, short)]
     assert found[0].speed_up == pytest.approx(tuned.chosen.replay.tokens_per_step)
     assert (found[0].best_budget, found[1].best_budget, found[2].best_budget) == (32, 4, 8)
     assert found[1].speed_up < found[1].best_speed_up < 1
@@ -164,7 +163,7 @@ def numbered(rows: int) -> TokenRows:
 
 
 def test_judging_rows_are_not_in_the_index_and_not_learnt_from(tokenizer, monkeypatch):
-    rows, seen = numbered(LEAST_ROWS), {}
+    rows, seen = numbered(MIN_ROWS), {}
 
     def learn(index, prompts, outputs, **rest):
         seen["index"], seen["taught"] = index, outputs.ids.reshape(-1, 2).tolist()
@@ -187,17 +186,17 @@ def test_judging_rows_are_not_in_the_index_and_not_learnt_from(tokenizer, monkey
 
 
 def test_learnt_weights_ignore_recent_answers_and_need_enough_rows(tokenizer):
-    held = HeldOut(numbered(LEAST_ROWS), tokenizer, branching=False)
+    held = HeldOut(numbered(MIN_ROWS), tokenizer, branching=False)
     some, none = (held.weights(DraftSettings(recent_tokens=n)).values for n in (1000, 0))
     assert np.array_equal(some, none)
-    with refused(JobError, str(LEAST_ROWS)):
-        HeldOut(numbered(LEAST_ROWS - 1), tokenizer, branching=False)
+    with refused(JobError, str(MIN_ROWS)):
+        HeldOut(numbered(MIN_ROWS - 1), tokenizer, branching=False)
 
 
 def test_tuning_uses_an_index_with_the_cap_of_the_current_one(tokenizer, monkeypatch):
     learn, seen = "tasc_jobs.tuning.held_out.learn_weights", []
     monkeypatch.setattr(learn, lambda index, *rest, **more: seen.append(index))
-    rows = numbered(LEAST_ROWS)
+    rows = numbered(MIN_ROWS)
     record = TaskRecord("t", "m", tokenizer.fingerprint, "{input}")
     whole = StoredTask(record, tokenizer, rows, index_of(rows, tokenizer), len(rows), 0)
     assert whole.max_bytes is replace(whole, index=None).max_bytes is None
@@ -235,8 +234,6 @@ def test_speed_ups_equal_those_computed_by_hand():
     # 625 us for each of 8 rows are 5 ms more.
     slow = replay(30, 10, 20, microseconds=625.0)
     assert speed_up(CURVE, slow) == pytest.approx(3 * 10 / 35)
-    # The machine's own 250 us a row, 2 ms in all, count instead where the file has them.
-    assert speed_up(CURVE, slow, 250e-6) == pytest.approx(3 * 10 / 32)
     # Finding neighbours at the start of a row is drafting, too: 500 us a step for each row.
     found = Replay(2, 4, 8, 0, 0, [], [], [100.0] * 4, [1000.0, 600.0], 8)
     assert speed_up(CURVE, found) == pytest.approx(2 * 10 / 14)
@@ -248,9 +245,9 @@ def test_a_cost_file_gives_the_curve_at_the_nearest_context(tmp_path):
     path = tmp_path / "cost.json"
     measured = [cost(8, 88, 0.11), cost(8, 8, 0.01), cost(8, 24, 0.03)]
     far = [cost(8, 8, 1.0, 1024), cost(8, 88, 2.0, 1024), cost(1, 1, 0.5), cost(1, 9, 0.6)]
-    path.write_text(json.dumps(costs(*measured, *far, draft_seconds=1e-5)))
+    path.write_text(json.dumps(costs(*measured, *far)))
     found = read_cost_file(path)
-    assert (found.draft_seconds, found.curve(8, 500.0)) == (1e-5, CURVE)
+    assert found.curve(8, 500.0) == CURVE
     assert (found.curve(8, 600.0).context, found.curve(1, 0.0).plain) == (1024, 0.5)
     found = CostFile.model_validate(costs(cost(1, 1, 0.1), cost(1, 9, 0.2), cost(8, 8, 0.1)))
     assert [curve.rows for curve in found.curves(0.0)] == [1]
@@ -289,7 +286,7 @@ def test_prompt_tokens_cost_the_same_with_and_without_drafts() -> None:
     assert by_node(0.1, 50)(found) == pytest.approx((100 + 50) / (25 + 50))
     curve = StepCurve(8, 64, (8, 16, 24), (1.0, 1.2, 1.4))
     # 10 rows with prompts of 50 tokens, 8 at a time: 0.025 s a token.
-    found = speed_up(curve, found, 0.0, prompt_tokens=50)
+    found = speed_up(curve, found, prompt_tokens=50)
     assert found == pytest.approx((100 * 1.0 + 100) / (25 * 1.0 + 100))
 
 
@@ -299,14 +296,14 @@ def test_forced_tokens_cost_the_same_with_and_without_drafts() -> None:
     assert by_node(0.05)(found) == pytest.approx((2 + 0.3) / (1 + 0.35))
     # A plain step takes 1 s, and each further token 0.05 s.
     curve = StepCurve(1, 64, (1, 21), (1.0, 2.0))
-    assert speed_up(curve, found, 0.0) == pytest.approx((2 + 0.3) / (1 + 0.35))
+    assert speed_up(curve, found) == pytest.approx((2 + 0.3) / (1 + 0.35))
 
 
 @pytest.mark.parametrize("kind", ["choice", "regex"])
 def test_plain_steps_of_guided_replays_are_those_with_a_choice(kind: str) -> None:
     texts = ("alarm set now", "alarm set later", "play music")
     tokenizer = TaskTokenizer.from_folder(MODEL)
-    rows = [CorpusRow(str(n), f"text {n}", texts[n % 3]) for n in range(LEAST_ROWS)]
+    rows = [CorpusRow(str(n), f"text {n}", texts[n % 3]) for n in range(MIN_ROWS)]
     encoded = encode(rows, tokenizer, PromptTemplate("{input}"))
     text = "|".join(texts)
     spec = GuideSpec("choice", texts) if kind == "choice" else GuideSpec("regex", text=text)

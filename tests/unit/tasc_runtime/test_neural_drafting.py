@@ -30,7 +30,7 @@ from tasc_engine.drafting.neural.proposer import NeuralProposer
 from tasc_engine.drafting.safe_proposer import STEPS, SafeProposer
 from tasc_runtime.engine import drafters
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.drafters import NeuralMetrics, TaskDrafter, load_task_drafter
+from tasc_runtime.engine.drafters import NeuralMetrics, load_task_drafter
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import TaskTokenizer
@@ -74,11 +74,10 @@ class Loaded:
         )  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(drafters, "NeuralProposer", self._made)
-            found = load_task_drafter(
-                record, self.target, source, own, CONFIG, limit_s, lambda: None
+            assert record.neural
+            self.drafter = load_task_drafter(
+                record, record.neural, self.target, source, own, CONFIG, limit_s
             )
-        assert found is not None
-        self.drafter: TaskDrafter = found
 
     def _made(self, *args: Any, **kwargs: Any) -> NeuralProposer:
         proposer = NeuralProposer(*args, **kwargs)
@@ -149,7 +148,7 @@ def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Ki
     ngram = make_proposer(loaded.tokenizer, DraftSettings(), CONFIG)
     drafter = loaded.drafter
     proposer = SafeProposer(drafter.beside(ngram), loaded.target.vocab_size)
-    drafter.tell(NeuralMetrics(registry, LABELS))
+    drafter.publish(NeuralMetrics(registry, LABELS))
     held = [loaded.inside, weakref.ref(loaded.inside().vocabulary)]
     least_freed = loaded.inside().cache_bytes + 8 * (loaded.weights - loaded.ends)
     proposer.start(0, np.arange(1, PROMPT + 1, dtype=np.int32))
@@ -164,7 +163,7 @@ def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Ki
     assert before - tensor_bytes() >= least_freed
     assert [each() for each in held] == [None] * len(held)
     later = CollectorRegistry()
-    drafter.tell(NeuralMetrics(later, LABELS))  # later observers are also called
+    drafter.publish(NeuralMetrics(later, LABELS))  # later observers are also called
     slow = {**LABELS, "reason": "slow"}
     for each in (registry, later):
         assert each.get_sample_value("tasc_neural_drafting_off", slow) == 1

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,57 +11,43 @@ from support import refused
 from tasc_engine.drafting.neural.ranking import Ranking
 from tasc_jobs.demo.tasks import MODEL
 from tasc_jobs.errors import UsageError
-from tasc_runtime.errors import FileError
 from tasc_store import Artifact
+from tasc_text import TaskTokenizer
 from tasc_train.cli.rank_vocabulary import in_words
 from tasc_train.drafter.rank_vocabulary import (
     Choice,
     RankJob,
     TokenCounts,
-    add_tables,
-    count_file,
-    count_rows,
-    open_tokens,
+    count_tokens,
 )
 
 WORDS = st.sampled_from(["turn on", "the light", " naïve", "日本", "intent: on", "NOUN VERB"])
-ROWS = st.lists(st.tuples(st.sampled_from(["served:t:", "row:"]), st.text() | WORDS), max_size=30)
-
-
-def table(rows: list[tuple[str, str]]) -> pa.Table:
-    keys, outputs = [key for key, _ in rows], [output for _, output in rows]
-    return pa.table({"key": pa.array(keys, pa.string()), "output": pa.array(outputs, pa.string())})
+TOKENIZER = TaskTokenizer.from_folder(MODEL)
 
 
 def plain(texts: list[str]) -> Counter:
-    return Counter(id_ for ids in open_tokens(MODEL).encode_outputs(texts) for id_ in ids)
+    return Counter(id_ for ids in TOKENIZER.encode_outputs(texts) for id_ in ids)
 
 
-@given(rows=ROWS, cut=st.integers(0, 30), keys=st.sampled_from(["", "served:t:"]))
-def test_counts_of_parts_sum_to_counts_of_all_rows(rows, cut, keys):
-    counted = [count_rows(MODEL, keys, table(part)) for part in (rows[:cut], rows[cut:])]
-    total = TokenCounts(open_tokens(MODEL).vocab_size)
-    add_tables(total, pa.concat_tables(counted))
-    kept = [output for key, output in rows if key.startswith(keys)]
-    assert (total.read, total.rows) == (len(rows), len(kept))
+@given(answers=st.lists(st.text() | WORDS | st.none(), max_size=30))
+def test_each_token_of_an_answer_and_its_end_are_counted(answers):
+    found = count_tokens(TOKENIZER, answers)
+    kept = [text for text in answers if text is not None]
+    assert (found.read, found.rows) == (len(answers), len(kept))
     expected = plain(kept)
-    assert {int(i): int(total.counts[i]) for i in np.flatnonzero(total.counts)} == dict(expected)
-    eos_id = open_tokens(MODEL).eos_id
-    ended = total.with_ends(eos_id)
+    assert {int(i): int(found.counts[i]) for i in np.flatnonzero(found.counts)} == dict(expected)
+    ended = found.with_ends(TOKENIZER.eos_id)
     assert ended.sum() == sum(expected.values()) + len(kept)
-    assert ended[eos_id] == expected[eos_id] + len(kept)
+    assert ended[TOKENIZER.eos_id] == expected[TOKENIZER.eos_id] + len(kept)
 
 
-def test_lines_without_an_answer_are_skipped(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"text": "turn on"}\nno\n{"text": ""}\n' + '{"text": "the light"}\n' * 600)
+def test_answers_are_counted_in_batches():
     calls = []
-    total = count_file(path, "text", MODEL, lambda *to: calls.append(to))
-    assert (total.read, total.rows) == (603, 601)
-    assert total.counts.sum() == sum(plain(["turn on", *["the light"] * 600]).values())
-    assert calls == [("count", 500, None), ("count", 603, None)]
-    with refused(FileError, "nowhere.jsonl"):
-        count_file(tmp_path / "nowhere.jsonl", "text", MODEL, lambda *to: None)
+    answers = ["turn on", None, None, *["the light"] * 600]
+    found = count_tokens(TOKENIZER, answers, 603, lambda *to: calls.append(to))
+    assert (found.read, found.rows) == (603, 601)
+    assert found.counts.sum() == sum(plain(["turn on", *["the light"] * 600]).values())
+    assert calls == [("count", 500, 603), ("count", 603, 603)]
 
 
 def test_impossible_choices_and_eos_tokens_are_refused():

@@ -10,9 +10,8 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
-from tasc_draft.errors import DraftError
+from tasc_draft.drafts import DraftError, Int32, Int64
 from tasc_draft.index.arrays import read_arrays, write_arrays
-from tasc_draft.tokens import Int32, Int64
 from tasc_engine.errors import RankingError
 
 Origin: TypeAlias = Literal["raw", "target", "draft"]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasc_draft.tokens import Int32
+from tasc_draft.drafts import Int32
 from tasc_engine.drafting.neural.vocabulary import checked_ids
 from tasc_engine.model.linears import Linear
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tasc_draft.tokens import Int32
+from tasc_draft.drafts import Int32
 from tasc_engine.model.linears import Linear
 
 

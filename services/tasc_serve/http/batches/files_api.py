@@ -18,7 +18,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from tasc_draft.user_folders import data_folder
+from tasc_draft.files import data_folder
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl
 from tasc_serve.http.parsing import arriving, chunks, limit_of, query_of

@@ -1,4 +1,4 @@
-"""Files that replace others only once they are complete."""
+"""Folders for files of a user, and files that replace others only once they are complete."""
 
 import glob
 import os
@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+_OURS = "tasc-serve"
 _LEFT_S = 86_400  # a file that was not written to for this long was left by a killed process
 
 
@@ -56,3 +57,19 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cache_folder() -> Path:
+    """Folder for files that can be recreated: in XDG_CACHE_HOME, by default ``~/.cache``."""
+    return _home("XDG_CACHE_HOME", ".cache") / _OURS
+
+
+def data_folder() -> Path:
+    """Folder for permanent files: in XDG_DATA_HOME, by default ``~/.local/share``."""
+    return _home("XDG_DATA_HOME", ".local/share") / _OURS
+
+
+def _home(variable: str, usual: str) -> Path:
+    # The specification: an empty variable is unset, and a relative path is ignored.
+    chosen = Path(os.environ.get(variable, ""))
+    return chosen if chosen.is_absolute() else Path.home() / usual
