@@ -213,24 +213,6 @@ def test_token_below_its_minimum_probability_is_not_drafted(index, setting, rows
     assert len(drafts.tokens) >= min(budget, worth)
 
 
-def test_properties_were_tried_on_real_drafts() -> None:
-    """Full indexes give large trees from many sources, and rows compete for a budget."""
-    setting = DraftSettings(min_prob=0.0, num_speculative_tokens=10, recent_tokens=48)
-    sizes, found = set(), []
-    for seed in range(20):
-        prompts, outputs = dc.tagged_rows(seed + 7, 3)
-        rows = [(p, o[:1], 10) for p, o in zip(prompts, outputs, strict=True)]
-        proposer = dc.started(dc.full_index(1), setting, *rows)
-        drafts = dc.propose_all(proposer, rows, np.zeros(12, np.float32))
-        sizes.add(tuple(np.diff(drafts.offsets).tolist()))
-        found.append(trees(dc.propose_all(proposer, rows)))
-    every = [*chain.from_iterable(found)]
-    assert max(map(len, every)) == 10
-    assert sum(any(map(branches, each)) for each in found) > 10
-    assert len(sizes) > 10
-    assert len({node.source for nodes in every for node in nodes.values()}) >= 3
-
-
 def test_unused_source_is_never_named() -> None:
     prompts, outputs = dc.tagged_rows(9, 3)
     # Weights at random, so that evidence may also speak against what it speaks of.
