@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 import tiny
 from drafter_training import INPUTS, Trained, make, trained_by
+from neural_drafters import exact
 from support import refused
 from tasc_draft.drafts import SOURCES
 from tasc_engine import (
@@ -101,10 +101,7 @@ class Whole:
     def __init__(self, trained: Drafter, model: Any) -> None:
         self._module, self._embed = as_trained(trained, model), model.model.embed_tokens
         self._head = trained.kind == "eagle"
-        body = self._module.body if self._head else self._module
-        for module in body.modules():
-            if type(module).__name__.endswith("RMSNorm"):
-                module.forward = partial(exact_norm, module)
+        body = exact(self._module.body if self._head else self._module)
         self._rotary = body.model.rotary_emb
         self._rope = self._rotary.forward
 
@@ -117,12 +114,6 @@ class Whole:
             found = self._module.model(tokens[None]).last_hidden_state[0]
         assert isinstance(found, Tensor)
         return found
-
-
-def exact_norm(module: Any, hidden: Tensor) -> Tensor:
-    """Computes the norm in float64 like the engine; transformers rounds to float32."""
-    mean = hidden.pow(2).mean(-1, keepdim=True)
-    return module.weight * hidden * torch.rsqrt(mean + module.variance_epsilon)
 
 
 @dataclass
