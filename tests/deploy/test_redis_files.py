@@ -11,6 +11,7 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
+from killable import redis_answers
 from support import eventually, free_port
 from tasc_serve.metrics.discovery import MetricsPort, live_targets
 from tasc_store import (
@@ -47,18 +48,10 @@ def running(folder: Path, port: int) -> Iterator[str]:
     with process:
         try:
             url = f"redis://tasc:p%20w%3A%2F%40@127.0.0.1:{port}/0"
-            eventually(lambda: _answers(url))
+            eventually(lambda: redis_answers(url))
             yield url
         finally:
             process.terminate()
-
-
-def _answers(url: str) -> bool:
-    with redis.Redis.from_url(url, retry=None) as client:
-        try:
-            return bool(client.ping())
-        except redis.ConnectionError:
-            return False
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Tests that neural drafts change no answer, for all kinds of requests and orders of rows."""
 
-from itertools import count
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from lossless_cases import (
 from request_grid import GUIDES
 
 from lora_folders import make_adapter, merged_says
-from support import failing_where, replace
+from support import replace
 from tasc_engine import EngineConfig, ModelSource, Request, Target
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 
@@ -112,21 +111,3 @@ def test_rows_of_several_adapters_equal_merged_models(case: Case, alike: Any, tm
     assert len(answers) == len({(r.prompt, r.adapter) for r in asked}), "adapters change answers"
     assert 0 < totals.accepted.sum() < totals.drafted.sum()
     assert totals.shared_tokens > 0
-
-
-@pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent"), ("eagle", "full")])
-def test_step_without_memory_for_hidden_states_continues(case, kind, policy, monkeypatch):
-    config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
-    target = Target.load(ModelSource(case.folder, dtype="float64"), config)
-    assert target.decoder is not None
-    steps = count()
-    failing_where(
-        *(monkeypatch, target.decoder, "states", MemoryError()),
-        lambda n, hidden, logits_indices, cache: logits_indices is None and next(steps) % 4 == 3,
-    )
-    proposer = neural(case, kind, policy, rows=3)
-    engine, totals = make_engine(case, config, target=target, wrap=by(proposer))
-    found = {r.id: list(r.tokens) for r in engine.generate(case.requests())}
-    assert next(steps) > 20
-    assert 0 < totals.accepted.sum() < totals.drafted.sum()
-    assert [found[str(i)] for i in range(len(found))] == case.answers

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
-from tree_layouts import Eager, Row, by_definition, layout_of, parents_of, rows_of
+from tree_layouts import Eager, Row, by_definition, layout_of, parents_of
 
 from tasc_engine.kernels.gpu import attention as tree_kernel
 from tasc_engine.kernels.gpu.attention import INTERPRETED, available
 from tasc_engine.layout import StepLayout
-from tasc_engine.model.cuda_graphs import CudaGraphs, GraphedForward, Limits, Step, buckets, fill
+from tasc_engine.model.cuda_graphs import CudaGraphs, GraphedForward, Limits, Step, buckets
 from tasc_engine.model.operations import FusedOperations, Norm, TensorOperations, first_greatest
 
 LENGTH, ROWS, VOCAB = 64, 4, 50
@@ -140,34 +140,6 @@ def test_every_token_count_has_a_close_bucket(n, most) -> None:
     size = next(s for s in found if s >= n)
     assert size == found[-1] or size <= max(2 * n, 8)
     assert found[-1] == most
-
-
-@given(rows_of(ROWS, 30, 1, 6), st.integers(0, 6))
-def test_padding_follows_the_step_and_uses_the_scratch_slot_only(rows, moved) -> None:
-    step = host_of(rows, (range(moved), range(10, 10 + moved)))
-    step.adapters[:] = range(1, 1 + len(step.ids))
-    n, count, size = len(step.ids), len(rows), 30
-    counts = {
-        "query_offsets": ROWS + 2,
-        "moves": 12,
-        **dict.fromkeys(("kv_starts", "trunks", "nodes"), 5),
-    }
-    names = ("ids", "positions", "slots", "visible_lens", "tree", "adapters", *counts)
-    parts = {name: np.full(counts.get(name, size), -7, np.int64) for name in names}
-    fill(parts, step, LIMITS)
-    for name in ("ids", "positions", "slots", "visible_lens", "tree", "adapters"):
-        assert parts[name][:n].tolist() == getattr(step, name).tolist()
-    assert set(parts["slots"][n:]) <= {LIMITS.scratch}
-    assert set(parts["visible_lens"][n:]) <= {1}
-    assert not parts["tree"][n:].any()
-    assert not parts["adapters"][n:].any()
-    query_offsets = parts["query_offsets"].tolist()
-    assert query_offsets == [*step.query_offsets.tolist(), *[n] * (ROWS - count), size]
-    assert parts["kv_starts"].tolist()[count:] == [LIMITS.scratch] * (ROWS + 1 - count)
-    assert parts["trunks"].tolist()[count:] == [1] * (ROWS + 1 - count)
-    moves = parts["moves"].reshape(2, 6)
-    assert moves[:, :moved].tolist() == step.moves.tolist()
-    assert (moves[:, moved:] == LIMITS.scratch).all()
 
 
 @settings(deadline=None, max_examples=20)

@@ -158,17 +158,6 @@ def test_likeliest_expanded_paths_are_drafted(shape, limits) -> None:
         assert [*tree(drafts, row).items()] == [(path, by_path[path]) for path in paths]
 
 
-def test_reference_covers_the_special_cases() -> None:
-    """Ends, holes, narrow vocabularies and cuts occur in the comparisons above."""
-    chances = Chances(Shape(2, 3, 3, 6, seed=5, eos=(0, 1)))
-    rows = [by_hand(chances, row) for row in range(2)]
-    assert all({len(node.path) for node in row} == {1, 2, 3} for row in rows)
-    assert any(node.path[-1] in (0, 1) for row in rows for node in row)
-    whole = cut(rows, 40, [40, 40], None)
-    fewer = cut(rows, 40, [40, 40], [0.0, 0.05, 0.1, 0.3])
-    assert 0 < sum(map(len, fewer)) <= 4 < sum(map(len, whole))
-
-
 def levels(*each: list[list[float]]) -> Beam:
     """Returns a beam of one row and tokens 1, 2, ... with these log-probabilities of children."""
     beam = Beam(len(each[0][0]))

@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,7 +28,7 @@ from tasc_engine import (
 )
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.step import live_costs
-from tasc_engine.step.cost import ROUNDS, Conditions, Cost, StepCosts, _points, kept, measure, write
+from tasc_engine.step.cost import ROUNDS, Cost, StepCosts, _points, kept, measure, write
 from tasc_engine.step.draft_budget import (
     LIKELY,
     LONGEST_PAUSE,
@@ -102,36 +100,6 @@ def test_measurement_continues_while_minima_fall(monkeypatch, rounds, costs) -> 
     assert target.forwards == POINTS * (1 + max(len(rounds), 3))
 
 
-WRITE_OFTEN = """
-import json, sys
-from pathlib import Path
-from tasc_engine.step.cost import StepCosts, write
-
-costs = StepCosts.from_json(json.loads(sys.argv[2]))
-for _ in range(300):
-    write(Path(sys.argv[1]), costs)
-"""
-
-
-def test_concurrent_cost_files_are_never_broken(tmp_path: Path) -> None:
-    """Each of two processes writes its own table over and over; a reader finds one or the other."""
-    path = tmp_path / "costs.json"
-    write(path, SOME)
-    writers = []
-    for factor in (2.0, 3.0):
-        scaled = tuple(replace(c, seconds=factor * c.seconds) for c in SOME.costs)
-        costs = json.dumps(replace(SOME, costs=scaled, measured=Conditions()).as_json())
-        command = [sys.executable, "-c", WRITE_OFTEN, str(path), costs]
-        writers.append(subprocess.Popen(command))
-    found = set()
-    while any(writer.poll() is None for writer in writers):
-        found.add(kept(path, lambda: pytest.fail("broken")).costs[0].seconds)
-    assert [writer.wait() for writer in writers] == [0, 0]
-    assert found <= {1.0, 2.0, 3.0}
-    assert len(found) > 1
-    assert [file.name for file in tmp_path.iterdir()] == ["costs.json"]
-
-
 @pytest.mark.parametrize(
     ("place", "seconds"),
     [
@@ -154,6 +122,15 @@ def test_missing_cost_file_is_measured_once(tmp_path: Path, content: str) -> Non
         path.write_text(content)
     assert kept(path, lambda: SOME) == SOME
     assert kept(path, lambda: pytest.fail("not written")) == SOME
+
+
+def test_cost_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    write(path, SOME)
+    with path.open() as before:
+        write(path, replace(SOME, model="other"))
+        assert json.loads(before.read()) == SOME.as_json()
+    assert [file.name for file in tmp_path.iterdir()] == ["costs.json"]
 
 
 def test_costs_are_measured_if_the_file_cannot_be_written(tmp_path: Path, caplog) -> None:
@@ -411,6 +388,8 @@ def serve(live: LiveCosts, steps: int, noise: float = 0.1, slower: float = 1.0) 
 def test_wrong_cost_table_is_corrected(factor: float) -> None:
     live = LiveCosts(wrong_by(*[factor] * 6))
     assert worst(live.table) == pytest.approx(math.log(3))
+    serve(live, 20)
+    assert live.error > 0.3
     serve(live, 10 * LOOK)
     assert worst(live.table) < math.log(1.2)
     assert live.error < 0.15
@@ -425,12 +404,11 @@ def test_each_point_is_corrected_by_its_own_error(factors: tuple[float, ...]) ->
 
 @pytest.mark.parametrize("before", [0, 50, 2000])
 def test_single_slow_step_changes_no_cost(before: int) -> None:
-    live, kept = LiveCosts(TRUE), []
+    live = LiveCosts(TRUE)
     serve(live, before)
     live.correct(ROWS, 40, CONTEXT, 100 * SECONDS[32])
     serve(live, 4 * LOOK)
     assert worst(live.table) < math.log(1.1)
-    assert not kept
 
 
 def test_correct_cost_table_is_not_replaced() -> None:
@@ -459,14 +437,6 @@ def test_lasting_correction_is_written_once() -> None:
     assert len(kept) == 1
     assert worst(kept[0]) < math.log(1.2)
     assert kept[0].measured.real_steps == WRONG_LOOKS * LOOK
-
-
-def test_cost_error_falls_as_the_table_is_corrected() -> None:
-    live = LiveCosts(wrong_by(*[1.5] * 6))
-    serve(live, 20, noise=0.0)
-    early = live.error
-    serve(live, 20 * LOOK, noise=0.0)
-    assert early > 0.1 > 2 * live.error
 
 
 def test_unmeasured_shapes_correct_their_neighbours() -> None:
