@@ -25,7 +25,7 @@ run()
 """
 
 
-def test_every_client_has_cases_and_the_page_tells_of_it() -> None:
+def test_every_client_has_cases_and_a_row_in_the_page() -> None:
     table = PAGE.read_text("utf-8").partition(BEGIN)[2]
     names = [case for client in CLIENTS for case in client.cases]
     assert len(names) >= 60
@@ -34,15 +34,15 @@ def test_every_client_has_cases_and_the_page_tells_of_it() -> None:
         assert f"| `{client.name}` |" in table
 
 
-def test_a_case_passes_only_as_expected(tmp_path: Path) -> None:
+def test_case_passes_only_with_the_expected_result(tmp_path: Path) -> None:
     script = tmp_path / "with_any.py"
     script.write_text(SCRIPT)
     folder = CLIENTS[0].script.parent
     done = subprocess.run(
         [sys.executable, script], env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
     )
-    told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    passed = [each["case"] for each in told if each["passed"]]
+    results: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    passed = [each["case"] for each in results if each["passed"]]
     assert passed == ["same", "class", "error", "prints"]
-    assert len(told) == 10
-    assert told[-1]["found"] == {"rows": 3}
+    assert len(results) == 10
+    assert results[-1]["found"] == {"rows": 3}

@@ -60,7 +60,7 @@ LEFT = Attack("slow", [REQUEST, 0.01], leave_s=0.01)
     ],
     ids=["answers", "internal", "in a stream", "unanswered", "hang", "client leaves"],
 )
-def test_outcomes_are_counted_and_faults_are_seen(
+def test_outcomes_are_counted_and_faults_are_detected(
     handler: Handler,
     attack: Attack,
     deadline_s: float,

@@ -36,9 +36,7 @@ class Full(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize(("retries", "errors"), [(1, 0), (0, CLIENTS)])
-def test_errors_that_reach_callers_and_refusals_that_do_not_are_counted(
-    retries: int, errors: int
-) -> None:
+def test_errors_of_callers_and_repeated_refusals_are_counted(retries: int, errors: int) -> None:
     own = {"task": "m", "clients": CLIENTS, "tokens": TOKENS, "retries": retries, "key": "none"}
     with http_server(Full) as base:
         figures = asyncio.run(crowd(Namespace(base=base, **own)))
