@@ -205,8 +205,8 @@ def draft(proposer: NgramProposer, rng: np.random.Generator) -> int:
         assert_valid(drafts, most)
         n += len(drafts.tokens)
         for row in range(3):
-            told = drafts.tokens[drafts.offsets[row] : drafts.offsets[row + 1]][:3]
-            proposer.observe(row, told.copy() if rng.random() < 0.7 else dc.ids(answers[row]))
+            accepted = drafts.tokens[drafts.offsets[row] : drafts.offsets[row + 1]][:3]
+            proposer.observe(row, accepted.copy() if rng.random() < 0.7 else dc.ids(answers[row]))
     for row in range(3):
         proposer.finish(row)
     return n

@@ -374,8 +374,8 @@ def test_candidates_with_probability_zero_count_as_named() -> None:
     node["candidates"][:3], node["chance"][:3] = (1, 2, 3), (0.8, 0.0, 0.0)
     node["external"], external = 0, ExternalTree.of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
     mix(initial_trust(), node, external)
-    hopeless = 1e-9  # less than what counts
-    wanted, none = both({1: 0.8, 2: hopeless, 3: hopeless}, {7: 0.5, 2: 0.25}, TRUST)
+    negligible = 1e-9  # less than what counts
+    wanted, none = both({1: 0.8, 2: negligible, 3: negligible}, {7: 0.5, 2: 0.25}, TRUST)
     found = dict(zip(node["candidates"][:4].tolist(), node["mixed"][:4].tolist(), strict=True))
     assert found == pytest.approx(wanted, rel=1e-4)
     assert node["none"] == pytest.approx(none, rel=1e-4)

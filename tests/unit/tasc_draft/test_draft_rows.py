@@ -174,8 +174,8 @@ def test_unknown_ids_match_nothing() -> None:
 
 def test_unused_rows_are_not_drafted() -> None:
     proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
-    for nobody in (1, 3, -1):
-        drafts = proposer.propose(dc.ids([nobody, 0, nobody]), dc.ids([5] * 3))
+    for unused in (1, 3, -1):
+        drafts = proposer.propose(dc.ids([unused, 0, unused]), dc.ids([5] * 3))
         assert np.diff(drafts.offsets).tolist() == [0, len(dc.propose(proposer, 0, 5)), 0]
     with refused(DraftError, "4 rows", "3"):
         proposer.propose(dc.ids([0, 1, 2, 0]), dc.ids([5] * 4))
