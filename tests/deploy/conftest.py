@@ -12,7 +12,7 @@ from haproxy_process import balancing, find_haproxy
 from support import eventually, free_port
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "nginx.conf"
-# As Debian's own nginx.conf includes files of conf.d. Temporary files go to the test's folder.
+# Debian's nginx.conf includes files of conf.d in this way. Temporary files go to the test's folder.
 MAIN = """
 daemon off; master_process off; pid nginx.pid; error_log nginx.log;
 events {}

@@ -67,7 +67,7 @@ def test_services_have_known_fields_only(services):
         assert all(need == {"condition": "service_healthy"} for need in needs), name
 
 
-def test_no_service_is_root_or_may_become_it(services):
+def test_no_service_runs_as_root_or_gains_privileges(services):
     for name, service in services.items():
         assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
         assert service["cap_drop"] == ["ALL"], name
@@ -75,7 +75,7 @@ def test_no_service_is_root_or_may_become_it(services):
         assert service["restart"] in ("unless-stopped", "on-failure", "no"), name
 
 
-def test_docker_accepts_both_files(text, tmp_path: Path):
+def test_docker_accepts_both_compose_files(text, tmp_path: Path):
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, text=True)
     if shutil.which("docker") is None or plugin.returncode != 0:
         pytest.skip("docker has no compose plugin here")
@@ -92,7 +92,7 @@ def test_images_are_pinned_by_tag(services):
     assert [image for image in images if not PINNED.fullmatch(image)] == []
 
 
-def test_what_is_mounted_is_there_and_read_only(services, compose):
+def test_mounted_files_exist_and_are_read_only(services, compose):
     mounts = [v for service in services.values() for v in service.get("volumes", ())]
     files = [mount for mount in mounts if mount.startswith(".")]
     assert len(files) >= 12
@@ -110,7 +110,7 @@ def test_ports_are_published_once_and_on_loopback_only(services):
     assert sorted(outside) == ["3000", "8080", "8265", "9090"]
 
 
-def test_rays_store_does_not_take_the_port_of_redis(services):
+def test_ray_and_redis_have_different_ports(services):
     head, worker = (services[name]["command"] for name in ("ray-head", "ray-worker"))
     assert "--port=6380" in shlex.split(head)
     assert "--address=ray-head:6380" in shlex.split(worker)
@@ -120,7 +120,7 @@ def test_rays_store_does_not_take_the_port_of_redis(services):
     assert "@redis:6379/0" in services["ray-worker"]["environment"]["REDIS_URL"]
 
 
-def test_the_replicas_of_the_settings_fit_into_one_worker(services):
+def test_configured_replicas_fit_into_one_worker(services):
     settings = load_settings(DEPLOY / "serve-cluster.yaml")
     (cpus,) = re.findall(r"--num-cpus=(\d+)", services["ray-worker"]["command"])
     needed = sum(task.replicas * task.num_cpus for task in settings.tasks)
@@ -128,7 +128,7 @@ def test_the_replicas_of_the_settings_fit_into_one_worker(services):
     assert int(cpus) >= needed
 
 
-def test_every_service_that_lasts_or_that_others_need_is_watched(services):
+def test_lasting_services_and_dependencies_have_health_checks(services):
     needed = {name for service in services.values() for name in service.get("depends_on", ())}
     for name, service in services.items():
         lasts, health = service["restart"] == "unless-stopped" and name != "batches", "healthcheck"
@@ -137,7 +137,7 @@ def test_every_service_that_lasts_or_that_others_need_is_watched(services):
         assert lasts or name not in needed, name
 
 
-def test_secrets_come_from_the_environment_file_alone(text):
+def test_secrets_come_from_the_environment_file_only(text):
     example = (DEPLOY / "example.env").read_text("utf-8")
     values = dict(line.split("=", 1) for line in example.splitlines() if "=" in line[:30])
     assert {name for name, value in values.items() if not value} == set(GIVEN)
@@ -147,12 +147,12 @@ def test_secrets_come_from_the_environment_file_alone(text):
     assert ".env" in (ROOT / ".gitignore").read_text("utf-8").split()
 
 
-def test_redis_can_be_full(services):
+def test_redis_has_a_memory_limit(services):
     started = services["redis"]["entrypoint"]
     assert re.fullmatch(r"[1-9]\d*gb", started[started.index("--maxmemory") + 1])
 
 
-def test_a_stopped_node_has_time_to_finish(services):
+def test_stopped_node_has_time_to_drain(services):
     drain = yaml.safe_load((DEPLOY / "serve-cluster.yaml").read_text("utf-8"))["limits"]
     for name in ("ray-head", "ray-worker"):
         node = services[name]
@@ -171,7 +171,7 @@ def test_grafana_finds_prometheus_and_the_dashboards(services):
     assert len(list(folder.glob("*.json"))) >= 2
 
 
-def test_gpus_are_given_to_the_workers(services):
+def test_gpus_are_assigned_to_the_workers(services):
     added = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text("utf-8"))["services"]
     assert set(added) == {"ray-worker"}
     assert set(added) <= set(services)

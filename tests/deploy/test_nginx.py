@@ -11,9 +11,7 @@ def test_nginx_accepts_the_shipped_file_without_a_warning(nginx_command):
     assert "[warn]" not in checked.stderr
 
 
-def test_paths_of_operators_and_large_bodies_are_refused_in_openais_shape(
-    nginx_balancer, nginx_ports
-):
+def test_operator_paths_and_large_bodies_get_openai_errors(nginx_balancer, nginx_ports):
     for path in ("/v1/tasks", "/sd", "/metrics", "/-/healthz"):
         refused = get(nginx_balancer + path)
         assert (refused.status_code, refused.json()["error"]["param"]) == (404, None)
