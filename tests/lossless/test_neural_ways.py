@@ -1,5 +1,6 @@
 """Tests that neural drafts change no answer, for all kinds of requests and orders of rows."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from lossless_cases import (
 from request_grid import GUIDES
 
 from lora_folders import make_adapter, merged_says
-from support import replace
+from support import failing_where, replace
 from tasc_engine import EngineConfig, ModelSource, Request, Target
 from tasc_engine.drafting.neural.proposer import NeuralProposer
 
@@ -82,8 +83,8 @@ def test_answers_that_fill_their_rows_are_unchanged(case: Case) -> None:
     asked = [Request(str(i), p, CAPACITY - len(p), ignore_eos=True) for i, p in enumerate(prompts)]
     found = drafted_as_plain(case, asked, neural(case, "noisy"))
     assert_some_accepted_and_some_rejected(found)
-    told = answered_alone(model, prompts[0], 20)
-    assert found.tokens()[0][: len(told)] == told
+    expected = answered_alone(model, prompts[0], 20)
+    assert found.tokens()[0][: len(expected)] == expected
 
 
 def test_rows_of_several_adapters_equal_merged_models(case: Case, alike: Any, tmp_path) -> None:
@@ -111,3 +112,21 @@ def test_rows_of_several_adapters_equal_merged_models(case: Case, alike: Any, tm
     assert len(answers) == len({(r.prompt, r.adapter) for r in asked}), "adapters change answers"
     assert 0 < totals.accepted.sum() < totals.drafted.sum()
     assert totals.shared_tokens > 0
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent"), ("eagle", "full")])
+def test_step_without_memory_for_hidden_states_continues(case, kind, policy, monkeypatch):
+    config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
+    target = Target.load(ModelSource(case.folder, dtype="float64"), config)
+    assert target.decoder is not None
+    steps = count()
+    failing_where(
+        *(monkeypatch, target.decoder, "states", MemoryError()),
+        lambda n, hidden, logits_indices, cache: logits_indices is None and next(steps) % 4 == 3,
+    )
+    proposer = neural(case, kind, policy, rows=3)
+    engine, totals = make_engine(case, config, target=target, wrap=by(proposer))
+    found = {r.id: list(r.tokens) for r in engine.generate(case.requests())}
+    assert next(steps) > 20
+    assert 0 < totals.accepted.sum() < totals.drafted.sum()
+    assert [found[str(i)] for i in range(len(found))] == case.answers
