@@ -64,7 +64,7 @@ def run(engine, request):
             for ids in ((5, 10**6), (-1,))
         ),
         *((ValueError, {"logit_bias": ((token, 1.0),)}, [str(token)]) for token in (-1, 10**6)),
-        (ValueError, {"adapter": "nobody"}, ["nobody"]),
+        (ValueError, {"adapter": "unknown"}, ["unknown"]),
         (GuideError, {"guide": GuideSpec("regex", text="a(b")}, ["regex"]),
         *((ValueError, {"prompt": wrong}, ["prompt"]) for wrong in ((), "a text")),
         (ValueError, {"max_tokens": None}, ["max_tokens"]),
@@ -288,12 +288,12 @@ def test_failing_proposer_changes_no_answer(watched, plain, monkeypatch, method)
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
-    "parent behind the node": lambda d: replace(d, parents=d.parents + 1),
-    "parent of nobody": lambda d: replace(d, parents=d.parents - 9),
-    "depth of its own": lambda d: replace(d, depths=d.depths + 1),
-    "id of no vocabulary": lambda d: replace(d, tokens=d.tokens + 10**6),
+    "parent after the node": lambda d: replace(d, parents=d.parents + 1),
+    "parent that does not exist": lambda d: replace(d, parents=d.parents - 9),
+    "wrong depth": lambda d: replace(d, depths=d.depths + 1),
+    "id outside the vocabulary": lambda d: replace(d, tokens=d.tokens + 10**6),
     "id below zero": lambda d: replace(d, tokens=d.tokens - 10**6),
-    "source that is none": lambda d: replace(d, source=d.source + 99),
+    "unknown source": lambda d: replace(d, source=d.source + 99),
     "rows missing": lambda d: replace(d, offsets=d.offsets[:-1]),
     "rows falling": lambda d: replace(d, offsets=d.offsets[::-1].copy()),
     "arrays of different length": lambda d: replace(d, parents=d.parents[:-1]),

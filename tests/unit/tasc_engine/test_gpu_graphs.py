@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
-from tree_layouts import Eager, Row, by_definition, layout_of, parents_of
+from tree_layouts import Eager, Row, by_definition, layout_of, parents_of, rows_of
 
 from tasc_engine.kernels.gpu import attention as tree_kernel
 from tasc_engine.kernels.gpu.attention import INTERPRETED, available
 from tasc_engine.layout import StepLayout
-from tasc_engine.model.cuda_graphs import CudaGraphs, GraphedForward, Limits, Step, buckets
+from tasc_engine.model.cuda_graphs import CudaGraphs, GraphedForward, Limits, Step, buckets, fill
 from tasc_engine.model.operations import FusedOperations, Norm, TensorOperations, first_greatest
 
 LENGTH, ROWS, VOCAB = 64, 4, 50
@@ -140,6 +140,25 @@ def test_every_token_count_has_a_close_bucket(n, most) -> None:
     size = next(s for s in found if s >= n)
     assert size == found[-1] or size <= max(2 * n, 8)
     assert found[-1] == most
+
+
+@given(rows_of(ROWS, 30, 1, 6), st.integers(0, 6))
+def test_padding_follows_the_step_and_uses_the_scratch_slot_only(rows, moved) -> None:
+    step, n, size = host_of(rows, (range(moved), range(10, 10 + moved))), len(rows), 30
+    step.adapters[:] = range(1, 1 + len(step.ids))
+    padding = dict.fromkeys(("ids", "positions", "tree", "adapters"), (size, 0))
+    padding |= {"slots": (size, LIMITS.scratch), "visible_lens": (size, 1)}
+    padding |= {"kv_starts": (ROWS + 1, LIMITS.scratch), "trunks": (ROWS + 1, 1)}
+    padding |= {"nodes": (ROWS + 1, 0), "moves": (12, None), "query_offsets": (ROWS + 2, None)}
+    parts = {name: np.full(length, -7, np.int64) for name, (length, _) in padding.items()}
+    fill(parts, step, LIMITS)
+    moves, offsets = parts.pop("moves").reshape(2, 6), parts.pop("query_offsets").tolist()
+    for name, part in parts.items():
+        own, (length, value) = getattr(step, name).tolist(), padding[name]
+        assert part.tolist() == own + [value] * (length - len(own)), name
+    assert offsets == [*step.query_offsets.tolist(), *[len(step.ids)] * (ROWS - n), size]
+    assert moves[:, :moved].tolist() == step.moves.tolist()
+    assert (moves[:, moved:] == LIMITS.scratch).all()
 
 
 @settings(deadline=None, max_examples=20)

@@ -143,7 +143,7 @@ def test_request_that_fails_at_once_outputs_its_forced_tokens(
     assert tuple(token for delta in deltas for token in delta.tokens) == result.tokens
 
 
-def test_with_logprobs_each_token_takes_a_forward(answered) -> None:
+def test_request_for_logprobs_takes_a_forward_per_token(answered) -> None:
     asked = requests(DEEP, 4, logprobs=1)
     plain, records = answered(asked, draft=False)
     assert all(result.acceptance.steps == len(result.tokens) for result in plain)
@@ -183,12 +183,12 @@ def _forced(plain, totals: EngineTotals, drafted) -> int:
 @settings(deadline=None)
 @given(trees, label_sets, st.integers(0, 2), st.booleans())
 @example(((1, 1, 1), (-1, 0, -1)), [[1, 1], [1, 1, 1]], 0, True)  # the same token twice
-def test_draft_keeps_tokens_that_can_save_a_forward(tree, labels, said, forces) -> None:
+def test_draft_keeps_tokens_that_can_save_a_forward(tree, labels, emitted, forces) -> None:
     tokens, parents = tree
     guide = guide_of(labels)
-    guide.advance(ids(labels[0][:said]))
+    guide.advance(ids(labels[0][:emitted]))
     may = partial(next_tokens, labels)
-    begun = tuple(labels[0][:said])
+    begun = tuple(labels[0][:emitted])
     paths: list[tuple[int, ...]] = []
     above: list[set[int]] = []  # each node and its ancestors
     for token, parent in zip(tokens, parents, strict=True):

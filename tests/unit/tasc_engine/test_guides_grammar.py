@@ -501,9 +501,7 @@ def test_grammar_that_compiles_too_long_is_refused_alone(tokenizer, seconds, exp
     assert allowed(guides.of(regex("friday"), 99))
 
 
-def test_without_the_library_only_choices_are_supported(
-    tokenizer: TaskTokenizer, monkeypatch
-) -> None:
+def test_missing_library_leaves_only_choices(tokenizer: TaskTokenizer, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     guides = Guides(tokenizer, tokenizer.vocab_size)
     assert allowed(guides.of(GuideSpec("choice", ("friday",)), 99))

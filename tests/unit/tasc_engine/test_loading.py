@@ -177,7 +177,7 @@ def test_quantised_models_are_close_to_the_original(quantization, near, dtype) -
 @by_dtype
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_quantised_row_does_not_depend_on_other_rows(quantization, dtype) -> None:
-    """They are equal up to the rounding of a product of another shape."""
+    """The logits are equal up to the rounding of a product of another shape."""
     target = load(dtype=dtype, quantization=quantization)
     together = logits_of(target, ROWS)
     for i in (0, 1, 2):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tasc_engine.kernels.cpu import simd
 from tasc_engine.kernels.cpu.simd import WIDTH
 
-# As the package compiles: sums may be taken in any order.
+# The package compiles with these options: sums may be taken in any order.
 compiled = numba.njit(_nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
 SHORT = {torch.bfloat16: np.uint16, torch.float16: np.int16}
