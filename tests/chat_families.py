@@ -50,7 +50,7 @@ PHI: Final = """\
 {% endfor %}
 {% if add_generation_prompt %}{{ '<|assistant|>' + '\n' }}{% else %}{{ eos_token }}{% endif %}"""
 
-# By family: template, special tokens, and those that templates use by name.
+# The template of each family, its special tokens, and those that templates use by name.
 FAMILIES: Final[dict[str, tuple[str, tuple[str, ...], dict[str, str]]]] = {
     "qwen": (QWEN, ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), {"eos_token": "<|im_end|>"}),
     "llama": (

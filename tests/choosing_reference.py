@@ -60,5 +60,5 @@ def reference_choice(
     if weights is None:
         return -1
     running = np.cumsum(weights)
-    behind = np.flatnonzero((running > number * running[-1]) & (weights > 0))
-    return int(behind[0] if len(behind) else np.flatnonzero(weights)[-1])
+    above = np.flatnonzero((running > number * running[-1]) & (weights > 0))
+    return int(above[0] if len(above) else np.flatnonzero(weights)[-1])

@@ -27,14 +27,7 @@ class RedisServer:
         durable = ["--save", "", "--appendonly", "yes", "--auto-aof-rewrite-percentage", "0"]
         command = [str(redis_binaries()[0]), *options, *durable, "--logfile", "redis.log"]
         self.process = subprocess.Popen(command)
-        eventually(self._answers)
-
-    def _answers(self) -> bool:
-        with redis.Redis.from_url(self.url) as client:
-            try:
-                return bool(client.ping())
-            except redis.ConnectionError:
-                return False
+        eventually(lambda: redis_answers(self.url))
 
     def kill(self) -> None:
         self.process.kill()
@@ -45,6 +38,14 @@ class RedisServer:
         there = self.log.stat().st_size
         os.truncate(self.log, min(size, there))
         return max(0, there - size)
+
+
+def redis_answers(url: str) -> bool:
+    with redis.Redis.from_url(url, retry=None) as client:
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:
+            return False
 
 
 def descendants(pid: int) -> dict[int, str]:

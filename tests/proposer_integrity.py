@@ -11,6 +11,7 @@ import numpy as np
 from tasc_draft import NgramProposer
 from tasc_draft.compiled import compiled
 from tasc_draft.index.aligned import words
+from tasc_draft.index.lookup import narrow
 from tasc_draft.mixture.external_tree import MAX_ADDED, MAX_EXPONENT, SIDES
 from tasc_draft.mixture.row_state import END, MAX_CONTEXT, NONE, SHORTENED
 
@@ -169,26 +170,10 @@ def _contexts_hold(corpus: Any, contexts: Any, n: int, text: Any, begin: int) ->
 @compiled
 def interval(corpus: Any, gram: Any) -> tuple[int, int]:
     """The interval of the suffixes that begin with ``gram``; (0, 0) if there are none."""
-    lo = _position(corpus, gram, 0)
-    hi = _position(corpus, gram, 1)
-    return (lo, hi) if hi > lo else (0, 0)
-
-
-@compiled
-def _position(corpus: Any, gram: Any, equal: int) -> int:
-    """How many suffixes are less than ``gram``, or also begin with it if ``equal`` is 1."""
-    low, high = 0, len(corpus.order)
-    while low < high:
-        middle = (low + high) >> 1
-        at, k = corpus.order[middle], 0
-        while k < len(gram) and corpus.text[at + k] == gram[k]:
-            k += 1
-        less = equal == 1 if k == len(gram) else corpus.text[at + k] < gram[k]
-        if less:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    lo, hi = 0, len(corpus.order)
+    for depth in range(len(gram)):
+        lo, hi = narrow(corpus, lo, hi, depth, gram[depth])
+    return lo, hi
 
 
 @compiled

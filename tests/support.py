@@ -10,10 +10,12 @@ import json
 import re
 import resource
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,7 +86,7 @@ def failing(error: BaseException) -> Callable[..., NoReturn]:
 
 
 def failing_where(
-    patch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception, when: Callable[..., object]
+    patch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException, when: Callable[..., Any]
 ) -> list[bool]:
     """Makes a function raise when ``when(number of the call, *arguments)`` is true.
 
@@ -132,6 +134,19 @@ def asgi(app: Any, method: str, path: str, **request: Any) -> httpx.Response:
             return await client.request(method, path, **request)
 
     return asyncio.run(once())
+
+
+@contextmanager
+def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Runs a server on loopback in a thread for the block; yields its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def write_rows(path: Path, rows: Iterable[object]) -> Path:
@@ -185,6 +200,36 @@ class Silent:
 
     def propose(self, rows: Any, budget: Any, least: Any = None) -> Drafts:
         return Drafts.empty(len(rows))
+
+
+class Known(Silent):
+    """Drafts the rest of a known answer as a chain. ``answer_of`` has the answer to a prompt."""
+
+    max_depth = 16
+
+    def __init__(self, answer_of: Callable[[tuple[int, ...]], Sequence[int]]) -> None:
+        self._answer_of, self._left = answer_of, dict[int, list[int]]()
+
+    def start(self, row: int, prompt: Any, labels: Any = None) -> None:
+        self._left[row] = list(self._answer_of(tuple(prompt.tolist())))
+
+    def observe(self, row: int, tokens: Any, hidden: Any = None) -> None:
+        del self._left[row][: len(tokens)]
+
+    def draft(self, row: int, budget: int) -> list[int]:
+        return self._left[row][:budget]
+
+    def propose(self, rows: Any, budget: Any, min_probs: Any = None) -> Drafts:
+        chains = [self.draft(r, b) for r, b in zip(rows.tolist(), budget.tolist(), strict=True)]
+        places = np.array([i for chain in chains for i in range(len(chain))], np.int32)
+        return Drafts(
+            np.array([token for chain in chains for token in chain], np.int32),
+            places - 1,
+            (places + 1).astype(np.int16),
+            np.cumsum([0, *map(len, chains)]).astype(np.int32),
+            np.zeros(len(places), np.float32),
+            np.zeros(len(places), np.int8),
+        )
 
 
 def index_of(

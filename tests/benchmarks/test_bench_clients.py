@@ -1,4 +1,4 @@
-"""Tests the matrix of clients: its cases, its pass criteria, and one real client."""
+"""Tests the matrix of clients: its cases and its pass criteria."""
 
 import json
 import subprocess
@@ -6,12 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-from scripts import run
-
 from benchmarks.clients.bench_clients import BEGIN, CLIENTS, PAGE
 
-FIRST = {"system message", "streaming events", "structured output", "echo", "unknown model"}
 SCRIPT = """
 from cases import ANSWER, case, run
 import time
@@ -29,7 +25,7 @@ run()
 """
 
 
-def test_every_client_has_cases_and_the_page_tells_of_it() -> None:
+def test_every_client_has_cases_and_a_row_in_the_page() -> None:
     table = PAGE.read_text("utf-8").partition(BEGIN)[2]
     names = [case for client in CLIENTS for case in client.cases]
     assert len(names) >= 60
@@ -38,25 +34,15 @@ def test_every_client_has_cases_and_the_page_tells_of_it() -> None:
         assert f"| `{client.name}` |" in table
 
 
-def test_a_case_passes_only_as_expected(tmp_path: Path) -> None:
+def test_case_passes_only_with_the_expected_result(tmp_path: Path) -> None:
     script = tmp_path / "with_any.py"
     script.write_text(SCRIPT)
     folder = CLIENTS[0].script.parent
     done = subprocess.run(
         [sys.executable, script], env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
     )
-    told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    passed = [each["case"] for each in told if each["passed"]]
+    results: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    passed = [each["case"] for each in results if each["passed"]]
     assert passed == ["same", "class", "error", "prints"]
-    assert len(told) == 10
-    assert told[-1]["found"] == {"rows": 3}
-
-
-@pytest.mark.slow("it starts the demo service")
-def test_the_openai_client_works_with_the_demo_service() -> None:
-    done = run("clients/bench_clients.py", "--only", "openai", "--python", sys.executable)
-    found = json.loads(done.stdout.splitlines()[-1])
-    told = found["clients"]["openai"]["cases"]
-    assert [each["case"] for each in told] == CLIENTS[0].cases
-    failed = {each["case"]: each["error"] for each in told if not each["passed"]}
-    assert not FIRST & failed.keys(), failed
+    assert len(results) == 10
+    assert results[-1]["found"] == {"rows": 3}

@@ -1,29 +1,15 @@
-"""The fuzz benchmark as a user runs it, with a few hundred requests, and what it must detect."""
+"""Tests what the fuzz benchmark detects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from scripts import record, run
 
 from benchmarks.fuzz.bench_fuzz import Tally
 from benchmarks.fuzz.wire import Attack, Outcome, play
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@pytest.mark.slow("benchmark smoke")
-@pytest.mark.ray
-@pytest.mark.redis
-def test_a_few_hundred_attacks_leave_the_service_as_it_was() -> None:
-    few = ["--requests", "400", "--seed", "5"]
-    found = record(run("fuzz/bench_fuzz.py", *few))
-    assert found["requests"] == 400
-    assert [found[bad] for bad in ("internal_errors", "hangs", "dead")] == [0, 0, 0]
-    assert {"200", "400", "401", "404"} <= set(found["by_status"])
-    assert len(found["by_kind"]) >= 8
-    assert {who.rsplit(" ", 1)[0] for who in found["grown"]} >= {"gateway", "replica of alpha"}
 
 
 def played(handler: Handler, attack: Attack, deadline_s: float = 20.0) -> Outcome:
@@ -74,7 +60,7 @@ LEFT = Attack("slow", [REQUEST, 0.01], leave_s=0.01)
     ],
     ids=["answers", "internal", "in a stream", "unanswered", "hang", "client leaves"],
 )
-def test_outcomes_are_counted_and_faults_are_seen(
+def test_outcomes_are_counted_and_faults_are_detected(
     handler: Handler,
     attack: Attack,
     deadline_s: float,

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from benchmarks.chart import IMAGE, ROOT, read, svg
 
 
-def test_the_image_is_what_the_command_draws_from_the_results():
+def test_committed_image_equals_the_drawn_one():
     assert IMAGE.read_text("utf-8") == svg(read()), "run `python benchmarks/chart.py`"
 
 
@@ -17,7 +17,7 @@ def speed_ups(text: str) -> set[tuple[float, float]]:
     return {(float(a), float(b)) for a, b in [*ranges, *zip(singles, singles, strict=True)]}
 
 
-def test_the_page_of_figures_has_every_speed_up_of_the_chart_and_the_readme():
+def test_figures_page_has_every_speed_up_of_chart_and_readme():
     results = read()
     known = speed_ups((ROOT / results.source).read_text("utf-8"))
     drawn = {(run.least, run.greatest) for run in results.runs}
@@ -27,7 +27,7 @@ def test_the_page_of_figures_has_every_speed_up_of_the_chart_and_the_readme():
     assert shown <= known
 
 
-def test_it_names_machine_model_and_b_of_each_run_and_bars_are_as_long_as_their_figures():
+def test_chart_names_its_runs_and_bars_are_proportional_to_figures():
     results = read()
     image = ElementTree.fromstring(svg(results))
     texts = [each.text for each in image.iterfind(".//{*}text")]

@@ -3,10 +3,10 @@
 import json
 import shutil
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import httpx
 import pytest
 import redis
 
-from support import eventually, free_port
+from support import eventually, free_port, http_server
 from tasc_serve.metrics.discovery import live_targets, service_discovery
 from tasc_store import EmbeddedRedis, connect
 
-Feed = Callable[[redis.Redis, str], AbstractContextManager[Any]]  # of a client and its URL
+EXPORTER = Path(__file__).parent / "exporter.py"
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
@@ -37,15 +37,8 @@ def discovery_endpoint(client: redis.Redis) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/sd"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server(Handler) as url:
+        yield f"{url}/sd"
 
 
 class Prometheus:
@@ -69,15 +62,16 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(folder: Path, *feeds: Feed) -> Iterator[Prometheus]:
-    """Runs Prometheus on the shipped files; it scrapes the targets that feeds list in Redis."""
+def scraping(folder: Path, tasks: Sequence[str]) -> Iterator[Prometheus]:
+    """Runs Prometheus on the shipped files; it scrapes an exporter for each task."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not on PATH; install it to run the dashboards' queries")
     with ExitStack() as stack:
         store = stack.enter_context(EmbeddedRedis.start())
         client = stack.enter_context(connect(store.url))
-        for feed in feeds:
-            stack.enter_context(feed(client, store.url))
+        for task in tasks:  # leaving its context closes its standard input, which ends it
+            command = [sys.executable, str(EXPORTER), store.url, task]
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
         url = stack.enter_context(discovery_endpoint(client))
         yield stack.enter_context(started(folder, url))
 

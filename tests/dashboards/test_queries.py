@@ -14,12 +14,12 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 SPEC = "tasc_spec_decode_num_"
 
 
-def test_there_are_queries_to_run():
+def test_dashboards_have_queries():
     assert len(QUERIES) > 60
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_fed_service_gives_each_query_numbers(prometheus: Prometheus, name: str):
+def test_each_query_returns_numbers(prometheus: Prometheus, name: str):
     def numbers():
         found = prometheus.query(QUERIES[name])
         return found and not [series for series, value in found if math.isnan(value)]
@@ -27,7 +27,7 @@ def test_a_fed_service_gives_each_query_numbers(prometheus: Prometheus, name: st
     eventually(numbers)  # a process that was scraped too late is away until it is again
 
 
-# By panel, label and value: the ratios of the step that the exporter repeats.
+# Panel, label and value of the ratios of the step that the exporter repeats.
 KNOWN = [
     ("drafting: Tokens per step, live and forecast, timeseries, A", {}, 16 / 8),
     ("drafting: Tokens per step, live and forecast, timeseries, B", {}, 2.5),
@@ -72,7 +72,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("name", "labels", "value"), KNOWN)
-def test_a_panel_shows_the_ratio_it_claims(prometheus, name, labels, value):
+def test_panel_shows_the_exported_ratio(prometheus, name, labels, value):
     def shown():
         found = prometheus.query(QUERIES[name])
         return [v for series, v in found if labels.items() <= series.items()]
@@ -89,7 +89,7 @@ def test_a_panel_shows_the_ratio_it_claims(prometheus, name, labels, value):
         ("Acceptance rate by position over time, heatmap", {"00", "01"}),
     ],
 )
-def test_a_position_that_no_draft_reached_is_not_shown(prometheus, panel, positions):
+def test_position_that_no_draft_reached_is_not_shown(prometheus, panel, positions):
     found = prometheus.query(QUERIES[f"drafting: {panel}, A"])
     assert {series["position"] for series, _ in found} == positions
     exported = prometheus.query(SPEC + "drafts_per_pos_total")
@@ -106,7 +106,7 @@ def test_a_position_that_no_draft_reached_is_not_shown(prometheus, panel, positi
         ("corpora: Batches ended, timeseries, A", "status", "completed"),
     ],
 )
-def test_a_cause_is_told_from_those_that_did_not_happen(prometheus, panel, label, only):
+def test_panel_shows_only_the_cause_that_happened(prometheus, panel, label, only):
     found = prometheus.query(QUERIES[panel])
     assert {series[label] for series, value in found if value > 0} == {only}
 
@@ -121,7 +121,7 @@ def test_a_cause_is_told_from_those_that_did_not_happen(prometheus, panel, label
         ("Inter-token latency", 0.001, 0.002),
     ],
 )
-def test_quantiles_lie_in_the_bucket_that_was_fed(prometheus, panel, lower, upper):
+def test_quantiles_lie_in_the_observed_bucket(prometheus, panel, lower, upper):
     for letter in "ABC":
         found = prometheus.query(QUERIES[f"latency: {panel}, timeseries, {letter}"])
         served = [value for series, value in found if series["task"] != "-"]
@@ -130,19 +130,19 @@ def test_quantiles_lie_in_the_bucket_that_was_fed(prometheus, panel, lower, uppe
 
 
 @pytest.mark.parametrize("label", ["task", "model_name"])
-def test_the_filters_offer_what_is_served(prometheus, label):
+def test_filters_offer_the_served_tasks_and_models(prometheus, label):
     values = prometheus.ask(f"label/{label}/values", **{"match[]": "tasc_verify_steps_total"})
     assert values == {"task": ["massive_en", "pos_ewt"], "model_name": ["tiny"]}[label]
 
 
-# What the exporter feeds that should not be; alerts of a state that lasts are pending at first.
+# Alerts for the faults that the exporter counts. Alerts for lasting states are pending at first.
 TOLD = {
     *("TascAnswersDiffer", "TascBatchEngines", "TascCollectedRowsDropped", "TascDrafterOff"),
     *("TascErrors", "TascFailovers", "TascFailoversRefused", "TascRateLimited"),
 }
 
 
-def test_the_shipped_rules_record_ratios_and_tell_of_just_what_was_fed(prometheus):
+def test_shipped_rules_record_ratios_and_fire_only_the_expected_alerts(prometheus):
     recorded = re.findall(r"record: (\S+)", (DEPLOY / "rules.yml").read_text("utf-8"))
     assert len(recorded) > 3
     for name in recorded:

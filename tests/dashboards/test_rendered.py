@@ -26,7 +26,7 @@ def drawn(board: dict) -> list[dict]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-def test_the_committed_json_is_what_the_code_renders():
+def test_committed_json_equals_the_rendered_one():
     checked = render("--check")
     assert (checked.returncode, checked.stderr) == (0, "")
 
@@ -48,7 +48,7 @@ def test_queries_name_only_exported_series_and_defined_variables(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_panel_has_its_own_place(name):
+def test_panels_do_not_overlap(name):
     board = dashboard(name)
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
@@ -62,7 +62,7 @@ def test_each_panel_has_its_own_place(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_panel_has_a_unit_and_says_what_it_shows_and_what_to_do_when_it_looks_wrong(name):
+def test_each_panel_has_a_unit_and_a_description_with_advice(name):
     for panel in drawn(dashboard(name)):
         about, wrong = panel["description"].split("\n\n**Looks wrong?** ")
         assert min(len(about), len(wrong)) > 20
@@ -72,7 +72,7 @@ def test_each_panel_has_a_unit_and_says_what_it_shows_and_what_to_do_when_it_loo
         assert {m["options"]["result"]["text"] for m in defaults["mappings"]} == {"No traffic"}
 
 
-def test_together_the_dashboards_show_every_series():
+def test_dashboards_show_every_series():
     text = "".join((FOLDER / name).read_text("utf-8") for name in FILES)
     shown = {series for series in METRICS if re.search(rf"\b{series}\b", text)}
     families = {re.sub("_(bucket|sum|count)$", "", name) for name in METRICS}

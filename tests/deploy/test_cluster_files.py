@@ -28,7 +28,7 @@ def settings() -> ServeSettings:
     return load_settings(SETTINGS)
 
 
-def test_ray_accepts_the_config_which_names_our_builder_and_the_settings_file(config):
+def test_ray_accepts_the_config_with_our_builder_and_settings_file(config):
     (application,) = ServeDeploySchema.model_validate(config).applications
     assert (application.name, application.route_prefix) == (NAME, "/")
     (application,) = config["applications"]
@@ -37,18 +37,18 @@ def test_ray_accepts_the_config_which_names_our_builder_and_the_settings_file(co
     assert Deployed.model_validate(application["args"]).settings.name == SETTINGS.name
 
 
-def test_ray_ends_no_request_before_the_service_does(config, settings):
+def test_request_timeout_of_ray_exceeds_that_of_the_service(config, settings):
     limits = settings.limits
     longest_s = max(limits.request_timeout_s, limits.upload_timeout_s)
     assert config["http_options"]["request_timeout_s"] == 2 * longest_s  # as `tasc serve` has it
 
 
-def test_a_cluster_asks_for_keys_and_a_dead_node_leaves_replicas_and_a_gateway(settings):
+def test_cluster_requires_keys_and_has_two_replicas_and_gateways(settings):
     assert settings.auth.required
     assert min(settings.http.gateways, *(task.replicas for task in settings.tasks)) >= 2
 
 
-def test_a_head_that_cannot_start_its_dashboard_ends():
+def test_head_ends_if_its_dashboard_cannot_start():
     """Otherwise Ray continues without it, and nothing can be deployed."""
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
     assert "--include-dashboard=true" in compose["services"]["ray-head"]["command"]
@@ -74,7 +74,7 @@ def digests(monkeypatch):
     return answers
 
 
-def test_the_application_waits_for_redis_and_has_a_deployment_for_each_task(
+def test_application_waits_for_redis_and_has_a_deployment_for_each_task(
     monkeypatch, digests, settings
 ):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -84,7 +84,7 @@ def test_the_application_waits_for_redis_and_has_a_deployment_for_each_task(
     assert set(built._bound_deployment.init_args[2]) == {task.name for task in settings.tasks}
 
 
-def test_an_application_whose_tasks_do_not_come_fails(monkeypatch, digests):
+def test_application_fails_if_its_tasks_stay_unknown(monkeypatch, digests):
     clock = FakeClock()
     monkeypatch.setattr("time.monotonic", clock)
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(clock, "now", clock.now + 60))
@@ -93,12 +93,12 @@ def test_an_application_whose_tasks_do_not_come_fails(monkeypatch, digests):
         app(Deployed(settings=SETTINGS))
 
 
-def test_without_a_redis_url_it_is_said_what_to_set(monkeypatch):
+def test_missing_redis_url_is_named(monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
     with refused(SettingsError, "REDIS_URL"):
         app(Deployed(settings=SETTINGS))
 
 
-def test_an_argument_that_is_none_is_refused():
+def test_unknown_argument_is_refused():
     with refused(ValueError, "setings"):
         Deployed.model_validate({"setings": "/etc/tasc/serve-cluster.yaml"})

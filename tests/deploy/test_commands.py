@@ -32,7 +32,7 @@ def _commands() -> dict[str, list[str]]:
     return found
 
 
-def test_every_command_is_one_of_ours_with_options_it_has():
+def test_deployed_commands_and_options_exist():
     commands = _commands()
     assert set(commands) == {
         "Dockerfile", "compose.yaml", "batch-worker.yaml", "build-index", "generate",

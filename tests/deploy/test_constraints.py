@@ -34,19 +34,19 @@ def versions() -> dict[str, Version]:
 
 
 @pytest.mark.parametrize("text", RANGES)
-def test_a_dependency_is_pinned_inside_its_range(text: str) -> None:
+def test_dependency_is_pinned_within_its_range(text: str) -> None:
     requirement = Requirement(text)
     assert requirement.specifier.contains(versions()[canonicalize_name(requirement.name)])
 
 
-def test_every_machine_finds_each_version_with_its_own_index() -> None:
+def test_pinned_versions_exist_on_every_package_index() -> None:
     """Each name occurs once, and `+cpu` would not exist on a machine with a GPU."""
     assert len(versions()) == len(lines()) > 100
     assert [name for name, version in versions().items() if version.local] == []
     assert not re.search(r"(?m)^-|://", (ROOT / "constraints.txt").read_text("utf-8"))
 
 
-def test_what_dependencies_bring_in_is_pinned_too() -> None:
+def test_transitive_dependencies_are_pinned() -> None:
     wanted, seen = list(RANGES), set[str]()
     while wanted:
         requirement = Requirement(wanted.pop())
@@ -71,7 +71,7 @@ def _needed(requirement: Requirement) -> Iterator[str]:
             yield str(one)
 
 
-def test_both_ways_to_install_use_it() -> None:
+def test_image_and_makefile_install_with_the_constraints() -> None:
     """The image's wheel is built apart, without its dependencies."""
     image = re.sub(r"\\\n\s*", "", (ROOT / "deploy" / "Dockerfile").read_text("utf-8"))
     installs = [line for line in image.splitlines() if "pip install" in line]

@@ -33,7 +33,7 @@ def of(stage: str, word: str) -> list[str]:
     return [rest for found, rest in stages()[stage] if found == word]
 
 
-def test_what_runs_is_not_root_and_has_no_gpu_by_default():
+def test_image_does_not_run_as_root_and_defaults_to_cpu():
     for target in ("cpu", "cuda"):
         assert stages()[target][-1] == ("USER", "10001:10001")
         assert of(target, "FROM")[0].startswith("runtime ")
@@ -41,33 +41,33 @@ def test_what_runs_is_not_root_and_has_no_gpu_by_default():
     assert list(stages())[-1] == "cpu"
 
 
-def test_the_base_is_pinned_and_fits_the_project():
+def test_base_image_is_pinned_to_the_python_version_of_the_project():
     (python,) = of("", "ARG")
     assert re.fullmatch(r"PYTHON=3\.11\.\d+-slim-bookworm", python)
     assert of("base", "FROM") == ["python:${PYTHON} AS base"]
 
 
-def test_no_stage_starts_from_one_that_is_not_there():
+def test_stages_start_from_earlier_stages():
     names = list(stages())
     for index, name in enumerate(names[2:], 2):
         assert of(name, "FROM")[0].split()[0] in names[:index]
 
 
-def test_no_secret_is_built_in():
+def test_image_contains_no_secrets():
     text = FILE.read_text("utf-8")
     declared = re.findall(r"^(?:ARG|ENV|\s{4})\s*(\w+)=", text, re.M)
     assert len(declared) >= 8
     assert [n for n in declared if re.search("PASSWORD|SECRET|TOKEN|KEY", n)] == []
 
 
-def test_usage_reports_are_off_and_rays_token_is_asked_for():
+def test_image_disables_usage_reports_and_requires_the_token_of_ray():
     environment = " ".join(of("runtime", "ENV"))
     never = ("RAY_USAGE_STATS_ENABLED=0", "OMP_WAIT_POLICY=PASSIVE", "RAY_AUTH_MODE=token")
     assert all(setting in environment for setting in never)
     assert len(of("runtime", "HEALTHCHECK")) == 1
 
 
-def test_ray_serve_is_told_in_the_image_what_a_local_one_is_told(tmp_path: Path):
+def test_image_and_local_service_set_the_same_variables_of_ray_serve(tmp_path: Path):
     environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(of("runtime", "ENV"))))
     local = ray_proxy.environment(HttpSettings(), tmp_path)
     own = {name for name, value in local.items() if str(tmp_path) in value or "_PORT" in name}
@@ -78,7 +78,7 @@ def test_ray_serve_is_told_in_the_image_what_a_local_one_is_told(tmp_path: Path)
     assert scripts[launcher.name] == f"{ray_proxy.__name__}:main"
 
 
-def test_two_hosts_without_containers_are_told_what_the_image_is_told():
+def test_page_for_two_hosts_sets_the_variables_of_the_image():
     page = (ROOT / "docs" / "how-to" / "two-nodes.md").read_text("utf-8")
     ((_, lines),) = re.findall(r"cat > node.env\) <<(\w+)\n(.*?)\n\1\n", page, re.S)
     environment = dict(line.split("=", 1) for line in lines.splitlines())
@@ -93,7 +93,7 @@ def test_two_hosts_without_containers_are_told_what_the_image_is_told():
     assert environment.keys() >= own
 
 
-def test_what_is_copied_is_there_and_not_hidden_from_the_build():
+def test_copied_files_exist_and_secrets_are_excluded_from_the_build():
     ignored = (FILE.parent / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
     shown = {line[1:] for line in ignored if line.startswith("!")}
     assert "*" in ignored

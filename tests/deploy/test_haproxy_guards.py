@@ -28,7 +28,7 @@ def codes(url: str, times: int, key: str | None = None) -> list[int]:
     return [post(url, headers=headers).status_code for _ in range(times)]
 
 
-def test_clients_reach_the_api_and_not_what_operators_ask(balancer, gateways):
+def test_clients_reach_the_api_but_no_operator_paths(balancer, gateways):
     for path in (*OPERATORS_ONLY, "/v1/%74asks", "/v1/tasks/", "/", "/nothing"):
         answer = get(balancer + path)
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, None), path
@@ -37,12 +37,12 @@ def test_clients_reach_the_api_and_not_what_operators_ask(balancer, gateways):
         assert get(balancer + path).status_code == 200, path
 
 
-def test_operators_reach_everything_at_an_address_of_their_own(guarded):
+def test_operators_reach_all_paths_at_their_own_address(guarded):
     for path in OPERATORS_ONLY:
         assert get(guarded.operators + path).status_code == 200, path
 
 
-def test_a_key_over_its_requests_is_told_when_to_come_back_and_others_go_on(guarded):
+def test_key_over_its_limit_gets_429_with_retry_after_and_others_continue(guarded):
     url = guarded.url + "/v1/completions"
     assert codes(url, 4, "greedy") == [200, 200, 200, 429]
     refused = post(url, headers={"Authorization": "Bearer greedy"})
@@ -51,19 +51,19 @@ def test_a_key_over_its_requests_is_told_when_to_come_back_and_others_go_on(guar
     assert codes(url, 3, "modest") == [200, 200, 200]
 
 
-def test_without_a_key_the_address_is_counted(guarded):
+def test_requests_without_a_key_are_counted_by_address(guarded):
     assert codes(guarded.url + "/v1/completions", 6) == [200] * 5 + [429]
     assert codes(guarded.url + "/v1/completions", 1, "modest") == [200]
 
 
-def test_an_address_that_makes_up_keys_is_counted_too(guarded):
+def test_requests_with_many_keys_are_counted_by_address(guarded):
     url = guarded.url + "/v1/completions"
     found = [code for i in range(10) for code in codes(url, 1, f"made-up-{i}")]
     assert found == [200] * 9 + [429]
     assert codes(url, 5) == [200] * 5
 
 
-def test_a_body_over_the_services_limit_is_refused_before_it_is_sent(balancer, gateways):
+def test_too_large_body_is_refused_before_it_reaches_a_gateway(balancer, gateways):
     limit = LimitSettings().max_body_bytes
     url = balancer + "/v1/completions"
     assert post(url, content=b" " * limit).status_code == 200
@@ -71,11 +71,11 @@ def test_a_body_over_the_services_limit_is_refused_before_it_is_sent(balancer, g
     assert sum(len(g.posts) for g in gateways) == 1
 
 
-def test_a_file_may_be_larger_than_a_request_and_has_a_limit_too(balancer):
+def test_uploaded_file_has_its_own_limit(balancer):
     limits, url = LimitSettings(), balancer + "/v1/files"
     assert post(url, content=b" " * (limits.max_body_bytes + 1)).status_code == 200
-    said = {"Content-Length": str(limits.max_file_bytes + 2**20 + 1)}
-    assert refused_early(balancer, "/v1/files", said).startswith(b"HTTP/1.1 413 ")
+    headers = {"Content-Length": str(limits.max_file_bytes + 2**20 + 1)}
+    assert refused_early(balancer, "/v1/files", headers).startswith(b"HTTP/1.1 413 ")
 
 
 def refused_early(balancer: str, path: str, headers: dict[str, str]) -> bytes:
@@ -98,7 +98,7 @@ def test_headers_over_the_limit_are_refused(balancer, gateways, headers):
     assert [g.gets for g in gateways] == [[], []]
 
 
-def test_an_address_that_hoards_connections_gets_no_more(guarded):
+def test_connections_of_an_address_are_limited(guarded):
     hoard = [socket.create_connection(("127.0.0.1", guarded.port)) for _ in range(4)]
     try:
         with pytest.raises(httpx.TransportError):
@@ -116,7 +116,7 @@ def _gets(url: str) -> bool:
         return False
 
 
-def test_a_body_that_does_not_come_holds_no_gateway(haproxy, gateways, tmp_path: Path):
+def test_slow_body_does_not_occupy_a_gateway(haproxy, gateways, tmp_path: Path):
     with (
         balancing(haproxy, gateways, tmp_path, TASC_SEND_TIMEOUT="1s") as running,
         socket.create_connection(("127.0.0.1", running.port)) as slow,

@@ -59,7 +59,7 @@ def reaches(source: dict[str, str], namespace: str, target: dict[str, str], port
     )
 
 
-def test_these_connections_are_open_and_no_others():
+def test_only_the_listed_connections_are_open():
     wanted = {
         (source, namespace, target, port)
         for sources, namespace, target, ports in OPEN
@@ -69,7 +69,7 @@ def test_these_connections_are_open_and_no_others():
     assert {a for a in asked if reaches(PODS[a[0]], a[1], PODS[a[2]], a[3])} == wanted
 
 
-def test_rays_fixed_ports_leave_the_metrics_ports_alone():
+def test_fixed_ports_of_ray_are_below_the_metrics_ports():
     cluster = one("RayService", "tasc")["spec"]["rayClusterConfig"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     assert len(groups) == 2

@@ -27,7 +27,7 @@ def rules() -> list[dict[str, str]]:
         "test rules rules_test.yml rules_service_test.yml",
     ],
 )
-def test_prometheus_accepts_and_passes(command):
+def test_promtool_accepts_the_files_and_their_tests_pass(command):
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not on PATH; it comes with Prometheus")
     ran = subprocess.run(["promtool", *command.split()], cwd=DEPLOY, capture_output=True, text=True)
@@ -48,7 +48,7 @@ def test_every_rule_has_a_test():
     assert {rule["record"] for rule in rules() if "record" in rule} == computed
 
 
-def test_every_alert_stays_silent_somewhere_too():
+def test_every_alert_stays_silent_in_a_test():
     silent = {a["alertname"] for c in cases() for a in alerts(c) if spared(c, a)}
     assert {rule["alert"] for rule in rules() if "alert" in rule} == silent
 
@@ -60,11 +60,11 @@ def alerts(case: dict) -> list[dict]:
 def spared(case: dict, alert: dict) -> set[str]:
     """Returns the tasks that have series and no firing alert."""
     series = " ".join(given["series"] for given in case.get("input_series", ()))
-    told = {one["exp_labels"].get("task", "") for one in alert["exp_alerts"]}
-    return set(re.findall(r'task="(\w+)"', series)) - told
+    firing = {one["exp_labels"].get("task", "") for one in alert["exp_alerts"]}
+    return set(re.findall(r'task="(\w+)"', series)) - firing
 
 
-def test_every_alert_says_what_happened_and_what_to_do():
+def test_every_alert_has_a_severity_a_summary_and_a_description():
     for rule in rules():
         if "alert" in rule:
             assert rule["labels"]["severity"] in ("info", "warning", "critical")
@@ -72,13 +72,13 @@ def test_every_alert_says_what_happened_and_what_to_do():
             assert min(len(notes["summary"]), len(notes["description"])) > 20
 
 
-def test_rules_ask_only_for_series_that_are_exported():
+def test_rules_query_exported_series_only():
     asked = {name for rule in rules() for name in SERIES.findall(rule["expr"])}
     assert len(asked) >= 15
     assert asked <= METRICS
 
 
-def test_documents_name_only_series_that_are_exported():
+def test_documents_name_exported_series_only():
     root = DEPLOY.parent
     files = (root / "README.md", DEPLOY / "README.md", *(root / "docs").rglob("*.md"))
     packages = {
@@ -91,7 +91,7 @@ def test_documents_name_only_series_that_are_exported():
     assert named <= METRICS | families
 
 
-def test_prometheus_scrapes_the_processes_and_not_their_sum():
+def test_prometheus_scrapes_each_process_and_not_their_sum():
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))
     (job,) = config["scrape_configs"]
     (discovery,) = job["http_sd_configs"]

@@ -11,6 +11,7 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry
 
+from killable import redis_answers
 from support import eventually, free_port
 from tasc_serve.metrics.discovery import MetricsPort, live_targets
 from tasc_store import (
@@ -47,18 +48,10 @@ def running(folder: Path, port: int) -> Iterator[str]:
     with process:
         try:
             url = f"redis://tasc:p%20w%3A%2F%40@127.0.0.1:{port}/0"
-            eventually(lambda: _answers(url))
+            eventually(lambda: redis_answers(url))
             yield url
         finally:
             process.terminate()
-
-
-def _answers(url: str) -> bool:
-    with redis.Redis.from_url(url, retry=None) as client:
-        try:
-            return bool(client.ping())
-        except redis.ConnectionError:
-            return False
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +61,18 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("user", ["", "tasc:wrong@", "default:@"])
-def test_nobody_else_logs_in(url, user):
+def test_other_users_cannot_log_in(url, user):
     with pytest.raises(StoreUnreachable):
         connect(f"redis://{user}{url.split('@')[1]}")
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_the_user_of_the_service_may_not(url, command):
+def test_dangerous_command_is_forbidden_to_the_user_of_the_service(url, command):
     with connect(url) as client, pytest.raises(redis.exceptions.NoPermissionError):
         client.execute_command(*command.split())
 
 
-def test_stores_work_with_that_user(url, tmp_path: Path):
+def test_stores_work_with_the_user_of_the_service(url, tmp_path: Path):
     source = tmp_path / "source"
     source.write_bytes(b"an index")
     record = TaskRecord(name="t", model="m", fingerprint="f", template="{input}")
@@ -99,14 +92,14 @@ def test_stores_work_with_that_user(url, tmp_path: Path):
         assert tasks.names() == []
 
 
-def test_metrics_ports_are_listed_with_that_user(url):
+def test_metrics_ports_are_listed_with_the_user_of_the_service(url):
     with connect(url) as client:
         with MetricsPort(client, CollectorRegistry(), host="127.0.0.1", ttl_s=15) as port:
             assert live_targets(client) == [port.target]
         assert live_targets(client) == []
 
 
-def test_every_command_of_our_scripts_is_allowed(url):
+def test_every_command_of_our_lua_scripts_is_allowed(url):
     sources = [p.read_text("utf-8") for p in ROOT.glob("services/**/*.py")]
     used = {name for text in sources for name in SCRIPTED.findall(text)}
     assert len(used) >= 15
@@ -122,7 +115,7 @@ def test_every_command_of_our_scripts_is_allowed(url):
                 pass  # allowed, although these arguments are invalid
 
 
-def test_what_was_acknowledged_survives_a_restart(tmp_path: Path):
+def test_acknowledged_writes_survive_a_restart(tmp_path: Path):
     port = free_port()
     with running(tmp_path, port) as url, connect(url) as client:
         CorpusStore(client, "t").append([CorpusRow("1", "a", "b")])
@@ -130,14 +123,14 @@ def test_what_was_acknowledged_survives_a_restart(tmp_path: Path):
         assert len(CorpusStore(client, "t")) == 1
 
 
-def test_a_start_without_a_password_says_what_is_missing():
+def test_start_without_a_password_names_the_missing_variable():
     command, env = ["sh", str(ROOT / "deploy" / "redis-start.sh")], {"PATH": os.environ["PATH"]}
     ran = subprocess.run(command, env=env, capture_output=True, text=True)
     assert ran.returncode != 0
     assert "REDIS_PASSWORD" in ran.stderr
 
 
-def test_no_shipped_file_holds_a_password():
+def test_shipped_files_contain_no_password():
     shipped = [(ROOT / "deploy" / name).read_text("utf-8") for name in ("redis.conf", "users.acl")]
     assert all("requirepass" not in text and " >" not in text for text in shipped)
     assert "#REDIS_PASSWORD_SHA256" in shipped[1]

@@ -11,7 +11,7 @@ from tasc_serve.settings import AutoscalingSettings, ServedTask, ServeSettings, 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def test_the_settings_file_loads_and_names_both_tasks():
+def test_settings_file_loads_and_names_both_tasks():
     settings = load_settings(DEPLOY / "serve.yaml")
     assert [task.name for task in settings.tasks] == ["massive_en", "pos_ewt"]
     assert settings.redis_url == "redis://127.0.0.1:6379/0"
@@ -23,7 +23,7 @@ def sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     return {name: k for name, k in kinds if isinstance(k, type) and issubclass(k, BaseModel)}
 
 
-def test_the_settings_file_shows_every_setting_there_is():
+def test_settings_file_shows_every_setting():
     written = yaml.safe_load((DEPLOY / "serve.yaml").read_text("utf-8"))
     for model, values in ((ServeSettings, written), (ServedTask, written["tasks"][1])):
         assert set(values) == set(model.model_fields)
@@ -38,7 +38,7 @@ DOTTED = re.compile(
 )
 
 
-def test_documents_rules_and_dashboards_name_only_settings_there_are():
+def test_documents_rules_and_dashboards_name_existing_settings():
     known = sections(ServeSettings) | sections(ServedTask) | {"autoscaling": AutoscalingSettings}
     root = DEPLOY.parent
     files = [root / "README.md", *DEPLOY.rglob("*.md"), *DEPLOY.glob("rules*.yml")]
@@ -48,7 +48,7 @@ def test_documents_rules_and_dashboards_name_only_settings_there_are():
     assert {pair for pair in named if pair[1] not in known[pair[0]].model_fields} == set()
 
 
-def test_the_values_shown_are_the_defaults_they_are_said_to_be():
+def test_settings_file_shows_the_defaults():
     settings = load_settings(DEPLOY / "serve.yaml")
     least = ServeSettings(tasks=(ServedTask(name="massive_en"), ServedTask(name="pos_ewt")))
     shown = settings.tasks[1].draft
@@ -57,13 +57,13 @@ def test_the_values_shown_are_the_defaults_they_are_said_to_be():
     changes = {"redis_url": None, "tasks": (settings.tasks[0], plain)}
     assert settings.model_copy(update=changes) == least
     text = (DEPLOY / "serve.yaml").read_text("utf-8")
-    said = re.findall(r": (\S+) +# default ([\w.]*\w)", text)
-    assert len(said) >= 20
-    differ = [pair for pair in said if yaml.safe_load(pair[0]) != yaml.safe_load(pair[1])]
+    stated = re.findall(r": (\S+) +# default ([\w.]*\w)", text)
+    assert len(stated) >= 20
+    differ = [pair for pair in stated if yaml.safe_load(pair[0]) != yaml.safe_load(pair[1])]
     assert differ == []
 
 
-def test_a_second_service_needs_only_another_port():
+def test_second_service_needs_only_another_port():
     text = (DEPLOY / "serve.yaml").read_text("utf-8")
     assert text.count("port: 8000") == 1
     page = DEPLOY.parent / "docs" / "how-to" / "load-balancer.md"
@@ -73,7 +73,7 @@ def test_a_second_service_needs_only_another_port():
     assert all(port in balanced for port in ports)
 
 
-def test_the_load_balancer_waits_longer_than_the_service():
+def test_timeouts_of_the_load_balancer_exceed_those_of_the_service():
     balancer = (DEPLOY / "haproxy.cfg").read_text("utf-8")
     waits = re.findall(r"timeout (server|client) (\d+)s", balancer)
     assert {side for side, _ in waits} == {"server", "client"}

@@ -60,7 +60,7 @@ def pip(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_it_has_the_command_and_the_data(wheel: Path) -> None:
+def test_wheel_has_the_command_and_the_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "tasc_serve/app.py" in names
     (entry,) = (name for name in names if name.endswith("entry_points.txt"))
@@ -72,7 +72,7 @@ def test_it_has_the_command_and_the_data(wheel: Path) -> None:
 
 
 @pytest.mark.slow("compiles what an installed package compiles at its first start")
-def test_it_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     installed, empty = tmp_path / "installed", tmp_path / "empty"
     pip("install", "--no-deps", "--no-index", "--target", str(installed), str(wheel))
     empty.mkdir()

@@ -22,11 +22,11 @@ def broken(page: Document) -> list[str]:
 
 
 @pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.path.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Document) -> None:
+def test_links_lead_to_existing_files_and_headings(page: Document) -> None:
     assert broken(page) == []
 
 
-def test_links_are_found_and_broken_ones_are_told(tmp_path, monkeypatch):
+def test_broken_links_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("test_links.ROOT", tmp_path)
     (tmp_path / "b.md").write_text("# One\n## Two & two\n## One\n## `tasc task` [x](y)\n")
     page = tmp_path / "a.md"
@@ -36,6 +36,6 @@ def test_links_are_found_and_broken_ones_are_told(tmp_path, monkeypatch):
         "[h](https://example.org) ![i](image.svg) [j]: none\n\n[k]: missing.md\n"
         '<img src="chart.svg">\n# Here\n```\n[in code](nowhere.md)\n```\n[l](b.md#tasc-task-x)\n'
     )
-    told = [each.rpartition(" ")[2] for each in broken(document(page))]
+    reported = [each.rpartition(" ")[2] for each in broken(document(page))]
     wanted = "b.md#one-1 none.md b.md#three ../x image.svg missing.md chart.svg"
-    assert told == wanted.split()
+    assert reported == wanted.split()

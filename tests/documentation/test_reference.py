@@ -19,7 +19,7 @@ def page(name: str) -> str:
     return (generate.REFERENCE / name).read_text("utf-8")
 
 
-def test_pages_are_what_the_code_says():
+def test_generated_pages_match_the_code():
     assert [path.name for path in generate.stale()] == [], "run `make docs-pages`"
 
 

@@ -110,7 +110,7 @@ def _own_tmp(home: Path) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.ray
 @pytest.mark.redis
-def test_the_page_starts_a_service_that_both_hosts_answer_for_and_stops_it(tmp_path: Path) -> None:
+def test_commands_of_the_page_start_and_stop_a_service_on_two_hosts(tmp_path: Path) -> None:
     blocks = [block for block in document(PAGE).blocks if block.language == "bash"]
     with two_hosts(tmp_path) as hosts:
         *before, stop = blocks  # a host's processes are its own, so its `kill` reaches no others

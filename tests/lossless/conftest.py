@@ -48,18 +48,18 @@ def alike(case: Case) -> Asked:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Sends the margins from a worker of pytest-xdist."""
-    if (told := getattr(session.config, "workeroutput", None)) is not None:
-        told["closest"] = dict(CLOSEST)
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["closest"] = dict(CLOSEST)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    for dtype, (margin, whose) in getattr(node, "workeroutput", {}).get("closest", {}).items():
-        CLOSEST[dtype] = min(CLOSEST.get(dtype, (margin, whose)), (margin, whose))
+    for dtype, (margin, name) in getattr(node, "workeroutput", {}).get("closest", {}).items():
+        CLOSEST[dtype] = min(CLOSEST.get(dtype, (margin, name)), (margin, name))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints the smallest margins; an equality proves less if all margins are large."""
     if CLOSEST:
-        found = (f"{dtype} {margin:.2g} ({whose})" for dtype, (margin, whose) in CLOSEST.items())
+        found = (f"{dtype} {margin:.2g} ({name})" for dtype, (margin, name) in CLOSEST.items())
         terminalreporter.write_line(f"smallest top-1 margin met: {', '.join(found)}")

@@ -29,7 +29,7 @@ from tasc_text import TaskTokenizer
 from tiny import make_folder, plain
 
 LONGEST, CAPACITY = 48, 160
-# By dtype: the smallest margin of all answers so far (best logit minus second best), and its model.
+# The smallest margin of all answers so far (best logit minus second best), and its model, by dtype.
 CLOSEST: dict[str, tuple[float, str]] = {}
 PAPER = DraftSettings(mixture="tasc", min_prob=0.0)
 TREE = NeuralSettings(depth=4, width=4, nodes=16)

@@ -102,12 +102,12 @@ class Ways:
     totals: dict[Way, EngineTotals]
 
     def equal(self) -> list[bool]:
-        """For each request, whether all ways give the same tokens, text and end."""
-        said = [
+        """Returns for each request whether all ways give the same tokens, text and end."""
+        outcomes = [
             [(r.tokens, r.text, r.finish_reason, r.error) for r in answers]
             for answers in self.answers.values()
         ]
-        return [len(set(each)) == 1 for each in zip(*said, strict=True)]
+        return [len(set(each)) == 1 for each in zip(*outcomes, strict=True)]
 
 
 def answer_all_ways(case: Case, requests: Sequence[Request]) -> Ways:

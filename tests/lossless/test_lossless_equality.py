@@ -3,12 +3,12 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from lossless_cases import PAPER, Case, answer, answered_alone, reference
+from lossless_cases import CAPACITY, PAPER, Case, answer, answered_alone, reference
 
-from tasc_draft import Drafts, DraftSettings
+from support import Known
+from tasc_draft import DraftSettings
 from tasc_draft.settings import MIXTURES
 from tasc_engine import Request
 
@@ -39,14 +39,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-def name(way: dict[str, Any]) -> str:
-    """Returns a test id such as ``rows=4``, with the settings that differ from the defaults."""
-    default, told = vars(DraftSettings()).items(), {**way}
-    told |= dict(sorted(vars(told.pop("settings", DraftSettings())).items() - default))
-    return " ".join(f"{key}={value}" for key, value in told.items())
-
-
-@pytest.mark.parametrize("way", WAYS, ids=name)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_of_drafting_gives_the_same_answers(case: Case, way: dict[str, Any]) -> None:
     found = answer(case, **way)
     assert min(accepted_and_rejected(found.totals)) > 0
@@ -79,48 +72,22 @@ def test_copied_prefixes_change_no_answer(case: Case, alike: Any, kept: int) -> 
     assert found.tokens() == answers
 
 
-class ScriptedProposer:
-    """Drafts from a script: the right continuation, a wrong one, or every second token right."""
-
-    max_depth = PAPER.num_speculative_tokens
+class Scripted(Known):
+    """Drafts the right continuation, a wrong one, or one with every second token wrong."""
 
     def __init__(self, case: Case, kind: str) -> None:
-        self._answers = dict(zip(case.prompts, case.answers, strict=True))
-        self._kind = kind
-        self._rows: dict[int, list[int]] = {}
+        self._answers, self._kind = dict(zip(case.prompts, case.answers, strict=True)), kind
+        super().__init__(lambda prompt: self._answers[prompt])
 
-    def start(self, row, prompt, labels=None):
-        self._rows[row] = list(self._answers[tuple(prompt.tolist())])
-
-    def propose(self, rows, budget, min_probs=None):
-        chains = [
-            [self._wrong(t, i) for i, t in enumerate(self._rows[int(r)][: min(b, 6)])]
-            for r, b in zip(rows, budget, strict=True)
-        ]
-        places = np.array([i for chain in chains for i in range(len(chain))], np.int32)
-        return Drafts(
-            tokens=np.array([t for chain in chains for t in chain], np.int32),
-            parents=places - 1,
-            depths=(places + 1).astype(np.int16),
-            offsets=np.cumsum([0, *map(len, chains)]).astype(np.int32),
-            logp=np.zeros(len(places), np.float32),
-            source=np.zeros(len(places), np.int8),
-        )
-
-    def observe(self, row, tokens, hidden=None):
-        del self._rows[row][: len(tokens)]
-
-    def finish(self, row):
-        del self._rows[row]
-
-    def _wrong(self, token: int, i: int) -> int:
-        wrong = self._kind == "never" or (self._kind == "sometimes" and i % 2 == 1)
-        return token % 300 + 1 if wrong else token
+    def draft(self, row: int, budget: int) -> list[int]:
+        wrong = {"never": 1, "sometimes": 2}.get(self._kind, CAPACITY)
+        rest = enumerate(super().draft(row, min(budget, 6)), 1)
+        return [token % 300 + 1 if i % wrong == 0 else token for i, token in rest]
 
 
 @pytest.mark.parametrize(("kind", "share"), [("never", 0.0), ("sometimes", None), ("always", 1.0)])
 def test_wrong_and_right_drafts_change_no_answer(case, kind, share) -> None:
-    found = answer(case, wrap=lambda proposer: ScriptedProposer(case, kind))
+    found = answer(case, wrap=lambda proposer: Scripted(case, kind))
     drafted, accepted = int(found.totals.drafted.sum()), int(found.totals.accepted.sum())
     assert drafted > 50
     assert accepted == share * drafted if share is not None else 0 < accepted < drafted

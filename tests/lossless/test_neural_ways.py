@@ -83,8 +83,8 @@ def test_answers_that_fill_their_rows_are_unchanged(case: Case) -> None:
     asked = [Request(str(i), p, CAPACITY - len(p), ignore_eos=True) for i, p in enumerate(prompts)]
     found = drafted_as_plain(case, asked, neural(case, "noisy"))
     assert_some_accepted_and_some_rejected(found)
-    told = answered_alone(model, prompts[0], 20)
-    assert found.tokens()[0][: len(told)] == told
+    expected = answered_alone(model, prompts[0], 20)
+    assert found.tokens()[0][: len(expected)] == expected
 
 
 def test_rows_of_several_adapters_equal_merged_models(case: Case, alike: Any, tmp_path) -> None:

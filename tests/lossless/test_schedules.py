@@ -155,7 +155,7 @@ def resident_mb() -> float:
 
 @pytest.mark.slow("a soak: a few hundred requests show no growth")
 def test_memory_does_not_grow_with_requests(case, capsys) -> None:
-    """With TASC_SOAK_REQUESTS=20000 it runs for minutes."""
+    """The test runs for minutes with TASC_SOAK_REQUESTS=20000."""
     target = Target.load(ModelSource(case.folder, dtype=case.dtype), CONFIG)
     engine, _ = scheduled(case, CONFIG, target)
     schedule = Schedule(case, engine, seed=1)

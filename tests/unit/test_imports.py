@@ -52,7 +52,7 @@ ALL_MODELS = {
         "tasc_engine.drafting.neural",
     },
 }
-ALONE = pytest.mark.slow("it is imported behind others daily")
+ALONE = pytest.mark.slow("it is imported after others daily")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ ALONE = pytest.mark.slow("it is imported behind others daily")
     ],
     ids=" ".join,
 )
-def test_importing_a_package_leaves_out_what_it_must_not_know(packages):
+def test_package_import_loads_no_forbidden_library(packages):
     code = "; ".join(("import json, sys", *(f"import {p}; {JSON_LINE}" for p in packages)))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()[-len(packages) :]
@@ -92,7 +92,7 @@ def test_an_engine_without_a_drafter_does_not_load_neural_drafting(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["tasc_draft", "tasc_engine", "tasc_serve"])
-def test_names_that_are_imported_late_are_those_that_type_checkers_see(package):
+def test_lazily_imported_names_equal_those_for_type_checkers(package):
     """The imports for a type checker never run, so they could name anything."""
     module = import_module(package)
     body = ast.parse(Path(str(module.__file__)).read_text()).body
@@ -140,7 +140,7 @@ def imported(path: Path, known: Collection[str]) -> set[str]:
     return names.intersection(known)
 
 
-def test_no_modules_import_each_other():
+def test_modules_have_no_import_cycles():
     """Imports in functions and for type checkers count, since a reader follows them, too."""
     known = modules()
     assert len(known) > 300

@@ -37,7 +37,7 @@ def probes(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_tasks_and_answers_take_the_same_values(name: str) -> None:
+def test_tasks_and_rules_accept_the_same_values(name: str) -> None:
     found = {
         value: (taken(SamplingDefaults, name, value), taken(Sampling, name, value))
         for value in probes(name)
@@ -47,7 +47,7 @@ def test_tasks_and_answers_take_the_same_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_values_of_requests_are_values_of_answers(name: str) -> None:
+def test_rules_accept_every_value_that_requests_accept(name: str) -> None:
     neutral = {"top_p": 0.0, "top_k": -1}.get(name)  # accepted, and left out or replaced
     sent = {value for value in probes(name) if taken(RuleFields, name, value)}
     assert {v for v in sent if v != neutral and not taken(Sampling, name, v)} == set()
@@ -55,14 +55,14 @@ def test_values_of_requests_are_values_of_answers(name: str) -> None:
     assert sent < {*probes(name)}
 
 
-def test_parameters_of_the_table_are_the_numbers_of_the_rule_that_are_no_requests_own() -> None:
+def test_sampling_rule_has_the_parameters_of_the_table() -> None:
     own = {"logit_bias", "seed", "prompt", "choice"}
     assert {f.name for f in fields(Sampling)} == {*PARAMETERS} | own
     assert all(getattr(Sampling(), name) == one.default for name, one in PARAMETERS.items())
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_a_penalty_alone_changes_the_choice_at_temperature_0(name: str) -> None:
+def test_only_penalties_change_the_choice_at_temperature_0(name: str) -> None:
     changed = replace(Sampling(), **{name: 0.5 if name != "top_k" else 1})
     assert changed.penalises == PARAMETERS[name].is_penalty
     assert changed.plain == (name != "temperature" and not changed.penalises)

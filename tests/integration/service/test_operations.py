@@ -37,6 +37,9 @@ def test_each_process_is_listed_once_and_serves_its_own_series(service):
     assert sorted(seen) == [(), (ALPHA,), (BETA,), (BETA,)], "a gateway, and each replica"
     (gateway,) = (text for text, tasks in zip(texts, seen, strict=True) if not tasks)
     assert "tasc_http_request_duration_seconds" in gateway
+    service.answer(Ask(ALPHA, "turn on the light"))
+    for place in ("proxy", "replica"):
+        assert service.metrics().sum(f"tasc_http_{place}_seconds_count", task=ALPHA) > 0
 
 
 def test_an_unknown_path_has_our_shape_not_rays(service):

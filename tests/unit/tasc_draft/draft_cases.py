@@ -4,7 +4,7 @@ All proposers have arrays of the same types, so that the kernels are compiled on
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from typing import Any
@@ -119,20 +119,6 @@ indexes = st.builds(
     outputs | st.just([[1, 2, 3, 4]] * 3),
     st.booleans(),
 ) | st.integers(1, 2).map(full_index)
-
-
-def with_value(part: Any, name: str, at: Any, value: Any) -> Any:
-    """Returns a part of an index with another value at one place of an array."""
-    array = getattr(part, name).copy()
-    assert np.any(array[at] != value)
-    array[at] = value
-    return dataclasses.replace(part, **{name: array})
-
-
-def changed(part: Any, change: Callable[[np.ndarray], np.ndarray], *names: str) -> Any:
-    """Returns a part of an index with some of its arrays changed."""
-    arrays = {name: change(getattr(part, name)).copy() for name in names}
-    return dataclasses.replace(part, **arrays)
 
 
 def make_proposer(index: DraftIndex, settings: DraftSettings, **options: Any) -> NgramProposer:

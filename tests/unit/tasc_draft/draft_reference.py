@@ -15,9 +15,9 @@ END = -1
 WIDEST = 8  # continuations of a corpus context that enter by themselves
 
 Path = tuple[int, ...]
-Followers = Mapping[Path, Mapping[int, int]]  # of each context, how often each token follows
+Followers = Mapping[Path, Mapping[int, int]]  # how often each token follows each context
 Place = tuple[int, int]  # in the text, and how many tokens up to it agree with the path's end
-Chances = dict[int, tuple[float, float]]  # of each next token: by the corpus, and by the prompt
+Chances = dict[int, tuple[float, float]]  # each next token by the corpus, and by the prompt
 
 
 def followers(outputs: Sequence[Sequence[int]], sep: int, eos: int, longest: int) -> Followers:
@@ -126,6 +126,6 @@ class TrieReference:
         if longest == 0 or longest + depth >= self.settings.n_max:
             return {}
         subtree = [tuple(prompt[p + 1 :]) for p, k in places if k >= longest]
-        along = [behind[depth:] for behind in subtree if behind[:depth] == path]
-        counts = Counter(behind[0] for behind in along if behind)
+        along = [after[depth:] for after in subtree if after[:depth] == path]
+        counts = Counter(after[0] for after in along if after)
         return {token: (0.0, n / len(along)) for token, n in counts.items()}

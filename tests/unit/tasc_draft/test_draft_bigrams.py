@@ -1,12 +1,10 @@
 """Tests that a bigram table is unchanged after writing and reading, and damage is refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from draft_cases import changed, with_value
 
 from support import refused
 from tasc_draft import DraftError
@@ -22,18 +20,6 @@ def make() -> BigramTable:
     chances = np.sort(rng.dirichlet(np.ones(VOCAB), VOCAB))[:, : VOCAB - TOP - 1 : -1]
     logp = np.log(chances).astype(np.float32)
     return BigramTable("some model", FINGERPRINT, VOCAB, tokens, logp)
-
-
-TAMPERINGS: dict[str, Callable[[BigramTable], BigramTable]] = {
-    "a token below zero": lambda table: with_value(table, "tokens", (2, 1), -1),
-    "a token outside the vocabulary": lambda table: with_value(table, "tokens", (2, 1), VOCAB),
-    "another vocabulary": lambda table: replace(table, vocab_size=VOCAB + 1),
-    "fewer probabilities": lambda table: changed(table, lambda logp: logp[:, :-1], "logp"),
-    "no continuations": lambda table: changed(table, lambda array: array[:, :0], "tokens", "logp"),
-    "flat arrays": lambda table: changed(table, lambda array: array[:, 0], "tokens", "logp"),
-    "wide ids": lambda table: changed(table, lambda ids: ids.astype(np.int64), "tokens"),
-    "wide probabilities": lambda table: changed(table, lambda logp: logp.astype(float), "logp"),
-}
 
 
 @pytest.fixture
@@ -56,12 +42,11 @@ def test_bigram_table_survives_its_file_for_its_tokenizer_only(path: Path) -> No
         read_bigrams(path, "0" * 32)
 
 
-@pytest.mark.parametrize("tampering", TAMPERINGS.values(), ids=TAMPERINGS.keys())
-def test_tampered_bigram_table_is_refused(tampering, path):
-    make().check_integrity()
-    with refused(DraftError, "bigram table"):
-        tampering(make()).check_integrity()
-    write_bigrams(tampering(make()), path)
+def test_inconsistent_bigram_table_is_refused_when_it_is_read(path: Path) -> None:
+    """`test_draft_damage` covers the other inconsistencies of a table."""
+    table = make()
+    table.check_integrity()
+    write_bigrams(replace(table, tokens=table.tokens[:, :0], logp=table.logp[:, :0]), path)
     with refused(DraftError, "bigram table", "table:"):
         read_bigrams(path, FINGERPRINT)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import draft_cases as dc
 import numpy as np
 import pytest
-from draft_checks import Limits, Tree, assert_valid, left_out, trees
+from draft_checks import Limits, Tree, assert_best, assert_valid, trees
 from draft_reference import Chances, Path, TascReference, followers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,20 +172,6 @@ def mixture(own: Own, external: Paths, trusted: np.ndarray) -> Callable[[Path], 
     return rule
 
 
-def assert_likeliest(
-    nodes: Tree, rule: Callable[[Path], Chances], limits: Limits, depth: int
-) -> None:
-    drafted: dict[Path, float] = {(): 1.0}
-    for path, node in nodes.items():
-        drafted[path] = drafted[path[:-1]] * rule(path[:-1])[path[-1]][0]
-        assert math.exp(node.logp) == pytest.approx(drafted[path], rel=SLACK)
-    least = min(drafted.values())
-    for path, chance in left_out(nodes, drafted, rule, limits).items():
-        full = len(nodes) == limits.max_tokens
-        if len(path) <= depth:
-            assert chance <= (least if full else limits.min_prob) * (1 + SLACK), path
-
-
 @few
 @given(
     dc.outputs, dc.prompts, st.lists(st.integers(0, 5), max_size=6), tasc, paths(),
@@ -208,7 +194,7 @@ def test_likeliest_paths_of_both_sides_are_drafted(
     (nodes,) = with_external(proposer, external, limit=most)
     limits = limits_beside(setting, most) if external else dc.limits_of(setting, most)
     rule = mixture(own, as_read(external), trusted)
-    assert_likeliest(nodes, rule, limits, setting.num_speculative_tokens)
+    assert_best(nodes, rule, limits, SLACK, setting.num_speculative_tokens)
 
 
 @few
@@ -388,8 +374,8 @@ def test_candidates_with_probability_zero_count_as_named() -> None:
     node["candidates"][:3], node["chance"][:3] = (1, 2, 3), (0.8, 0.0, 0.0)
     node["external"], external = 0, ExternalTree.of(drafts_of([{(7,): 0.5, (2,): 0.25}]))
     mix(initial_trust(), node, external)
-    hopeless = 1e-9  # less than what counts
-    wanted, none = both({1: 0.8, 2: hopeless, 3: hopeless}, {7: 0.5, 2: 0.25}, TRUST)
+    negligible = 1e-9  # less than what counts
+    wanted, none = both({1: 0.8, 2: negligible, 3: negligible}, {7: 0.5, 2: 0.25}, TRUST)
     found = dict(zip(node["candidates"][:4].tolist(), node["mixed"][:4].tolist(), strict=True))
     assert found == pytest.approx(wanted, rel=1e-4)
     assert node["none"] == pytest.approx(none, rel=1e-4)

@@ -174,12 +174,6 @@ def test_features_weights_and_norms_equal_the_definition(table: Table) -> None:
     assert all(getattr(index, a).tobytes() == getattr(again, a).tobytes() for a in ARRAYS)
 
 
-def test_rows_cover_every_kind_of_feature() -> None:
-    index = build(PROMPTS, OUTPUTS)
-    sizes, pairs = np.diff(index.first), index.keys & 1 == 1
-    assert (set(sizes.tolist()), set(sizes[pairs].tolist())) == ({0, 1, 2}, {0, 2})
-
-
 def test_only_the_end_of_a_long_prompt_is_indexed() -> None:
     ends = [[i % 5] * 1024 for i in range(10)]
     short, long = build(ends, OUTPUTS), build([[99, *end] for end in ends], OUTPUTS)

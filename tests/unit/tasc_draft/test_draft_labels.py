@@ -163,7 +163,7 @@ def test_memory_of_released_tries_is_reused() -> None:
     assert sizes[20] == sizes[-1] <= 8 * max(len(trie.token) for trie in CHANGING)
 
 
-def test_trie_is_complete_before_the_engine_thread() -> None:
+def test_trie_computes_nothing_in_the_engine_thread() -> None:
     trie = trie_of([(1, 2, 3), (1, 4, 5)])
     made = {*vars(trie)}
     proposer = dc.make_proposer(dc.full_index(), SETTINGS)
@@ -173,7 +173,7 @@ def test_trie_is_complete_before_the_engine_thread() -> None:
 
 
 MANY = 100  # ids of an index with many labels
-# Behind each first token are two branches, so that first tokens are worth drafting.
+# Two branches follow each first token, so that first tokens are worth drafting.
 WIDE = [(first, *rest) for first in range(20, 60) for rest in ((1, 3), (1, 4), (2, 3), (2, 4))]
 WIDER = [(first, *rest) for first in range(20, 80) for rest in ((1, 3), (1, 4), (2, 3), (2, 4))]
 
@@ -194,7 +194,7 @@ def first_chances(proposer: NgramProposer) -> dict[int, float]:
 
 
 def test_labels_without_evidence_share_the_remaining_probability() -> None:
-    """Where labels allow all that the corpus has, they change no chance of what it has."""
+    """Labels that allow all tokens of the corpus do not change the probabilities of these."""
     outputs = [WIDE[n] for n in (0, 0, 0, 0, 4, 4, 8)]
     free, limited = (limited_to(outputs, labels) for labels in (None, WIDE))
     known = {20, 21, 22}

@@ -118,7 +118,7 @@ def test_bigrams_draft_without_other_evidence() -> None:
     ],
 )
 def test_prompt_and_answer_are_copied(prompt, answer, blanks, copied):
-    """Also where 3 is 9 without the blank in front of it."""
+    """With ``blanks``, token 3 is token 9 without its leading blank."""
     canonical = np.array([*range(9), 3, *range(10, dc.VOCAB + 1)], np.int32)
     index = dataclasses.replace(EMPTY, canonical=canonical) if blanks else EMPTY
     nodes = dc.propose(chain(index, "prompt", (prompt, answer)))
@@ -188,7 +188,7 @@ def test_published_settings_are_those_of_the_papers() -> None:
         DraftSettings.published("mixed")
 
 
-# In the corpus 1 is followed by 2; in prompts and in the target's answers it is not.
+# Token 2 follows token 1 in the corpus, but neither in prompts nor in the target's answers.
 INDEX = dataclasses.replace(dc.make_index([[1, 2]] * 20), weights=prior())
 
 
@@ -228,7 +228,7 @@ def test_learning_raises_repeated_answers() -> None:
         assert chance(proposer, prompt, copied) > was[0]
         assert chance(proposer, prompt, usual) < was[1]
     assert chance(proposer, prompt, copied) > before + 0.1
-    # It is the kind of evidence that was learnt, not the token; and not by the index.
+    # The kind of evidence was learnt and not the token, and the index did not change.
     assert chance(proposer, [1, 5, 4], (1, 5)) > chance(learner(0.1), [1, 5, 4], (1, 5)) + 0.1
     np.testing.assert_array_equal(INDEX.weights.values, prior().values)
 

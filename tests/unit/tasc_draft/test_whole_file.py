@@ -41,7 +41,9 @@ def test_file_is_replaced_at_the_end_of_the_block(path: Path, sync: bool) -> Non
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_killed_writer_leaves_the_old_file_and_its_rest_is_removed_in_time(path: Path) -> None:
+def test_killed_writer_leaves_the_old_file_and_its_partial_file_is_removed_later(
+    path: Path,
+) -> None:
     killed = subprocess.run([sys.executable, "-c", _KILLED, path], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert path.read_bytes() == b"old"

@@ -70,4 +70,4 @@ def merged_logits(merged: Sequence[Any], rows: Sequence[Part]) -> Tensor:
 
 def relative(found: Tensor, expected: Tensor) -> float:
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    return float((found - expected).double().norm() / expected.double().norm())
+    return float((found - expected).double().norm() / expected.double().norm().clamp(min=1e-9))

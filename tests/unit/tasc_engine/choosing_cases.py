@@ -111,7 +111,7 @@ def expected(
             line, asked.sampling, asked.prompt, answer, number, allowed[place]
         )
         if asked.sampling.plain and allowed[place] is None and (line == -np.inf).all():
-            found[place] = 0  # the first of equal ones, as `operations.greatest` says
+            found[place] = 0  # the first of equal ones, as in `operations.greatest`
         path.append(found[place])
         children = [x for x, p in enumerate(parents) if p == node and tokens[x] == path[-1]]
         if not children:

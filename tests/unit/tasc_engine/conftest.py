@@ -11,18 +11,6 @@ import pytest
 import support
 from support import EAGER, SMALL
 from tasc_engine import Engine
-from tasc_text import TaskTokenizer
-from tiny import make_folder
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("engine"))
-
-
-@pytest.fixture(scope="session")
-def tokenizer(folder: Path) -> TaskTokenizer:
-    return TaskTokenizer.from_folder(folder)
 
 
 @pytest.fixture

@@ -4,12 +4,36 @@ import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tree_layouts import parents_of
 
+from tasc_draft.labels import LabelTrie
 from tasc_engine.guided import Guide
+from tasc_engine.guided.choices import ChoiceGuide, Choices
 from tasc_protocol import GuideSpec
 
 GuideMaker = Callable[[], Guide]
+EOS, VOCAB, WORDS = 0, 70, 3  # the last word of a mask is not full
+
+# Tokens of neighbouring words of a mask, and of its last word.
+some_tokens = st.sampled_from([1, 2, 31, 32, VOCAB - 1])
+label_sets = st.lists(st.lists(some_tokens, min_size=1, max_size=5), min_size=1, max_size=8)
+trees = parents_of(9).flatmap(
+    lambda parents: st.tuples(
+        st.tuples(*(some_tokens | st.just(EOS) for _ in parents)), st.just(parents)
+    )
+)
+
+
+def next_tokens(labels: Sequence[Sequence[int]], path: Sequence[int]) -> list[int]:
+    """Returns the tokens after a path in labels, which end with `EOS`."""
+    ended, n = [[*label, EOS] for label in labels], len(path)
+    return sorted({label[n] for label in ended if label[:n] == [*path] and len(label) > n})
+
+
+def guide_of(labels: Sequence[Sequence[int]]) -> ChoiceGuide:
+    return ChoiceGuide(Choices(LabelTrie.of([[*label, EOS] for label in labels]), WORDS, 99, ""))
 
 
 def regex(*texts: str) -> GuideSpec:

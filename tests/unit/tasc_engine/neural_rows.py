@@ -47,10 +47,10 @@ def hidden_states(proposer: NeuralProposer, begin: int, n: int, seed: int = 0) -
     return RowHiddenStates(begin, hidden, torch.randint(0, 300, (n, 3), generator=generator))
 
 
-def begun(proposer: NeuralProposer, row: int, prompt: Sequence[int], said: Sequence[int]) -> None:
+def begun(proposer: NeuralProposer, row: int, prompt: Sequence[int], answer: Sequence[int]) -> None:
     """Starts a row, and passes it the target's hidden states and tokens one after the other."""
     proposer.start(row, ids(prompt))
-    for i, token in enumerate(said):
+    for i, token in enumerate(answer):
         begin, n = (0, len(prompt)) if i == 0 else (len(prompt) + i - 1, 1)
         proposer.observe(row, ids([token]), hidden_states(proposer, begin, n, seed=len(prompt)))
 

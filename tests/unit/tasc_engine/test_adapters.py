@@ -186,7 +186,7 @@ def test_adapter_of_unknown_layer_or_shape_is_refused(up, tmp_path, folder) -> N
 
 
 def test_adapted_layer_refuses_a_part_of_the_tokens() -> None:
-    """In a layer of experts, the rows of its tokens are unknown."""
+    """A layer of experts does not know the rows of its tokens."""
     tokens = MaskedTokens()
     tokens.begin(torch.zeros(6, dtype=torch.int64))
     layer = AdaptedModule(nn.Linear(4, 4), lambda x, y: None, tokens, "experts.0")
@@ -304,7 +304,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_adapter_folder_is_refused(folder: Path, case: str) -> None:
-    breaks, said = BROKEN[case]
+    breaks, message = BROKEN[case]
     breaks(folder)
-    with pytest.raises(UnsupportedModel, match=said):
+    with pytest.raises(UnsupportedModel, match=message):
         read_adapter("mine", folder)

@@ -246,9 +246,9 @@ def test_logprobs_equal_a_plain_log_softmax(width, seed, dtype, most) -> None:
     numbers[:, make.integers(width)] = 1.0
     logits, places = torch.from_numpy(numbers).to(dtype), make.integers(0, 7, len(most))
     tokens = make.integers(0, width, len(most))
-    told = token_logprobs(logits, places, tokens, most)
-    assert [one.token for one in told] == tokens.tolist()
-    for one, place, count in zip(told, places, most, strict=True):
+    found = token_logprobs(logits, places, tokens, most)
+    assert [one.token for one in found] == tokens.tolist()
+    for one, place, count in zip(found, places, most, strict=True):
         right = logits[place].double().log_softmax(-1).numpy()
         order = np.argsort(-right, kind="stable")[:count]
         order = order[right[order] > -np.inf]

@@ -108,7 +108,7 @@ def test_attention_of_trees_and_chunks_equals_the_reference(shape, examples) -> 
 
 
 @by_shape
-def test_attention_of_long_chunk_beside_long_draft_and_decoding_row(shape) -> None:
+def test_attention_of_long_chunk_and_long_draft_is_exact(shape) -> None:
     """The draft's last node is a child of its first: bit 62 is the highest except for the sign."""
     deep = (-1, *range(MAX_NODES - 2), 0)
     check(case_of(shape, [(3, 70, tuple(range(-1, 30))), (90, 1, ()), (20, 1, deep)]))
@@ -116,7 +116,7 @@ def test_attention_of_long_chunk_beside_long_draft_and_decoding_row(shape) -> No
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("heads", [1, 64, 128])
-def test_window_of_a_node_after_a_deeper_one(heads, window) -> None:
+def test_window_of_a_node_after_a_deeper_one_is_exact(heads, window) -> None:
     """Among tokens that are processed together, the first is not always the earliest."""
     shape = Shape(heads, 1, 8, window=window)
     check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
@@ -311,7 +311,7 @@ def test_rope_norm_and_kv_write_equal_torch(dim, normed, dtype) -> None:
 @pytest.mark.parametrize("normed", [False, True])
 @by_dtype
 def test_nan_keys_and_values_are_kept_as_zeros(dtype, normed, dim) -> None:
-    """With the first half's partner: what is turned mixes two places of a head."""
+    """A rotated value mixes two places of a head, so that a NaN affects both."""
     qkv = drawn(6, 4 * dim).to(dtype)
     for token, (head, place, value) in enumerate(
         [(2, 0, torch.nan), (2, dim - 1, torch.inf), (3, 1, torch.nan), (3, dim - 2, -torch.inf)]
@@ -361,7 +361,7 @@ def first_greatest(lines: list[list[float]]) -> list[int]:
     return found
 
 
-# Few different ones, all numbers of each dtype: most lines have several that are greatest.
+# These few values exist in each dtype, so that most lines have several greatest ones.
 LOGITS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, torch.inf, -torch.inf])
 MOSTLY_NUMBERS = st.lists(LOGITS, min_size=1, max_size=300).flatmap(
     lambda line: st.tuples(st.just(line), st.none() | st.integers(0, len(line) - 1))
@@ -396,7 +396,7 @@ def test_greatest_logit_and_single_nan_are_found_anywhere(width, dtype) -> None:
 
 
 @by_dtype
-def test_choice_of_no_lines_and_of_strided_columns(dtype) -> None:
+def test_choice_supports_no_lines_and_strided_columns(dtype) -> None:
     logits = drawn(6, 40).to(dtype)
     assert choices(logits[:0]) == [[], [], []]
     expected = first_greatest(logits[:, 3:30].double().tolist())

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 import tiny
+from neural_drafters import decoder_of
 from paired import paired
 from tasc_engine.kv.cache import RowCache, on_device
 from tasc_engine.layout import lay_out, plain_batch
@@ -42,12 +43,6 @@ def make(config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def decoder_of(model: Any) -> LeanDecoder:
-    found = lean(model, 64)
-    assert found is not None
-    return found
-
-
 def step(decoder: LeanDecoder, cache: RowCache, ids: Tensor, start: int, wanted: Tensor) -> Tensor:
     """Returns the logits of a row's next tokens, which begin after place 5 of the cache."""
     layout = lay_out(plain_batch([5], start, ids.numpy().astype(np.int32)))
@@ -59,7 +54,7 @@ def step(decoder: LeanDecoder, cache: RowCache, ids: Tensor, start: int, wanted:
 def same_logits(model: Any) -> None:
     """A prompt in two chunks: all places of the first, some of the second, out of order."""
     ids, cut, wanted = torch.arange(3, 3 + TOKENS) * 5 % 97, 9, torch.tensor([4, 0, 3])
-    decoder, cache, places = decoder_of(model), RowCache(3, 64), torch.arange(TOKENS)
+    decoder, cache, places = decoder_of(model, 64), RowCache(3, 64), torch.arange(TOKENS)
     first = step(decoder, cache, ids[:cut], 0, places[:cut])
     second = step(decoder, cache, ids[cut:], cut, wanted)
     found = torch.cat((first, second))
@@ -136,7 +131,7 @@ def test_lean_decoder_refuses_models_that_need_other_code() -> None:
 
 @torch.inference_mode()
 def test_step_without_logits_still_writes_keys_and_values() -> None:
-    decoder, cache = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16)), RowCache(3, 64)
+    decoder, cache = decoder_of(make(LlamaConfig(**SHAPE), torch.bfloat16), 64), RowCache(3, 64)
     none = torch.empty(0, dtype=torch.int64)
     assert step(decoder, cache, torch.arange(4), 0, none).shape == (0, 97)
     kept = cache.copied(0, 64).flatten(2).abs().amax(-1) > 0

@@ -64,8 +64,14 @@ def run(engine, request):
             for ids in ((5, 10**6), (-1,))
         ),
         *((ValueError, {"logit_bias": ((token, 1.0),)}, [str(token)]) for token in (-1, 10**6)),
-        (ValueError, {"adapter": "nobody"}, ["nobody"]),
+        (ValueError, {"adapter": "unknown"}, ["unknown"]),
         (GuideError, {"guide": GuideSpec("regex", text="a(b")}, ["regex"]),
+        *((ValueError, {"prompt": wrong}, ["prompt"]) for wrong in ((), "a text")),
+        (ValueError, {"max_tokens": None}, ["max_tokens"]),
+        (ValueError, {"max_tokens": 0}, ["max_tokens is 0"]),
+        (ValueError, {"logprobs": 21}, ["logprobs"]),
+        (ValueError, {"stop": ("",)}, ["stop"]),
+        (ValueError, {"committed_ids": (5,) * 12}, ["max_tokens"]),  # no token is left
     ],
 )
 def test_refused_request_leaves_no_state(make_engine, kind, fields, named):
@@ -75,25 +81,6 @@ def test_refused_request_leaves_no_state(make_engine, kind, fields, named):
     assert engine.waiting == 0
     assert len(run(engine, request("b", max_tokens=59)).tokens) == 59
     engine.check_integrity()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "named"),
-    [
-        ("prompt", (), "prompt"),
-        ("prompt", "a text", "prompt"),
-        ("max_tokens", None, "max_tokens"),
-        ("logprobs", 21, "logprobs"),
-        ("max_tokens", 0, "max_tokens is 0"),
-        ("stop", ("",), "stop"),
-        ("committed_ids", (5, 6, 7), "max_tokens"),  # no token is left
-    ],
-)
-def test_request_that_cannot_be_answered_is_refused(make_engine, field, value, named) -> None:
-    engine = make_engine()
-    with refused(ValueError, named):
-        engine.submit(Request(**{"id": "a", "prompt": PROMPT, "max_tokens": 3, field: value}))
-    assert engine.waiting == 0
 
 
 def test_queue_has_an_exact_bound(make_engine) -> None:
@@ -301,12 +288,12 @@ def test_failing_proposer_changes_no_answer(watched, plain, monkeypatch, method)
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
-    "parent behind the node": lambda d: replace(d, parents=d.parents + 1),
-    "parent of nobody": lambda d: replace(d, parents=d.parents - 9),
-    "depth of its own": lambda d: replace(d, depths=d.depths + 1),
-    "id of no vocabulary": lambda d: replace(d, tokens=d.tokens + 10**6),
+    "parent after the node": lambda d: replace(d, parents=d.parents + 1),
+    "parent that does not exist": lambda d: replace(d, parents=d.parents - 9),
+    "wrong depth": lambda d: replace(d, depths=d.depths + 1),
+    "id outside the vocabulary": lambda d: replace(d, tokens=d.tokens + 10**6),
     "id below zero": lambda d: replace(d, tokens=d.tokens - 10**6),
-    "source that is none": lambda d: replace(d, source=d.source + 99),
+    "unknown source": lambda d: replace(d, source=d.source + 99),
     "rows missing": lambda d: replace(d, offsets=d.offsets[:-1]),
     "rows falling": lambda d: replace(d, offsets=d.offsets[::-1].copy()),
     "arrays of different length": lambda d: replace(d, parents=d.parents[:-1]),

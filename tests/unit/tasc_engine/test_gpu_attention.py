@@ -110,7 +110,7 @@ def test_attention_of_trees_and_chunks_equals_the_reference(shape, everything) -
         *params((SHAPES[1], SHAPES[3]), MORE_HEADS),
     ],
 )
-def test_prompt_chunk_with_draft_beside_decoding_rows(shape) -> None:
+def test_attention_of_a_prompt_chunk_with_draft_is_exact(shape) -> None:
     chain = tuple(range(-1, 31))
     rows: list[Row] = [(0, 256 if ON_GPU else 40, chain), (300, 1, ()), (7, 1, (-1, -1, 0, 1))]
     assert error(shape, rows, 300) < CLOSE[shape.dtype]
@@ -118,14 +118,14 @@ def test_prompt_chunk_with_draft_beside_decoding_rows(shape) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("longest", [64, 128, 192, 256])
-def test_contexts_at_the_edges_of_splits(longest) -> None:
+def test_attention_is_exact_at_the_edges_of_splits(longest) -> None:
     """One to four parts, each of whole blocks of 64 keys."""
     rows: list[Row] = [(n, 1, ()) for n in (62, 63, 64, 126, 127, 128, 190, 191, 192, 255, 256)]
     assert error(SHAPES[0], rows, longest) < CLOSE[torch.float32]
 
 
 @needs_triton
-def test_row_with_the_maximum_number_of_nodes(plain: Shape) -> None:
+def test_attention_is_exact_for_the_maximum_number_of_nodes(plain: Shape) -> None:
     """The last node is a child of the first; bit 62 is the highest except for the sign."""
     parents = (-1, *range(61), 0)
     assert len(parents) == MAX_NODES

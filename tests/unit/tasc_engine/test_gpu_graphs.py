@@ -144,28 +144,19 @@ def test_every_token_count_has_a_close_bucket(n, most) -> None:
 
 @given(rows_of(ROWS, 30, 1, 6), st.integers(0, 6))
 def test_padding_follows_the_step_and_uses_the_scratch_slot_only(rows, moved) -> None:
-    step = host_of(rows, (range(moved), range(10, 10 + moved)))
+    step, n, size = host_of(rows, (range(moved), range(10, 10 + moved))), len(rows), 30
     step.adapters[:] = range(1, 1 + len(step.ids))
-    n, count, size = len(step.ids), len(rows), 30
-    counts = {
-        "query_offsets": ROWS + 2,
-        "moves": 12,
-        **dict.fromkeys(("kv_starts", "trunks", "nodes"), 5),
-    }
-    names = ("ids", "positions", "slots", "visible_lens", "tree", "adapters", *counts)
-    parts = {name: np.full(counts.get(name, size), -7, np.int64) for name in names}
+    padding = dict.fromkeys(("ids", "positions", "tree", "adapters"), (size, 0))
+    padding |= {"slots": (size, LIMITS.scratch), "visible_lens": (size, 1)}
+    padding |= {"kv_starts": (ROWS + 1, LIMITS.scratch), "trunks": (ROWS + 1, 1)}
+    padding |= {"nodes": (ROWS + 1, 0), "moves": (12, None), "query_offsets": (ROWS + 2, None)}
+    parts = {name: np.full(length, -7, np.int64) for name, (length, _) in padding.items()}
     fill(parts, step, LIMITS)
-    for name in ("ids", "positions", "slots", "visible_lens", "tree", "adapters"):
-        assert parts[name][:n].tolist() == getattr(step, name).tolist()
-    assert set(parts["slots"][n:]) <= {LIMITS.scratch}
-    assert set(parts["visible_lens"][n:]) <= {1}
-    assert not parts["tree"][n:].any()
-    assert not parts["adapters"][n:].any()
-    query_offsets = parts["query_offsets"].tolist()
-    assert query_offsets == [*step.query_offsets.tolist(), *[n] * (ROWS - count), size]
-    assert parts["kv_starts"].tolist()[count:] == [LIMITS.scratch] * (ROWS + 1 - count)
-    assert parts["trunks"].tolist()[count:] == [1] * (ROWS + 1 - count)
-    moves = parts["moves"].reshape(2, 6)
+    moves, offsets = parts.pop("moves").reshape(2, 6), parts.pop("query_offsets").tolist()
+    for name, part in parts.items():
+        own, (length, value) = getattr(step, name).tolist(), padding[name]
+        assert part.tolist() == own + [value] * (length - len(own)), name
+    assert offsets == [*step.query_offsets.tolist(), *[len(step.ids)] * (ROWS - n), size]
     assert moves[:, :moved].tolist() == step.moves.tolist()
     assert (moves[:, moved:] == LIMITS.scratch).all()
 

@@ -8,18 +8,32 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from guide_walks import allowed, answers, guide_after, ids, look, path_to, tokens_of
+from guide_walks import (
+    EOS,
+    VOCAB,
+    WORDS,
+    allowed,
+    answers,
+    guide_after,
+    guide_of,
+    ids,
+    label_sets,
+    look,
+    next_tokens,
+    path_to,
+    tokens_of,
+    trees,
+)  # fmt: skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
-from tree_layouts import forest, parents_of
+from tree_layouts import forest
 
 from support import refused
 from tasc_draft import Drafts
-from tasc_draft.labels import LabelTrie
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide, GuideLimits, Guides, factory, follow
-from tasc_engine.guided.choices import ChoiceGuide, Choices
+from tasc_engine.guided.choices import Choices
 from tasc_engine.guided.following import LeastTokens
 from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
@@ -29,21 +43,7 @@ def choice(*texts: str) -> GuideSpec:
     return GuideSpec("choice", texts)
 
 
-EOS = 0
-VOCAB, WORDS = 70, 3  # the last word is not full
 TEXTS = ("alarm_set", "alarm", "play_music", "play music", "friday", "wake me up", "東京 🙂")
-
-# Tokens of neighbouring words and of the last word.
-some = st.sampled_from([1, 2, 31, 32, VOCAB - 1])
-texts = st.lists(st.lists(some, min_size=1, max_size=5), min_size=1, max_size=8)
-trees = parents_of(9).flatmap(
-    lambda parents: st.tuples(st.tuples(*(some | st.just(EOS) for _ in parents)), st.just(parents))
-)
-
-
-def guide_of(sequences: list[list[int]]) -> ChoiceGuide:
-    trie = LabelTrie.of([[*s, EOS] for s in sequences])
-    return ChoiceGuide(Choices(trie, WORDS, 99, ""))
 
 
 @settings(deadline=None)
@@ -64,14 +64,8 @@ def test_end_tokens_are_forbidden_before_min_tokens(tree, least, emitted) -> Non
             assert masks[x] == (late if emitted + len(path) < least else anything)
 
 
-def goes_on(sequences: list[list[int]], path: list[int]) -> list[int]:
-    """Returns the tokens after a path in sequences."""
-    ended = [[*s, EOS] for s in sequences]
-    return sorted({s[len(path)] for s in ended if s[: len(path)] == path and len(s) > len(path)})
-
-
 @settings(deadline=None)  # the first example compiles
-@given(texts, trees, st.data())
+@given(label_sets, trees, st.data())
 def test_allowed_tokens_after_each_node_follow_the_choices(sequences, tree, data) -> None:
     tokens, parents = tree
     emitted = data.draw(st.sampled_from(sequences))
@@ -80,28 +74,28 @@ def test_allowed_tokens_after_each_node_follow_the_choices(sequences, tree, data
     guide.advance(ids(emitted))
     for _ in range(2):  # the second finds what the first did
         now, kept, after = look(guide, tokens, parents)
-        assert now == goes_on(sequences, emitted)
+        assert now == next_tokens(sequences, emitted)
         for x in range(len(parents)):
             there = [*emitted, *path_to(tokens, parents, x)]
             assert kept[x] == begins(sequences, there)
-            assert after[x] == (goes_on(sequences, there) if kept[x] else [])
+            assert after[x] == (next_tokens(sequences, there) if kept[x] else [])
 
 
 @settings(deadline=None)
-@given(texts, st.integers(0, 7), st.data())
+@given(label_sets, st.integers(0, 7), st.data())
 def test_single_allowed_tokens_are_forced(sequences, most, data) -> None:
     emitted = data.draw(st.sampled_from(sequences))
     emitted = emitted[: data.draw(st.integers(0, len(emitted)))]
     expected: list[int] = []
     while len(expected) < most and expected[-1:] != [EOS]:
-        choices = goes_on(sequences, [*emitted, *expected])
+        choices = next_tokens(sequences, [*emitted, *expected])
         if len(choices) != 1:
             break
         expected += choices
     guide = guide_of(sequences)
     guide.advance(ids(emitted))
     assert guide.forced(most).tolist() == expected
-    assert allowed(guide) == goes_on(sequences, emitted)
+    assert allowed(guide) == next_tokens(sequences, emitted)
 
 
 def test_choices_are_tokenized_by_the_tokenizer(tokenizer: TaskTokenizer) -> None:
@@ -287,7 +281,7 @@ def ask_in_threads(guides: Guides, *specs: list[GuideSpec]) -> list[list[list[in
         return [*pool.map(ask, specs)]
 
 
-rows = st.tuples(st.none() | texts, trees)
+rows = st.tuples(st.none() | label_sets, trees)
 
 
 def numbered(step: list) -> Drafts:

@@ -127,9 +127,9 @@ def guides(tokenizer: TaskTokenizer) -> Guides:
 
 
 def allows(guides: Guides, tokenizer: TaskTokenizer, schema: dict, text: str) -> bool:
-    said = [*tokenizer.encode_outputs([f'{{"f": {text}}}'])[0], EOS]
+    tokens = [*tokenizer.encode_outputs([f'{{"f": {text}}}'])[0], EOS]
     guide = guides.of(GuideSpec("json_schema", text=json.dumps(schema)), 999)
-    return all(look(guide, said, range(-1, len(said) - 1))[1])
+    return all(look(guide, tokens, range(-1, len(tokens) - 1))[1])
 
 
 @pytest.mark.parametrize(("kind", "good", "bad"), FOLLOWED, ids=lambda v: str(v)[:40])
@@ -165,7 +165,7 @@ def test_unenforceable_types_are_refused_or_ignored(guides, tokenizer, kind, nam
     [r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", r"^(?!^[-+.]*$)[+-]?0*\d{0,3}\.?\d{0,2}0*$"],
 )
 def test_decimal_pattern_is_followed(guides, tokenizer, pattern: str) -> None:
-    """Some versions of Pydantic write it, with a look-ahead that llguidance lacks."""
+    """Some versions of Pydantic write a look-ahead, which llguidance lacks."""
     kinds = [{"type": "number"}, {"type": "string", "pattern": pattern}]
     schema = {"type": "object", "properties": {"f": {"anyOf": kinds}}}
     found = [

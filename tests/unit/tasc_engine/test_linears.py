@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_folders import relative
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,11 +20,6 @@ from tasc_engine.model.linears import Linear, lay_out_linears
 # bfloat16 has 8 bits: the result is rounded once, on either way.
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}
 BIASES = [(False, False, False), (True, True, True), (True, False, True), (False,), (True,)]
-
-
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    return float((found - expected).double().norm() / expected.double().norm().clamp(min=1e-9))
 
 
 @pytest.mark.parametrize("dtype", CLOSE)

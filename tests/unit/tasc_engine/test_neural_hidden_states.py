@@ -224,7 +224,7 @@ def test_new_proposer_gets_hidden_states_from_its_start_on(
     for row in later.ended:
         found.check(row, begin=None)
     found.engine.draft_by(noisy(folder))
-    assert found.target.hidden_states.hidden is None, "nobody asks for them any more"
+    assert found.target.hidden_states.hidden is None, "no proposer requests them any more"
 
 
 def test_resumed_answer_has_all_hidden_states(bench: Maker) -> None:
@@ -285,7 +285,7 @@ def test_dropped_drafts_have_no_hidden_states(bench: Maker, monkeypatch) -> None
 def test_failing_hidden_state_buffer_costs_only_drafts(
     bench: Maker, monkeypatch, name: str
 ) -> None:
-    """It takes memory on the target's device, which may be full."""
+    """The buffer takes memory on the target's device, which may be full."""
     found, expected = bench(), bench().answer(requests())
     full = RuntimeError("out of memory")
     raised = failing_where(monkeypatch, module, name, full, lambda n, *_: n % 7 == 3)

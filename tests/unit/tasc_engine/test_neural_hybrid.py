@@ -1,5 +1,6 @@
 """Tests the hybrid: the calls of its proposers, the n-grams' inputs, and the model's pauses."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,14 +66,18 @@ def test_drafter_runs_for_unsure_rows_and_is_merged(probs, budget, of_the_model,
     assert external == [None, handed]
 
 
-def test_n_grams_continue_after_a_token_of_the_drafter() -> None:
-    setting = DraftSettings(min_prob=0.0, recent_tokens=0, num_speculative_tokens=24)
-    outputs = Tokens.of([[2, 3, 4], [5, 2, 3]] * 9)
-    index = build_index(outputs, None, fingerprint="f" * 32, vocab_size=12, eos_id=0)
-    ngram = NgramProposer(
-        setting, rows=1, capacity=32, vocab_size=12, eos_ids=[0], index=index, branching=True
+def ngrams(outputs: Sequence[Sequence[int]]) -> NgramProposer:
+    settings = DraftSettings(min_prob=0.0, recent_tokens=0, num_speculative_tokens=24)
+    index = build_index(Tokens.of(outputs), fingerprint="f" * 32, vocab_size=12, eos_id=0)
+    return NgramProposer(
+        settings, rows=2, capacity=32, vocab_size=12, eos_ids=[0], index=index, branching=True
     )
-    hybrid = HybridProposer(ngram, Fixed(7, 0.99), sure=1.0, arms=Always())
+
+
+def test_n_grams_continue_after_a_token_of_the_drafter() -> None:
+    hybrid = HybridProposer(
+        ngrams([[2, 3, 4], [5, 2, 3]] * 9), Fixed(7, 0.99), sure=1.0, arms=Always()
+    )
     hybrid.start(0, np.array([1], np.int32))
     drafts = hybrid.propose(ROW, 24 * ONE)
     assert {2, 7} <= set(drafts.tokens.tolist())
@@ -81,14 +86,7 @@ def test_n_grams_continue_after_a_token_of_the_drafter() -> None:
 
 
 def test_drafter_does_not_run_for_known_labels() -> None:
-    setting = DraftSettings(min_prob=0.0, recent_tokens=0)
-    index = build_index(
-        Tokens.of([[1, 2, 3, 5]] * 9), None, fingerprint="f" * 32, vocab_size=12, eos_id=0
-    )
-    ngram = NgramProposer(
-        setting, rows=2, capacity=32, vocab_size=12, eos_ids=[0], index=index, branching=True
-    )
-    neural = Fixed(4, 0.9)
+    ngram, neural = ngrams([[1, 2, 3, 5]] * 9), Fixed(4, 0.9)
     labels = LabelTrie.of([(1, 2, 3, 5, 0), (1, 2, 3, 6, 0), (4, 7, 8, 0), (4, 7, 9, 0)])
     rows, budget = np.arange(2, dtype=np.int32), np.full(2, 8, np.int32)
     for sure, at_first in ((0.3, 0), (1.0, 8)):

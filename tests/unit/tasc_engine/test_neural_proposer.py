@@ -415,8 +415,12 @@ def test_failing_starts_switch_the_drafter_off(guarded: Guarded) -> None:
     assert guarded.off == ["failed"]
 
 
-def test_row_in_use_may_be_started_again(guarded: Guarded) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_row_in_use_is_finished_before_it_starts_again(guarded: Guarded, replaced: bool) -> None:
+    """A hybrid with another index has the same drafter, and starts its rows again."""
     guarded.proposer.start(3, PROMPT)
+    if replaced:
+        guarded.proposer.use(guarded.neural)
     guarded.proposer.start(3, PROMPT)
     assert guarded.neural.calls == [("start", 3), ("finish", 3), ("start", 3)]
 
@@ -447,11 +451,3 @@ def test_drafter_that_fails_costs_no_drafts_of_n_grams(call: str) -> None:
     assert guarded.off == ["failed"]
     assert guarded.proposer.new_failures() == FAILURES
     assert guarded.requests[-1] == HiddenStateRequest()
-
-
-def test_rows_are_finished_before_a_proposer_is_replaced(guarded: Guarded) -> None:
-    """A hybrid with another index has the same drafter, and starts its rows again."""
-    guarded.proposer.start(3, PROMPT)
-    guarded.proposer.use(guarded.neural)
-    guarded.proposer.start(3, PROMPT)
-    assert guarded.neural.calls == [("start", 3), ("finish", 3), ("start", 3)]

@@ -75,7 +75,7 @@ def test_full_and_ranked_logits_equal_the_head():
 
 @pytest.mark.parametrize("gathered", [True, False])
 def test_recent_vocabulary_bytes_are_counted(gathered: bool) -> None:
-    """But for a few numbers a row and a token."""
+    """A few numbers for each row and token are not counted."""
     weight = head()
     made = RecentVocabulary(weight, ROWS, 64, base=int32(*range(9)), gathered=gathered)
     held = {weight.untyped_storage().data_ptr(): 0, 1: 9 * HIDDEN * 8}
@@ -209,7 +209,7 @@ def test_unstarted_row_has_no_token():
         ({"context": False}, {20, 21, 22, 5}, {30, 40, 41, 42}),
     ],
 )
-def test_each_ablation_leaves_its_stream_out(left, prompted, answered):
+def test_ablation_excludes_its_stream(left, prompted, answered):
     made = RecentVocabulary(head(), ROWS, **left)
     assert made.needs_top == 3
     made.start(0, int32(1, 2))
@@ -254,9 +254,9 @@ def test_unobserved_drafts_are_bounded():
 
 def test_vocabulary_sizes_are_reported_in_batches() -> None:
     vocabulary = RankedVocabulary(torch.zeros(9, 4), np.array([1, 5, 7], np.int32))
-    told: list[list[int]] = []
-    sizes = ActiveSizes(vocabulary, torch.device("cpu"), told.append)
+    reported: list[list[int]] = []
+    sizes = ActiveSizes(vocabulary, torch.device("cpu"), reported.append)
     for step in range(2 * STEPS + 3):
         sizes.drafted(np.arange(step % 3, dtype=np.int32))
     rows = [sum(step % 3 for step in range(n * STEPS, (n + 1) * STEPS)) for n in range(2)]
-    assert told == [[3] * n for n in rows]
+    assert reported == [[3] * n for n in rows]

@@ -1,6 +1,8 @@
-"""Tests that lanes convert exactly like torch, and compute like numpy within the precision."""
+"""Tests that SIMD lanes convert exactly like torch, and the accuracy of their functions.
 
-import math
+`test_cpu` tests their arithmetic: attention and layers equal their references.
+"""
+
 from typing import Any
 
 import numba
@@ -11,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasc_engine.kernels.cpu import simd
-from tasc_engine.kernels.cpu.compiling import Size
 from tasc_engine.kernels.cpu.simd import WIDTH
 
-# As the package compiles: sums may be taken in any order.
+# The package compiles with these options: sums may be taken in any order.
 compiled = numba.njit(_nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
 SHORT = {torch.bfloat16: np.uint16, torch.float16: np.int16}
@@ -67,20 +68,11 @@ def of_pairs(operation: Any) -> Any:
 
 
 _exp, _finite, _double = map(of_each, (simd.exp, simd.finite, simd.double))
-_maximum, *_basics = map(of_pairs, (simd.maximum, simd.add, simd.sub, simd.mul, simd.div))
+_maximum = of_pairs(simd.maximum)
 
 
-@compiled
-def _fma(x, y, z, out):
-    simd.store(out, 0, simd.fma(simd.load(x, 0), simd.load(y, 0), simd.load(z, 0)))
-    simd.store(out, WIDTH, simd.broadcast(x[3]))
-    simd.store(out, 2 * WIDTH, simd.zeros(x))
-
-
+_greatest = compiled(lambda x: simd.greatest(simd.load(x, 0)))
 _only = compiled(lambda x, bits, out: simd.store(out, 0, simd.only(simd.load(x, 0), bits)))
-_reduced = compiled(lambda x: (simd.greatest(simd.load(x, 0)), simd.total(simd.load(x, 0))))
-_tile = compiled(lambda x, start, size, out: simd.store(out, 0, simd.tile(x, start, size)))
-_fold = compiled(lambda x, size, out: simd.store(out, 0, simd.fold(simd.load(x, 0), size)))
 
 
 def same(found: np.ndarray, expected: np.ndarray) -> None:
@@ -192,8 +184,8 @@ def test_maximum_and_nan_are_found_in_any_lane(dtype) -> None:
         for value in odd:
             one = np.full(WIDTH, -3, dtype)
             one[lane] = value
-            assert np.array_equal(_reduced(one)[0], one.max(), equal_nan=True)
-    assert _reduced(np.full(WIDTH, -np.inf, dtype))[0] == -np.inf
+            assert np.array_equal(_greatest(one), one.max(), equal_nan=True)
+    assert _greatest(np.full(WIDTH, -np.inf, dtype)) == -np.inf
 
 
 @settings(deadline=None)  # the first example compiles
@@ -209,50 +201,3 @@ def test_masked_and_finite_lanes_are_kept(values, bits):
         assert (out == np.where(np.isfinite(x), x, 0)).all()
         _double(x, wide)
         same(wide, x.astype(np.float64))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_total_is_the_sum_up_to_rounding(dtype) -> None:
-    draw = np.random.default_rng(3)
-    for _ in range(100):
-        x = (draw.standard_normal(WIDTH) * 10.0 ** draw.integers(-3, 4, WIDTH)).astype(dtype)
-        bound = WIDTH * np.finfo(dtype).eps * math.fsum(abs(x.astype(np.float64)))
-        assert abs(float(_reduced(x)[1]) - math.fsum(x.astype(np.float64))) <= bound
-    for lane in range(WIDTH):
-        x[:] = 1 << np.arange(WIDTH)
-        assert _reduced(x)[1] == (1 << WIDTH) - 1
-        x[lane] = np.nan
-        assert np.isnan(_reduced(x)[1])
-        x[lane] = -np.inf
-        assert _reduced(x)[1] == -np.inf
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_arithmetic_is_elementwise(dtype) -> None:
-    x, y, z = np.random.default_rng(4).standard_normal((3, WIDTH)).astype(dtype)
-    for basic, expected in zip(_basics, (x + y, x - y, x * y, x / y), strict=True):
-        out = np.ones(WIDTH, dtype)
-        basic(x, y, out)
-        assert np.abs(out - expected).max() <= 4 * np.finfo(dtype).eps
-    out = np.ones((3, WIDTH), dtype)
-    _fma(x, y, z, out.ravel())
-    assert np.abs(out[0] - (x * y + z)).max() <= 4 * np.finfo(dtype).eps
-    assert out[1].tolist() == [x[3]] * WIDTH
-    assert not out[2].any()
-    if dtype == np.float32:  # a fused product is not rounded before it is added to
-        _fma(x, y, -(x * y), out.ravel())
-        exact = x.astype(np.float64) * y - (x * y)
-        assert exact.any()
-        assert out[0].tolist() == exact.astype(np.float32).tolist()
-
-
-@pytest.mark.parametrize("few", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_tile_and_fold(dtype: type, few: int) -> None:
-    x = np.random.default_rng(few).integers(-99, 99, 3 * WIDTH).astype(dtype)
-    out = np.empty(WIDTH, dtype)
-    _tile(x, 5, Size(few), out)
-    assert out.tolist() == np.tile(x[5 : 5 + few], WIDTH // few).tolist()
-    _fold(x, Size(few), out)
-    sums = x[:WIDTH].reshape(-1, few).sum(1)
-    assert out[: WIDTH // few].tolist() == sums.tolist()

@@ -73,10 +73,10 @@ def test_record_of_an_earlier_version_loads_unchanged() -> None:
     draft=st.integers(2, 16).map(lambda n: DraftSettings(n_max=n)),
 )
 def test_task_record_survives_json(
-    numbers: dict[str, float], form: dict[str, Any], stop: list[str], prompt: str, **said: Any
+    numbers: dict[str, float], form: dict[str, Any], stop: list[str], prompt: str, **fields: Any
 ) -> None:
     sampling, name = SamplingDefaults(**numbers), "a.b-c_1"
-    record = replace(RECORD, name=name, template=prompt + "{input}", **form, **said)
+    record = replace(RECORD, name=name, template=prompt + "{input}", **form, **fields)
     record = replace(record, stop=tuple(stop), sampling=sampling)
     again = TaskRecord.from_json(record.to_json())
     assert again == record

@@ -52,7 +52,7 @@ def test_takes_and_finish_make_the_whole_text(tokenizer, text, data):
 
 @few
 @given(st.data())
-def test_so_do_they_where_the_model_says_bytes_that_are_no_text(tokenizer, data):
+def test_takes_and_finish_make_the_whole_text_of_invalid_bytes(tokenizer, data):
     space = tokenizer.backend.token_to_id("<0x20>")  # a space is a piece, never a byte token
     usable = [i for i in range(tokenizer.vocab_size) if i != space]
     ids = data.draw(st.lists(st.sampled_from(usable), max_size=12))
@@ -60,7 +60,7 @@ def test_so_do_they_where_the_model_says_bytes_that_are_no_text(tokenizer, data)
 
 
 @pytest.mark.parametrize("between", [[], ["</s>"]], ids=["at once", "special token between"])
-def test_byte_tokens_that_turn_out_no_text_break_nothing(byte_fallback, between):
+def test_invalid_byte_tokens_become_replacement_characters(byte_fallback, between):
     """A newline is decoded as such until an invalid byte joins its run; then both are marks."""
     newline, *skipped, invalid = (
         byte_fallback.backend.token_to_id(t) for t in ("<0x0A>", *between, "<0xFE>")
@@ -77,10 +77,11 @@ def test_byte_tokens_that_turn_out_no_text_break_nothing(byte_fallback, between)
 
 @few
 @given(texts, stops, st.data())
-def test_the_answer_is_cut_before_the_first_stop_string(tokenizer, text, stop, data):
-    """Decode anew behind each token: the first that has a stop string in it is the last to count.
+def test_answer_is_cut_before_the_first_stop_string(tokenizer, text, stop, data):
+    """The reference decodes the whole text again after each token.
 
-    Text is not looked at while its last character is unfinished.
+    The answer ends with the first token after which the text contains a stop string. A text with an
+    incomplete last character is not searched.
     """
     [ids] = tokenizer.encode_outputs([text])
     decoded = [tokenizer.decode(ids[:n]) for n in range(len(ids) + 1)]
@@ -128,7 +129,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -> None:
+def test_text_that_may_begin_a_stop_string_is_held_back(
+    byte_level: TaskTokenizer, case: Case
+) -> None:
     ids = [i for character in case.text for i in byte_level.encode_outputs([character])[0]]
     assert len(ids) == len(case.text)
     more = [i for _ in range(2) for i in byte_level.encode_outputs(["q"])[0]]
@@ -153,7 +156,7 @@ def test_what_is_sent_behind_each_token(byte_level: TaskTokenizer, case: Case) -
     assert (soon.push(ids), soon.text) == (len(sent), at_once.text)
 
 
-def test_special_tokens_are_no_text(tokenizer: TaskTokenizer) -> None:
+def test_special_tokens_have_no_text(tokenizer: TaskTokenizer) -> None:
     [ids] = tokenizer.encode_outputs(["ab"])
     answer = IncrementalDetokenizer(tokenizer, ["end"])
     pushed = answer.push([*ids, tokenizer.eos_id])

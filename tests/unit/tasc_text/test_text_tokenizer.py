@@ -39,7 +39,7 @@ def resave(folder: Path, change: Callable[[Tokenizer], object]) -> TaskTokenizer
     return TaskTokenizer.from_folder(other)
 
 
-def test_a_resaved_tokenizer_with_padding_and_truncation_is_the_same(folder: Path) -> None:
+def test_padding_and_truncation_do_not_change_the_fingerprint(folder: Path) -> None:
     def change(tokenizer: Tokenizer) -> None:
         tokenizer.enable_padding(length=50)
         tokenizer.enable_truncation(3)
@@ -54,7 +54,7 @@ def test_a_resaved_tokenizer_with_padding_and_truncation_is_the_same(folder: Pat
     assert other.encode_outputs(SENTENCES) == one.encode_outputs(SENTENCES)
 
 
-def test_another_vocabulary_or_end_of_sequence_is_another_tokenizer(folder: Path) -> None:
+def test_vocabulary_and_end_of_sequence_change_the_fingerprint(folder: Path) -> None:
     """The vocabulary's size is one above the largest id."""
     one = TaskTokenizer.from_folder(folder)
     other = resave(folder, lambda t: t.add_tokens(["a task token"]))
@@ -64,7 +64,7 @@ def test_another_vocabulary_or_end_of_sequence_is_another_tokenizer(folder: Path
     assert len({each.fingerprint for each in (one, other, ends)}) == 3
 
 
-def test_every_end_that_a_file_names_ends_answers_the_tokenizers_first(folder: Path) -> None:
+def test_eos_token_of_the_tokenizer_precedes_those_of_other_files(folder: Path) -> None:
     write(folder, "generation_config.json", eos_token_id=[3, 0])
     write(folder, "config.json", eos_token_id=5)
     assert TaskTokenizer.from_folder(folder).eos_ids == (0, 3, 5)
@@ -84,7 +84,7 @@ TURNS = "{% for m in messages %}<|role|>{{ m.role }}:{{ m.content }}"
 
 
 @pytest.mark.parametrize(
-    ("behind", "ends"),
+    ("suffix", "ends"),
     [
         ("<|turn|>\n{% endfor %}", ["<|turn|>", END]),  # Gemma 3, Phi-3
         (" {{ eos_token }}{% endfor %}", [END]),  # Llama 2
@@ -96,9 +96,9 @@ TURNS = "{% for m in messages %}<|role|>{{ m.role }}:{{ m.content }}"
     ],
 )
 @pytest.mark.parametrize("place", ["file", "settings", "named"])
-def test_the_end_of_a_turn_in_the_chat_template_comes_first(folder, behind, ends, place) -> None:
+def test_turn_end_of_the_chat_template_is_the_first_eos_token(folder, suffix, ends, place) -> None:
     folder = resave(folder, lambda t: t.add_special_tokens(["<|role|>", "<|turn|>"])).path.parent
-    source = TURNS + behind
+    source = TURNS + suffix
     if place == "file":
         (folder / "chat_template.jinja").write_text(source)
     else:
@@ -117,7 +117,7 @@ def test_the_end_of_a_turn_in_the_chat_template_comes_first(folder, behind, ends
         TURNS.replace("m.content", "m.content|replace('-', ' ')") + "<|turn|>{% endfor %}",
     ],
 )
-def test_a_chat_template_that_does_not_write_the_answer_as_it_is_names_no_end(folder, source):
+def test_chat_template_that_changes_answers_gives_no_eos_token(folder, source):
     folder = resave(folder, lambda t: t.add_special_tokens(["<|role|>", "<|turn|>"])).path.parent
     write(folder, "tokenizer_config.json", eos_token=END, chat_template=source)
     tokenizer = TaskTokenizer.from_folder(folder)
@@ -125,7 +125,7 @@ def test_a_chat_template_that_does_not_write_the_answer_as_it_is_names_no_end(fo
 
 
 @pytest.mark.parametrize("token", [END, {"content": END, "special": True}])
-def test_the_tokenizers_own_end_is_a_string_or_a_dict(folder: Path, token: object) -> None:
+def test_eos_token_of_the_tokenizer_is_a_string_or_a_dict(folder: Path, token: object) -> None:
     tokenizer = resave(folder, lambda t: t.add_special_tokens(["<|other|>"]))
     folder = tokenizer.path.parent
     write(folder, "tokenizer_config.json", eos_token=token)
@@ -143,21 +143,21 @@ def test_the_tokenizers_own_end_is_a_string_or_a_dict(folder: Path, token: objec
         *((name, b'{"eos_token_id": ', name) for name in CONFIGS),
     ],
 )
-def test_settings_that_name_no_end_of_sequence_are_refused(folder, name, content, named):
+def test_settings_without_an_eos_token_are_refused(folder, name, content, named):
     (folder / name).write_bytes(content)
     with refused(TokenizerError, named):
         TaskTokenizer.from_folder(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"{", b"\xff\xfe\x00", b"[1]"])
-def test_a_file_that_is_no_tokenizer_is_refused_by_name(folder: Path, content: bytes) -> None:
+def test_invalid_tokenizer_file_is_refused_by_name(folder: Path, content: bytes) -> None:
     write(folder, "config.json", eos_token_id=0)
     (folder / "tokenizer.json").write_bytes(content)
     with refused(TokenizerError, "tokenizer.json"):
         TaskTokenizer.from_folder(folder)
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with refused(TokenizerError, "tokenizer.json"):
         TaskTokenizer.from_folder(tmp_path)
 
@@ -178,7 +178,7 @@ def test_prompts_have_the_special_tokens_and_outputs_have_none(folder: Path) -> 
 
 
 @pytest.mark.parametrize("front", ["<|begin|> ", ""])
-def test_no_end_stands_behind_a_prompt_and_no_second_beginning_before_it(folder, front) -> None:
+def test_prompt_has_no_appended_eos_token_and_one_bos_token(folder, front) -> None:
     def append_end(tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens(["<|begin|>"])
         special = [(token, tokenizer.token_to_id(token)) for token in ("<|begin|>", END)]
@@ -204,26 +204,26 @@ def test_no_end_stands_behind_a_prompt_and_no_second_beginning_before_it(folder,
     assert tokenizer.appended_ends == (0,)
 
 
-def test_outputs_come_back_as_text_without_the_end(tokenizer: TaskTokenizer) -> None:
+def test_outputs_decode_to_their_text_without_the_eos_token(tokenizer: TaskTokenizer) -> None:
     texts = ["ab a", "", "東 🙂\nb"]
     outputs = tokenizer.encode_outputs(texts)
     assert [tokenizer.decode([*ids, tokenizer.eos_id]) for ids in outputs] == texts
     assert tokenizer.encode_outputs([]) == []
 
 
-def test_byte_tokens_are_known_where_there_are_any(byte_level, byte_fallback):
+def test_byte_tokens_are_detected(byte_level, byte_fallback):
     assert (byte_level.byte_ids, byte_fallback.byte_ids) == (set(), {*range(3, 259)})
 
 
 @pytest.mark.parametrize("text", ["ab a", "a\n中 東b", "naïve é", "\N{REPLACEMENT CHARACTER}a"])
-def test_the_bytes_of_tokens_make_the_text_also_where_characters_are_cut(tokenizer, text):
+def test_token_bytes_join_to_the_text(tokenizer, text):
     (ids,) = tokenizer.encode_outputs([text])
     found = [tokenizer.token_bytes(id_) for id_ in ids]
     assert b"".join(found).decode().removeprefix(" ") == text
     assert any(not utf8.isascii() and len(utf8) == 1 for utf8 in found) or text.isascii()
 
 
-def test_special_tokens_are_told_as_written_and_ids_without_a_token_as_nothing(tokenizer):
+def test_special_tokens_have_their_spelling_as_bytes_and_unused_ids_none(tokenizer):
     written = tokenizer.backend.id_to_token(tokenizer.eos_id)
     assert tokenizer.eos_id in tokenizer.special_ids
     assert tokenizer.token_bytes(tokenizer.eos_id) == written.encode()
@@ -263,7 +263,9 @@ def cache(tmp_path: Path) -> Path:
     return model
 
 
-def test_a_folder_is_itself_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_resolves_to_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -272,7 +274,7 @@ def test_a_folder_is_itself_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
         assert resolve_folder(name, "any-revision") == expected
 
 
-def test_a_cached_name_resolves_without_network_and_a_folder_of_that_spelling_wins(cache, tmp_path):
+def test_cached_name_resolves_offline_and_a_local_folder_has_precedence(cache, tmp_path):
     assert resolve_offline(tmp_path, "team/tiny") == str(cache / "snapshots" / COMMIT)
     assert resolve_offline(tmp_path, "team/tiny", OTHER) == str(cache / "snapshots" / OTHER)
     assert "TextError: model 'team/tiny'" in resolve_offline(tmp_path, "team/tiny", "c" * 40)
@@ -283,17 +285,17 @@ def test_a_cached_name_resolves_without_network_and_a_folder_of_that_spelling_wi
 @pytest.mark.parametrize(
     "environment", [{}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}]
 )
-def test_a_name_that_is_not_to_be_had_is_refused_with_the_way_out(tmp_path, environment):
-    said = resolve_offline(tmp_path, "team/missing", **environment)
-    assert said.startswith("TextError: model 'team/missing' ")
-    assert said.endswith("check the spelling, or name a local folder")
+def test_unavailable_hub_name_is_refused_with_the_way_out(tmp_path, environment):
+    message = resolve_offline(tmp_path, "team/missing", **environment)
+    assert message.startswith("TextError: model 'team/missing' ")
+    assert message.endswith("check the spelling, or name a local folder")
 
 
 @pytest.mark.parametrize(
     "name",
     ["no/such/folder", "a b", "/nowhere/at/all", "./nowhere", "../nowhere", "~/nowhere/at/all"],
 )
-def test_what_is_no_folder_and_cannot_be_a_hub_name_is_refused(name: str) -> None:
+def test_invalid_hub_name_is_refused(name: str) -> None:
     with refused(TextError, name):
         resolve_folder(name)
 
@@ -314,7 +316,7 @@ def test_what_is_no_folder_and_cannot_be_a_hub_name_is_refused(name: str) -> Non
         ("config.json", ("folder",)),
     ],
 )
-def test_a_file_in_place_of_a_folder_is_told_for_what_it_is(
+def test_file_in_place_of_a_folder_is_refused_with_its_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, named: tuple[str, ...]
 ) -> None:
     (tmp_path / name).touch()
@@ -326,7 +328,7 @@ def test_a_file_in_place_of_a_folder_is_told_for_what_it_is(
             assert "\n" not in str(caught.value)
 
 
-def test_weights_of_other_formats_count_where_there_are_none_to_read(
+def test_other_weight_formats_are_reported_if_there_are_no_safetensors(
     tmp_path: Path,
 ) -> None:
     for name in ("pytorch_model.bin", "tf_model.h5", "model.onnx", "a.gguf"):

@@ -56,7 +56,7 @@ def test_words_of_other_tokenizers_are_those_between_blanks(byte_fallback, tmp_p
     assert words(metaspace(tmp_path), "ab a. é") == ["ab", " a.", " é"]
 
 
-def test_every_piece_of_a_metaspace_vocabulary_is_told_by_its_first_sign(tmp_path: Path) -> None:
+def test_metaspace_pieces_with_a_leading_blank_begin_a_word(tmp_path: Path) -> None:
     tokenizer = metaspace(tmp_path)
     starts = {
         piece: bool(tokenizer.word_starts[at])
@@ -68,13 +68,13 @@ def test_every_piece_of_a_metaspace_vocabulary_is_told_by_its_first_sign(tmp_pat
     }  # fmt: skip
 
 
-def test_pieces_without_a_decoder_are_their_own_text(tmp_path: Path) -> None:
+def test_pieces_without_a_decoder_are_decoded_as_written(tmp_path: Path) -> None:
     pieces = {"<end>": 0, "a": 1, " a": 2, "\na": 3}
     tokenizer = write(tmp_path, Tokenizer(models.WordLevel(pieces, unk_token="<end>")))
     assert tokenizer.word_starts.tolist() == [True, False, True, True, True]
 
 
-def test_special_tokens_ends_gaps_and_the_document_mark_begin_a_word(tmp_path: Path) -> None:
+def test_special_tokens_unused_ids_and_the_document_mark_begin_a_word(tmp_path: Path) -> None:
     pieces = {"<end>": 0, "a": 1, "other end": 2, "b": 6}
     tokenizer = Tokenizer(models.WordLevel(pieces, unk_token="<end>"))
     tokenizer.add_special_tokens(["<begin>"])
@@ -88,7 +88,7 @@ def test_special_tokens_ends_gaps_and_the_document_mark_begin_a_word(tmp_path: P
     assert found.word_starts[found.vocab_size]
 
 
-def test_the_table_is_made_once_and_read_only(byte_level: TaskTokenizer) -> None:
+def test_word_start_table_is_cached_and_read_only(byte_level: TaskTokenizer) -> None:
     starts = byte_level.word_starts
     assert starts is byte_level.word_starts
     assert (starts.flags.writeable, starts.dtype) == (False, bool)

@@ -42,7 +42,7 @@ def byte_level(name: str) -> Tokenizer:
 
 
 def sentencepiece() -> Tokenizer:
-    """Like Llama 2's and Phi-3's: a mark for blanks and before texts, and byte tokens."""
+    """Makes a tokenizer like those of Llama 2 and Phi-3, with marks for blanks and before texts."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     marks = [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
     tokenizer.normalizer = normalizers.Sequence(marks)
@@ -59,7 +59,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def gemma() -> Tokenizer:
-    """Like Gemma's: a mark only for blanks."""
+    """Makes a tokenizer like that of Gemma, with marks for blanks only."""
     tokenizer = sentencepiece()
     tokenizer.normalizer = normalizers.Replace(" ", MARK)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")

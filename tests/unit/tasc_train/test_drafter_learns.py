@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 import tiny
 from drafter_training import INPUTS, Trained, make, trained_by
+from neural_drafters import exact
 from support import refused
 from tasc_draft.drafts import SOURCES
 from tasc_engine import (
@@ -39,7 +39,6 @@ from tasc_train.drafter.training import EagleHead, small_model
 from tasc_train.drafter.training_run import REPORT
 
 CONFIG = EngineConfig(rows=2, max_model_len=64)
-WIDTH = 2
 CASES = [
     ("qwen2", "eagle"),
     ("llama", "independent"),
@@ -101,10 +100,7 @@ class Whole:
     def __init__(self, trained: Drafter, model: Any) -> None:
         self._module, self._embed = as_trained(trained, model), model.model.embed_tokens
         self._head = trained.kind == "eagle"
-        body = self._module.body if self._head else self._module
-        for module in body.modules():
-            if type(module).__name__.endswith("RMSNorm"):
-                module.forward = partial(exact_norm, module)
+        body = exact(self._module.body if self._head else self._module)
         self._rotary = body.model.rotary_emb
         self._rope = self._rotary.forward
 
@@ -117,12 +113,6 @@ class Whole:
             found = self._module.model(tokens[None]).last_hidden_state[0]
         assert isinstance(found, Tensor)
         return found
-
-
-def exact_norm(module: Any, hidden: Tensor) -> Tensor:
-    """Computes the norm in float64 like the engine; transformers rounds to float32."""
-    mean = hidden.pow(2).mean(-1, keepdim=True)
-    return module.weight * hidden * torch.rsqrt(mean + module.variance_epsilon)
 
 
 @dataclass
@@ -165,35 +155,10 @@ def test_incremental_passes_equal_one_pass_of_the_training(trained: Drafter, row
     more = np.array([1, 2], np.int32)
     for begin, size in ((nothing, some), (some, more), (some + more, rows.sizes - some - more)):
         ends = begin + size - 1
-        close(rows.run(drafter, begin, size), [expected[r][ends[r]] for r in (0, 1)])
-
-
-@torch.inference_mode()
-def test_tree_pass_equals_a_separate_pass_for_each_path(trained: Drafter, rows: Rows) -> None:
-    """Each row has two paths of two nodes, where a head reads its own hidden states."""
-    whole = Whole(trained, load_model(trained.source))
-    drafter, _ = trained.load(Target.load(trained.source, CONFIG))
-    last = rows.run(drafter, np.zeros(2, np.int32), rows.sizes)
-    paths = torch.randint(rows.ids.max() + 1, (2, WIDTH, 2), generator=torch.Generator())
-    above = last[:, None].expand(-1, WIDTH, -1)
-    bits, read = torch.tensor([[1, 2], [1, 2]]), []
-    for level, tree in ((1, bits), (2, bits | bits << WIDTH)):
-        read.append(above)
-        inputs = drafter.inputs(paths[:, :, level - 1], above)
-        level_of = (inputs, tree, rows.numbers, rows.bases, rows.sizes, level)
-        above = drafter.backbone.level(*level_of)
-    for r, path in ((r, path) for r in (0, 1) for path in range(WIDTH)):
-        tokens, hidden = rows.inputs(r, 0, rows.sizes[r])
-        if rows.shift:
-            hidden = torch.cat((hidden, torch.stack([each[r, path] for each in read])))
-        full = whole(rows.bases[r], torch.cat((tokens, paths[r, path])), hidden)
-        close(above[r, path], full[-1])
-
-
-def close(one: Tensor, other: Tensor | list[Tensor]) -> None:
-    expected = torch.stack(other) if isinstance(other, list) else other
-    assert one.dtype == torch.float64
-    torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-9)
+        found = rows.run(drafter, begin, size)
+        assert found.dtype == torch.float64
+        wanted = torch.stack([expected[r][ends[r]] for r in (0, 1)])
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_drafts_are_accepted_and_answers_equal_plain_ones(trained: Drafter) -> None:

@@ -87,7 +87,7 @@ def test_transformers_encodes_with_the_new_tokens(base: TaskTokenizer, tmp_path:
 
 
 @pytest.mark.parametrize("base", [name for name in CONFIGS if name != "bare"], indirect=True)
-def test_other_settings_and_texts_are_those_of_the_base_in_transformers(
+def test_transformers_reads_other_settings_and_texts_like_the_base(
     base: TaskTokenizer, tmp_path: Path
 ) -> None:
     before = AutoTokenizer.from_pretrained(base.path.parent)

@@ -100,7 +100,7 @@ def test_prompts_without_room_for_an_answer_are_left_out(given: Evaluation) -> N
         evaluate(replace(short, test=[long]))
 
 
-def test_row_that_the_metrics_cannot_judge_is_named_before_anything_runs(given: Evaluation) -> None:
+def test_row_that_the_metrics_cannot_judge_is_named_before_any_run(given: Evaluation) -> None:
     rows = [CorpusRow("good", "x", "intent: a, slot fills: {}"), CorpusRow("bad-7", "y", "b; c")]
     stages: list[str] = []
     other = replace(given, metrics="massive", test=rows)

@@ -212,9 +212,7 @@ def test_result_ends_answers_with_the_token_of_its_training(
     assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token == eos
 
 
-def test_one_eos_token_is_trained_and_the_model_keeps_the_others(
-    chat: Bench, tmp_path: Path
-) -> None:
+def test_model_keeps_the_other_eos_tokens(chat: Bench, tmp_path: Path) -> None:
     base = shutil.copytree(chat.base, tmp_path / "base")
     both = [320, 0]
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": both, "top_k": 7}))

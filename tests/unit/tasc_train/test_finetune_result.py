@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from finetuning import Bench, Killed, killed_at
-from support import files_up_to, refused
+from support import failing_where, files_up_to, refused
 from tasc_jobs.task_inputs import InputOptions, TaskInputs
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.models import trained_prompt
@@ -58,15 +57,8 @@ def names(folder: Path) -> set[str]:
 @contextmanager
 def at_call(owner: Any, name: str, number: int, error: BaseException) -> Iterator[None]:
     """Makes the call with this number of a function fail."""
-    real, numbers = getattr(owner, name), count(1)
-
-    def called(*given: Any, **named: Any) -> Any:
-        if next(numbers) == number:
-            raise error
-        return real(*given, **named)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, called)
+        failing_where(patch, owner, name, error, lambda n, *_: n == number)
         yield
 
 

@@ -1,7 +1,6 @@
 """Tests that a killed, interrupted or failed training resumes after its last complete step."""
 
 import math
-import os
 import re
 import signal
 import sys
@@ -19,11 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from drafter_training import SHORT
 from finetuning import ADAPTER, Bench, Made, begin, same
-from support import failing, files_up_to, refused
+from support import files_up_to, refused
 from tasc_runtime.progress import StageProgress, silent
 from tasc_train.drafter.training_run import train_drafter
 from tasc_train.errors import FinetuneError
-from tasc_train.finetune.checkpoints import Checkpoint, Checkpoints
 from tasc_train.finetune.finetuning import CHECKPOINT, finetune
 from tasc_train.finetune.training import Trainer, deferred_signals
 
@@ -122,19 +120,6 @@ def test_seconds_and_tokens_include_those_before_the_resumption(
     found = finetune(bench.job(killed))
     assert found["seconds"] > 1e6
     assert found["tokens_per_second"] * found["seconds"] == pytest.approx(tokens)
-
-
-@pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "replace")])
-def test_checkpoint_survives_a_death_while_the_next_one_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
-) -> None:
-    checkpoints = Checkpoints(tmp_path / CHECKPOINT, {})
-    checkpoints.save(Checkpoint([0.5], {"w": torch.ones(2)}, {}))
-    monkeypatch.setattr(owner, name, failing(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints.save(Checkpoint([0.5, 0.4], {"w": torch.zeros(2)}, {}))
-    assert (found := checkpoints.load()) is not None
-    assert found.step == 1
 
 
 # --- Ctrl-C and SIGTERM -------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_each_new_token_has_the_entropy_after_its_addition(tokenizer: TaskTokeni
         assert reported.renyi2_bits == pytest.approx(renyi2_bits(list(counts.values())))
 
 
-def test_several_budgets_give_the_points_of_single_budgets_up_to_what_outputs_give(tokenizer):
+def test_several_budgets_give_the_points_of_single_budgets(tokenizer):
     settings = EnrichSettings(0, n_max=3, pcs=0.2)
     together = forecast(tokenizer, TRAIN, HELD_OUT, settings, (9, 0, 4))
     alone = [forecast(tokenizer, TRAIN, HELD_OUT, settings, (n,))[0] for n in (0, 4, 9)]
@@ -38,7 +38,7 @@ def test_several_budgets_give_the_points_of_single_budgets_up_to_what_outputs_gi
     assert points[0].renyi2_bits == points[1].renyi2_bits
 
 
-def test_steps_are_the_tokens_of_held_out_outputs_and_have_a_price(
+def test_forecast_steps_are_the_tokens_of_held_out_outputs(
     tokenizer: TaskTokenizer,
 ) -> None:
     (point,) = forecast(tokenizer, TRAIN, HELD_OUT, EnrichSettings(0), (7,))

@@ -94,14 +94,6 @@ def test_selection_equals_a_naive_implementation(tokenizer, settings, everything
         assert len(wanted) == 12
 
 
-def test_length_after_every_token_is_that_of_the_tokenizer(tokenizer: TaskTokenizer) -> None:
-    texts = corpus(1)
-    for budget in range(1, 9):
-        found = enrich(tokenizer, texts, EnrichSettings(budget))
-        encoded = found.tokenizer.encode_batch(texts, add_special_tokens=False)
-        assert found.tokens[-1].length == sum(len(e.ids) for e in encoded) < found.length
-
-
 def test_example_of_the_paper_is_left_out_by_the_suffix_rule_only(tmp_path: Path) -> None:
     outputs = ["in the", "in therapy", "in theorem"] * 4
     tiny.make_tokenizer(tmp_path, texts=["in the therapy theorem"] * 9, size=300)
@@ -217,7 +209,7 @@ def test_texts_decode_as_with_the_base_tokenizer(
         assert found.tokenizer.encode(text).ids == base.backend.encode(text).ids
 
 
-# Their n-grams start and end like special tokens, and one has an added token.
+# The n-grams of these texts start and end like special tokens, and one has an added token.
 MARKED = ["<row><cell>a</cell></row>", "<row><cell>b</cell></row>", "{x}{ y}", "a |||, <end|>"] * 6
 
 
@@ -279,7 +271,7 @@ def test_selection_equals_a_naive_implementation_in_every_family(base: TaskToken
 
 
 def test_added_tokens_that_split_texts_are_counted(tmp_path: Path) -> None:
-    """They are in no n-gram, but each costs a step."""
+    """Such tokens are in no n-gram, but each costs a step."""
     tokenizer = byte_level("gpt2")
     tokenizer.add_tokens([AddedToken("  ", special=False, normalized=False)])
     outputs = [f'{{\n  "intent": "{name}",\n  "slots": []\n}}' for name in ("play", "stop")] * 8
@@ -291,7 +283,7 @@ def test_added_tokens_that_split_texts_are_counted(tmp_path: Path) -> None:
     assert found.tokens[-1].length == sum(len(e.ids) for e in after)
 
 
-def test_text_that_the_normalizer_changes_inside_others_is_no_token() -> None:
+def test_text_that_the_normalizer_changes_does_not_become_a_token() -> None:
     tokenizer = byte_level("gpt2")
     assert GrowingTokenizer(tokenizer).content(b" play_") == " play_"
     for normalizer in (normalizers.Strip(), normalizers.Replace(Regex(r"\A"), "_")):
