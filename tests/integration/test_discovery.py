@@ -2,8 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from unittest.mock import Mock
 
@@ -12,7 +10,7 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry, Counter
 
-from support import DEADLINE_S, eventually, refused
+from support import eventually, refused
 from tasc_runtime.errors import SettingsError
 from tasc_serve.metrics.discovery import MetricsPort, live_targets
 from tasc_store import EmbeddedRedis, StoreUnreachable, connect
@@ -76,7 +74,7 @@ def test_a_killed_process_is_forgotten(server, client):
 
 
 def test_a_redis_that_is_away_is_told_once_and_found_again(server, caplog, monkeypatch):
-    client = connect(server.url, timeout_s=1.0)  # time-out for a stopped server
+    client = connect(server.url, timeout_s=0.3)  # time-out for a stopped server
     asked = Mock(wraps=client.time)
     monkeypatch.setattr(client, "time", asked)
     caplog.set_level("INFO", "tasc_serve.store_calls")
@@ -103,18 +101,6 @@ def test_closing_without_redis_still_closes_the_port(server, client, caplog):
     port.close()
     with pytest.raises(StoreUnreachable):
         live_targets(client)
-
-
-def test_a_redis_that_hangs_holds_up_neither_the_port_nor_its_end(client, caplog, monkeypatch):
-    answers = threading.Event()
-    monkeypatch.setattr(client, "time", lambda: (answers.wait(DEADLINE_S), 0))
-    begun = time.monotonic()
-    with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=10) as port:
-        assert httpx.get(f"http://{port.target}/metrics").status_code == 200
-    took_s = time.monotonic() - begun
-    answers.set()
-    assert took_s < DEADLINE_S / 2
-    assert "stays listed for up to 10 s" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])

@@ -100,7 +100,7 @@ def test_a_job_that_is_killed_leaves_the_old_version_current(
 
 
 @pytest.mark.slow("a Ray of its own")
-def test_a_corpus_may_outgrow_it(client: redis.Redis, redis_url: str, record: TaskRecord) -> None:
+def test_a_corpus_may_outgrow_it(client, redis_url, record) -> None:
     rows, words = 1000, 2_900
     fill(client, record.name, rows, words, "qzjxvkwq", "QZJXVKWQ", "1234567890123456", "%&/()=")
     env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}

@@ -55,31 +55,23 @@ def test_an_ingest_cut_short_is_completed_by_the_next_and_then_adds_none(client,
 
 
 def test_refused_lines_are_listed_with_file_line_reason_and_text(client, task, tmp_path):
-    good = b'{"id": "%d", "input": "x", "output": "y"}\n'
+    good = '{"id": "%d", "input": "x", "output": "y"}\n'
     plain = tmp_path / "\udcff.jsonl"  # a file name that is no UTF-8
-    plain.write_bytes(good % 1 + b"{\n" + good % 2 + b'{"input": "\xc3\xa4"}\n')
-    zipped = tmp_path / "rows.jsonl.gz"
-    zipped.write_bytes(gzip.compress(good % 3)[:-3])
-    columns = tmp_path / "rows.parquet"
+    plain.write_text(good % 1 + "{\n" + good % 2 + '{"input": "ä"}\n')
+    columns, reject = tmp_path / "rows.parquet", tmp_path / "bad.jsonl"
     pq.write_table(pa.table({"input": ["x", "x"], "output": ["y", ""]}), columns)
-    reject = tmp_path / "bad.jsonl"
-    files = [plain, zipped, columns]
-    for known in (0, 4):
-        told = []
-        report = ingest(client, task, files, reject=reject, progress=told.append)
+    for known in (0, 3):
+        rows = []
+        report = ingest(client, task, [plain, columns], reject=reject, progress=rows.append)
         first = report.first_rejected
-        assert report == IngestReport(4 - known, known, 4, str(reject), first)
+        assert report == IngestReport(3 - known, known, 3, str(reject), first)
         assert all(part in str(first) for part in ("\\udcff.jsonl", "line 2: not JSON"))
-        assert sum(told) == 8
-    listed = read_rows(reject)
-    assert [(bad["file"], bad["line"], bad["text"]) for bad in listed] == [
+        assert sum(rows) == 6
+    assert [(bad["file"], bad["line"], bad["text"]) for bad in read_rows(reject)] == [
         (str(plain), 2, "{"),
         (str(plain), 4, '{"input": "ä"}'),
-        (str(zipped), 2, ""),
         (str(columns), 2, '{"input": "x", "output": ""}'),
     ]
-    starts = ["not JSON: ", "no field 'output'", "damaged gzip", "empty output"]
-    assert all(bad["reason"].startswith(why) for bad, why in zip(listed, starts, strict=True))
 
 
 def test_refused_lines_of_other_files_stay_and_those_of_a_mended_file_go(client, task, tmp_path):
@@ -128,10 +120,12 @@ def test_refused_lines_of_other_files_are_not_held_in_memory(client, task, tmp_p
 
 def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
     path = numbered(tmp_path / "rows.jsonl", 12, input="x" * 1_000_000)
-    told = []
-    assert ingest(client, task, [path], reject=tmp_path / "bad", progress=told.append).added == 12
-    assert max(told) < 12
-    assert sum(told) == 12
+    reported = []
+    assert (
+        ingest(client, task, [path], reject=tmp_path / "bad", progress=reported.append).added == 12
+    )
+    assert max(reported) < 12
+    assert sum(reported) == 12
 
 
 @pytest.mark.parametrize(

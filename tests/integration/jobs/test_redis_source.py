@@ -54,9 +54,9 @@ def test_rows_and_bytes_of_each_task_are_told_and_fixed(redis_url, task, corpus)
     found = tables(RedisCorpusSource(redis_url, task, batch_rows=2), 2, per_task_row_limit=3)
     assert [sum(table.num_rows for table in part) for part in found] == [3, 3]
     source = RedisCorpusSource(redis_url, task)
-    told = [read.metadata for read in source.get_read_tasks(3)]
-    assert sum(metadata.num_rows for metadata in told) == 23
-    assert sum(metadata.size_bytes for metadata in told) == pytest.approx(
+    reported = [read.metadata for read in source.get_read_tasks(3)]
+    assert sum(metadata.num_rows for metadata in reported) == 23
+    assert sum(metadata.size_bytes for metadata in reported) == pytest.approx(
         source.estimate_inmemory_data_size(), abs=3
     )
     assert source.estimate_inmemory_data_size() > 23 * 8
@@ -82,8 +82,8 @@ WORDS = ["a", "b", "c", "naïve", "日本"]
 def rows(client, task, tmp_path):
     """A random corpus in Redis, and the same rows as a file."""
     rng = random.Random(7)
-    said = [" ".join(rng.choices(WORDS, k=rng.randrange(5))) for _ in range(120)]
-    pairs = [(said[i], f"{said[i + 60]} {WORDS[i % 3]}") for i in range(60)]
+    texts = [" ".join(rng.choices(WORDS, k=rng.randrange(5))) for _ in range(120)]
+    pairs = [(texts[i], f"{texts[i + 60]} {WORDS[i % 3]}") for i in range(60)]
     CorpusStore(client, task).append([CorpusRow(str(i), *pair) for i, pair in enumerate(pairs)])
     return write_rows(tmp_path / "rows.jsonl", [{"input": i, "output": o} for i, o in pairs])
 

@@ -78,8 +78,8 @@ def test_an_index_that_drafts_better_becomes_current(client, redis_url, record, 
     ingest(client, record, shipped[:FIRST])
     first, _ = build_and_publish(redis_url, record)
     collect(client, record, [*shipped[FIRST:], shipped[FIRST]])
-    told = []
-    done = refresh(redis_url, record.name, progress=lambda *to: told.append(to))
+    reported = []
+    done = refresh(redis_url, record.name, progress=lambda *to: reported.append(to))
     assert (done.moved, done.known) == (len(shipped) - FIRST, 1)
     assert corpus_of(client, record) == [(r.input, r.output) for r in shipped]
     assert len(CollectedRows(client, record.name)) == 0
@@ -92,7 +92,7 @@ def test_an_index_that_drafts_better_becomes_current(client, redis_url, record, 
     assert index.corpus.documents == len(shipped), "it holds the judging rows too"
     assert index.weights is not None
     assert f"version {current.version} is current" in done.in_words
-    replayed = [step for step in told if step[0] == "replay"]
+    replayed = [step for step in reported if step[0] == "replay"]
     assert replayed[-1] == ("replay", done.judged_rows, done.judged_rows)
     assert done.versions == (first.version, current.version)
 

@@ -17,12 +17,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis]
 get = partial(httpx.get, timeout=DEADLINE_S)
 
 
-def test_health_and_readiness(service):
-    assert get(f"{service.base}/healthz").json() == {"status": "ok"}
-    ready = get(f"{service.base}/readyz")
-    assert (ready.status_code, ready.json()["tasks"]) == (200, [ALPHA, BETA])
-
-
 def test_each_process_is_listed_once_and_serves_its_own_series(service):
     def targets():
         (group,) = get(f"{service.base}/sd").json()
@@ -55,18 +49,11 @@ def test_files_and_batches_go_through_the_proxy(service, client):
     file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
     assert file.bytes == len(text)
     assert client.files.content(file.id).text == text
-    batch = client.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/chat/completions",
-        completion_window="24h",
-        metadata={"why": "tonight"},
-    )
-    assert (batch.status, batch.model) == ("validating", ALPHA)
+    endpoint = "/v1/chat/completions"
+    batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
     assert batch.id in {each.id for each in client.batches.list()}
     assert client.batches.cancel(batch.id).status == "cancelled"
     assert client.files.delete(file.id).deleted
-    response = get(f"{service.base}/v1/files/{file.id}")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "file_not_found")
 
 
 @pytest.mark.slow("a second application")
