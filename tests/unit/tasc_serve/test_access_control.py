@@ -52,6 +52,9 @@ class Gated(Service):
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         return self.ask("POST", path, json=GOOD[path] | fields, headers=headers)
 
+    def get(self, path: str) -> httpx.Response:
+        return self.ask("GET", path, headers={"Authorization": f"Bearer {SECRET}"})
+
     def limited(self, what: str) -> float | None:
         labels = {"task": TASK, "limit": what}
         return self.registry.get_sample_value("tasc_rate_limited_total", labels)
@@ -63,9 +66,7 @@ class Gated(Service):
     ("key", "secret"),
     [(KEY, None), (KEY, OTHER), (KEY, "none"), (replace(KEY, revoked=True), SECRET)],
 )
-def test_without_an_open_key_nothing_is_answered(
-    path: str, stream: bool, key: ApiKey, secret: str | None
-) -> None:
+def test_without_an_open_key_nothing_is_answered(path, stream, key, secret) -> None:
     service = Gated(key)
     response = service.post(path, secret, stream=stream)
     error = error_of(response, 401)
@@ -90,19 +91,17 @@ def test_what_machines_ask_for_needs_no_key(path: str) -> None:
 def test_models_are_told_to_keys_only(path: str) -> None:
     service = Gated(KEY)
     error_of(service.ask("GET", path), 401)
-    headers = {"Authorization": f"Bearer {SECRET}"}
-    assert service.ask("GET", path, headers=headers).status_code == 200
+    assert service.get(path).status_code == 200
 
 
 def test_a_key_of_other_tasks_neither_uses_nor_sees_this_one() -> None:
     service = Gated(replace(KEY, tasks=("theirs", "too")))
-    headers = {"Authorization": f"Bearer {SECRET}"}
     for model in (TASK, "no such task"):
         error = error_of(service.post(model=model), 403)
         assert (error["code"], error["param"]) == ("model_not_allowed", "model")
         assert error["message"].endswith("it may use theirs, too")
-        error_of(service.ask("GET", f"/v1/models/{model}", headers=headers), 403)
-    assert service.ask("GET", "/v1/models", headers=headers).json()["data"] == []
+        error_of(service.get(f"/v1/models/{model}"), 403)
+    assert service.get("/v1/models").json()["data"] == []
     not_served = error_of(service.post(model="theirs"), 404)
     assert TASK not in not_served["message"]
 
@@ -112,8 +111,7 @@ def test_a_key_of_this_task_uses_and_sees_it(key: ApiKey) -> None:
     service = Gated(key)
     asked = [service.post(path, stream=stream) for path in GOOD for stream in (False, True)]
     assert {response.status_code for response in asked} == {200}
-    headers = {"Authorization": f"Bearer {SECRET}"}
-    (model,) = service.ask("GET", "/v1/models", headers=headers).json()["data"]
+    (model,) = service.get("/v1/models").json()["data"]
     assert model["id"] == TASK
 
 
@@ -196,5 +194,4 @@ def test_a_router_of_its_own_can_ask_for_keys_too() -> None:
     router.get("/v1/things")(lambda: {"things": []})
     service.app.include_router(router)
     error_of(service.ask("GET", "/v1/things"), 401)
-    headers = {"Authorization": f"Bearer {SECRET}"}
-    assert service.ask("GET", "/v1/things", headers=headers).json() == {"things": []}
+    assert service.get("/v1/things").json() == {"things": []}

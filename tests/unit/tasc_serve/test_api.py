@@ -31,12 +31,14 @@ NEUTRAL = {"temperature": 0, "top_p": 1, "n": 1, "user": "someone", "stop": ["\n
 
 # Values that a field cannot have; the answer must name the field.
 NAN = float("nan")
+BOOLEANS = ("store", "stream", "draft", "ignore_eos", "add_special_tokens")
 BAD_VALUES = {
+    **{name: [1, "yes"] for name in (*BOOLEANS, "include_stop_str_in_output")},
+    **{name: [""] for name in ("guided_regex", "guided_grammar")},
+    **{name: ["x" * 257] for name in ("user", "service_tier")},
     "best_of": [2, 0],
     "str": [1],
     "metadata": ["a", {str(i): "" for i in range(17)}],
-    "store": ["yes"],
-    "service_tier": ["x" * 257],
     "prediction": [{str(i): 0 for i in range(17)}],
     "model": [None, 3],
     "max_tokens": [0, -1, 513, 10**30, "5", 5.0, True],
@@ -46,22 +48,15 @@ BAD_VALUES = {
     "logit_bias": [{str(i): "1" for i in range(1025)}, [[5, 1]]],
     "response_format": [{}, {"type": "yaml"}],
     "guided_choice": [[], "yes"],
-    "guided_regex": [""],
     "guided_json": ["", "{", "[1]", "a schema", {"maximum": NAN}],
-    "guided_grammar": [""],
-    "ignore_eos": [1],
     "structured_outputs": [[], "a", "{}", {}, {"disable_fallback": True, "json_object": False}],
     "stop_token_ids": [5, [1] * 65, {}],
-    "include_stop_str_in_output": [1],
     "min_tokens": [-1, 1.5, 2**31],
     "truncate_prompt_tokens": [-2, 2**31],
-    "add_special_tokens": [1, "no"],
     "metrics": ["all"],
     "stop": ["", 5, ["x"] * 17, "caf\N{REPLACEMENT CHARACTER}", "\ud83d", ["x", "\ude42"]],
-    "stream": ["yes"],
-    "draft": [1],
-    "user": ["x" * 257],
 }
+SPACED = {"json": {}, "whitespace_pattern": " "}
 # Faults of the body, and the place or the second field that the response must name.
 BAD_PLACES = [
     ({"logit_bias": {"a": 1}}, "logit_bias.a"),
@@ -89,20 +84,11 @@ BAD_PLACES = [
     ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
     ({"guided_choice": ["a"], "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
     (
-        {
-            "structured_outputs": {
-                "json": {},
-                "whitespace_pattern": " ",
-                "disable_any_whitespace": 1,
-            }
-        },
+        {"structured_outputs": {**SPACED, "disable_any_whitespace": 1}},
         "structured_outputs.disable_any_whitespace",
     ),
     (
-        {
-            "structured_outputs": {"json": {}, "whitespace_pattern": " "},
-            "guided_whitespace_pattern": " ",
-        },
+        {"structured_outputs": SPACED, "guided_whitespace_pattern": " "},
         "structured_outputs.whitespace_pattern",
     ),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
@@ -129,15 +115,6 @@ BAD_CHATS = {
     "logprobs": [1],
     "top_logprobs": [1],
 }
-BAD_MESSAGES = [
-    ("hi", ""),
-    ({"role": "critic", "content": "hi"}, ".role"),
-    ({"role": "user"}, ".content"),
-    ({"role": "user", "content": [{"text": "hi"}]}, ".content"),
-    ({"role": "user", "content": [1]}, ".content"),
-    ({**MESSAGE, "tool_calls": [{}]}, ".tool_calls"),
-    ({**MESSAGE, "content": MEGABYTE}, ".content"),
-]
 
 
 def each(table):
@@ -149,7 +126,6 @@ BAD_FIELDS = [
     *((COMPLETIONS, *case) for case in each(BAD_COMPLETIONS)),
     *((COMPLETIONS, {"prompt": prompt}, f"prompt.{at}") for prompt, at in BAD_PROMPTS),
     *((CHAT, *case) for case in each(BAD_CHATS)),
-    *((CHAT, {"messages": [message]}, f"messages.0{at}") for message, at in BAD_MESSAGES),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
     (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens"),
@@ -259,7 +235,7 @@ def test_a_packed_body_is_read_within_the_same_limit(backend):
     for packed, headers in [
         (True, gzipped),
         (True, {name: "x-gzip"}),
-        (True, [(name, "gzip"), (name, "identity")]),  # of several the first one counts
+        (True, [(name, "gzip"), (name, "identity")]),  # the first of several headers counts
         (False, [(name, "identity"), (name, "gzip")]),
         (False, {name: ""}),
     ]:
@@ -280,8 +256,12 @@ def test_a_packed_body_is_read_within_the_same_limit(backend):
 def test_what_may_be_asked_of_a_path_is_told_without_a_body(backend):
     service = Service(backend)
     for path, methods in ((COMPLETIONS, "POST"), ("/healthz", "GET, HEAD")):
-        told = service.ask("OPTIONS", path)
-        assert (told.status_code, told.headers["Allow"], told.content) == (204, methods, b"")
+        response = service.ask("OPTIONS", path)
+        assert (response.status_code, response.headers["Allow"], response.content) == (
+            204,
+            methods,
+            b"",
+        )
     found, head = (service.ask(method, "/v1/models") for method in ("GET", "HEAD"))
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["Content-Length"] == str(len(found.content))
@@ -291,53 +271,42 @@ def test_what_may_be_asked_of_a_path_is_told_without_a_body(backend):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", GOOD)
-class TestWhatABackendSays:
-    """A stream refused before its first piece gets the same response as a whole request."""
-
-    def ask(self, backend, path, stream, code, **limits):
-        service = Service(backend, **limits)
-        response = service.ask("POST", path, json=GOOD[path] | {"stream": stream})
-        error = error_of(response, code)
-        assert service.counted(TASK, code) == 1
-        return response, error
-
-    def test_full_is_503_and_says_when_to_come_again(self, path, stream):
-        backend = FakeBackend(Refusal("full", "12 requests are in this replica"), FOREVER)
-        response, error = self.ask(backend, path, stream, 503)
-        assert int(response.headers["retry-after"]) >= 1
-        assert (error["code"], error["message"]) == (
-            "service_full",
-            "12 requests are in this replica",
-        )
-
-    def test_invalid_is_400_and_names_the_field(self, path, stream):
-        backend = FakeBackend(Refusal("invalid", "too long", "prompt"), FOREVER)
-        assert self.ask(backend, path, stream, 400)[1]["param"] == "prompt"
-
-    def test_no_answer_in_time_is_504(self, path, stream):
-        backend = FakeBackend(FOREVER)
-        error = self.ask(backend, path, stream, 504, request_timeout_s=0.05)[1]
-        assert "0.05 s" in error["message"]
-
-    def test_an_unexpected_error_is_500_and_tells_no_secrets(self, path, stream):
-        backend = FakeBackend(RuntimeError("password is 1234"))
-        assert "1234" not in str(self.ask(backend, path, stream, 500)[1])
+@pytest.mark.parametrize(
+    ("outcome", "status", "code", "param", "message"),
+    [
+        (Refusal("full", "12 requests"), 503, "service_full", None, "12 requests"),
+        (Refusal("invalid", "prompt is too long", "prompt"), 400, None, "prompt", "too long"),
+        (FOREVER, 504, "timeout", None, "0.05 s"),
+        (RuntimeError("password is 1234"), 500, None, None, "internal error"),
+    ],
+    ids=["full", "invalid", "timeout", "unexpected"],
+)
+def test_failure_before_the_first_piece_is_an_error_response(
+    path, stream, outcome, status, code, param, message
+):
+    service = Service(FakeBackend(outcome, FOREVER), request_timeout_s=0.05)
+    response = service.ask("POST", path, json=GOOD[path] | {"stream": stream})
+    error = error_of(response, status)
+    assert (error["code"], error["param"]) == (code, param)
+    assert message in error["message"]
+    assert "1234" not in response.text
+    assert ("retry-after" in response.headers) == (status == 503)
+    assert service.counted(TASK, status) == 1
 
 
-def test_an_unknown_path_is_not_found(service):
+def test_unknown_path_is_not_found_and_a_wrong_method_is_refused(service):
     assert "/v1/nothing" in error_of(service.ask("GET", "/v1/nothing"), 404)["message"]
-
-
-@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("DELETE", "/v1/models")])
-def test_a_wrong_method_is_refused_and_the_right_one_named(service, method, path):
-    response = service.ask(method, path)
-    assert path in error_of(response, 405)["message"]
-    assert response.headers["allow"] in ("POST", "GET, HEAD")
+    for method, path, allowed in (("GET", CHAT, "POST"), ("DELETE", "/v1/models", "GET, HEAD")):
+        response = service.ask(method, path)
+        assert path in error_of(response, 405)["message"]
+        assert response.headers["allow"] == allowed
 
 
 def test_models_and_tasks_are_listed(service):
     (model,) = service.ask("GET", "/v1/models").json()["data"]
     assert (model["id"], model["object"]) == (TASK, "model")
+    assert service.ask("GET", f"/v1/models/{TASK}").json() == model
+    assert error_of(service.ask("GET", "/v1/models/other"), 404)["code"] == "model_not_found"
     (task,) = service.ask("GET", "/v1/tasks").json()["data"]
     assert (task["task"], task["index_version"]) == (TASK, STATUS.index_version)
 
@@ -441,12 +410,6 @@ def test_a_large_conversation_is_made_once_and_not_on_the_event_loop(monkeypatch
     monkeypatch.setattr(ChatRequest, "conversation_of", noted)
     call_of(CHAT, {"messages": [MESSAGE | {"content": "a" * 100_000}]})
     assert [thread is threading.main_thread() for thread in threads] == [False]
-
-
-def test_a_model_is_found_by_its_name():
-    service = Service(FakeBackend())
-    assert service.ask("GET", f"/v1/models/{TASK}").json()["id"] == TASK
-    assert error_of(service.ask("GET", "/v1/models/other"), 404)["code"] == "model_not_found"
 
 
 def test_without_its_store_the_service_is_degraded_and_still_ready():

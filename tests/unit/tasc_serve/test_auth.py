@@ -151,15 +151,6 @@ async def test_unknown_keys_do_not_displace_those_that_work(store: Store):
     assert await asked(known, 0) == key
 
 
-async def test_only_so_many_look_ups_wait_at_a_time(store: Store):
-    store.silent = threading.Event()
-    known = store.known({"max_store_calls": 10})
-    asking = [asyncio.create_task(asked(known, number)) for number in range(50)]
-    await eventually_async(lambda: sum(task.done() for task in asking) == 40)
-    store.silent.set()
-    assert sorted(await asyncio.gather(*asking)) == [401] * 10 + [503] * 40
-
-
 async def test_who_gives_up_does_not_end_the_look_up_of_others(store: Store):
     store.silent = threading.Event()
     key, known = store.add(1), store.known()

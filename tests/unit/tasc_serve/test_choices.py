@@ -4,23 +4,12 @@ import asyncio
 from collections import defaultdict
 
 import pytest
-from fake_backend import (
-    COMPLETIONS,
-    FOREVER,
-    GOOD,
-    STATUS,
-    FakeBackend,
-    Service,
-    answer,
-    error_of,
-    events,
-)
+from fake_backend import COMPLETIONS, FOREVER, GOOD, FakeBackend, Service, answer, error_of, events
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from tasc_protocol import Output, Request
+from tasc_protocol import Output
 from tasc_runtime.protocol import Refusal
-from tasc_serve.routing import choices
 
 BODIES = {path: body | {"n": 3} for path, body in GOOD.items()}
 SCRIPTS = {0: answer("ze", "ro"), 1: answer("one", reason="length"), 2: answer("t", "w", "o")}
@@ -88,29 +77,6 @@ def test_none_outlives_the_deadline(path, stream):
         error_of(response, 504)
 
 
-@either_endpoint
-def test_how_many_answers_there_may_be_is_limited(path):
-    limits, backend = {"max_choices": 4}, FakeBackend(*answer("x"))
-    assert ask(backend, path, limits, n=4).status_code == 200
-    assert error_of(ask(backend, path, limits, n=5), 400)["param"] == "n"
-
-
-def test_who_no_longer_waits_gives_up_all_of_them():
-    backend = FakeBackend(FOREVER, by_choice={1: answer("x")})
-
-    async def go_away():
-        group = choices.spread(Request("id", "", templated=True, n=3), ["hi"])
-        waiting = asyncio.create_task(choices.complete(backend, group))
-        while len(backend.calls) < 3:
-            await asyncio.sleep(0)
-        assert backend.open == 2
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        return backend.open
-
-    assert asyncio.run(go_away()) == 0
-
-
 PROMPTS = {"texts": ["a", "b"], "ids": [[1, 2], [3]]}
 SIX = {i: answer(str(i), "!" * i) for i in range(6)}
 
@@ -134,7 +100,7 @@ def test_prompts_are_answered_n_times_each_and_every_prompt_counts_once(kind, st
     assert asked == [*((first, 0, j) for j in range(3)), *((second, 1, j) for j in range(3))]
     assert {call.seed for call in backend.calls} == {7}
     assert len({call.id for call in backend.calls}) == 6
-    assert {call.record_version for call in backend.calls} == {STATUS.record_version}
+    assert {call.record_version for call in backend.calls} == {1}
 
 
 def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():

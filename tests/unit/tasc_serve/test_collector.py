@@ -31,7 +31,7 @@ def asked(**values):
         (CALL, REQUEST),
         (structs.replace(CALL, n=3, stream=True, draft=False, max_tokens=4), REQUEST),
         (asked(parameters={"temperature": 0.0}, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
-        (CALL, replace(REQUEST, guide=OWN)),  # the task's own
+        (CALL, replace(REQUEST, guide=OWN)),  # the guide of the task
     ],
 )
 def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
@@ -58,21 +58,14 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
         structs.replace(CALL, prompt="\ud800"),
     ],
 )
-def test_what_a_request_changed_is_not_kept(call):
+def test_answers_to_changed_requests_are_not_kept(call):
     assert row_of(call, REQUEST, RESULT) is None
 
 
-@pytest.mark.parametrize(
-    ("request_", "result"),
-    [
-        (replace(REQUEST, **ruled(Sampling(temperature=0.1))), RESULT),
-        (REQUEST, structs.replace(RESULT, finish_reason="length")),
-        (REQUEST, structs.replace(RESULT, finish_reason="error")),
-        (REQUEST, structs.replace(RESULT, text=" ")),
-    ],
-)
-def test_what_was_drawn_or_broke_off_is_not_kept(request_, result):
-    assert row_of(CALL, request_, result) is None
+def test_sampled_and_unfinished_answers_are_not_kept():
+    assert row_of(CALL, replace(REQUEST, **ruled(Sampling(temperature=0.1))), RESULT) is None
+    for broken in ({"finish_reason": "length"}, {"finish_reason": "error"}, {"text": " "}):
+        assert row_of(CALL, REQUEST, structs.replace(RESULT, **broken)) is None
 
 
 class Store:

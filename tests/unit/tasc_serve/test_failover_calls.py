@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
@@ -23,11 +24,25 @@ FULL = Refusal("full", "no place", None, 7.0)
 SOONER = Refusal("full", "none", None, 3.0)
 INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
 NEWER = {"record_version": 2}
+Asked = Callable[[Failover], Awaitable[list[Output | Refusal]]]
 
 
 async def streamed(failover: Failover) -> list[Output | Refusal]:
     async with aclosing(failover.stream(structs.replace(CALL, stream=True))) as items:
         return [item async for item in items]
+
+
+def streamed_while(until: Callable[[], object], then: Callable[[], object]) -> Asked:
+    """Streams an answer; calls ``then`` as soon as ``until`` holds."""
+
+    async def ask(failover: Failover) -> list[Output | Refusal]:
+        asked = asyncio.create_task(streamed(failover))
+        while not until():
+            await asyncio.sleep(0.01)
+        then()
+        return await asked
+
+    return ask
 
 
 def text(items: list[Output | Refusal]) -> str:
@@ -97,27 +112,22 @@ def test_a_whole_answer_is_asked_for_again(mishap: dict[str, int]) -> None:
 
 
 def test_an_only_replica_that_is_silent_is_waited_for() -> None:
-    async def come_back(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        while not replicas.all["a"].calls:
-            await asyncio.sleep(0.01)
-        replicas.all["a"].hung = True
-        await asyncio.sleep(1)
-        replicas.all["a"].hung = False
-        return await asked
+    def hang() -> None:
+        one.hung = True
+        asyncio.get_running_loop().call_later(1, setattr, one, "hung", False)
 
-    replicas = Replicas(a=Scripted())
-    calls = Calls(replicas)
-    assert text(calls.run(come_back)) == text_of(WHOLE)
+    one = Scripted()
+    calls = Calls(Replicas(a=one))
+    assert text(calls.run(streamed_while(lambda: one.calls, hang))) == text_of(WHOLE)
     assert calls.counted("tasc_failovers_total", reason="silent") == 0
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said", "asked"),
+    ("a", "b", "refusal", "asked"),
     [
         ({"refuses": FULL}, {"outstanding": 5}, None, [1, 1]),
         ({"refuses": FULL}, {"refuses": SOONER}, replace(SOONER, retry_after_s=1.5), [1, 1]),
-        ({"refuses": INVALID}, {"outstanding": 5}, INVALID, [1, 0]),  # of all of this version
+        ({"refuses": INVALID}, {"outstanding": 5}, INVALID, [1, 0]),  # for all of its version
         ({"refuses": INVALID}, NEWER | {"outstanding": ROWS}, None, [1, 1]),
         ({"refuses": INVALID}, NEWER | {"refuses": FULL}, FULL, [1, 1]),
         ({"outstanding": 5}, NEWER | {"refuses": FULL}, None, [1, 1]),
@@ -125,11 +135,11 @@ def test_an_only_replica_that_is_silent_is_waited_for() -> None:
         ({"outstanding": 5}, NEWER | {"dies_after": 0}, None, [1, 1]),
     ],
 )
-def test_what_one_cannot_take_another_does_where_its_version_may_decide(a, b, said, asked) -> None:
+def test_what_one_cannot_take_another_does_where_its_version_may_decide(a, b, refusal, asked):
     replicas = Replicas(a=Scripted(**a), b=Scripted(**b))
     calls = Calls(replicas)
     items = calls.run(streamed)
-    assert items == [said] if said else text(items) == text_of(WHOLE)
+    assert items == [refusal] if refusal else text(items) == text_of(WHOLE)
     assert [len(r.calls) for r in replicas.all.values()] == asked
     died = sum(bool(r.calls) and not r.present for r in replicas.all.values())
     assert calls.counted("tasc_failovers_total", reason="died") == died
@@ -165,10 +175,10 @@ def test_the_first_new_replica_of_a_rolling_update_does_not_get_all_the_load() -
             await asyncio.sleep(0.01)
         with ExitStack() as calls:
             for _ in range(asked):
-                chosen, told = replicas.fleet.pick((), None), replicas.fleet.status
+                chosen, served = replicas.fleet.pick((), None), replicas.fleet.status
                 assert chosen
-                assert told
-                assert told.record_version == chosen.record_version
+                assert served
+                assert served.record_version == chosen.record_version
                 calls.enter_context(chosen.call())
                 held[chosen.name] = held.get(chosen.name, 0) + 1
 
@@ -193,14 +203,10 @@ def test_with_nobody_there_it_waits_and_then_says_so() -> None:
 
 
 def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
-    async def born(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        await asyncio.sleep(0.1)
-        replicas.all["b"].present = True
-        return await asked
-
-    replicas = Replicas(a=Scripted(dies_after=2), b=Scripted(present=False))
-    assert text(Calls(replicas, no_replica_timeout_s=20).run(born)) == text_of(WHOLE)
+    old, new = Scripted(dies_after=2), Scripted(present=False)
+    starts = streamed_while(lambda: not old.present, lambda: setattr(new, "present", True))
+    calls = Calls(Replicas(a=old, b=new), no_replica_timeout_s=20)
+    assert text(calls.run(starts)) == text_of(WHOLE)
 
 
 def test_what_is_no_loss_is_raised() -> None:
@@ -247,54 +253,42 @@ def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
 
 
 def test_all_who_wait_for_a_replica_that_dies_go_may_try_another() -> None:
-    async def crowd(failover: Failover) -> list[list[Output | Refusal]]:
+    async def many(failover: Failover) -> list[list[Output | Refusal]]:
         hanging = [asyncio.create_task(streamed(failover)) for _ in range(5)]
         while replicas.all["a"].open < 5:
             await asyncio.sleep(0.01)
         dying = replicas.fleet.pick((), None)
         assert dying is not None
         replicas.all["b"].present = True
-        for _ in range(2):  # each of the calls may be the one that finds out
+        for _ in range(2):  # two calls may report the same loss
             dying.give_up("died")
         return await asyncio.gather(*hanging)
 
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(present=False))
     calls = Calls(replicas, no_replica_timeout_s=20)
-    assert [text(items) for items in calls.run(crowd)] == [text_of(WHOLE)] * 5
+    assert [text(items) for items in calls.run(many)] == [text_of(WHOLE)] * 5
     assert calls.counted("tasc_failovers_total", reason="died") == 5
 
 
 def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
-    async def stopped(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        while not replicas.all["a"].hung:
-            await asyncio.sleep(0.01)
-        replicas.all["a"].stopping = True
-        return await asked
-
-    replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
-    calls = Calls(replicas)
-    assert text(calls.run(stopped)) == text_of(WHOLE)
+    one = Scripted(hangs_after=3)
+    calls = Calls(Replicas(a=one, b=Scripted(outstanding=5)))
+    stops = streamed_while(lambda: one.hung, lambda: setattr(one, "stopping", True))
+    assert text(calls.run(stops)) == text_of(WHOLE)
     assert calls.counted("tasc_failovers_total", reason="silent") == 1
 
 
 @pytest.mark.parametrize("retry_after_s", [0.5, 7.0])
 @pytest.mark.parametrize("pieces", [0, 4])
-def test_an_admitted_stream_waits_for_a_place_without_asking_all_the_time(
-    retry_after_s: float, pieces: int
-) -> None:
-    async def full_for_a_while(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        while not replicas.all["b"].calls:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(5)
-        replicas.all["b"].refuses = None
-        return await asked
+def test_an_admitted_stream_waits_for_a_place_without_asking_all_the_time(retry_after_s, pieces):
+    def end_in_5_s() -> None:
+        asyncio.get_running_loop().call_later(5, setattr, other, "refuses", None)
 
     full = Refusal("full", "no place", None, retry_after_s)
-    replicas = Replicas(a=Scripted(dies_after=pieces), b=Scripted(outstanding=5, refuses=full))
-    assert text(Calls(replicas).run(full_for_a_while)) == text_of(WHOLE)
-    assert len(replicas.all["b"].calls) <= 12
+    other = Scripted(outstanding=5, refuses=full)
+    calls = Calls(Replicas(a=Scripted(dies_after=pieces), b=other))
+    assert text(calls.run(streamed_while(lambda: other.calls, end_in_5_s))) == text_of(WHOLE)
+    assert len(other.calls) <= 12
 
 
 def test_a_pause_lasts_until_the_next_tokens_and_not_until_a_call_is_admitted() -> None:

@@ -3,17 +3,7 @@
 from typing import Any, get_type_hints
 
 import pytest
-from fake_backend import (
-    CHAT,
-    COMPLETIONS,
-    GOOD,
-    RESPONSES,
-    TASK,
-    FakeBackend,
-    Service,
-    answer,
-    error_of,
-)
+from fake_backend import CHAT, COMPLETIONS, GOOD, RESPONSES, FakeBackend, Service, answer, error_of
 from msgspec import structs
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
@@ -45,7 +35,7 @@ CLIENTS: dict[str, tuple[type[HarmlessFields], tuple[type, ...]]] = {
         ),
     ),
 }
-BODIES = GOOD | {RESPONSES: {"model": TASK, "input": "hi"}}
+BODIES = GOOD | {RESPONSES: {"model": "greet", "input": "hi"}}
 HARMLESS: dict[str, Any] = {
     "user": "u1",
     "store": True,

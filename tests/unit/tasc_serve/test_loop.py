@@ -8,13 +8,8 @@ import pytest
 
 import support
 import tiny
-from support import eventually
-from tasc_engine import (
-    EngineConfig,
-    GuideSpec,
-    QueueFull,
-    Request,
-)
+from support import eventually, replace
+from tasc_engine import EngineConfig, Request
 from tasc_runtime.protocol import Refusal
 from tasc_serve.replica.step_loop import EngineLoop
 
@@ -109,7 +104,7 @@ def test_answers_are_those_of_the_engine_alone(loop, requests, expected):
             assert tuple(t for d in deltas for t in d.tokens) == want.tokens
             assert len(deltas) > 1
         else:
-            assert len(deltas) == 1, "who does not stream is told once"
+            assert len(deltas) == 1
     assert all(sink.silent for sink in sinks.values())
 
 
@@ -117,7 +112,7 @@ def test_a_cancelled_request_frees_its_row_and_disturbs_nobody(loop, engine, req
     held = threading.Event()
     loop.between_steps(lambda: held.wait(60) and None)
     sinks = submit(loop, requests)
-    gone = requests[:5]  # some would run, some would wait
+    gone = requests[:5]  # some of them would run and others wait
     for request in gone:
         loop.cancel(request.id)
     held.set()
@@ -214,21 +209,13 @@ def test_a_broken_engine_tells_everybody_and_refuses_what_comes_later(
     loop.close()
 
 
-def test_a_full_queue_is_a_refusal_and_a_guide_made_elsewhere_is_the_one_used(loop, engine):
-    spec = GuideSpec("choice", choices=("wake up",))
-    request = Request("guided", (1, 2), 20, guide=spec)
-    taken = []
-    submitted = engine.submit
-    engine.submit = lambda request, guide: (taken.append(guide), submitted(request, guide))
-    made, sink = engine.guides.of(spec, 20), Sink()
-    loop.submit(request, sink, made)
-    assert sink.all()[-1].result.text == "wake up"
-    assert taken == [made]
-
-    def full(request, guide):
-        raise QueueFull("as many wait as may")
-
-    engine.submit = full
-    loop.submit(request, sink)
-    assert sink.next() == Refusal("full", "as many wait as may")
-    assert loop.alive
+def test_full_queue_is_a_refusal(folder, requests):
+    loop, sink = EngineLoop(support.make_engine(folder, replace(CONFIG, max_waiting=2))), Sink()
+    held = threading.Event()
+    loop.between_steps(lambda: held.wait(60) and None)
+    for request in requests[: CONFIG.rows + 3]:
+        loop.submit(request, sink)
+    held.set()
+    refusal = next(item for item in iter(sink.next, None) if isinstance(item, Refusal))
+    assert (refusal.kind, loop.alive) == ("full", True)
+    loop.close()

@@ -61,8 +61,8 @@ def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
 
 
 def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_bonus_and_forced(
-    everything: bool, seed: int
-) -> None:
+    everything, seed
+):
     @hypothesis.seed(seed)
     @settings(max_examples=100 if everything else 10, database=None)
     @given(st.lists(step_records(), min_size=1, max_size=5))
@@ -79,18 +79,19 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
         metrics.observe_step(record)
         totals.add(record)
     spec = "tasc_spec_decode_num_"
-    assert value(registry, "tasc_verify_steps_total") == totals.steps
-    assert value(registry, "tasc_row_steps_total") == totals.row_steps
-    assert value(registry, "tasc_prompt_tokens_total") == totals.prompt_tokens
-    assert value(registry, "tasc_prefix_cache_hits_total") == totals.shared_tokens
-    failures = sum(record.draft_failures for record in records)
-    assert value(registry, "tasc_draft_failures_total") == failures
-    paused = sum(record.paused for record in records)
-    assert value(registry, "tasc_drafting_paused_steps_total") == paused
-    assert value(registry, "tasc_step_cost_error_ratio") == records[-1].cost_error
-    assert value(registry, spec + "drafts_total") == totals.drafts
-    assert value(registry, "tasc_draft_seconds_sum") == totals.draft_seconds
-    assert value(registry, "tasc_verify_seconds_sum") == totals.verify_seconds
+    for name, total in {
+        "tasc_verify_steps_total": totals.steps,
+        "tasc_row_steps_total": totals.row_steps,
+        "tasc_prompt_tokens_total": totals.prompt_tokens,
+        "tasc_prefix_cache_hits_total": totals.shared_tokens,
+        "tasc_draft_failures_total": sum(record.draft_failures for record in records),
+        "tasc_drafting_paused_steps_total": sum(record.paused for record in records),
+        "tasc_step_cost_error_ratio": records[-1].cost_error,
+        spec + "drafts_total": totals.drafts,
+        "tasc_draft_seconds_sum": totals.draft_seconds,
+        "tasc_verify_seconds_sum": totals.verify_seconds,
+    }.items():
+        assert value(registry, name) == total, name
     accepted = [value(registry, spec + "accepted_tokens_total", source=s) for s in SOURCES]
     assert accepted == totals.accepted.sum(1).tolist()
     bonus = value(registry, "tasc_bonus_tokens_total")
@@ -173,33 +174,27 @@ def test_an_answered_request_is_counted_by_how_it_ended_and_timed_once():
     assert value(registry, "tasc_time_to_first_token_seconds_count") == 2
 
 
-def test_one_index_version_is_shown_and_the_first_is_no_swap():
-    registry, metrics = replica()
-    seen = []
-    for version, size in ((None, 0), (3, 10), (3, 11), (4, 20), (None, 0)):
-        metrics.set_index(version and artifact(version), size)
-        shown = [v for v in ("None", "3", "4") if index_info(registry, v) == 1]
-        swaps = value(registry, "tasc_index_swaps_total")
-        seen.append((shown, value(registry, "tasc_draft_index_bytes"), swaps))
-    assert seen == [([], 0, 0), (["3"], 10, 1), (["3"], 11, 1), (["4"], 20, 2), ([], 0, 3)]
-
-
 def artifact(version: int, forecast: float | None = None) -> Artifact:
     return Artifact("tag", "f", version, 1, "0", 1, 1, 1e9, forecast)
 
 
-def test_what_is_known_of_an_index_is_exported_while_it_is_in_use():
+def test_metrics_of_an_index_are_exported_while_it_is_in_use_and_the_first_is_no_swap():
     registry, metrics = replica()
-    names = ("tasc_forecast_tokens_per_step", "tasc_draft_index_built_timestamp_seconds")
-    seen = []
-    for index in (None, artifact(1, forecast=4.5), artifact(2), None):
-        metrics.set_index(index, 0)
-        seen.append(tuple(value(registry, name) for name in names))
-    assert seen == [(None, None), (4.5, 1e9), (None, 1e9), (None, None)]
-
-
-def index_info(registry: CollectorRegistry, version: str) -> float | None:
-    return value(registry, "tasc_draft_index_info", fingerprint="f", version=version)
+    names = ["index_swaps_total", "draft_index_bytes", "forecast_tokens_per_step"]
+    names += ["draft_index_built_timestamp_seconds"]
+    third, fourth, seen = artifact(3, forecast=4.5), artifact(4), []
+    for index, size in ((None, 0), (third, 10), (third, 11), (fourth, 20), (None, 0)):
+        metrics.set_index(index, size)
+        labels = [{"fingerprint": "f", "version": v} for v in ("None", "3", "4")]
+        shown = [o["version"] for o in labels if value(registry, "tasc_draft_index_info", **o) == 1]
+        seen.append((shown, *(value(registry, f"tasc_{name}") for name in names)))
+    assert seen == [
+        ([], 0, 0, None, None),
+        (["3"], 1, 10, 4.5, 1e9),
+        (["3"], 1, 11, 4.5, 1e9),
+        (["4"], 2, 20, None, 1e9),
+        ([], 3, 0, None, None),
+    ]
 
 
 def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():

@@ -11,13 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from support import asgi
 from tasc_serve.http import proxy_guard
-from tasc_serve.http.proxy_guard import (
-    OwnErrors,
-    PlainHeaders,
-    Shortcut,
-    answer_directly,
-    middlewares,
-)
+from tasc_serve.http.proxy_guard import OwnErrors, PlainHeaders, Shortcut, answer_directly
 from tasc_serve.http.ray_proxy import CALLBACK
 
 
@@ -65,7 +59,7 @@ def test_serve_takes_what_the_path_names() -> None:
     from ray.serve._private.utils import call_function_from_import_path
 
     found = validate_http_proxy_callback_return(call_function_from_import_path(CALLBACK))
-    assert [m.cls for m in found] == [m.cls for m in middlewares()] == [
+    assert [m.cls for m in found] == [m.cls for m in proxy_guard.middlewares()] == [
         PlainHeaders, OwnErrors, Shortcut
     ]  # fmt: skip
 
@@ -80,9 +74,7 @@ class Generating:
         await JSONResponse({"direct": True})(scope, receive, send)
 
 
-def test_generating_requests_do_not_pass_through_serve_and_keep_their_id(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_generating_requests_do_not_pass_through_serve_and_keep_their_id(monkeypatch) -> None:
     def asked(path: str, **headers: str) -> httpx.Response:
         return asgi(Shortcut(echo), "POST", path, headers=headers)
 
@@ -115,9 +107,7 @@ def errors_of(status: int, body: bytes, kind: bytes) -> httpx.Response:
         (b"Path '/v1/completions' not found", b"text/plain"),
     ],
 )
-def test_what_serve_says_of_a_dead_gateway_has_our_shape(
-    status: int, body: bytes, kind: bytes
-) -> None:
+def test_what_serve_says_of_a_dead_gateway_has_our_shape(status, body, kind) -> None:
     response = errors_of(status, body, kind)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"

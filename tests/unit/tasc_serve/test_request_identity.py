@@ -95,12 +95,6 @@ def test_another_key_another_sender_or_no_key_is_another_request() -> None:
     assert len({call.id for call in backend.calls}) == 4
 
 
-def test_a_seed_of_the_request_stays_its_own() -> None:
-    backend = FakeBackend(*answer("Good day"))
-    post(Service(backend), seed=5)
-    assert backend.calls[0].seed == 5
-
-
 def test_a_key_of_another_request_is_refused() -> None:
     service = Service(FakeBackend(*answer("Good day")), attempts=MemoryAttempts())
     assert post(service).status_code == 200

@@ -5,15 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from fake_backend import (
-    RESPONSES,
-    STATUS,
-    TASK,
-    FakeBackend,
-    Service,
-    answer,
-    error_of,
-)
+from fake_backend import RESPONSES, STATUS, TASK, FakeBackend, Service, answer, error_of
 from openai.types.responses import Response, ResponseIncludable, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -24,7 +16,7 @@ from tasc_text import Conversation, Message
 EVENTS = TypeAdapter(ResponseStreamEvent)
 SCHEMA = {"type": "object", "properties": {"a": {"const": "é"}}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-SAID = {
+ANSWERED = {
     "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
     "content": [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}],
 }  # fmt: skip
@@ -95,15 +87,17 @@ def test_a_stream_has_the_events_of_openais_types_and_ends_with_the_same_respons
     assert last.model_dump(exclude=ids) == whole.model_dump(exclude=ids)
     assert first.id == last.id
     assert last.output_text == whole.output_text == "".join(event.delta for event in events[4:6])
-    told = [token for event in events[4:6] for token in event.logprobs]
-    assert [token.token for token in told] == [t.token for t in whole.output[0].content[0].logprobs]
-    assert [token.token for token in events[6].logprobs] == [token.token for token in told]
+    deltas = [token for event in events[4:6] for token in event.logprobs]
+    assert [token.token for token in deltas] == [
+        t.token for t in whole.output[0].content[0].logprobs
+    ]
+    assert [token.token for token in events[6].logprobs] == [token.token for token in deltas]
     assert {event.item_id for event in events[3:8]} == {last.output[0].id}
 
 
 def test_input_and_instructions_are_the_conversation_of_a_chat():
     hi = {"role": "user", "content": [{"type": "input_text", "text": "h"}] * 2}
-    call = called(input=[hi, SAID, {"role": "user", "content": "bye"}], instructions="be brief")
+    call = called(input=[hi, ANSWERED, {"role": "user", "content": "bye"}], instructions="be brief")
     turns = (
         Message("system", "be brief"), Message("user", "hh"), Message("assistant", "hello"),
         Message("user", "bye"),
