@@ -55,18 +55,18 @@ def options(command: str) -> dict[str, str]:
     ],
 )
 def test_each_option_says_its_default_or_that_it_must_be_given(command):
-    said = options(command)
-    assert len(said) > 5
-    without = {n for n, t in said.items() if not re.search(r"\[default: .*\]|\[required\]", t)}
+    shown = options(command)
+    assert len(shown) > 5
+    without = {n for n, t in shown.items() if not re.search(r"\[default: .*\]|\[required\]", t)}
     assert without == {"--help"}
 
 
 def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
-    said, created = options("task set"), options("task create")
+    shown, created = options("task set"), options("task create")
     assert " ".join(rows("task create")).count("tasc task create ") == 5
-    assert said.keys() - created.keys() == {"--unset"}
-    assert created.keys() - said.keys() == {"--replace", "--from"}
-    with_default = {name for name, text in said.items() if "[default: " in text}
+    assert shown.keys() - created.keys() == {"--unset"}
+    assert created.keys() - shown.keys() == {"--replace", "--from"}
+    with_default = {name for name, text in shown.items() if "[default: " in text}
     assert with_default == {"--redis-url", "--data-dir", "--json"}
 
 
@@ -77,10 +77,10 @@ def commands(of: click.Command) -> list[click.Command]:
 
 def test_no_help_text_loses_what_stands_in_brackets():
     texts = ((c.help, c.epilog, *(getattr(p, "help", "") for p in c.params)) for c in commands(APP))
-    said = [text for each in texts for text in each if text]
-    assert len(said) > 100
-    assert any("\\[" in text for text in said)
-    for text in said:
+    shown = [text for each in texts for text in each if text]
+    assert len(shown) > 100
+    assert any("\\[" in text for text in shown)
+    for text in shown:
         assert render(text).plain == text.replace("\\[", "[")
 
 
@@ -88,8 +88,8 @@ def test_every_example_of_every_help_is_a_command_with_the_options_it_needs():
     tried = 0
     for each in commands(APP):
         for paragraph in (each.epilog or "").split("\n\n"):
-            said = " ".join(paragraph.replace("\\[", "[").split())
-            for example in re.findall(r"(?:^|: |; |\$\()(tasc [a-z][^;]*)", said):
+            shown = " ".join(paragraph.replace("\\[", "[").split())
+            for example in re.findall(r"(?:^|: |; |\$\()(tasc [a-z][^;]*)", shown):
                 command, (_, *words) = APP, shlex.split(example.partition(" > ")[0].rstrip(")"))
                 while inner := getattr(command, "commands", None):
                     command = inner[words.pop(0)]
@@ -158,7 +158,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
     monkeypatch, store, tmp_path, actors, given, cpus, hosts
 ):
-    started, told = list[int](), list[str]()
+    started, reported = list[int](), list[str]()
 
     @contextmanager
     def ray(num_cpus: int) -> Iterator[None]:
@@ -166,7 +166,7 @@ def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
         yield
 
     def port(*args: Any, host: str, **more: Any) -> AbstractContextManager[SimpleNamespace]:
-        told.append(host)
+        reported.append(host)
         return nullcontext(SimpleNamespace(target=host))
 
     idle = SimpleNamespace(run_waiting=lambda: None)
@@ -177,7 +177,7 @@ def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
     named = () if given is None else ("--metrics-host", given)
     assert not ended("worker", "--once", "--actors", actors, "--data-dir", tmp_path, *named)
     assert started == [cpus]
-    assert told[0] in hosts
+    assert reported[0] in hosts
 
 
 def test_a_name_that_is_no_address_is_refused(store: None, tmp_path: Path) -> None:
@@ -224,8 +224,8 @@ def test_the_line_that_a_service_prints_has_the_key_that_it_asks_for() -> None:
         lines = text.partition("\n\n")[2].partition("import ")[0]
         lines = lines if keyed else lines.partition("from ")[0]
         shell = "tasc() { echo secret; }; curl() { printf '%s\\n' \"$@\"; }\n" + lines
-        told = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
-        sent = told.stdout.splitlines()
+        reported = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+        sent = reported.stdout.splitlines()
         assert "http://host:1/v1/chat/completions" in sent
         assert ("Authorization: Bearer secret" in sent) == keyed
         assert json.loads(sent[-1])["model"] == "greet"

@@ -118,12 +118,6 @@ def weights_as(name: str) -> Callable[[Path], None]:
     return change
 
 
-def gguf_alone(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-    (folder / "model-q4.gguf").write_bytes(b"GGUF")
-
-
 def adapter_alone(folder: Path) -> None:
     adapter_beside(folder)
     for name in ("config.json", WEIGHTS):
@@ -140,20 +134,13 @@ BEFORE_LOADING: dict[str, tuple[Callable[[Path], None], str]] = {
     "an adapter beside the weights": (adapter_beside, "model"),
     "GPTQ": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "model"),
     "AWQ": (config(quantization_config={"quant_method": "awq", "bits": 4}), "model"),
-    "AWQ of before": (
-        lambda folder: (folder / "quant_config.json").write_text("{}"),
-        "model",
-    ),
+    "AWQ of before": (lambda folder: (folder / "quant_config.json").write_text("{}"), "model"),
     "MLX": (config(quantization={"bits": 4, "group_size": 64}), "model"),
-    "HQQ": (config(quantization_config={"quant_method": "hqq"}), "model"),
-    "GGUF alone": (gguf_alone, "model"),
     "GGUF beside settings": (weights_as("model.Q4_K_M.gguf"), "model"),
     "ONNX": (weights_as("onnx/model.onnx"), "model"),
-    "OpenVINO": (weights_as("openvino_model.xml"), "model"),
     "pickled": (weights_as("pytorch_model.bin"), "model"),
     "an adapter as the model": (adapter_alone, "model"),
     "no weights": (lost(WEIGHTS), "model"),
-    "weights by another name": (weights_as("consolidated.safetensors"), "model"),
     "weights cut off": (cut_off, "model"),
     "shard missing": (without_shard, "model"),
     "encoder-decoder": (config(model_type="t5", is_encoder_decoder=True), "model"),

@@ -129,13 +129,15 @@ OTHER_KINDS = [
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-@pytest.mark.parametrize(("content", "said"), OTHER_KINDS, ids=range(len(OTHER_KINDS)))
-def test_a_file_of_another_kind_has_one_error_that_names_the_kind(tmp_path, name, content, said):
+@pytest.mark.parametrize(("content", "expected"), OTHER_KINDS, ids=range(len(OTHER_KINDS)))
+def test_a_file_of_another_kind_has_one_error_that_names_the_kind(
+    tmp_path, name, content, expected
+):
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    with refused(FileError, str(path), said):
+    with refused(FileError, str(path), expected):
         check_file(path)
-    with refused(FileError, str(path), said):
+    with refused(FileError, str(path), expected):
         list(read_corpus([path], Fields()))
 
 
@@ -177,13 +179,15 @@ def test_keys_are_ids_else_file_hash_and_line_and_fields_go_by_the_names_given(t
 
 
 @pytest.mark.parametrize(
-    ("damage", "least", "said"),
+    ("damage", "least", "expected"),
     [
         *((lambda content, cut=cut: content[:-cut], 1000, "") for cut in (1, 9, 1000)),
         (lambda content: content[:-6] + bytes([content[-6] ^ 1]) + content[-5:], 9000, "CRC"),
     ],
 )
-def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, damage, least, said):
+def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(
+    tmp_path, damage, least, expected
+):
     lines = (b'{"input": "%d", "output": "y"}' % n for n in range(9000))
     path = write(tmp_path, *lines, name="r.jsonl.gz")
     path.write_bytes(damage(path.read_bytes()))
@@ -192,7 +196,7 @@ def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, dama
     assert [row.input for row in rows] == [str(n) for n in range(len(rows))]
     assert bad == BadRow(str(path), len(rows) + 1, bad.reason, "")
     assert bad.reason.startswith("damaged gzip, the rest is lost: ")
-    assert said in bad.reason
+    assert expected in bad.reason
     check_file(path)
 
 
@@ -270,7 +274,7 @@ def test_each_kind_of_change_is_told_once_for_a_file(tmp_path, caplog):
     path = write(tmp_path, *(json.dumps(row).encode() for row in rows * 3))
     assert len(read(path)) == 6
     as_json, left_out = caplog.messages
-    assert all(str(path) in said for said in caplog.messages)
+    assert all(str(path) in expected for expected in caplog.messages)
     assert "'output'" in as_json
     assert "--system-prompt" in left_out
 

@@ -205,10 +205,10 @@ def test_several_files_are_one_running_text_of_which_every_row_is_told(tmp_path)
     found = file_statistics(parts, across)
     assert found == file_statistics([write(tmp_path / "whole", pairs)], across)
     assert found.output.words.ngrams.ngrams == 4
-    path, told = tmp_path / "rows.jsonl", []
+    path, reported = tmp_path / "rows.jsonl", []
     path.write_text('{"input": "a b", "output": "c"}\nno json\n{"input": "d", "output": "e"}\n')
-    found = file_statistics([path, path], progress=lambda *progress: told.append(progress))
-    assert told == [("count", rows, None) for rows in (1, 2, 3, 4)]
+    found = file_statistics([path, path], progress=lambda *progress: reported.append(progress))
+    assert reported == [("count", rows, None) for rows in (1, 2, 3, 4)]
     assert (found.input.rows, found.input.words.count, found.rejected) == (4, 6, 2)
 
 
@@ -274,11 +274,7 @@ def test_the_page_needs_no_network(train, tmp_path, tasc, tokenizer, plots):
     assert f"report: {page}" in tasc.err
     html = page.read_text(encoding="utf-8")
     assert html.count("<svg") == plots
-    for title in ("Statistics of train.jsonl", "Frequency of word 2-grams", "How long outputs are"):
-        assert title in html
     assert ("Frequency of tokens" in html) == bool(tokenizer)
-    assert "Words are separated by white space" in html
-    assert "block efficiency" not in html
     assert_self_contained(html)
 
 

@@ -68,7 +68,7 @@ def test_tune_chooses_the_greatest_expected_speed_up_and_counts_replays():
     # 1 + sqrt(k) + 1.9 over 1 + k / 20: 4.9 / 1.2, 5.7 / 1.4, 6.9 / 1.8, 8.6 / 2.6
     assert chosen.num_speculative_tokens == 8
     assert tuned.weights == ("final", chosen)
-    for node_cost, budget in ((0.0, 32), (0.5, 4)):  # dear tokens make small budgets
+    for node_cost, budget in ((0.0, 32), (0.5, 4)):  # expensive tokens lead to small budgets
         chosen = tune(MadeUp({}), BASE, by_node(node_cost)).chosen.settings
         assert chosen.num_speculative_tokens == budget
 

@@ -39,11 +39,6 @@ INPUTS = [f"{sentence} {number}" for number in range(3) for sentence in SENTENCE
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("llm"))
-
-
-@pytest.fixture(scope="module")
 def plain(folder: Path) -> LLM:
     return LLM(folder, template=TEMPLATE, max_tokens=24, **SIZES)
 
@@ -56,8 +51,8 @@ def expected(plain: LLM) -> list[str]:
 @pytest.fixture(scope="module")
 def pairs(expected: list[str]) -> list[tuple[str, str]]:
     """Returns the model's answers, and every third time another text, so some drafts fail."""
-    said = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
-    return list(zip(INPUTS, said, strict=True))
+    texts = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
+    return list(zip(INPUTS, texts, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +61,7 @@ def llm(folder: Path, pairs: Any, tmp_path_factory: pytest.TempPathFactory) -> L
     return LLM(folder, corpus=pairs, template=TEMPLATE, max_tokens=24, cache_dir=cache, **SIZES)
 
 
-def test_indexes_and_costs_are_kept_where_xdg_says(folder, pairs, tmp_path, monkeypatch) -> None:
+def test_indexes_and_costs_are_kept_where_xdg_says(folder, pairs, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     LLM(folder, corpus=pairs, **{**SIZES, "cost_aware": True}, cost_seconds=0.01)
@@ -110,8 +105,8 @@ def test_one_call_at_a_time_and_a_closed_stream_frees_its_row(llm, expected: lis
 def test_requests_that_others_gave_its_engine_are_no_answers_of_a_call(llm, expected) -> None:
     for ask in (llm.generate, llm.stream):
         llm.engine.submit(Request("a", (1, 2, 3), 1))
-        said = [piece if isinstance(piece, str) else piece.text for piece in ask(INPUTS[0])]
-        assert "".join(said) == expected[0]
+        texts = [piece if isinstance(piece, str) else piece.text for piece in ask(INPUTS[0])]
+        assert "".join(texts) == expected[0]
         assert not llm.engine.waiting + llm.engine.running
 
 
@@ -141,7 +136,7 @@ def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path
     assert again.generate(INPUTS[2])[0].drafted == made.generate(INPUTS[2])[0].drafted > 0
 
 
-def test_of_a_folder_only_old_indexes_are_removed(llm, folder, pairs: Any, tmp_path: Path) -> None:
+def test_of_a_folder_only_old_indexes_are_removed(llm, folder, pairs, tmp_path) -> None:
     llm.save(tmp_path)
     old = tmp_path / f"{'0' * 32}.tasc"
     old.touch()
@@ -426,7 +421,7 @@ def test_a_stop_string_that_is_a_special_or_an_added_token_ends_an_answer(folder
         with refused(FieldError, "special", "stop_token_ids", field="stop"):
             if where == "call":
                 answer(0, ["x", stop])
-            else:  # at once, not with the first call
+            else:  # it fails at once and not at the first call
                 LLM(other, template=TEMPLATE, stop=["x", stop], **SIZES)
 
 
@@ -471,7 +466,7 @@ def test_the_end_that_the_model_writes_ends_guided_answers_too(folder, tmp_path,
         ({"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     ],
 )
-def test_a_bad_option_is_named(options: dict[str, Any], field: str, named: str, plain: LLM) -> None:
+def test_a_bad_option_is_named(options, field, named, plain) -> None:
     with refused(FieldError, named, field=field):
         plain.generate("a", **options)
 

@@ -108,10 +108,10 @@ def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(chats, 
     for asked, answered in SHOTS:
         before += [user(asked), {"role": "assistant", "content": answered}]
     expected = [chats.says([*before, user(text)]) for text in tiny.SENTENCES]
-    said = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
+    outputs = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
     llm = LLM(
         chats.folder, chat_template="auto", system_prompt=SYSTEM, few_shot=SHOTS, max_tokens=24,
-        corpus=list(zip(tiny.SENTENCES, said, strict=True)), cache_dir=tmp_path, **SIZES,
+        corpus=list(zip(tiny.SENTENCES, outputs, strict=True)), cache_dir=tmp_path, **SIZES,
     )  # fmt: skip
     found = llm.generate(tiny.SENTENCES)
     assert [answer.text for answer in found] == expected
@@ -171,8 +171,7 @@ def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:
             bare.chat(messages)
     whole = [user("a")]
     for several, named in [
-        (None, "messages is None"), ("hi", "messages is 'hi'"), (user("a"), "messages is {'role'"),
-        ([5], "conversation 0 is 5"), ([whole, user("a")], "conversation 1 is {'role'"),
+        (None, "messages is None"), ([5], "conversation 0 is 5"),
         ([whole, [{"role": "usr", "content": "a"}]], "conversation 1: messages.0.role is 'usr'"),
     ]:  # fmt: skip
         with refused(FieldError, named, field="messages"):

@@ -98,10 +98,10 @@ def test_what_a_drafter_takes_of_memory_is_said_once(tmp_path: Path, kind: Kind,
         assert loaded.joint is not None
         weights += loaded.joint.numel() - loaded.ends
         cache += ROWS * LENGTH * config.hidden_size
-    (said,) = [r for r in caplog.records if "MiB" in r.getMessage()]
-    assert f"{kind} takes {8 * weights / MIB:.1f} MiB for its weights," in said.getMessage()
-    assert f" {8 * cache / MIB:.1f} MiB for the cache of 2 rows and" in said.getMessage()
-    assert " 0.0 MiB for the vocabulary" in said.getMessage()  # the head is the target's own
+    (message,) = [r for r in caplog.records if "MiB" in r.getMessage()]
+    assert f"{kind} takes {8 * weights / MIB:.1f} MiB for its weights," in message.getMessage()
+    assert f" {8 * cache / MIB:.1f} MiB for the cache of 2 rows and" in message.getMessage()
+    assert " 0.0 MiB for the vocabulary" in message.getMessage()  # the head is the target's own
     assert loaded.inside().cache_bytes == 8 * cache
 
 
@@ -116,12 +116,12 @@ def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) ->
     rows = np.arange(ROWS, dtype=np.int32)
     for row in rows:
         proposer.start(int(row), np.arange(1, PROMPT + 1, dtype=np.int32))
-    told = nodes * ROWS
+    total = nodes * ROWS
     tokens = np.tile(np.arange(1, nodes + 1, dtype=np.int32), ROWS)
     external = Drafts(
-        tokens, np.full(told, -1, np.int32), np.ones(told, np.int16),
+        tokens, np.full(total, -1, np.int32), np.ones(total, np.int16),
         np.arange(ROWS + 1, dtype=np.int32) * nodes,
-        np.full(told, -math.log(nodes + 1), np.float32), np.full(told, NEURAL, np.int8),
+        np.full(total, -math.log(nodes + 1), np.float32), np.full(total, NEURAL, np.int8),
     )  # fmt: skip
     drafts = proposer.propose(rows, np.full(ROWS, nodes, np.int32), None, external)
     assert np.diff(drafts.offsets).tolist() == [nodes] * ROWS

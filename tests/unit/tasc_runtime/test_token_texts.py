@@ -14,13 +14,6 @@ from tasc_text import TaskTokenizer
 TEXTS = st.text(st.sampled_from("ab é東🙂\n."), max_size=12)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    tiny.make_tokenizer(folder)
-    return TaskTokenizer.from_folder(folder)
-
-
 def logprobs(ids, top=()):
     return [TokenLogprob(i, -float(i), top) for i in ids]
 
@@ -90,17 +83,19 @@ def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
     call = Request("1", prompt, echo=True, logprobs=0, committed_ids=given)
     request = replace(call, prompt=ids, max_tokens=9, stream=stream)
     texts = AnswerTexts(tokenizer, call, request)
-    told = [*(() if given else logprobs(ids[1:])), *logprobs(answer[committed:])]
+    scored = [*(() if given else logprobs(ids[1:])), *logprobs(answer[committed:])]
     result = GenerationResult(
         *("1", answer, tokenizer.decode(answer), "stop", len(ids), Timings(0, 0, 0)),
-        logprobs=tuple(told),
+        logprobs=tuple(scored),
     )
     if not stream:
         return [texts.output(Output("1", answer[-1:], result.text, result), None)]
     found, sent = [], len(tokenizer.decode(given))
     for n in range(committed + 1, len(answer) + 1):
         text, last = tokenizer.decode(answer[:n])[sent:], n == len(answer)
-        new, told = (told, []) if last else (told[: -(len(answer) - n)], told[-(len(answer) - n) :])
+        new, scored = (
+            (scored, []) if last else (scored[: -(len(answer) - n)], scored[-(len(answer) - n) :])
+        )
         made = Output("1", answer[n - 1 : n], text, result if last else None, tuple(new))
         found.append(texts.output(made, None))
         sent += len(text)
