@@ -38,7 +38,7 @@ def create(tasc: InProcess | Command, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_rows_lead_to_answers(in_process, folder, tmp_path) -> None:
+def test_commands_lead_from_rows_to_answers(in_process, folder, tmp_path) -> None:
     tasc, run = in_process, in_process.run
     train = corpus(tmp_path / "train.jsonl")
     rejects = tmp_path / "rejects.jsonl"
@@ -77,7 +77,7 @@ def test_rows_lead_to_answers(in_process, folder, tmp_path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_command_fails_if_no_row_could_be_used(in_process, folder, tmp_path) -> None:
+def test_command_fails_if_no_row_is_usable(in_process, folder, tmp_path) -> None:
     """Exit code and last line report it, with the first reason and the file of all reasons."""
     create(in_process, folder)
     wrong = write_rows(tmp_path / "wrong.jsonl", [{"text": i} for i in range(3)])
@@ -124,9 +124,7 @@ def answers(base: str) -> bool:
 @pytest.mark.parametrize(
     ("signum", "proxy"), [(signal.SIGINT, "haproxy"), (signal.SIGTERM, "python")]
 )
-def test_a_service_that_is_told_to_end_leaves_no_process(
-    tasc, folder, tmp_path, signum, proxy
-) -> None:
+def test_stopped_service_leaves_no_process(tasc, folder, tmp_path, signum, proxy) -> None:
     tasc.run("task", "create", "t", "--model", folder, "--template", "{input}")
     config = tmp_path / "serve.yaml"
     config.write_text(
@@ -165,14 +163,14 @@ def test_a_service_that_is_told_to_end_leaves_no_process(
         (["stats", "t", "--redis-url", "redis://:secret@127.0.0.1:1/0"], 1, "127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(run, args, code, message) -> None:
+def test_error_is_one_line_without_secrets(run, args, code, message) -> None:
     err = run(*args, code=code)
     assert message in err
     assert "secret" not in err
 
 
 @pytest.mark.parametrize("command", [("serve",), ("worker", "--once")])
-def test_the_store_is_that_of_the_option_else_the_environment_else_the_file(
+def test_store_option_overrides_the_environment_and_that_the_file(
     run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str]
 ) -> None:
     config = tmp_path / "serve.yaml"
@@ -191,6 +189,6 @@ def test_the_store_is_that_of_the_option_else_the_environment_else_the_file(
     assert app.app(deployed) == "redis://127.0.0.1:1/3"
 
 
-def test_a_process_that_fails_says_why_and_has_its_code(tasc: Command) -> None:
+def test_failed_process_prints_its_error_and_returns_its_code(tasc: Command) -> None:
     err = tasc.run("serve", "--config", "nowhere.yaml", code=1)
     assert "nowhere.yaml" in err

@@ -76,9 +76,7 @@ def test_versions_are_listed_and_used(run: Run, record: TaskRecord, store: Artif
     assert [v["forecast"] for v in printed] == [None, 4.25, None]
 
 
-def test_hints_name_the_store_and_are_quoted_for_a_shell(
-    in_process, record, redis_url, tmp_path, monkeypatch
-):
+def test_hints_name_the_store_and_are_quoted(in_process, record, redis_url, tmp_path, monkeypatch):
     run = in_process.run
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
     asked = ("index", "list", record.name)
@@ -95,7 +93,7 @@ def test_hints_name_the_store_and_are_quoted_for_a_shell(
     assert shlex.split(hint)[3:] == ["--data-dir", str(folder)]
 
 
-def test_a_hint_shows_no_password() -> None:
+def test_hint_shows_no_password() -> None:
     hints.use_store(redact("redis://user:secret@host:6379/0"), None)
     message = hints.command("task", "use", "t", 1)
     hints.use_store(None, None)
@@ -103,7 +101,7 @@ def test_a_hint_shows_no_password() -> None:
     assert hints.command("task", "use", "t", 1) == "tasc task use t 1"
 
 
-def test_a_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -117,7 +115,7 @@ def test_a_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.Monk
     assert slept == [60.0] * 3
 
 
-def test_a_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) -> None:
+def test_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) -> None:
     made = key("create", name, "--tasks", "one, two", "--requests-per-minute", 60)
     secret = made.strip()
     assert made == f"{secret}\n"

@@ -48,7 +48,7 @@ def create(folder: Path, name: str) -> tuple[object, ...]:
     return ("create", name, "--model", folder, "--template", "{input}")
 
 
-def test_a_task_with_the_models_chat_template(task, store, tmp_path, name) -> None:
+def test_task_uses_the_chat_template_of_its_model(task, store, tmp_path, name) -> None:
     model = make_chat_tokenizer(tmp_path / "model", "phi")
     make_model(model)
     few = tmp_path / "few.jsonl"
@@ -82,9 +82,7 @@ def test_a_task_with_the_models_chat_template(task, store, tmp_path, name) -> No
     assert store.get(name) == first
 
 
-def test_a_task_of_a_fine_tuned_model_keeps_the_prompt_of_the_training(
-    task, tasc_here, store, tmp_path, name
-):
+def test_task_of_a_fine_tuned_model_keeps_its_prompt(task, tasc_here, store, tmp_path, name):
     folder = make_chat_tokenizer(tmp_path / "model", "phi")
     make_model(folder)
     trained = replace(chat_template(folder), system="Label it.", shots=(("wake me", "alarm"),))
@@ -123,7 +121,7 @@ def test_generation_settings_of_the_model_are_offered_as_options(
     assert "tasc task set" not in tasc_here.err
 
 
-def test_a_task_is_made_and_changed(task, store, folder, name) -> None:
+def test_task_is_created_changed_and_rolled_back(task, store, folder, name) -> None:
     out = task(
         "create", name, "--model", folder, "--template", r"say {input}\n", "--stop", r"\n",
         "--max-tokens", 40, "--temperature", 0.5, "--mixture", "trie", "--draft", "n_max=5",
@@ -179,7 +177,7 @@ def test_adapters_are_registered_shown_replaced_and_unset(
     assert (store.get(name).adapters, store.get(name).adapter) == ((), str(place))
 
 
-def test_a_task_that_is_there_is_only_replaced_when_asked(task, store, create, name) -> None:
+def test_existing_task_is_replaced_only_with_the_option(task, store, create, name) -> None:
     task(*create, "--max-tokens", 5)
     assert "--replace" in task(*create, code=2)
     assert store.versions(name) == [1]
@@ -187,7 +185,7 @@ def test_a_task_that_is_there_is_only_replaced_when_asked(task, store, create, n
     assert store.get(name).max_tokens == 256
 
 
-def test_a_change_that_is_refused_leaves_the_task_as_it_was(task, store, create, name) -> None:
+def test_refused_change_leaves_the_task_unchanged(task, store, create, name) -> None:
     task(*create, "--choice", "yes")
     for args, message in (
         ((), "nothing to change"),
@@ -200,7 +198,7 @@ def test_a_change_that_is_refused_leaves_the_task_as_it_was(task, store, create,
     assert "no task 'other-" in task("set", "other-" + name, "--top-k", 1, code=1)
 
 
-def test_a_task_is_deleted_when_somebody_says_so(
+def test_task_is_deleted_only_after_confirmation(
     task: Run, tasc_here: InProcess, monkeypatch: pytest.MonkeyPatch, store: TaskStore,
     client: redis.Redis, create: tuple[object, ...], folder: Path, name: str,
 ) -> None:  # fmt: skip
@@ -228,7 +226,7 @@ def test_a_task_is_deleted_when_somebody_says_so(
     assert client.keys(f"tasc:{{{name}}}:*") == []
 
 
-def test_a_task_that_cannot_be_read_is_listed_as_such(task, store, client, create, name) -> None:
+def test_unreadable_task_is_listed_as_such(task, store, client, create, name) -> None:
     task(*create)
     client.rpush(f"tasc:{{{name}}}:records", "[]")
     (line,) = (line for line in task("list").splitlines() if line.startswith(name))
@@ -239,7 +237,7 @@ def test_a_task_that_cannot_be_read_is_listed_as_such(task, store, client, creat
     assert name not in store.names()
 
 
-def test_generate_says_what_is_wrong_before_it_begins(tasc_here, task, create, tmp_path, name):
+def test_generate_refuses_invalid_options_before_it_starts(tasc_here, task, create, tmp_path, name):
     task(*create)
     source = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
     (tmp_path / "empty").touch()

@@ -41,7 +41,7 @@ def registry_with(name: str) -> CollectorRegistry:
     return registry
 
 
-def test_each_port_is_listed_and_serves_its_own_registry_until_it_closes(client):
+def test_each_metrics_port_is_listed_until_it_closes(client):
     with MetricsPort(client, registry_with("one"), host=HOST, ttl_s=10) as one:
         with MetricsPort(client, registry_with("two"), host=HOST, ttl_s=10) as two:
             assert live_targets(client) == sorted([one.target, two.target])
@@ -55,14 +55,14 @@ def test_each_port_is_listed_and_serves_its_own_registry_until_it_closes(client)
         httpx.get(f"http://{one.target}/metrics")
 
 
-def test_a_port_outlives_its_time_to_live_while_its_process_lives(client):
+def test_metrics_port_stays_listed_while_its_process_lives(client):
     with MetricsPort(client, CollectorRegistry(), host=HOST, ttl_s=0.3) as port:
         start = client.time()[0]
         eventually(lambda: client.time()[0] >= start + 2)
         assert live_targets(client) == [port.target]
 
 
-def test_a_killed_process_is_forgotten(server, client):
+def test_killed_process_is_unlisted(server, client):
     child = subprocess.Popen(
         [sys.executable, "-c", ONE_PORT, server.url], stdout=subprocess.PIPE, text=True
     )
@@ -73,7 +73,7 @@ def test_a_killed_process_is_forgotten(server, client):
     eventually(lambda: live_targets(client) == [])
 
 
-def test_a_redis_that_is_away_is_told_once_and_found_again(server, caplog, monkeypatch):
+def test_unavailable_redis_is_logged_once_and_found_again(server, caplog, monkeypatch):
     client = connect(server.url, timeout_s=0.3)  # time-out for a stopped server
     asked = Mock(wraps=client.time)
     monkeypatch.setattr(client, "time", asked)
@@ -91,7 +91,7 @@ def test_a_redis_that_is_away_is_told_once_and_found_again(server, caplog, monke
     assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_closing_without_redis_still_closes_the_port(server, client, caplog):
+def test_metrics_port_closes_without_redis(server, client, caplog):
     port = MetricsPort(client, CollectorRegistry(), host=HOST, ttl_s=10)
     server.close()
     port.close()
@@ -104,7 +104,7 @@ def test_closing_without_redis_still_closes_the_port(server, client, caplog):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_a_wildcard_is_refused_since_no_scraper_can_use_it(client, host):
+def test_wildcard_address_of_a_metrics_port_is_refused(client, host):
     with refused(SettingsError, "metrics.host"):
         MetricsPort(client, CollectorRegistry(), host=host, ttl_s=10)
     assert live_targets(client) == []

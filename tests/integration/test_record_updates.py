@@ -67,7 +67,7 @@ def followed(follow: Callable[..., Followed]) -> Followed:
     return follow()
 
 
-def test_only_what_needs_other_replicas_deploys_the_service_again(followed, adapter) -> None:
+def test_only_changes_that_need_other_replicas_redeploy_the_service(followed, adapter) -> None:
     first = followed.updates.digests
     followed.put(followed.a, max_tokens=7)
     followed.look()
@@ -83,7 +83,7 @@ def test_only_what_needs_other_replicas_deploys_the_service_again(followed, adap
     assert followed.deployed == [second, first]
 
 
-def test_two_tasks_that_change_are_one_update(followed: Followed) -> None:
+def test_changes_of_two_tasks_are_one_update(followed: Followed) -> None:
     digests = {name: followed.put(name, template="{input}:") for name in (followed.a, followed.b)}
     followed.look(2)
     assert followed.deployed == [digests] == [followed.updates.digests]
@@ -96,7 +96,7 @@ def test_two_tasks_that_change_are_one_update(followed: Followed) -> None:
     [shutil.rmtree, cut, lambda folder: (folder / WEIGHTS).unlink()],
     ids=["missing", "another shape", "no safetensors"],
 )
-def test_a_broken_adapter_deploys_nothing_until_it_is_put_right(
+def test_broken_adapter_is_deployed_only_once_it_is_repaired(
     followed: Followed, adapter: Path, breaks: Callable[[Path], object], named: bool, tmp_path: Path
 ) -> None:
     place = shutil.copytree(adapter, tmp_path / "next")
@@ -117,9 +117,7 @@ def test_a_broken_adapter_deploys_nothing_until_it_is_put_right(
 @pytest.mark.parametrize(
     "fault", [None, UnknownTask("deleted"), StoreUnreachable("away"), OSError("unforeseen")]
 )
-def test_a_task_that_is_unreadable_or_refused_holds_no_other_up(
-    followed, fault, monkeypatch
-) -> None:
+def test_unreadable_or_refused_task_delays_no_other(followed, fault, monkeypatch) -> None:
     before, versions = followed.updates.digests, followed.store.versions
 
     def fails(name: str) -> list[int]:
@@ -142,14 +140,14 @@ def test_a_task_that_is_unreadable_or_refused_holds_no_other_up(
     assert updated.startswith(f"task {followed.b}: version 2 changes template")
 
 
-def test_a_task_made_anew_is_deployed_though_its_number_is_the_same(followed: Followed) -> None:
+def test_recreated_task_is_deployed_although_its_version_is_equal(followed: Followed) -> None:
     followed.store.delete(followed.a)
     anew = followed.put(followed.a, template="{input}:")
     followed.look(2)
     assert [digests[followed.a] for digests in followed.deployed] == [anew]
 
 
-def test_nothing_is_deployed_once_the_service_is_being_stopped(followed, monkeypatch) -> None:
+def test_stopping_service_deploys_nothing(followed, monkeypatch) -> None:
     checks, goes_on, found = threading.Event(), threading.Event(), followed.store.get
 
     def get(name: str, version: int) -> TaskRecord:
@@ -167,7 +165,7 @@ def test_nothing_is_deployed_once_the_service_is_being_stopped(followed, monkeyp
     assert (followed.deployed, followed.messages) == ([], [])
 
 
-def test_the_stop_waits_for_an_update_that_has_begun(follow: Callable[..., Followed]) -> None:
+def test_stop_waits_for_a_running_update(follow: Callable[..., Followed]) -> None:
     begun, done = threading.Event(), []
 
     def update(digests: Mapping[str, str]) -> None:
@@ -209,7 +207,7 @@ def test_end_of_an_update_is_reported_once(follow, states, slow_s, messages) -> 
             assert "b 1`" in message
 
 
-def test_an_update_that_fails_is_said_once_and_tried_again(follow) -> None:
+def test_failed_update_is_reported_once_and_repeated(follow) -> None:
     tries = []
 
     def update(digests: Mapping[str, str]) -> None:

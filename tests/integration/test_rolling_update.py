@@ -56,9 +56,7 @@ def served(client, redis_url, ray_cluster, tasks, tmp_path) -> Iterator[tuple[Se
 @pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.slow("five replicas start, one after the other")
-def test_a_changed_adapter_arrives_while_requests_go_on_and_a_broken_one_changes_nothing(
-    served, client, tmp_path
-):
+def test_changed_adapter_is_rolled_out_under_load_and_a_broken_one_is_not(served, client, tmp_path):
     service, messages = served
     task, ask, store = service.tasks[BETA], Ask(BETA, TEXT), TaskStore(client)
     adapter = make_adapter(Path(task.record.model), tmp_path / "lora")

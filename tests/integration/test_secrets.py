@@ -72,7 +72,7 @@ def with_password(server: EmbeddedRedis, password: str) -> str:
     return server.url.replace("redis://", f"redis://default:{password}@")
 
 
-def test_nothing_that_a_gateway_says_holds_a_secret(server, caplog, monkeypatch) -> None:
+def test_gateway_output_has_no_secret(server, caplog, monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     caplog.set_level(logging.DEBUG)
     url = with_password(server, PASSWORD)
@@ -127,7 +127,7 @@ def assert_hidden(error: BaseException | None) -> None:
         error = error.__cause__
 
 
-def test_errors_of_a_store_name_it_without_the_password(server: EmbeddedRedis) -> None:
+def test_store_errors_hide_the_password(server: EmbeddedRedis) -> None:
     place = f"127.0.0.1:{free_port()}/0"
     for url, named in {
         f"redis://user:{PASSWORD}@{place}": f"***@{place}",
@@ -153,7 +153,7 @@ def test_errors_of_a_store_name_it_without_the_password(server: EmbeddedRedis) -
         "auth: {0}\ntasks: [{{name: a}}]",
     ],
 )
-def test_errors_of_a_settings_file_hold_no_value(tmp_path: Path, text: str) -> None:
+def test_settings_errors_hide_values(tmp_path: Path, text: str) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(text.format(PASSWORD))
     with pytest.raises(SettingsError) as caught:

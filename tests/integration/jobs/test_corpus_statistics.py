@@ -32,7 +32,7 @@ def pos_ewt(redis_url, tmp_path_factory):
 @pytest.mark.parametrize(
     "parallelism", [1, 3, pytest.param(16, marks=MORE_JOBS), pytest.param(None, marks=MORE_JOBS)]
 )
-def test_any_number_of_ranges_gives_the_figures(ray_cluster, redis_url, pos_ewt, parallelism):
+def test_statistics_are_equal_at_any_parallelism(ray_cluster, redis_url, pos_ewt, parallelism):
     reported, units = [], Units(across_rows=True)
     how = {"parallelism": parallelism, "progress": lambda *to: reported.append(to)}
     found = corpus_statistics(redis_url, pos_ewt, units, **how)
@@ -92,7 +92,7 @@ def summed(blocks):
     return {key: found.frequencies for key, found in both.items()}
 
 
-def test_a_partition_whose_worker_dies_is_summed_again(ray_cluster, table, tmp_path):
+def test_partition_whose_worker_dies_is_summed_again(ray_cluster, table, tmp_path):
     files = [tmp_path / "once", tmp_path / "twice"]
     found = summed([ray.put(table), ray.put(Deadly(table, files))])
     assert all(file.exists() for file in files)
@@ -100,7 +100,7 @@ def test_a_partition_whose_worker_dies_is_summed_again(ray_cluster, table, tmp_p
 
 
 @pytest.mark.slow("kills workers until Ray gives up")
-def test_a_partition_whose_workers_always_die_says_what_to_do(ray_cluster, table, tmp_path):
+def test_partition_whose_workers_always_die_says_what_to_do(ray_cluster, table, tmp_path):
     files = [tmp_path / str(deaths) for deaths in range(100)]
     with pytest.raises(ClusterError):
         summed([ray.put(Deadly(table, files))])

@@ -105,7 +105,7 @@ def test_prompts_are_those_of_the_tasks_chat_template(client, redis_url, filled,
 
 
 @pytest.mark.parametrize("capped", [False, True])
-def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
+def test_index_file_is_equal_at_any_parallelism(
     client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path, capped: bool
 ) -> None:
     record = record_of(folder, filled)
@@ -128,7 +128,7 @@ def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000])
-def test_stages_come_in_order_and_each_is_seen_to_its_end(
+def test_stages_are_reported_in_order_and_to_their_end(
     client: redis.Redis, redis_url: str, filled: str, folder: Path, max_bytes: int | None
 ) -> None:
     record = record_of(folder, filled)
@@ -169,7 +169,7 @@ def test_row_without_an_input_has_the_bare_template_as_its_prompt(
     assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
-def test_a_corpus_without_inputs_has_an_index_of_its_outputs_and_a_small_one_no_weights(
+def test_corpus_without_inputs_and_small_corpus_have_partial_indexes(
     client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
     CorpusStore(client, task).append([dataclasses.replace(row, input="") for row in ROWS])
@@ -182,7 +182,7 @@ def test_a_corpus_without_inputs_has_an_index_of_its_outputs_and_a_small_one_no_
     assert small.inputs is not None
 
 
-def test_bigrams_of_the_same_tokenizer_alone_go_into_the_index(redis_url, filled, folder, tmp_path):
+def test_bigrams_of_another_tokenizer_are_refused(redis_url, filled, folder, tmp_path):
     tokenizer, record = TaskTokenizer.from_folder(folder), record_of(folder, filled)
     path, size = tmp_path / "bigrams.npz", tokenizer.vocab_size
     tokens = np.arange(size, dtype=np.int32)[:, None]
@@ -211,7 +211,7 @@ def test_one_corpus_serves_two_tokenizers(client, redis_url, filled, tmp_path):
         assert len(store.other_fingerprints()) == 1
 
 
-def test_an_empty_corpus_leaves_nothing_current(client, redis_url, task, folder):
+def test_empty_corpus_publishes_nothing(client, redis_url, task, folder):
     record = record_of(folder, task)
     with pytest.raises(EmptyCorpusError):
         build_and_publish(redis_url, record)

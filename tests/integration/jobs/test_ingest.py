@@ -44,7 +44,7 @@ def test_rows_with_outputs_outside_the_labels_are_counted(client, task, tmp_path
     assert len(CorpusStore(client, task)) == 5
 
 
-def test_an_ingest_cut_short_is_completed_by_the_next_and_then_adds_none(client, task, tmp_path):
+def test_interrupted_ingest_is_completed_by_the_next(client, task, tmp_path):
     path, reject = numbered(tmp_path / "rows.jsonl", 2500), tmp_path / "bad.jsonl"
     with pytest.raises(KeyboardInterrupt):
         ingest(client, task, [path], reject=reject, progress=failing(KeyboardInterrupt()))
@@ -74,7 +74,7 @@ def test_refused_lines_are_listed_with_file_line_reason_and_text(client, task, t
     ]
 
 
-def test_refused_lines_of_other_files_stay_and_those_of_a_mended_file_go(client, task, tmp_path):
+def test_refused_lines_are_replaced_per_file(client, task, tmp_path):
     one, other, reject = (tmp_path / f"{name}.jsonl" for name in ("one", "other", "bad"))
 
     def listed(*files):
@@ -90,7 +90,7 @@ def test_refused_lines_of_other_files_stay_and_those_of_a_mended_file_go(client,
     assert listed(numbered(other, 1)) is None
 
 
-def test_a_file_is_the_same_by_every_path(client, task, tmp_path, monkeypatch):
+def test_file_is_recognised_by_any_path(client, task, tmp_path, monkeypatch):
     reject = tmp_path / "bad.jsonl"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text("{\n")
@@ -139,7 +139,7 @@ def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
         (["good.jsonl"], "no.jsonl", "would be lost"),
     ],
 )
-def test_what_cannot_work_is_told_at_once(client, task, tmp_path, files, reject, why):
+def test_unusable_files_are_refused_before_ingesting(client, task, tmp_path, files, reject, why):
     good = numbered(tmp_path / "good.jsonl", 3)
     (tmp_path / "rows.txt").write_text("")
     write_rows(tmp_path / "no.jsonl", [{"output": "out", "file": "f", "line": 1, "reason": "long"}])

@@ -175,9 +175,7 @@ def read_rows(client: redis.Redis, record: TaskRecord) -> list[CorpusRow]:
         (["tune", "TASK", "--step-cost", "COSTS", "--measure-cost"], 2, "--measure-cost"),
     ],
 )
-def test_a_refused_tuning_publishes_nothing(
-    client, record, tasc_here, costs, command, code, message
-):
+def test_refused_tuning_publishes_nothing(client, record, tasc_here, costs, command, code, message):
     named = {"TASK": record.name, "COSTS": costs}
     assert message in tasc_here.run(*(named.get(part, part) for part in command), code=code)
     assert ArtifactStore(client, record.name, record.fingerprint).current() is None

@@ -74,9 +74,7 @@ def call(prompt: str) -> Request:
     return Request(uuid.uuid4().hex, prompt, templated=True)
 
 
-def test_settings_of_the_record_count_once_the_index_has_none_of_its_own(
-    worker, record, index
-) -> None:
+def test_draft_settings_of_the_index_override_those_of_the_record(worker, record, index) -> None:
     changed, tuned = replace(record, draft=SHORT), replace(index, settings=OFF)
     assert worker.artifact is not None
     worker.swap(worker.artifact, tuned, worker.proposer_for(worker.record, tuned))
@@ -89,7 +87,7 @@ def test_settings_of_the_record_count_once_the_index_has_none_of_its_own(
 
 
 @pytest.mark.anyio
-async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
+async def test_answers_are_equal_while_draft_settings_change_under_load(
     replica: TaskReplica, client: redis.Redis, record: TaskRecord, indexes: ArtifactStore,
     index: DraftIndex, expected: Any,
 ) -> None:  # fmt: skip

@@ -130,7 +130,7 @@ def publish_ranking(drafted: Drafted, ranking: Ranking, folder: Path) -> None:
         ("hybrid", "eagle", "full"),
     ],
 )
-def test_a_drafter_changes_no_answer_and_its_drafts_are_taken(
+def test_drafter_changes_no_answer_and_its_drafts_are_accepted(
     make: Make, drafter: Place, expected: list[str], proposer: str, kind: str, vocabulary: str
 ) -> None:
     how = NeuralDrafting(str(drafter(kind)), proposer, vocabulary, depth=3, width=4)
@@ -143,9 +143,7 @@ def test_a_drafter_changes_no_answer_and_its_drafts_are_taken(
     assert (ngram > 0) == (proposer == "hybrid")
 
 
-def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
-    make, drafter, made, expected
-):
+def test_indexes_and_settings_change_beside_a_drafter_during_answers(make, drafter, made, expected):
     drafted = make(NeuralDrafting(str(drafter("independent")), depth=3, width=4))
     worker = drafted.start()
     assert drafted.answers() == expected
@@ -176,7 +174,7 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
 
 
 @pytest.mark.parametrize("vocabulary", ["ranked", "recent+ranked"])
-def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
+def test_drafter_uses_the_ranking_of_the_task(
     make: Make, drafter: Place, ranking: Ranking, expected: list[str], vocabulary: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -201,9 +199,7 @@ def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
     assert total == least * count if vocabulary == "ranked" else total > least * count
 
 
-def test_what_does_not_fit_the_target_is_refused_when_it_is_loaded(
-    make, drafter, made, ranking, tmp_path
-):
+def test_unsuitable_drafter_or_ranking_is_refused_at_load(make, drafter, made, ranking, tmp_path):
     save_drafter(tmp_path / "d", made.model, DrafterCard("independent", "f" * 32))
     with pytest.raises(UnsupportedModel):
         make(NeuralDrafting(str(tmp_path / "d"))).start()

@@ -49,12 +49,12 @@ def call(value=tiny.SENTENCES[0], number=1, **asked):
         (call(adapter="gone"), "adapter"),
     ],
 )
-def test_what_cannot_be_met_is_refused_by_name(worker, asked, field):
+def test_unsupported_request_is_refused_by_name(worker, asked, field):
     with refused(FieldError, field, field=field):
         worker.reader.request(asked)
 
 
-def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
+def test_echoed_prompt_needs_no_room_for_the_labels(worker):
     request = worker.reader.request(structs.replace(call(echo=True, logprobs=0), max_tokens=0))
     assert (request.guide, request.max_tokens) == (None, 1)
     (result,) = worker.engine.generate([request])
@@ -62,12 +62,12 @@ def test_a_prompt_alone_needs_no_room_for_the_tasks_choices(worker):
 
 
 @pytest.mark.parametrize(("most", "kept"), [(None, 64), (0, 127), (1, 127), (90, 38)])
-def test_a_truncated_prompt_leaves_as_much_room_as_its_answer_needs(worker, most, kept):
+def test_truncated_prompt_leaves_room_for_its_answer(worker, most, kept):
     ids, asked = tuple(i % 99 for i in range(150)), call(truncate_prompt_tokens=-1)
     cut = structs.replace(asked, prompt=ids, max_tokens=most)
     request = worker.reader.read(cut, "1", worker.record_version)
     assert request.prompt == ids[-kept:]
 
 
-def test_a_stop_that_no_choice_holds_is_taken(worker):
+def test_stop_string_outside_the_labels_is_accepted(worker):
     assert worker.reader.request(structs.replace(call(), stop=("musical",))).stop[-1] == "musical"

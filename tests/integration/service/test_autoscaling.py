@@ -39,7 +39,7 @@ def replicas() -> int:
 
 
 @pytest.mark.slow("waits for Serve to add and remove replicas")
-def test_replicas_come_with_the_load_and_go_with_it_and_no_request_fails(scaled: Service) -> None:
+def test_replicas_follow_the_load_and_no_request_fails(scaled: Service) -> None:
     assert replicas() == 1
     with asking(scaled, [Ask(ALPHA, value) for value in tiny.SENTENCES], CLIENTS) as answers:
         eventually(lambda: replicas() == 2)

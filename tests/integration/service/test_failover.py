@@ -119,14 +119,14 @@ def outlived(service: Service, reason: str, harm: Callable[[int], None]) -> bool
     return False
 
 
-def test_answers_go_on_in_the_middle_when_a_replica_is_killed(service: Service) -> None:
+def test_answers_continue_when_a_replica_is_killed(service: Service) -> None:
     assert outlived(service, "died", lambda pid: os.kill(pid, signal.SIGKILL))
     assert service.metrics().sum("tasc_failover_seconds_count", task=BETA) > 0
     both_serve(service)
 
 
 @pytest.mark.slow("waits for silence")
-def test_answers_go_on_in_the_middle_when_a_replica_hangs(service: Service) -> None:
+def test_answers_continue_when_a_replica_hangs(service: Service) -> None:
     stopped: list[int] = []
 
     def stop(pid: int) -> None:

@@ -57,7 +57,7 @@ def cut_short(service, one, times, come_and_go):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_goes_away_frees_rows_and_places_in_the_queue(service, long, stream):
+def test_disconnected_clients_free_rows_and_queue_places(service, long, stream):
     # Enough clients that the service cannot have answered all before they disconnect.
     crowd = service.settings.engine.rows + service.settings.limits.max_queued_requests
 
@@ -74,7 +74,7 @@ def test_who_goes_away_frees_rows_and_places_in_the_queue(service, long, stream)
 
 
 @pytest.mark.parametrize("prompts", [1, 14])
-def test_who_goes_away_in_mid_stream_frees_the_rows(service, long, prompts):
+def test_client_that_disconnects_during_a_stream_frees_its_rows(service, long, prompts):
     body = long.body | {"stream": True}
     if prompts > 1:
         body["prompt"] = [long.value] * prompts

@@ -107,7 +107,7 @@ def in_process(llm: LLM, text: str, chat: bool, options):
     return [(answer.text, answer.finish_reason) for answer in answers], reported
 
 
-def test_random_requests_are_answered_as_by_llm_generate_and_guides_hold(service, client, seed):
+def test_random_requests_over_http_equal_llm_generate(service, client, seed):
     chance = random.Random(seed)
     sampled = {"temperature": 1.0, "seed": 7, "max_tokens": 200}
     requests = [(ALPHA, TEXT, True, False, form_of(name) | sampled) for name in FORMS]

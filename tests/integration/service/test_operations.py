@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis]
 get = partial(httpx.get, timeout=DEADLINE_S)
 
 
-def test_each_process_is_listed_once_and_serves_its_own_series(service):
+def test_each_process_is_listed_once_with_its_own_metrics(service):
     def targets():
         (group,) = get(f"{service.base}/sd").json()
         return group["targets"]
@@ -33,7 +33,7 @@ def test_each_process_is_listed_once_and_serves_its_own_series(service):
     assert "tasc_http_request_duration_seconds" in gateway
 
 
-def test_an_unknown_path_has_our_shape_not_rays(service):
+def test_error_of_an_unknown_path_has_openai_format(service):
     response = get(f"{service.base}/v2/models")
     assert (response.status_code, set(response.json())) == (404, {"error"})
 
@@ -57,7 +57,7 @@ def test_files_and_batches_go_through_the_proxy(service, client):
 
 
 @pytest.mark.slow("a second application")
-def test_an_application_built_from_its_settings_file_answers(service, tmp_path, monkeypatch):
+def test_application_built_from_a_settings_file_answers(service, tmp_path, monkeypatch):
     written = service.settings.model_dump(mode="json") | {"redis_url": None}
     written["tasks"] = [task for task in written["tasks"] if task["name"] == ALPHA]
     path = tmp_path / "settings.yaml"

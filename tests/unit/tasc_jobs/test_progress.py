@@ -49,7 +49,7 @@ def test_time_left_excludes_the_time_before_the_first_item(clock):
         assert "\x1b" not in out.getvalue()
 
 
-def test_a_clock_writes_seconds_since_its_creation_to_stderr(clock, capsys):
+def test_clock_writes_seconds_since_its_creation_to_stderr(clock, capsys):
     made = Clock()
     made.note("store: here")
     clock.now = 12.34
@@ -90,7 +90,7 @@ def test_batch_progress_shows_rates_of_this_start_and_efficiency_of_all_rows() -
     assert all(figure in lines[-1] for figure in (" 300 tokens/s", " 4.05 ", " 2 errors"))
 
 
-def test_no_rate_is_shown_before_an_engine_runs() -> None:
+def test_progress_shows_no_rate_before_an_engine_runs() -> None:
     out = io.StringIO()
     with show_progress("answer", 10, every_s=0, stream=out) as bar:
         BatchProgress(bar)(JobProgress(JobReport(0, 0, 0, 0), None, engines=0))
@@ -98,7 +98,7 @@ def test_no_rate_is_shown_before_an_engine_runs() -> None:
     assert "tokens/s" not in out.getvalue()
 
 
-def test_a_preview_is_scaled_to_the_whole_job() -> None:
+def test_preview_is_scaled_to_the_whole_job() -> None:
     text = preview_in_words(PREVIEW, 72_000, engines=2)
     assert "20 rows answered, 1 refused; 20 of 20 answers identical" in text
     _, plain, drafted, speed_up = text.splitlines()
@@ -136,7 +136,7 @@ def test_stages_show_total_unit_and_note_and_keep_seconds():
     assert all(spent > 0 for spent in stages.seconds.values())
 
 
-def test_a_failed_stage_shows_how_much_was_done():
+def test_failed_stage_shows_how_much_was_done():
     out = io.StringIO()
 
     def fail():

@@ -16,14 +16,14 @@ PRINTED = {
 }
 
 
-def test_every_script_is_run_and_short() -> None:
+def test_every_example_is_tested_and_short() -> None:
     scripts = {path.stem: path.read_text().splitlines() for path in EXAMPLES.glob("*.py")}
     assert scripts.keys() == PRINTED.keys()
     assert all(len(lines) <= 25 for lines in scripts.values())
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_a_script_does_what_it_says(name, tmp_path, monkeypatch, capsys) -> None:
+def test_example_prints_its_results(name, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / f"{name}.py"))
     out = capsys.readouterr().out

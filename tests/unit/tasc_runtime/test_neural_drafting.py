@@ -87,7 +87,7 @@ class Loaded:
 
 
 @pytest.mark.parametrize("kind", ["independent", "eagle"])
-def test_what_a_drafter_takes_of_memory_is_said_once(tmp_path: Path, kind: Kind, caplog) -> None:
+def test_memory_of_a_drafter_is_logged_once(tmp_path: Path, kind: Kind, caplog) -> None:
     with caplog.at_level(logging.INFO, "tasc_runtime.engine.drafters"):
         loaded = Loaded(tmp_path, kind)
     config, weights = loaded.config, loaded.weights
@@ -105,7 +105,7 @@ def test_what_a_drafter_takes_of_memory_is_said_once(tmp_path: Path, kind: Kind,
     assert loaded.inside().cache_bytes == 8 * cache
 
 
-def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) -> None:
+def test_hybrid_rows_have_room_for_the_drafters_tree(tmp_path: Path) -> None:
     loaded, nodes = Loaded(tmp_path, "eagle"), 20
     neural = NeuralDrafting(str(tmp_path / "eagle"), "hybrid", nodes=nodes)
     record = dataclasses.replace(
@@ -127,7 +127,7 @@ def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) ->
     assert np.diff(drafts.offsets).tolist() == [nodes] * ROWS
 
 
-def test_a_head_of_another_size_than_its_target_is_refused(tmp_path: Path) -> None:
+def test_head_of_another_size_than_its_target_is_refused(tmp_path: Path) -> None:
     loaded, folder = Loaded(tmp_path, "eagle"), tmp_path / "eagle"
     weights = load_file(folder / WEIGHTS)
     save_file({**weights, JOINT: weights[JOINT][:, 1:].contiguous()}, folder / WEIGHTS)
@@ -144,7 +144,7 @@ def tensor_bytes() -> int:
 
 
 @pytest.mark.parametrize("kind", ["independent", "eagle"])
-def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Kind) -> None:
+def test_switched_off_drafter_frees_its_memory(tmp_path: Path, kind: Kind) -> None:
     loaded, registry = Loaded(tmp_path, kind, limit_s=1e-9), CollectorRegistry()
     ngram = make_proposer(loaded.tokenizer, DraftSettings(), CONFIG)
     drafter = loaded.drafter

@@ -38,7 +38,7 @@ def target_of(source: ModelSource, rows: int) -> Target:
     return Target.load(source, EngineConfig(rows=rows, max_model_len=64))
 
 
-def test_each_kind_of_engine_is_measured_once(tmp_path, source, measured) -> None:
+def test_costs_of_each_kind_of_engine_are_measured_once(tmp_path, source, measured) -> None:
     found, messages = [], list[str]()
     for rows in (1, 2, 2, 1):
         target = target_of(source, rows)
@@ -52,7 +52,7 @@ def test_each_kind_of_engine_is_measured_once(tmp_path, source, measured) -> Non
     assert len(messages) == 2
 
 
-def test_another_number_of_threads_is_measured_again(tmp_path, source, measured) -> None:
+def test_costs_are_measured_for_each_number_of_threads(tmp_path, source, measured) -> None:
     target, before = target_of(source, 1), torch.get_num_threads()
     try:
         for threads in (1, 2, 1):
@@ -64,7 +64,7 @@ def test_another_number_of_threads_is_measured_again(tmp_path, source, measured)
     assert measured == [1, 1]
 
 
-def test_corrected_costs_are_what_the_next_start_reads(tmp_path, source, measured) -> None:
+def test_corrected_costs_are_read_at_the_next_start(tmp_path, source, measured) -> None:
     target = target_of(source, 1)
     costs, keep = step_costs(target, source, tmp_path / "costs")
     slower = tuple(replace(c, seconds=2 * c.seconds) for c in costs.costs)
@@ -74,7 +74,7 @@ def test_corrected_costs_are_what_the_next_start_reads(tmp_path, source, measure
     assert measured == [1]
 
 
-def test_who_waits_for_another_measurement_says_so_once(tmp_path, source, monkeypatch, measured):
+def test_wait_for_another_measurement_is_reported_once(tmp_path, source, monkeypatch, measured):
     monkeypatch.setattr(module, "WAIT_S", 0.4)
     monkeypatch.setattr(module, "PATIENCE_S", 0.1)
     target, messages = target_of(source, 1), list[str]()

@@ -31,7 +31,7 @@ def ask(asked, pieces, **more):
     return events(response)
 
 
-def test_a_completion_has_columns_of_its_tokens():
+def test_completion_logprobs_are_columns_of_tokens():
     parsed = Completion.model_validate(ask(COMPLETION, answer(*TEXTS, logprobs=2)))
     shown = parsed.choices[0].logprobs
     assert (shown.tokens, shown.text_offset) == (TOKENS, OFFSETS)
@@ -39,13 +39,13 @@ def test_a_completion_has_columns_of_its_tokens():
     assert shown.top_logprobs[0] == {"a": -1.0, "b": -2.0, "na": -0.25}, "the chosen one is there"
 
 
-def test_a_completion_asked_for_none_beside_the_chosen_has_no_others():
+def test_completion_with_0_logprobs_has_the_chosen_tokens_only():
     shown = ask((COMPLETION[0], COMPLETION[1] | {"logprobs": 0}), answer("yes", logprobs=0))
     assert shown["choices"][0]["logprobs"]["top_logprobs"] is None
     assert shown["choices"][0]["logprobs"]["tokens"] == ["y", "es"]
 
 
-def test_a_chat_has_rows_of_its_tokens():
+def test_chat_logprobs_are_rows_of_tokens():
     content = ask(CHAT, answer(*TEXTS, logprobs=2))
     rows = ChatCompletion.model_validate(content).choices[0].logprobs.content
     assert [r.token for r in rows] == TOKENS
@@ -57,7 +57,7 @@ def test_a_chat_has_rows_of_its_tokens():
     ]
 
 
-def test_streamed_tokens_are_told_once_each_also_where_text_is_held_back():
+def test_streamed_logprobs_have_each_token_once():
     first, held, last = answer(*TEXTS, logprobs=2)
     assert not held.text
     chunks = ask(COMPLETION, [first, held, last], stream=True)
@@ -72,7 +72,7 @@ def test_streamed_tokens_are_told_once_each_also_where_text_is_held_back():
     assert [r.token for r in rows] == TOKENS
 
 
-def test_parts_of_characters_are_told_apart_and_what_cannot_be_is_a_number():
+def test_partial_characters_are_shown_as_bytes_and_infinity_as_a_number():
     half = TokenText(b"\xf0\x9f", -math.inf, 0, ((b"\x99\x82", -1.0),))
     shown = completion_logprobs([half])
     assert shown["tokens"] == ["bytes:\\xf0\\x9f"]
@@ -82,7 +82,7 @@ def test_parts_of_characters_are_told_apart_and_what_cannot_be_is_a_number():
     assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
-def test_of_two_tokens_with_one_text_the_likelier_is_told():
+def test_likelier_of_two_tokens_with_the_same_text_is_shown():
     shown = completion_logprobs([TokenText(b"a", -2.0, 0, ((b"a", -0.5), (b"a", -1.0)))])
     assert shown["top_logprobs"] == [{"a": -0.5}]
     shown = completion_logprobs([TokenText(b"a", -0.5, 0, ((b"b", -1.0), (b"a", -3.0)))])
@@ -116,7 +116,7 @@ def answered(path, **more):
 
 
 @either_endpoint
-def test_an_answer_has_a_summary_unless_it_is_told_otherwise(path):
+def test_answer_has_metrics_unless_the_request_declines_them(path):
     assert answered(path)["metrics"] == SUMMARY
     assert answered(path, metrics="summary")["metrics"] == SUMMARY
     detailed = answered(path, metrics="detailed")["metrics"]
@@ -125,7 +125,7 @@ def test_an_answer_has_a_summary_unless_it_is_told_otherwise(path):
 
 
 @either_endpoint
-def test_a_stream_has_it_with_the_usage_else_with_its_end(path):
+def test_stream_has_metrics_with_the_usage_or_with_its_last_choice(path):
     usage = {"stream_options": {"include_usage": True}}
     for more in ({}, usage):
         *pieces, last = answered(path, stream=True, **more)

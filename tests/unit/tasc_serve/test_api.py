@@ -157,7 +157,7 @@ def unheard():
 
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("more", [{}, NEUTRAL, {"max_tokens": 512}, {"stop": []}])
-def test_a_good_request_is_answered_whole(backend, service, path, more):
+def test_valid_request_gets_the_whole_answer(backend, service, path, more):
     response = service.ask("POST", path, json=GOOD[path] | more)
     assert response.status_code == 200, response.text
     content = response.json()
@@ -174,7 +174,7 @@ def test_a_good_request_is_answered_whole(backend, service, path, more):
 
 
 @pytest.mark.parametrize(("path", "change", "field"), BAD_FIELDS, ids=named)
-def test_a_bad_field_is_refused_by_name_before_a_replica_hears_of_it(unheard, path, change, field):
+def test_invalid_field_is_refused_by_name_and_reaches_no_replica(unheard, path, change, field):
     response = unheard.ask("POST", path, content=json.dumps(GOOD[path] | change))
     error = error_of(response, 400)
     assert error["param"] == field
@@ -183,7 +183,7 @@ def test_a_bad_field_is_refused_by_name_before_a_replica_hears_of_it(unheard, pa
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_a_missing_model_is_refused_by_name(service, path):
+def test_missing_model_is_refused_by_name(service, path):
     body = {k: v for k, v in GOOD[path].items() if k != "model"}
     assert error_of(service.ask("POST", path, json=body), 400)["param"] == "model"
 
@@ -197,7 +197,7 @@ def test_a_missing_model_is_refused_by_name(service, path):
     ],
     ids=named,
 )
-def test_a_body_that_is_no_json_object_is_refused(backend, service, path, body):
+def test_body_that_is_not_a_json_object_is_refused(backend, service, path, body):
     error = error_of(service.ask("POST", path, content=body), 400)
     assert error["message"].startswith(("the body is not valid JSON", "body: "))
     assert (error["param"], backend.calls) == (None, [])
@@ -205,7 +205,7 @@ def test_a_body_that_is_no_json_object_is_refused(backend, service, path, body):
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_a_model_that_is_not_served_is_not_found(service, path):
+def test_model_that_is_not_served_is_not_found(service, path):
     error = error_of(service.ask("POST", path, json=GOOD[path] | {"model": "other"}), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert "'other'" in error["message"]
@@ -213,7 +213,7 @@ def test_a_model_that_is_not_served_is_not_found(service, path):
     assert service.counted("-", 404) == 1, "a made-up name must not become a label"
 
 
-def test_a_body_over_the_limit_is_not_read_to_its_end(backend):
+def test_body_over_the_limit_is_not_read_to_its_end(backend):
     read = 0
 
     async def endless():
@@ -228,7 +228,7 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(backend):
     assert read == 11
 
 
-def test_a_packed_body_is_read_within_the_same_limit(backend):
+def test_compressed_body_is_read_up_to_the_same_limit(backend):
     service, gzipped = Service(backend, max_body_bytes=1000), {"Content-Encoding": "gzip"}
     good = json.dumps({"model": TASK, "prompt": "x" * 900}).encode()
     name = "Content-Encoding"
@@ -253,7 +253,7 @@ def test_a_packed_body_is_read_within_the_same_limit(backend):
     assert [call.prompt for call in backend.calls] == ["x" * 900] * 5
 
 
-def test_what_may_be_asked_of_a_path_is_told_without_a_body(backend):
+def test_options_and_head_are_answered_without_a_body(backend):
     service = Service(backend)
     for path, methods in ((COMPLETIONS, "POST"), ("/healthz", "GET, HEAD")):
         response = service.ask("OPTIONS", path)
@@ -311,7 +311,7 @@ def test_models_and_tasks_are_listed(service):
     assert (task["task"], task["index_version"]) == (TASK, STATUS.index_version)
 
 
-def test_ready_means_that_some_task_answers(service):
+def test_service_is_ready_once_a_task_has_a_replica(service):
     assert service.ask("GET", "/readyz").json() == {"status": "ready", "tasks": [TASK]}
     starting = FakeBackend(status=None)
     starting.settles_to = STATUS
@@ -349,7 +349,7 @@ def call_of(path, change):
     return call, response.json()
 
 
-def test_a_long_name_is_cut():
+def test_long_field_name_is_truncated_in_the_error():
     param, message = refused(COMPLETIONS, {"x" * 1000: 1})
     assert param == "x" * 64
     assert len(message) < 150
@@ -366,7 +366,7 @@ def test_a_long_name_is_cut():
         ({"prompt": ["a"] * 2, "n": 2}, "n", {"max_prompt_bytes": 1, "max_choices": 3}),
     ],
 )
-def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
+def test_oversized_prompt_or_list_is_refused_with_the_limit(change, field, limits):
     param, message = refused(COMPLETIONS, change, **limits)
     assert (param, "at most 3 are taken" in message) == (field, True)
 
@@ -382,25 +382,25 @@ def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
         ({"guided_choice": ["a" * 1_000_001], "prompt": ["a"] * 2}, 1_000_000),  # for each of them
     ],
 )
-def test_a_guide_that_is_too_large_is_refused_with_the_limit(change, limit):
+def test_oversized_guide_is_refused_with_the_limit(change, limit):
     param, message = refused(COMPLETIONS, change, max_choices=1)
     assert (param, f"at most {limit} are" in message) == (next(iter(change)), True)
 
 
-def test_null_means_the_default():
+def test_null_field_has_the_default():
     null = dict.fromkeys(("stream", "draft", "ignore_eos", "metrics", "n"))
     call, content = call_of(COMPLETIONS, null)
     assert (call.stream, call.draft, call.ignore_eos, call.n) == (False, True, False, 1)
     assert content["metrics"]["draft_index_version"] == 7
 
 
-def test_parts_of_text_are_one_text_also_in_a_large_body():
+def test_text_parts_are_joined_even_in_a_large_body():
     parts = [{"type": "text", "text": text} for text in ("a", "é" * 40_000, "b")]
     call, _ = call_of(CHAT, {"messages": [MESSAGE | {"content": parts}]})
     assert call.prompt == "a" + "é" * 40_000 + "b"
 
 
-def test_a_large_conversation_is_made_once_and_not_on_the_event_loop(monkeypatch):
+def test_large_conversation_is_built_once_and_off_the_event_loop(monkeypatch):
     made, threads = ChatRequest.conversation_of, []
 
     def noted(*asked):
@@ -412,7 +412,7 @@ def test_a_large_conversation_is_made_once_and_not_on_the_event_loop(monkeypatch
     assert [thread is threading.main_thread() for thread in threads] == [False]
 
 
-def test_without_its_store_the_service_is_degraded_and_still_ready():
+def test_service_without_its_store_is_degraded_but_ready():
     away = Service(FakeBackend(store_fault="no Redis answers at redis://host"))
     found = away.ask("GET", "/readyz")
     assert found.status_code == 200
@@ -420,7 +420,7 @@ def test_without_its_store_the_service_is_degraded_and_still_ready():
     assert "no Redis" in found.json()["store"]
 
 
-def test_a_gateway_that_is_drained_takes_nothing_new_and_ends_what_it_has(service):
+def test_drained_gateway_finishes_its_requests_and_refuses_new_ones(service):
     answered = service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
     assert answered.status_code == 200
     service.in_flight.enter()
@@ -433,7 +433,7 @@ def test_a_gateway_that_is_drained_takes_nothing_new_and_ends_what_it_has(servic
     error_of(service.ask("GET", "/readyz"), 503)
 
 
-def test_a_request_may_set_a_shorter_timeout_and_no_longer_one():
+def test_request_can_shorten_but_not_extend_the_timeout():
     backend = FakeBackend(FOREVER)
     service = Service(backend, request_timeout_s=0.05)
     for timeout in (0.01, 1000):
@@ -465,7 +465,7 @@ ALLOWED = "access-control-allow-origin"
     ("origins", "allowed"),
     [((), None), (("*",), "*"), ((ORIGIN,), ORIGIN), (("https://other.org",), None)],
 )
-def test_scripts_of_the_origins_in_the_settings_may_call(origins, allowed):
+def test_only_scripts_of_configured_origins_may_call(origins, allowed):
     for path, body in GOOD.items():
         for more, status in (({}, 200), ({"stream": True}, 200), ({"stop": 5}, 400)):
             response = called(origins, "POST", path, body | more)
@@ -480,7 +480,7 @@ def test_scripts_of_the_origins_in_the_settings_may_call(origins, allowed):
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_what_browsers_send_for_any_page_without_asking_is_refused(kind):
+def test_content_types_that_need_no_preflight_are_refused(kind):
     for path, body in GOOD.items():
         error_of(called((), "POST", path, body, **{"content-type": kind}), 415)
         json_too = {"content-type": "application/json; charset=utf-8"}

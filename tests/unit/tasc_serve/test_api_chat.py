@@ -56,7 +56,7 @@ def test_fields_for_chat_templates_reach_the_replica():
 @pytest.mark.parametrize(
     "more", [{"reasoning_effort": "high"}, {"reasoning": {"effort": "high", "summary": "auto"}}]
 )
-def test_a_reasoning_effort_reaches_the_replica_and_no_message_is_ignored(more):
+def test_reasoning_effort_reaches_the_replica(more):
     for path, asked in ((CHAT, {"messages": [MESSAGE]}), ("/v1/responses", {"input": "hi"})):
         backend = FakeBackend(*answer("yes"))
         response = Service(backend).ask("POST", path, json={"model": TASK, **asked, **more})
@@ -66,7 +66,7 @@ def test_a_reasoning_effort_reaches_the_replica_and_no_message_is_ignored(more):
         assert IGNORED not in response.headers
 
 
-def test_what_a_replica_refuses_is_an_error_of_the_client():
+def test_refusal_of_a_replica_is_a_client_error():
     refusal = Refusal("invalid", "messages.0 is not used", "messages.0")
     service, response = asked(FakeBackend(refusal), TALK, strict_messages=True)
     assert error_of(response, 400)["param"] == "messages.0"
@@ -100,7 +100,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         ([MESSAGE], {"strict_messages": 1}, "strict_messages", "bool"),
     ],
 )
-def test_what_no_template_takes_is_refused_by_name(messages, more, field, word):
+def test_message_that_no_template_accepts_is_refused_by_name(messages, more, field, word):
     backend = FakeBackend(*answer("yes"))
     error = error_of(asked(backend, messages, **more)[1], 400)
     assert error["param"] == (field if field and field[0] != "." else f"messages{field}")
@@ -108,7 +108,7 @@ def test_what_no_template_takes_is_refused_by_name(messages, more, field, word):
     assert backend.calls == []
 
 
-def test_what_clients_send_back_of_an_answer_is_taken():
+def test_answer_fields_that_clients_send_back_are_accepted():
     sent_back = {
         **ANSWERED, "refusal": None, "annotations": [], "audio": None, "function_call": None,
         "tool_calls": [], "provider_specific_fields": None, "reasoning_content": "because",

@@ -34,7 +34,7 @@ def text_of(event):
 
 
 @either_endpoint
-def test_the_pieces_make_the_whole_answer(path):
+def test_streamed_pieces_form_the_whole_answer(path):
     service = Service(FakeBackend(*answer(*TEXTS)))
     found = events(stream(service, path))
     assert [text_of(e) for e in found] == [t for t in TEXTS if t]
@@ -45,7 +45,7 @@ def test_the_pieces_make_the_whole_answer(path):
 
 
 @either_endpoint
-def test_usage_comes_last_in_an_event_of_its_own_for_who_asks(path):
+def test_usage_is_the_last_event_if_requested(path):
     service = Service(FakeBackend(*answer(*TEXTS)))
     *pieces, last = events(stream(service, path, stream_options={"include_usage": True}))
     assert "".join(map(text_of, pieces)) == "".join(TEXTS)
@@ -65,7 +65,7 @@ def test_usage_comes_last_in_an_event_of_its_own_for_who_asks(path):
     ],
     ids=str,
 )
-def test_a_stream_that_cannot_go_on_ends_with_an_error_and_the_end_mark(path, then, code):
+def test_failed_stream_ends_with_an_error_event_and_the_end_mark(path, then, code):
     backend = FakeBackend(answer("one", "two")[0], then)
     service = Service(backend, request_timeout_s=0.2)
     piece, last = events(stream(service, path))
@@ -77,7 +77,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_and_the_end_mark(path, th
 
 
 @either_endpoint
-def test_proxies_are_asked_to_pass_events_on_at_once(path):
+def test_streams_disable_buffering_by_proxies(path):
     response = stream(Service(FakeBackend(*answer("one"))), path)
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["cache-control"] == "no-cache"
@@ -85,7 +85,7 @@ def test_proxies_are_asked_to_pass_events_on_at_once(path):
 
 @either_endpoint
 @pytest.mark.parametrize("script", [(ADMITTED, PAUSE_S), (PAUSE_S,)], ids=["queued", "no replica"])
-def test_a_silent_stream_has_comments_before_and_between_its_events(path, script):
+def test_idle_stream_sends_comments_before_and_between_events(path, script):
     first, last = answer("one", "two")
     backend = FakeBackend(*script, first, PAUSE_S, last)
     response = stream(Service(backend, stream_keep_alive_s=KEEP_ALIVE_S), path)
@@ -97,7 +97,7 @@ def test_a_silent_stream_has_comments_before_and_between_its_events(path, script
 
 @either_endpoint
 @pytest.mark.parametrize("script", [(ADMITTED, PAUSE_S), (PAUSE_S,)], ids=["queued", "no replica"])
-def test_a_refusal_behind_the_headers_is_an_event_and_one_at_once_has_a_status(path, script):
+def test_refusal_after_the_headers_is_an_event_and_an_immediate_one_a_status(path, script):
     full = Refusal("full", "no place", None, 11.2)
     service = Service(FakeBackend(*script, full), stream_keep_alive_s=KEEP_ALIVE_S)
     late = stream(service, path).text.replace(COMMENT, "")
@@ -245,7 +245,7 @@ def response(client):
     return "".join(getattr(event, "delta", "") for event in events)
 
 
-def test_openais_client_skips_comments_and_raises_what_a_stream_says():
+def test_openai_client_skips_comments_and_raises_error_events():
     full = Refusal("full", "no place")
     backend = FakeBackend()
     with listening(Service(backend, stream_keep_alive_s=KEEP_ALIVE_S)) as client:

@@ -23,7 +23,7 @@ def ask(backend, path, limits=None, **fields):
 
 @either_endpoint
 @pytest.mark.parametrize("usage", [False, True])
-def test_streamed_choices_are_each_whole_and_end_once(path, usage):
+def test_streamed_choices_are_complete_and_end_once(path, usage):
     more = {"stream_options": {"include_usage": True}} if usage else {}
     found = events(ask(FakeBackend(by_choice=SCRIPTS), path, stream=True, **more))
     if usage:
@@ -59,7 +59,7 @@ def test_streamed_choices_are_each_whole_and_end_once(path, usage):
     ],
     ids=["full", "invalid", "broken"],
 )
-def test_one_that_is_refused_is_the_answer_and_the_others_are_given_up(path, stream, fault, code):
+def test_refused_choice_fails_the_request_and_cancels_the_others(path, stream, fault, code):
     backend = FakeBackend(FOREVER, by_choice={1: [fault]})
     error = error_of(ask(backend, path, stream=stream), code)
     assert error["param"] == (fault.param if isinstance(fault, Refusal) else None)
@@ -68,7 +68,7 @@ def test_one_that_is_refused_is_the_answer_and_the_others_are_given_up(path, str
 
 @either_endpoint
 @pytest.mark.parametrize("stream", [False, True])
-def test_none_outlives_the_deadline(path, stream):
+def test_no_choice_outlives_the_deadline(path, stream):
     backend = FakeBackend(*answer("x"), by_choice={1: [Output("id"), FOREVER]})
     response = ask(backend, path, {"request_timeout_s": 0.1}, stream=stream)
     if stream:
@@ -103,7 +103,7 @@ def test_prompts_are_answered_n_times_each_and_every_prompt_counts_once(kind, st
     assert {call.record_version for call in backend.calls} == {1}
 
 
-def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
+def test_stream_begins_only_after_all_calls_are_admitted():
     pieces = answer("one", "two", "three")
     refusal = Refusal("invalid", "prompt.2 is too long", "prompt.2")
 

@@ -264,7 +264,7 @@ def test_file_name_has_no_path_and_is_printable(service: StorageService) -> None
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=400), st.booleans())
-def test_any_invalid_form_is_refused_with_400(make_service, raw, begun) -> None:
+def test_invalid_form_is_always_refused_with_400(make_service, raw, begun) -> None:
     begin = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
     headers = {"content-type": "multipart/form-data; boundary=x"}
     error_of(make_service().send(begin + raw if begun else raw, headers), 400)

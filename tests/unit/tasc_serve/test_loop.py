@@ -93,7 +93,7 @@ def on_the_engines_thread(loop, call):
     return found.get(timeout=60)
 
 
-def test_answers_are_those_of_the_engine_alone(loop, requests, expected):
+def test_answers_of_the_loop_equal_those_of_the_engine(loop, requests, expected):
     sinks = submit(loop, requests)
     for request in requests:
         deltas = sinks[request.id].all()
@@ -108,7 +108,7 @@ def test_answers_are_those_of_the_engine_alone(loop, requests, expected):
     assert all(sink.silent for sink in sinks.values())
 
 
-def test_a_cancelled_request_frees_its_row_and_disturbs_nobody(loop, engine, requests, expected):
+def test_cancelled_queued_requests_free_their_places(loop, engine, requests, expected):
     held = threading.Event()
     loop.between_steps(lambda: held.wait(60) and None)
     sinks = submit(loop, requests)
@@ -122,7 +122,7 @@ def test_a_cancelled_request_frees_its_row_and_disturbs_nobody(loop, engine, req
     assert all(sinks[request.id].silent for request in gone)
 
 
-def test_cancelling_in_the_middle_of_an_answer_frees_the_row(loop, engine, requests, expected):
+def test_request_cancelled_during_its_answer_frees_its_row(loop, engine, requests, expected):
     first, second = requests[0], requests[2]
     sinks = submit(loop, [first, second])
     assert not sinks[first.id].next().result, "the answer must be longer than one step"
@@ -134,7 +134,7 @@ def test_cancelling_in_the_middle_of_an_answer_frees_the_row(loop, engine, reque
     assert again.all()[-1].result.tokens == expected[first.id].tokens
 
 
-def test_actions_run_on_the_engines_thread_in_order_busy_or_idle(loop, requests):
+def test_actions_run_in_order_on_the_engines_thread(loop, requests):
     def thread():
         return threading.current_thread().name
 
@@ -146,7 +146,7 @@ def test_actions_run_on_the_engines_thread_in_order_busy_or_idle(loop, requests)
     assert sink.all()[-1].result
 
 
-def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expected):
+def test_refused_request_affects_no_other(loop, requests, expected):
     good = requests[0]
     long = Request("long", good.prompt, CONFIG.max_model_len)
     sinks = submit(loop, [long, good])
@@ -156,7 +156,7 @@ def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expe
     assert loop.alive
 
 
-def test_a_loop_with_nothing_to_do_does_not_stand_still_and_one_that_is_held_up_does(loop):
+def test_loop_is_stalled_only_while_an_action_blocks_it(loop):
     eventually(lambda: loop.stalled_s == 0)
     go_on = threading.Event()
     loop.between_steps(lambda: go_on.wait(60) and None)
@@ -165,7 +165,7 @@ def test_a_loop_with_nothing_to_do_does_not_stand_still_and_one_that_is_held_up_
     eventually(lambda: loop.stalled_s == 0)
 
 
-def test_gaps_are_reported(engine, requests, expected):
+def test_gap_between_outputs_of_a_request_is_reported(engine, requests, expected):
     gaps = []
     loop = EngineLoop(engine, on_delta=lambda seconds, tokens: gaps.append((seconds, tokens)))
     for sink in submit(loop, requests[:2]).values():
@@ -177,7 +177,7 @@ def test_gaps_are_reported(engine, requests, expected):
     assert len(gaps) == steps - len(results), "a gap lies between two deltas of one request"
 
 
-def test_a_broken_engine_tells_everybody_and_refuses_what_comes_later(
+def test_broken_engine_fails_all_requests_and_refuses_later_ones(
     make_engine, requests, expected, caplog
 ):
     engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(3))

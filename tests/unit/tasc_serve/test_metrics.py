@@ -60,9 +60,7 @@ def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
     return GenerationResult("r", tokens, "", reason, 3, Timings(0.001, 0.004, 0.02))
 
 
-def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_bonus_and_forced(
-    everything, seed
-):
+def test_counters_are_sums_of_steps_and_generation_is_accepted_bonus_and_forced(everything, seed):
     @hypothesis.seed(seed)
     @settings(max_examples=100 if everything else 10, database=None)
     @given(st.lists(step_records(), min_size=1, max_size=5))
@@ -107,7 +105,7 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
                 assert value(registry, f"{spec}{name}_per_pos_total", **labels) == count
 
 
-def test_a_deeper_draft_than_before_gets_positions_of_its_own():
+def test_deeper_draft_adds_positions():
     registry, metrics = replica()
     for positions in (1, 4, 2):
         counts = np.ones((len(SOURCES), positions), np.int64)
@@ -117,7 +115,7 @@ def test_a_deeper_draft_than_before_gets_positions_of_its_own():
     assert by_position == [3, 2, 1, 1, None]
 
 
-def test_the_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
+def test_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
     registry, metrics = replica()
     metrics.observe_inter_token(0.006, 3)
     metrics.observe_inter_token(0.5, 0)
@@ -128,7 +126,7 @@ def test_the_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
     assert value(registry, name + "_bucket", le="0.002") == 3
 
 
-def test_what_is_observed_together_is_in_the_buckets_it_would_be_in_alone():
+def test_batched_observations_equal_single_ones():
     edges = (0.1, 0.25, 1.0)
     together, alone = (ManyHistogram("h", "", registry=None, buckets=edges) for _ in range(2))
     times = {0.0: 2, 0.1: 1, 0.25: 3, 0.3: 1, 1.0: 1, 7.0: 4}
@@ -142,7 +140,7 @@ def test_what_is_observed_together_is_in_the_buckets_it_would_be_in_alone():
     ] == [(s.labels, s.value) for s in found.samples if "created" not in s.name]
 
 
-def test_the_load_is_that_of_the_moment_also_after_another_proposer_came():
+def test_load_gauges_are_current_after_a_change_of_proposer():
     now = [(1, 2, 0.5)]
     registry = CollectorRegistry()
     metrics = ReplicaMetrics(
@@ -160,7 +158,7 @@ def test_the_load_is_that_of_the_moment_also_after_another_proposer_came():
     assert (shown("tasc"), shown("other")) == ((None,) * 3, (0, 0, 0.25))
 
 
-def test_an_answered_request_is_counted_by_how_it_ended_and_timed_once():
+def test_request_is_counted_by_finish_reason_and_timed_once():
     registry, metrics = replica()
     metrics.observe_result(result("stop", (5, 6)))
     metrics.observe_result(result("length", (5,)))
@@ -197,7 +195,7 @@ def test_metrics_of_an_index_are_exported_while_it_is_in_use_and_the_first_is_no
     ]
 
 
-def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
+def test_failover_counters_start_at_0():
     registry = CollectorRegistry()
     GatewayMetrics(registry).set_replicas("tag", 2)
     for reason in ("died", "silent", "broken"):
@@ -206,7 +204,7 @@ def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
     assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
 
 
-def test_batches_of_own_tasks_are_exported_at_0_and_others_once_one_waits():
+def test_batch_gauges_of_own_tasks_start_at_0():
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, ["tag"])
     names = ("tasc_batch_waiting", "tasc_batch_oldest_waiting_seconds")
@@ -218,7 +216,7 @@ def test_batches_of_own_tasks_are_exported_at_0_and_others_once_one_waits():
     assert seen == [(0, 0), (None, None), (0, 0), (2, 30), (1, 5), (0, 0)]
 
 
-def test_a_drafter_s_vocabulary_is_a_histogram_and_why_it_is_off_a_gauge():
+def test_drafter_vocabulary_is_a_histogram_and_its_off_reason_a_gauge():
     registry = CollectorRegistry()
     metrics = NeuralMetrics(registry, {"task": "tag"})
     metrics.sizes([10, 64, 65, 300_000])
@@ -238,7 +236,7 @@ def test_a_drafter_s_vocabulary_is_a_histogram_and_why_it_is_off_a_gauge():
     assert off == {"slow": 1, "failed": 0}
 
 
-def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names_its_task():
+def test_exported_metrics_are_the_documented_ones_and_name_their_task():
     registry, metrics = replica()
     gateway = GatewayMetrics(registry, ["tag"])
     gateway.observe_http("tag", 200, 0.1)

@@ -49,7 +49,7 @@ def streamed(*script, **more):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_an_answer_is_a_response_of_openais_types(reason):
+def test_answer_is_a_response_of_openais_types(reason):
     script = answer("Hel", "lo", reason=reason, logprobs=2)
     found = asked(FakeBackend(*script), max_output_tokens=4, **LOGPROBS).json()
     response = Response.model_validate(found)
@@ -70,7 +70,7 @@ def test_an_answer_is_a_response_of_openais_types(reason):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_a_stream_has_the_events_of_openais_types_and_ends_with_the_same_response(reason):
+def test_stream_has_the_events_of_openais_types_and_ends_with_the_same_response(reason):
     script = answer("Hel", "", "lo", reason=reason, logprobs=2)
     events = streamed(*script, **LOGPROBS)
     kinds = [event.type.removeprefix("response.") for event in events]
@@ -106,7 +106,7 @@ def test_input_and_instructions_are_the_conversation_of_a_chat():
     assert called(input="hi").prompt == called(input=[{"role": "user", "content": "hi"}]).prompt
 
 
-def test_fields_reach_the_replica_as_what_they_mean():
+def test_fields_of_a_response_reach_the_replica():
     more = {"temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": "x", "draft": False}
     call = called(max_output_tokens=7, **more)
     assert call.max_tokens == 7
@@ -156,7 +156,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"instructions": "x" * 300_000}, "input", "bytes"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_met_is_refused_by_the_name_that_the_client_used(more, field, word):
+def test_unsupported_value_is_refused_by_the_clients_field_name(more, field, word):
     backend = FakeBackend(*answer("yes"))
     error = error_of(asked(backend, **more), 400)
     assert error["param"] == field
@@ -165,7 +165,7 @@ def test_what_cannot_be_met_is_refused_by_the_name_that_the_client_used(more, fi
     assert backend.calls == []
 
 
-def test_what_a_replica_says_of_messages_is_said_of_the_input():
+def test_refusal_of_messages_names_the_input():
     refusal = Refusal(
         "invalid", "messages.0.content has 9 tokens; a row holds 8", "messages.0.content"
     )
@@ -174,7 +174,7 @@ def test_what_a_replica_says_of_messages_is_said_of_the_input():
     assert error_of(asked(FakeBackend(Refusal("full", "no place"))), 503)["param"] is None
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error():
+def test_failed_response_stream_ends_with_an_error_event():
     first, *_ = answer("Hel", "lo")
     refusal = Refusal("invalid", "messages.0.content broke", "messages.0.content")
     *_, delta, error = streamed(first, refusal)

@@ -121,7 +121,7 @@ LIVE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(TaskRecord)])
-def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(field: str) -> None:
+def test_digest_changes_with_every_field_that_needs_another_engine(field: str) -> None:
     others = {
         "dtype": "float64",
         "quantization": "int8",
@@ -138,7 +138,7 @@ def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(fie
     assert fixed_changes(RECORD, changed) == ([] if field in LIVE else [field])
 
 
-def test_of_a_digest_the_newest_readable_version_is_served() -> None:
+def test_newest_readable_version_of_a_digest_is_served() -> None:
     tasks = Tasks()
     adapted = replace(RECORD, adapter="new")
     tasks.records = [RECORD, replace(RECORD, max_tokens=5), adapted, None, adapted]
@@ -205,7 +205,7 @@ def test_unusable_version_is_reported_once_and_the_next_one_is_used(
     assert worker.records.older == (1,)
 
 
-def test_a_change_that_fails_between_two_steps_is_told_and_tried_again(monkeypatch, caplog) -> None:
+def test_change_that_fails_between_two_steps_is_logged_and_repeated(monkeypatch, caplog) -> None:
     monkeypatch.setattr(watchers, "AGAIN_S", 0.01)
     worker, tasks = Worker(), Tasks()
     worker.raising = [RuntimeError("no row could be drafted for")]
@@ -215,9 +215,7 @@ def test_a_change_that_fails_between_two_steps_is_told_and_tried_again(monkeypat
     assert "version 1 stays in use: no row could be drafted for" in caplog.text
 
 
-def test_of_a_record_and_an_index_that_come_at_once_one_is_in_use_before_the_other_is_made() -> (
-    None
-):
+def test_simultaneous_record_and_index_are_installed_one_after_the_other() -> None:
     worker, tasks = Worker(), Tasks()
     tasks.records += versions_of(1)
     worker.announced = SimpleNamespace(version=1)
@@ -226,7 +224,7 @@ def test_of_a_record_and_an_index_that_come_at_once_one_is_in_use_before_the_oth
     assert (worker.made, worker.pending) == (2, 1)
 
 
-def test_a_record_that_cannot_be_read_holds_no_index_up() -> None:
+def test_unreadable_record_delays_no_index() -> None:
     worker, tasks = Worker(), Tasks()
     tasks.records.append(None)
     worker.announced = SimpleNamespace(version=1)
