@@ -56,9 +56,7 @@ def tasc(tmp_path: Path) -> Iterator[Command]:
 
 
 @pytest.fixture
-def in_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> InProcess:
+def in_process(tmp_path, monkeypatch, capsys) -> InProcess:
     """The command in this process.
 
     A store of its own is in this test's folder. Ray, where one runs, is the shared one.

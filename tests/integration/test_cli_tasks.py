@@ -48,9 +48,7 @@ def create(folder: Path, name: str) -> tuple[object, ...]:
     return ("create", name, "--model", folder, "--template", "{input}")
 
 
-def test_a_task_with_the_models_chat_template(
-    task: Run, store: TaskStore, tmp_path: Path, name: str
-) -> None:
+def test_task_uses_the_chat_template_of_its_model(task, store, tmp_path, name) -> None:
     model = make_chat_tokenizer(tmp_path / "model", "phi")
     make_model(model)
     few = tmp_path / "few.jsonl"
@@ -70,10 +68,8 @@ def test_a_task_with_the_models_chat_template(
     file = tmp_path / "own.jinja"
     file.write_text("{{ messages[-1].content }}{{ eos_token }}")
     task("set", name, "--chat-template", file, "--unset", "few-shot")
-    second = store.get(name)
-    assert second.chat
-    assert second.chat.render("play") == "play<|end|>"
-    assert (second.chat.system, second.chat.shots) == ("Label it.", ())
+    chat = store.get(name).chat
+    assert (chat.render("play"), chat.system, chat.shots) == ("play<|end|>", "Label it.", ())
     task("set", name, "--template", "say {input}")
     assert (store.get(name).chat, store.get(name).template) == (None, "say {input}")
     assert "--chat-template" in task("set", name, "--system-prompt", "a", code=2)
@@ -86,24 +82,21 @@ def test_a_task_with_the_models_chat_template(
     assert store.get(name) == first
 
 
-def test_a_task_of_a_fine_tuned_model_keeps_the_prompt_of_the_training(
-    task: Run, tasc_here: InProcess, store: TaskStore, tmp_path: Path, name: str
-) -> None:
+def test_task_of_a_fine_tuned_model_keeps_its_prompt(task, tasc_here, store, tmp_path, name):
     folder = make_chat_tokenizer(tmp_path / "model", "phi")
     make_model(folder)
     trained = replace(chat_template(folder), system="Label it.", shots=(("wake me", "alarm"),))
     keep_prompt(folder, trained)
     model = ("create", name, "--replace", "--model", folder)
-    for given in ((), ("--chat-template", "auto")):
+    for given, chat in (
+        ((), trained),
+        (("--chat-template", "auto"), trained),
+        (("--system-prompt", "Be brief."), replace(trained, system="Be brief.")),
+        (("--template", "say {input}"), None),
+    ):
         task(*model, *given)
-        assert store.get(name).chat == trained
-        assert "another prompt" not in tasc_here.err
-    task(*model, "--system-prompt", "Be brief.")
-    assert store.get(name).chat == replace(trained, system="Be brief.")
-    assert "another prompt" in tasc_here.err
-    task(*model, "--template", "say {input}")
-    assert (store.get(name).chat, store.get(name).template) == (None, "say {input}")
-    assert "another prompt" in tasc_here.err
+        assert store.get(name).chat == chat
+        assert ("another prompt" in tasc_here.err) == (chat != trained)
     keep_prompt(folder, PromptTemplate(r"say \n {input}"))
     task(*model, "--max-tokens", 9)
     assert (store.get(name).chat, store.get(name).template) == (None, r"say \n {input}")
@@ -128,7 +121,7 @@ def test_generation_settings_of_the_model_are_offered_as_options(
     assert "tasc task set" not in tasc_here.err
 
 
-def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, name: str) -> None:
+def test_task_is_created_changed_and_rolled_back(task, store, folder, name) -> None:
     out = task(
         "create", name, "--model", folder, "--template", r"say {input}\n", "--stop", r"\n",
         "--max-tokens", 40, "--temperature", 0.5, "--mixture", "trie", "--draft", "n_max=5",
@@ -138,21 +131,19 @@ def test_a_task_is_made_and_changed(task: Run, store: TaskStore, folder: Path, n
     assert (first.template, first.stop, first.max_tokens) == ("say {input}\n", ("\n",), 40)
     assert (first.sampling.temperature, first.draft.mixture, first.draft.n_max) == (0.5, "trie", 5)
     out = task("set", name, "--top-p", 0.9, "--unset", "temperature", "--unset", "stop")
-    assert out == f'{name} version 2: stop ["\\n"] -> unset, temperature 0.5 -> unset, ' \
-        "top_p unset -> 0.9\n"  # fmt: skip
-    assert task("set", name, "--top-p", 0.9) == f"{name} version 2: no changes\n"
-    assert task("use", name, 1) == f"{name} version 3, the same as version 1\n"
-    assert "   3  same as version 1" in task("show", name).splitlines()
+    assert "version 2" in out
+    assert all(change in out for change in ("temperature 0.5 -> unset", "top_p unset -> 0.9"))
+    assert "no changes" in task("set", name, "--top-p", 0.9)
+    assert "version 3" in task("use", name, 1)
     assert store.get(name) == first
-    assert task("use", name, 3) == f"{name} version 3\n"
+    task("use", name, 3)
     assert store.versions(name) == [1, 2, 3]
-    out = task("set", name, "--unset", "draft", "--unset", "max-tokens")
-    assert out == f"{name} version 4: max_tokens 40 -> 256, mixture trie -> mixed, n_max 5 -> 6\n"
+    task("set", name, "--unset", "draft", "--unset", "max-tokens")
+    last = store.get(name)
+    assert (last.max_tokens, last.draft.mixture, last.draft.n_max) == (256, "mixed", 6)
 
 
-def test_each_change_can_be_printed_as_one_json_object(
-    task: Run, store: TaskStore, create: tuple[object, ...], name: str
-) -> None:
+def test_each_change_can_be_printed_as_one_json_object(task, store, create, name) -> None:
     made = json.loads(task(*create, "--choice=yes", "--json"))
     assert (made["name"], made["version"], made["index"]) == (name, 1, None)
     assert (made["record"]["choices"], made["longest_label"]) == (["yes"], 3)
@@ -186,37 +177,28 @@ def test_adapters_are_registered_shown_replaced_and_unset(
     assert (store.get(name).adapters, store.get(name).adapter) == ((), str(place))
 
 
-def test_a_task_that_is_there_is_only_replaced_when_asked(
-    task: Run, store: TaskStore, create: tuple[object, ...], name: str
-) -> None:
+def test_existing_task_is_replaced_only_with_the_option(task, store, create, name) -> None:
     task(*create, "--max-tokens", 5)
-    err = task(*create, code=2)
-    assert err == (
-        f"tasc: task {name} is there already, at version 1; change it with `tasc task set {name}`, "
-        "or make a new version of these options alone with --replace\n"
-    )
+    assert "--replace" in task(*create, code=2)
     assert store.versions(name) == [1]
     assert task(*create, "--replace") == f"{name} version 2\n"
     assert store.get(name).max_tokens == 256
 
 
-def test_a_change_that_is_refused_leaves_the_task_as_it_was(
-    task: Run, store: TaskStore, create: tuple[object, ...], name: str
-) -> None:
+def test_refused_change_leaves_the_task_unchanged(task, store, create, name) -> None:
     task(*create, "--choice", "yes")
-    for args, said in (
+    for args, message in (
         ((), "nothing to change"),
-        (("--max-tokens", 1), "--choices: choice 0 ('yes') takes"),
-        (("--stop", "es"), "--choices: stop has 'es'"),
-        (("--unset", "model"), "--unset 'model' is no field that has a default"),
-        (("--top-k", 1, "--unset", "sampling"), "top_k is both given and --unset"),
+        (("--max-tokens", 1), "--choices"),
+        (("--unset", "model"), "--unset 'model'"),
+        (("--top-k", 1, "--unset", "sampling"), "top_k is both given"),
     ):
-        assert said in task("set", name, *args, code=2)
+        assert message in task("set", name, *args, code=2)
     assert store.versions(name) == [1]
     assert "no task 'other-" in task("set", "other-" + name, "--top-k", 1, code=1)
 
 
-def test_a_task_is_deleted_when_somebody_says_so(
+def test_task_is_deleted_only_after_confirmation(
     task: Run, tasc_here: InProcess, monkeypatch: pytest.MonkeyPatch, store: TaskStore,
     client: redis.Redis, create: tuple[object, ...], folder: Path, name: str,
 ) -> None:  # fmt: skip
@@ -244,9 +226,7 @@ def test_a_task_is_deleted_when_somebody_says_so(
     assert client.keys(f"tasc:{{{name}}}:*") == []
 
 
-def test_a_task_that_cannot_be_read_is_listed_as_such(
-    task: Run, store: TaskStore, client: redis.Redis, create: tuple[object, ...], name: str
-) -> None:
+def test_unreadable_task_is_listed_as_such(task, store, client, create, name) -> None:
     task(*create)
     client.rpush(f"tasc:{{{name}}}:records", "[]")
     (line,) = (line for line in task("list").splitlines() if line.startswith(name))
@@ -257,28 +237,22 @@ def test_a_task_that_cannot_be_read_is_listed_as_such(
     assert name not in store.names()
 
 
-def test_generate_says_what_is_wrong_before_it_begins(
-    tasc_here: InProcess, task: Run, create: tuple[object, ...], tmp_path: Path, name: str
-) -> None:
+def test_generate_refuses_invalid_options_before_it_starts(tasc_here, task, create, tmp_path, name):
     task(*create)
     source = write_rows(tmp_path / "in.jsonl", [{"input": "a"}])
     (tmp_path / "empty").touch()
-    for args, said in (
-        (("--temperature", 101), "--temperature is 101.0; it goes from 0.0 to 100.0"),
-        (("--top-p", 0, "--temperature", 1), "--top-p is 0 and "),
-        (("--seed", 2**64), "--seed is "),
+    for args, message in (
+        (("--temperature", 101), "--temperature is 101.0"),
+        (("--top-p", 0, "--temperature", 1), "--top-p is 0"),
         (("--regex", ""), "--regex is empty"),
-        (("--adapter", "gone"), "--adapter is 'gone'; task t-"),
+        (("--adapter", "gone"), "--adapter is 'gone'"),
         (("--schema", tmp_path / "empty"), "--schema is empty"),
-        (("--regex", "(" * 10), "--regex: "),
-        (("--input", tmp_path / "nowhere.jsonl"), "--input: cannot read rows from"),
-        (("--input", tmp_path), "--input: "),
-        (("--output", tmp_path / "nowhere" / "out"), f"--output is {tmp_path / 'nowhere' / 'out'}"),
+        (("--input", tmp_path / "nowhere.jsonl"), "--input: "),
         (("--output", tmp_path), f"--output is {tmp_path}"),
     ):
         base = ("generate", name, "--input", source, "--output", tmp_path / "out")
         err = tasc_here.run(*base, *args, code=2)
-        assert said in err
+        assert message in err
         assert err.startswith("tasc: ")
         assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()

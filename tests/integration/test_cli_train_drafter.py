@@ -44,9 +44,7 @@ def test_drafter_is_trained_from_files(run: Run, file: Path, folder: Path, tmp_p
 
 
 @pytest.mark.redis
-def test_drafter_is_trained_from_a_task_and_its_corpus(
-    run: Run, redis_url: str, folder: Path, name: str, tmp_path: Path
-) -> None:
+def test_drafter_is_trained_from_a_task_and_its_corpus(run, redis_url, folder, name, tmp_path):
     with connect(redis_url) as client:
         TaskStore(client).put(record_of(folder, name, "{input} ->"))
         CorpusStore(client, name).append(ROWS)
@@ -61,14 +59,3 @@ def test_drafter_is_trained_from_a_task_and_its_corpus(
     assert {row["input"] for row in read_rows(tmp_path / "answers.jsonl")} == set(INPUTS)
     lone = ("--kind", "eagle", "--output", tmp_path, "--adapter", folder, *url)
     assert "has no model; name its base with --model" in run("train-drafter", name, *lone, code=2)
-
-
-def test_missing_rows_and_wrong_values_are_named(run: Run, file: Path, folder: Path) -> None:
-    given = ("train-drafter", "calls", "--kind", "eagle", "--output", folder / "none")
-    asked = ("--train", file, "--template", "{input}", "--model", folder)
-    assert "dtype is int4" in run(*given, *asked, "--dtype", "int4", code=2)
-    assert "Invalid value for '--kind'" in run("train-drafter", "calls", "--kind", "x", code=2)
-    empty = folder / "empty.jsonl"
-    empty.write_text("")
-    nothing = run(*given, "--train", empty, *asked[2:], code=1)
-    assert "no rows in" in nothing

@@ -32,9 +32,9 @@ class Followed:
         for name in names:
             self.put(name)
         self.deployed: list[Mapping[str, str]] = []
-        self.said: list[str] = []
+        self.messages: list[str] = []
         options = {"update": self.deployed.append, "poll_s": 0.01, "again_s": 0.0, **options}
-        self.updates = RecordUpdates(self.store, names, say=self.said.append, **options)
+        self.updates = RecordUpdates(self.store, names, say=self.messages.append, **options)
 
     def put(self, name: str, **changed: Any) -> str:
         """Stores a new version and returns its digest."""
@@ -67,9 +67,7 @@ def followed(follow: Callable[..., Followed]) -> Followed:
     return follow()
 
 
-def test_only_what_needs_other_replicas_deploys_the_service_again(
-    followed: Followed, adapter: Path
-) -> None:
+def test_only_changes_that_need_other_replicas_redeploy_the_service(followed, adapter) -> None:
     first = followed.updates.digests
     followed.put(followed.a, max_tokens=7)
     followed.look()
@@ -78,18 +76,18 @@ def test_only_what_needs_other_replicas_deploys_the_service_again(
     followed.look(2)
     (second,) = followed.deployed
     assert second == followed.updates.digests != first
-    (said,) = followed.said
-    assert f"{followed.a}: version 3 changes adapter;" in said
+    (message,) = followed.messages
+    assert f"{followed.a}: version 3 changes adapter;" in message
     followed.put(followed.a)
     followed.look()
     assert followed.deployed == [second, first]
 
 
-def test_two_tasks_that_change_are_one_update(followed: Followed) -> None:
+def test_changes_of_two_tasks_are_one_update(followed: Followed) -> None:
     digests = {name: followed.put(name, template="{input}:") for name in (followed.a, followed.b)}
     followed.look(2)
     assert followed.deployed == [digests] == [followed.updates.digests]
-    assert ["version 2 changes template" in line for line in followed.said] == [True, True]
+    assert ["version 2 changes template" in line for line in followed.messages] == [True, True]
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["adapter", "adapters"])
@@ -98,22 +96,18 @@ def test_two_tasks_that_change_are_one_update(followed: Followed) -> None:
     [shutil.rmtree, cut, lambda folder: (folder / WEIGHTS).unlink()],
     ids=["missing", "another shape", "no safetensors"],
 )
-def test_a_broken_adapter_deploys_nothing_until_it_is_put_right(
-    followed: Followed,
-    adapter: Path,
-    breaks: Callable[[Path], object],
-    named: bool,
-    tmp_path: Path,
+def test_broken_adapter_is_deployed_only_once_it_is_repaired(
+    followed: Followed, adapter: Path, breaks: Callable[[Path], object], named: bool, tmp_path: Path
 ) -> None:
     place = shutil.copytree(adapter, tmp_path / "next")
     breaks(place)
     given = {"adapters": (("x", str(place)),)} if named else {"adapter": str(place)}
     followed.put(followed.a, **given)
     followed.look(3)
-    (said,) = followed.said
-    assert "version 2 cannot be used, version 1 stays in use" in said
-    assert str(place) in said
-    assert f"`tasc task use {followed.a} 1`" in said
+    (message,) = followed.messages
+    assert "version 2 cannot be used, version 1 stays in use" in message
+    assert str(place) in message
+    assert f"`tasc task use {followed.a} 1`" in message
     assert followed.deployed == []
     shutil.copytree(adapter, place, dirs_exist_ok=True)
     followed.look()
@@ -123,9 +117,7 @@ def test_a_broken_adapter_deploys_nothing_until_it_is_put_right(
 @pytest.mark.parametrize(
     "fault", [None, UnknownTask("deleted"), StoreUnreachable("away"), OSError("unforeseen")]
 )
-def test_a_task_that_is_unreadable_or_refused_holds_no_other_up(
-    followed: Followed, fault: Exception | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_or_refused_task_delays_no_other(followed, fault, monkeypatch) -> None:
     before, versions = followed.updates.digests, followed.store.versions
 
     def fails(name: str) -> list[int]:
@@ -141,23 +133,21 @@ def test_a_task_that_is_unreadable_or_refused_holds_no_other_up(
     changed = followed.put(followed.b, template="{input}:")
     followed.look(3)
     assert followed.deployed == [{**before, followed.b: changed}]
-    refused, updated = followed.said
+    refused, updated = followed.messages
     assert refused.startswith(f"task {followed.a}: ")
     assert (str(fault) if fault else "version 2 cannot be used, version 1 stays in use") in refused
     assert (f"`tasc task use {followed.a} 1`" in refused) == (fault is None)
     assert updated.startswith(f"task {followed.b}: version 2 changes template")
 
 
-def test_a_task_made_anew_is_deployed_though_its_number_is_the_same(followed: Followed) -> None:
+def test_recreated_task_is_deployed_although_its_version_is_equal(followed: Followed) -> None:
     followed.store.delete(followed.a)
     anew = followed.put(followed.a, template="{input}:")
     followed.look(2)
     assert [digests[followed.a] for digests in followed.deployed] == [anew]
 
 
-def test_nothing_is_deployed_once_the_service_is_being_stopped(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_service_deploys_nothing(followed, monkeypatch) -> None:
     checks, goes_on, found = threading.Event(), threading.Event(), followed.store.get
 
     def get(name: str, version: int) -> TaskRecord:
@@ -172,10 +162,10 @@ def test_nothing_is_deployed_once_the_service_is_being_stopped(
         checks.wait()
     goes_on.set()
     followed.look()
-    assert (followed.deployed, followed.said) == ([], [])
+    assert (followed.deployed, followed.messages) == ([], [])
 
 
-def test_the_stop_waits_for_an_update_that_has_begun(follow: Callable[..., Followed]) -> None:
+def test_stop_waits_for_a_running_update(follow: Callable[..., Followed]) -> None:
     begun, done = threading.Event(), []
 
     def update(digests: Mapping[str, str]) -> None:
@@ -190,40 +180,34 @@ def test_the_stop_waits_for_an_update_that_has_begun(follow: Callable[..., Follo
     assert len(done) == 1
 
 
+RUNNING, DEPLOYING = ApplicationStatus.RUNNING, ApplicationStatus.DEPLOYING
+FAILED = ApplicationStatus.DEPLOY_FAILED
+
+
 @pytest.mark.parametrize(
-    ("status", "slow_s", "said"),
+    ("states", "slow_s", "messages"),
     [
-        (ApplicationStatus.RUNNING, 300, ["is complete"]),
-        (ApplicationStatus.DEPLOYING, 300, []),
-        (ApplicationStatus.DEPLOYING, 0, ["is not complete", "out of memory", "b 1`"]),
-        (ApplicationStatus.DEPLOY_FAILED, 300, ["failed", "out of memory", "b 1`"]),
+        ([RUNNING], 300, ["is complete"]),
+        ([DEPLOYING], 300, []),
+        ([DEPLOYING], 0, ["is not complete"]),
+        ([FAILED], 300, ["failed"]),
+        ([FAILED, FAILED, RUNNING], 300, ["failed", "is complete"]),
     ],
 )
-def test_how_an_update_ends_is_said_once(
-    follow: Callable[..., Followed], status: ApplicationStatus, slow_s: float, said: list[str]
-) -> None:
-    followed = follow(rollout=lambda: (status, "out of memory"), slow_s=slow_s)
+def test_end_of_an_update_is_reported_once(follow, states, slow_s, messages) -> None:
+    following = iter(states + states[-1:] * 5)
+    followed = follow(rollout=lambda: (next(following), "out of memory"), slow_s=slow_s)
     followed.put(followed.b, template="{input}:")
-    followed.look(4)
-    assert len(followed.said) == 1 + bool(said)
-    assert all(part in followed.said[-1] for part in said)
+    followed.look(5)
+    assert len(followed.messages) == 1 + len(messages)
+    for part, message in zip(messages, followed.messages[1:], strict=True):
+        assert part in message
+        if part != "is complete":
+            assert "out of memory" in message
+            assert "b 1`" in message
 
 
-def test_an_update_that_fails_and_recovers_is_said_to_be_complete(
-    follow: Callable[..., Followed],
-) -> None:
-    states = [ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.RUNNING]
-    followed = follow(rollout=lambda: (states.pop(0), "died"))
-    followed.put(followed.b, template="{input}:")
-    with followed.updates:
-        eventually(lambda: len(followed.said) == 3)
-    assert "failed: died" in followed.said[1]
-    assert "is complete" in followed.said[2]
-
-
-def test_an_update_that_fails_is_said_once_and_tried_again(
-    follow: Callable[..., Followed],
-) -> None:
+def test_failed_update_is_reported_once_and_repeated(follow) -> None:
     tries = []
 
     def update(digests: Mapping[str, str]) -> None:
@@ -234,7 +218,7 @@ def test_an_update_that_fails_is_said_once_and_tried_again(
     followed = follow(update=update)
     with followed.updates:
         followed.put(followed.a, template="{input}:")
-        eventually(lambda: len(followed.said) == 2)
+        eventually(lambda: len(followed.messages) == 2)
     assert len(tries) == 3
-    assert "no controller" in followed.said[0]
-    assert "version 2 changes template" in followed.said[1]
+    assert "no controller" in followed.messages[0]
+    assert "version 2 changes template" in followed.messages[1]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import redis
 from ray import serve
 from serving import ALPHA, BETA, TEXT, Ask, Service, Task, asking, make_task, replica_pids
 
@@ -24,9 +23,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
 
 
 @pytest.fixture
-def served(
-    client: redis.Redis, redis_url: str, ray_cluster: None, tasks: dict[str, Task], tmp_path: Path
-) -> Iterator[tuple[Service, list[str]]]:
+def served(client, redis_url, ray_cluster, tasks, tmp_path) -> Iterator[tuple[Service, list[str]]]:
     """The service of `tasc serve` with two replicas of BETA, and its messages."""
     for task in tasks.values():
         TaskStore(client).put(task.record)
@@ -41,15 +38,15 @@ def served(
             "cache_dir": tmp_path,
         }
     )
-    said: list[str] = []
+    messages: list[str] = []
     ended = threading.Event()
-    arguments = (settings, redis_url, ended.wait, "x", said.append)
+    arguments = (settings, redis_url, ended.wait, "x", messages.append)
     thread = threading.Thread(target=run_service, args=arguments)
     thread.start()
     try:
-        eventually(lambda: "every task answers" in said or not thread.is_alive())
+        eventually(lambda: "every task answers" in messages or not thread.is_alive())
         assert thread.is_alive()
-        yield Service(f"http://127.0.0.1:{port}", redis_url, settings, tasks), said
+        yield Service(f"http://127.0.0.1:{port}", redis_url, settings, tasks), messages
     finally:
         ended.set()
         thread.join()
@@ -59,32 +56,31 @@ def served(
 @pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.slow("five replicas start, one after the other")
-def test_a_changed_adapter_arrives_while_requests_go_on_and_a_broken_one_changes_nothing(
-    served: tuple[Service, list[str]], client: redis.Redis, tmp_path: Path
-) -> None:
-    service, said = served
+def test_changed_adapter_is_rolled_out_under_load_and_a_broken_one_is_not(served, client, tmp_path):
+    service, messages = served
     task, ask, store = service.tasks[BETA], Ask(BETA, TEXT), TaskStore(client)
     adapter = make_adapter(Path(task.record.model), tmp_path / "lora")
     before = {name: replica_pids(name) for name in (ALPHA, BETA, "gateway")}
     plain = service.expected(ask)
     broken = shutil.copytree(adapter, tmp_path / "broken")
     cut(broken)
-    with asking(service, [ask], 3) as told:
-        eventually(lambda: len(told) > 5)
-        assert {said for _, said in told} == {plain}
+    with asking(service, [ask], 3) as answers:
+        eventually(lambda: len(answers) > 5)
+        assert {answer for _, answer in answers} == {plain}
         bad = f"version {store.put(replace(task.record, adapter=str(broken)))} cannot be used"
-        eventually(lambda: any(bad in line for line in said))
+        eventually(lambda: any(bad in line for line in messages))
         assert replica_pids(BETA) == before[BETA]
         version = store.put(replace(task.record, adapter=str(adapter)))
-        eventually(lambda: any(f"version {version} changes adapter" in line for line in said))
+        eventually(lambda: any(f"version {version} changes adapter" in line for line in messages))
         ids = merged_says(Path(task.record.model), adapter, task.prompt(TEXT, chat=False), 24)
         adapted = task.tokenizer.decode(ids)
-        eventually(lambda: adapted in [said.text for _, said in told])
+        eventually(lambda: adapted in [answer.text for _, answer in answers])
         eventually(lambda: len(now := replica_pids(BETA)) == 2 and not {*now} & {*before[BETA]})
-        eventually(lambda: any(f"update to version {version} is complete" in line for line in said))
-        count = len(told)
-        eventually(lambda: len(told) > count + 10)
-    texts = [said.text for _, said in told]
+        complete = f"update to version {version} is complete"
+        eventually(lambda: any(complete in line for line in messages))
+        count = len(answers)
+        eventually(lambda: len(answers) > count + 10)
+    texts = [answer.text for _, answer in answers]
     assert set(texts) == {plain.text, adapted}
     assert set(texts[-5:]) == {adapted}
     assert service.status(BETA)["record_version"] == version

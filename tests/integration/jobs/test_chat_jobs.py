@@ -40,10 +40,10 @@ INPUTS = [
 Turns = list[dict[str, str]]
 
 
-def turns(*said: str, system: str | None = None) -> Turns:
+def turns(*texts: str, system: str | None = None) -> Turns:
     first = [] if system is None else [{"role": "system", "content": system}]
     roles = ("user", "assistant")
-    return first + [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+    return first + [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
 TALKS = [
@@ -84,12 +84,12 @@ class Chats:
         losses = []
         for row in rows:
             prompt = self.ids(turns(row["input"]))
-            said = self.theirs(row["output"], add_special_tokens=False)["input_ids"]
-            said.append(self.theirs.eos_token_id)
+            output = self.theirs(row["output"], add_special_tokens=False)["input_ids"]
+            output.append(self.theirs.eos_token_id)
             with torch.inference_mode():
-                logits = self.model(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
+                logits = self.model(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
             losses.append(torch.nn.functional.cross_entropy(
-                logits, torch.tensor(said), reduction="none"
+                logits, torch.tensor(output), reduction="none"
             ))  # fmt: skip
         return float(torch.cat(losses).mean())
 
@@ -102,8 +102,8 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
 @pytest.fixture(scope="module")
 def rows(chats: Chats) -> list[dict[str, str]]:
     """The rows with an output that is not blank."""
-    said = ((text, chats.says(turns(text))) for text in INPUTS)
-    found = [{"id": x, "input": x, "output": y} for x, y in said if y.strip()]
+    texts = ((text, chats.says(turns(text))) for text in INPUTS)
+    found = [{"id": x, "input": x, "output": y} for x, y in texts if y.strip()]
     assert len({row["output"] for row in found}) > len(INPUTS) / 2
     return found
 
@@ -176,9 +176,9 @@ def test_conversations_are_answered_as_transformers_answers_them(
     batch = asked(openai, lines)
     run.worker().run_waiting()
     done = answers(openai, openai.batches.retrieve(batch.id).output_file_id)
-    said = [each["response"]["body"]["choices"][0]["message"]["content"] for each in done.values()]
+    texts = [each["response"]["body"]["choices"][0]["message"]["content"] for each in done.values()]
     expected = [chats.says(talk) for talk in TALKS]
-    assert said == expected * 2
+    assert texts == expected * 2
     here = LLM.from_task(served, redis_url, max_model_len=256, cost_aware=False)
     found = here.chat(TALKS) + here.generate(INPUTS)
     assert [answer.text for answer in found[: len(TALKS)]] == expected

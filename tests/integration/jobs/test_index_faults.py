@@ -80,7 +80,7 @@ def fill(client: redis.Redis, task: str, rows: int, words: int, *vocabulary: str
         pytest.param("publish", 1, marks=pytest.mark.slow("another kill")),
     ],
 )
-def test_a_job_that_is_killed_leaves_the_old_version_current(
+def test_killed_index_job_leaves_the_old_version_current(
     client: redis.Redis, redis_url: str, record: TaskRecord, tmp_path: Path, stage: str, done: int
 ) -> None:
     fill(client, record.name, 300, 3, "wake", "me", "up")
@@ -100,7 +100,7 @@ def test_a_job_that_is_killed_leaves_the_old_version_current(
 
 
 @pytest.mark.slow("a Ray of its own")
-def test_a_corpus_may_outgrow_it(client: redis.Redis, redis_url: str, record: TaskRecord) -> None:
+def test_corpus_may_exceed_the_object_store(client, redis_url, record) -> None:
     rows, words = 1000, 2_900
     fill(client, record.name, rows, words, "qzjxvkwq", "QZJXVKWQ", "1234567890123456", "%&/()=")
     env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
@@ -115,7 +115,7 @@ def test_a_corpus_may_outgrow_it(client: redis.Redis, redis_url: str, record: Ta
     assert (version, found) == (1, rows)
 
 
-def test_parts_without_a_gram_are_parts_too() -> None:
+def test_empty_sort_parts_are_kept() -> None:
     ids = np.zeros(400, np.int32)  # nearly every gram is the same, so splitters are
     documents = distinct(Tokens(ids, np.array([400])), vocab_size=50, eos_id=1)
     found = sorted_parts(documents, 8)

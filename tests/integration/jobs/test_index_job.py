@@ -31,9 +31,9 @@ def sentence(i: int) -> list[str]:
     return [WORDS[(i * k + i // 7) % len(WORDS)] for k in range(1, 4 + i % 5)]
 
 
-SAID = [sentence(i) for i in range(300)]
-TAGGED = [" ".join(TAGS[word] for word in said) for said in SAID]
-ROWS = [CorpusRow(f"k{i}", " ".join(said), TAGGED[i]) for i, said in enumerate(SAID)]
+PHRASES = [sentence(i) for i in range(300)]
+TAGGED = [" ".join(TAGS[word] for word in phrase) for phrase in PHRASES]
+ROWS = [CorpusRow(f"k{i}", " ".join(phrase), TAGGED[i]) for i, phrase in enumerate(PHRASES)]
 
 
 def record_of(folder: Path, task: str, **changes: object) -> TaskRecord:
@@ -105,7 +105,7 @@ def test_prompts_are_those_of_the_tasks_chat_template(client, redis_url, filled,
 
 
 @pytest.mark.parametrize("capped", [False, True])
-def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
+def test_index_file_is_equal_at_any_parallelism(
     client: redis.Redis, redis_url: str, filled: str, folder: Path, tmp_path: Path, capped: bool
 ) -> None:
     record = record_of(folder, filled)
@@ -128,36 +128,39 @@ def test_the_file_is_the_one_built_in_one_process_whatever_the_parallelism(
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000])
-def test_stages_come_in_order_and_each_is_seen_to_its_end(
+def test_stages_are_reported_in_order_and_to_their_end(
     client: redis.Redis, redis_url: str, filled: str, folder: Path, max_bytes: int | None
 ) -> None:
     record = record_of(folder, filled)
     store = ArtifactStore(client, filled, record.fingerprint)
-    told: dict[str, list[tuple[int, int | None]]] = {}
+    reported: dict[str, list[tuple[int, int | None]]] = {}
     current = []
 
     def watch(stage: str, done: int, total: int | None) -> None:
-        told.setdefault(stage, []).append((done, total))
+        reported.setdefault(stage, []).append((done, total))
         current.append(store.current())
 
     build_and_publish(redis_url, record, parallelism=3, max_bytes=max_bytes, progress=watch)
-    rounds = told.pop("prune", [])  # as many as it takes
+    rounds = reported.pop("prune", [])  # as many as it takes
     assert rounds == [(i, None) for i in range(len(rounds))]
     assert (len(rounds) > 1) == bool(max_bytes)
-    assert list(told) == [stage for stage in STAGES if stage != "prune"]
-    for steps in told.values():
+    assert list(reported) == [stage for stage in STAGES if stage != "prune"]
+    for steps in reported.values():
         (total,) = {total for _, total in steps}
         assert (steps[0][0], steps[-1][0]) == (0, total)
         assert steps == sorted(steps)
-    assert told["tokenise"][-1][0] == len(ROWS)
-    assert ([done for done, _ in told["sort"]], told["learn"][-1][0]) == ([0, 1, 2, 3], EPOCHS)
+    assert reported["tokenise"][-1][0] == len(ROWS)
+    assert ([done for done, _ in reported["sort"]], reported["learn"][-1][0]) == (
+        [0, 1, 2, 3],
+        EPOCHS,
+    )
     assert [version for version in current if version] == [store.current()]
 
 
-def test_a_row_without_an_input_beside_rows_with_one_has_the_bare_template_for_a_prompt(
-    client: redis.Redis, redis_url: str, task: str, folder: Path, tmp_path: Path
+def test_row_without_an_input_has_the_bare_template_as_its_prompt(
+    client, redis_url, task, folder, tmp_path
 ) -> None:
-    rows = [dataclasses.replace(r, input=r.input if i % 3 else "") for i, r in enumerate(ROWS)]
+    rows = [replace(row, input=row.input if i % 3 else "") for i, row in enumerate(ROWS)]
     CorpusStore(client, task).append(rows)
     record = record_of(folder, task)
     _, index = build_and_publish(redis_url, record)
@@ -166,7 +169,7 @@ def test_a_row_without_an_input_beside_rows_with_one_has_the_bare_template_for_a
     assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
-def test_a_corpus_without_inputs_has_an_index_of_its_outputs_and_a_small_one_no_weights(
+def test_corpus_without_inputs_and_small_corpus_have_partial_indexes(
     client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
     CorpusStore(client, task).append([dataclasses.replace(row, input="") for row in ROWS])
@@ -179,7 +182,7 @@ def test_a_corpus_without_inputs_has_an_index_of_its_outputs_and_a_small_one_no_
     assert small.inputs is not None
 
 
-def test_bigrams_of_the_same_tokenizer_alone_go_into_the_index(redis_url, filled, folder, tmp_path):
+def test_bigrams_of_another_tokenizer_are_refused(redis_url, filled, folder, tmp_path):
     tokenizer, record = TaskTokenizer.from_folder(folder), record_of(folder, filled)
     path, size = tmp_path / "bigrams.npz", tokenizer.vocab_size
     tokens = np.arange(size, dtype=np.int32)[:, None]
@@ -208,7 +211,7 @@ def test_one_corpus_serves_two_tokenizers(client, redis_url, filled, tmp_path):
         assert len(store.other_fingerprints()) == 1
 
 
-def test_an_empty_corpus_leaves_nothing_current(client, redis_url, task, folder):
+def test_empty_corpus_publishes_nothing(client, redis_url, task, folder):
     record = record_of(folder, task)
     with pytest.raises(EmptyCorpusError):
         build_and_publish(redis_url, record)

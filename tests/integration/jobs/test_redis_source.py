@@ -39,7 +39,7 @@ def whole(found):
 
 
 @pytest.mark.parametrize("parallelism", [1, 3, 23, 1000])
-def test_the_ranges_make_up_the_corpus_in_order(redis_url, task, corpus, parallelism):
+def test_ranges_form_the_corpus_in_order(redis_url, task, corpus, parallelism):
     source = RedisCorpusSource(redis_url, task, batch_rows=4)
     found = tables(source, parallelism)
     assert len(found) == min(parallelism, 23)
@@ -50,13 +50,13 @@ def test_the_ranges_make_up_the_corpus_in_order(redis_url, task, corpus, paralle
     ]
 
 
-def test_rows_and_bytes_of_each_task_are_told_and_fixed(redis_url, task, corpus):
+def test_read_tasks_know_their_rows_and_bytes(redis_url, task, corpus):
     found = tables(RedisCorpusSource(redis_url, task, batch_rows=2), 2, per_task_row_limit=3)
     assert [sum(table.num_rows for table in part) for part in found] == [3, 3]
     source = RedisCorpusSource(redis_url, task)
-    told = [read.metadata for read in source.get_read_tasks(3)]
-    assert sum(metadata.num_rows for metadata in told) == 23
-    assert sum(metadata.size_bytes for metadata in told) == pytest.approx(
+    reported = [read.metadata for read in source.get_read_tasks(3)]
+    assert sum(metadata.num_rows for metadata in reported) == 23
+    assert sum(metadata.size_bytes for metadata in reported) == pytest.approx(
         source.estimate_inmemory_data_size(), abs=3
     )
     assert source.estimate_inmemory_data_size() > 23 * 8
@@ -66,7 +66,7 @@ def test_rows_and_bytes_of_each_task_are_told_and_fixed(redis_url, task, corpus)
     assert RedisCorpusSource(redis_url, task).rows == 24
 
 
-def test_a_corpus_without_rows_or_whose_rows_vanish_is_an_error(redis_url, task, corpus, client):
+def test_empty_or_vanished_corpus_is_an_error(redis_url, task, corpus, client):
     source = RedisCorpusSource(redis_url, task)
     client.delete(*client.keys(f"*{task}*"))
     with pytest.raises(EmptyCorpusError):
@@ -82,8 +82,8 @@ WORDS = ["a", "b", "c", "naïve", "日本"]
 def rows(client, task, tmp_path):
     """A random corpus in Redis, and the same rows as a file."""
     rng = random.Random(7)
-    said = [" ".join(rng.choices(WORDS, k=rng.randrange(5))) for _ in range(120)]
-    pairs = [(said[i], f"{said[i + 60]} {WORDS[i % 3]}") for i in range(60)]
+    texts = [" ".join(rng.choices(WORDS, k=rng.randrange(5))) for _ in range(120)]
+    pairs = [(texts[i], f"{texts[i + 60]} {WORDS[i % 3]}") for i in range(60)]
     CorpusStore(client, task).append([CorpusRow(str(i), *pair) for i, pair in enumerate(pairs)])
     return write_rows(tmp_path / "rows.jsonl", [{"input": i, "output": o} for i, o in pairs])
 
@@ -103,7 +103,7 @@ def sum_of(tables, units):
     across=st.booleans(),
     rng=st.randoms(),
 )
-def test_the_parts_of_a_corpus_sum_up_to_the_file(redis_url, task, rows, sizes, across, rng):
+def test_counts_of_parts_sum_up_to_those_of_the_file(redis_url, task, rows, sizes, across, rng):
     n, parts, batch_rows, partitions = sizes
     units = Units.of(n, MODEL, across_rows=across)
     words = units.words_before

@@ -74,12 +74,12 @@ def corpus_of(client: redis.Redis, record: TaskRecord) -> list[tuple[str, str]]:
     return [(r.input, r.output) for r in CorpusStore(client, record.corpus_name).read(0, 10_000)]
 
 
-def test_an_index_that_drafts_better_becomes_current(client, redis_url, record, store, shipped):
+def test_better_index_becomes_current(client, redis_url, record, store, shipped):
     ingest(client, record, shipped[:FIRST])
     first, _ = build_and_publish(redis_url, record)
     collect(client, record, [*shipped[FIRST:], shipped[FIRST]])
-    told = []
-    done = refresh(redis_url, record.name, progress=lambda *to: told.append(to))
+    reported = []
+    done = refresh(redis_url, record.name, progress=lambda *to: reported.append(to))
     assert (done.moved, done.known) == (len(shipped) - FIRST, 1)
     assert corpus_of(client, record) == [(r.input, r.output) for r in shipped]
     assert len(CollectedRows(client, record.name)) == 0
@@ -92,7 +92,7 @@ def test_an_index_that_drafts_better_becomes_current(client, redis_url, record, 
     assert index.corpus.documents == len(shipped), "it holds the judging rows too"
     assert index.weights is not None
     assert f"version {current.version} is current" in done.in_words
-    replayed = [step for step in told if step[0] == "replay"]
+    replayed = [step for step in reported if step[0] == "replay"]
     assert replayed[-1] == ("replay", done.judged_rows, done.judged_rows)
     assert done.versions == (first.version, current.version)
 
@@ -102,7 +102,7 @@ def test_an_index_that_drafts_better_becomes_current(client, redis_url, record, 
     assert store.current() == current
 
 
-def test_an_index_that_is_not_better_is_not_even_stored(client, redis_url, record, store, shipped):
+def test_index_that_is_not_better_is_not_stored(client, redis_url, record, store, shipped):
     ingest(client, record, shipped[:FIRST])
     first, _ = build_and_publish(redis_url, record)
     collect(client, record, shipped[FIRST:])
@@ -113,7 +113,7 @@ def test_an_index_that_is_not_better_is_not_even_stored(client, redis_url, recor
     assert len(CorpusStore(client, record.name)) == len(shipped), "the rows stay in the corpus"
 
 
-def test_rows_that_judge_are_in_neither_index(client, redis_url, record, store):
+def test_judging_rows_are_in_neither_index(client, redis_url, record, store):
     """The outputs are unpredictable, so only an index that has them could draft them."""
     dice = random.Random(1)
 
@@ -143,7 +143,7 @@ def test_rows_that_judge_are_in_neither_index(client, redis_url, record, store):
     assert found.tokens_per_step > 4, "the published one holds them"
 
 
-def test_the_first_index_has_a_forecast_and_who_announces_another_meanwhile_is_not_overruled(
+def test_refresh_does_not_override_a_concurrent_announcement(
     client, redis_url, record, store, shipped
 ):
     collect(client, record, shipped[:FIRST])
@@ -162,7 +162,7 @@ def test_the_first_index_has_a_forecast_and_who_announces_another_meanwhile_is_n
     assert (store.current().version, store.versions()) == (1, [1, 2, 3])
 
 
-def test_a_forecast_counts_what_a_guide_forces_as_the_service_does(client, redis_url, record):
+def test_forecast_counts_forced_tokens_like_the_service(client, redis_url, record):
     """The first token decides between these labels, so each answer needs one forward pass."""
     labels = ("alarm set now", "play some music")
     TaskStore(client).put(replace(record, choices=labels))
@@ -174,14 +174,14 @@ def test_a_forecast_counts_what_a_guide_forces_as_the_service_does(client, redis
     assert done.new_tokens_per_step == pytest.approx(sum(tokens) / len(tokens))
 
 
-def test_a_judged_index_is_not_built_again_for_the_same_rows(client, redis_url, record, shipped):
+def test_refresh_waits_for_rows_after_the_judged_ones(client, redis_url, record, shipped):
     ingest(client, record, shipped[:FIRST])
     done = refresh(redis_url, record.name, judged=FIRST - 199)
     assert (done.judged_rows, done.new_rows) == (0, FIRST)
     assert done.reason.startswith("199 new rows, 200 are waited for")
 
 
-def test_a_move_that_was_killed_adds_nothing_twice(client, redis_url, record, shipped):
+def test_killed_move_adds_no_row_twice(client, redis_url, record, shipped):
     collect(client, record, shipped[:30])
     ran = subprocess.run([sys.executable, "-c", KILLED, redis_url, record.name], timeout=120)
     assert (ran.returncode, len(CorpusStore(client, record.name))) == (9, 30)
@@ -191,20 +191,20 @@ def test_a_move_that_was_killed_adds_nothing_twice(client, redis_url, record, sh
     assert corpus_of(client, record) == [(r.input, r.output) for r in shipped[:40]]
 
 
-def test_rows_go_into_the_corpus_that_the_task_drafts_from(client, task, record, shipped):
+def test_collected_rows_go_into_the_corpus_of_the_task(client, task, record, shipped):
     other = replace(record, name=f"{task}-b", corpus=task)
     collect(client, other, shipped[:3])
     assert (move_collected(client, other), len(corpus_of(client, record))) == ((3, 0), 3)
 
 
-def test_a_corpus_without_inputs_has_no_requests_to_judge_by(client, redis_url, record):
+def test_refresh_of_a_corpus_without_inputs_is_refused(client, redis_url, record):
     ingest(client, record, [CollectedRow("", f"out {i}") for i in range(210)])
     with pytest.raises(JobError):
         refresh(redis_url, record.name)
 
 
 @pytest.mark.parametrize(("seen", "rows"), [(0, 100), (200, 401), (10, 5000), (99, 199)])
-def test_new_rows_judge_and_all_others_build(seen, rows):
+def test_only_new_rows_judge(seen, rows):
     kept, held = held_out(seen, rows)
     assert sorted([*kept, *held]) == list(range(rows))
     assert held.min() >= seen

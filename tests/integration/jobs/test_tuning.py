@@ -1,7 +1,6 @@
 """Tests that ``tasc tune`` publishes settings for replicas, with assumed and measured costs."""
 
 import json
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import redis
 
+from support import assert_self_contained
 from tasc_draft import DraftIndex, build_index, read_index, write_index
 from tasc_draft.index.weights import Weights
 from tasc_jobs.demo.tasks import read_split
@@ -71,20 +71,11 @@ def test_tuned_settings_are_published_for_replicas(client, record, tmp_path, tas
     replays = len(printed["trials"]) + len(printed["sources"])
     assert f"{replays}/{replays} replays" in tasc_here.err
     kept = {worth["source"] for worth in printed["sources"] if worth["kept"]}
-    assert kept <= set(settings["sources"])
-    for worth in printed["sources"]:
-        assert worth["kept"] or worth["source"] not in settings["sources"]
-        assert worth["gain"] >= 0 or not worth["kept"] or worth["source"] == "recent"
+    assert kept == set(settings["sources"])
     html = report.read_text(encoding="utf-8")
     assert html.count("<svg") == 3
-    assert "Gain by source" in html
-    assert "2.0% of a step" in html
-    assert f"{index.corpus.tokens:,} tokens of outputs" in html
+    assert_self_contained(html)
     assert printed["price"] == {"node_cost": 0.02, "step_cost": None}
-    size = index.corpus.nbytes / index.corpus.tokens
-    assert printed["index"]["corpus_bytes_per_token"] == size
-    assert printed["index"]["bytes_per_token"] == index.nbytes / index.corpus.tokens
-    assert set(re.findall(r'href="(.)', html)) <= {"#"}
 
 
 def test_figures_of_a_tuning_agree(record, tasc_here, costs):
@@ -93,14 +84,9 @@ def test_figures_of_a_tuning_agree(record, tasc_here, costs):
     for trial in [*printed["trials"], printed["chosen"]]:
         assert trial["tokens_per_step"] == trial["tokens"] / trial["steps"]
         assert trial["nodes_per_step"] <= trial["num_speculative_tokens"]
-        prompts = 1e-4 * printed["judged_rows"] * printed["prompt_tokens"]
-        costs_of_steps = trial["steps"] + 1e-4 * trial["nodes"]
-        speed_up = (trial["plain_steps"] + prompts) / (costs_of_steps + prompts)
-        assert trial["speed_up"] == pytest.approx(speed_up)
     assert printed["chosen"]["speed_up"] >= max(t["speed_up"] for t in printed["trials"])
     assert printed["chosen"]["num_speculative_tokens"] >= 16
     assert (printed["price"]["node_cost"], printed["price"]["step_cost"]["rows"]) == (None, 8)
-    assert {s["source"] for s in printed["sources"]} >= {"corpus", "prompt", "neighbours", "recent"}
     assert all(s["gain"] == s["with_it"] - s["without_it"] for s in printed["sources"])
     assert max(s["gain"] for s in printed["sources"]) > 0
     dear, cheap = printed["by_rows"]
@@ -134,10 +120,8 @@ def test_tuning_changes_only_weights_and_settings_of_an_index(client, record, tm
     write_index(before, path)
     artifacts = ArtifactStore(client, record.name, record.fingerprint)
     artifacts.announce(artifacts.publish(path, 300).version)
-    out = tasc_here.run("tune", record.name)
-    assert "What each source is worth" in out
-    assert "--node-cost 0.02" in out
-    assert "100 newer rows are not in the index" in tasc_here.err
+    tasc_here.run("tune", record.name)
+    assert "100 newer rows" in tasc_here.err
     artifact, index = current(client, record, tmp_path)
     assert (artifact.version, artifact.corpus_rows) == (2, 300)
     assert artifacts.versions() == [1, 2]
@@ -168,11 +152,10 @@ def test_task_show_lists_tuned_settings(client, record, tmp_path, tasc_here):
     shown = dict(line.split(maxsplit=1) for line in lines)
     assert "index version 2" in shown["tuned"]
     assert shown["num_speculative_tokens"].startswith("5 ")
-    assert str(record.draft.num_speculative_tokens) in shown["num_speculative_tokens"]
     assert shown["sources"].startswith("corpus, prompt ")
     assert shown["min_prob"] == str(record.draft.min_prob)
     tasc_here.run("task", "set", record.name, "--num-speculative-tokens", 9)
-    assert "num_speculative_tokens: the settings that `tasc tune` chose" in tasc_here.err
+    assert "num_speculative_tokens" in tasc_here.err
     tasc_here.run("index", "use", record.name, 1)
     assert "tuned" not in tasc_here.run("task", "show", record.name)
     client.delete(f"tasc:{{{record.name}}}:index:{record.fingerprint}:chunk:1:0")
@@ -187,23 +170,12 @@ def read_rows(client: redis.Redis, record: TaskRecord) -> list[CorpusRow]:
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        (["tune", "nothing"], 1, "no task 'nothing'"),
         (["tune", "TASK", "--report", "nowhere/r.html"], 2, "nowhere/r.html"),
-        (["tune", "TASK", "--step-cost", "nowhere.json"], 1, "cannot read step costs"),
         (["tune", "TASK", "--step-cost", "COSTS", "--batch-size", "3"], 1, "none for b = 3 rows"),
         (["tune", "TASK", "--step-cost", "COSTS", "--measure-cost"], 2, "--measure-cost"),
     ],
 )
-def test_a_refused_tuning_publishes_nothing(
-    client, record, tasc_here, costs, command, code, message
-):
+def test_refused_tuning_publishes_nothing(client, record, tasc_here, costs, command, code, message):
     named = {"TASK": record.name, "COSTS": costs}
     assert message in tasc_here.run(*(named.get(part, part) for part in command), code=code)
     assert ArtifactStore(client, record.name, record.fingerprint).current() is None
-
-
-def test_a_corpus_that_is_too_small_is_refused(client, shipped_task, tasc_here):
-    name = shipped_task.name
-    assert "has no rows; ingest some first" in tasc_here.run("tune", name, code=1)
-    CorpusStore(client, name).append([CorpusRow("a", "in", "out")])
-    assert "has 1 rows; at least 200" in tasc_here.run("tune", name, code=1)

@@ -14,7 +14,7 @@ import tiny
 from chat_families import make_chat_tokenizer
 from support import completed, eventually
 from tasc_protocol import Output, Request
-from tasc_runtime.models import chat_template, model_name
+from tasc_runtime.models import chat_template
 from tasc_runtime.protocol import Refusal
 from tasc_serve.wire import Message, Submit
 from tasc_store import CollectedRows, TaskRecord, TaskStore
@@ -22,7 +22,6 @@ from tasc_text import Conversation, TaskTokenizer
 from tasc_text import Message as Turn
 
 pytestmark = [pytest.mark.redis, pytest.mark.anyio]
-SYSTEM = "Say what it is."
 TALK = (Turn("user", "wake me up"), Turn("assistant", "alarm"), Turn("user", "play some jazz"))
 # The content of the last message decides the end of the template.
 AWKWARD = """\
@@ -87,23 +86,7 @@ def texts(answers):
     return [answer.result.text for answer in answers]
 
 
-async def test_the_second_request_copies_what_stands_before_its_message(chats, start):
-    template = replace(chat_template(chats.folder), system=SYSTEM, shots=(("jazz", "music"),))
-    record, texts = chats.record(chat=template), ("wake me", "play it")
-    replica = start(record)
-    labels = {"task": record.name, "model_name": model_name(record)}
-    labels["proposer"] = replica.builder.drafts_by
-    first, second = (template.encode(chats.tokenizer, text) for text in texts)
-    shared = next(i for i, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1)
-    assert shared > len(chats.tokenizer.encode_prompt(SYSTEM))
-    for text, copied in zip(texts, (0, shared), strict=True):
-        await ask(replica, sent(text))
-        assert replica.registry.get_sample_value("tasc_prefix_cache_hits_total", labels) == copied
-
-
-async def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_what_it_does(
-    chats, start
-):
+async def test_slow_template_delays_no_other_request_and_its_refusal_names_messages(chats, start):
     own = chat_template(chats.folder).source
     replica = start(chats.record(chat=chat_template(chats.folder, AWKWARD + own)))
     slow = asyncio.create_task(completed(replica, sent("endless")))
@@ -120,7 +103,7 @@ async def test_what_a_template_refuses_is_refused_and_others_do_not_wait_for_wha
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_what_is_a_rows_input_alone_is_collected(chats, start, client, chat):
+async def test_only_requests_with_one_input_are_collected(chats, start, client, chat):
     """A format string takes the last user message; a chat template takes all messages."""
     record = chats.record(choices=("alarm", "music"))
     if chat:

@@ -7,7 +7,6 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,16 +60,12 @@ def indexes(client: redis.Redis, record: TaskRecord, index: DraftIndex) -> Artif
 
 
 @pytest.fixture
-def worker(
-    client: redis.Redis, record: TaskRecord, indexes: ArtifactStore, tmp_path: Path
-) -> EngineBuilder:
+def worker(client, record, indexes, tmp_path) -> EngineBuilder:
     return EngineBuilder.of_task(client, record.name, EngineSettings(**ENGINE), cache_dir=tmp_path)
 
 
 @pytest.fixture
-def replica(
-    redis_url: str, record: TaskRecord, indexes: ArtifactStore, tmp_path: Path
-) -> Iterator[TaskReplica]:
+def replica(redis_url, record, indexes, tmp_path) -> Iterator[TaskReplica]:
     with running_replica(redis_url, record.name, tmp_path) as running:
         yield running
 
@@ -79,9 +74,7 @@ def call(prompt: str) -> Request:
     return Request(uuid.uuid4().hex, prompt, templated=True)
 
 
-def test_settings_of_the_record_count_once_the_index_has_none_of_its_own(
-    worker: EngineBuilder, record: TaskRecord, index: DraftIndex
-) -> None:
+def test_draft_settings_of_the_index_override_those_of_the_record(worker, record, index) -> None:
     changed, tuned = replace(record, draft=SHORT), replace(index, settings=OFF)
     assert worker.artifact is not None
     worker.swap(worker.artifact, tuned, worker.proposer_for(worker.record, tuned))
@@ -94,7 +87,7 @@ def test_settings_of_the_record_count_once_the_index_has_none_of_its_own(
 
 
 @pytest.mark.anyio
-async def test_under_load_answers_are_equal_and_what_is_counted_names_who_drafts(
+async def test_answers_are_equal_while_draft_settings_change_under_load(
     replica: TaskReplica, client: redis.Redis, record: TaskRecord, indexes: ArtifactStore,
     index: DraftIndex, expected: Any,
 ) -> None:  # fmt: skip

@@ -67,15 +67,13 @@ def watched(client, worker):
     loop.close()
 
 
-def test_without_an_index_the_worker_drafts_from_prompts_only_and_says_so(
-    client, task, tmp_path, caplog
-):
+def test_worker_without_an_index_logs_how_to_build_one(client, task, tmp_path, caplog):
     worker = EngineBuilder.of_task(client, task.record.name, ENGINE, cache_dir=tmp_path)
     assert (worker.artifact, worker.index_bytes) == (None, 0)
     assert f"tasc build-index {task.record.name}" in caplog.text
 
 
-def test_the_first_index_comes_in_and_is_drafted_from(task, store, index, watched):
+def test_first_index_is_installed_and_drafted_from(task, store, index, watched):
     want = task.plain(task.prompt(ASK.value, chat=False), ASK.max_tokens)
     before = watched.result(task)
     artifact = publish(store, index)
@@ -87,7 +85,7 @@ def test_the_first_index_comes_in_and_is_drafted_from(task, store, index, watche
     assert after.acceptance.steps < want.tokens / 2, "it is this answer's own index"
 
 
-def test_what_does_not_fit_is_refused_once_and_the_next_is_taken(
+def test_unsuitable_index_is_logged_once_and_the_next_is_installed(
     task, store, index, watched, caplog
 ):
     foreign = publish(store, replace(index, corpus=replace(index.corpus, fingerprint="f" * 32)))
@@ -99,7 +97,7 @@ def test_what_does_not_fit_is_refused_once_and_the_next_is_taken(
         assert part in str(refusal.exc_info[1])
 
 
-def test_an_older_version_announced_again_comes_back(store, index, watched):
+def test_older_index_is_installed_if_announced_again(store, index, watched):
     first = publish(store, index)
     eventually(lambda: watched.versions[-1:] == [first.version])
     second = publish(store, DraftIndex.empty(index.fingerprint, index.vocab_size))
@@ -108,7 +106,7 @@ def test_an_older_version_announced_again_comes_back(store, index, watched):
     eventually(lambda: watched.versions[-1] == first.version)
 
 
-def test_what_cannot_be_fetched_now_is_tried_again(
+def test_failed_download_of_an_index_is_repeated(
     client, store, index, watched, tmp_path_factory, caplog
 ):
     path = tmp_path_factory.mktemp("new") / "index"
@@ -123,7 +121,7 @@ def test_what_cannot_be_fetched_now_is_tried_again(
     eventually(lambda: watched.versions == [version])
 
 
-def test_a_model_whose_tokenizer_changed_is_refused(client, task, tmp_path):
+def test_model_whose_tokenizer_changed_is_refused(client, task, tmp_path):
     other = replace(task.record, fingerprint="e" * 32)
     TaskStore(client).put(other)
     with refused(ServiceError, "e" * 32, task.record.fingerprint):

@@ -54,7 +54,7 @@ def until_served(replica, version):
     eventually(lambda: status(replica).record_version == version)
 
 
-def test_what_no_weight_depends_on_counts_for_the_next_request(replica, record, store):
+def test_settings_that_need_no_other_weights_apply_to_the_next_request(replica, record, store):
     plain = answer(replica).result
     assert len(plain.tokens) == 9
     for change, holds in (
@@ -75,7 +75,7 @@ def test_what_no_weight_depends_on_counts_for_the_next_request(replica, record, 
     assert answer(replica).result.text == plain.text.split(stop)[0]
 
 
-def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store):
+def test_request_uses_the_record_version_that_it_names(replica, record, store):
     eventually(lambda: status(replica).older_record_versions == (1,))
     version = store.put(replace(record, max_tokens=5))
     until_served(replica, version)
@@ -88,7 +88,7 @@ def test_an_answer_is_ended_by_the_version_that_began_it(replica, record, store)
     assert refusal.kind == "changed"
 
 
-async def test_pieces_name_the_version_of_their_request_not_of_the_moment(replica, record, store):
+async def test_stream_keeps_the_record_version_of_its_start(replica, record, store):
     call = Request("1", PROMPT, templated=True, stream=True, seed=1)
     versions = []
     async for piece in streamed(replica, call):
@@ -98,13 +98,13 @@ async def test_pieces_name_the_version_of_their_request_not_of_the_moment(replic
     assert (set(versions), len(piece.result.tokens)) == ({2}, 9)
 
 
-async def test_a_clients_retry_and_its_first_attempt_do_not_meet_in_a_replica(replica):
+async def test_concurrent_requests_with_one_id_are_both_answered(replica):
     call = Request("retried", PROMPT, templated=True)
     first, second = await asyncio.gather(completed(replica, call), completed(replica, call))
     assert first.result.tokens == second.result.tokens
 
 
-async def test_a_stream_begins_with_word_that_it_is_admitted_unless_it_is_resumed(replica):
+async def test_stream_begins_with_an_acknowledgement_unless_it_is_resumed(replica):
     async def pieces(**values):
         call = Request(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
         return [piece.tokens async for piece in streamed(replica, call)]
@@ -118,7 +118,7 @@ async def test_a_stream_begins_with_word_that_it_is_admitted_unless_it_is_resume
         assert alone[1] + sum(resumed, ()) == sum(alone, ())
 
 
-def test_few_older_versions_are_known(record):
+def test_number_of_known_versions_is_limited(record):
     records = Records(record, 1)
     for version in range(2, 30):
         records.add(replace(record, max_tokens=version), version)

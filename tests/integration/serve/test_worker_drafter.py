@@ -21,7 +21,6 @@ from tasc_engine import StepRecord, UnsupportedModel
 from tasc_engine.drafting.neural.card import DrafterCard, target_fingerprint
 from tasc_engine.drafting.neural.files import save_drafter
 from tasc_engine.drafting.neural.ranking import Ranking
-from tasc_engine.drafting.safe_proposer import FAILURES
 from tasc_engine.errors import RankingError
 from tasc_protocol import Request
 from tasc_runtime.engine.builder import EngineBuilder
@@ -88,9 +87,9 @@ class Drafted:
         found = {int(r.id): r.text for r in self.worker.engine.generate(requests)}
         return [found[i] for i in range(len(calls))]
 
-    def accepted(self, failures: int = 0) -> tuple[int, int]:
+    def accepted(self) -> tuple[int, int]:
         """Returns accepted tokens of the model and of n-grams since the last call."""
-        assert sum(step.draft_failures for step in self.steps) == failures
+        assert not any(step.draft_failures for step in self.steps)
         by_source = sum(step.accepted.sum(1) for step in self.steps)
         self.steps.clear()
         return int(by_source[NEURAL]), int(by_source[:NEURAL].sum())
@@ -122,10 +121,16 @@ def publish_ranking(drafted: Drafted, ranking: Ranking, folder: Path) -> None:
     store.announce(store.publish(folder / "vocabulary.npz", 0).version)
 
 
-@pytest.mark.parametrize("vocabulary", ["full", "recent"])
-@pytest.mark.parametrize("kind", ["independent", "eagle"])
-@pytest.mark.parametrize("proposer", ["neural", "hybrid"])
-def test_a_drafter_changes_no_answer_and_its_drafts_are_taken(
+@pytest.mark.parametrize(
+    ("proposer", "kind", "vocabulary"),
+    [
+        ("neural", "independent", "full"),
+        ("neural", "eagle", "recent"),
+        ("hybrid", "independent", "recent"),
+        ("hybrid", "eagle", "full"),
+    ],
+)
+def test_drafter_changes_no_answer_and_its_drafts_are_accepted(
     make: Make, drafter: Place, expected: list[str], proposer: str, kind: str, vocabulary: str
 ) -> None:
     how = NeuralDrafting(str(drafter(kind)), proposer, vocabulary, depth=3, width=4)
@@ -138,9 +143,7 @@ def test_a_drafter_changes_no_answer_and_its_drafts_are_taken(
     assert (ngram > 0) == (proposer == "hybrid")
 
 
-def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
-    make: Make, drafter: Place, made: Task, expected: list[str]
-) -> None:
+def test_indexes_and_settings_change_beside_a_drafter_during_answers(make, drafter, made, expected):
     drafted = make(NeuralDrafting(str(drafter("independent")), depth=3, width=4))
     worker = drafted.start()
     assert drafted.answers() == expected
@@ -167,11 +170,11 @@ def test_indexes_and_settings_change_beside_a_drafter_in_the_middle_of_answers(
     assert drafted.answers() == expected
     neural, ngram = drafted.accepted()
     assert neural > 0
-    assert ngram > before[1]  # by the index
+    assert ngram > before[1]  # the index drafts
 
 
 @pytest.mark.parametrize("vocabulary", ["ranked", "recent+ranked"])
-def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
+def test_drafter_uses_the_ranking_of_the_task(
     make: Make, drafter: Place, ranking: Ranking, expected: list[str], vocabulary: str,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -196,9 +199,7 @@ def test_a_ranking_of_the_task_is_drafted_from_and_its_size_told(
     assert total == least * count if vocabulary == "ranked" else total > least * count
 
 
-def test_what_does_not_fit_the_target_is_refused_when_it_is_loaded(
-    make: Make, drafter: Place, made: Task, ranking: Ranking, tmp_path: Path
-) -> None:
+def test_unsuitable_drafter_or_ranking_is_refused_at_load(make, drafter, made, ranking, tmp_path):
     save_drafter(tmp_path / "d", made.model, DrafterCard("independent", "f" * 32))
     with pytest.raises(UnsupportedModel):
         make(NeuralDrafting(str(tmp_path / "d"))).start()
@@ -207,21 +208,3 @@ def test_what_does_not_fit_the_target_is_refused_when_it_is_loaded(
     publish_ranking(drafted, ranking, tmp_path)
     with pytest.raises(RankingError):
         drafted.start()
-
-
-def test_a_drafter_that_breaks_while_it_drafts_is_switched_off_and_answers_go_on(
-    make: Make, drafter: Place, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafted = make(NeuralDrafting(str(drafter("independent"))))
-    worker = drafted.start()
-    registry = CollectorRegistry()
-    assert worker.drafter is not None
-    worker.drafter.publish(NeuralMetrics(registry, LABELS))
-    monkeypatch.setattr("tasc_engine.drafting.neural.proposer.NeuralProposer.propose", None)
-    assert drafted.answers() == expected
-    assert drafted.accepted(FAILURES)[0] == 0
-    off = {
-        reason: registry.get_sample_value("tasc_neural_drafting_off", {**LABELS, "reason": reason})
-        for reason in ("failed", "slow")
-    }
-    assert off == {"failed": 1, "slow": 0}

@@ -4,12 +4,9 @@ import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from openai import NotFoundError
-from serving import ALPHA, BETA, Ask, Said, complete, said
+from serving import ALPHA, BETA, Ask, Said, choices_of, complete
 
 import tiny
-from support import refused
-from tasc_store import CorpusStore, connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis]
 
@@ -29,7 +26,7 @@ def ask(client, one, draft=True):
     more |= {"max_tokens": one.max_tokens, "extra": {"draft": draft}}
     answered = complete(client, one.value, task=one.task, chat=one.chat, **more)
     chunks = list(answered) if one.stream else [answered]
-    ((text, end),) = said(chunks)
+    ((text, end),) = choices_of(chunks)
     return Said(text, chunks[-1].usage.completion_tokens, end)
 
 
@@ -39,11 +36,7 @@ def ask_all(client, bag, draft):
         return list(pool.map(lambda one: ask(client, one, draft), bag))
 
 
-def test_the_client_lists_the_tasks_as_models(client):
-    assert [m.id for m in client.models.list()] == [ALPHA, BETA]
-
-
-def test_answers_are_equal_with_drafts_without_and_by_the_model_alone(service, client):
+def test_answers_with_and_without_drafts_equal_those_of_transformers(service, client):
     before = service.metrics()
     drafted = ask_all(client, BAG, draft=True)
     between = service.metrics()
@@ -63,52 +56,3 @@ def test_answers_are_equal_with_drafts_without_and_by_the_model_alone(service, c
     assert {w.reason for w in want} == {"length", "stop"}
     assert drafted == want
     assert undrafted == want
-
-
-def test_metrics_add_up(service, client):
-    before = service.metrics()
-    answers = ask_all(client, BAG, draft=True)
-    after = service.metrics()
-    for task in (ALPHA, BETA):
-        mine = [a for one, a in zip(BAG, answers, strict=True) if one.task == task]
-
-        def more(name, task=task, **labels):
-            return after.sum(name, task=task, **labels) - before.sum(name, task=task, **labels)
-
-        assert more("tasc_generation_tokens_total") == sum(a.tokens for a in mine)
-        assert more("tasc_request_success_total") == len(mine)
-        assert more("tasc_http_requests_total", code=200) == len(mine)
-        accepted = after.sum("tasc_spec_decode_num_accepted_tokens_total", task=task)
-        bonus = after.sum("tasc_bonus_tokens_total", task=task)
-        forced = after.sum("tasc_forced_tokens_total", task=task)
-        assert after.sum("tasc_generation_tokens_total", task=task) == accepted + bonus + forced
-        reached = after.by_position("tasc_spec_decode_num_drafts_per_pos_total", task)
-        kept = after.by_position("tasc_spec_decode_num_accepted_tokens_per_pos_total", task)
-        assert 1 < len(kept) <= len(reached)
-        assert all(k <= r for k, r in zip(kept, reached, strict=False))
-        assert (reached, kept) == (sorted(reached, reverse=True), sorted(kept, reverse=True))
-        assert sum(kept) == accepted
-        assert reached[0] == after.sum("tasc_spec_decode_num_drafts_total", task=task)
-
-
-def test_token_ids_and_stop_strings_are_taken(service, client):
-    one = Ask(ALPHA, KNOWN[2])
-    whole = service.expected(one).text
-    ids = list(service.tasks[ALPHA].prompt(one.value, chat=False))
-    stop = whole[len(whole) // 2 :][:2]
-    answered = complete(client, ids, max_tokens=24, stop=[stop])
-    assert said(answered) == [(whole[: whole.index(stop)], "stop")]
-
-
-def test_the_client_understands_our_errors(client):
-    with refused(NotFoundError, "'gamma'", "alpha, beta"):
-        client.completions.create(model="gamma", prompt="hi")
-
-
-def test_two_tokenizers_share_one_corpus(service):
-    alpha, beta = service.status(ALPHA), service.status(BETA)
-    assert alpha["fingerprint"] != beta["fingerprint"]
-    with connect(service.redis_url) as store:
-        assert len(CorpusStore(store, BETA)) == 0
-        assert alpha["index_rows"] == beta["index_rows"] == len(CorpusStore(store, ALPHA)) > 0
-    assert alpha["index_bytes"] != beta["index_bytes"]

@@ -39,13 +39,13 @@ def replicas() -> int:
 
 
 @pytest.mark.slow("waits for Serve to add and remove replicas")
-def test_replicas_come_with_the_load_and_go_with_it_and_no_request_fails(scaled: Service) -> None:
+def test_replicas_follow_the_load_and_no_request_fails(scaled: Service) -> None:
     assert replicas() == 1
-    with asking(scaled, [Ask(ALPHA, value) for value in tiny.SENTENCES], CLIENTS) as told:
+    with asking(scaled, [Ask(ALPHA, value) for value in tiny.SENTENCES], CLIENTS) as answers:
         eventually(lambda: replicas() == 2)
     eventually(lambda: replicas() == 1)
-    assert len(told) > CLIENTS
-    for one, said in told:
-        assert said == scaled.expected(one)
+    assert len(answers) > CLIENTS
+    for one, answer in answers:
+        assert answer == scaled.expected(one)
     one = Ask(ALPHA, tiny.SENTENCES[0])
     assert scaled.answer(one) == scaled.expected(one)

@@ -28,7 +28,7 @@ SAMPLED = {
     "seed": 11,
     "repetition_penalty": 1.2,
     "frequency_penalty": 0.3,
-    "stop": ["never said"],
+    "stop": ["never written"],
     "logprobs": 1,
     "ignore_eos": True,
 }
@@ -58,7 +58,7 @@ class Client:
         return "".join(e["choices"][0]["text"] for e in self.events)
 
     @property
-    def told(self) -> list[str]:
+    def tokens(self) -> list[str]:
         found = (e["choices"][0]["logprobs"] or {"tokens": []} for e in self.events)
         return [token for logprobs in found for token in logprobs["tokens"]]
 
@@ -105,7 +105,7 @@ def answers_outlive(service: Service, harm: Callable[[], None]) -> None:
     for stream, answer in zip(streams, expected * CROWD, strict=True):
         assert stream.text == answer["text"]
         if answer["tokens"]:
-            assert stream.told == answer["tokens"]
+            assert stream.tokens == answer["tokens"]
 
 
 def outlived(service: Service, reason: str, harm: Callable[[int], None]) -> bool:
@@ -119,14 +119,14 @@ def outlived(service: Service, reason: str, harm: Callable[[int], None]) -> bool
     return False
 
 
-def test_answers_go_on_in_the_middle_when_a_replica_is_killed(service: Service) -> None:
+def test_answers_continue_when_a_replica_is_killed(service: Service) -> None:
     assert outlived(service, "died", lambda pid: os.kill(pid, signal.SIGKILL))
     assert service.metrics().sum("tasc_failover_seconds_count", task=BETA) > 0
     both_serve(service)
 
 
 @pytest.mark.slow("waits for silence")
-def test_answers_go_on_in_the_middle_when_a_replica_hangs(service: Service) -> None:
+def test_answers_continue_when_a_replica_hangs(service: Service) -> None:
     stopped: list[int] = []
 
     def stop(pid: int) -> None:

@@ -57,7 +57,7 @@ def cut_short(service, one, times, come_and_go):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_goes_away_frees_rows_and_places_in_the_queue(service, long, stream):
+def test_disconnected_clients_free_rows_and_queue_places(service, long, stream):
     # Enough clients that the service cannot have answered all before they disconnect.
     crowd = service.settings.engine.rows + service.settings.limits.max_queued_requests
 
@@ -74,7 +74,7 @@ def test_who_goes_away_frees_rows_and_places_in_the_queue(service, long, stream)
 
 
 @pytest.mark.parametrize("prompts", [1, 14])
-def test_who_goes_away_in_mid_stream_frees_the_rows(service, long, prompts):
+def test_client_that_disconnects_during_a_stream_frees_its_rows(service, long, prompts):
     body = long.body | {"stream": True}
     if prompts > 1:
         body["prompt"] = [long.value] * prompts
@@ -86,26 +86,3 @@ def test_who_goes_away_in_mid_stream_frees_the_rows(service, long, prompts):
             assert next(response.iter_lines()).startswith("data: {")
 
     assert cut_short(service, long, prompts, read_one_piece)
-
-
-def test_what_finds_no_place_is_told_to_come_again(service, long):
-    places = service.settings.engine.rows + service.settings.limits.max_queued_requests
-
-    async def overfill():
-        async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None)) as client:
-            coming = [post(client, service, long, stream=i % 2 == 0) for i in range(places + 6)]
-            tasks = [asyncio.ensure_future(c) for c in coming]
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            one = Ask(BETA, tiny.SENTENCES[0])
-            assert await asyncio.to_thread(service.answer, one) == service.expected(one)
-            await hang_up(pending)
-            return [t.result() for t in done]
-
-    refused = asyncio.run(overfill())
-    assert refused
-    for response in refused:
-        assert response.status_code == 503, response.text
-        assert int(response.headers["retry-after"]) >= 1
-        error = response.json()["error"]
-        assert (error["code"], error["type"]) == ("service_full", "server_error")
-    eventually(lambda: service.load(ALPHA) == (0, 0))

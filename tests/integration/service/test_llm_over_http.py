@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from openai import OpenAI
-from serving import ADAPTERS, ALPHA, BETA, MODEL_LEN, TEXT, complete, said, utf8
+from serving import ADAPTERS, ALPHA, BETA, MODEL_LEN, TEXT, choices_of, complete, utf8
 
 import tiny
 from tasc_runtime.llm import LLM
@@ -91,19 +91,23 @@ def over_http(client: OpenAI, task: str, text: str, chat: bool, stream: bool, op
     as_chat = {"logprobs": True, "top_logprobs": most} if chat and most is not None else {}
     answered = complete(client, text, task=task, chat=chat, stream=stream, extra=options | as_chat)
     chunks = list(answered) if stream else [answered]
-    told = [choice for chunk in chunks for choice in chunk.choices if choice.logprobs]
-    told.sort(key=lambda choice: choice.index)
-    return said(chunks), [token for choice in told for token in tokens_of(choice.logprobs, most)]
+    reported = [choice for chunk in chunks for choice in chunk.choices if choice.logprobs]
+    reported.sort(key=lambda choice: choice.index)
+    return choices_of(chunks), [
+        token for choice in reported for token in tokens_of(choice.logprobs, most)
+    ]
 
 
 def in_process(llm: LLM, text: str, chat: bool, options):
     answers = llm.generate(text if chat else llm.tokenizer.encode_prompt(text), **options)
     tokens = [token for answer in answers for token in answer.logprobs]
-    told = [(token.utf8, token.logprob, *(likely for _, likely in token.top)) for token in tokens]
-    return [(answer.text, answer.finish_reason) for answer in answers], told
+    reported = [
+        (token.utf8, token.logprob, *(likely for _, likely in token.top)) for token in tokens
+    ]
+    return [(answer.text, answer.finish_reason) for answer in answers], reported
 
 
-def test_random_requests_are_answered_as_by_llm_generate_and_guides_hold(service, client, seed):
+def test_random_requests_over_http_equal_llm_generate(service, client, seed):
     chance = random.Random(seed)
     sampled = {"temperature": 1.0, "seed": 7, "max_tokens": 200}
     requests = [(ALPHA, TEXT, True, False, form_of(name) | sampled) for name in FORMS]

@@ -17,13 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.redis]
 get = partial(httpx.get, timeout=DEADLINE_S)
 
 
-def test_health_and_readiness(service):
-    assert get(f"{service.base}/healthz").json() == {"status": "ok"}
-    ready = get(f"{service.base}/readyz")
-    assert (ready.status_code, ready.json()["tasks"]) == (200, [ALPHA, BETA])
-
-
-def test_each_process_is_listed_once_and_serves_its_own_series(service):
+def test_each_process_is_listed_once_with_its_own_metrics(service):
     def targets():
         (group,) = get(f"{service.base}/sd").json()
         return group["targets"]
@@ -42,7 +36,7 @@ def test_each_process_is_listed_once_and_serves_its_own_series(service):
         assert service.metrics().sum(f"tasc_http_{place}_seconds_count", task=ALPHA) > 0
 
 
-def test_an_unknown_path_has_our_shape_not_rays(service):
+def test_error_of_an_unknown_path_has_openai_format(service):
     response = get(f"{service.base}/v2/models")
     assert (response.status_code, set(response.json())) == (404, {"error"})
 
@@ -58,22 +52,15 @@ def test_files_and_batches_go_through_the_proxy(service, client):
     file = client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
     assert file.bytes == len(text)
     assert client.files.content(file.id).text == text
-    batch = client.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/chat/completions",
-        completion_window="24h",
-        metadata={"why": "tonight"},
-    )
-    assert (batch.status, batch.model) == ("validating", ALPHA)
+    endpoint = "/v1/chat/completions"
+    batch = client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
     assert batch.id in {each.id for each in client.batches.list()}
     assert client.batches.cancel(batch.id).status == "cancelled"
     assert client.files.delete(file.id).deleted
-    response = get(f"{service.base}/v1/files/{file.id}")
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "file_not_found")
 
 
 @pytest.mark.slow("a second application")
-def test_an_application_built_from_its_settings_file_answers(service, tmp_path, monkeypatch):
+def test_application_built_from_a_settings_file_answers(service, tmp_path, monkeypatch):
     written = service.settings.model_dump(mode="json") | {"redis_url": None}
     written["tasks"] = [task for task in written["tasks"] if task["name"] == ALPHA]
     path = tmp_path / "settings.yaml"

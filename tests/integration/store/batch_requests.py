@@ -39,9 +39,9 @@ class Shelf(BatchStorage):
     def ask(self, file: StoredFile | None = None, most: int = 100, window_s: float = 60,
             most_lines: int | None = None) -> Batch:  # fmt: skip
         """Creates a batch; without ``file``, of a new file."""
-        file, said = file or self.keep(), {"why": "naïve 東京"}
+        file, metadata = file or self.keep(), {"why": "naïve 東京"}
         new = NewBatch(
-            file.id, "/v1/completions", "24h", window_s, "greet", 7200, 3600, said, file.owner
+            file.id, "/v1/completions", "24h", window_s, "greet", 7200, 3600, metadata, file.owner
         )
         return self.batches.create(new, most, most_lines)
 

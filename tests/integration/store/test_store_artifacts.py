@@ -1,12 +1,10 @@
 """Artifacts in a real Redis: versions, the current one, roll-back, refusals."""
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -23,7 +21,6 @@ from tasc_store import (
 
 pytestmark = pytest.mark.redis
 CHUNK = "tasc:{task}:index:finger:chunk:%d:%d"
-POINTER = "tasc:{task}:index:finger:current"
 
 
 def test_artifact_of_several_chunks_is_read_back_and_does_not_expire(
@@ -62,9 +59,7 @@ def test_announced_version_is_current_until_the_next(store: ArtifactStore, sourc
     ],
     ids=["changed", "emptied", "lost"],
 )
-def test_damaged_chunk_is_refused_and_keeps_the_old_file(
-    store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis, damage: Any
-) -> None:
+def test_damaged_chunk_is_refused_and_keeps_the_old_file(store, source, tmp_path, client, damage):
     artifact = store.publish(source, 1)
     store.download(artifact, tmp_path / "copy")
     damage(client)
@@ -74,9 +69,7 @@ def test_damaged_chunk_is_refused_and_keeps_the_old_file(
     assert {path.name for path in tmp_path.iterdir()} == {"copy", source.name}
 
 
-def test_killed_publish_leaves_the_old_version_current(
-    redis_url: str, store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
-) -> None:
+def test_killed_publish_leaves_the_old_version_current(redis_url, store, source, tmp_path, client):
     old = store.publish(source, 1)
     store.announce(1)
     pipe = tmp_path / "pipe"
@@ -102,9 +95,7 @@ def test_killed_publish_leaves_the_old_version_current(
     assert store.publish(source, 1).version == 3
 
 
-def test_delete_removes_a_version_but_not_the_current_one(
-    store: ArtifactStore, source: Path, client: redis.Redis
-) -> None:
+def test_delete_removes_a_version_but_not_the_current_one(store, source, client) -> None:
     store.publish(source, 1)
     store.announce(1)
     with refused(StoreError, "version 1"):
@@ -125,9 +116,7 @@ def test_prune_keeps_the_newest_and_the_current(store: ArtifactStore, source: Pa
     assert store.versions() == [2, 4, 5]
 
 
-def test_index_of_another_tokenizer_is_refused_by_name(
-    store: ArtifactStore, source: Path, tmp_path: Path, client: redis.Redis
-) -> None:
+def test_index_of_another_tokenizer_is_refused_by_name(store, source, tmp_path, client) -> None:
     other = ArtifactStore(client, "task", "other")
     foreign = other.publish(source, 1)
     assert store.other_fingerprints() == []
@@ -145,13 +134,3 @@ def test_empty_file_is_not_published(store: ArtifactStore, tmp_path: Path) -> No
     with refused(ValueError, str(tmp_path / "empty")):
         store.publish(tmp_path / "empty", 0)
     assert store.versions() == []
-
-
-def test_forecast_of_an_artifact_is_optional(
-    store: ArtifactStore, source: Path, client: redis.Redis
-) -> None:
-    plain, told = store.publish(source, 1), store.publish(source, 1, forecast=3.5)
-    assert store.get(plain.version).forecast is None
-    assert (store.get(told.version), told.forecast) == (told, 3.5)
-    written = client.hget("tasc:{task}:index:finger:records", str(plain.version))
-    assert "forecast" not in json.loads(written)

@@ -7,7 +7,7 @@ import pytest
 import redis
 from batch_requests import Shelf
 
-from tasc_store.batches.batch_store import LEFT_S, BatchFault
+from tasc_store.batches.batch_store import LEFT_S
 from tasc_store.batches.files import FileLimits
 from tasc_store.batches.leases import BatchQueue, Counts, take_batch
 from tasc_store.errors import BatchEnded, LeaseLost, UnknownBatch
@@ -48,9 +48,7 @@ def test_concurrent_workers_take_different_batches(shelf: Shelf) -> None:
         (["greet"], ["tags"], True),
     ],
 )
-def test_worker_takes_batches_of_its_tasks_only(
-    shelf: Shelf, tasks: list[str], leave: list[str], takes: bool
-) -> None:
+def test_worker_takes_batches_of_its_tasks_only(shelf, tasks, leave, takes) -> None:
     shelf.ask()
     assert bool(take_batch(shelf.client, 60.0, tasks, leave)) == takes
 
@@ -119,13 +117,6 @@ def test_running_batch_is_cancelled_by_its_worker(shelf: Shelf) -> None:
     lease.finish("cancelled", Counts(3, 1), {})
     assert shelf.batches.get(id_).status == "cancelled"
     assert shelf.batches.cancel(id_).status == "cancelled"
-
-
-def test_failed_batch_keeps_its_errors(shelf: Shelf) -> None:
-    id_ = shelf.ask().id
-    faults = (BatchFault("invalid_json_line", "line 2 is naïve", 2), BatchFault("x", "y"))
-    shelf.taken().finish("failed", Counts(0), {}, faults)
-    assert shelf.batches.get(id_).errors == faults
 
 
 def test_failed_and_killed_attempts_count_until_progress(shelf: Shelf) -> None:

@@ -17,32 +17,10 @@ from tasc_store.errors import (
     FilesFull,
     FilesNotShared,
     LinesFull,
-    UnknownBatch,
     UnknownFile,
 )
 
 pytestmark = pytest.mark.redis
-
-
-def test_file_is_read_as_it_was_written(shelf: Shelf) -> None:
-    file = shelf.keep(owner="ann")
-    assert shelf.files.get(file.id) == file
-    assert (file.filename, file.size_bytes, file.owner) == ("naïve 東京.jsonl", 35, "ann")
-    assert file.expires_at == file.created_at + 3600
-    assert b"".join(shelf.files.blocks(file)) == DATA
-    assert shelf.files.head(file, 5) == DATA[:5]
-
-
-def test_unknown_ids_and_empty_files_are_refused(shelf: Shelf) -> None:
-    with refused(ValueError, "empty"):
-        shelf.keep(b"")
-    assert shelf.files.page().items == ()
-    for use in (shelf.files.get, shelf.files.delete):
-        with pytest.raises(UnknownFile):
-            use("file-1")
-    for use in (shelf.batches.get, shelf.batches.cancel):
-        with pytest.raises(UnknownBatch):
-            use("batch-1")
 
 
 def test_number_and_total_size_of_files_are_limited(shelf: Shelf) -> None:
@@ -117,29 +95,11 @@ def test_pages_have_each_file_once_after_a_deletion(shelf: Shelf) -> None:
     assert ([f.id for f in newest.items], newest.has_more) == ([ids[5], ids[3]], True)
 
 
-def test_new_batch_has_all_fields_of_its_request(shelf: Shelf) -> None:
-    file = shelf.keep(owner="ann")
-    batch = shelf.ask(file)
-    assert shelf.batches.get(batch.id) == batch
-    begun = (batch.status, batch.endpoint, batch.window)
-    assert begun == ("validating", "/v1/completions", "24h")
-    assert batch.metadata == {"why": "naïve 東京"}
-    assert (batch.model, batch.owner, batch.input_file_id) == ("greet", "ann", file.id)
-    assert batch.expires_at == batch.created_at + 60
-    assert (batch.total, batch.completed, batch.failed, batch.at) == (0, 0, 0, {})
-
-
-def test_open_batch_needs_room_and_holds_its_file(shelf: Shelf) -> None:
-    file = shelf.keep()
-    batch = shelf.ask(file)
-    with pytest.raises(BatchesFull):
-        shelf.ask(file, most=1)
-    gone = shelf.keep()
+def test_open_batches_hold_their_file(shelf: Shelf) -> None:
+    gone, file = shelf.keep(), shelf.keep()
     shelf.files.delete(gone.id)
     with pytest.raises(UnknownFile):
         shelf.ask(gone)
-    assert shelf.batches.page().items == (batch,)
-    file = shelf.keep()
     for batch in [shelf.ask(file) for _ in range(2)]:
         with pytest.raises(FileInUse):
             shelf.files.delete(file.id)
@@ -169,9 +129,7 @@ def test_bytes_are_removed_with_their_file_or_their_abandoned_upload(shelf: Shel
     assert shelf.stored == {}
 
 
-def test_clean_removes_expired_files_and_half_uploads_alone(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clean_removes_expired_files_and_half_uploads_alone(shelf, monkeypatch) -> None:
     kept, expired = shelf.keep(ttl_s=9000), shelf.keep(ttl_s=60)
     half = shelf.files.begin()
     half.write(DATA)
@@ -275,9 +233,7 @@ def test_folder_follows_a_redis_that_lost_its_data(shelf: Shelf) -> None:
     assert b"".join(FileStore(shelf.client, str(shelf.folder)).blocks(file)) == DATA
 
 
-def test_bucket_holds_files_like_a_folder(
-    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bucket_holds_files_like_a_folder(client, monkeypatch) -> None:
     files = FileStore(client, "memory://bucket/files")
     upload, half = files.begin(), files.begin()
     for each in (upload, half):

@@ -88,9 +88,7 @@ def test_record_is_added_only_after_the_version_its_writer_read(tasks: TaskStore
     assert tasks.versions("intents") == [1, 2]
 
 
-def test_newest_records_of_all_tasks_have_their_versions(
-    client: redis.Redis, tasks: TaskStore
-) -> None:
+def test_newest_records_of_all_tasks_have_their_versions(client, tasks) -> None:
     assert tasks.newest() == []
     other = replace(FIRST, name="answers")
     for record in (FIRST, SECOND, other):
@@ -171,14 +169,12 @@ def test_corpus_of_other_tasks_cannot_be_deleted(client: redis.Redis, tmp_path: 
         tasks.delete("shared")
     assert set(client.keys()) == before
     tasks.put(replace(FIRST, name="one"))
-    for name in ("two", "own", "shared"):  # one drafts from its own now: what it was counts no more
+    for name in ("two", "own", "shared"):  # only the newest version of "one" counts
         tasks.delete(name)
     assert tasks.names() == ["one"]
 
 
-def test_rows_ingested_during_a_deletion_are_removed(
-    client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_ingested_during_a_deletion_are_removed(client, tmp_path, monkeypatch) -> None:
     fill(client, "a", tmp_path)
     tasks, corpus = TaskStore(client), CorpusStore(client, "a")
     done = client.srem
@@ -227,9 +223,7 @@ def test_named_corpus_must_be_a_task_or_have_rows(client: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("step", ["unlink", "srem"])
-def test_interrupted_deletion_can_be_repeated(
-    client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_interrupted_deletion_can_be_repeated(client, tmp_path, monkeypatch, step) -> None:
     fill(client, "a", tmp_path)
     tasks = TaskStore(client)
     done = getattr(client, step)

@@ -1,17 +1,14 @@
 """Tests Redis behind TLS with a private certificate authority, as in managed services."""
 
-import select
 import shutil
-import socket
 import ssl
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from forwarder import Forwarder
 from support import refused
 from tasc_store import StoreUnreachable, TaskRecord, TaskStore, connect
 
@@ -42,38 +39,9 @@ def secured(certificates: Path, redis_url: str) -> Iterator[str]:
     """The URL of Redis behind a TLS proxy, because not every redis-server supports TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
-    port = int(redis_url.rpartition(":")[2].removesuffix("/0"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    threads: list[threading.Thread] = []
-
-    def begin(run: Callable[..., None], *args: socket.socket) -> None:
-        threads.append(threading.Thread(target=run, args=args))
-        threads[-1].start()
-
-    def serve(plain: socket.socket) -> None:
-        with (
-            suppress(OSError),
-            plain,
-            context.wrap_socket(plain, server_side=True) as taken,
-            socket.create_connection(("127.0.0.1", port)) as other,
-        ):
-            peers = {taken: other, other: taken}
-            while True:
-                for ready in select.select(list(peers), [], [])[0]:
-                    if not (data := ready.recv(65536)):
-                        return
-                    peers[ready].sendall(data)
-
-    def accept() -> None:
-        with listener, suppress(OSError):
-            while True:
-                begin(serve, listener.accept()[0])
-
-    begin(accept)
-    yield f"rediss://127.0.0.1:{listener.getsockname()[1]}/0"
-    listener.shutdown(socket.SHUT_RDWR)
-    for thread in threads:
-        thread.join()
+    forwarder = Forwarder(int(redis_url.rpartition(":")[2].removesuffix("/0")), context)
+    yield forwarder.url
+    forwarder.close()
 
 
 def test_url_names_a_private_certificate_authority(secured: str, certificates: Path) -> None:
@@ -83,9 +51,7 @@ def test_url_names_a_private_certificate_authority(secured: str, certificates: P
         assert TaskStore(client).get("tls").model == "m"
 
 
-def test_error_of_an_untrusted_certificate_names_the_setting(
-    secured: str, certificates: Path
-) -> None:
+def test_error_of_an_untrusted_certificate_names_the_setting(secured, certificates) -> None:
     with refused(StoreUnreachable, secured, "ssl_ca_certs"):
         connect(secured)
     with refused(StoreUnreachable, "ssl_ca_certs", "no-such.pem"):

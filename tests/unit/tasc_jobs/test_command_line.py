@@ -54,19 +54,19 @@ def options(command: str) -> dict[str, str]:
         "train-drafter",
     ],
 )
-def test_each_option_says_its_default_or_that_it_must_be_given(command):
-    said = options(command)
-    assert len(said) > 5
-    without = {n for n, t in said.items() if not re.search(r"\[default: .*\]|\[required\]", t)}
+def test_help_of_each_option_has_its_default_or_says_required(command):
+    shown = options(command)
+    assert len(shown) > 5
+    without = {n for n, t in shown.items() if not re.search(r"\[default: .*\]|\[required\]", t)}
     assert without == {"--help"}
 
 
-def test_create_shows_how_and_set_takes_what_it_takes_and_says_no_defaults():
-    said, created = options("task set"), options("task create")
+def test_task_set_takes_the_options_of_task_create():
+    shown, created = options("task set"), options("task create")
     assert " ".join(rows("task create")).count("tasc task create ") == 5
-    assert said.keys() - created.keys() == {"--unset"}
-    assert created.keys() - said.keys() == {"--replace", "--from"}
-    with_default = {name for name, text in said.items() if "[default: " in text}
+    assert shown.keys() - created.keys() == {"--unset"}
+    assert created.keys() - shown.keys() == {"--replace", "--from"}
+    with_default = {name for name, text in shown.items() if "[default: " in text}
     assert with_default == {"--redis-url", "--data-dir", "--json"}
 
 
@@ -75,21 +75,21 @@ def commands(of: click.Command) -> list[click.Command]:
     return [of, *(found for each in inner for found in commands(each))]
 
 
-def test_no_help_text_loses_what_stands_in_brackets():
+def test_help_texts_keep_their_brackets():
     texts = ((c.help, c.epilog, *(getattr(p, "help", "") for p in c.params)) for c in commands(APP))
-    said = [text for each in texts for text in each if text]
-    assert len(said) > 100
-    assert any("\\[" in text for text in said)
-    for text in said:
+    shown = [text for each in texts for text in each if text]
+    assert len(shown) > 100
+    assert any("\\[" in text for text in shown)
+    for text in shown:
         assert render(text).plain == text.replace("\\[", "[")
 
 
-def test_every_example_of_every_help_is_a_command_with_the_options_it_needs():
+def test_every_example_in_a_help_text_is_a_valid_command():
     tried = 0
     for each in commands(APP):
         for paragraph in (each.epilog or "").split("\n\n"):
-            said = " ".join(paragraph.replace("\\[", "[").split())
-            for example in re.findall(r"(?:^|: |; |\$\()(tasc [a-z][^;]*)", said):
+            shown = " ".join(paragraph.replace("\\[", "[").split())
+            for example in re.findall(r"(?:^|: |; |\$\()(tasc [a-z][^;]*)", shown):
                 command, (_, *words) = APP, shlex.split(example.partition(" > ")[0].rstrip(")"))
                 while inner := getattr(command, "commands", None):
                     command = inner[words.pop(0)]
@@ -125,7 +125,7 @@ def test_shells_complete_commands_and_options(words: str, completed: str) -> Non
     assert CliRunner().invoke(app, [], env=env, prog_name="tasc").output.split() == [completed]
 
 
-def test_a_command_without_its_task_says_how_to_make_one():
+def test_command_without_its_task_names_task_create():
     ran = CliRunner().invoke(app, ["build-index"], env={"COLUMNS": "200"})
     assert ran.exit_code == 2
     assert "missing argument 'task'" in ran.output.lower()
@@ -155,10 +155,10 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, None, 4, ["10.1.2.3"]),
     ],
 )
-def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
+def test_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
     monkeypatch, store, tmp_path, actors, given, cpus, hosts
 ):
-    started, told = list[int](), list[str]()
+    started, reported = list[int](), list[str]()
 
     @contextmanager
     def ray(num_cpus: int) -> Iterator[None]:
@@ -166,7 +166,7 @@ def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
         yield
 
     def port(*args: Any, host: str, **more: Any) -> AbstractContextManager[SimpleNamespace]:
-        told.append(host)
+        reported.append(host)
         return nullcontext(SimpleNamespace(target=host))
 
     idle = SimpleNamespace(run_waiting=lambda: None)
@@ -177,17 +177,17 @@ def test_a_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
     named = () if given is None else ("--metrics-host", given)
     assert not ended("worker", "--once", "--actors", actors, "--data-dir", tmp_path, *named)
     assert started == [cpus]
-    assert told[0] in hosts
+    assert reported[0] in hosts
 
 
-def test_a_name_that_is_no_address_is_refused(store: None, tmp_path: Path) -> None:
+def test_unresolvable_metrics_host_is_refused(store: None, tmp_path: Path) -> None:
     host = ("--metrics-host", "no.such.invalid")
     error = ended("worker", "--once", "--data-dir", tmp_path, *host)
     assert isinstance(error, UsageError)
     assert str(error).startswith("--metrics-host 'no.such.invalid'")
 
 
-def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(monkeypatch, store):
+def test_refresh_rounds_count_rows_since_the_last_verdict(monkeypatch, store):
     """The script is: nothing judged yet, a verdict, too few rows, another verdict."""
     rounds = [(100, 0), (300, 50), (400, 0), (600, 50), (700, 0)]
     left, judged = iter(rounds), []
@@ -207,7 +207,7 @@ def test_rounds_of_refresh_wait_for_rows_behind_the_last_verdict(monkeypatch, st
     assert judged == [0, 0, 300, 300, 600]
 
 
-def test_an_input_is_never_the_file_of_rejects_that_nobody_named(tmp_path: Path) -> None:
+def test_input_is_never_overwritten_by_the_default_reject_file(tmp_path: Path) -> None:
     source, output = tmp_path / "x.jsonl.rejected.jsonl", tmp_path / "x.jsonl"
     source.write_text('{"id": "a", "input": "hi"}\n')
     error = ended("generate", "t", "--input", source, "--output", output)
@@ -218,14 +218,14 @@ def test_an_input_is_never_the_file_of_rejects_that_nobody_named(tmp_path: Path)
     assert not output.exists()
 
 
-def test_the_line_that_a_service_prints_has_the_key_that_it_asks_for() -> None:
+def test_printed_usage_has_an_api_key_if_one_is_required() -> None:
     for keyed in (False, True):
         text = usage_of("http://host:1", "greet", "hi", keyed)
         lines = text.partition("\n\n")[2].partition("import ")[0]
         lines = lines if keyed else lines.partition("from ")[0]
         shell = "tasc() { echo secret; }; curl() { printf '%s\\n' \"$@\"; }\n" + lines
-        told = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
-        sent = told.stdout.splitlines()
+        reported = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+        sent = reported.stdout.splitlines()
         assert "http://host:1/v1/chat/completions" in sent
         assert ("Authorization: Bearer secret" in sent) == keyed
         assert json.loads(sent[-1])["model"] == "greet"

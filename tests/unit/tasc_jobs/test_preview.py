@@ -10,7 +10,7 @@ from tasc_jobs.preview import preview
 from tasc_text import TaskTokenizer
 
 
-def test_both_sides_fill_the_batch(folder: Path) -> None:
+def test_preview_fills_the_batch_on_both_sides(folder: Path) -> None:
     records: list[StepRecord] = []
     config = replace(SMALL, rows=40)
     engine = make_engine(folder, config, proposer=Silent(), on_step=records.append)
@@ -23,7 +23,7 @@ def test_both_sides_fill_the_batch(folder: Path) -> None:
         assert sum(record.row_steps for record in full) >= 2 * 4 * (total - 2 * config.rows)
 
 
-def test_no_draft_is_made_from_answers_without_drafts(folder: Path) -> None:
+def test_preview_does_not_learn_from_undrafted_answers(folder: Path) -> None:
     tokenizer = TaskTokenizer.from_folder(folder)
     prompts = [(5, 9, 1 + i) for i in range(6)]
     kept = []

@@ -109,7 +109,7 @@ def test_longest_common_subsequence_equals_the_textbook_algorithm(seed: int) -> 
     assert common_subsequence(one, other) == table[-1][-1]
 
 
-def test_each_kind_of_task_has_its_own_measures() -> None:
+def test_each_kind_of_task_has_its_metrics() -> None:
     truth = RIGHT
     for metrics, names in (
         ("massive", {"intent_accuracy", "slot_f1", "joint_accuracy"}),

@@ -78,7 +78,7 @@ def parquet(tmp_path, **columns):
     ],
 )
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_a_bad_line_is_named_and_the_lines_around_it_are_read(tmp_path, name, line, reason):
+def test_bad_line_is_named_and_the_lines_around_it_are_read(tmp_path, name, line, reason):
     path = write(tmp_path, GOOD, line, GOOD, name=name)
     first, bad, last = read(path)
     assert first == last == CorpusRow("r", "x", "y")
@@ -87,7 +87,7 @@ def test_a_bad_line_is_named_and_the_lines_around_it_are_read(tmp_path, name, li
     assert bad.text == line.decode(errors="replace")[:200]
 
 
-def test_a_line_over_the_bound_is_refused_and_not_held_in_memory(tmp_path):
+def test_line_over_the_limit_is_refused_and_not_held_in_memory(tmp_path):
     path = write(tmp_path, GOOD, b"x" * (len(GOOD) + 1), b"x" * 300_000, GOOD)
     good, longer, longest, last = read(path, max_row_bytes=len(GOOD))
     assert good == last == CorpusRow("r", "x", "y")
@@ -103,7 +103,7 @@ def test_a_line_over_the_bound_is_refused_and_not_held_in_memory(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_a_byte_order_mark_before_any_line_is_skipped(tmp_path, name):
+def test_byte_order_mark_before_any_line_is_skipped(tmp_path, name):
     # Also before a later line: `cat` joins files that have a mark each.
     path = write(tmp_path, BOM_UTF8 + GOOD, GOOD, BOM_UTF8 + GOOD, BOM_UTF8, name=name)
     check_file(path, ("input", "output"))
@@ -129,13 +129,13 @@ OTHER_KINDS = [
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-@pytest.mark.parametrize(("content", "said"), OTHER_KINDS, ids=range(len(OTHER_KINDS)))
-def test_a_file_of_another_kind_has_one_error_that_names_the_kind(tmp_path, name, content, said):
+@pytest.mark.parametrize(("content", "expected"), OTHER_KINDS, ids=range(len(OTHER_KINDS)))
+def test_file_of_another_format_has_one_error_that_names_it(tmp_path, name, content, expected):
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    with refused(FileError, str(path), said):
+    with refused(FileError, str(path), expected):
         check_file(path)
-    with refused(FileError, str(path), said):
+    with refused(FileError, str(path), expected):
         list(read_corpus([path], Fields()))
 
 
@@ -156,7 +156,7 @@ def test_rows_that_are_written_are_read_and_appear_whole_or_not_at_all(tmp_path,
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_wide_rows_are_written_a_few_at_once(tmp_path):
+def test_wide_rows_are_written_in_small_groups(tmp_path):
     wide = pa.array([b"x" * (16 << 20)])
     with row_writer(tmp_path / "rows.parquet", pa.schema([("wide", pa.binary())])) as write_row:
         for value in (wide, None, wide, wide, wide, wide):
@@ -165,7 +165,7 @@ def test_wide_rows_are_written_a_few_at_once(tmp_path):
     assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [5, 1]
 
 
-def test_keys_are_ids_else_file_hash_and_line_and_fields_go_by_the_names_given(tmp_path):
+def test_row_keys_are_ids_or_file_hash_and_line(tmp_path):
     anonymous = b'{"input": "", "output": "y"}'
     path = write(tmp_path, b'{"id": 7, "input": "", "output": "y"}', b"", anonymous, anonymous)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -177,13 +177,13 @@ def test_keys_are_ids_else_file_hash_and_line_and_fields_go_by_the_names_given(t
 
 
 @pytest.mark.parametrize(
-    ("damage", "least", "said"),
+    ("damage", "least", "expected"),
     [
         *((lambda content, cut=cut: content[:-cut], 1000, "") for cut in (1, 9, 1000)),
         (lambda content: content[:-6] + bytes([content[-6] ^ 1]) + content[-5:], 9000, "CRC"),
     ],
 )
-def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, damage, least, said):
+def test_damaged_gzip_gives_its_intact_lines_and_the_reason(tmp_path, damage, least, expected):
     lines = (b'{"input": "%d", "output": "y"}' % n for n in range(9000))
     path = write(tmp_path, *lines, name="r.jsonl.gz")
     path.write_bytes(damage(path.read_bytes()))
@@ -192,12 +192,12 @@ def test_a_damaged_gzip_gives_its_whole_lines_and_then_the_reason(tmp_path, dama
     assert [row.input for row in rows] == [str(n) for n in range(len(rows))]
     assert bad == BadRow(str(path), len(rows) + 1, bad.reason, "")
     assert bad.reason.startswith("damaged gzip, the rest is lost: ")
-    assert said in bad.reason
+    assert expected in bad.reason
     check_file(path)
 
 
 @pytest.mark.parametrize("cut", [1, 9])
-def test_a_short_gzip_that_is_damaged_at_its_end_gives_its_lines(tmp_path, cut):
+def test_truncated_small_gzip_gives_its_lines(tmp_path, cut):
     path = write(tmp_path, GOOD, name="r.jsonl.gz")
     path.write_bytes(path.read_bytes()[:-cut])
     row, bad = read_corpus_and_bad([path])
@@ -206,7 +206,7 @@ def test_a_short_gzip_that_is_damaged_at_its_end_gives_its_lines(tmp_path, cut):
 
 
 @given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=8))
-def test_no_bytes_at_all_stop_the_reading(tmp_path_factory, lines):
+def test_invalid_bytes_never_stop_reading(tmp_path_factory, lines):
     path = write(tmp_path_factory.mktemp("any"), *lines, GOOD)
     found = read(path)
     assert found[-1] == CorpusRow("r", "x", "y")
@@ -235,7 +235,7 @@ PARTS = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for tu
         ({"input": TURNS[:1], "output": TURNS[1:]}, "x", "y"),
     ],
 )
-def test_values_that_are_no_text_are_json_and_messages_are_a_row(tmp_path, row, input_, output):
+def test_other_values_become_json_and_messages_a_row(tmp_path, row, input_, output):
     path = write(tmp_path, json.dumps(row).encode())
     assert [(found.input, found.output) for found in read(path)] == [(input_, output)]
     path = parquet(tmp_path, **{name: [value] for name, value in row.items()})
@@ -264,13 +264,13 @@ def test_messages_of_a_table_are_not_read_where_it_has_both_fields(tmp_path):
     assert read(path, max_row_bytes=100) == [CorpusRow("r", "x", "y")]
 
 
-def test_each_kind_of_change_is_told_once_for_a_file(tmp_path, caplog):
+def test_each_kind_of_conversion_is_logged_once_per_file(tmp_path, caplog):
     system = {"role": "system", "content": "s"}
     rows = [{"input": "x", "output": 1}, {"messages": [system, *TURNS]}]
     path = write(tmp_path, *(json.dumps(row).encode() for row in rows * 3))
     assert len(read(path)) == 6
     as_json, left_out = caplog.messages
-    assert all(str(path) in said for said in caplog.messages)
+    assert all(str(path) in expected for expected in caplog.messages)
     assert "'output'" in as_json
     assert "--system-prompt" in left_out
 
@@ -312,7 +312,7 @@ def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
     assert [row.line for row in read(path) if "'input'" in row.reason] == [1, 2]
 
 
-def test_a_damaged_parquet_row_group_gives_a_reason_and_the_groups_around_it_are_read(tmp_path):
+def test_damaged_parquet_row_group_is_reported_and_others_are_read(tmp_path):
     path = tmp_path / "rows.parquet"
     table = pa.table({"input": ["x"] * 2500, "output": [f"{n:030d}" for n in range(2500)]})
     pq.write_table(table, path, row_group_size=1000, use_dictionary=False, compression="zstd")

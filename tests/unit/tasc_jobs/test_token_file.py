@@ -32,7 +32,7 @@ def rows_in_batches(draw):
 
 
 @given(case=rows_in_batches())
-def test_rows_are_read_in_their_order(case, tmp_path_factory):
+def test_token_file_returns_rows_in_order(case, tmp_path_factory):
     rows, batches = case
     folder = tmp_path_factory.mktemp("tokens")
     found = write(folder / "ids", rows, batches).tokens(len(rows))

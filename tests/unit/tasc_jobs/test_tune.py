@@ -67,7 +67,7 @@ def test_tune_chooses_the_greatest_expected_speed_up_and_counts_replays():
     # 1 + sqrt(k) + 1.9 over 1 + k / 20: 4.9 / 1.2, 5.7 / 1.4, 6.9 / 1.8, 8.6 / 2.6
     assert chosen.num_speculative_tokens == 8
     assert tuned.weights == ("final", chosen)
-    for node_cost, budget in ((0.0, 32), (0.5, 4)):  # dear tokens make small budgets
+    for node_cost, budget in ((0.0, 32), (0.5, 4)):  # expensive tokens lead to small budgets
         chosen = tune(MadeUp({}), BASE, by_node(node_cost)).chosen.settings
         assert chosen.num_speculative_tokens == budget
 
@@ -109,7 +109,7 @@ def test_one_of_two_equivalent_sources_is_kept():
     assert len({"corpus", "prompt"} & set(chosen.sources)) == 1
 
 
-def test_a_machines_costs_can_set_the_price():
+def test_measured_costs_set_the_price():
     curve = StepCurve(8, 64, (8, 40, 72), (0.01, 0.01, 0.10))
     tuned = tune(MadeUp({}), BASE, by_curve(curve, 0.0))
     assert tuned.chosen.settings.num_speculative_tokens == 4  # 8 rows of 1 + 4 tokens are free
@@ -118,7 +118,7 @@ def test_a_machines_costs_can_set_the_price():
     assert {trial.speed_up for trial in beyond} == {0.0}
 
 
-def test_the_report_shows_the_gain_of_each_source():
+def test_report_has_the_gain_of_each_source():
     page = tune_page("t", tune(MadeUp({"corpus": 1.0}), BASE, by_node(0.02)), (), ("so",))
     bars = page.plots[0]
     assert dict(bars.bars)["corpus"] == pytest.approx(1.0)
@@ -128,7 +128,7 @@ def test_the_report_shows_the_gain_of_each_source():
 
 
 @pytest.mark.parametrize("with_costs", [False, True])
-def test_the_price_names_its_origin(with_costs: bool):
+def test_price_names_its_origin(with_costs: bool):
     machine = {"model": "m", "device": "d", "dtype": "float32"}
     given = CostFile.model_validate(costs(cost(8, 8, 0.01))) if with_costs else None
     price = PriceOptions(0.035, 8, given)
@@ -241,7 +241,7 @@ def test_speed_ups_equal_those_computed_by_hand():
     assert speed_up(CURVE, replay(90, 10, 150)) is None
 
 
-def test_a_cost_file_gives_the_curve_at_the_nearest_context(tmp_path):
+def test_cost_file_gives_the_curve_at_the_nearest_context(tmp_path):
     path = tmp_path / "cost.json"
     measured = [cost(8, 88, 0.11), cost(8, 8, 0.01), cost(8, 24, 0.03)]
     far = [cost(8, 8, 1.0, 1024), cost(8, 88, 2.0, 1024), cost(1, 1, 0.5), cost(1, 9, 0.6)]
@@ -270,7 +270,7 @@ def test_a_cost_file_gives_the_curve_at_the_nearest_context(tmp_path):
         ("{", "JSON"),
     ],
 )
-def test_a_file_without_step_costs_is_refused(tmp_path, content, message):
+def test_file_without_step_costs_is_refused(tmp_path, content, message):
     path = tmp_path / "cost.json"
     with refused(FileError, "cost.json"):
         read_cost_file(path)

@@ -7,7 +7,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 ALARM = "intent: alarm_set, slot fills: {time: "
-SAID = {
+PRINTED = {
     "generate": [f"{ALARM}nine am, date: friday}}", "forward passes"],
     "stream": [f"{ALARM}two hours"],
     "guided_choice": ["friday: intent: alarm_set (", "jazz: intent: play_music ("],
@@ -16,16 +16,16 @@ SAID = {
 }
 
 
-def test_every_script_is_run_and_short() -> None:
+def test_every_example_is_tested_and_short() -> None:
     scripts = {path.stem: path.read_text().splitlines() for path in EXAMPLES.glob("*.py")}
-    assert scripts.keys() == SAID.keys()
+    assert scripts.keys() == PRINTED.keys()
     assert all(len(lines) <= 25 for lines in scripts.values())
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_a_script_does_what_it_says(name, tmp_path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("name", PRINTED)
+def test_example_prints_its_results(name, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / f"{name}.py"))
     out = capsys.readouterr().out
-    for said in SAID[name]:
-        assert said in out
+    for text in PRINTED[name]:
+        assert text in out

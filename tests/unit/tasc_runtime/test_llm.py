@@ -39,11 +39,6 @@ INPUTS = [f"{sentence} {number}" for number in range(3) for sentence in SENTENCE
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("llm"))
-
-
-@pytest.fixture(scope="module")
 def plain(folder: Path) -> LLM:
     return LLM(folder, template=TEMPLATE, max_tokens=24, **SIZES)
 
@@ -56,8 +51,8 @@ def expected(plain: LLM) -> list[str]:
 @pytest.fixture(scope="module")
 def pairs(expected: list[str]) -> list[tuple[str, str]]:
     """Returns the model's answers, and every third time another text, so some drafts fail."""
-    said = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
-    return list(zip(INPUTS, said, strict=True))
+    texts = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
+    return list(zip(INPUTS, texts, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +61,7 @@ def llm(folder: Path, pairs: Any, tmp_path_factory: pytest.TempPathFactory) -> L
     return LLM(folder, corpus=pairs, template=TEMPLATE, max_tokens=24, cache_dir=cache, **SIZES)
 
 
-def test_indexes_and_costs_are_kept_where_xdg_says(folder, pairs, tmp_path, monkeypatch) -> None:
+def test_indexes_and_costs_are_in_the_xdg_cache_folder(folder, pairs, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     LLM(folder, corpus=pairs, **{**SIZES, "cost_aware": True}, cost_seconds=0.01)
@@ -76,7 +71,7 @@ def test_indexes_and_costs_are_kept_where_xdg_says(folder, pairs, tmp_path, monk
     assert not (tmp_path / "home").exists()
 
 
-def test_a_corpus_speeds_up_and_changes_no_answer(llm: LLM, expected: list[str]) -> None:
+def test_corpus_saves_steps_and_changes_no_answer(llm: LLM, expected: list[str]) -> None:
     answers = llm.generate(INPUTS)
     assert [answer.text for answer in answers] == expected
     assert [answer.index for answer in answers] == list(range(len(INPUTS)))
@@ -92,13 +87,13 @@ def test_a_corpus_speeds_up_and_changes_no_answer(llm: LLM, expected: list[str])
     assert f"{summary.plain_steps / len(INPUTS):.2f}" in str(summary)
 
 
-def test_a_stream_is_the_answer_in_pieces(llm: LLM, expected: list[str]) -> None:
+def test_stream_yields_the_answer_in_pieces(llm: LLM, expected: list[str]) -> None:
     pieces = list(llm.stream(INPUTS[1]))
     assert len(pieces) > 1
     assert "".join(pieces) == expected[1]
 
 
-def test_one_call_at_a_time_and_a_closed_stream_frees_its_row(llm, expected: list[str]) -> None:
+def test_second_call_is_refused_until_the_stream_is_closed(llm, expected: list[str]) -> None:
     stream = llm.stream(INPUTS[0], ignore_eos=True)
     assert next(stream)
     with pytest.raises(RuntimeError):
@@ -107,11 +102,11 @@ def test_one_call_at_a_time_and_a_closed_stream_frees_its_row(llm, expected: lis
     assert llm.generate(INPUTS[0])[0].text == expected[0]
 
 
-def test_requests_that_others_gave_its_engine_are_no_answers_of_a_call(llm, expected) -> None:
+def test_other_requests_of_the_engine_are_not_returned(llm, expected) -> None:
     for ask in (llm.generate, llm.stream):
         llm.engine.submit(Request("a", (1, 2, 3), 1))
-        said = [piece if isinstance(piece, str) else piece.text for piece in ask(INPUTS[0])]
-        assert "".join(said) == expected[0]
+        texts = [piece if isinstance(piece, str) else piece.text for piece in ask(INPUTS[0])]
+        assert "".join(texts) == expected[0]
         assert not llm.engine.waiting + llm.engine.running
 
 
@@ -133,7 +128,7 @@ def test_every_kind_of_corpus_gives_the_same_index(folder: Path, pairs: Any, tmp
         assert len(list(cache.iterdir())) == n + 2
 
 
-def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path) -> None:
+def test_damaged_index_is_rebuilt(folder: Path, pairs: Any, tmp_path: Path) -> None:
     made = LLM(folder, corpus=pairs, template=TEMPLATE, cache_dir=tmp_path, **SIZES)
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-100])
@@ -141,7 +136,7 @@ def test_a_damaged_index_is_built_again(folder: Path, pairs: Any, tmp_path: Path
     assert again.generate(INPUTS[2])[0].drafted == made.generate(INPUTS[2])[0].drafted > 0
 
 
-def test_of_a_folder_only_old_indexes_are_removed(llm, folder, pairs: Any, tmp_path: Path) -> None:
+def test_only_old_indexes_are_removed_from_the_cache(llm, folder, pairs, tmp_path) -> None:
     llm.save(tmp_path)
     old = tmp_path / f"{'0' * 32}.tasc"
     old.touch()
@@ -152,7 +147,7 @@ def test_of_a_folder_only_old_indexes_are_removed(llm, folder, pairs: Any, tmp_p
     LLM.load(tmp_path)
 
 
-def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_invalid_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     pairs = (
         [("a", "b"), ("c", " ")],
         [("a", "b"), ("c", None)],
@@ -197,12 +192,12 @@ def test_what_is_no_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_opened_is_named(folder: Path, options: Any, kind: Any, named: str) -> None:
+def test_invalid_argument_is_named(folder: Path, options: Any, kind: Any, named: str) -> None:
     with refused(kind, named):
         LLM(**{"model": folder, **SIZES, **options})
 
 
-def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
     names = ("narrow", "deep", "shallow", "odd")
     narrow, deep, shallow, odd = (make_adapter(folder, tmp_path / name) for name in names)
     cut(narrow)
@@ -220,7 +215,7 @@ def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) ->
                 LLM(model, adapters={"a": adapter}, **SIZES)
 
 
-def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> None:
+def test_saved_folder_gives_the_same_answers_and_drafts(llm: LLM, tmp_path: Path) -> None:
     llm.save(tmp_path / "task")
     loaded = LLM.load(tmp_path / "task", rows=1)
     assert loaded.record == llm.record
@@ -229,21 +224,21 @@ def test_a_saved_folder_answers_and_drafts_alike(llm: LLM, tmp_path: Path) -> No
     assert found[0].accepted > 0
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_invalid_saved_folder_is_refused(tmp_path: Path) -> None:
     for content in ("", "[]", '{"format": 2}', '{"format": 1}', "[" * 200_000):
         (tmp_path / "llm.json").write_text(content)
         with refused(ServiceError, "llm.json"):
             LLM.load(tmp_path)
 
 
-def test_a_saved_task_whose_ranking_is_in_a_store_is_refused(llm: LLM, tmp_path: Path) -> None:
+def test_saved_task_that_needs_a_ranking_from_a_store_is_refused(llm: LLM, tmp_path: Path) -> None:
     record = replace(llm.record, neural=NeuralDrafting("drafter", vocabulary="ranked"))
     SavedTask(record, EngineSettings(), llm.index).write(tmp_path)
     with refused(ServiceError, str(tmp_path), "from_task"):
         LLM.load(tmp_path)
 
 
-def test_a_wrong_keyword_is_not_blamed_on_the_folder(llm: LLM, tmp_path: Path) -> None:
+def test_error_of_a_wrong_keyword_names_the_keyword(llm: LLM, tmp_path: Path) -> None:
     llm.save(tmp_path)
     with refused(ValueError, "rowz", "mean rows?"):
         LLM.load(tmp_path, rowz=3)
@@ -254,7 +249,7 @@ def test_a_wrong_keyword_is_not_blamed_on_the_folder(llm: LLM, tmp_path: Path) -
         LLM.load(tmp_path)
 
 
-def test_settings_that_it_drafts_by_are_saved(folder: Path, pairs: Any, tmp_path: Path) -> None:
+def test_draft_settings_in_use_are_saved(folder: Path, pairs: Any, tmp_path: Path) -> None:
     settings = DraftSettings(num_speculative_tokens=3)
     llm = LLM(folder, corpus=pairs, cache_dir=tmp_path / "cache", **SIZES)
     for index in (None, llm.index, replace(llm.index, settings=DraftSettings())):
@@ -266,7 +261,7 @@ def test_settings_that_it_drafts_by_are_saved(folder: Path, pairs: Any, tmp_path
     assert llm.record.draft == DraftSettings()
 
 
-def test_an_index_of_another_save_and_a_record_of_another_version_are_refused(llm, plain, tmp_path):
+def test_mismatched_index_and_unknown_record_fields_are_refused(llm, plain, tmp_path):
     llm.save(tmp_path / "task")
     plain.save(tmp_path / "other")
     index, other = (tmp_path / name / "index.tasc" for name in ("task", "other"))
@@ -291,7 +286,7 @@ def test_an_index_of_another_save_and_a_record_of_another_version_are_refused(ll
         LLM.load(tmp_path / "absent")
 
 
-def test_choices_differ_and_a_seed_repeats_them(plain: LLM) -> None:
+def test_choices_differ_and_repeat_with_the_seed(plain: LLM) -> None:
     asked = {"inputs": INPUTS[:2], "n": 3, "temperature": 1.5, "seed": 7}
     found, again = ([a.text for a in plain.generate(**asked)] for _ in range(2))
     assert len(found) == 6
@@ -299,7 +294,7 @@ def test_choices_differ_and_a_seed_repeats_them(plain: LLM) -> None:
     assert again == found
 
 
-def test_options_are_those_of_a_request(plain: LLM) -> None:
+def test_request_options_are_accepted(plain: LLM) -> None:
     labels = ["play music", "set an alarm"]
     (answer,) = plain.generate(INPUTS[0], guided_choice=labels, logprobs=1)
     assert answer.text in labels
@@ -315,7 +310,7 @@ def test_options_are_those_of_a_request(plain: LLM) -> None:
 
 
 @pytest.mark.parametrize("whose", ["call", "task", "chat"])
-def test_a_guide_is_read_and_tried_once_for_all_inputs(folder, plain, monkeypatch, whose) -> None:
+def test_guide_is_compiled_once_for_all_inputs(folder, plain, monkeypatch, whose) -> None:
     labels = ["play music", "set an alarm"]
     llm = LLM(folder, choices=labels, max_tokens=24, **SIZES) if whose == "task" else plain
     asked = {} if whose == "task" else {"guided_choice": labels}
@@ -330,7 +325,7 @@ def test_a_guide_is_read_and_tried_once_for_all_inputs(folder, plain, monkeypatc
     assert len({id(spec) for spec in specs}) == 1
 
 
-def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: list[str]) -> None:
+def test_any_iterable_of_texts_or_token_ids_is_accepted(plain, expected: list[str]) -> None:
     ids = [plain.tokenizer.encode_prompt(TEMPLATE.replace("{input}", i)) for i in INPUTS[:2]]
     arrays = [[kind(one) for one in ids] for kind in (np.array, torch.tensor)]
     texts = pa.array(INPUTS[:2]), pa.chunked_array([INPUTS[:2]]), pd.Series(INPUTS[:2])
@@ -350,14 +345,14 @@ def test_inputs_may_be_any_iterable_of_texts_or_of_token_ids(plain, expected: li
      ("a\ud800", "input 0"), (pd.DataFrame({"a": ["b"]}), "table"), (pd.DataFrame([[5]]), "table"),
      (pa.table({"a": ["b"]}), "table")],
 )  # fmt: skip
-def test_what_is_neither_text_nor_token_ids_is_named(plain: LLM, inputs: Any, named: str) -> None:
+def test_invalid_input_is_named(plain: LLM, inputs: Any, named: str) -> None:
     with refused(FieldError, named):
         plain.generate(inputs)
     with pytest.raises(FieldError):
         plain.stream(inputs)
 
 
-def test_it_drafts_from_another_index_without_what_was_answered(llm: LLM, expected: Any) -> None:
+def test_changed_index_drops_drafts_from_earlier_answers(llm: LLM, expected: Any) -> None:
     index = llm.index
     for other in (None, index):
         llm.draft_from(other)
@@ -370,7 +365,7 @@ def test_it_drafts_from_another_index_without_what_was_answered(llm: LLM, expect
         assert ("corpus" in runs[0].accepted_by_source) == (other is index)
 
 
-def test_what_it_cannot_draft_from_is_refused_and_changes_nothing(llm: LLM, expected: Any) -> None:
+def test_unsuitable_index_is_refused_and_changes_nothing(llm: LLM, expected: Any) -> None:
     index = llm.index
     of_another = DraftIndex.empty("0" * 32, index.vocab_size)
     for given, kind in (
@@ -384,7 +379,7 @@ def test_what_it_cannot_draft_from_is_refused_and_changes_nothing(llm: LLM, expe
     assert [answer.text for answer in llm.generate(INPUTS)] == expected
 
 
-def test_an_error_in_mid_call_leaves_it_whole(llm, expected, monkeypatch) -> None:
+def test_next_call_works_after_an_error(llm, expected, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         failing_where(
             patch, llm.tokenizer, "decode", OSError("the disk is gone"), lambda n, *_: n == 5
@@ -394,7 +389,7 @@ def test_an_error_in_mid_call_leaves_it_whole(llm, expected, monkeypatch) -> Non
     assert [answer.text for answer in llm.generate(INPUTS)] == expected
 
 
-def test_the_last_tokens_of_a_prompt_are_those_that_count(plain: LLM) -> None:
+def test_truncation_keeps_the_last_tokens_of_a_prompt(plain: LLM) -> None:
     ids = list(range(3, 123))
     for most, kept in ((5, ids[-5:]), (-1, ids[-104:]), (500, ids), (0, ids)):
         (found,) = plain.generate(ids, truncate_prompt_tokens=most)
@@ -403,7 +398,7 @@ def test_the_last_tokens_of_a_prompt_are_those_that_count(plain: LLM) -> None:
 
 
 @pytest.mark.parametrize("where", ["call", "task"])
-def test_a_stop_string_that_is_a_special_or_an_added_token_ends_an_answer(folder, tmp_path, where):
+def test_stop_string_that_is_a_token_ends_an_answer(folder, tmp_path, where):
     other = Path(shutil.copytree(folder, tmp_path / "model"))
     tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
     spare = [tokenizer.id_to_token(300), tokenizer.id_to_token(301)]
@@ -426,12 +421,12 @@ def test_a_stop_string_that_is_a_special_or_an_added_token_ends_an_answer(folder
         with refused(FieldError, "special", "stop_token_ids", field="stop"):
             if where == "call":
                 answer(0, ["x", stop])
-            else:  # at once, not with the first call
+            else:  # it fails at once and not at the first call
                 LLM(other, template=TEMPLATE, stop=["x", stop], **SIZES)
 
 
 @pytest.mark.parametrize(("named", "ends"), [(True, [5, 0]), (True, 5), (False, [5, 0])])
-def test_the_end_that_the_model_writes_ends_guided_answers_too(folder, tmp_path, named, ends):
+def test_every_end_of_sequence_of_the_model_ends_guided_answers(folder, tmp_path, named, ends):
     """A settings file may list several ends, or an end that the model does not write."""
     other = Path(shutil.copytree(folder, tmp_path / "model"))
     (other / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
@@ -471,12 +466,12 @@ def test_the_end_that_the_model_writes_ends_guided_answers_too(folder, tmp_path,
         ({"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     ],
 )
-def test_a_bad_option_is_named(options: dict[str, Any], field: str, named: str, plain: LLM) -> None:
+def test_invalid_option_is_named(options, field, named, plain) -> None:
     with refused(FieldError, named, field=field):
         plain.generate("a", **options)
 
 
-def test_a_bad_input_is_named_and_nothing_is_answered(plain: LLM) -> None:
+def test_invalid_input_of_a_list_is_named_and_nothing_is_answered(plain: LLM) -> None:
     before = plain.summary().answers
     for inputs in ([INPUTS[0], "word " * 200], [[1, 2], []]):
         with refused(FieldError, "input 1"):
@@ -484,7 +479,7 @@ def test_a_bad_input_is_named_and_nothing_is_answered(plain: LLM) -> None:
     assert plain.summary().answers == before
 
 
-def test_ctrl_c_gives_what_was_answered_and_leaves_it_whole(plain, expected, capsys) -> None:
+def test_ctrl_c_returns_the_finished_answers(plain, expected, capsys) -> None:
     before = plain.summary().answers
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of xdist ignore it
 

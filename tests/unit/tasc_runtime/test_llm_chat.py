@@ -71,7 +71,7 @@ def test_conversations_are_answered_as_transformers_answers_them(chats: Chats, b
     assert bare.chat([]) == []
 
 
-def test_special_tokens_stand_before_a_prompt_once_and_as_asked(chats: Chats, bare: LLM) -> None:
+def test_special_tokens_are_added_once_and_as_requested(chats: Chats, bare: LLM) -> None:
     plain = LLM(chats.folder, template="say {input}", max_tokens=1, **SIZES)
     rows = EngineSettings(rows=2, max_model_len=256, cost_aware=False)
     builder, bos = EngineBuilder(plain.record, 1, rows), chats.theirs.bos_token
@@ -103,15 +103,15 @@ def test_special_tokens_stand_before_a_prompt_once_and_as_asked(chats: Chats, ba
         assert (whole, without) == (added, added - own)
 
 
-def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(chats, tmp_path) -> None:
+def test_rows_with_system_prompt_and_examples_equal_transformers(chats, tmp_path) -> None:
     before = [{"role": "system", "content": SYSTEM}]
     for asked, answered in SHOTS:
         before += [user(asked), {"role": "assistant", "content": answered}]
     expected = [chats.says([*before, user(text)]) for text in tiny.SENTENCES]
-    said = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
+    outputs = [text[::-1] if n % 3 == 0 else text for n, text in enumerate(expected)]
     llm = LLM(
         chats.folder, chat_template="auto", system_prompt=SYSTEM, few_shot=SHOTS, max_tokens=24,
-        corpus=list(zip(tiny.SENTENCES, said, strict=True)), cache_dir=tmp_path, **SIZES,
+        corpus=list(zip(tiny.SENTENCES, outputs, strict=True)), cache_dir=tmp_path, **SIZES,
     )  # fmt: skip
     found = llm.generate(tiny.SENTENCES)
     assert [answer.text for answer in found] == expected
@@ -123,7 +123,7 @@ def test_rows_with_a_system_prompt_and_examples_are_drafted_and_the_same(chats, 
     assert again.chat([user(tiny.SENTENCES[1])])[0].text == expected[1]
 
 
-def test_examples_come_from_a_file_or_objects_too(chats: Chats, tmp_path: Path) -> None:
+def test_examples_are_read_from_files_and_objects(chats: Chats, tmp_path: Path) -> None:
     rows = [{"input": asked, "output": answered} for asked, answered in SHOTS]
     (tmp_path / "shots.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for given in (str(tmp_path / "shots.jsonl"), tmp_path / "shots.jsonl", rows, SHOTS):
@@ -135,7 +135,7 @@ def test_examples_come_from_a_file_or_objects_too(chats: Chats, tmp_path: Path) 
             LLM(chats.folder, chat_template="auto", few_shot=wrong, **SIZES)
 
 
-def test_a_fine_tuned_model_is_asked_as_in_its_training(chats: Chats, tmp_path: Path) -> None:
+def test_fine_tuned_model_uses_the_prompt_of_its_training(chats: Chats, tmp_path: Path) -> None:
     model = shutil.copytree(chats.folder, tmp_path / "model")
     trained = replace(chat_template(model), system=SYSTEM, shots=tuple(SHOTS))
     keep_prompt(model, trained)
@@ -152,7 +152,7 @@ def test_a_fine_tuned_model_is_asked_as_in_its_training(chats: Chats, tmp_path: 
     assert (found.template, found.chat) == ("{input}", chat_template(model))
 
 
-def test_a_prompt_in_a_repository_of_the_hub_is_passed_over(chats, tmp_path, monkeypatch) -> None:
+def test_prompt_in_a_hub_repository_is_ignored(chats, tmp_path, monkeypatch) -> None:
     """Like `tasc task create`, this does not need a model that was trained here."""
     repository, commit = tmp_path / "models--team--tiny", "a" * 40
     snapshot = Path(shutil.copytree(chats.folder, repository / "snapshots" / commit))
@@ -165,14 +165,13 @@ def test_a_prompt_in_a_repository_of_the_hub_is_passed_over(chats, tmp_path, mon
     assert LLM(snapshot, **SIZES).record.template == "say {input}"
 
 
-def test_what_cannot_be_asked_is_named(chats: Chats, bare: LLM) -> None:
+def test_invalid_conversation_or_option_is_named(chats: Chats, bare: LLM) -> None:
     for messages in ([{"role": "tool", "content": "a"}], [{"role": "user"}], [user("a"), "b"]):
         with pytest.raises(FieldError):
             bare.chat(messages)
     whole = [user("a")]
     for several, named in [
-        (None, "messages is None"), ("hi", "messages is 'hi'"), (user("a"), "messages is {'role'"),
-        ([5], "conversation 0 is 5"), ([whole, user("a")], "conversation 1 is {'role'"),
+        (None, "messages is None"), ([5], "conversation 0 is 5"),
         ([whole, [{"role": "usr", "content": "a"}]], "conversation 1: messages.0.role is 'usr'"),
     ]:  # fmt: skip
         with refused(FieldError, named, field="messages"):

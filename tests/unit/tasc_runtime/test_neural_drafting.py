@@ -86,7 +86,7 @@ class Loaded:
 
 
 @pytest.mark.parametrize("kind", ["independent", "eagle"])
-def test_what_a_drafter_takes_of_memory_is_said_once(tmp_path: Path, kind: Kind, caplog) -> None:
+def test_memory_of_a_drafter_is_logged_once(tmp_path: Path, kind: Kind, caplog) -> None:
     with caplog.at_level(logging.INFO, "tasc_runtime.engine.drafters"):
         loaded = Loaded(tmp_path, kind)
     config, weights = loaded.config, loaded.weights
@@ -97,14 +97,14 @@ def test_what_a_drafter_takes_of_memory_is_said_once(tmp_path: Path, kind: Kind,
         assert loaded.joint is not None
         weights += loaded.joint.numel() - loaded.ends
         cache += ROWS * LENGTH * config.hidden_size
-    (said,) = [r for r in caplog.records if "MiB" in r.getMessage()]
-    assert f"{kind} takes {8 * weights / MIB:.1f} MiB for its weights," in said.getMessage()
-    assert f" {8 * cache / MIB:.1f} MiB for the cache of 2 rows and" in said.getMessage()
-    assert " 0.0 MiB for the vocabulary" in said.getMessage()  # the head is the target's own
+    (message,) = [r for r in caplog.records if "MiB" in r.getMessage()]
+    assert f"{kind} takes {8 * weights / MIB:.1f} MiB for its weights," in message.getMessage()
+    assert f" {8 * cache / MIB:.1f} MiB for the cache of 2 rows and" in message.getMessage()
+    assert " 0.0 MiB for the vocabulary" in message.getMessage()  # the head is the target's own
     assert loaded.inside().cache_bytes == 8 * cache
 
 
-def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) -> None:
+def test_hybrid_rows_have_room_for_the_drafters_tree(tmp_path: Path) -> None:
     loaded, nodes = Loaded(tmp_path, "eagle"), 20
     neural = NeuralDrafting(str(tmp_path / "eagle"), "hybrid", nodes=nodes)
     record = dataclasses.replace(
@@ -115,18 +115,18 @@ def test_beside_n_grams_each_row_has_room_for_a_drafters_tree(tmp_path: Path) ->
     rows = np.arange(ROWS, dtype=np.int32)
     for row in rows:
         proposer.start(int(row), np.arange(1, PROMPT + 1, dtype=np.int32))
-    told = nodes * ROWS
+    total = nodes * ROWS
     tokens = np.tile(np.arange(1, nodes + 1, dtype=np.int32), ROWS)
     external = Drafts(
-        tokens, np.full(told, -1, np.int32), np.ones(told, np.int16),
+        tokens, np.full(total, -1, np.int32), np.ones(total, np.int16),
         np.arange(ROWS + 1, dtype=np.int32) * nodes,
-        np.full(told, -math.log(nodes + 1), np.float32), np.full(told, NEURAL, np.int8),
+        np.full(total, -math.log(nodes + 1), np.float32), np.full(total, NEURAL, np.int8),
     )  # fmt: skip
     drafts = proposer.propose(rows, np.full(ROWS, nodes, np.int32), None, external)
     assert np.diff(drafts.offsets).tolist() == [nodes] * ROWS
 
 
-def test_a_head_of_another_size_than_its_target_is_refused(tmp_path: Path) -> None:
+def test_head_of_another_size_than_its_target_is_refused(tmp_path: Path) -> None:
     loaded, folder = Loaded(tmp_path, "eagle"), tmp_path / "eagle"
     weights = load_file(folder / WEIGHTS)
     save_file({**weights, JOINT: weights[JOINT][:, 1:].contiguous()}, folder / WEIGHTS)
@@ -143,7 +143,7 @@ def tensor_bytes() -> int:
 
 
 @pytest.mark.parametrize("kind", ["independent", "eagle"])
-def test_a_drafter_that_is_off_leaves_nothing_in_memory(tmp_path: Path, kind: Kind) -> None:
+def test_switched_off_drafter_frees_its_memory(tmp_path: Path, kind: Kind) -> None:
     loaded, registry = Loaded(tmp_path, kind, limit_s=1e-9), CollectorRegistry()
     ngram = make_proposer(loaded.tokenizer, DraftSettings(), CONFIG)
     drafter = loaded.drafter

@@ -31,7 +31,7 @@ def test_handles_have_the_options_that_are_set() -> None:
     assert isinstance(DeploymentHandle.is_initialized, property)
 
 
-def test_a_local_ray_has_the_parts_that_are_replaced() -> None:
+def test_local_ray_has_the_parts_that_are_replaced() -> None:
     before = ray_constants.ENABLE_RAY_CLUSTER, worker.print_to_stdstream
     with ray_private.loopback_only() as variables, ray_private.messages_to_stderr():
         assert services.get_node_ip_address() == "127.0.0.1"

@@ -38,21 +38,21 @@ def target_of(source: ModelSource, rows: int) -> Target:
     return Target.load(source, EngineConfig(rows=rows, max_model_len=64))
 
 
-def test_each_kind_of_engine_is_measured_once(tmp_path, source, measured) -> None:
-    found, said = [], list[str]()
+def test_costs_of_each_kind_of_engine_are_measured_once(tmp_path, source, measured) -> None:
+    found, messages = [], list[str]()
     for rows in (1, 2, 2, 1):
         target = target_of(source, rows)
-        found.append(step_costs(target, source, tmp_path / "costs", said.append)[0])
+        found.append(step_costs(target, source, tmp_path / "costs", messages.append)[0])
     assert measured == [1, 2]
     assert found[1] == found[2]
     assert found[0] == found[3] != found[1]
     files = {str(path) for path in (tmp_path / "costs").glob("*.json")}
     assert len(files) == 2
-    assert {text.split(" read ")[1] for text in said} == files, "said of each that was measured"
-    assert len(said) == 2
+    assert {text.split(" read ")[1] for text in messages} == files
+    assert len(messages) == 2
 
 
-def test_another_number_of_threads_is_measured_again(tmp_path, source, measured) -> None:
+def test_costs_are_measured_for_each_number_of_threads(tmp_path, source, measured) -> None:
     target, before = target_of(source, 1), torch.get_num_threads()
     try:
         for threads in (1, 2, 1):
@@ -64,7 +64,7 @@ def test_another_number_of_threads_is_measured_again(tmp_path, source, measured)
     assert measured == [1, 1]
 
 
-def test_corrected_costs_are_what_the_next_start_reads(tmp_path, source, measured) -> None:
+def test_corrected_costs_are_read_at_the_next_start(tmp_path, source, measured) -> None:
     target = target_of(source, 1)
     costs, keep = step_costs(target, source, tmp_path / "costs")
     slower = tuple(replace(c, seconds=2 * c.seconds) for c in costs.costs)
@@ -74,13 +74,13 @@ def test_corrected_costs_are_what_the_next_start_reads(tmp_path, source, measure
     assert measured == [1]
 
 
-def test_who_waits_for_another_measurement_says_so_once(tmp_path, source, monkeypatch, measured):
+def test_wait_for_another_measurement_is_reported_once(tmp_path, source, monkeypatch, measured):
     monkeypatch.setattr(module, "WAIT_S", 0.4)
     monkeypatch.setattr(module, "PATIENCE_S", 0.1)
-    target, said = target_of(source, 1), list[str]()
+    target, messages = target_of(source, 1), list[str]()
     with (tmp_path / "measuring.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        step_costs(target, source, tmp_path, said.append)
-    step_costs(target, source, tmp_path, said.append)
-    assert (len(said), measured) == (2, [1])
-    assert said[0].startswith("waiting: another process measures step costs on ")
+        step_costs(target, source, tmp_path, messages.append)
+    step_costs(target, source, tmp_path, messages.append)
+    assert (len(messages), measured) == (2, [1])
+    assert messages[0].startswith("waiting: another process measures step costs on ")

@@ -14,19 +14,12 @@ from tasc_text import TaskTokenizer
 TEXTS = st.text(st.sampled_from("ab é東🙂\n."), max_size=12)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    tiny.make_tokenizer(folder)
-    return TaskTokenizer.from_folder(folder)
-
-
 def logprobs(ids, top=()):
     return [TokenLogprob(i, -float(i), top) for i in ids]
 
 
 @given(text=TEXTS, cut=st.integers(0, 12))
-def test_bytes_make_the_text_and_offsets_are_the_characters_in_front(tokenizer, text, cut):
+def test_token_bytes_form_the_text_and_offsets_count_characters(tokenizer, text, cut):
     """Token texts from two calls equal those from one."""
     (ids,) = tokenizer.encode_outputs([text])
     found = TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ids))
@@ -39,7 +32,7 @@ def test_bytes_make_the_text_and_offsets_are_the_characters_in_front(tokenizer, 
         front += token.utf8
 
 
-def test_a_character_that_is_never_whole_is_counted_before_what_follows(tokenizer):
+def test_incomplete_character_counts_as_one(tokenizer):
     cut = tokenizer.encode_outputs(["é"])[0][0]
     assert tokenizer.token_bytes(cut) == "é".encode()[:1]
     whole = tokenizer.encode_outputs(["a"])[0][0]
@@ -50,7 +43,7 @@ def test_a_character_that_is_never_whole_is_counted_before_what_follows(tokenize
     assert [text[offset] == "a" for offset in offsets] == [i == whole for i in ids]
 
 
-def test_the_end_is_left_out_where_it_ends_and_told_where_it_does_not(tokenizer):
+def test_end_of_sequence_is_omitted_only_if_it_ends_the_answer(tokenizer):
     (ids,) = tokenizer.encode_outputs(["ab"])
     ended = [*ids, tokenizer.eos_id]
     assert len(TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ended))) == len(ids)
@@ -59,7 +52,7 @@ def test_the_end_is_left_out_where_it_ends_and_told_where_it_does_not(tokenizer)
     assert end.offset == behind.offset == 2, "it has no text in the answer"
 
 
-def test_a_blank_that_the_answer_does_not_begin_with_is_not_counted(tmp_path):
+def test_dropped_leading_blank_is_not_counted(tmp_path):
     pieces = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "</s>": 2}, unk_token="</s>"))
     pieces.decoder = decoders.Metaspace()
     pieces.save(str(tmp_path / "tokenizer.json"))
@@ -90,17 +83,19 @@ def echoed(tokenizer, prompt, answer, *, stream=False, committed=0):
     call = Request("1", prompt, echo=True, logprobs=0, committed_ids=given)
     request = replace(call, prompt=ids, max_tokens=9, stream=stream)
     texts = AnswerTexts(tokenizer, call, request)
-    told = [*(() if given else logprobs(ids[1:])), *logprobs(answer[committed:])]
+    scored = [*(() if given else logprobs(ids[1:])), *logprobs(answer[committed:])]
     result = GenerationResult(
         *("1", answer, tokenizer.decode(answer), "stop", len(ids), Timings(0, 0, 0)),
-        logprobs=tuple(told),
+        logprobs=tuple(scored),
     )
     if not stream:
         return [texts.output(Output("1", answer[-1:], result.text, result), None)]
     found, sent = [], len(tokenizer.decode(given))
     for n in range(committed + 1, len(answer) + 1):
         text, last = tokenizer.decode(answer[:n])[sent:], n == len(answer)
-        new, told = (told, []) if last else (told[: -(len(answer) - n)], told[-(len(answer) - n) :])
+        new, scored = (
+            (scored, []) if last else (scored[: -(len(answer) - n)], scored[-(len(answer) - n) :])
+        )
         made = Output("1", answer[n - 1 : n], text, result if last else None, tuple(new))
         found.append(texts.output(made, None))
         sent += len(text)
@@ -123,7 +118,9 @@ ECHOED = {
 @pytest.mark.parametrize("answer", [(2, 3, 5), (6, 2, 3, 5)], ids=["", "marker first"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("prompt", "text", "offsets"), ECHOED.values(), ids=ECHOED)
-def test_behind_a_prompt_an_answer_keeps_its_blank(pieces, prompt, text, offsets, stream, answer):
+def test_answer_after_an_echoed_prompt_keeps_its_blank(
+    pieces, prompt, text, offsets, stream, answer
+):
     offsets = [*offsets[:-3], *offsets[-3:-2] * (len(answer) - 3), *offsets[-3:]]
     found = echoed(pieces, prompt, answer, stream=stream)
     assert "".join(output.text for output in found) == text
@@ -138,7 +135,7 @@ def test_behind_a_prompt_an_answer_keeps_its_blank(pieces, prompt, text, offsets
         assert ends == offsets[len(offsets) - len(answer) + committed :]
 
 
-def test_the_likeliest_come_with_their_bytes_in_their_order(tokenizer):
+def test_likeliest_tokens_have_their_bytes_in_order(tokenizer):
     (ids,) = tokenizer.encode_outputs(["é"])
     top = ((ids[0], -0.1), (tokenizer.eos_id, -3.0), (tokenizer.vocab_size + 5, -9.0))
     (found,) = TokenTexts(tokenizer, ()).of(logprobs(ids[:1], top))

@@ -1,4 +1,4 @@
-"""A tiny model, and a real Redis server behind files and batches, emptied for each test."""
+"""A real Redis server behind files and batches, emptied for each test."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,21 +10,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from storage_service import StorageService
 
-import tiny
 from support import free_port
 from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
-from tasc_text import TaskTokenizer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model."""
-    return tiny.make_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> TaskTokenizer:
-    return TaskTokenizer.from_folder(folder)
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +33,11 @@ def make_service(client: redis.Redis, tmp_path: Path) -> Callable[..., StorageSe
     for name in ("greet", "other"):
         TaskStore(client).put(TaskRecord(name, "m", "f" * 32, "{input}"))
     return partial(StorageService, client, tmp_path / "files")
+
+
+@pytest.fixture
+def service(make_service) -> StorageService:
+    return make_service()
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from tasc_store.batches.files import StoredFile
 FORM = {"purpose": "batch"}
 
 
-def line(i: int = 0, model: str = "greet", **said: object) -> str:
+def line(i: int = 0, model: str = "greet", **fields: object) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": f"hi {i}"}]}
     request = {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions"}
-    return json.dumps({**request, "body": body, **said}) + "\n"
+    return json.dumps({**request, "body": body, **fields}) + "\n"
 
 
 def raw_form(**request: object) -> tuple[bytes, dict[str, str]]:
@@ -57,10 +57,10 @@ class StorageService(Service):
         assert response.status_code == 200, response.text
         return self.storage.files.get(response.json()["id"])
 
-    def create(self, file: StoredFile, **said: object) -> httpx.Response:
+    def create(self, file: StoredFile, **fields: object) -> httpx.Response:
         body = {
             "input_file_id": file.id,
             "endpoint": "/v1/chat/completions",
             "completion_window": "24h",
         }
-        return self.ask("POST", "/v1/batches", json={**body, **said})
+        return self.ask("POST", "/v1/batches", json={**body, **fields})

@@ -52,6 +52,9 @@ class Gated(Service):
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         return self.ask("POST", path, json=GOOD[path] | fields, headers=headers)
 
+    def get(self, path: str) -> httpx.Response:
+        return self.ask("GET", path, headers={"Authorization": f"Bearer {SECRET}"})
+
     def limited(self, what: str) -> float | None:
         labels = {"task": TASK, "limit": what}
         return self.registry.get_sample_value("tasc_rate_limited_total", labels)
@@ -63,9 +66,7 @@ class Gated(Service):
     ("key", "secret"),
     [(KEY, None), (KEY, OTHER), (KEY, "none"), (replace(KEY, revoked=True), SECRET)],
 )
-def test_without_an_open_key_nothing_is_answered(
-    path: str, stream: bool, key: ApiKey, secret: str | None
-) -> None:
+def test_request_without_a_valid_key_is_refused(path, stream, key, secret) -> None:
     service = Gated(key)
     response = service.post(path, secret, stream=stream)
     error = error_of(response, 401)
@@ -76,60 +77,57 @@ def test_without_an_open_key_nothing_is_answered(
     assert service.counted("-", 401) == 1
 
 
-def test_a_body_is_not_read_before_its_sender_is_known() -> None:
+def test_body_is_not_parsed_before_the_key_is_checked() -> None:
     response = Gated(KEY).ask("POST", COMPLETIONS, content=b"{" * 10_000_000)
     error_of(response, 401)
 
 
 @pytest.mark.parametrize("path", OPEN)
-def test_what_machines_ask_for_needs_no_key(path: str) -> None:
+def test_health_and_metrics_endpoints_need_no_key(path: str) -> None:
     assert Gated(KEY).ask("GET", path).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{TASK}"])
-def test_models_are_told_to_keys_only(path: str) -> None:
+def test_model_list_requires_a_key(path: str) -> None:
     service = Gated(KEY)
     error_of(service.ask("GET", path), 401)
-    headers = {"Authorization": f"Bearer {SECRET}"}
-    assert service.ask("GET", path, headers=headers).status_code == 200
+    assert service.get(path).status_code == 200
 
 
-def test_a_key_of_other_tasks_neither_uses_nor_sees_this_one() -> None:
+def test_key_of_other_tasks_can_neither_use_nor_see_this_one() -> None:
     service = Gated(replace(KEY, tasks=("theirs", "too")))
-    headers = {"Authorization": f"Bearer {SECRET}"}
     for model in (TASK, "no such task"):
         error = error_of(service.post(model=model), 403)
         assert (error["code"], error["param"]) == ("model_not_allowed", "model")
         assert error["message"].endswith("it may use theirs, too")
-        error_of(service.ask("GET", f"/v1/models/{model}", headers=headers), 403)
-    assert service.ask("GET", "/v1/models", headers=headers).json()["data"] == []
+        error_of(service.get(f"/v1/models/{model}"), 403)
+    assert service.get("/v1/models").json()["data"] == []
     not_served = error_of(service.post(model="theirs"), 404)
     assert TASK not in not_served["message"]
 
 
 @pytest.mark.parametrize("key", [KEY, replace(KEY, tasks=(TASK,))])
-def test_a_key_of_this_task_uses_and_sees_it(key: ApiKey) -> None:
+def test_key_of_this_task_can_use_and_see_it(key: ApiKey) -> None:
     service = Gated(key)
     asked = [service.post(path, stream=stream) for path in GOOD for stream in (False, True)]
     assert {response.status_code for response in asked} == {200}
-    headers = {"Authorization": f"Bearer {SECRET}"}
-    (model,) = service.ask("GET", "/v1/models", headers=headers).json()["data"]
+    (model,) = service.get("/v1/models").json()["data"]
     assert model["id"] == TASK
 
 
-def test_where_no_key_is_asked_for_none_is_looked_at() -> None:
+def test_keys_are_ignored_if_the_service_requires_none() -> None:
     service = Gated(KEY, required=False, away=True)
     assert {service.post(secret=s).status_code for s in (None, SECRET, OTHER)} == {200}
 
 
-def test_while_nobody_can_say_whose_a_key_is_it_is_to_try_again() -> None:
+def test_unavailable_key_store_is_503_with_retry_after() -> None:
     response = Gated(KEY, away=True).post()
     error_of(response, 503)
     assert response.headers["Retry-After"] == "1"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_keys_requests_are_limited_and_it_is_told_how(stream: bool) -> None:
+def test_requests_of_a_key_are_limited_and_headers_say_how(stream: bool) -> None:
     service = Gated(replace(KEY, requests_per_minute=2))
     left = [service.post(stream=stream) for _ in range(3)]
     assert [r.status_code for r in left] == [200, 200, 429]
@@ -152,7 +150,7 @@ def test_each_prompt_of_a_list_counts_as_a_request(stream: bool) -> None:
     assert len(service.backend.calls) == 2 * (4 + 2)
 
 
-def test_a_list_that_is_too_long_costs_no_more_than_the_longest() -> None:
+def test_too_long_prompt_list_costs_as_much_as_the_longest_valid_one() -> None:
     service = Gated(replace(KEY, requests_per_minute=600))
     response = service.post(prompt=["hi"] * 10_000)
     error_of(response, 400)
@@ -160,7 +158,7 @@ def test_a_list_that_is_too_long_costs_no_more_than_the_longest() -> None:
     assert left["x-ratelimit-remaining-requests"] == str(600 - 256 - 1)
 
 
-def test_a_tasks_requests_are_limited_for_all() -> None:
+def test_requests_of_a_task_are_limited_for_all_clients() -> None:
     service = Gated(KEY, limit=0.25, required=False)
     assert [service.post(secret=None).status_code for _ in range(3)] == [200, 429, 429]
     assert service.post().headers["Retry-After"] == "4"
@@ -184,17 +182,16 @@ def test_tokens_of_an_answer_that_its_client_left_are_counted() -> None:
     assert left["x-ratelimit-remaining-tokens"] == "58"
 
 
-def test_a_failed_request_has_taken_its_place() -> None:
+def test_failed_request_counts_against_the_limit() -> None:
     service = Gated(replace(KEY, requests_per_minute=1))
     error_of(service.post(max_tokens=10**6), 400)
     error_of(service.post(), 429)
 
 
-def test_a_router_of_its_own_can_ask_for_keys_too() -> None:
+def test_additional_router_can_require_keys() -> None:
     service = Gated(KEY)
     router = APIRouter(dependencies=[Depends(service.access.key_of)])
     router.get("/v1/things")(lambda: {"things": []})
     service.app.include_router(router)
     error_of(service.ask("GET", "/v1/things"), 401)
-    headers = {"Authorization": f"Bearer {SECRET}"}
-    assert service.ask("GET", "/v1/things", headers=headers).json() == {"things": []}
+    assert service.get("/v1/things").json() == {"things": []}

@@ -117,7 +117,7 @@ def raising(error):
         (CHOOSING, None, "the guide of ('a', 'b')"),
     ],
 )
-def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
+def test_valid_call_becomes_a_request_with_its_guide(record, asked, guide):
     one = call(asked, max_tokens=7)
     expected = request(one, guide=guide_for(one, record))
     assert admitted([one], worker_of(record=record)) == [(expected, guide)]
@@ -132,7 +132,7 @@ def test_what_fits_becomes_a_request_with_its_guide(record, asked, guide):
     ],
 )
 @pytest.mark.parametrize("asked", [None, GUIDED])
-def test_what_is_at_fault_is_named_before_the_guide_is_asked(error, field, asked):
+def test_faulty_field_is_named_before_the_guide_is_compiled(error, field, asked):
     guides = Guides()
     (refusal,) = admitted([call(asked)], worker_of(guides, read=raising(error)))
     assert (refusal.kind, refusal.param) == ("invalid", field)
@@ -141,20 +141,20 @@ def test_what_is_at_fault_is_named_before_the_guide_is_asked(error, field, asked
     assert not guides.threads
 
 
-def test_which_of_several_prompts_is_at_fault_is_named():
+def test_faulty_prompt_of_a_list_is_named():
     one = Request("id", (1, 2), prompt_index=3, prompts=5)
     (refusal,) = admitted([one], worker_of(read=raising(ValueError("no tokens"))))
     assert refusal == Refusal("invalid", "prompt.3: no tokens", "prompt.3")
 
 
-def test_a_guide_that_cannot_be_is_refused_by_name_and_tried_once():
+def test_invalid_guide_is_refused_by_name_and_compiled_once():
     guides = Guides(raising(GuideError("no such thing")))
     (refusal,) = admitted([call(GUIDED)], worker_of(guides))
     assert refusal == Refusal("invalid", "guided_regex: no such thing", "guided_regex")
     assert len(guides.threads) == 1
 
 
-def test_answers_that_are_too_long_together_are_refused_also_where_the_task_says_how_long():
+def test_choices_beyond_the_total_token_limit_are_refused():
     def found(n):
         (one,) = admitted([call(n=n)], worker_of(), max_total_tokens=30)
         return one
@@ -187,7 +187,7 @@ def test_rules_are_compiled_once_and_off_the_event_loop():
     assert thread is not threading.main_thread()
 
 
-def test_new_guides_hold_up_neither_known_ones_nor_the_tasks_own():
+def test_compiling_guides_delay_neither_known_guides_nor_the_tasks_own():
     others = threading.Event()
 
     def make(spec):
@@ -217,7 +217,7 @@ def test_new_guides_hold_up_neither_known_ones_nor_the_tasks_own():
     assert threading.main_thread() not in guides.threads[1:]
 
 
-def test_so_many_new_guides_wait_and_one_counts_once():
+def test_number_of_compiling_guides_is_limited_and_equal_guides_count_once():
     ended = threading.Event()
     guides = Guides(lambda spec: ended.wait(30))
     calls = [*[call(by("a"))] * 20, call(by("b")), call(by("c"))]
@@ -230,7 +230,7 @@ def test_so_many_new_guides_wait_and_one_counts_once():
     assert "2 other guides are being compiled; try again later" in found[-1].message
 
 
-def test_who_waits_too_long_for_a_guide_may_come_again_when_it_is_ready():
+def test_call_that_times_out_on_a_guide_succeeds_once_it_is_compiled():
     ended = threading.Event()
     guides = Guides(lambda spec: ended.wait(30))
     admission = Admission(worker_of(guides), LimitSettings(guide_timeout_s=0.2))

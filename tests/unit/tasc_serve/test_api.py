@@ -31,12 +31,14 @@ NEUTRAL = {"temperature": 0, "top_p": 1, "n": 1, "user": "someone", "stop": ["\n
 
 # Values that a field cannot have; the answer must name the field.
 NAN = float("nan")
+BOOLEANS = ("store", "stream", "draft", "ignore_eos", "add_special_tokens")
 BAD_VALUES = {
+    **{name: [1, "yes"] for name in (*BOOLEANS, "include_stop_str_in_output")},
+    **{name: [""] for name in ("guided_regex", "guided_grammar")},
+    **{name: ["x" * 257] for name in ("user", "service_tier")},
     "best_of": [2, 0],
     "str": [1],
     "metadata": ["a", {str(i): "" for i in range(17)}],
-    "store": ["yes"],
-    "service_tier": ["x" * 257],
     "prediction": [{str(i): 0 for i in range(17)}],
     "model": [None, 3],
     "max_tokens": [0, -1, 513, 10**30, "5", 5.0, True],
@@ -46,22 +48,15 @@ BAD_VALUES = {
     "logit_bias": [{str(i): "1" for i in range(1025)}, [[5, 1]]],
     "response_format": [{}, {"type": "yaml"}],
     "guided_choice": [[], "yes"],
-    "guided_regex": [""],
     "guided_json": ["", "{", "[1]", "a schema", {"maximum": NAN}],
-    "guided_grammar": [""],
-    "ignore_eos": [1],
     "structured_outputs": [[], "a", "{}", {}, {"disable_fallback": True, "json_object": False}],
     "stop_token_ids": [5, [1] * 65, {}],
-    "include_stop_str_in_output": [1],
     "min_tokens": [-1, 1.5, 2**31],
     "truncate_prompt_tokens": [-2, 2**31],
-    "add_special_tokens": [1, "no"],
     "metrics": ["all"],
     "stop": ["", 5, ["x"] * 17, "caf\N{REPLACEMENT CHARACTER}", "\ud83d", ["x", "\ude42"]],
-    "stream": ["yes"],
-    "draft": [1],
-    "user": ["x" * 257],
 }
+SPACED = {"json": {}, "whitespace_pattern": " "}
 # Faults of the body, and the place or the second field that the response must name.
 BAD_PLACES = [
     ({"logit_bias": {"a": 1}}, "logit_bias.a"),
@@ -89,20 +84,11 @@ BAD_PLACES = [
     ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
     ({"guided_choice": ["a"], "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
     (
-        {
-            "structured_outputs": {
-                "json": {},
-                "whitespace_pattern": " ",
-                "disable_any_whitespace": 1,
-            }
-        },
+        {"structured_outputs": {**SPACED, "disable_any_whitespace": 1}},
         "structured_outputs.disable_any_whitespace",
     ),
     (
-        {
-            "structured_outputs": {"json": {}, "whitespace_pattern": " "},
-            "guided_whitespace_pattern": " ",
-        },
+        {"structured_outputs": SPACED, "guided_whitespace_pattern": " "},
         "structured_outputs.whitespace_pattern",
     ),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
@@ -129,15 +115,6 @@ BAD_CHATS = {
     "logprobs": [1],
     "top_logprobs": [1],
 }
-BAD_MESSAGES = [
-    ("hi", ""),
-    ({"role": "critic", "content": "hi"}, ".role"),
-    ({"role": "user"}, ".content"),
-    ({"role": "user", "content": [{"text": "hi"}]}, ".content"),
-    ({"role": "user", "content": [1]}, ".content"),
-    ({**MESSAGE, "tool_calls": [{}]}, ".tool_calls"),
-    ({**MESSAGE, "content": MEGABYTE}, ".content"),
-]
 
 
 def each(table):
@@ -149,7 +126,6 @@ BAD_FIELDS = [
     *((COMPLETIONS, *case) for case in each(BAD_COMPLETIONS)),
     *((COMPLETIONS, {"prompt": prompt}, f"prompt.{at}") for prompt, at in BAD_PROMPTS),
     *((CHAT, *case) for case in each(BAD_CHATS)),
-    *((CHAT, {"messages": [message]}, f"messages.0{at}") for message, at in BAD_MESSAGES),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
     (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens"),
@@ -181,7 +157,7 @@ def unheard():
 
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize("more", [{}, NEUTRAL, {"max_tokens": 512}, {"stop": []}])
-def test_a_good_request_is_answered_whole(backend, service, path, more):
+def test_valid_request_gets_the_whole_answer(backend, service, path, more):
     response = service.ask("POST", path, json=GOOD[path] | more)
     assert response.status_code == 200, response.text
     content = response.json()
@@ -198,7 +174,7 @@ def test_a_good_request_is_answered_whole(backend, service, path, more):
 
 
 @pytest.mark.parametrize(("path", "change", "field"), BAD_FIELDS, ids=named)
-def test_a_bad_field_is_refused_by_name_before_a_replica_hears_of_it(unheard, path, change, field):
+def test_invalid_field_is_refused_by_name_and_reaches_no_replica(unheard, path, change, field):
     response = unheard.ask("POST", path, content=json.dumps(GOOD[path] | change))
     error = error_of(response, 400)
     assert error["param"] == field
@@ -207,7 +183,7 @@ def test_a_bad_field_is_refused_by_name_before_a_replica_hears_of_it(unheard, pa
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_a_missing_model_is_refused_by_name(service, path):
+def test_missing_model_is_refused_by_name(service, path):
     body = {k: v for k, v in GOOD[path].items() if k != "model"}
     assert error_of(service.ask("POST", path, json=body), 400)["param"] == "model"
 
@@ -221,7 +197,7 @@ def test_a_missing_model_is_refused_by_name(service, path):
     ],
     ids=named,
 )
-def test_a_body_that_is_no_json_object_is_refused(backend, service, path, body):
+def test_body_that_is_not_a_json_object_is_refused(backend, service, path, body):
     error = error_of(service.ask("POST", path, content=body), 400)
     assert error["message"].startswith(("the body is not valid JSON", "body: "))
     assert (error["param"], backend.calls) == (None, [])
@@ -229,7 +205,7 @@ def test_a_body_that_is_no_json_object_is_refused(backend, service, path, body):
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_a_model_that_is_not_served_is_not_found(service, path):
+def test_model_that_is_not_served_is_not_found(service, path):
     error = error_of(service.ask("POST", path, json=GOOD[path] | {"model": "other"}), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert "'other'" in error["message"]
@@ -237,7 +213,7 @@ def test_a_model_that_is_not_served_is_not_found(service, path):
     assert service.counted("-", 404) == 1, "a made-up name must not become a label"
 
 
-def test_a_body_over_the_limit_is_not_read_to_its_end(backend):
+def test_body_over_the_limit_is_not_read_to_its_end(backend):
     read = 0
 
     async def endless():
@@ -252,14 +228,14 @@ def test_a_body_over_the_limit_is_not_read_to_its_end(backend):
     assert read == 11
 
 
-def test_a_packed_body_is_read_within_the_same_limit(backend):
+def test_compressed_body_is_read_up_to_the_same_limit(backend):
     service, gzipped = Service(backend, max_body_bytes=1000), {"Content-Encoding": "gzip"}
     good = json.dumps({"model": TASK, "prompt": "x" * 900}).encode()
     name = "Content-Encoding"
     for packed, headers in [
         (True, gzipped),
         (True, {name: "x-gzip"}),
-        (True, [(name, "gzip"), (name, "identity")]),  # of several the first one counts
+        (True, [(name, "gzip"), (name, "identity")]),  # the first of several headers counts
         (False, [(name, "identity"), (name, "gzip")]),
         (False, {name: ""}),
     ]:
@@ -277,11 +253,15 @@ def test_a_packed_body_is_read_within_the_same_limit(backend):
     assert [call.prompt for call in backend.calls] == ["x" * 900] * 5
 
 
-def test_what_may_be_asked_of_a_path_is_told_without_a_body(backend):
+def test_options_and_head_are_answered_without_a_body(backend):
     service = Service(backend)
     for path, methods in ((COMPLETIONS, "POST"), ("/healthz", "GET, HEAD")):
-        told = service.ask("OPTIONS", path)
-        assert (told.status_code, told.headers["Allow"], told.content) == (204, methods, b"")
+        response = service.ask("OPTIONS", path)
+        assert (response.status_code, response.headers["Allow"], response.content) == (
+            204,
+            methods,
+            b"",
+        )
     found, head = (service.ask(method, "/v1/models") for method in ("GET", "HEAD"))
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["Content-Length"] == str(len(found.content))
@@ -291,58 +271,47 @@ def test_what_may_be_asked_of_a_path_is_told_without_a_body(backend):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", GOOD)
-class TestWhatABackendSays:
-    """A stream refused before its first piece gets the same response as a whole request."""
-
-    def ask(self, backend, path, stream, code, **limits):
-        service = Service(backend, **limits)
-        response = service.ask("POST", path, json=GOOD[path] | {"stream": stream})
-        error = error_of(response, code)
-        assert service.counted(TASK, code) == 1
-        return response, error
-
-    def test_full_is_503_and_says_when_to_come_again(self, path, stream):
-        backend = FakeBackend(Refusal("full", "12 requests are in this replica"), FOREVER)
-        response, error = self.ask(backend, path, stream, 503)
-        assert int(response.headers["retry-after"]) >= 1
-        assert (error["code"], error["message"]) == (
-            "service_full",
-            "12 requests are in this replica",
-        )
-
-    def test_invalid_is_400_and_names_the_field(self, path, stream):
-        backend = FakeBackend(Refusal("invalid", "too long", "prompt"), FOREVER)
-        assert self.ask(backend, path, stream, 400)[1]["param"] == "prompt"
-
-    def test_no_answer_in_time_is_504(self, path, stream):
-        backend = FakeBackend(FOREVER)
-        error = self.ask(backend, path, stream, 504, request_timeout_s=0.05)[1]
-        assert "0.05 s" in error["message"]
-
-    def test_an_unexpected_error_is_500_and_tells_no_secrets(self, path, stream):
-        backend = FakeBackend(RuntimeError("password is 1234"))
-        assert "1234" not in str(self.ask(backend, path, stream, 500)[1])
+@pytest.mark.parametrize(
+    ("outcome", "status", "code", "param", "message"),
+    [
+        (Refusal("full", "12 requests"), 503, "service_full", None, "12 requests"),
+        (Refusal("invalid", "prompt is too long", "prompt"), 400, None, "prompt", "too long"),
+        (FOREVER, 504, "timeout", None, "0.05 s"),
+        (RuntimeError("password is 1234"), 500, None, None, "internal error"),
+    ],
+    ids=["full", "invalid", "timeout", "unexpected"],
+)
+def test_failure_before_the_first_piece_is_an_error_response(
+    path, stream, outcome, status, code, param, message
+):
+    service = Service(FakeBackend(outcome, FOREVER), request_timeout_s=0.05)
+    response = service.ask("POST", path, json=GOOD[path] | {"stream": stream})
+    error = error_of(response, status)
+    assert (error["code"], error["param"]) == (code, param)
+    assert message in error["message"]
+    assert "1234" not in response.text
+    assert ("retry-after" in response.headers) == (status == 503)
+    assert service.counted(TASK, status) == 1
 
 
-def test_an_unknown_path_is_not_found(service):
+def test_unknown_path_is_not_found_and_a_wrong_method_is_refused(service):
     assert "/v1/nothing" in error_of(service.ask("GET", "/v1/nothing"), 404)["message"]
-
-
-@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("DELETE", "/v1/models")])
-def test_a_wrong_method_is_refused_and_the_right_one_named(service, method, path):
-    response = service.ask(method, path)
-    assert path in error_of(response, 405)["message"]
-    assert response.headers["allow"] in ("POST", "GET, HEAD")
+    for method, path, allowed in (("GET", CHAT, "POST"), ("DELETE", "/v1/models", "GET, HEAD")):
+        response = service.ask(method, path)
+        assert path in error_of(response, 405)["message"]
+        assert response.headers["allow"] == allowed
 
 
 def test_models_and_tasks_are_listed(service):
     (model,) = service.ask("GET", "/v1/models").json()["data"]
     assert (model["id"], model["object"]) == (TASK, "model")
+    assert service.ask("GET", f"/v1/models/{TASK}").json() == model
+    assert error_of(service.ask("GET", "/v1/models/other"), 404)["code"] == "model_not_found"
     (task,) = service.ask("GET", "/v1/tasks").json()["data"]
     assert (task["task"], task["index_version"]) == (TASK, STATUS.index_version)
 
 
-def test_ready_means_that_some_task_answers(service):
+def test_service_is_ready_once_a_task_has_a_replica(service):
     assert service.ask("GET", "/readyz").json() == {"status": "ready", "tasks": [TASK]}
     starting = FakeBackend(status=None)
     starting.settles_to = STATUS
@@ -380,7 +349,7 @@ def call_of(path, change):
     return call, response.json()
 
 
-def test_a_long_name_is_cut():
+def test_long_field_name_is_truncated_in_the_error():
     param, message = refused(COMPLETIONS, {"x" * 1000: 1})
     assert param == "x" * 64
     assert len(message) < 150
@@ -397,7 +366,7 @@ def test_a_long_name_is_cut():
         ({"prompt": ["a"] * 2, "n": 2}, "n", {"max_prompt_bytes": 1, "max_choices": 3}),
     ],
 )
-def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
+def test_oversized_prompt_or_list_is_refused_with_the_limit(change, field, limits):
     param, message = refused(COMPLETIONS, change, **limits)
     assert (param, "at most 3 are taken" in message) == (field, True)
 
@@ -413,25 +382,25 @@ def test_what_is_too_large_is_refused_with_the_limit(change, field, limits):
         ({"guided_choice": ["a" * 1_000_001], "prompt": ["a"] * 2}, 1_000_000),  # for each of them
     ],
 )
-def test_a_guide_that_is_too_large_is_refused_with_the_limit(change, limit):
+def test_oversized_guide_is_refused_with_the_limit(change, limit):
     param, message = refused(COMPLETIONS, change, max_choices=1)
     assert (param, f"at most {limit} are" in message) == (next(iter(change)), True)
 
 
-def test_null_means_the_default():
+def test_null_field_has_the_default():
     null = dict.fromkeys(("stream", "draft", "ignore_eos", "metrics", "n"))
     call, content = call_of(COMPLETIONS, null)
     assert (call.stream, call.draft, call.ignore_eos, call.n) == (False, True, False, 1)
     assert content["metrics"]["draft_index_version"] == 7
 
 
-def test_parts_of_text_are_one_text_also_in_a_large_body():
+def test_text_parts_are_joined_even_in_a_large_body():
     parts = [{"type": "text", "text": text} for text in ("a", "é" * 40_000, "b")]
     call, _ = call_of(CHAT, {"messages": [MESSAGE | {"content": parts}]})
     assert call.prompt == "a" + "é" * 40_000 + "b"
 
 
-def test_a_large_conversation_is_made_once_and_not_on_the_event_loop(monkeypatch):
+def test_large_conversation_is_built_once_and_off_the_event_loop(monkeypatch):
     made, threads = ChatRequest.conversation_of, []
 
     def noted(*asked):
@@ -443,13 +412,7 @@ def test_a_large_conversation_is_made_once_and_not_on_the_event_loop(monkeypatch
     assert [thread is threading.main_thread() for thread in threads] == [False]
 
 
-def test_a_model_is_found_by_its_name():
-    service = Service(FakeBackend())
-    assert service.ask("GET", f"/v1/models/{TASK}").json()["id"] == TASK
-    assert error_of(service.ask("GET", "/v1/models/other"), 404)["code"] == "model_not_found"
-
-
-def test_without_its_store_the_service_is_degraded_and_still_ready():
+def test_service_without_its_store_is_degraded_but_ready():
     away = Service(FakeBackend(store_fault="no Redis answers at redis://host"))
     found = away.ask("GET", "/readyz")
     assert found.status_code == 200
@@ -457,7 +420,7 @@ def test_without_its_store_the_service_is_degraded_and_still_ready():
     assert "no Redis" in found.json()["store"]
 
 
-def test_a_gateway_that_is_drained_takes_nothing_new_and_ends_what_it_has(service):
+def test_drained_gateway_finishes_its_requests_and_refuses_new_ones(service):
     answered = service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
     assert answered.status_code == 200
     service.in_flight.enter()
@@ -470,7 +433,7 @@ def test_a_gateway_that_is_drained_takes_nothing_new_and_ends_what_it_has(servic
     error_of(service.ask("GET", "/readyz"), 503)
 
 
-def test_a_request_may_set_a_shorter_timeout_and_no_longer_one():
+def test_request_can_shorten_but_not_extend_the_timeout():
     backend = FakeBackend(FOREVER)
     service = Service(backend, request_timeout_s=0.05)
     for timeout in (0.01, 1000):
@@ -502,7 +465,7 @@ ALLOWED = "access-control-allow-origin"
     ("origins", "allowed"),
     [((), None), (("*",), "*"), ((ORIGIN,), ORIGIN), (("https://other.org",), None)],
 )
-def test_scripts_of_the_origins_in_the_settings_may_call(origins, allowed):
+def test_only_scripts_of_configured_origins_may_call(origins, allowed):
     for path, body in GOOD.items():
         for more, status in (({}, 200), ({"stream": True}, 200), ({"stop": 5}, 400)):
             response = called(origins, "POST", path, body | more)
@@ -517,7 +480,7 @@ def test_scripts_of_the_origins_in_the_settings_may_call(origins, allowed):
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])
-def test_what_browsers_send_for_any_page_without_asking_is_refused(kind):
+def test_content_types_that_need_no_preflight_are_refused(kind):
     for path, body in GOOD.items():
         error_of(called((), "POST", path, body, **{"content-type": kind}), 415)
         json_too = {"content-type": "application/json; charset=utf-8"}

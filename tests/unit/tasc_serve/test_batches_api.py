@@ -23,9 +23,8 @@ Make = Callable[..., StorageService]
 
 
 def test_batch_can_be_created_listed_and_cancelled_and_holds_its_file(
-    make_service: Make,
+    service: StorageService,
 ) -> None:
-    service = make_service()
     file = service.uploaded()
     batch = service.create(file, metadata={"why": "tonight"}).json()
     assert batch["object"] == "batch"
@@ -46,8 +45,7 @@ def test_batch_can_be_created_listed_and_cancelled_and_holds_its_file(
     assert cancelled["cancelled_at"] is not None
 
 
-def test_batch_creation_reads_only_the_first_line(make_service: Make) -> None:
-    service = make_service()
+def test_batch_creation_reads_only_the_first_line(service: StorageService) -> None:
     file = service.uploaded("\n" + line() + "no JSON at all\n")
     assert service.create(file).status_code == 200
 
@@ -68,9 +66,8 @@ def test_batch_creation_reads_only_the_first_line(make_service: Make) -> None:
     ],
 )
 def test_invalid_batch_field_is_refused_by_name(
-    make_service: Make, said: dict[str, object], field: str | None
+    service: StorageService, said: dict[str, object], field: str | None
 ) -> None:
-    service = make_service()
     error = error_of(service.create(service.uploaded(), **said), 400)
     assert field is None or error["param"] == field
     assert service.storage.batches.page().items == ()
@@ -79,15 +76,15 @@ def test_invalid_batch_field_is_refused_by_name(
 @pytest.mark.parametrize(
     "text", ["x\n", "[]\n", "{}\n", '{"body": 5}\n', '{"body": {"model": 5}}', "[" * 9999]
 )
-def test_file_without_a_model_on_its_first_line_is_refused(make_service: Make, text: str) -> None:
-    service = make_service()
+def test_file_without_a_model_on_its_first_line_is_refused(
+    service: StorageService, text: str
+) -> None:
     error = error_of(service.create(service.uploaded(text)), 400)
     assert error["param"] == "input_file_id"
 
 
 @pytest.mark.parametrize("before", ["\ufeff", "\ufeff\n"])
-def test_byte_order_mark_is_skipped(make_service: Make, before: str) -> None:
-    service = make_service()
+def test_byte_order_mark_is_skipped(service: StorageService, before: str) -> None:
     assert service.create(service.uploaded(before + line())).json()["model"] == "greet"
 
 
@@ -102,43 +99,41 @@ def test_byte_order_mark_is_skipped(make_service: Make, before: str) -> None:
     ],
 )
 def test_refusal_of_another_file_format_names_it(
-    make_service: Make, content: bytes, kind: str
+    service: StorageService, content: bytes, kind: str
 ) -> None:
-    service = make_service()
     error = error_of(service.create(service.uploaded(content)), 400)
     assert error["param"] == "input_file_id"
     assert kind in error["message"]
 
 
-def test_batch_for_an_unknown_model_is_refused(make_service: Make) -> None:
-    service = make_service()
+def test_batch_for_an_unknown_model_is_refused(service: StorageService) -> None:
     error = error_of(service.create(service.uploaded(line(model="nobody"))), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-def test_output_file_of_a_batch_is_refused_as_input(make_service: Make) -> None:
-    service = make_service()
+def test_output_file_of_a_batch_is_refused_as_input(service: StorageService) -> None:
     upload = service.storage.files.begin()
     upload.write(line().encode())
     output = upload.keep(FileLimits(9, 9999), "out.jsonl", "batch_output", 3600)
     assert error_of(service.create(output), 400)["param"] == "input_file_id"
 
 
-def test_batch_beyond_the_limit_is_refused_with_429(make_service: Make) -> None:
-    service = make_service(max_batches=1)
-    file = service.uploaded()
-    assert service.create(file).status_code == 200
-    assert error_of(service.create(file), 429)["code"] == "too_many_batches"
-
-
-def test_open_batches_beyond_the_line_limit_are_refused_until_one_ends(make_service: Make) -> None:
-    service = make_service(max_batch_lines=2, max_open_batch_lines=3)
+@pytest.mark.parametrize(
+    ("limits", "code", "then"),
+    [
+        ({"max_batches": 1}, "too_many_batches", 429),  # ended batches are kept
+        ({"max_batch_lines": 2, "max_open_batch_lines": 3}, "too_many_batch_lines", 200),
+    ],
+)
+def test_batch_beyond_a_limit_is_refused_with_429(make_service, limits, code, then) -> None:
+    service = make_service(**limits)
     file = service.uploaded(line(0) + line(1))
     first = service.create(file)
-    assert first.status_code == 200
-    assert error_of(service.create(file), 429)["code"] == "too_many_batch_lines"
+    response = service.create(file)
+    assert (first.status_code, error_of(response, 429)["code"]) == (200, code)
+    assert "retry-after" in response.headers
     service.ask("POST", f"/v1/batches/{first.json()['id']}/cancel")
-    assert service.create(file).status_code == 200
+    assert service.create(file).status_code == then
 
 
 def test_batch_is_refused_if_its_answers_have_no_room(make_service: Make) -> None:
@@ -151,9 +146,8 @@ def test_batch_is_refused_if_its_answers_have_no_room(make_service: Make) -> Non
 
 
 def test_ended_batch_shows_its_errors_and_cannot_be_cancelled(
-    make_service: Make, client: redis.Redis
+    service: StorageService, client: redis.Redis
 ) -> None:
-    service = make_service()
     id_ = service.create(service.uploaded()).json()["id"]
     fault = BatchFault("duplicate_custom_id", "line 3 repeats r1", 3, "custom_id")
     lease = take_batch(client, 60.0)
@@ -168,8 +162,7 @@ def test_ended_batch_shows_its_errors_and_cannot_be_cancelled(
     ]
 
 
-def test_batch_list_has_the_newest_first(make_service: Make) -> None:
-    service = make_service()
+def test_batch_list_has_the_newest_first(service: StorageService) -> None:
     file = service.uploaded()
     ids = [service.create(file).json()["id"] for _ in range(5)]
     page = service.ask("GET", "/v1/batches?limit=3").json()

@@ -4,23 +4,12 @@ import asyncio
 from collections import defaultdict
 
 import pytest
-from fake_backend import (
-    COMPLETIONS,
-    FOREVER,
-    GOOD,
-    STATUS,
-    FakeBackend,
-    Service,
-    answer,
-    error_of,
-    events,
-)
+from fake_backend import COMPLETIONS, FOREVER, GOOD, FakeBackend, Service, answer, error_of, events
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from tasc_protocol import Output, Request
+from tasc_protocol import Output
 from tasc_runtime.protocol import Refusal
-from tasc_serve.routing import choices
 
 BODIES = {path: body | {"n": 3} for path, body in GOOD.items()}
 SCRIPTS = {0: answer("ze", "ro"), 1: answer("one", reason="length"), 2: answer("t", "w", "o")}
@@ -34,7 +23,7 @@ def ask(backend, path, limits=None, **fields):
 
 @either_endpoint
 @pytest.mark.parametrize("usage", [False, True])
-def test_streamed_choices_are_each_whole_and_end_once(path, usage):
+def test_streamed_choices_are_complete_and_end_once(path, usage):
     more = {"stream_options": {"include_usage": True}} if usage else {}
     found = events(ask(FakeBackend(by_choice=SCRIPTS), path, stream=True, **more))
     if usage:
@@ -70,7 +59,7 @@ def test_streamed_choices_are_each_whole_and_end_once(path, usage):
     ],
     ids=["full", "invalid", "broken"],
 )
-def test_one_that_is_refused_is_the_answer_and_the_others_are_given_up(path, stream, fault, code):
+def test_refused_choice_fails_the_request_and_cancels_the_others(path, stream, fault, code):
     backend = FakeBackend(FOREVER, by_choice={1: [fault]})
     error = error_of(ask(backend, path, stream=stream), code)
     assert error["param"] == (fault.param if isinstance(fault, Refusal) else None)
@@ -79,36 +68,13 @@ def test_one_that_is_refused_is_the_answer_and_the_others_are_given_up(path, str
 
 @either_endpoint
 @pytest.mark.parametrize("stream", [False, True])
-def test_none_outlives_the_deadline(path, stream):
+def test_no_choice_outlives_the_deadline(path, stream):
     backend = FakeBackend(*answer("x"), by_choice={1: [Output("id"), FOREVER]})
     response = ask(backend, path, {"request_timeout_s": 0.1}, stream=stream)
     if stream:
         assert events(response)[-1]["error"]["code"] == "timeout"
     else:
         error_of(response, 504)
-
-
-@either_endpoint
-def test_how_many_answers_there_may_be_is_limited(path):
-    limits, backend = {"max_choices": 4}, FakeBackend(*answer("x"))
-    assert ask(backend, path, limits, n=4).status_code == 200
-    assert error_of(ask(backend, path, limits, n=5), 400)["param"] == "n"
-
-
-def test_who_no_longer_waits_gives_up_all_of_them():
-    backend = FakeBackend(FOREVER, by_choice={1: answer("x")})
-
-    async def go_away():
-        group = choices.spread(Request("id", "", templated=True, n=3), ["hi"])
-        waiting = asyncio.create_task(choices.complete(backend, group))
-        while len(backend.calls) < 3:
-            await asyncio.sleep(0)
-        assert backend.open == 2
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        return backend.open
-
-    assert asyncio.run(go_away()) == 0
 
 
 PROMPTS = {"texts": ["a", "b"], "ids": [[1, 2], [3]]}
@@ -134,10 +100,10 @@ def test_prompts_are_answered_n_times_each_and_every_prompt_counts_once(kind, st
     assert asked == [*((first, 0, j) for j in range(3)), *((second, 1, j) for j in range(3))]
     assert {call.seed for call in backend.calls} == {7}
     assert len({call.id for call in backend.calls}) == 6
-    assert {call.record_version for call in backend.calls} == {STATUS.record_version}
+    assert {call.record_version for call in backend.calls} == {1}
 
 
-def test_nothing_of_a_stream_is_sent_before_all_calls_are_admitted():
+def test_stream_begins_only_after_all_calls_are_admitted():
     pieces = answer("one", "two", "three")
     refusal = Refusal("invalid", "prompt.2 is too long", "prompt.2")
 

@@ -31,10 +31,10 @@ def asked(**values):
         (CALL, REQUEST),
         (structs.replace(CALL, n=3, stream=True, draft=False, max_tokens=4), REQUEST),
         (asked(parameters={"temperature": 0.0}, seed=3, logprobs=2), replace(REQUEST, logprobs=2)),
-        (CALL, replace(REQUEST, guide=OWN)),  # the task's own
+        (CALL, replace(REQUEST, guide=OWN)),  # the guide of the task
     ],
 )
-def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
+def test_answers_by_the_tasks_own_settings_are_kept(call, request_):
     assert row_of(call, request_, RESULT) == CollectedRow("wake me", "alarm")
 
 
@@ -58,21 +58,14 @@ def test_answers_that_say_what_the_task_says_by_itself_are_kept(call, request_):
         structs.replace(CALL, prompt="\ud800"),
     ],
 )
-def test_what_a_request_changed_is_not_kept(call):
+def test_answers_to_changed_requests_are_not_kept(call):
     assert row_of(call, REQUEST, RESULT) is None
 
 
-@pytest.mark.parametrize(
-    ("request_", "result"),
-    [
-        (replace(REQUEST, **ruled(Sampling(temperature=0.1))), RESULT),
-        (REQUEST, structs.replace(RESULT, finish_reason="length")),
-        (REQUEST, structs.replace(RESULT, finish_reason="error")),
-        (REQUEST, structs.replace(RESULT, text=" ")),
-    ],
-)
-def test_what_was_drawn_or_broke_off_is_not_kept(request_, result):
-    assert row_of(CALL, request_, result) is None
+def test_sampled_and_unfinished_answers_are_not_kept():
+    assert row_of(CALL, replace(REQUEST, **ruled(Sampling(temperature=0.1))), RESULT) is None
+    for broken in ({"finish_reason": "length"}, {"finish_reason": "error"}, {"text": " "}):
+        assert row_of(CALL, REQUEST, structs.replace(RESULT, **broken)) is None
 
 
 class Store:
@@ -109,7 +102,7 @@ def inputs(store):
     return [row.input for row in store.rows]
 
 
-def test_answers_reach_the_store_in_order_and_what_it_let_go_is_counted():
+def test_answers_reach_the_store_in_order_and_trimmed_rows_are_counted():
     store = Store()
     collected = Collected(store)
     collected.give(1200)
@@ -124,7 +117,7 @@ def test_answers_reach_the_store_in_order_and_what_it_let_go_is_counted():
     ("settings", "kept"),
     [({"sample_rate": 0.25}, range(3, 80, 4)), ({"flush_interval_s": 3600}, range(80))],
 )
-def test_a_share_of_the_answers_is_kept_and_what_is_there_at_the_end(settings, kept):
+def test_sampled_share_is_kept_and_flushed_on_close(settings, kept):
     store = Store()
     collected = Collected(store, **settings)
     collected.give(80)
@@ -132,7 +125,7 @@ def test_a_share_of_the_answers_is_kept_and_what_is_there_at_the_end(settings, k
     assert inputs(store) == [str(i) for i in kept]
 
 
-def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
+def test_unavailable_store_costs_collected_answers_only(caplog):
     store = Store(away=True)
     collected = Collected(store, max_buffer_bytes=2600)
     collected.give(100)
@@ -149,7 +142,7 @@ def test_a_store_that_is_away_costs_answers_and_nothing_else(caplog):
     collected.collector.close()
 
 
-def test_who_does_not_opt_in_has_nothing_kept_and_no_thread():
+def test_collector_is_off_without_a_sample_rate():
     store = Store()
     before = threading.active_count()
     collected = Collected(store, sample_rate=0.0)

@@ -47,13 +47,13 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=4))
-def test_merging_processes_gives_what_one_process_would_have_counted(shares):
+def test_merged_metrics_equal_those_of_one_process(shares):
     together = text_of([event for share in shares for event in share])
     assert samples(merge(map(text_of, shares))) == samples(together)
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1))
-def test_a_label_value_survives_whatever_it_holds(name):
+def test_any_label_value_survives_the_merge(name):
     registry = CollectorRegistry()
     Counter("done", "Things done.", ["task"], registry=registry).labels(name).inc(2)
     text = generate_latest(registry).decode()
@@ -72,12 +72,12 @@ def test_a_label_value_survives_whatever_it_holds(name):
         ("built_timestamp_seconds", 0.5),
     ],
 )
-def test_gauges_are_summed_but_a_mark_a_ratio_a_time_and_what_all_see_are_not(name, merged):
+def test_gauges_are_summed_except_marks_ratios_times_and_shared_values(name, merged):
     texts = [f"# TYPE {name} gauge\n{name} {value}\n" for value in (0.25, 0.5)]
     assert samples(merge(texts)) == {(name, frozenset()): merged}
 
 
-def test_what_says_something_of_one_process_only_is_left_out():
+def test_metrics_of_a_single_process_are_omitted():
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -92,7 +92,7 @@ def test_what_says_something_of_one_process_only_is_left_out():
     )
 
 
-def test_each_family_is_introduced_once_under_its_exported_name():
+def test_each_family_has_one_header():
     lines = merge([text_of([("a", 1)]), text_of([("b", 2)])]).splitlines()
     types = [line for line in lines if line.startswith("# TYPE")]
     assert types == [
@@ -122,6 +122,6 @@ def test_prometheus_itself_accepts_the_merged_text():
         (["<html>nothing here</html>"], "nothing"),
     ],
 )
-def test_what_cannot_be_merged_is_refused_by_name(texts, named):
+def test_contradicting_metrics_are_refused_by_name(texts, named):
     with refused(ValueError, named):
         merge(texts)

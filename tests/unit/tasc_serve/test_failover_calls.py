@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ FULL = Refusal("full", "no place", None, 7.0)
 SOONER = Refusal("full", "none", None, 3.0)
 INVALID = Refusal("invalid", "adapter is 'new'", "adapter")
 NEWER = {"record_version": 2}
+Asked = Callable[[Failover], Awaitable[list[Output | Refusal]]]
 
 
 async def streamed(failover: Failover) -> list[Output | Refusal]:
@@ -30,12 +32,25 @@ async def streamed(failover: Failover) -> list[Output | Refusal]:
         return [item async for item in items]
 
 
+def streamed_while(until: Callable[[], object], then: Callable[[], object]) -> Asked:
+    """Streams an answer; calls ``then`` as soon as ``until`` holds."""
+
+    async def ask(failover: Failover) -> list[Output | Refusal]:
+        asked = asyncio.create_task(streamed(failover))
+        while not until():
+            await asyncio.sleep(0.01)
+        then()
+        return await asked
+
+    return ask
+
+
 def text(items: list[Output | Refusal]) -> str:
     return "".join(item.text for item in items if isinstance(item, Output))
 
 
 @given(st.integers(0, 9), st.integers(0, 9))
-def test_a_stream_has_each_piece_once_wherever_two_replicas_die(first: int, second: int) -> None:
+def test_stream_has_each_piece_once_wherever_two_replicas_die(first: int, second: int) -> None:
     replicas = Replicas(
         a=Scripted(dies_after=first), b=Scripted(dies_after=second), c=Scripted(outstanding=9)
     )
@@ -50,7 +65,7 @@ def test_a_stream_has_each_piece_once_wherever_two_replicas_die(first: int, seco
     assert all(replica.open == 0 for replica in replicas.all.values())
 
 
-def test_a_fleet_waits_for_its_first_pulse_and_not_for_replicas_that_are_not_there() -> None:
+def test_fleet_waits_for_its_first_heartbeat_only_once() -> None:
     slow, gone = Replicas(a=Scripted(present=False)), Replicas()
 
     async def appears(replicas: Replicas) -> tuple[bool, float, float]:
@@ -69,7 +84,7 @@ def test_a_fleet_waits_for_its_first_pulse_and_not_for_replicas_that_are_not_the
     assert (first > 1, later < 0.1) == (True, True)
 
 
-def test_the_next_replica_is_told_what_was_said_with_less_time() -> None:
+def test_next_replica_gets_the_committed_tokens_and_the_remaining_time() -> None:
     replicas = Replicas(a=Scripted(dies_after=4), b=Scripted(outstanding=5))
     Calls(replicas).run(streamed)
     (first,), (second,) = replicas.all["a"].calls, replicas.all["b"].calls
@@ -78,7 +93,7 @@ def test_the_next_replica_is_told_what_was_said_with_less_time() -> None:
     assert second.record_version == 1
 
 
-def test_a_silent_replica_is_given_up_and_its_call_cancelled() -> None:
+def test_call_of_a_silent_replica_is_cancelled_and_moved() -> None:
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
     calls = Calls(replicas)
     assert text(calls.run(streamed)) == text_of(WHOLE)
@@ -88,7 +103,7 @@ def test_a_silent_replica_is_given_up_and_its_call_cancelled() -> None:
 
 
 @pytest.mark.parametrize("mishap", [{"dies_after": 5}, {"hangs_after": 5}])
-def test_a_whole_answer_is_asked_for_again(mishap: dict[str, int]) -> None:
+def test_unstreamed_answer_is_requested_again(mishap: dict[str, int]) -> None:
     replicas = Replicas(a=Scripted(**mishap), b=Scripted(outstanding=5))
     answer = Calls(replicas).run(lambda failover: failover.complete(CALL))
     assert isinstance(answer, Output)
@@ -96,28 +111,23 @@ def test_a_whole_answer_is_asked_for_again(mishap: dict[str, int]) -> None:
     assert replicas.all["b"].calls[0].committed_ids == ()
 
 
-def test_an_only_replica_that_is_silent_is_waited_for() -> None:
-    async def come_back(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        while not replicas.all["a"].calls:
-            await asyncio.sleep(0.01)
-        replicas.all["a"].hung = True
-        await asyncio.sleep(1)
-        replicas.all["a"].hung = False
-        return await asked
+def test_only_replica_is_waited_for_while_it_is_silent() -> None:
+    def hang() -> None:
+        one.hung = True
+        asyncio.get_running_loop().call_later(1, setattr, one, "hung", False)
 
-    replicas = Replicas(a=Scripted())
-    calls = Calls(replicas)
-    assert text(calls.run(come_back)) == text_of(WHOLE)
+    one = Scripted()
+    calls = Calls(Replicas(a=one))
+    assert text(calls.run(streamed_while(lambda: one.calls, hang))) == text_of(WHOLE)
     assert calls.counted("tasc_failovers_total", reason="silent") == 0
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said", "asked"),
+    ("a", "b", "refusal", "asked"),
     [
         ({"refuses": FULL}, {"outstanding": 5}, None, [1, 1]),
         ({"refuses": FULL}, {"refuses": SOONER}, replace(SOONER, retry_after_s=1.5), [1, 1]),
-        ({"refuses": INVALID}, {"outstanding": 5}, INVALID, [1, 0]),  # of all of this version
+        ({"refuses": INVALID}, {"outstanding": 5}, INVALID, [1, 0]),  # for all of its version
         ({"refuses": INVALID}, NEWER | {"outstanding": ROWS}, None, [1, 1]),
         ({"refuses": INVALID}, NEWER | {"refuses": FULL}, FULL, [1, 1]),
         ({"outstanding": 5}, NEWER | {"refuses": FULL}, None, [1, 1]),
@@ -125,17 +135,17 @@ def test_an_only_replica_that_is_silent_is_waited_for() -> None:
         ({"outstanding": 5}, NEWER | {"dies_after": 0}, None, [1, 1]),
     ],
 )
-def test_what_one_cannot_take_another_does_where_its_version_may_decide(a, b, said, asked) -> None:
+def test_refused_call_is_tried_on_another_replica_if_its_version_may_differ(a, b, refusal, asked):
     replicas = Replicas(a=Scripted(**a), b=Scripted(**b))
     calls = Calls(replicas)
     items = calls.run(streamed)
-    assert items == [said] if said else text(items) == text_of(WHOLE)
+    assert items == [refusal] if refusal else text(items) == text_of(WHOLE)
     assert [len(r.calls) for r in replicas.all.values()] == asked
     died = sum(bool(r.calls) and not r.present for r in replicas.all.values())
     assert calls.counted("tasc_failovers_total", reason="died") == died
 
 
-def test_an_answer_never_goes_on_by_another_version_of_the_task() -> None:
+def test_answer_is_never_continued_by_another_version_of_the_task() -> None:
     replicas = Replicas(a=Scripted(dies_after=4, record_version=2), b=Scripted(outstanding=5))
     *pieces, last = Calls(replicas).run(streamed)
     assert text(pieces) == text_of(WHOLE[:4])
@@ -144,7 +154,7 @@ def test_an_answer_never_goes_on_by_another_version_of_the_task() -> None:
     assert not replicas.all["b"].calls
 
 
-def test_a_new_call_goes_to_the_newest_version_while_that_has_free_rows() -> None:
+def test_new_call_goes_to_the_newest_version_with_free_rows() -> None:
     replicas = Replicas(
         a=Scripted(refuses=INVALID),
         b=Scripted(record_version=2, outstanding=ROWS - 1),
@@ -155,7 +165,7 @@ def test_a_new_call_goes_to_the_newest_version_while_that_has_free_rows() -> Non
     assert [len(r.calls) for r in replicas.all.values()] == [0, 3, 0]
 
 
-def test_the_first_new_replica_of_a_rolling_update_does_not_get_all_the_load() -> None:
+def test_first_new_replica_of_a_rolling_update_gets_its_share_only() -> None:
     asked = 4 * ROWS
     replicas = Replicas(new=Scripted(record_version=2), **{name: Scripted() for name in "abc"})
     held: dict[str, int] = {}
@@ -165,10 +175,10 @@ def test_the_first_new_replica_of_a_rolling_update_does_not_get_all_the_load() -
             await asyncio.sleep(0.01)
         with ExitStack() as calls:
             for _ in range(asked):
-                chosen, told = replicas.fleet.pick((), None), replicas.fleet.status
+                chosen, served = replicas.fleet.pick((), None), replicas.fleet.status
                 assert chosen
-                assert told
-                assert told.record_version == chosen.record_version
+                assert served
+                assert served.record_version == chosen.record_version
                 calls.enter_context(chosen.call())
                 held[chosen.name] = held.get(chosen.name, 0) + 1
 
@@ -177,7 +187,7 @@ def test_the_first_new_replica_of_a_rolling_update_does_not_get_all_the_load() -
 
 
 @pytest.mark.parametrize(("settings", "asks"), [({"max_retries": 1}, 2), ({"budget": 1}, 2)])
-def test_losses_are_bounded_and_counted(settings: dict[str, int], asks: int) -> None:
+def test_retries_are_bounded_and_counted(settings: dict[str, int], asks: int) -> None:
     replicas = Replicas(**{name: Scripted(dies_after=2) for name in "abcd"})
     calls = Calls(replicas, **settings)
     with pytest.raises(ApiError) as gave_up:
@@ -187,23 +197,19 @@ def test_losses_are_bounded_and_counted(settings: dict[str, int], asks: int) -> 
     assert calls.counted("tasc_failovers_refused_total") == 1
 
 
-def test_with_nobody_there_it_waits_and_then_says_so() -> None:
+def test_call_without_any_replica_times_out_with_the_tasks_name() -> None:
     with refused(ApiError, TASK):
         Calls(Replicas(a=Scripted(present=False))).run(streamed)
 
 
-def test_an_heir_that_comes_up_while_it_waits_takes_the_call() -> None:
-    async def born(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        await asyncio.sleep(0.1)
-        replicas.all["b"].present = True
-        return await asked
-
-    replicas = Replicas(a=Scripted(dies_after=2), b=Scripted(present=False))
-    assert text(Calls(replicas, no_replica_timeout_s=20).run(born)) == text_of(WHOLE)
+def test_replica_that_starts_during_the_wait_takes_the_call() -> None:
+    old, new = Scripted(dies_after=2), Scripted(present=False)
+    starts = streamed_while(lambda: not old.present, lambda: setattr(new, "present", True))
+    calls = Calls(Replicas(a=old, b=new), no_replica_timeout_s=20)
+    assert text(calls.run(starts)) == text_of(WHOLE)
 
 
-def test_what_is_no_loss_is_raised() -> None:
+def test_error_that_is_no_lost_replica_is_raised() -> None:
     class Broken(Replicas):
         async def complete(self, replica: str, call: Request) -> Output | Refusal:
             raise KeyError("a bug")
@@ -212,7 +218,7 @@ def test_what_is_no_loss_is_raised() -> None:
         Calls(Broken(a=Scripted())).run(lambda failover: failover.complete(CALL))
 
 
-def test_calls_go_where_least_is_to_be_done() -> None:
+def test_calls_go_to_the_least_loaded_replica() -> None:
     async def three(failover: Failover) -> None:
         while not all(replicas.fleet.pick({other}, None) for other in "ab"):
             await asyncio.sleep(0.01)
@@ -223,7 +229,7 @@ def test_calls_go_where_least_is_to_be_done() -> None:
     assert [len(r.calls) for r in replicas.all.values()] == [1, 2]
 
 
-def test_who_goes_away_ends_the_call_at_its_replica() -> None:
+def test_closed_stream_cancels_the_call_of_its_replica() -> None:
     async def leave(failover: Failover) -> None:
         async with aclosing(failover.stream(CALL)) as items:
             await anext(items)
@@ -234,7 +240,7 @@ def test_who_goes_away_ends_the_call_at_its_replica() -> None:
     assert replicas.all["a"].open == 0
 
 
-def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
+def test_retry_budget_is_earned_by_calls_up_to_its_burst() -> None:
     budget = RetryBudget(share=0.5, most=2)
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     budget.earn()
@@ -246,58 +252,46 @@ def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
     assert [budget.spend() for _ in range(3)] == [True, True, False]
 
 
-def test_all_who_wait_for_a_replica_that_dies_go_may_try_another() -> None:
-    async def crowd(failover: Failover) -> list[list[Output | Refusal]]:
+def test_all_calls_of_a_dying_replica_move_to_another() -> None:
+    async def many(failover: Failover) -> list[list[Output | Refusal]]:
         hanging = [asyncio.create_task(streamed(failover)) for _ in range(5)]
         while replicas.all["a"].open < 5:
             await asyncio.sleep(0.01)
         dying = replicas.fleet.pick((), None)
         assert dying is not None
         replicas.all["b"].present = True
-        for _ in range(2):  # each of the calls may be the one that finds out
+        for _ in range(2):  # two calls may report the same loss
             dying.give_up("died")
         return await asyncio.gather(*hanging)
 
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(present=False))
     calls = Calls(replicas, no_replica_timeout_s=20)
-    assert [text(items) for items in calls.run(crowd)] == [text_of(WHOLE)] * 5
+    assert [text(items) for items in calls.run(many)] == [text_of(WHOLE)] * 5
     assert calls.counted("tasc_failovers_total", reason="died") == 5
 
 
-def test_a_replica_that_is_being_stopped_and_hangs_is_given_up_too() -> None:
-    async def stopped(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        while not replicas.all["a"].hung:
-            await asyncio.sleep(0.01)
-        replicas.all["a"].stopping = True
-        return await asked
-
-    replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
-    calls = Calls(replicas)
-    assert text(calls.run(stopped)) == text_of(WHOLE)
+def test_call_of_a_stopping_replica_that_hangs_is_moved() -> None:
+    one = Scripted(hangs_after=3)
+    calls = Calls(Replicas(a=one, b=Scripted(outstanding=5)))
+    stops = streamed_while(lambda: one.hung, lambda: setattr(one, "stopping", True))
+    assert text(calls.run(stops)) == text_of(WHOLE)
     assert calls.counted("tasc_failovers_total", reason="silent") == 1
 
 
 @pytest.mark.parametrize("retry_after_s", [0.5, 7.0])
 @pytest.mark.parametrize("pieces", [0, 4])
-def test_an_admitted_stream_waits_for_a_place_without_asking_all_the_time(
-    retry_after_s: float, pieces: int
-) -> None:
-    async def full_for_a_while(failover: Failover) -> list[Output | Refusal]:
-        asked = asyncio.create_task(streamed(failover))
-        while not replicas.all["b"].calls:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(5)
-        replicas.all["b"].refuses = None
-        return await asked
+def test_admitted_stream_waits_for_a_free_replica_without_busy_retries(retry_after_s, pieces):
+    def end_in_5_s() -> None:
+        asyncio.get_running_loop().call_later(5, setattr, other, "refuses", None)
 
     full = Refusal("full", "no place", None, retry_after_s)
-    replicas = Replicas(a=Scripted(dies_after=pieces), b=Scripted(outstanding=5, refuses=full))
-    assert text(Calls(replicas).run(full_for_a_while)) == text_of(WHOLE)
-    assert len(replicas.all["b"].calls) <= 12
+    other = Scripted(outstanding=5, refuses=full)
+    calls = Calls(Replicas(a=Scripted(dies_after=pieces), b=other))
+    assert text(calls.run(streamed_while(lambda: other.calls, end_in_5_s))) == text_of(WHOLE)
+    assert len(other.calls) <= 12
 
 
-def test_a_pause_lasts_until_the_next_tokens_and_not_until_a_call_is_admitted() -> None:
+def test_failover_time_ends_with_the_next_tokens_not_with_admission() -> None:
     async def one_of_two(failover: Failover) -> list[Output | Refusal]:
         call = structs.replace(CALL, stream=True, n=2)
         async with aclosing(failover.stream(call)) as items:
@@ -309,7 +303,7 @@ def test_a_pause_lasts_until_the_next_tokens_and_not_until_a_call_is_admitted() 
     assert calls.counted("tasc_failover_seconds_sum") >= 2
 
 
-def test_a_replica_that_is_being_stopped_ends_its_long_answers() -> None:
+def test_stopping_replica_finishes_its_long_answers() -> None:
     async def stopped(failover: Failover) -> Output | Refusal:
         asked = asyncio.create_task(failover.complete(CALL))
         while not replicas.all["a"].calls:
@@ -325,7 +319,7 @@ def test_a_replica_that_is_being_stopped_ends_its_long_answers() -> None:
     assert calls.counted("tasc_failovers_total", reason="silent") == 0
 
 
-def test_a_loss_that_is_learnt_of_late_gives_up_no_replica_that_has_answered_since() -> None:
+def test_late_loss_report_keeps_a_replica_that_answered_since() -> None:
     replica = SeenReplica("a")
     late = ReplicaLost("a", "died")
     replica.heard(Pulse(status(), 0, 0.0), 5.0)

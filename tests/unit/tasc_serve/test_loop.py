@@ -8,13 +8,8 @@ import pytest
 
 import support
 import tiny
-from support import eventually
-from tasc_engine import (
-    EngineConfig,
-    GuideSpec,
-    QueueFull,
-    Request,
-)
+from support import eventually, replace
+from tasc_engine import EngineConfig, Request
 from tasc_runtime.protocol import Refusal
 from tasc_serve.replica.step_loop import EngineLoop
 
@@ -98,7 +93,7 @@ def on_the_engines_thread(loop, call):
     return found.get(timeout=60)
 
 
-def test_answers_are_those_of_the_engine_alone(loop, requests, expected):
+def test_answers_of_the_loop_equal_those_of_the_engine(loop, requests, expected):
     sinks = submit(loop, requests)
     for request in requests:
         deltas = sinks[request.id].all()
@@ -109,15 +104,15 @@ def test_answers_are_those_of_the_engine_alone(loop, requests, expected):
             assert tuple(t for d in deltas for t in d.tokens) == want.tokens
             assert len(deltas) > 1
         else:
-            assert len(deltas) == 1, "who does not stream is told once"
+            assert len(deltas) == 1
     assert all(sink.silent for sink in sinks.values())
 
 
-def test_a_cancelled_request_frees_its_row_and_disturbs_nobody(loop, engine, requests, expected):
+def test_cancelled_queued_requests_free_their_places(loop, engine, requests, expected):
     held = threading.Event()
     loop.between_steps(lambda: held.wait(60) and None)
     sinks = submit(loop, requests)
-    gone = requests[:5]  # some would run, some would wait
+    gone = requests[:5]  # some of them would run and others wait
     for request in gone:
         loop.cancel(request.id)
     held.set()
@@ -127,7 +122,7 @@ def test_a_cancelled_request_frees_its_row_and_disturbs_nobody(loop, engine, req
     assert all(sinks[request.id].silent for request in gone)
 
 
-def test_cancelling_in_the_middle_of_an_answer_frees_the_row(loop, engine, requests, expected):
+def test_request_cancelled_during_its_answer_frees_its_row(loop, engine, requests, expected):
     first, second = requests[0], requests[2]
     sinks = submit(loop, [first, second])
     assert not sinks[first.id].next().result, "the answer must be longer than one step"
@@ -139,7 +134,7 @@ def test_cancelling_in_the_middle_of_an_answer_frees_the_row(loop, engine, reque
     assert again.all()[-1].result.tokens == expected[first.id].tokens
 
 
-def test_actions_run_on_the_engines_thread_in_order_busy_or_idle(loop, requests):
+def test_actions_run_in_order_on_the_engines_thread(loop, requests):
     def thread():
         return threading.current_thread().name
 
@@ -151,7 +146,7 @@ def test_actions_run_on_the_engines_thread_in_order_busy_or_idle(loop, requests)
     assert sink.all()[-1].result
 
 
-def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expected):
+def test_refused_request_affects_no_other(loop, requests, expected):
     good = requests[0]
     long = Request("long", good.prompt, CONFIG.max_model_len)
     sinks = submit(loop, [long, good])
@@ -161,7 +156,7 @@ def test_what_the_engine_refuses_is_told_to_its_sender_only(loop, requests, expe
     assert loop.alive
 
 
-def test_a_loop_with_nothing_to_do_does_not_stand_still_and_one_that_is_held_up_does(loop):
+def test_loop_is_stalled_only_while_an_action_blocks_it(loop):
     eventually(lambda: loop.stalled_s == 0)
     go_on = threading.Event()
     loop.between_steps(lambda: go_on.wait(60) and None)
@@ -170,7 +165,7 @@ def test_a_loop_with_nothing_to_do_does_not_stand_still_and_one_that_is_held_up_
     eventually(lambda: loop.stalled_s == 0)
 
 
-def test_gaps_are_reported(engine, requests, expected):
+def test_gap_between_outputs_of_a_request_is_reported(engine, requests, expected):
     gaps = []
     loop = EngineLoop(engine, on_delta=lambda seconds, tokens: gaps.append((seconds, tokens)))
     for sink in submit(loop, requests[:2]).values():
@@ -182,7 +177,7 @@ def test_gaps_are_reported(engine, requests, expected):
     assert len(gaps) == steps - len(results), "a gap lies between two deltas of one request"
 
 
-def test_a_broken_engine_tells_everybody_and_refuses_what_comes_later(
+def test_broken_engine_fails_all_requests_and_refuses_later_ones(
     make_engine, requests, expected, caplog
 ):
     engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(3))
@@ -214,21 +209,13 @@ def test_a_broken_engine_tells_everybody_and_refuses_what_comes_later(
     loop.close()
 
 
-def test_a_full_queue_is_a_refusal_and_a_guide_made_elsewhere_is_the_one_used(loop, engine):
-    spec = GuideSpec("choice", choices=("wake up",))
-    request = Request("guided", (1, 2), 20, guide=spec)
-    taken = []
-    submitted = engine.submit
-    engine.submit = lambda request, guide: (taken.append(guide), submitted(request, guide))
-    made, sink = engine.guides.of(spec, 20), Sink()
-    loop.submit(request, sink, made)
-    assert sink.all()[-1].result.text == "wake up"
-    assert taken == [made]
-
-    def full(request, guide):
-        raise QueueFull("as many wait as may")
-
-    engine.submit = full
-    loop.submit(request, sink)
-    assert sink.next() == Refusal("full", "as many wait as may")
-    assert loop.alive
+def test_full_queue_is_a_refusal(folder, requests):
+    loop, sink = EngineLoop(support.make_engine(folder, replace(CONFIG, max_waiting=2))), Sink()
+    held = threading.Event()
+    loop.between_steps(lambda: held.wait(60) and None)
+    for request in requests[: CONFIG.rows + 3]:
+        loop.submit(request, sink)
+    held.set()
+    refusal = next(item for item in iter(sink.next, None) if isinstance(item, Refusal))
+    assert (refusal.kind, loop.alive) == ("full", True)
+    loop.close()

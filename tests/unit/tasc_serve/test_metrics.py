@@ -60,9 +60,7 @@ def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
     return GenerationResult("r", tokens, "", reason, 3, Timings(0.001, 0.004, 0.02))
 
 
-def test_counters_are_the_sums_of_the_steps_and_generation_is_accepted_bonus_and_forced(
-    everything: bool, seed: int
-) -> None:
+def test_counters_are_sums_of_steps_and_generation_is_accepted_bonus_and_forced(everything, seed):
     @hypothesis.seed(seed)
     @settings(max_examples=100 if everything else 10, database=None)
     @given(st.lists(step_records(), min_size=1, max_size=5))
@@ -79,18 +77,19 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
         metrics.observe_step(record)
         totals.add(record)
     spec = "tasc_spec_decode_num_"
-    assert value(registry, "tasc_verify_steps_total") == totals.steps
-    assert value(registry, "tasc_row_steps_total") == totals.row_steps
-    assert value(registry, "tasc_prompt_tokens_total") == totals.prompt_tokens
-    assert value(registry, "tasc_prefix_cache_hits_total") == totals.shared_tokens
-    failures = sum(record.draft_failures for record in records)
-    assert value(registry, "tasc_draft_failures_total") == failures
-    paused = sum(record.paused for record in records)
-    assert value(registry, "tasc_drafting_paused_steps_total") == paused
-    assert value(registry, "tasc_step_cost_error_ratio") == records[-1].cost_error
-    assert value(registry, spec + "drafts_total") == totals.drafts
-    assert value(registry, "tasc_draft_seconds_sum") == totals.draft_seconds
-    assert value(registry, "tasc_verify_seconds_sum") == totals.verify_seconds
+    for name, total in {
+        "tasc_verify_steps_total": totals.steps,
+        "tasc_row_steps_total": totals.row_steps,
+        "tasc_prompt_tokens_total": totals.prompt_tokens,
+        "tasc_prefix_cache_hits_total": totals.shared_tokens,
+        "tasc_draft_failures_total": sum(record.draft_failures for record in records),
+        "tasc_drafting_paused_steps_total": sum(record.paused for record in records),
+        "tasc_step_cost_error_ratio": records[-1].cost_error,
+        spec + "drafts_total": totals.drafts,
+        "tasc_draft_seconds_sum": totals.draft_seconds,
+        "tasc_verify_seconds_sum": totals.verify_seconds,
+    }.items():
+        assert value(registry, name) == total, name
     accepted = [value(registry, spec + "accepted_tokens_total", source=s) for s in SOURCES]
     assert accepted == totals.accepted.sum(1).tolist()
     bonus = value(registry, "tasc_bonus_tokens_total")
@@ -106,7 +105,7 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
                 assert value(registry, f"{spec}{name}_per_pos_total", **labels) == count
 
 
-def test_a_deeper_draft_than_before_gets_positions_of_its_own():
+def test_deeper_draft_adds_positions():
     registry, metrics = replica()
     for positions in (1, 4, 2):
         counts = np.ones((len(SOURCES), positions), np.int64)
@@ -116,7 +115,7 @@ def test_a_deeper_draft_than_before_gets_positions_of_its_own():
     assert by_position == [3, 2, 1, 1, None]
 
 
-def test_the_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
+def test_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
     registry, metrics = replica()
     metrics.observe_inter_token(0.006, 3)
     metrics.observe_inter_token(0.5, 0)
@@ -127,7 +126,7 @@ def test_the_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
     assert value(registry, name + "_bucket", le="0.002") == 3
 
 
-def test_what_is_observed_together_is_in_the_buckets_it_would_be_in_alone():
+def test_batched_observations_equal_single_ones():
     edges = (0.1, 0.25, 1.0)
     together, alone = (ManyHistogram("h", "", registry=None, buckets=edges) for _ in range(2))
     times = {0.0: 2, 0.1: 1, 0.25: 3, 0.3: 1, 1.0: 1, 7.0: 4}
@@ -141,7 +140,7 @@ def test_what_is_observed_together_is_in_the_buckets_it_would_be_in_alone():
     ] == [(s.labels, s.value) for s in found.samples if "created" not in s.name]
 
 
-def test_the_load_is_that_of_the_moment_also_after_another_proposer_came():
+def test_load_gauges_are_current_after_a_change_of_proposer():
     now = [(1, 2, 0.5)]
     registry = CollectorRegistry()
     metrics = ReplicaMetrics(
@@ -159,7 +158,7 @@ def test_the_load_is_that_of_the_moment_also_after_another_proposer_came():
     assert (shown("tasc"), shown("other")) == ((None,) * 3, (0, 0, 0.25))
 
 
-def test_an_answered_request_is_counted_by_how_it_ended_and_timed_once():
+def test_request_is_counted_by_finish_reason_and_timed_once():
     registry, metrics = replica()
     metrics.observe_result(result("stop", (5, 6)))
     metrics.observe_result(result("length", (5,)))
@@ -173,36 +172,30 @@ def test_an_answered_request_is_counted_by_how_it_ended_and_timed_once():
     assert value(registry, "tasc_time_to_first_token_seconds_count") == 2
 
 
-def test_one_index_version_is_shown_and_the_first_is_no_swap():
-    registry, metrics = replica()
-    seen = []
-    for version, size in ((None, 0), (3, 10), (3, 11), (4, 20), (None, 0)):
-        metrics.set_index(version and artifact(version), size)
-        shown = [v for v in ("None", "3", "4") if index_info(registry, v) == 1]
-        swaps = value(registry, "tasc_index_swaps_total")
-        seen.append((shown, value(registry, "tasc_draft_index_bytes"), swaps))
-    assert seen == [([], 0, 0), (["3"], 10, 1), (["3"], 11, 1), (["4"], 20, 2), ([], 0, 3)]
-
-
 def artifact(version: int, forecast: float | None = None) -> Artifact:
     return Artifact("tag", "f", version, 1, "0", 1, 1, 1e9, forecast)
 
 
-def test_what_is_known_of_an_index_is_exported_while_it_is_in_use():
+def test_metrics_of_an_index_are_exported_while_it_is_in_use_and_the_first_is_no_swap():
     registry, metrics = replica()
-    names = ("tasc_forecast_tokens_per_step", "tasc_draft_index_built_timestamp_seconds")
-    seen = []
-    for index in (None, artifact(1, forecast=4.5), artifact(2), None):
-        metrics.set_index(index, 0)
-        seen.append(tuple(value(registry, name) for name in names))
-    assert seen == [(None, None), (4.5, 1e9), (None, 1e9), (None, None)]
+    names = ["index_swaps_total", "draft_index_bytes", "forecast_tokens_per_step"]
+    names += ["draft_index_built_timestamp_seconds"]
+    third, fourth, seen = artifact(3, forecast=4.5), artifact(4), []
+    for index, size in ((None, 0), (third, 10), (third, 11), (fourth, 20), (None, 0)):
+        metrics.set_index(index, size)
+        labels = [{"fingerprint": "f", "version": v} for v in ("None", "3", "4")]
+        shown = [o["version"] for o in labels if value(registry, "tasc_draft_index_info", **o) == 1]
+        seen.append((shown, *(value(registry, f"tasc_{name}") for name in names)))
+    assert seen == [
+        ([], 0, 0, None, None),
+        (["3"], 1, 10, 4.5, 1e9),
+        (["3"], 1, 11, 4.5, 1e9),
+        (["4"], 2, 20, None, 1e9),
+        ([], 3, 0, None, None),
+    ]
 
 
-def index_info(registry: CollectorRegistry, version: str) -> float | None:
-    return value(registry, "tasc_draft_index_info", fingerprint="f", version=version)
-
-
-def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
+def test_failover_counters_start_at_0():
     registry = CollectorRegistry()
     GatewayMetrics(registry).set_replicas("tag", 2)
     for reason in ("died", "silent", "broken"):
@@ -211,7 +204,7 @@ def test_failovers_are_counted_from_0_on_so_that_the_first_is_a_rise():
     assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
 
 
-def test_batches_of_own_tasks_are_exported_at_0_and_others_once_one_waits():
+def test_batch_gauges_of_own_tasks_start_at_0():
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, ["tag"])
     names = ("tasc_batch_waiting", "tasc_batch_oldest_waiting_seconds")
@@ -223,7 +216,7 @@ def test_batches_of_own_tasks_are_exported_at_0_and_others_once_one_waits():
     assert seen == [(0, 0), (None, None), (0, 0), (2, 30), (1, 5), (0, 0)]
 
 
-def test_a_drafter_s_vocabulary_is_a_histogram_and_why_it_is_off_a_gauge():
+def test_drafter_vocabulary_is_a_histogram_and_its_off_reason_a_gauge():
     registry = CollectorRegistry()
     metrics = NeuralMetrics(registry, {"task": "tag"})
     metrics.sizes([10, 64, 65, 300_000])
@@ -243,7 +236,7 @@ def test_a_drafter_s_vocabulary_is_a_histogram_and_why_it_is_off_a_gauge():
     assert off == {"slow": 1, "failed": 0}
 
 
-def test_the_list_of_metrics_is_what_a_fed_process_exports_and_each_series_names_its_task():
+def test_exported_metrics_are_the_documented_ones_and_name_their_task():
     registry, metrics = replica()
     gateway = GatewayMetrics(registry, ["tag"])
     gateway.observe_http("tag", 200, 0.1)

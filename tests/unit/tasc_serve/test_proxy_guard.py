@@ -11,13 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from support import asgi
 from tasc_serve.http import proxy_guard
-from tasc_serve.http.proxy_guard import (
-    OwnErrors,
-    PlainHeaders,
-    Shortcut,
-    answer_directly,
-    middlewares,
-)
+from tasc_serve.http.proxy_guard import OwnErrors, PlainHeaders, Shortcut, answer_directly
 from tasc_serve.http.ray_proxy import CALLBACK
 
 
@@ -31,7 +25,7 @@ def answered(*headers: tuple[bytes, bytes]) -> httpx.Response:
 
 
 @pytest.mark.parametrize("name", [b"X-Request-ID", b"traceparent", b"Anything"])
-def test_a_header_that_is_no_text_is_refused_by_name(name: bytes) -> None:
+def test_header_that_is_not_text_is_refused_by_name(name: bytes) -> None:
     response = answered((name, b"\xff\xfe"))
     assert response.status_code == 400
     assert name.decode().lower() in response.json()["error"]["message"]
@@ -42,7 +36,7 @@ def test_a_header_that_is_no_text_is_refused_by_name(name: bytes) -> None:
     [b"x-request-timeout-seconds", b"X-Request-Disconnect-Disabled", b"serve_multiplexed_model_id",
      b"Serve-Multiplexed-Model-Id", b"x-session-id"],
 )  # fmt: skip
-def test_no_header_of_a_clients_steers_serve(name: bytes) -> None:
+def test_client_headers_cannot_control_serve(name: bytes) -> None:
     response = answered((name, b"?1"), (b"x-request-id", "é".encode()), (b"Accept", b"a/b"))
     assert response.status_code == 200
     seen = {key.replace("-", "_") for key in response.json()}
@@ -50,7 +44,7 @@ def test_no_header_of_a_clients_steers_serve(name: bytes) -> None:
     assert {"x_request_id", "accept"} <= seen
 
 
-def test_what_is_no_http_passes() -> None:
+def test_other_scopes_than_http_pass() -> None:
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,12 +54,12 @@ def test_what_is_no_http_passes() -> None:
     assert seen == [{"type": "lifespan"}]
 
 
-def test_serve_takes_what_the_path_names() -> None:
+def test_import_path_of_the_middlewares_is_valid_for_serve() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
     from ray.serve._private.utils import call_function_from_import_path
 
     found = validate_http_proxy_callback_return(call_function_from_import_path(CALLBACK))
-    assert [m.cls for m in found] == [m.cls for m in middlewares()] == [
+    assert [m.cls for m in found] == [m.cls for m in proxy_guard.middlewares()] == [
         PlainHeaders, OwnErrors, Shortcut
     ]  # fmt: skip
 
@@ -80,9 +74,7 @@ class Generating:
         await JSONResponse({"direct": True})(scope, receive, send)
 
 
-def test_generating_requests_do_not_pass_through_serve_and_keep_their_id(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_generating_requests_bypass_serve_and_keep_their_id(monkeypatch) -> None:
     def asked(path: str, **headers: str) -> httpx.Response:
         return asgi(Shortcut(echo), "POST", path, headers=headers)
 
@@ -115,9 +107,7 @@ def errors_of(status: int, body: bytes, kind: bytes) -> httpx.Response:
         (b"Path '/v1/completions' not found", b"text/plain"),
     ],
 )
-def test_what_serve_says_of_a_dead_gateway_has_our_shape(
-    status: int, body: bytes, kind: bytes
-) -> None:
+def test_serve_error_of_a_dead_gateway_has_openai_format(status, body, kind) -> None:
     response = errors_of(status, body, kind)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
@@ -127,16 +117,14 @@ def test_what_serve_says_of_a_dead_gateway_has_our_shape(
 @pytest.mark.parametrize(
     ("status", "kind"), [(500, b"application/json"), (404, b"text/plain"), (200, b"text/plain")]
 )
-def test_answers_and_errors_of_a_gateway_pass_untouched(status: int, kind: bytes) -> None:
+def test_answers_and_errors_of_a_gateway_pass_unchanged(status: int, kind: bytes) -> None:
     body = b'{"error": {"message": "of ours"}}'
     response = errors_of(status, body, kind)
     assert (response.status_code, response.content) == (status, body)
 
 
 @pytest.mark.parametrize(("begun", "raises"), [(False, True), (True, True), (False, False)])
-def test_a_dead_gateway_is_told_in_our_shape_unless_a_stream_has_begun(
-    begun: bool, raises: bool
-) -> None:
+def test_dead_gateway_is_503_unless_a_stream_has_begun(begun: bool, raises: bool) -> None:
     sent: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

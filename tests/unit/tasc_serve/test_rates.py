@@ -17,8 +17,6 @@ from tasc_serve.replica.admission import DrainRate
 from tasc_serve.settings import ServedTask
 from tasc_store import ApiKey
 
-KEY = ApiKey("0" * 16, "key", requests_per_minute=60, tokens_per_minute=600)
-
 
 def key(number: int, requests: int | None = None, tokens: int | None = None) -> ApiKey:
     limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
@@ -35,26 +33,12 @@ def admitted(of: Rates, key: ApiKey | None, asked: int) -> int:
     return sum(of.take(key, "t") is None for _ in range(asked))
 
 
-@pytest.mark.parametrize("gateways", [1, 2, 3])
-def test_a_burst_gets_a_minutes_share_and_then_what_time_brings(gateways: int) -> None:
-    clock = FakeClock()
-    of = rates(clock, gateways=gateways)
-    share = 60 // gateways
-    assert admitted(of, KEY, 100) == share
-    clock.now += 10
-    assert admitted(of, KEY, 100) == 10 // gateways
-    clock.now += 3600
-    assert admitted(of, KEY, 100) == share
-
-
 @given(
     per_minute=st.integers(1, 2000),
     gateways=st.integers(1, 7),
     waits=st.lists(st.floats(0, 5), max_size=40),
 )
-def test_who_takes_all_there_is_gets_the_limit_no_more_and_no_less(
-    per_minute: int, gateways: int, waits: list[float]
-) -> None:
+def test_greedy_client_gets_exactly_the_limit(per_minute, gateways, waits) -> None:
     clock = FakeClock()
     of, mine = rates(clock, gateways=gateways), key(1, per_minute)
     per_s = per_minute / 60 / gateways
@@ -67,7 +51,7 @@ def test_who_takes_all_there_is_gets_the_limit_no_more_and_no_less(
         level -= got
 
 
-def test_the_wait_told_is_the_wait_there_is_also_in_whole_seconds() -> None:
+def test_reported_wait_is_exact_and_sufficient_in_whole_seconds() -> None:
     clock = FakeClock()
     of, mine = rates(clock), key(1, 7)
     assert admitted(of, mine, 8) == 7
@@ -80,7 +64,7 @@ def test_the_wait_told_is_the_wait_there_is_also_in_whole_seconds() -> None:
     assert of.take(mine, "t") is None
 
 
-def test_prompts_of_one_request_are_taken_together_or_not_at_all() -> None:
+def test_prompts_of_a_request_are_admitted_together_or_not_at_all() -> None:
     clock = FakeClock()
     of, mine = rates(clock, limit=40), key(1, 60)
     assert of.take(mine, "t", 40) is None
@@ -93,7 +77,7 @@ def test_prompts_of_one_request_are_taken_together_or_not_at_all() -> None:
     assert of.take(mine, "t", 40) is None
 
 
-def test_more_prompts_than_a_bucket_holds_wait_until_it_is_full_and_leave_a_debt() -> None:
+def test_request_larger_than_the_bucket_waits_until_it_is_full_and_leaves_a_debt() -> None:
     clock = FakeClock()
     of, mine = rates(clock), key(1, 60)
     assert of.take(mine, "t") is None
@@ -103,7 +87,7 @@ def test_more_prompts_than_a_bucket_holds_wait_until_it_is_full_and_leave_a_debt
     assert of.take(mine, "t").wait_s == pytest.approx(91)
 
 
-def test_a_tasks_limit_holds_for_all_keys_together_and_costs_a_key_nothing() -> None:
+def test_refusal_by_the_tasks_limit_costs_a_key_nothing() -> None:
     clock = FakeClock()
     of, a, b = rates(clock, limit=2), key(1, 60), key(2, 60)
     assert [of.take(k, "t") for k in (a, None)] == [None, None]
@@ -113,7 +97,7 @@ def test_a_tasks_limit_holds_for_all_keys_together_and_costs_a_key_nothing() -> 
     assert of.take(b, "another task") is None
 
 
-def test_a_keys_limit_costs_the_task_nothing() -> None:
+def test_refusal_by_a_keys_limit_costs_the_task_nothing() -> None:
     clock = FakeClock()
     of, mine = rates(clock, limit=2), key(1, 1)
     assert of.take(mine, "t") is None
@@ -121,7 +105,7 @@ def test_a_keys_limit_costs_the_task_nothing() -> None:
     assert admitted(of, None, 5) == 1
 
 
-def test_tokens_beyond_the_limit_are_a_debt_that_time_pays() -> None:
+def test_tokens_beyond_the_limit_are_a_debt_paid_by_time() -> None:
     clock = FakeClock()
     of, mine = rates(clock), key(1, None, 60)
     assert of.take(mine, "t") is None
@@ -138,7 +122,7 @@ def test_tokens_beyond_the_limit_are_a_debt_that_time_pays() -> None:
     assert of.take(mine, "t") is None
 
 
-def test_without_limits_nothing_is_said_or_held() -> None:
+def test_keys_without_limits_have_no_headers_and_no_buckets() -> None:
     of, free = rates(FakeClock()), key(1)
     assert admitted(of, free, 1000) == admitted(of, None, 1000) == 1000
     of.spend(None, 5)
@@ -146,7 +130,7 @@ def test_without_limits_nothing_is_said_or_held() -> None:
     assert of.headers(free) == of.headers(None) == {}
 
 
-def test_only_so_many_keys_are_held_and_those_that_ask_stay() -> None:
+def test_number_of_held_keys_is_bounded_and_active_ones_stay() -> None:
     clock = FakeClock()
     of, busy = rates(clock, most=10), key(0, 1)
     assert of.take(busy, "t") is None
@@ -157,23 +141,25 @@ def test_only_so_many_keys_are_held_and_those_that_ask_stay() -> None:
     assert of.take(key(1, 1), "t") is None, "forgotten, so that its bucket is full again"
 
 
-def test_a_clock_that_stands_still_gives_nothing() -> None:
+def test_stopped_clock_adds_no_tokens() -> None:
     bucket = Bucket(1e6, 1, FakeClock())
     bucket.take(1)
     assert bucket.wait_s() > 0
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [(0, "0ms"), (0.0164, "17ms"), (1, "1s"), (1.5, "1.5s"), (60, "1m0s"), (361.25, "6m1.25s")],
 )
-def test_durations_are_written_as_openai_writes_them(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations_are_written_as_openai_writes_them(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
 
 
-@pytest.mark.parametrize(("wait_s", "said"), [(1e-9, "1"), (1, "1"), (1.001, "2"), (59.1, "60")])
-def test_retry_after_is_whole_seconds_and_never_too_few(wait_s: float, said: str) -> None:
-    assert retry_after(wait_s) == said
+@pytest.mark.parametrize(
+    ("wait_s", "expected"), [(1e-9, "1"), (1, "1"), (1.001, "2"), (59.1, "60")]
+)
+def test_retry_after_is_whole_seconds_and_never_too_few(wait_s: float, expected: str) -> None:
+    assert retry_after(wait_s) == expected
 
 
 ROWS = 8
@@ -189,15 +175,15 @@ def rate_of(*ends: float) -> tuple[DrainRate, FakeClock]:
     return drain, clock
 
 
-def test_those_who_are_refused_come_one_by_one_as_places_become_free():
+def test_refused_calls_are_told_to_retry_one_by_one_as_places_free_up():
     drain, clock = rate_of(*(i / 4 for i in range(1, 9)))
     assert drain.per_second() == 4
     assert [drain.retry_after_s(f"call {i}", 0) for i in range(4)] == [0.25, 0.5, 0.75, 1]
-    clock.now += 0.5  # two of them have come, at a rate that falls
+    clock.now += 0.5  # two of them have retried; the rate falls
     assert drain.retry_after_s("call 4", 0) == 3 / drain.per_second()
 
 
-def test_a_call_that_asks_before_its_time_keeps_it_and_takes_no_time_of_others():
+def test_early_retry_keeps_its_own_time():
     """A stream with a dead replica tries the full ones repeatedly."""
     drain, clock = rate_of(*(i / 10 for i in range(1, 65)))
     begin, streams = clock.now, [f"stream {i}" for i in range(40)]
@@ -215,19 +201,19 @@ def test_a_call_that_asks_before_its_time_keeps_it_and_takes_no_time_of_others()
     assert drain.retry_after_s(streams[0], 0) == pytest.approx(1 / drain.per_second())
 
 
-def test_a_part_of_a_long_queue_is_to_end_first():
+def test_retry_time_grows_with_the_queue():
     waits = [rate_of(*(i / 4 for i in range(1, 9)))[0].retry_after_s("a", n) for n in (0, 40, 80)]
     assert waits == [0.25, 2.75, 5.25]
 
 
-def test_who_would_wait_too_long_comes_at_the_end_of_a_minute_and_not_at_once():
+def test_long_retry_times_are_spread_below_a_minute():
     drain, _ = rate_of(100)
     waits = {drain.retry_after_s(str(i), 1000) for i in range(50)}
     assert all(55 <= wait <= 60 for wait in waits)
     assert len(waits) > 40
 
 
-def test_the_rate_falls_while_nothing_ends():
+def test_drain_rate_falls_while_nothing_ends():
     drain, clock = rate_of(1, 2)
     clock.now = 10
     assert drain.per_second() == 0.2
@@ -237,12 +223,12 @@ def test_the_rate_falls_while_nothing_ends():
     assert drain.per_second() == ROWS / 10
 
 
-def test_the_rate_is_that_of_the_last_endings():
+def test_drain_rate_is_that_of_the_last_endings():
     ends = [float(i) for i in range(1, 100)] + [99 + i / 100 for i in range(1, 66)]
     assert round(rate_of(*ends)[0].per_second()) == 100
 
 
-def test_time_without_requests_does_not_count_and_the_rate_stays_known():
+def test_idle_time_does_not_change_the_drain_rate():
     drain, clock = rate_of(*(i / 100 for i in range(1, 64)))
     drain.idle()
     clock.now += 600
@@ -291,9 +277,7 @@ def lost(callers: int, queued: int, answer_s: float, within_s: float, tries: int
 
 @pytest.mark.parametrize("within_s", [0.0, 2.0])
 @pytest.mark.parametrize("answer_s", [0.05, 0.2, 0.4, 0.8, 1.2, 1.35, 1.5, 1.6])
-def test_a_crowd_three_times_the_queue_is_answered_in_three_tries(
-    answer_s: float, within_s: float
-) -> None:
+def test_crowd_of_three_times_the_queue_is_answered_in_three_tries(answer_s, within_s) -> None:
     assert lost(800, 256, answer_s, within_s) == 0
 
 
@@ -304,19 +288,12 @@ def deployments(**running: int) -> dict[str, SimpleNamespace]:
     }
 
 
-def test_a_deployment_is_told_whenever_more_of_its_replicas_run():
+def test_callback_is_called_whenever_more_replicas_of_a_deployment_run_than_ever_before():
     seen: list[tuple[str, int]] = []
     arrivals = Arrivals(lambda *running: seen.append(running))
     for looked in ({}, {"gateway": 0, "t": 0}, {"gateway": 1, "t": 0}, {"gateway": 1, "t": 2}):
         arrivals.look(deployments(**looked))
     assert seen == [("gateway", 1), ("t", 2)]
-    arrivals.look(deployments(gateway=1, t=3))
+    for running in (3, 0, 3):  # they died and were replaced
+        arrivals.look(deployments(gateway=1, t=running))
     assert seen[2:] == [("t", 3)]
-
-
-def test_one_that_died_and_came_back_is_not_told_again():
-    seen: list[tuple[str, int]] = []
-    arrivals = Arrivals(lambda *running: seen.append(running))
-    for replicas in (1, 0, 1):
-        arrivals.look(deployments(t=replicas))
-    assert seen == [("t", 1)]

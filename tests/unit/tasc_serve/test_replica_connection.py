@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from fake_fleet import status
@@ -171,17 +172,17 @@ async def pieces(both: Both, call: Request) -> list[Output | Refusal]:
         return [piece async for piece in found]
 
 
-async def said_to(endpoint: Endpoint, sent: bytes) -> bytes:
+async def reply_to(endpoint: Endpoint, sent: bytes) -> bytes:
     """Sends bytes to a replica; returns its bytes up to the end of the connection."""
     reader, writer = await asyncio.open_unix_connection(str(endpoint.address))
     writer.write(sent)
-    said = await reader.read()
+    received = await reader.read()
     writer.close()
-    return said
+    return received
 
 
 @pytest.mark.parametrize("node", ["here", "elsewhere"])
-async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) -> None:
+async def test_all_messages_arrive_unchanged_on_one_connection(node: str) -> None:
     async with connected(node) as both:
         assert await both.client.complete("one", CALL) == structs.replace(
             ANSWER, result=structs.replace(RESULT, id="c")
@@ -199,14 +200,14 @@ async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) ->
         assert isinstance(both.serve.endpoints[0].address, str) == (node == "here")
 
 
-async def test_many_calls_at_once_get_their_own_answers(both: Both) -> None:
+async def test_concurrent_calls_get_their_own_answers(both: Both) -> None:
     calls = [structs.replace(CALL, id=str(i)) for i in range(500)]
     answers = await asyncio.gather(*(both.client.complete("one", call) for call in calls))
     assert [a.result.id for a in answers if isinstance(a, Output)] == [c.id for c in calls]
     assert len(both.serve.endpoints) == 1
 
 
-async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) -> None:
+async def test_cancelled_calls_end_at_the_replica_and_others_continue(both: Both) -> None:
     waiting = structs.replace(CALL, prompt="wait")
     stays = asyncio.create_task(both.client.complete("one", waiting))
     goes = asyncio.create_task(both.client.complete("one", waiting))
@@ -221,7 +222,7 @@ async def test_what_nobody_waits_for_is_given_up_and_others_go_on(both: Both) ->
     assert isinstance(await stays, Output)
 
 
-async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_makes_another(both):
+async def test_lost_connection_ends_its_calls_on_both_sides_and_is_replaced(both):
     waiting = structs.replace(CALL, prompt="wait")
     lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
     stream = both.client.stream("one", structs.replace(waiting, stream=True))
@@ -237,7 +238,7 @@ async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_
     assert both.serve.attached == 1
 
 
-async def test_a_connection_that_is_forgotten_while_it_is_made_ends(both: Both) -> None:
+async def test_connection_dropped_during_its_handshake_ends(both: Both) -> None:
     made = asyncio.create_task(both.client.pulse("one"))
     await eventually_async(lambda: both.serve.attached == 1)
     both.client.let_go("one", "died")
@@ -248,7 +249,7 @@ async def test_a_connection_that_is_forgotten_while_it_is_made_ends(both: Both) 
     assert both.serve.attached == 1
 
 
-async def test_broken_engine_and_unexpected_error_are_told_apart(both):
+async def test_broken_engine_and_unexpected_error_are_distinguished(both):
     with refused(EngineBroken, "out of memory"):
         await both.client.complete("one", structs.replace(CALL, prompt="break"))
     with refused(ServiceError, "an unexpected error"):
@@ -259,7 +260,7 @@ async def test_broken_engine_and_unexpected_error_are_told_apart(both):
     assert isinstance(await both.client.complete("one", CALL), Output)
 
 
-async def test_a_token_is_good_once_and_not_for_ever() -> None:
+async def test_connection_token_works_once_and_expires() -> None:
     async with connected(connect_timeout_s=0.2) as both:
         await both.client.pulse("one")
         (used,) = both.serve.endpoints
@@ -270,11 +271,11 @@ async def test_a_token_is_good_once_and_not_for_ever() -> None:
         with refused(ReplicaLost, "one"):
             await thief.pulse("one")
         await eventually_async(lambda: other.attached == 0)  # no connection had its token
-        assert await said_to(used, b"") == b""  # a silent connection is closed
+        assert await reply_to(used, b"") == b""  # a silent connection is closed
         assert await both.client.pulse("one") == PULSE
 
 
-async def test_another_replica_behind_the_address_is_not_taken_for_the_one_that_was_named(both):
+async def test_another_replica_at_the_address_is_refused(both):
     both.serve.servers["two"] = both.server
     with refused(ReplicaLost, "two"):
         await both.client.pulse("two")
@@ -293,20 +294,20 @@ async def test_another_certificate_is_not_trusted() -> None:
 @pytest.mark.parametrize(
     "sent", [b"\xff" * 64, b"\x03\0\0\0\x93\xc0\xc0", b"\x01\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"]
 )
-async def test_who_speaks_something_else_is_cut_off_and_harms_nobody(both, sent):
+async def test_connection_with_invalid_data_is_closed_and_others_continue(both, sent):
     await both.client.pulse("one")
-    assert await said_to(both.serve.endpoints[0], sent) == b""
+    assert await reply_to(both.serve.endpoints[0], sent) == b""
     assert await both.client.pulse("one") == PULSE
 
 
-async def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
+async def test_message_over_the_limit_is_refused_and_others_continue() -> None:
     async with connected(max_message_bytes=65_536) as both:
         with refused(ValueError, "65536", "connection.max_message_bytes"):
             await both.client.complete("one", structs.replace(CALL, prompt="x" * 65_536))
         assert isinstance(await both.client.complete("one", CALL), Output)
 
 
-async def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> None:
+async def test_calls_beyond_the_buffer_are_refused_and_others_continue() -> None:
     async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
         other = asyncio.create_task(
             both.client.complete("one", structs.replace(CALL, prompt="wait"))
@@ -340,37 +341,18 @@ class Deaf(Connection):
         self.ended = why
 
 
-class Clogged(asyncio.Transport):
-    """Accepts all writes and sends nothing."""
+async def test_bytes_held_by_the_transport_count_as_unsent() -> None:
+    def held() -> int:
+        return sum(len(call.args[0]) for call in transport.write.call_args_list)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = 0
-        self.ended = False
-
-    def write(self, data: Any) -> None:
-        self.held += len(data)
-
-    def get_write_buffer_size(self) -> int:
-        return self.held
-
-    def is_closing(self) -> bool:
-        return self.ended
-
-    def abort(self) -> None:
-        self.ended = True
-
-    def pause_reading(self) -> None:
-        pass
-
-
-async def test_what_the_transport_holds_counts_as_not_sent() -> None:
-    transport = Clogged()
+    transport = Mock(asyncio.Transport)  # it sends nothing
+    transport.get_write_buffer_size.side_effect = held
+    transport.is_closing.side_effect = lambda: transport.abort.called
     side = Deaf(ConnectionSettings(max_message_bytes=65_536, max_buffer_bytes=131_072))
     side.connection_made(transport)
     for _ in range(2):
         side.send(Hello(b"x" * 60_000))
-    await eventually_async(lambda: transport.held > 120_000)
+    await eventually_async(lambda: held() > 120_000)
     with pytest.raises(BufferFull):
         side.send(Submit(0, CALL))
     assert side.is_open
@@ -378,7 +360,7 @@ async def test_what_the_transport_holds_counts_as_not_sent() -> None:
     assert not side.is_open
 
 
-async def test_a_gateway_that_does_not_read_is_cut_off() -> None:
+async def test_gateway_that_does_not_read_is_disconnected() -> None:
     async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
         deaf = Deaf(ConnectionSettings())
         endpoint = await anext(aiter(Attached(both.server.attach("here"))))
@@ -393,7 +375,7 @@ async def test_a_gateway_that_does_not_read_is_cut_off() -> None:
         assert await both.client.pulse("one") == PULSE
 
 
-def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(tmp_path, monkeypatch):
+def test_sockets_are_private_and_those_of_dead_processes_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -409,7 +391,7 @@ def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(tmp_path,
 
 
 @pytest.mark.parametrize(("name", "mode"), [("x" * 100, 0o700), ("x", 0o755)])
-async def test_where_no_socket_can_be_made_gateways_of_the_node_come_over_tls(
+async def test_gateways_of_the_node_use_tls_if_no_socket_can_be_made(
     both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))

@@ -46,7 +46,7 @@ def post(service: Service, headers: dict[str, str] = KEY, **more: Any) -> httpx.
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
+def test_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
     backend, attempts = FakeBackend(*answer("Good ", "day")), MemoryAttempts()
     service = Service(backend, attempts=attempts)
     first = post(service, stream=stream)
@@ -62,7 +62,7 @@ def test_a_retry_is_answered_from_the_store_byte_for_byte(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("attempts", [None, AwayAttempts()])
-def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(attempts: Any) -> None:
+def test_retry_without_a_store_repeats_seed_and_id(attempts: Any) -> None:
     backend = FakeBackend(*answer("Good day"))
     service = Service(backend, attempts=attempts)
     first, second = (post(service, temperature=1).json() for _ in range(2))
@@ -73,7 +73,7 @@ def test_without_a_store_the_retry_runs_again_with_the_same_seed_and_id(attempts
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_list_of_prompts_is_answered_again_alike(stream: bool) -> None:
+def test_retried_prompt_list_has_the_same_ids_and_seeds(stream: bool) -> None:
     asked, known = {"prompt": ["a", "b"], "n": 2, "stream": stream}, []
     for attempts in (None, MemoryAttempts()):
         backend = FakeBackend(*answer("Good day"))
@@ -86,7 +86,7 @@ def test_a_list_of_prompts_is_answered_again_alike(stream: bool) -> None:
     assert known[:4] == known[4:8] == known[8:]
 
 
-def test_another_key_another_sender_or_no_key_is_another_request() -> None:
+def test_other_or_missing_idempotency_key_is_another_request() -> None:
     backend = FakeBackend(*answer("Good day"))
     service = Service(backend, attempts=MemoryAttempts())
     for headers in (KEY, {"Idempotency-Key": "order-8"}, {}, {}):
@@ -95,13 +95,7 @@ def test_another_key_another_sender_or_no_key_is_another_request() -> None:
     assert len({call.id for call in backend.calls}) == 4
 
 
-def test_a_seed_of_the_request_stays_its_own() -> None:
-    backend = FakeBackend(*answer("Good day"))
-    post(Service(backend), seed=5)
-    assert backend.calls[0].seed == 5
-
-
-def test_a_key_of_another_request_is_refused() -> None:
+def test_idempotency_key_of_another_request_is_refused() -> None:
     service = Service(FakeBackend(*answer("Good day")), attempts=MemoryAttempts())
     assert post(service).status_code == 200
     error = error_of(post(service, max_tokens=3), 422)
@@ -109,12 +103,12 @@ def test_a_key_of_another_request_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])
-def test_a_key_without_length_or_with_too_much_is_refused(key: str) -> None:
+def test_idempotency_key_of_invalid_length_is_refused(key: str) -> None:
     service = Service(FakeBackend(*answer("Good day")))
     error_of(post(service, {"Idempotency-Key": key}), 400)
 
 
-def test_an_answer_that_failed_is_not_kept() -> None:
+def test_failed_answer_is_not_stored() -> None:
     attempts = MemoryAttempts()
     backend = FakeBackend(Refusal("full", "no place"))
     service = Service(backend, attempts=attempts)
@@ -124,14 +118,14 @@ def test_an_answer_that_failed_is_not_kept() -> None:
     assert len(backend.calls) == 2
 
 
-def test_a_stream_that_broke_off_is_not_kept() -> None:
+def test_interrupted_stream_is_not_stored() -> None:
     attempts = MemoryAttempts()
     broken = (*answer("Good ", "day")[:1], RuntimeError("cut"))
     assert "day" not in post(Service(FakeBackend(*broken), attempts=attempts), stream=True).text
     assert not attempts.answers
 
 
-def test_an_answer_that_is_too_long_is_made_again() -> None:
+def test_oversized_answer_is_generated_again() -> None:
     backend, attempts = FakeBackend(*answer("Good day")), MemoryAttempts()
     service = Service(backend, attempts=attempts, max_idempotent_bytes=10)
     for stream in (False, True):
@@ -141,7 +135,7 @@ def test_an_answer_that_is_too_long_is_made_again() -> None:
     assert not attempts.answers
 
 
-def test_a_retry_is_held_to_the_version_that_its_first_try_met() -> None:
+def test_retry_uses_the_record_version_of_its_first_attempt() -> None:
     attempts, versions = MemoryAttempts(), []
     for version in (1, 2):
         status = replace(STATUS, record_version=version)
@@ -151,7 +145,7 @@ def test_a_retry_is_held_to_the_version_that_its_first_try_met() -> None:
     assert versions == [1, 1]
 
 
-def test_a_store_that_is_silent_costs_a_request_little_and_the_next_nothing() -> None:
+def test_silent_store_delays_only_one_request() -> None:
     asked, release = [], threading.Event()
 
     class Silent(MemoryAttempts):
@@ -167,14 +161,14 @@ def test_a_store_that_is_silent_costs_a_request_little_and_the_next_nothing() ->
     assert len(asked) == 1
 
 
-def test_serve_pauses_before_it_tries_a_call_again() -> None:
+def test_serve_backs_off_before_a_repeated_call() -> None:
     waiting = SimpleNamespace(args=[], routing_context=SimpleNamespace(should_backoff=False))
     choose: Any = ChosenReplicaRouter.choose_replicas
     asyncio.run(choose(None, [], waiting))
     assert waiting.routing_context.should_backoff
 
 
-def test_a_connection_is_made_to_the_replica_that_is_named() -> None:
+def test_connection_is_routed_to_the_named_replica() -> None:
     replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=n)) for n in ("one", "two")]
     choose: Any = ChosenReplicaRouter.choose_replicas
 

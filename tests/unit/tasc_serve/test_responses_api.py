@@ -5,15 +5,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from fake_backend import (
-    RESPONSES,
-    STATUS,
-    TASK,
-    FakeBackend,
-    Service,
-    answer,
-    error_of,
-)
+from fake_backend import RESPONSES, STATUS, TASK, FakeBackend, Service, answer, error_of
 from openai.types.responses import Response, ResponseIncludable, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -24,7 +16,7 @@ from tasc_text import Conversation, Message
 EVENTS = TypeAdapter(ResponseStreamEvent)
 SCHEMA = {"type": "object", "properties": {"a": {"const": "é"}}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
-SAID = {
+ANSWERED = {
     "type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
     "content": [{"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}],
 }  # fmt: skip
@@ -57,7 +49,7 @@ def streamed(*script, **more):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_an_answer_is_a_response_of_openais_types(reason):
+def test_answer_is_a_response_of_openais_types(reason):
     script = answer("Hel", "lo", reason=reason, logprobs=2)
     found = asked(FakeBackend(*script), max_output_tokens=4, **LOGPROBS).json()
     response = Response.model_validate(found)
@@ -78,7 +70,7 @@ def test_an_answer_is_a_response_of_openais_types(reason):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_a_stream_has_the_events_of_openais_types_and_ends_with_the_same_response(reason):
+def test_stream_has_the_events_of_openais_types_and_ends_with_the_same_response(reason):
     script = answer("Hel", "", "lo", reason=reason, logprobs=2)
     events = streamed(*script, **LOGPROBS)
     kinds = [event.type.removeprefix("response.") for event in events]
@@ -95,15 +87,17 @@ def test_a_stream_has_the_events_of_openais_types_and_ends_with_the_same_respons
     assert last.model_dump(exclude=ids) == whole.model_dump(exclude=ids)
     assert first.id == last.id
     assert last.output_text == whole.output_text == "".join(event.delta for event in events[4:6])
-    told = [token for event in events[4:6] for token in event.logprobs]
-    assert [token.token for token in told] == [t.token for t in whole.output[0].content[0].logprobs]
-    assert [token.token for token in events[6].logprobs] == [token.token for token in told]
+    deltas = [token for event in events[4:6] for token in event.logprobs]
+    assert [token.token for token in deltas] == [
+        t.token for t in whole.output[0].content[0].logprobs
+    ]
+    assert [token.token for token in events[6].logprobs] == [token.token for token in deltas]
     assert {event.item_id for event in events[3:8]} == {last.output[0].id}
 
 
 def test_input_and_instructions_are_the_conversation_of_a_chat():
     hi = {"role": "user", "content": [{"type": "input_text", "text": "h"}] * 2}
-    call = called(input=[hi, SAID, {"role": "user", "content": "bye"}], instructions="be brief")
+    call = called(input=[hi, ANSWERED, {"role": "user", "content": "bye"}], instructions="be brief")
     turns = (
         Message("system", "be brief"), Message("user", "hh"), Message("assistant", "hello"),
         Message("user", "bye"),
@@ -112,7 +106,7 @@ def test_input_and_instructions_are_the_conversation_of_a_chat():
     assert called(input="hi").prompt == called(input=[{"role": "user", "content": "hi"}]).prompt
 
 
-def test_fields_reach_the_replica_as_what_they_mean():
+def test_fields_of_a_response_reach_the_replica():
     more = {"temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": "x", "draft": False}
     call = called(max_output_tokens=7, **more)
     assert call.max_tokens == 7
@@ -162,7 +156,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"instructions": "x" * 300_000}, "input", "bytes"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_met_is_refused_by_the_name_that_the_client_used(more, field, word):
+def test_unsupported_value_is_refused_by_the_clients_field_name(more, field, word):
     backend = FakeBackend(*answer("yes"))
     error = error_of(asked(backend, **more), 400)
     assert error["param"] == field
@@ -171,7 +165,7 @@ def test_what_cannot_be_met_is_refused_by_the_name_that_the_client_used(more, fi
     assert backend.calls == []
 
 
-def test_what_a_replica_says_of_messages_is_said_of_the_input():
+def test_refusal_of_messages_names_the_input():
     refusal = Refusal(
         "invalid", "messages.0.content has 9 tokens; a row holds 8", "messages.0.content"
     )
@@ -180,7 +174,7 @@ def test_what_a_replica_says_of_messages_is_said_of_the_input():
     assert error_of(asked(FakeBackend(Refusal("full", "no place"))), 503)["param"] is None
 
 
-def test_a_stream_that_breaks_off_ends_with_an_error():
+def test_failed_response_stream_ends_with_an_error_event():
     first, *_ = answer("Hel", "lo")
     refusal = Refusal("invalid", "messages.0.content broke", "messages.0.content")
     *_, delta, error = streamed(first, refusal)

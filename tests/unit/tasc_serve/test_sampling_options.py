@@ -30,12 +30,10 @@ def asked(path: str, n: int = 1, **fields: object) -> list[Request]:
     [
         ({}, {}),
         ({"temperature": 2}, {"temperature": 2.0}),
-        ({"temperature": 0}, {"temperature": 0.0}),
         ({"temperature": None, "top_p": 1e-9}, {"top_p": 1e-9}),
         ({"top_k": 5, "min_p": 0.5}, {"top_k": 5, "min_p": 0.5}),
         ({"top_k": -1}, {"top_k": 0}),
         ({"presence_penalty": -2, "frequency_penalty": 2}, None),
-        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
         ({"logit_bias": {"0": -100, "17": 2.5}}, {"logit_bias": ((0, -100.0), (17, 2.5))}),
         ({"ignore_eos": True}, {"ignore_eos": True}),
         ({"stop_token_ids": [3, 5]}, {"stop_token_ids": (3, 5)}),
@@ -45,13 +43,12 @@ def asked(path: str, n: int = 1, **fields: object) -> list[Request]:
         ({"adapter": "fr"}, {"adapter": "fr"}),
         ({"adapter": None}, {}),
         ({"response_format": {"type": "text"}}, {}),
-        ({"response_format": None}, {}),
         ({"guided_choice": None, "stop": None}, {"unguided": True}),
         ({"structured_outputs": None, "guided_json": None}, {"unguided": True}),
     ],
     ids=str,
 )
-def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, found):
+def test_field_reaches_the_replica_and_others_stay_unset(path, fields, found):
     (one,) = asked(path, seed=3, **fields)
     expected = dict(fields if found is None else found)
     parameters = {name: expected.pop(name) for name in PARAMETERS if name in expected}
@@ -68,7 +65,7 @@ def test_a_field_is_asked_for_and_the_others_are_left_to_the_task(path, fields, 
         ("grammar", 'start: "a"', GuideSpec("grammar", text='start: "a"')),
     ],
 )
-def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
+def test_guide_has_the_name_of_its_field(path, field, value, spec):
     (one,) = asked(path, **{f"guided_{field}": value})
     assert (one.guide, one.guide.field) == (spec, f"guided_{field}")
     (one,) = asked(path, structured_outputs={field: value})
@@ -76,7 +73,7 @@ def test_a_guide_comes_with_the_field_that_named_it(path, field, value, spec):
 
 
 @either_endpoint
-def test_a_guide_beside_one_that_is_null_holds(path):
+def test_guide_beside_a_null_one_is_used(path):
     (one,) = asked(path, guided_choice=None, guided_regex="x", response_format={"type": "text"})
     assert (one.guide.field, one.unguided) == ("guided_regex", False)
 
@@ -94,7 +91,7 @@ def test_a_guide_beside_one_that_is_null_holds(path):
         ("structured_outputs.json", {"json": json.dumps(SCHEMA, indent=1)}, SCHEMA),
     ],
 )
-def test_a_schema_arrives_with_its_properties_in_their_order(path, field, value, schema):
+def test_schema_keeps_the_order_of_its_properties(path, field, value, schema):
     (one,) = asked(path, **{field.partition(".")[0]: value})
     assert (one.guide.field, one.guide.kind) == (field, "json_schema")
     found = json.loads(one.guide.text)
@@ -102,70 +99,54 @@ def test_a_schema_arrives_with_its_properties_in_their_order(path, field, value,
     assert json.dumps(found) == json.dumps(schema)
 
 
-LENIENT = {"name": "x", "schema": SCHEMA, "strict": False}
+LENIENT = {"type": "json_schema", "json_schema": OBJECT_SCHEMA | {"strict": False}}
+SPACED = {"json": SCHEMA, "whitespace_pattern": "[ \n]{0,3}"}
+OBJECT = {"json_object": True, "disable_any_whitespace": True}
+OWN = SCHEMA | {"x-guidance": {"lenient": True}}
+COMPACT = {"whitespace_flexible": False, "whitespace_pattern": None}
 
 
 @either_endpoint
 @pytest.mark.parametrize(
-    ("fields", "options"),
+    ("guide", "pattern", "options"),
     [
-        ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, {"whitespace_pattern": " ?"}),
-        (
-            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ \n]{0,3}"}},
-            {"whitespace_pattern": "[ \n]{0,3}"},
-        ),
-        (
-            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
-            {"whitespace_flexible": False, "whitespace_pattern": None},
-        ),
-        (
-            {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": ""},
-            {"whitespace_flexible": False, "whitespace_pattern": None},
-        ),
-        ({"response_format": {"type": "json_schema", "json_schema": LENIENT}}, {"lenient": True}),
-        (
-            {
-                "guided_json": SCHEMA | {"x-guidance": {"lenient": True}},
-                "guided_whitespace_pattern": " ?",
-            },
-            {"lenient": True, "whitespace_pattern": " ?"},
-        ),
+        ({"guided_json": SCHEMA}, " ?", {"whitespace_pattern": " ?"}),
+        ({"structured_outputs": SPACED}, None, {"whitespace_pattern": "[ \n]{0,3}"}),
+        ({"structured_outputs": OBJECT}, None, COMPACT),
+        ({"response_format": {"type": "json_object"}}, "", COMPACT),
+        ({"response_format": LENIENT}, None, {"lenient": True}),
+        ({"guided_json": OWN}, " ?", {"lenient": True, "whitespace_pattern": " ?"}),
     ],
     ids=str,
 )
-def test_fields_about_a_schema_are_options_in_it(path, fields, options):
-    (one,) = asked(path, **fields)
+def test_schema_options_are_part_of_the_schema(path, guide, pattern, options):
+    (one,) = asked(path, **guide, guided_whitespace_pattern=pattern)
     assert json.loads(one.guide.text)["x-guidance"] == options
 
 
 def test_logprobs_are_a_number_for_completions_and_two_fields_for_chats():
-    def told(path, **fields):
+    def logprobs_of(path, **fields):
         (one,) = asked(path, **fields)
         return one.logprobs
 
     completions, chats = GOOD
-    assert [told(completions, logprobs=n) for n in (None, 0, 20)] == [None, 0, 20]
-    assert told(chats, logprobs=True) == told(chats, logprobs=True, top_logprobs=0) == 0
-    assert told(chats, logprobs=True, top_logprobs=20) == 20
-    assert told(chats) is told(chats, logprobs=False) is None
+    assert [logprobs_of(completions, logprobs=n) for n in (None, 0, 20)] == [None, 0, 20]
+    assert (
+        logprobs_of(chats, logprobs=True) == logprobs_of(chats, logprobs=True, top_logprobs=0) == 0
+    )
+    assert logprobs_of(chats, logprobs=True, top_logprobs=20) == 20
+    assert logprobs_of(chats) is logprobs_of(chats, logprobs=False) is None
 
 
 @either_endpoint
-def test_choices_share_a_seed_and_differ_in_their_numbers(path):
-    found = asked(path, n=3, seed=11)
-    assert sorted(one.choice_index for one in found) == [0, 1, 2]
-    assert {one.seed for one in found} == {11}
-
-
-@either_endpoint
-def test_without_a_seed_each_request_draws_one_and_its_choices_share_it(path):
+def test_request_without_a_seed_draws_one_for_all_its_choices(path):
     seeds = [{one.seed for one in asked(path, n=2)} for _ in range(3)]
     assert [len(s) for s in seeds] == [1, 1, 1]
     assert len(set.union(*seeds)) == 3
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 0, 1, 2**63 - 1])
-def test_every_seed_of_openais_is_one_of_ours_and_no_two_are_the_same(seed):
+def test_signed_seeds_map_to_distinct_unsigned_ones(seed):
     (one,) = asked("/v1/completions", seed=seed)
     assert Sampling(seed=one.seed).seed == seed % 2**64
 
@@ -174,7 +155,7 @@ def record(**fields: object) -> TaskRecord:
     return TaskRecord("greet", "model", "f" * 32, "{input}", **fields)
 
 
-def test_parameters_of_a_request_precede_those_of_its_task():
+def test_parameters_of_a_request_override_those_of_its_task():
     task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
     found = parameters_of(Request(parameters={"temperature": 0.0, "top_k": 3}), task)
     assert found == {"temperature": 0.0, "top_p": 0.9, "presence_penalty": 1.0, "top_k": 3}
@@ -192,7 +173,7 @@ def test_top_p_of_0_is_accepted_for_greedy_answers_only():
     assert caught.value.field == "top_p"
 
 
-def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
+def test_guide_of_a_request_replaces_that_of_its_task():
     own = {
         "choices": (("a", "b"), GuideSpec("choice", choices=("a", "b"))),
         "schema": ("{}", GuideSpec("json_schema", text="{}")),
@@ -209,14 +190,14 @@ def test_a_requests_guide_replaces_the_tasks_and_the_tasks_holds_otherwise():
 
 
 @pytest.mark.parametrize("field", ["ignore_eos", "min_tokens"])
-def test_what_no_guide_obeys_is_refused_by_name_where_the_task_has_one(field):
+def test_fields_that_contradict_a_guide_are_refused_by_name(field):
     asked = Request(**{field: 1})
     assert guide_for(asked, record()) is None
     with refused(FieldError, "the task's regex", field=field):
         guide_for(asked, record(regex="x"))
 
 
-def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
+def test_adapter_of_a_request_overrides_the_tasks_first():
     task = record(adapters=(("fr", "org/fr"), ("de", "org/de")))
     assert [adapter_of(Request(adapter=name), task) for name in (None, "fr", "de")] == [
         "fr", "fr", "de",
@@ -230,6 +211,6 @@ def test_the_adapter_is_the_requests_over_the_first_of_the_tasks():
     ("fields", "known"),
     [({"adapters": (("fr", "x"), ("de", "y"))}, "fr, de"), ({}, ""), ({"adapter": "it"}, "")],
 )
-def test_an_adapter_the_task_has_not_is_refused_with_those_it_has(fields, known):
+def test_unknown_adapter_is_refused_with_the_known_ones(fields, known):
     with refused(FieldError, "'it'", "greet", known, field="adapter"):
         adapter_of(Request(adapter="it"), record(**fields))

@@ -23,7 +23,7 @@ def written(tmp_path):
     return write
 
 
-def test_one_task_is_enough_and_what_is_given_is_kept(written):
+def test_settings_need_one_task_and_keep_given_values(written):
     assert [t.name for t in load_settings(written(TASK)).tasks] == ["a"]
     full = (
         "tasks: [{name: a, draft: {n_max: 4, min_prob: 0.5}}]\nlimits: {max_queued_requests: 0}\n"
@@ -55,18 +55,18 @@ def test_one_task_is_enough_and_what_is_given_is_kept(written):
         (b"tasks: \xff\n", ["YAML"]),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(written, content, named):
+def test_invalid_setting_is_refused_by_name(written, content, named):
     path = written(content)
     with refused(SettingsError, str(path), *named):
         load_settings(path)
 
 
-def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
+def test_missing_settings_file_is_refused_by_name(tmp_path):
     with refused(SettingsError, "absent"):
         load_settings(tmp_path / "absent.yaml")
 
 
-def test_no_more_answers_are_taken_than_a_replica_has_places_for(written):
+def test_choices_and_prompts_are_limited_to_the_places_of_a_replica(written):
     few = load_settings(written(TASK + "engine: {rows: 2}\nlimits: {max_queued_requests: 3}\n"))
     assert (few.limits.max_choices, few.gateway_limits.max_choices) == (16, 5)
     assert (few.limits.max_prompts, few.gateway_limits.max_prompts) == (256, 5)
@@ -81,9 +81,7 @@ FILE, OTHER = "redis://:of-file@a:1/0", "redis://:of-environment@b:2/0"
     ("of_file", "named", "used"),
     [(FILE, None, FILE), (FILE, OTHER, OTHER), (None, OTHER, OTHER), (OTHER, OTHER, OTHER)],
 )
-def test_a_store_that_is_named_comes_before_that_of_the_file_with_a_warning(
-    caplog, of_file, named, used
-):
+def test_named_store_overrides_that_of_the_file_with_a_warning(caplog, of_file, named, used):
     settings = ServeSettings.model_validate({"tasks": [{"name": "a"}], "redis_url": of_file})
     assert settings.store_url(named) == used
     assert ("a:1" in caplog.text and "b:2" in caplog.text) == (of_file == FILE and named == OTHER)
@@ -91,7 +89,7 @@ def test_a_store_that_is_named_comes_before_that_of_the_file_with_a_warning(
     assert "of-environment" not in caplog.text
 
 
-def test_a_node_holds_as_many_replicas_and_gateways_as_the_settings_say() -> None:
+def test_settings_limit_replicas_and_gateways_per_node() -> None:
     """Serve has no public way to ask an application for them before it is deployed."""
     tasks = [{"name": "few", "max_replicas_per_node": 2}, {"name": "any"}]
     http = {"gateways": 2, "max_gateways_per_node": 1}

@@ -30,12 +30,12 @@ def answers() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_silent_store_is_given_up_in_time(answers: threading.Event) -> None:
+def test_call_of_a_silent_store_times_out(answers: threading.Event) -> None:
     with pytest.raises(StoreBusy):
         asyncio.run(calls_with(timeout_s=0.01).run(answers.wait))
 
 
-async def test_a_call_that_nobody_waits_for_takes_room_until_its_thread_is_free(answers):
+async def test_abandoned_call_takes_room_until_its_thread_is_free(answers):
     calls, began = calls_with(), threading.Semaphore(0)
 
     def silent() -> bool:
@@ -66,7 +66,7 @@ def finds_nothing() -> None:
     raise UnknownFile("none")
 
 
-async def test_a_store_that_failed_is_left_alone_for_a_moment_and_logged_once(caplog):
+async def test_failed_store_is_paused_and_logged_once(caplog):
     caplog.set_level("INFO", "tasc_serve.store_calls")
     calls = calls_with(pause_s=0.05)
     for error in (UnknownFile, UnknownFile):
@@ -90,7 +90,7 @@ def says_nonsense() -> None:
 
 
 @pytest.mark.parametrize("answer", [lambda: None, finds_nothing, says_nonsense])
-async def test_a_slow_store_is_left_alone_although_it_answers_late(answer):
+async def test_slow_store_stays_paused_after_a_late_answer(answer):
     timeout_s = 0.2
     calls, ended = calls_with(timeout_s=timeout_s, pause_s=DEADLINE_S), threading.Event()
 
@@ -111,7 +111,7 @@ async def test_a_slow_store_is_left_alone_although_it_answers_late(answer):
         calls.begin(lambda: None)
 
 
-async def test_an_error_of_our_own_does_not_say_that_the_store_answers_again() -> None:
+async def test_own_error_does_not_end_the_failing_state() -> None:
     calls = calls_with()
     with pytest.raises(StoreUnreachable):
         await calls.run(fails)
@@ -123,7 +123,7 @@ async def test_an_error_of_our_own_does_not_say_that_the_store_answers_again() -
     assert not calls.failing
 
 
-def test_closed_calls_begin_nothing_more_and_give_their_room_back(answers):
+def test_closed_calls_start_nothing_and_cancel_waiting_ones(answers):
     calls, began = calls_with(threads=1, max_waiting=2), threading.Event()
 
     def silent() -> bool:
@@ -141,7 +141,7 @@ def test_closed_calls_begin_nothing_more_and_give_their_room_back(answers):
             calls.begin(silent)
 
 
-def test_a_repeated_call_outlives_failures_says_so_once_and_is_made_a_last_time(caplog):
+def test_repeated_call_survives_failures_and_logs_them_once(caplog):
     caplog.set_level("INFO", "tasc_serve.store_calls")
     outcomes = [None, StoreUnreachable("away"), ValueError("odd"), None]
     faults: list[str | None] = []
@@ -161,7 +161,7 @@ def test_a_repeated_call_outlives_failures_says_so_once_and_is_made_a_last_time(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_a_repeated_call_that_closes_makes_its_last_call_once() -> None:
+def test_closed_repeated_call_makes_its_last_call_once() -> None:
     made: list[str] = []
     repeated = RepeatedCall(
         "work", lambda: made.append("work"), DEADLINE_S, last=lambda: made.append("last")
@@ -170,7 +170,7 @@ def test_a_repeated_call_that_closes_makes_its_last_call_once() -> None:
     assert made == ["work", "last"]
 
 
-def test_a_repeated_call_that_hangs_holds_up_neither_its_beginning_nor_its_end(answers):
+def test_hanging_repeated_call_delays_neither_start_nor_close(answers):
     def hang() -> None:
         answers.wait()
 

@@ -1,9 +1,7 @@
 """Tests the failover of Redis behind one address, with two real servers and a forwarder."""
 
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,53 +10,17 @@ from fake_backend import FakeBackend, Service
 from prometheus_client import CollectorRegistry
 from storage_service import FORM, line
 
+from forwarder import HOST, Forwarder
 from support import eventually
 from tasc_serve.http.batches.files_api import BatchStorage
 from tasc_serve.metrics.discovery import MetricsPort, StoreWatch, live_targets
 from tasc_store import EmbeddedRedis, connect
 
 pytestmark = pytest.mark.redis
-HOST = "127.0.0.1"
 
 
 def port_of(server: EmbeddedRedis) -> int:
     return int(server.url.rpartition(":")[2].removesuffix("/0"))
-
-
-class Forwarder:
-    """Sends each new connection to ``server``; existing connections do not change."""
-
-    def __init__(self, server: EmbeddedRedis) -> None:
-        self.server = server
-        self._listener = socket.create_server((HOST, 0))
-        self.url = f"redis://{HOST}:{self._listener.getsockname()[1]}/0"
-        self._threads: list[threading.Thread] = []
-        self._begin(self._accept)
-
-    def close(self) -> None:
-        """Wait for the end of all connections, which clients must have closed."""
-        self._listener.shutdown(socket.SHUT_RDWR)  # ends accept
-        for thread in self._threads:
-            thread.join()
-
-    def _begin(self, run: Callable[..., None], *args: socket.socket) -> None:
-        self._threads.append(threading.Thread(target=run, args=args))
-        self._threads[-1].start()
-
-    def _accept(self) -> None:
-        with self._listener, suppress(OSError):
-            while True:
-                taken, _ = self._listener.accept()
-                other = socket.create_connection((HOST, port_of(self.server)))
-                self._begin(self._copy, taken, other)
-                self._begin(self._copy, other, taken)
-
-    @staticmethod
-    def _copy(source: socket.socket, target: socket.socket) -> None:
-        with source, suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_RDWR)
 
 
 class Pair:
@@ -69,7 +31,7 @@ class Pair:
         self.primary, self.replica = servers
         self.direct = {s.url: stack.enter_context(redis.Redis.from_url(s.url)) for s in servers}
         self.follow(self.replica, self.primary)
-        self.forwarder = Forwarder(self.primary)
+        self.forwarder = Forwarder(port_of(self.primary))
         stack.callback(self.forwarder.close)
         self.client = stack.enter_context(connect(self.forwarder.url))
 
@@ -86,7 +48,7 @@ class Pair:
         self.follow(self.replica, self.primary)
 
     def redirect(self) -> None:
-        self.forwarder.server = self.primary
+        self.forwarder.port = port_of(self.primary)
 
 
 @pytest.fixture
@@ -115,7 +77,8 @@ def test_gateway_follows_a_failover_and_is_degraded_meanwhile(pair: Pair, tmp_pa
         watch = StoreWatch(pair.client, ttl_s, every_s=0.02)
         stack.callback(watch.close)
         stack.callback(port.close)
-        service = Service(Watched(watch), storage=BatchStorage(pair.client, str(tmp_path)))
+        storage = BatchStorage(pair.client, str(tmp_path))
+        service = Service(Watched(watch), storage=storage, file_timeout_s=2.0)
         shown: list[list[str]] = []
 
         def get(path: str) -> object:
@@ -142,9 +105,7 @@ def test_gateway_follows_a_failover_and_is_degraded_meanwhile(pair: Pair, tmp_pa
         assert all(targets == [port.target] for targets in shown)
 
 
-def test_idle_connections_are_dropped_after_one_refused_write(
-    pair: Pair,
-) -> None:
+def test_idle_connections_are_dropped_after_one_refused_write(pair) -> None:
     pool = pair.client.connection_pool
     for connection in [pool.get_connection() for _ in range(4)]:
         pool.release(connection)

@@ -13,12 +13,7 @@ from support import eventually, refused
 from tasc_draft import DraftSettings
 from tasc_engine.errors import GuideError
 from tasc_protocol import SamplingDefaults
-from tasc_runtime.engine.versions import (
-    Records,
-    engine_digest,
-    fixed_changes,
-    newest_version,
-)
+from tasc_runtime.engine.versions import Records, engine_digest, fixed_changes, newest_version
 from tasc_runtime.errors import ServiceError
 from tasc_serve.replica import watchers
 from tasc_serve.replica.watchers import TaskWatcher
@@ -50,12 +45,12 @@ class Worker:
         self.records = Records(RECORD, 1)
         self.engine = SimpleNamespace(longest=9, guides=SimpleNamespace(of=self._guide))
         self.proposer = SimpleNamespace(index=None)
-        self.artifact = self.announced = None  # of the index in use, and of the one to be used
+        self.artifact = self.announced = None  # of the index in use and of the announced one
         self.indexes = SimpleNamespace(
             store=SimpleNamespace(current=lambda: self.announced), fetch=lambda artifact: None
         )
         self.made = 0
-        self._ready = self.pending = 0  # proposers made and not in use: now, and the most
+        self._ready = self.pending = 0  # unused proposers now, and their maximum
         self.raising: list[Exception] = []
 
     @property
@@ -89,18 +84,16 @@ class Worker:
 
 
 class Loop:
-    """Like the real loop, it passes no exception of an action on."""
+    """A loop that swallows exceptions of actions, like the real one; ``delay_s`` is a slow step."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self._delay_s = delay_s
 
     def between_steps(self, action: Callable[[], None]) -> None:
+        if self._delay_s:
+            return threading.Timer(self._delay_s, action).start()
         with suppress(Exception):
             action()
-
-
-class LateLoop:
-    """A loop with a slow step."""
-
-    def between_steps(self, action: Callable[[], None]) -> None:
-        threading.Timer(0.02, action).start()
 
 
 @contextmanager
@@ -112,16 +105,7 @@ def watching(tasks: Tasks, worker: Worker, loop: Any = None) -> Iterator[None]:
         watcher.close()
 
 
-def watched(published: list[TaskRecord | None], done: Callable[[Worker], bool]) -> Worker:
-    """Returns a worker that served version 1 when all of these were published at once."""
-    worker, tasks = Worker(), Tasks()
-    with watching(tasks, worker):
-        tasks.records = [RECORD, *published]
-        eventually(lambda: done(worker))
-    return worker
-
-
-def told(count: int) -> list[TaskRecord | None]:
+def versions_of(count: int) -> list[TaskRecord | None]:
     return [replace(RECORD, max_tokens=tokens) for tokens in range(1, count + 1)]
 
 
@@ -137,7 +121,7 @@ LIVE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(TaskRecord)])
-def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(field: str) -> None:
+def test_digest_changes_with_every_field_that_needs_another_engine(field: str) -> None:
     others = {
         "dtype": "float64",
         "quantization": "int8",
@@ -154,7 +138,7 @@ def test_a_digest_changes_with_every_field_that_no_running_engine_can_change(fie
     assert fixed_changes(RECORD, changed) == ([] if field in LIVE else [field])
 
 
-def test_of_a_digest_the_newest_readable_version_is_served() -> None:
+def test_newest_readable_version_of_a_digest_is_served() -> None:
     tasks = Tasks()
     adapted = replace(RECORD, adapter="new")
     tasks.records = [RECORD, replace(RECORD, max_tokens=5), adapted, None, adapted]
@@ -166,87 +150,81 @@ def test_of_a_digest_the_newest_readable_version_is_served() -> None:
     assert newest_version(tasks, "greet", engine_digest(adapted)) == (adapted, 3)
 
 
-def test_a_version_that_came_between_two_looks_is_known() -> None:
-    worker = watched(told(2), lambda worker: worker.record_version == 3)
-    assert worker.records.of(2).max_tokens == 1
-    assert worker.records.of(3).max_tokens == 2
-
-
-def test_what_cannot_be_used_between_two_looks_holds_nothing_up() -> None:
-    published = [None, replace(RECORD, regex="bad"), replace(RECORD, model="other"), *told(1)]
-    worker = watched(published, lambda worker: worker.record_version == 5)
-    assert worker.records.older == (1,)
-
-
-def test_the_last_good_version_is_used_where_the_newest_is_not() -> None:
-    published = [*told(1), replace(RECORD, regex="bad")]
-    worker = watched(published, lambda worker: worker.record_version == 2)
-    assert 3 not in worker.records
-
-
-FIXED = [
-    {"adapter": "new"},
-    {"adapters": (("x", "new"),)},
-    {"model": "m"},
-    {"template": "{input}!"},
-]
-
-
-@pytest.mark.parametrize("changed", FIXED)
-def test_what_needs_new_replicas_is_told_once_and_the_next_is_taken(
-    changed: dict[str, Any], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("published", "version", "older"),
+    [
+        (versions_of(2), 3, (1, 2)),
+        (
+            [None, replace(RECORD, regex="bad"), replace(RECORD, model="other"), *versions_of(1)],
+            5,
+            (1,),
+        ),
+        ([*versions_of(1), replace(RECORD, regex="bad")], 2, (1,)),
+    ],
+    ids=["two at once", "unusable ones before it", "an unusable one behind it"],
+)
+def test_newest_usable_version_is_served_and_usable_ones_before_it_are_known(
+    published: list[TaskRecord | None], version: int, older: tuple[int, ...]
 ) -> None:
     worker, tasks = Worker(), Tasks()
     with watching(tasks, worker):
-        tasks.records.append(replace(RECORD, **changed))
-        eventually(lambda: "version 2" in caplog.text)
-        tasks.records += told(1)
-        eventually(lambda: worker.record_version == 3)
-    (said,) = [r.getMessage() for r in caplog.records if "version 2" in r.getMessage()]
-    assert f"changes {next(iter(changed))}" in said
-    assert "version 1 stays in use" in said
-    assert worker.records.older == (1,)
+        tasks.records = [RECORD, *published]
+        eventually(lambda: worker.record_version == version)
+        looks = tasks.looks
+        eventually(lambda: tasks.looks > looks + 3)
+    assert worker.records.newest == (published[version - 2], version)
+    assert worker.records.older == older
 
 
-def test_what_cannot_be_used_is_told_once_with_the_way_out_and_the_next_is_taken(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"adapter": "new"}, "changes adapter"),
+        ({"adapters": (("x", "new"),)}, "changes adapters"),
+        ({"model": "m"}, "changes model"),
+        ({"template": "{input}!"}, "changes template"),
+        ({"draft": DraftSettings("tasc")}, "go back with `tasc task use greet 1`"),
+    ],
+)
+def test_unusable_version_is_reported_once_and_the_next_one_is_used(
+    changed: dict[str, Any],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(watchers, "AGAIN_S", 0.01)
     worker, tasks = Worker(), Tasks()
     with watching(tasks, worker):
-        tasks.records.append(replace(RECORD, draft=DraftSettings("tasc")))
-        eventually(lambda: worker.made > 2)
-        tasks.records += told(1)
+        tasks.records.append(replace(RECORD, **changed))
+        looks = tasks.looks
+        eventually(lambda: "version 1 stays in use" in caplog.text and tasks.looks > looks + 5)
+        tasks.records += versions_of(1)
         eventually(lambda: worker.record_version == 3)
-    (said,) = [r.getMessage() for r in caplog.records if "version 1 stays in use" in r.getMessage()]
-    assert "go back with `tasc task use greet 1`" in said
+    (message,) = [m for m in caplog.messages if "version 1 stays in use" in m]
+    assert named in message
     assert worker.records.older == (1,)
 
 
-def test_a_change_that_fails_between_two_steps_is_told_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_change_that_fails_between_two_steps_is_logged_and_repeated(monkeypatch, caplog) -> None:
     monkeypatch.setattr(watchers, "AGAIN_S", 0.01)
     worker, tasks = Worker(), Tasks()
     worker.raising = [RuntimeError("no row could be drafted for")]
     with watching(tasks, worker):
-        tasks.records += told(1)
+        tasks.records += versions_of(1)
         eventually(lambda: worker.record_version == 2)
     assert "version 1 stays in use: no row could be drafted for" in caplog.text
 
 
-def test_of_a_record_and_an_index_that_come_at_once_one_is_in_use_before_the_other_is_made() -> (
-    None
-):
+def test_simultaneous_record_and_index_are_installed_one_after_the_other() -> None:
     worker, tasks = Worker(), Tasks()
-    tasks.records += told(1)
+    tasks.records += versions_of(1)
     worker.announced = SimpleNamespace(version=1)
-    with watching(tasks, worker, LateLoop()):
+    with watching(tasks, worker, Loop(0.02)):
         eventually(lambda: worker.artifact and worker.record_version == 2)
     assert (worker.made, worker.pending) == (2, 1)
 
 
-def test_a_record_that_cannot_be_read_holds_no_index_up() -> None:
+def test_unreadable_record_delays_no_index() -> None:
     worker, tasks = Worker(), Tasks()
     tasks.records.append(None)
     worker.announced = SimpleNamespace(version=1)

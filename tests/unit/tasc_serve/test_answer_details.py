@@ -31,21 +31,21 @@ def ask(asked, pieces, **more):
     return events(response)
 
 
-def test_a_completion_has_columns_of_its_tokens():
+def test_completion_logprobs_are_columns_of_tokens():
     parsed = Completion.model_validate(ask(COMPLETION, answer(*TEXTS, logprobs=2)))
-    told = parsed.choices[0].logprobs
-    assert (told.tokens, told.text_offset) == (TOKENS, OFFSETS)
-    assert told.token_logprobs == [-0.25, -0.5] * 3
-    assert told.top_logprobs[0] == {"a": -1.0, "b": -2.0, "na": -0.25}, "the chosen one is there"
+    shown = parsed.choices[0].logprobs
+    assert (shown.tokens, shown.text_offset) == (TOKENS, OFFSETS)
+    assert shown.token_logprobs == [-0.25, -0.5] * 3
+    assert shown.top_logprobs[0] == {"a": -1.0, "b": -2.0, "na": -0.25}, "the chosen one is there"
 
 
-def test_a_completion_asked_for_none_beside_the_chosen_has_no_others():
-    told = ask((COMPLETION[0], COMPLETION[1] | {"logprobs": 0}), answer("yes", logprobs=0))
-    assert told["choices"][0]["logprobs"]["top_logprobs"] is None
-    assert told["choices"][0]["logprobs"]["tokens"] == ["y", "es"]
+def test_completion_with_0_logprobs_has_the_chosen_tokens_only():
+    shown = ask((COMPLETION[0], COMPLETION[1] | {"logprobs": 0}), answer("yes", logprobs=0))
+    assert shown["choices"][0]["logprobs"]["top_logprobs"] is None
+    assert shown["choices"][0]["logprobs"]["tokens"] == ["y", "es"]
 
 
-def test_a_chat_has_rows_of_its_tokens():
+def test_chat_logprobs_are_rows_of_tokens():
     content = ask(CHAT, answer(*TEXTS, logprobs=2))
     rows = ChatCompletion.model_validate(content).choices[0].logprobs.content
     assert [r.token for r in rows] == TOKENS
@@ -57,13 +57,13 @@ def test_a_chat_has_rows_of_its_tokens():
     ]
 
 
-def test_streamed_tokens_are_told_once_each_also_where_text_is_held_back():
+def test_streamed_logprobs_have_each_token_once():
     first, held, last = answer(*TEXTS, logprobs=2)
     assert not held.text
     chunks = ask(COMPLETION, [first, held, last], stream=True)
-    told = [c["choices"][0]["logprobs"] for c in chunks]
-    assert [t["tokens"] for t in told] == [TOKENS[:2], TOKENS[2:]]
-    assert [offset for t in told for offset in t["text_offset"]] == OFFSETS
+    shown = [c["choices"][0]["logprobs"] for c in chunks]
+    assert [t["tokens"] for t in shown] == [TOKENS[:2], TOKENS[2:]]
+    assert [offset for t in shown for offset in t["text_offset"]] == OFFSETS
     rows = [
         row
         for chunk in ask(CHAT, [first, held, last], stream=True)
@@ -72,21 +72,21 @@ def test_streamed_tokens_are_told_once_each_also_where_text_is_held_back():
     assert [r.token for r in rows] == TOKENS
 
 
-def test_parts_of_characters_are_told_apart_and_what_cannot_be_is_a_number():
+def test_partial_characters_are_shown_as_bytes_and_infinity_as_a_number():
     half = TokenText(b"\xf0\x9f", -math.inf, 0, ((b"\x99\x82", -1.0),))
-    told = completion_logprobs([half])
-    assert told["tokens"] == ["bytes:\\xf0\\x9f"]
-    assert told["top_logprobs"] == [{"bytes:\\xf0\\x9f": -9999.0, "bytes:\\x99\\x82": -1.0}]
+    shown = completion_logprobs([half])
+    assert shown["tokens"] == ["bytes:\\xf0\\x9f"]
+    assert shown["top_logprobs"] == [{"bytes:\\xf0\\x9f": -9999.0, "bytes:\\x99\\x82": -1.0}]
     (row,) = chat_logprobs([half])["content"]
     assert (row["bytes"], row["logprob"]) == ([0xF0, 0x9F], -9999.0)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
-def test_of_two_tokens_with_one_text_the_likelier_is_told():
-    told = completion_logprobs([TokenText(b"a", -2.0, 0, ((b"a", -0.5), (b"a", -1.0)))])
-    assert told["top_logprobs"] == [{"a": -0.5}]
-    told = completion_logprobs([TokenText(b"a", -0.5, 0, ((b"b", -1.0), (b"a", -3.0)))])
-    assert told["top_logprobs"] == [{"b": -1.0, "a": -0.5}]
+def test_likelier_of_two_tokens_with_the_same_text_is_shown():
+    shown = completion_logprobs([TokenText(b"a", -2.0, 0, ((b"a", -0.5), (b"a", -1.0)))])
+    assert shown["top_logprobs"] == [{"a": -0.5}]
+    shown = completion_logprobs([TokenText(b"a", -0.5, 0, ((b"b", -1.0), (b"a", -3.0)))])
+    assert shown["top_logprobs"] == [{"b": -1.0, "a": -0.5}]
 
 
 TIMES = {
@@ -111,29 +111,29 @@ STEPS = {"per_step_accepted": [3, 0], "per_step_drafted": [3, 2]}
 either_endpoint = pytest.mark.parametrize("path", GOOD)
 
 
-def told(path, **more):
+def answered(path, **more):
     return ask((path, GOOD[path]), answer("Hel", "lo"), **more)
 
 
 @either_endpoint
-def test_an_answer_has_a_summary_unless_it_is_told_otherwise(path):
-    assert told(path)["metrics"] == SUMMARY
-    assert told(path, metrics="summary")["metrics"] == SUMMARY
-    detailed = told(path, metrics="detailed")["metrics"]
+def test_answer_has_metrics_unless_the_request_declines_them(path):
+    assert answered(path)["metrics"] == SUMMARY
+    assert answered(path, metrics="summary")["metrics"] == SUMMARY
+    detailed = answered(path, metrics="detailed")["metrics"]
     assert detailed == SUMMARY | {"speculative_decoding": DRAFTS | STEPS}
-    assert "metrics" not in told(path, metrics="none")
+    assert "metrics" not in answered(path, metrics="none")
 
 
 @either_endpoint
-def test_a_stream_has_it_with_the_usage_else_with_its_end(path):
+def test_stream_has_metrics_with_the_usage_or_with_its_last_choice(path):
     usage = {"stream_options": {"include_usage": True}}
     for more in ({}, usage):
-        *pieces, last = told(path, stream=True, **more)
+        *pieces, last = answered(path, stream=True, **more)
         assert last["metrics"] == SUMMARY
         assert bool(last["choices"]) == (not more)
         assert all("metrics" not in piece for piece in pieces)
         assert all(
-            "metrics" not in piece for piece in told(path, stream=True, metrics="none", **more)
+            "metrics" not in piece for piece in answered(path, stream=True, metrics="none", **more)
         )
 
 
