@@ -81,7 +81,7 @@ class RowAnswers:
             "tokens": list(result.tokens),
             "finish_reason": result.finish_reason,
             "model": builder.record.model,
-            "adapter": adapter_of(self.asked, builder.record) or builder.record.adapter,
+            "adapter": adapter_of(self.asked.adapter, builder.record) or builder.record.adapter,
             "index_version": result.index_version,
         }
         if self.asked.logprobs is not None:

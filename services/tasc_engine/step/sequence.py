@@ -1,7 +1,5 @@
 """The state of one request while it is answered."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,9 +12,11 @@ from tasc_text import TaskTokenizer
 Int32 = NDArray[np.int32]
 
 
-@dataclass(eq=False)
 class Sequence:
     """State of one request, owned by the engine.
+
+    Args:
+        tokenizer: The tokenizer of the answer.
 
     Attributes:
         answer: Its newest token is not in the cache yet, nor are the forced ones after it.
@@ -28,31 +28,22 @@ class Sequence:
         num_prefix_cached: Number of prompt tokens that were copied from another prompt's prefix.
     """
 
-    request: Request
-    prompt: Int32
-    answer: AnswerBuilder
-    guide: Guide | None = None
-    adapter: int = 0
-    row: int = -1
-    kv_start: int = -1
-    cached: int = 0
-    num_prefix_cached: int = 0
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         request: Request,
         tokenizer: TaskTokenizer,
         guide: Guide | None = None,
         adapter: int = 0,
-    ) -> "Sequence":
-        answer = AnswerBuilder(request, tokenizer)
-        sequence = cls(request, np.array(request.prompt_ids, np.int32), answer, guide, adapter)
+    ) -> None:
+        self.request, self.guide, self.adapter = request, guide, adapter
+        self.prompt: Int32 = np.array(request.prompt_ids, np.int32)
+        self.answer = AnswerBuilder(request, tokenizer)
+        self.row = self.kv_start = -1
+        self.cached = self.num_prefix_cached = 0
         if guide is not None:
-            if answer.tokens:
-                sequence._advance_guide(guide, sequence.answer_ids)
-            sequence._begin_forced(tokenizer.eos_ids)
-        return sequence
+            if self.answer.tokens:
+                self._advance_guide(guide, self.answer_ids)
+            self._begin_forced(tokenizer.eos_ids)
 
     def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
         """Takes the tokens that the guide forces first; they enter the cache with the prompt.

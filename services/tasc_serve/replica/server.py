@@ -16,6 +16,7 @@ import ssl
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -198,9 +199,10 @@ class _GatewayConnection(Connection):
         if self._ended is None:
             self._greet(message)
         elif isinstance(message, wire.Submit):
-            answering = asyncio.create_task(self._answer(message))
-            self._calls[message.number] = answering
-            answering.add_done_callback(lambda _: self._calls.pop(message.number, None))
+            number, request = message.number, message.request
+            answer = self._answers.answer(request, partial(self._reply, number))
+            self._calls[number] = answering = asyncio.create_task(answer)
+            answering.add_done_callback(partial(self._end, number, request.id))
         elif isinstance(message, wire.Cancel):
             if call := self._calls.get(message.number):
                 call.cancel()
@@ -222,21 +224,20 @@ class _GatewayConnection(Connection):
         except EngineBroken as error:
             return wire.Failed(number, "broken", str(error))
 
-    async def _answer(self, message: wire.Submit) -> None:
-        number = message.number
+    def _reply(self, number: int, item: Output | Refusal) -> None:
+        if isinstance(item, Refusal):
+            self.send(wire.Refused(number, item))
+        else:
+            self.send(wire.Answered(number, item))
 
-        def send(item: Output | Refusal) -> None:
-            if isinstance(item, Refusal):
-                self.send(wire.Refused(number, item))
-            else:
-                self.send(wire.Answered(number, item))
-
-        try:
-            await self._answers.answer(message.request, send)
-        except EngineBroken as error:
+    def _end(self, number: int, call_id: str, answering: asyncio.Task[None]) -> None:
+        """Forgets a call that has ended, and reports its error."""
+        del self._calls[number]
+        error = None if answering.cancelled() else answering.exception()
+        if isinstance(error, EngineBroken):
             self.send(wire.Failed(number, "broken", str(error)))
-        except Exception as error:
-            log.exception("call %s failed", message.request.id)
+        elif error:
+            log.error("call %s failed", call_id, exc_info=error)
             self.send(wire.Failed(number, "unexpected", repr(error)))
 
     def lost(self, why: str) -> None:

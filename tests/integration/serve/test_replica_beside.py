@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from serving import Samples, publish, running_replica
 
 import tiny
-from support import completed, eventually, index_of, lying
+from support import completed, eventually, eventually_async, index_of, lying
 from tasc_protocol import Output, Request
 from tasc_runtime.protocol import Refusal
 from tasc_serve.replica.replica import TaskReplica
@@ -97,7 +97,7 @@ async def test_every_drafted_answer_is_checked_and_users_notice_nothing(start, t
     assert [(r.text, r.finish_reason) for r in results] == expected(task)
     drafted = sum(any(r.acceptance.drafted) for r in results)
     assert drafted == len(PROMPTS)
-    eventually(lambda: replica.sum("tasc_lossless_checks_total") == drafted)
+    await eventually_async(lambda: replica.sum("tasc_lossless_checks_total") == drafted)
     assert replica.sum("tasc_lossless_mismatches_total") == 0
     row_steps = sum(r.acceptance.steps for r in results)
     assert replica.sum("tasc_row_steps_total") == row_steps
@@ -115,7 +115,7 @@ async def test_a_replica_whose_engine_lies_about_drafts_says_so(
     wrong = sum((r.text, r.finish_reason) != want for r, want in
                 zip(results, expected(task), strict=True))  # fmt: skip
     assert wrong > len(PROMPTS) // 2
-    eventually(lambda: replica.sum("tasc_lossless_checks_total") == len(PROMPTS))
+    await eventually_async(lambda: replica.sum("tasc_lossless_checks_total") == len(PROMPTS))
     assert replica.sum("tasc_lossless_mismatches_total", kind="real") >= wrong
     assert any("differs" in record.getMessage() for record in caplog.records)
     assert not any(sentence in caplog.text for sentence in tiny.SENTENCES)

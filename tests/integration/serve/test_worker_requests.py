@@ -15,7 +15,6 @@ from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_store import TaskStore, connect
-from tasc_text import Conversation, Message
 
 pytestmark = pytest.mark.redis
 ENGINE = EngineSettings(rows=4, max_model_len=128, device="cpu", cost_aware=False)
@@ -123,10 +122,3 @@ def test_a_truncated_prompt_leaves_as_much_room_as_its_answer_needs(worker, most
 
 def test_a_stop_that_no_choice_holds_is_taken(worker):
     assert worker.reader.request(structs.replace(call(), stop=("musical",))).stop[-1] == "musical"
-
-
-def test_texts_that_take_long_are_read_on_no_event_loop(worker):
-    for prompt in ("x" * 99_999, Conversation((Message("user", "x" * 99_999),))):
-        assert worker.reader.may_block(structs.replace(call(), prompt=prompt))
-    for prompt in ("x", (1,) * 99_999):
-        assert not worker.reader.may_block(structs.replace(call(), prompt=prompt))

@@ -110,7 +110,7 @@ def test_a_faulty_adapter_is_named(record: TaskRecord, model: BaseModel, tmp_pat
 
 def test_a_template_of_no_tokens_and_a_second_quantization_are_refused(record, model):
     class Mute:
-        guards = model.tokenizer.guards
+        controls = model.tokenizer.controls
         spellings, control = model.tokenizer.spellings, model.tokenizer.control
 
         def encode_prompt(self, text: str, add_special_tokens: bool) -> list[int]:
