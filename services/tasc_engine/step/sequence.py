@@ -1,5 +1,7 @@
 """The state of one request while it is answered."""
 
+from dataclasses import InitVar, dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +14,7 @@ from tasc_text import TaskTokenizer
 Int32 = NDArray[np.int32]
 
 
+@dataclass(eq=False)
 class Sequence:
     """State of one request, owned by the engine.
 
@@ -28,21 +31,23 @@ class Sequence:
         num_prefix_cached: Number of prompt tokens that were copied from another prompt's prefix.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        tokenizer: TaskTokenizer,
-        guide: Guide | None = None,
-        adapter: int = 0,
-    ) -> None:
-        self.request, self.guide, self.adapter = request, guide, adapter
-        self.prompt: Int32 = np.array(request.prompt_ids, np.int32)
-        self.answer = AnswerBuilder(request, tokenizer)
-        self.row = self.kv_start = -1
-        self.cached = self.num_prefix_cached = 0
-        if guide is not None:
+    request: Request
+    tokenizer: InitVar[TaskTokenizer]
+    guide: Guide | None = None
+    adapter: int = 0
+    prompt: Int32 = field(init=False)
+    answer: AnswerBuilder = field(init=False)
+    row: int = field(default=-1, init=False)
+    kv_start: int = field(default=-1, init=False)
+    cached: int = field(default=0, init=False)
+    num_prefix_cached: int = field(default=0, init=False)
+
+    def __post_init__(self, tokenizer: TaskTokenizer) -> None:
+        self.prompt = np.array(self.request.prompt_ids, np.int32)
+        self.answer = AnswerBuilder(self.request, tokenizer)
+        if self.guide is not None:
             if self.answer.tokens:
-                self._advance_guide(guide, self.answer_ids)
+                self._advance_guide(self.guide, self.answer_ids)
             self._begin_forced(tokenizer.eos_ids)
 
     def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
