@@ -16,6 +16,7 @@ from tasc_engine.config import EngineConfig
 from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.errors import OutOfMemory, RequestTooLong
 from tasc_engine.guided import Guide, Guides, following
+from tasc_engine.guided.following import LeastTokens
 from tasc_engine.model.target import Target
 from tasc_engine.sampling import accept, sampler
 from tasc_engine.sampling.row_parameters import Allowed
@@ -131,11 +132,14 @@ class Engine:
                 vocabulary, or the adapter does not exist.
         """
         self.require_fit(request)
-        self.scheduler.require_free(request.id)
-        if guide is None:
-            guide = self.guides.for_request(request)
+        if guide is None and request.guide:
+            guide = self.guides.of(request.guide)
+        elif guide is None and request.min_tokens:
+            eos_ids = () if request.ignore_eos else tuple(self._tokenizer.eos_ids)
+            ends = request.stop_token_ids + eos_ids
+            guide = LeastTokens(ends, self.vocab_size, request.min_tokens)
         adapter = self._target.adapter_number(request.adapter)
-        self.scheduler.submit(Sequence.of(request, self._tokenizer, guide, adapter))
+        self.scheduler.submit(Sequence(request, self._tokenizer, guide, adapter))
 
     def require_fit(self, request: Request) -> None:
         """Checks a request whose values are filled in.
@@ -178,18 +182,17 @@ class Engine:
                 raise FieldError(field, f"{field} has token id {wrong}; {way_out}")
         self._target.adapter_number(request.adapter)
 
-    def waits_to_compile(self, request: Request) -> bool:
-        """Whether a request needs the code of `compile_rules`, which has not been called yet."""
-        guided = request.guide is not None or request.min_tokens > 0
-        plain = request.sampling.plain and not guided and request.logprobs is None
-        return not (plain or sampler.is_warm(self._target.dtype, self._target.device))
+    @property
+    def rules_compiled(self) -> bool:
+        """Whether `compile_rules` has ended, whose code all requests but plain ones need."""
+        return sampler.is_warm(self._target.dtype, self._target.device)
 
     def compile_rules(self) -> None:
         """Compiles all rules except the plain one; on any thread, seconds once per machine.
 
         Otherwise the first request with such a rule waits for it, with its whole batch.
         """
-        following.warm_up()  # first, since `waits_to_compile` looks at the other
+        following.warm_up()  # first, since `rules_compiled` looks at the other
         sampler.warm_up(self._target.dtype, self._target.device)
 
     def cancel(self, request_id: str) -> bool:
@@ -322,6 +325,7 @@ class Engine:
             carried_kept=counts.forced,
             guide_seconds=clock.guide,
             requests=tuple(sequence.request.id for sequence in plan.sequences),
+            emitted={output.id: len(output.tokens) for output in committed.outputs},
         )
         self._on_step(record)
         if self._draft_budget.learns:

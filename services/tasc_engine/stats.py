@@ -1,7 +1,8 @@
 """Plain counts of the engine's work, without a metrics library."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ class StepRecord:
         cost_error: Mean difference between the times of earlier steps and their costs: 0.1 is 10 %.
             0 if costs are unknown.
         requests: Ids of the requests that took part.
+        emitted: Number of new tokens by request, for those that could emit.
     """
 
     row_steps: int
@@ -59,6 +61,7 @@ class StepRecord:
     carried_kept: int = 0
     guide_seconds: float = 0.0
     requests: tuple[str, ...] = ()
+    emitted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def emitted_tokens(self) -> int:

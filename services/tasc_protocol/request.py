@@ -199,14 +199,23 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     record_version: int | None = None
 
     def __post_init__(self) -> None:
-        self.require_ends(self.guide)
+        self.guided_by(None)
 
-    def require_ends(self, guide: GuideSpec | None) -> None:
-        """Raises FieldError if a part of the request contradicts the end that a guide sets."""
+    def guided_by(self, own: GuideSpec | None) -> GuideSpec | None:
+        """Returns the guide of the answer: the request's, or else the task's unless it wants none.
+
+        Args:
+            own: The task's guide.
+
+        Raises:
+            FieldError: A part of the request contradicts the end that the guide sets.
+        """
+        guide = self.guide or (None if self.unguided else own)
         for name in ("ignore_eos", "min_tokens"):
             if guide and getattr(self, name):
                 message = f"{name} meets {guide.name}, whose guide ends the answer; leave it out"
                 raise FieldError(name, message)
+        return guide
 
     @cached_property
     def sampling(self) -> Sampling:
@@ -223,6 +232,12 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
             prompt=self.prompt_index,
             choice=self.choice_index,
         )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the likeliest token is taken at each position, without a guide or logprobs."""
+        guided = self.guide is not None or self.min_tokens > 0
+        return self.sampling.plain and not guided and self.logprobs is None
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:

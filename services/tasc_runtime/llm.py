@@ -38,7 +38,7 @@ from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.indexes import require_own
-from tasc_runtime.engine.reader import guide_for, require_stops
+from tasc_runtime.engine.reader import require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
@@ -53,6 +53,7 @@ from tasc_runtime.sampling_options import (
     GenerationFields,
     TemplateFields,
     Top,
+    guide_of,
 )
 from tasc_store import TaskRecord, connect
 from tasc_text import (
@@ -651,7 +652,7 @@ class LLM:
         """Makes the requests for all inputs; their shared guide is made once."""
         builder, shared = self._builder, asked.request(asked.logprobs)
         shared = structs.replace(
-            shared, guide=guide_for(shared, builder.record), max_tokens=asked.max_tokens
+            shared, guide=shared.guided_by(guide_of(builder.record)), max_tokens=asked.max_tokens
         )
         for index, given in enumerate(inputs):
             one = structs.replace(shared, id=f"{index}.0", prompt_index=index)

@@ -62,22 +62,30 @@ class Body(BaseModel):
     Attributes:
         unsupported: Fields of other services that are refused, because they would change the
             answer; and for each, the values that change nothing and are accepted.
+        unsupported_values: Values of fields for which a message is refused as a whole, before its
+            other fields are looked at.
         ignored: Fields that do not change answers here; they are accepted and not used.
         nullable: Optional fields for which null has a meaning; for others, null is the default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    unsupported_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     ignored: ClassVar[frozenset[str]] = frozenset()
     nullable: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, body: Any) -> Any:
+    def _known_fields(cls, body: Any) -> Any:
         """Stops at the first unknown field, as there may be many. Null is a field's default."""
         if not isinstance(body, dict):
             return body
         required = _required(cls)
+        for name, values in cls.unsupported_values.items():
+            if body.get(name) in values:
+                others = get_args(cls.model_fields[name].annotation)
+                context = {"field": name, "neutral": others, "whole": "the message"}
+                raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
         for name, value in body.items():
             if name in required or value is None or name in cls.ignored:
                 continue
@@ -219,6 +227,7 @@ class StructuredOutputs(Body):
     disable_any_whitespace: bool = False
 
 
+_NO_OUTPUTS = StructuredOutputs()  # made once, as validation takes time in each request
 Top = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
 
 
@@ -350,7 +359,7 @@ class RuleFields(_ParameterFields):
         return any(getattr(self, field) is None for field in self.nullable & self.model_fields_set)
 
     def _guide(self) -> GuideSpec | None:
-        own = self.structured_outputs or StructuredOutputs()
+        own = self.structured_outputs or _NO_OUTPUTS
         fields: Mapping[str, tuple[GuideKind, Any]] = {
             self.format_field: ("json_schema", _schema_of(self.format)),
             "guided_choice": ("choice", self.guided_choice),
@@ -498,20 +507,12 @@ class ChatMessage(Body):
         "refusal": ("",),
         "audio": (),
     }
+    unsupported_values: ClassVar = {"role": ("tool", "function")}
     ignored: ClassVar = IGNORED_OF_MESSAGES
 
     role: Role
     content: Content
     name: str | None = Field(None, max_length=256, description="of who says it")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _said_by_a_known_role(cls, message: Any) -> Any:
-        """Refuses the role before the fields of such messages are refused as unknown."""
-        if isinstance(message, dict) and message.get("role") in ("tool", "function"):
-            context = {"field": "role", "neutral": get_args(Role), "whole": "the message"}
-            raise PydanticCustomError(UNSUPPORTED, "is not supported", context)
-        return message
 
 
 def _plain_json(value: dict[str, Any]) -> dict[str, Any]:

@@ -166,43 +166,37 @@ class Template(ABC):
                 template changes or examines them, so that its own control tokens cannot be
                 determined.
         """
-        prompt, texts = self._rendered(value)
+        prompt = self.render(value, texts := _Texts())
         ids = tokenizer.encode_prompt(prompt, False)
-        if not self.takes_control_tokens and (guard := self._guard(tokenizer)).suspects(texts):
-            ids = self._kept_apart(guard.control, value, prompt, ids)
+        if not self.takes_control_tokens:
+            control, harmless = self._control(tokenizer)
+            if any(map(control.may_spell, {*texts} - harmless)):
+                ids = self._kept_apart(control, value, prompt, ids)
         add = self.adds_special_tokens if add_special_tokens is None else add_special_tokens
         return tokenizer.with_special_tokens(ids) if add else ids
 
     def encode_rows(self, tokenizer: TaskTokenizer, inputs: Sequence[str]) -> list[list[int]]:
         """Encodes many inputs, faster than single calls of `encode`."""
-        made = [self._rendered(value) for value in inputs]
-        found = tokenizer.encode_outputs([prompt for prompt, _ in made])
+        noted = [_Texts() for _ in inputs]
+        prompts = [self.render(value, texts) for value, texts in zip(inputs, noted, strict=True)]
+        found = tokenizer.encode_outputs(prompts)
         if not self.takes_control_tokens:
-            guard = self._guard(tokenizer)
-            for at, (prompt, texts) in enumerate(made):
-                if guard.suspects(texts):
-                    found[at] = self._kept_apart(guard.control, inputs[at], prompt, found[at])
+            control, harmless = self._control(tokenizer)
+            for at, (prompt, texts) in enumerate(zip(prompts, noted, strict=True)):
+                if any(map(control.may_spell, {*texts} - harmless)):
+                    found[at] = self._kept_apart(control, inputs[at], prompt, found[at])
         add = self.adds_special_tokens
         return [tokenizer.with_special_tokens(ids) for ids in found] if add else found
 
-    def _rendered(self, value: str | Conversation) -> tuple[str, list[str]]:
-        """Returns a prompt, and the texts that were put into the template."""
-        texts = list[str]()
-
-        def seen(text: str) -> str:
-            texts.append(text)
-            return text
-
-        return self.render(value, seen), texts
-
-    def _guard(self, tokenizer: TaskTokenizer) -> "_Guard":
-        known = tokenizer.guards
+    def _control(self, tokenizer: TaskTokenizer) -> tuple[ControlTokens, frozenset[str]]:
+        """Returns the control tokens of the template, and the task's texts that spell none."""
+        known = tokenizer.controls
         if (found := known.get(self)) is None:
             find, prompts = tokenizer.spellings.find, self.plain_prompts
             written = {s.id for p in prompts for s in find(p) if not p[s.begin : s.end].isspace()}
             control = tokenizer.control(written)
             harmless = frozenset(text for text in self.own_texts if not control.find(text))
-            found = known[self] = _Guard(control, harmless)
+            found = known[self] = control, harmless
         return found
 
     def _kept_apart(
@@ -244,17 +238,12 @@ class Template(ABC):
             return ""
 
 
-@dataclass(frozen=True)
-class _Guard:
-    """The control tokens of a template, and the task's texts without such spellings."""
+class _Texts(list[str]):
+    """A function ``quote`` of `Template.render` that keeps the texts and does not change them."""
 
-    control: ControlTokens
-    harmless: frozenset[str]
-
-    def suspects(self, texts: list[str]) -> bool:
-        """Whether texts may spell control tokens; most cannot."""
-        may_spell, harmless = self.control.may_spell, self.harmless
-        return any(may_spell(text) for text in texts if text not in harmless)
+    def __call__(self, text: str) -> str:
+        self.append(text)
+        return text
 
 
 def _same_but_marks(prompt: str, marked: str) -> bool:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,8 +151,8 @@ class TaskTokenizer:
         return Spellings(self._tokenizer)
 
     @cached_property
-    def guards(self) -> dict[Hashable, Any]:
-        """Values that each template caches for this tokenizer."""
+    def controls(self) -> dict[Hashable, tuple[ControlTokens, frozenset[str]]]:
+        """The control tokens of each template, and texts of it that spell none, as a cache."""
         return {}
 
     def control(self, ids: Iterable[int] = ()) -> ControlTokens:

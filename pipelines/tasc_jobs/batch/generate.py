@@ -92,7 +92,7 @@ class RowAnswers:
             "tokens": list(result.tokens),
             "finish_reason": result.finish_reason,
             "model": record.model,
-            "adapter": adapter_of(self.asked, record) or record.adapter,
+            "adapter": adapter_of(self.asked.adapter, record) or record.adapter,
             "index_version": result.index_version,
         }
         if self.asked.logprobs is not None:

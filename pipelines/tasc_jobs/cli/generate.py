@@ -201,9 +201,9 @@ def _require_task(url: str, task: str, asked: "Request") -> None:
 
     record = TaskStore(connect(url)).get(task)
     try:
-        parameters = parameters_of(asked, record.sampling)
+        parameters = parameters_of(asked.parameters, record.sampling)
         _ = structs.replace(asked, parameters=parameters).sampling  # raises for values out of range
-        adapter_of(asked, record)
+        adapter_of(asked.adapter, record)
     except ValueError as error:
         name, blank, rest = str(error).partition(" ")
         raise UsageError(f"{option(name)}{blank}{rest}") from error

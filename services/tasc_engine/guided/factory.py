@@ -9,10 +9,10 @@ from tasc_draft import labels
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import following
 from tasc_engine.guided.choices import Choices
-from tasc_engine.guided.following import Guide, LeastTokens
+from tasc_engine.guided.following import Guide
 from tasc_engine.guided.grammar import Library
 from tasc_engine.guided.sandbox import Effort, Unsettled
-from tasc_protocol import GuideSpec, Request
+from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 Made = TypeVar("Made")
@@ -109,16 +109,6 @@ class Guides:
             with self._compiling:
                 compiled = self._find(spec) or self._compile(spec)
         return compiled.guide(max_tokens)
-
-    def for_request(self, request: Request) -> Guide | None:
-        """Makes the guide of a request, or None; raises GuideError if it cannot be followed."""
-        if request.guide:
-            return self.of(request.guide)
-        if not request.min_tokens:
-            return None
-        eos_ids = () if request.ignore_eos else tuple(self._tokenizer.eos_ids)
-        ends = request.stop_token_ids + eos_ids
-        return LeastTokens(ends, self._vocab_size, request.min_tokens)
 
     def known(self, spec: GuideSpec) -> bool:
         """Whether `of` needs to compile nothing now; for threads that must not wait."""

@@ -47,14 +47,15 @@ class KVAllocator:
         """Gives a request its slots, and returns whether enough were free; others may be moved."""
         if sequence.max_kv_slots > self.free:
             return False
-        if not self._fit(sequence):
+        if (start := self._gap(sequence.max_kv_slots)) is None:
             try:
-                self._push_together()
+                start = self._push_together()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 return False  # no memory to move requests: wait until others have left
-            self._fit(sequence)
+        sequence.kv_start = start
+        self._held.append(sequence)
         self._held.sort(key=lambda s: s.kv_start)
         return True
 
@@ -72,18 +73,17 @@ class KVAllocator:
         moved = self._cache.pending_moves.ravel().tolist()
         assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
 
-    def _fit(self, sequence: Holder) -> bool:
-        """Puts a request into the first gap that is long enough; False if there is none."""
+    def _gap(self, size: int) -> int | None:
+        """Returns the first slot of the first gap that is long enough; None if there is none."""
         begin = 0
-        for end, held in [*((s.kv_start, s) for s in self._held), (self.total, None)]:
-            if end - begin >= sequence.max_kv_slots:
-                sequence.kv_start = begin
-                self._held.append(sequence)
-                return True
-            begin = held.kv_start + held.max_kv_slots if held else end
-        return False
+        for held in self._held:
+            if held.kv_start - begin >= size:
+                return begin
+            begin = held.kv_start + held.max_kv_slots
+        return begin if self.total - begin >= size else None
 
-    def _push_together(self) -> None:
+    def _push_together(self) -> int:
+        """Moves all requests to the front, and returns the first free slot."""
         begin = 0
         for sequence in self._held:
             first = sequence.kv_start
@@ -93,3 +93,4 @@ class KVAllocator:
                 self._cache.shift(first, begin, held)
                 sequence.kv_start = begin
             begin += sequence.max_kv_slots
+        return begin

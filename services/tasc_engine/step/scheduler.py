@@ -109,14 +109,17 @@ class Scheduler:
         """Maximum number of tokens of one request, prompt and answer together."""
         return min(self._config.max_model_len, self._slots.total)
 
-    def require_free(self, request_id: str) -> None:
-        """Raises QueueFull if the queue is full, ValueError if the id is in use."""
-        if self.find(request_id):
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a request.
+
+        Raises:
+            QueueFull: The maximum number of requests is waiting.
+            ValueError: Its id is in use.
+        """
+        if self.find(request_id := sequence.request.id):
             raise ValueError(f"request {request_id} is being answered; ids must differ")
         if self.waiting >= self._config.max_waiting + self.free_rows:
             raise QueueFull(f"{self.waiting} requests wait already; try again later")
-
-    def submit(self, sequence: Sequence) -> None:
         self._waiting.append(sequence)
 
     def find(self, request_id: str) -> Sequence | None:

@@ -1,6 +1,6 @@
 """The state of one request while it is answered."""
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ Int32 = NDArray[np.int32]
 class Sequence:
     """State of one request, owned by the engine.
 
+    Args:
+        tokenizer: The tokenizer of the answer.
+
     Attributes:
         answer: Its newest token is not in the cache yet, nor are the forced ones after it.
         guide: Limits of the answer; None if it is not limited.
@@ -29,30 +32,23 @@ class Sequence:
     """
 
     request: Request
-    prompt: Int32
-    answer: AnswerBuilder
+    tokenizer: InitVar[TaskTokenizer]
     guide: Guide | None = None
     adapter: int = 0
-    row: int = -1
-    kv_start: int = -1
-    cached: int = 0
-    num_prefix_cached: int = 0
+    prompt: Int32 = field(init=False)
+    answer: AnswerBuilder = field(init=False)
+    row: int = field(default=-1, init=False)
+    kv_start: int = field(default=-1, init=False)
+    cached: int = field(default=0, init=False)
+    num_prefix_cached: int = field(default=0, init=False)
 
-    @classmethod
-    def of(
-        cls,
-        request: Request,
-        tokenizer: TaskTokenizer,
-        guide: Guide | None = None,
-        adapter: int = 0,
-    ) -> "Sequence":
-        answer = AnswerBuilder(request, tokenizer)
-        sequence = cls(request, np.array(request.prompt_ids, np.int32), answer, guide, adapter)
-        if guide is not None:
-            if answer.tokens:
-                sequence._advance_guide(guide, sequence.answer_ids)
-            sequence._begin_forced(tokenizer.eos_ids)
-        return sequence
+    def __post_init__(self, tokenizer: TaskTokenizer) -> None:
+        self.prompt = np.array(self.request.prompt_ids, np.int32)
+        self.answer = AnswerBuilder(self.request, tokenizer)
+        if self.guide is not None:
+            if self.answer.tokens:
+                self._advance_guide(self.guide, self.answer_ids)
+            self._begin_forced(tokenizer.eos_ids)
 
     def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
         """Takes the tokens that the guide forces first; they enter the cache with the prompt.

@@ -70,19 +70,21 @@ class Verifier:
             OutOfMemory: The step does not fit without drafts either; it can be run again.
         """
         clock.lap()
-        forward = self._fitting(plan, drafts, allowed)
+        forward = None
+        try:
+            forward = self._run(plan, drafts, allowed)
+        except OutOfMemory:
+            if not len(drafts.tokens) and not self._target.keeps_hidden_states:
+                raise
+        if forward is None:  # behind the block, as its exception holds memory of the forward
+            forward = self._run_smaller(plan, drafts, allowed)
         clock.verify = clock.lap()
         logprobs, scored = _logprobs(plan, forward), _prompt_logprobs(plan, forward)
         return Verified(forward.drafts, forward.accepted, logprobs, scored)
 
-    def _fitting(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
-        target = self._target
-        try:
-            return self._run(plan, drafts, allowed)
-        except OutOfMemory:
-            if not len(drafts.tokens) and not target.keeps_hidden_states:
-                raise
-        none = Drafts.empty(len(plan.emitting))
+    def _run_smaller(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
+        """Runs a step without drafts, and without hidden states if that does not fit either."""
+        target, none = self._target, Drafts.empty(len(plan.emitting))
         roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
         at_roots = allowed and allowed.at(roots)
         if len(drafts.tokens):

@@ -4,7 +4,7 @@ Limits that do not depend on a task are checked where requests enter (`tasc_serv
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # checks of a job import no torch
     from tasc_engine.guided import Guide
 
 log = logging.getLogger(__name__)
-
-_LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
 
 
 class PromptTooLong(FieldError):
@@ -43,43 +41,37 @@ class PromptTooLong(FieldError):
         self.tokens, self.longest = tokens, longest
 
 
-def guide_for(request: Request, record: TaskRecord) -> GuideSpec | None:
-    """Returns the request's guide, or else the task's unless the request wants none.
-
-    Raises:
-        FieldError: The task's guide is combined with ``ignore_eos`` or ``min_tokens``.
-    """
-    guide = request.guide or (None if request.unguided else guide_of(record))
-    request.require_ends(guide)
-    return guide
-
-
-def adapter_of(request: Request, record: TaskRecord) -> str | None:
+def adapter_of(adapter: str | None, record: TaskRecord) -> str | None:
     """Returns the name of the adapter that answers; None if the task names no adapters.
+
+    Args:
+        adapter: The adapter of the request; None: the task's first.
 
     Raises:
         FieldError: The task has no adapter of that name.
     """
     known = record.adapter_names
-    if request.adapter is None:
+    if adapter is None:
         return known[0] if known else None
-    if request.adapter not in known:
+    if adapter not in known:
         if known:
             way_out = f"has {', '.join(known)}: name one of them"
         else:
             way_out = "has no adapters to choose from: leave it out"
-        message = f"adapter is {request.adapter!r}; task {record.name} {way_out}"
+        message = f"adapter is {adapter!r}; task {record.name} {way_out}"
         raise FieldError("adapter", message)
-    return request.adapter
+    return adapter
 
 
-def parameters_of(request: Request, task: SamplingDefaults) -> dict[str, int | float]:
-    """Returns the sampling parameters: those of the request, and the task's for all others.
+def parameters_of(
+    sent: Mapping[str, int | float], task: SamplingDefaults
+) -> dict[str, int | float]:
+    """Returns the sampling parameters: those of a request, and the task's for all others.
 
     Raises:
         FieldError: ``top_p`` is 0, and tokens are drawn.
     """
-    found = {**task.given, **request.parameters}
+    found = {**task.given, **sent}
     if found.get("top_p") == 0:
         if temperature := found.get("temperature"):
             raise FieldError(
@@ -143,11 +135,19 @@ class RequestReader:
             ValueError: The prompt has no tokens, or a limit is out of range.
         """
         record, longest = self._records.of(version), self._engine.longest
-        guide = None if asked.max_tokens == 0 else guide_for(asked, record)
+        guide = None if asked.max_tokens == 0 else asked.guided_by(guide_of(record))
         if guide:
             apart = self._tokenizer.special_ids.union(self._tokenizer.eos_ids)
             guide.require_whole(asked.stop, {*asked.stop_token_ids} - apart)
-        prompt = self._prompt_ids(asked)
+        tokenizer, prompt = self._tokenizer, asked.prompt
+        if isinstance(prompt, str) and not asked.templated:
+            prompt = tuple(tokenizer.encode_prompt(prompt, asked.add_special_tokens is not False))
+        elif not isinstance(prompt, tuple):
+            try:
+                add = asked.add_special_tokens
+                prompt = tuple(self._template.encode(tokenizer, prompt, add))
+            except MessageError as error:
+                raise FieldError(error.field, str(error)) from error
         if asked.truncate_prompt_tokens:
             prompt = prompt[-self._kept_tokens(asked, record) :]
         if len(prompt) >= longest:
@@ -167,9 +167,9 @@ class RequestReader:
             max_tokens=most,
             stop=stops,
             stop_token_ids=stop_ids,
-            parameters=parameters_of(asked, record.sampling),
+            parameters=parameters_of(asked.parameters, record.sampling),
             guide=guide,
-            adapter=adapter_of(asked, record),
+            adapter=adapter_of(asked.adapter, record),
             record_version=version,
         )
         self._engine.require_fit(request)
@@ -194,23 +194,6 @@ class RequestReader:
             self.guide(guide_of(self._records.newest[0]))
         except FieldError as error:
             log.error("task %s: %s", self._records.newest[0].name, error)
-
-    def may_block(self, asked: Request) -> bool:
-        """Whether `read` may take long: it waits for another process, or the text is long."""
-        if asked.templated and self._records.newest[0].chat is not None:
-            return True
-        return not isinstance(asked.prompt, tuple) and len(str(asked.prompt)) > _LONG_TEXT
-
-    def _prompt_ids(self, asked: Request) -> tuple[int, ...]:
-        add = asked.add_special_tokens
-        if isinstance(asked.prompt, tuple):
-            return asked.prompt
-        if isinstance(asked.prompt, str) and not asked.templated:
-            return tuple(self._tokenizer.encode_prompt(asked.prompt, add is not False))
-        try:
-            return tuple(self._template.encode(self._tokenizer, asked.prompt, add))
-        except MessageError as error:
-            raise FieldError(error.field, str(error)) from error
 
     def _kept_tokens(self, asked: Request, record: TaskRecord) -> int:
         """The number of a prompt's last tokens that ``truncate_prompt_tokens`` keeps."""

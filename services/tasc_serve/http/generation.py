@@ -167,16 +167,24 @@ class Generation:
     ) -> Response:
         key = await self._access.key_of(request)
         raw = await read_body(request, self._limits)
-        body: GenerationBody = await _aside(
-            len(raw) > _LARGE_BODY, partial(parsed, raw, endpoint.body)
-        )
+        long = len(raw) > _LARGE_BODY
+        body: GenerationBody = await _aside(long, partial(parsed, raw, endpoint.body))
         scope.task = task = served(self._backend, self._access, key, body.model)
         permit = self._access.admit(key, task, min(body.prompt_count, self._limits.max_prompts))
-        asked, retry = await self._requests(request, raw, body, task, key)
-        media_type = _EVENTS if body.stream else _JSON
-        known_headers = {**permit.headers, **(_UNBUFFERED if body.stream else {})}
-        if retry and (known := retry.response(media_type, known_headers)):
-            return known
+        retry_key = self._idempotency.key_of(request, key.id if key else "")
+        version = None  # all answers to a request and its retries are made by one record's version
+        if retry_key or body.prompt_count * (body.n or 1) > 1:
+            status = self._backend.status(task)
+            version = status.record_version if status else None
+        id, seed = (retry_key.id, retry_key.seed) if retry_key else (os.urandom(16).hex(), None)
+        asked = await _aside(long, partial(requests_of, body, self._limits, id, seed, version))
+        retry = None
+        if retry_key:
+            retry = await self._idempotency.claim(retry_key, request, raw, task, version)
+            known_headers = {**permit.headers, **(_UNBUFFERED if body.stream else {})}
+            if known := retry.response(_EVENTS if body.stream else _JSON, known_headers):
+                return known
+            asked = choices.pinned(asked, retry.record_version)
         reply = endpoint.reply(body, task, asked)
         if body.stream:
             return await self._streamed(request, asked, reply, scope, permit, retry)
@@ -190,27 +198,6 @@ class Generation:
             retry.keep(encoded)
         headers = {**permit.headers, **self._ignored(task, asked)}
         return Response(encoded, headers=headers, media_type=_JSON)
-
-    async def _requests(
-        self, request: HttpRequest, raw: bytes, body: GenerationBody, task: str, key: ApiKey | None
-    ) -> tuple[Sequence[Request], IdempotentRequest | None]:
-        """Returns the requests for an HTTP request's answers, and its first attempt, if known.
-
-        All answers to an HTTP request and its retries are made by one version of the task's record.
-        """
-        retry_key = self._idempotency.key_of(request, key.id if key else "")
-        id, seed = (retry_key.id, retry_key.seed) if retry_key else (os.urandom(16).hex(), None)
-        version = None
-        if retry_key or body.prompt_count * (body.n or 1) > 1:
-            status = self._backend.status(task)
-            version = status.record_version if status else None
-        asked = await _aside(
-            len(raw) > _LARGE_BODY, partial(requests_of, body, self._limits, id, seed, version)
-        )
-        if not retry_key:
-            return asked, None
-        retry = await self._idempotency.claim(retry_key, request, raw, task, version)
-        return choices.pinned(asked, retry.record_version), retry
 
     async def _streamed(
         self,

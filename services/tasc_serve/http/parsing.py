@@ -14,7 +14,7 @@ from fastapi import Request as HttpRequest
 from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
-from tasc_protocol import FieldError, Prompt, Request
+from tasc_protocol import FieldError, Request
 from tasc_protocol.request import MOST_CHOICE_BYTES
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.http.proxy_guard import first_fields
@@ -139,9 +139,15 @@ def requests_of(
     """
     try:
         prompts = [tuple(p) if isinstance(p, list) else p for p in body.prompts]
-        n, count = body.n or 1, len(prompts)
+        n, count, limit = body.n or 1, len(prompts), body.limit or 0
         answers = n * count
-        _require_consistent(body, limits, n, count)
+        _require_at_most("prompt", f"has {count} prompts", count, "max_prompts", limits.max_prompts)
+        _require_at_most("n", f"is {n} answers", n, "max_choices", limits.max_choices)
+        if count > 1:
+            found = f"is {n} answers to each of {count} prompts"
+            _require_at_most("n", found, n, "max_prompts", limits.max_prompts // count)
+        found = f"is {limit} tokens"
+        _require_at_most(body.limit_field, found, limit, "max_tokens", limits.max_tokens)
         request = replace(
             body.request(body.logprob_count, seed),
             id=id,
@@ -160,49 +166,21 @@ def requests_of(
             found = f"has {size} bytes for each of {answers} answers"
             _require_at_most(guide.field, found, size, "max_choices", most)
         requests = (request,) if answers == 1 else choices.spread(request, prompts)
-        size = sum(_checked_size(one.prompt, one.prompt_field, limits) for one in requests[::n])
+        total, most = 0, limits.max_prompt_bytes
+        for one in requests[::n]:
+            if isinstance(one.prompt, tuple):
+                each, unit, size = _BYTES_PER_TOKEN, "token ids", len(one.prompt)
+            else:
+                each, unit, size = 1, "bytes", len(str(one.prompt).encode())
+            found = f"has {size} {unit}"
+            _require_at_most(one.prompt_field, found, size, "max_prompt_bytes", most // each)
+            total += size * each
         if n > 1:  # each answer's request includes the prompt
-            found = f"is {n} answers to {size} bytes of prompts, {n * size} together"
-            most = limits.max_prompt_bytes * limits.max_choices
-            _require_at_most("n", found, n * size, "max_prompt_bytes", most)
+            found = f"is {n} answers to {total} bytes of prompts, {n * total} together"
+            _require_at_most("n", found, n * total, "max_prompt_bytes", most * limits.max_choices)
         return requests
     except FieldError as error:
         raise ApiError(400, str(error), error.field) from error
-
-
-def _require_consistent(body: GenerationBody, limits: LimitSettings, n: int, count: int) -> None:
-    """Raises FieldError if fields contradict each other, or a number is over its limit."""
-    _require_at_most("prompt", f"has {count} prompts", count, "max_prompts", limits.max_prompts)
-    _require_at_most("n", f"is {n} answers", n, "max_choices", limits.max_choices)
-    if body.best_of is not None and body.best_of > n:
-        message = f"best_of is {body.best_of} and n is {n}; all answers made are returned"
-        raise FieldError("best_of", f"{message}: set both to the same number")
-    if count > 1:
-        found = f"is {n} answers to each of {count} prompts"
-        _require_at_most("n", found, n, "max_prompts", limits.max_prompts // count)
-    limit = body.limit or 0
-    _require_at_most(body.limit_field, f"is {limit} tokens", limit, "max_tokens", limits.max_tokens)
-    if isinstance(body, ChatRequest):
-        if body.top_logprobs is not None and not body.logprobs:
-            message = "top_logprobs comes without logprobs; set logprobs to true"
-            raise FieldError("top_logprobs", message)
-        both = None not in (body.max_tokens, body.max_completion_tokens)
-        if both and body.max_tokens != body.max_completion_tokens:
-            message = "max_tokens and max_completion_tokens are one limit; send one of them"
-            raise FieldError("max_completion_tokens", message)
-    if isinstance(body, CompletionRequest) and body.max_tokens == 0 and not body.echo:
-        raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
-
-
-def _checked_size(prompt: Prompt, field: str, limits: LimitSettings) -> int:
-    """Returns a prompt's approximate size in bytes. Raises FieldError if it is over the limit."""
-    most, each, unit = limits.max_prompt_bytes, 1, "bytes"
-    if isinstance(prompt, tuple):
-        size, each, unit = len(prompt), _BYTES_PER_TOKEN, "token ids"
-    else:
-        size = len(str(prompt).encode())
-    _require_at_most(field, f"has {size} {unit}", size, "max_prompt_bytes", most // each)
-    return size * each
 
 
 def _require_at_most(field: str, found: str, size: int, setting: str, limit: int) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tasc_protocol import Acceptance, GenerationResult, Output, Request, TokenText, Whole
 from tasc_protocol.output import LEAST_LOGPROB, finite, token_name
 from tasc_runtime.protocol import Refusal
-from tasc_serve.http.schemas import ChatRequest, CompletionRequest
+from tasc_serve.http.schemas import ChatRequest, CompletionRequest, MetricsLevel
 from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import Numbered
 
@@ -49,7 +49,7 @@ def _likeliest(token: TokenText) -> dict[str, float] | None:
     return found
 
 
-def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:
+def metrics_of(result: GenerationResult, level: MetricsLevel) -> dict[str, Any]:
     """Times in milliseconds; None where the divisor would be 0.
 
     If another replica began the answer, all values describe the rest of it.
@@ -62,7 +62,7 @@ def metrics_of(result: GenerationResult, detailed: bool) -> dict[str, Any]:
         "queue_time_ms": _ms(times.queued),
         "mean_itl_ms": _ms(decoding / (tokens - 1)) if tokens > 1 else None,
         "tokens_per_second": round(tokens / inference, 3) if inference > 0 else None,
-        "speculative_decoding": _drafting(result.acceptance, detailed),
+        "speculative_decoding": _drafting(result.acceptance, level == "detailed"),
         "draft_index_version": result.index_version,
     }
 
@@ -95,17 +95,6 @@ def _drafting(acceptance: Acceptance, detailed: bool) -> dict[str, Any]:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 3)
-
-
-def usage(results: Sequence[GenerationResult], n: int) -> dict[str, int]:
-    """The token usage of all answers; each prompt counts once for its ``n`` answers."""
-    prompts = sum(r.prompt_tokens for r in results[::n])
-    answers = sum(len(r.tokens) for r in results)
-    return {
-        "prompt_tokens": prompts,
-        "completion_tokens": answers,
-        "total_tokens": prompts + answers,
-    }
 
 
 def _whole_text(text: str) -> dict[str, Any]:
@@ -157,60 +146,62 @@ class Reply:
     def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
         """The body of a whole response, with one choice for each answer, in order."""
         choices = [
-            self._choice(i, self.shape.content(result.text), result, self._logprobs(texts))
-            for i, (result, texts) in enumerate(answers)
+            {
+                "index": index,
+                **self.shape.content(result.text),
+                "logprobs": self._logprobs(texts),
+                "finish_reason": result.finish_reason,
+            }
+            for index, (result, texts) in enumerate(answers)
         ]
-        results = [result for result, _ in answers]
-        return {**self._envelope(self.shape.object, choices), **self._summary(results)}
+        return self._response(self.shape.object, choices, [result for result, _ in answers])
 
     def chunk(self, index: int, output: Output, first: bool) -> dict[str, Any]:
         """A part of one choice; ``first`` marks its first part."""
-        content = self.shape.chunk(output.text, first)
-        logprobs = self._logprobs(output.token_texts) if output.token_texts else None
-        choice = self._choice(index, content, output.result, logprobs)
-        chunk = self._envelope(self.shape.chunk_object, [choice])
+        result = output.result
+        choice = {
+            "index": index,
+            **self.shape.chunk(output.text, first),
+            "logprobs": self._logprobs(output.token_texts) if output.token_texts else None,
+            "finish_reason": result.finish_reason if result else None,
+        }
+        chunk = self._response(self.shape.chunk_object, [choice])
         if self.body.includes_usage:
             chunk["usage"] = None  # as in OpenAI's API: the last chunk has it
-        elif output.result and len(self.requests) == 1:
-            chunk |= self._metrics([output.result])  # no later chunk has it
+        elif result and len(self.requests) == 1 and self.body.metrics != "none":
+            chunk["metrics"] = metrics_of(result, self.body.metrics)  # no later chunk has it
         return chunk
 
-    def last(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The chunk after all choices, which has the usage."""
-        return {**self._envelope(self.shape.chunk_object, []), **self._summary(results)}
-
-    def _summary(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        return {"usage": usage(results, self.requests[0].n), **self._metrics(results)}
-
-    def _metrics(self, results: Sequence[GenerationResult]) -> dict[str, Any]:
-        """The requested metrics; null for several answers, because their times overlap."""
-        level = self.body.metrics
-        if level == "none":
-            return {}
-        alone = metrics_of(results[0], level == "detailed") if len(results) == 1 else None
-        return {"metrics": alone}
-
-    def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
-        return None if self.body.logprob_count is None else self.shape.logprobs(tokens)
-
-    def _choice(
+    def _response(
         self,
-        index: int,
-        content: dict[str, Any],
-        result: GenerationResult | None,
-        logprobs: dict[str, Any] | None,
+        kind: str,
+        choices: list[dict[str, Any]],
+        results: Sequence[GenerationResult] = (),
     ) -> dict[str, Any]:
-        reason = result.finish_reason if result else None
-        return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-
-    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
+        """A response or a chunk; with results, it has the token usage and the metrics of all."""
+        response: dict[str, Any] = {
             "id": f"{self.shape.prefix}-{self.requests[0].response_id}",
             "object": kind,
             "created": self.created,
             "model": self.task,
             "choices": choices,
         }
+        if results:
+            # Each prompt counts once for its answers.
+            prompts = sum(result.prompt_tokens for result in results[:: self.requests[0].n])
+            tokens = sum(len(result.tokens) for result in results)
+            response["usage"] = {
+                "prompt_tokens": prompts,
+                "completion_tokens": tokens,
+                "total_tokens": prompts + tokens,
+            }
+            if self.body.metrics != "none":  # null for several answers, as their times overlap
+                alone = len(results) == 1
+                response["metrics"] = metrics_of(results[0], self.body.metrics) if alone else None
+        return response
+
+    def _logprobs(self, tokens: Sequence[TokenText]) -> dict[str, Any] | None:
+        return None if self.body.logprob_count is None else self.shape.logprobs(tokens)
 
     async def events(
         self, first: Awaitable[Numbered], rest: AsyncIterator[Numbered]
@@ -240,7 +231,8 @@ class Reply:
                 results[index] = output.result
             numbered = await anext(rest, None)
         if self.body.includes_usage:
-            yield _event(self.last([results[i] for i in sorted(results)]))
+            ended = [results[i] for i in sorted(results)]
+            yield _event(self._response(self.shape.chunk_object, [], ended))
         yield _DONE
 
     def failure(self, error: ApiError) -> str:

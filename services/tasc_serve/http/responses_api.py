@@ -26,7 +26,7 @@ from tasc_runtime.sampling_options import (
     TextFormat,
     Top,
 )
-from tasc_serve.http.responses import chat_logprobs, json_of, metrics_of, usage
+from tasc_serve.http.responses import chat_logprobs, json_of, metrics_of
 from tasc_serve.http.schemas import UNSUPPORTED_FIELDS, Label, RequestFields, StreamOptions
 from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.routing.choices import Numbered
@@ -96,7 +96,6 @@ class ResponsesRequest(TemplateFields, RequestFields):
     }
     format_field: ClassVar = "text.format"
     n: ClassVar = None
-    best_of: ClassVar = None
     limit_field: ClassVar = "max_output_tokens"
 
     input: Annotated[
@@ -119,8 +118,10 @@ class ResponsesRequest(TemplateFields, RequestFields):
 
     @property
     def prompts(self) -> Sequence[str | Conversation]:
-        told = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
-        return [self.conversation_of([*told, *self.input])]
+        if not self.instructions:
+            return [self.conversation_of(self.input)]
+        instructions = ChatMessage(role="system", content=self.instructions)
+        return [self.conversation_of([instructions, *self.input])]
 
     @property
     def limit(self) -> int | None:
@@ -170,7 +171,7 @@ class ResponsesReply:
         yield event("response.in_progress", response=begun)
         yield event("response.output_item.added", **item, item=self._message())
         yield event("response.content_part.added", **place, part=self._part("", ()))
-        texts, tokens, told = list[str](), list[TokenText](), 0
+        texts, tokens, sent = list[str](), list[TokenText](), 0
         result: GenerationResult | None = None
         numbered: Numbered | None = await first
         while numbered is not None:
@@ -180,7 +181,7 @@ class ResponsesReply:
             tokens += output.token_texts
             result = output.result or result
             if output.text:
-                logprobs, told = self._logprobs(tokens[told:]), len(tokens)
+                logprobs, sent = self._logprobs(tokens[sent:]), len(tokens)
                 delta = {**place, "delta": output.text, "logprobs": logprobs}
                 yield event("response.output_text.delta", **delta)
                 texts.append(output.text)
@@ -200,8 +201,8 @@ class ResponsesReply:
         OpenAI's clients look for a field ``error``, which OpenAI's own event does not have.
         """
         body = in_its_words(error).body
-        told = {name: body["error"][name] for name in ("code", "message", "param")}
-        return self._event("error", **told, **body)
+        fields = {name: body["error"][name] for name in ("code", "message", "param")}
+        return self._event("error", **fields, **body)
 
     def _event(self, kind: str, **content: Any) -> str:
         content = {"type": kind, "sequence_number": next(self._numbers), **content}
@@ -230,7 +231,7 @@ class ResponsesReply:
             "usage": result and _usage(result),
         }
         if result and body.metrics != "none":
-            response["metrics"] = metrics_of(result, body.metrics == "detailed")
+            response["metrics"] = metrics_of(result, body.metrics)
         return response
 
     def _message(
@@ -249,8 +250,8 @@ class ResponsesReply:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = chat_logprobs(tokens)["content"]
-        return told
+        logprobs: list[dict[str, Any]] = chat_logprobs(tokens)["content"]
+        return logprobs
 
 
 def _status(result: GenerationResult | None) -> str:
@@ -260,11 +261,11 @@ def _status(result: GenerationResult | None) -> str:
 
 
 def _usage(result: GenerationResult) -> dict[str, Any]:
-    counted = usage([result], 1)
+    prompt, answer = result.prompt_tokens, len(result.tokens)
     return {
-        "input_tokens": counted["prompt_tokens"],
+        "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": counted["completion_tokens"],
+        "output_tokens": answer,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counted["total_tokens"],
+        "total_tokens": prompt + answer,
     }

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from pydantic import BaseModel, Discriminator, Field, StringConstraints, Tag
 
+from tasc_protocol import FieldError, Request
 from tasc_runtime.sampling_options import (
     Body,
     ChatFields,
@@ -104,6 +105,13 @@ class RequestFields(HarmlessFields, RuleFields):
 class _Generation(RequestFields, GenerationFields):
     best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="n at most")
 
+    def request(self, logprobs: int | None, seed: int | None = None) -> Request:
+        if self.best_of is not None and self.best_of > (self.n or 1):
+            message = f"best_of is {self.best_of} and n is {self.n or 1}"
+            way_out = "all answers made are returned: set both to the same number"
+            raise FieldError("best_of", f"{message}; {way_out}")
+        return super().request(logprobs, seed)
+
 
 def _kind(prompt: Any) -> str | None:
     """The kind of prompts that a value has, by its first element."""
@@ -149,6 +157,11 @@ class CompletionRequest(_Generation):
         None, description="so many of the likeliest tokens of each place, and the chosen one"
     )
 
+    def request(self, logprobs: int | None, seed: int | None = None) -> Request:
+        if self.max_tokens == 0 and not self.echo:
+            raise FieldError("max_tokens", "max_tokens is 0 without echo; send 1 or more, or echo")
+        return super().request(logprobs, seed)
+
     @property
     def prompts(self) -> Sequence[str | list[int]]:
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
@@ -179,6 +192,18 @@ class ChatRequest(ChatFields, _Generation):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: Top | None = Field(None, description="needs logprobs")
+
+    def request(self, logprobs: int | None, seed: int | None = None) -> Request:
+        if self.top_logprobs is not None and not self.logprobs:
+            message = "top_logprobs comes without logprobs; set logprobs to true"
+            raise FieldError("top_logprobs", message)
+        if self.max_completion_tokens is not None and self.max_tokens not in (
+            None,
+            self.max_completion_tokens,
+        ):
+            message = "max_tokens and max_completion_tokens are one limit; send one of them"
+            raise FieldError("max_completion_tokens", message)
+        return super().request(logprobs, seed)
 
     @property
     def prompts(self) -> Sequence[str | Conversation]:

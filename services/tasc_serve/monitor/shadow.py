@@ -6,11 +6,11 @@ changed, near ties between two tokens cannot be detected.
 
 import dataclasses
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from msgspec import structs
 
@@ -21,12 +21,18 @@ from tasc_engine import (
     StepRecord,
     TokenLogprob,
 )
+from tasc_engine.guided import Guide
 from tasc_protocol import Request
 from tasc_protocol.request import MOST_LOGPROBS
-from tasc_serve.metrics.replica_metrics import Mismatch, ReplicaMetrics
+from tasc_runtime.errors import ServiceError
+from tasc_runtime.protocol import Refusal
+from tasc_serve.metrics.replica_metrics import Mismatch, NotChecked, ReplicaMetrics
 from tasc_serve.settings import ShadowSettings
 
 log = logging.getLogger(__name__)
+SubmitIdle: TypeAlias = Callable[
+    [Request, Callable[[Output | Refusal | Exception], None], Guide | None, float], None
+]
 
 # Maximum difference of natural logarithms at which the batch's shape may swap two tokens: some
 # rounding errors of logits of a few tens.
@@ -82,37 +88,53 @@ class _Candidate:
         )
 
 
+def without_checks(record: StepRecord) -> StepRecord | None:
+    """Returns a step's record without the tokens of checks; None if the step had checks only.
+
+    Prompt tokens of checks remain in it. They have no drafts, and no tokens are forced if
+    log-probabilities are requested.
+    """
+    checks = [id_ for id_ in record.requests if id_.startswith(_PREFIX)]
+    if not checks:
+        return record
+    if len(checks) == len(record.requests):
+        return None
+    emitted = [record.emitted[id_] for id_ in checks if id_ in record.emitted]
+    return dataclasses.replace(
+        record,
+        row_steps=record.row_steps - len(emitted),
+        bonus_tokens=record.bonus_tokens - sum(emitted),
+    )
+
+
 class ShadowCheck:
     """Checks a share of one engine's drafted answers.
 
-    `finished` may be called on any thread; all other methods on the engine's.
+    A check is an idle request of the step loop, so it never delays a user's request. All methods
+    are called on one thread, the one that gets the loop's outputs.
 
     Args:
+        submit_idle: See `EngineLoop.submit_idle`.
         dtype: Data type of the target, which defines the size of a near tie.
-        observe: Called with each step's record without the work of shadows, and not for steps of
-            shadows only. Prompt tokens of shadows remain in it.
+
+    Attributes:
+        pending: Number of answers that wait for their check, or are being decoded again.
     """
 
     def __init__(
         self,
         engine: Engine,
+        submit_idle: SubmitIdle,
         settings: ShadowSettings,
         dtype: str,
         metrics: ReplicaMetrics,
-        observe: Callable[[StepRecord], None] = lambda record: None,
     ) -> None:
-        self._engine, self._settings, self._metrics = engine, settings, metrics
-        self._margin, self._observe = MARGINS[dtype], observe
-        self._due, self._real = 0.0, 0
-        self._chosen: deque[_Candidate] = deque()
-        self._running: dict[str, _Candidate] = {}
-        self._record: StepRecord | None = None
-        self._warming = self._crowded = False
-
-    @property
-    def running(self) -> int:
-        """Number of this check's requests in the engine."""
-        return len(self._running)
+        self._guides, self._submit_idle = engine.guides, submit_idle
+        self._settings, self._metrics = settings, metrics
+        self._margin = MARGINS[dtype]
+        self._due, self._real, self.pending = 0.0, 0, 0
+        if settings.sample_rate:
+            engine.compile_rules()  # checks need log-probabilities
 
     def finished(self, asked: Request, request: Request, result: GenerationResult) -> None:
         """Notes the end of a user's answer; selects every n-th that can be compared."""
@@ -123,121 +145,51 @@ class ShadowCheck:
         if self._due < 1:
             return
         self._due -= 1
-        if len(self._chosen) >= self._settings.max_waiting:
+        if self.pending >= self._settings.max_waiting:
             self._metrics.not_checked["full"].inc()
             return
-        until = time.monotonic() + self._settings.max_age_s
-        self._chosen.append(_Candidate(request, result, until))
+        self.pending += 1
+        self._begin(_Candidate(request, result, time.monotonic() + self._settings.max_age_s))
 
-    def make_way(self) -> None:
-        """Frees a row before a user's request is submitted, so that shadows do not delay it.
-
-        If the cache is smaller than all rows need, its slots become free one step later.
-        """
-        engine = self._engine
-        if self._running and engine.running + engine.waiting >= engine.config.rows:
-            self._give_back(next(reversed(self._running)))
-
-    def fill(self) -> None:
-        """Before a step: frees rows if requests wait, or takes a free one."""
-        engine = self._engine
-        if self._crowded:
-            for shadow_id in tuple(self._running):
-                self._give_back(shadow_id)
-        elif self._chosen and engine.running + engine.waiting < engine.config.rows:
-            try:
-                self._start()
-            except Exception:
-                self._failed()
-
-    def hold(self, record: StepRecord) -> None:
-        """Stores a step's record, which `own` passes on."""
-        self._record = record
-
-    def own(self, outputs: list[Output]) -> list[Output]:
-        """After a step: keeps the outputs of shadows, and returns those of users."""
-        self._crowded = self._engine.waiting > 0
-        if not self._running:
-            self._pass_on([])
-            return outputs
-        mine = [output for output in outputs if output.id in self._running]
-        self._pass_on(mine)
-        others = [output for output in outputs if output.id not in self._running]
-        for output in mine:
-            if output.result:
-                try:
-                    self._compare(self._running.pop(output.id), output.result)
-                except Exception:
-                    self._failed()
-        return others
-
-    def _pass_on(self, mine: list[Output]) -> None:
-        record, self._record = self._record, None
-        if record is None or (self._running and self._running.keys() >= set(record.requests)):
-            return
-        # Shadows have no drafts, and no tokens are forced if logprobs are requested.
-        tokens = sum(len(output.tokens) for output in mine)
-        self._observe(
-            dataclasses.replace(
-                record,
-                row_steps=record.row_steps - len(mine),
-                bonus_tokens=record.bonus_tokens - tokens,
-            )
-            if mine
-            else record
-        )
-
-    def _start(self) -> None:
-        while self._chosen:
-            candidate = self._chosen[0]
-            if time.monotonic() > candidate.until:
-                self._chosen.popleft()
-                self._metrics.not_checked["old"].inc()
-                continue
-            if self._engine.waits_to_compile(candidate.shadow):
-                self._warm_up()
+    def _begin(self, candidate: _Candidate) -> None:
+        shadow, guide = candidate.shadow, None
+        if shadow.guide:
+            if not self._guides.known(shadow.guide):  # compiling it again would delay users
+                self._drop("failed")
                 return
-            self._chosen.popleft()
-            self._submit(candidate)
-            return
+            guide = self._guides.of(shadow.guide)
+        self._submit_idle(shadow, partial(self._on_item, candidate), guide, candidate.until)
 
-    def _submit(self, candidate: _Candidate) -> None:
-        shadow = candidate.shadow
-        if shadow.guide and not self._engine.guides.known(shadow.guide):
-            # Compiling it again would delay users.
-            self._metrics.not_checked["failed"].inc()
-            return
-        self._engine.submit(shadow)
-        self._running[shadow.id] = candidate
+    def _on_item(self, candidate: _Candidate, item: Output | Refusal | Exception) -> None:
+        """Compares the whole answer, or begins it again if a user's request took its row."""
+        try:
+            match item:
+                case Refusal(kind="full"):
+                    self._begin(candidate)
+                case Refusal(kind="late"):
+                    self._drop("old")
+                case Output(result=GenerationResult(error=None) as result):
+                    self._compare(candidate, result)
+                    self.pending -= 1
+                case Output():
+                    self._drop("failed")
+                case _:
+                    raise ServiceError(str(item))
+        except Exception:  # users' answers continue
+            self._drop("failed")
+            log.exception("an answer could not be checked")
 
-    def _failed(self) -> None:
-        """Logs an error of the check, so that users' answers continue."""
-        self._metrics.not_checked["failed"].inc()
-        log.exception("an answer could not be checked")
-
-    def _give_back(self, shadow_id: str) -> None:
-        """Frees a shadow's row; its candidate is tried again from the beginning."""
-        self._engine.cancel(shadow_id)
-        self._chosen.appendleft(self._running.pop(shadow_id))
-
-    def _warm_up(self) -> None:
-        """Compiles rules for log-probabilities on another thread, since it takes seconds."""
-        if not self._warming:
-            self._warming = True
-            threading.Thread(
-                target=self._engine.compile_rules, name="shadow-rules", daemon=True
-            ).start()
+    def _drop(self, reason: NotChecked) -> None:
+        self.pending -= 1
+        self._metrics.not_checked[reason].inc()
 
     def _compare(self, candidate: _Candidate, shadow: GenerationResult) -> None:
-        if shadow.finish_reason == "error":
-            self._metrics.not_checked["failed"].inc()
-            return
         found = difference(candidate.result.tokens, shadow.logprobs, self._margin)
         self._metrics.observe_check(found.kind if found else None)
         if found and found.kind == "real":
-            self._tell(candidate, shadow, found)
+            self._log(candidate, shadow, found)
 
-    def _tell(self, candidate: _Candidate, shadow: GenerationResult, found: Difference) -> None:
+    def _log(self, candidate: _Candidate, shadow: GenerationResult, found: Difference) -> None:
         """Logs a mismatch without any text of a user."""
         self._real += 1
         if self._real & (self._real - 1):

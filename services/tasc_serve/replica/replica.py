@@ -1,8 +1,18 @@
-"""The Serve deployment that answers for one task: an engine, its step loop, its metrics."""
+"""The Serve deployment that answers for one task: an engine, its step loop, its metrics.
+
+`TaskReplica.answer` is the way of a request: it is refused if the queue is full, `Admission` fills
+in the task's values and compiles its guide, and the step loop answers it.
+"""
 
 import asyncio
+import heapq
 import itertools
+import math
+import random
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -11,8 +21,9 @@ from prometheus_client import CollectorRegistry
 from ray import serve
 
 from tasc_engine import StepRecord
+from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide
-from tasc_protocol import Output, Request
+from tasc_protocol import FieldError, GuideSpec, Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
@@ -20,18 +31,24 @@ from tasc_runtime.protocol import AnswerTexts, Pulse, Refusal, TaskStatus
 from tasc_serve.metrics.discovery import MetricsPort, node_address
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector
-from tasc_serve.monitor.shadow import ShadowCheck
-from tasc_serve.replica.admission import Admission, DrainRate
+from tasc_serve.monitor.shadow import ShadowCheck, without_checks
 from tasc_serve.replica.server import CallServer
-from tasc_serve.replica.start_notes import tell
-from tasc_serve.replica.step_loop import EngineLoop
+from tasc_serve.replica.start_notes import publish_note
+from tasc_serve.replica.step_loop import EngineLoop, Item
 from tasc_serve.replica.watchers import TaskWatcher
 from tasc_serve.routing.autoscaling import OUTSTANDING
-from tasc_serve.settings import ServedTask, ServeSettings
+from tasc_serve.settings import LimitSettings, ServedTask, ServeSettings
 from tasc_serve.wire import AttachRequest, Endpoint
 from tasc_store import CollectedRows, TaskStore, connect
 
 _LEAST_STALL_S = 60.0  # long steps must not get a replica replaced
+_LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
+_COMPILERS = 2  # guides of choices and of grammars do not wait for each other
+_KEPT = 64  # number of endings that the rate is measured over
+_LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
+_LATEST_S = 5  # the last part of it, for all calls that must wait longer
+_UNKNOWN_S = 1.0  # assumed for an answer before any has ended
+_SLACK = 4  # a quarter of the queue should be empty at the first retries
 
 
 class TaskReplica:
@@ -72,7 +89,7 @@ class TaskReplica:
             max_waiting=limits.max_queued_requests,
             cache_dir=settings.cache_dir,
             on_step=self._observe_step,
-            say=partial(tell, client, task.name),
+            say=partial(publish_note, client, task.name),
             digest=digest,
         )
         self.builder.reader.compile_own_guide()
@@ -89,29 +106,28 @@ class TaskReplica:
             from tasc_runtime.engine.drafters import NeuralMetrics
 
             self.builder.drafter.publish(NeuralMetrics(registry, own))
-        self._shadow = ShadowCheck(
-            self.builder.engine,
-            task.shadow,
-            self.builder.record.dtype,
-            self._metrics,
-            self._metrics.observe_step,
-        )
         self._collector = Collector(
             CollectedRows(client, task.name),
             task.collect,
             self._metrics,
             takes_conversations=self.builder.has_chat_template,
         )
-        self._observers = (self._shadow.finished, self._collector.finished)
         self._set_index()
-        host = settings.metrics.host or node_address()
-        self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._loop = EngineLoop(
             self.builder.engine,
             on_delta=self._metrics.observe_inter_token,
-            shadow=self._shadow,
             hand_over=self._on_event_loop,
         )
+        shadow = ShadowCheck(
+            self.builder.engine,
+            self._loop.submit_idle,
+            task.shadow,
+            self.builder.record.dtype,
+            self._metrics,
+        )
+        self._observers = (shadow.finished, self._collector.finished)
+        host = settings.metrics.host or node_address()
+        self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)
         self._watcher = TaskWatcher(
             self.builder, self._loop, TaskStore(client), settings.poll_interval_s, self._set_index
         )
@@ -124,8 +140,18 @@ class TaskReplica:
         Raises:
             EngineBroken: The engine has ended.
         """
-        if refusal := self._refused(asked):
-            send(refusal)
+        builder, outstanding = self.builder, self._outstanding
+        if outstanding >= self._capacity:
+            message = f"{outstanding} requests are in this replica already"
+            wait_s = self._drain.retry_after_s(asked.id, outstanding - builder.engine.config.rows)
+            send(Refusal("full", message, None, wait_s))
+            return
+        # One version from here on, as a newer one may arrive while a guide is compiled.
+        now = builder.record_version
+        version = now if asked.record_version is None else asked.record_version
+        if version not in builder.records:
+            message = f"the answer was begun by version {version}, this is {now}"
+            send(Refusal("changed", message))
             return
         self._here = asyncio.get_running_loop()
         self._drain.began(asked.id)
@@ -133,21 +159,72 @@ class TaskReplica:
         taken = False
         try:
             # Not the call's id, as a client's retry and its first attempt may be here together.
-            admitted = await self._admission.request(asked, f"{asked.id}-{next(self._numbers)}")
+            id = f"{asked.id}-{next(self._numbers)}"
+            admitted = await self._admission.request(asked, id, version)
             if isinstance(admitted, Refusal):
                 send(admitted)
                 return
             taken = True
-            request, guide = admitted
             if asked.is_acknowledged:
-                send(Output(asked.id, record_version=request.record_version))
-            await self._relay(asked, request, guide, send)
+                send(Output(asked.id, record_version=version))
+            await self._relay(asked, *admitted, send)
         finally:
             self._outstanding -= 1
             if taken:
                 self._drain.ended()
             if not self._outstanding:
                 self._drain.idle()
+
+    async def _relay(
+        self,
+        asked: Request,
+        request: Request,
+        guide: Guide | None,
+        send: Callable[[Output | Refusal], None],
+    ) -> None:
+        """Has the engine answer a request, and sends what arrives until it has ended."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        texts, over = AnswerTexts(self.builder.tokenizer, asked, request), False
+
+        def on_item(item: Item) -> None:
+            nonlocal over
+            if ended.done():  # it was cancelled, and the engine may not know yet
+                return
+            result = item.result if isinstance(item, Output) else None
+            over = not isinstance(item, Output) or result is not None
+            try:
+                if isinstance(item, Exception):
+                    raise EngineBroken(f"the engine ended on {item!r}") from item
+                if result:
+                    self._metrics.observe_result(result)
+                if result and result.error:
+                    item = _failure(result.error, asked, guide)
+                elif isinstance(item, Output):
+                    artifact = self.builder.artifact  # only a replica knows the index
+                    item = texts.output(item, artifact.version if artifact else None)
+                    if item.result:
+                        for observe in self._observers:
+                            observe(asked, request, item.result)
+                send(item)
+                if over:
+                    ended.set_result(None)
+            except Exception as error:
+                ended.set_exception(error)
+
+        self._loop.submit(request, on_item, guide)
+        # The gateway gives up at the same time; this limit is for a dead gateway.
+        timeout_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                await ended
+        except TimeoutError:
+            if not limit.expired():  # sending raised it
+                raise
+            if not over:
+                send(Refusal("late", f"no answer within {timeout_s:g} s"))
+        finally:
+            if not over:
+                self._loop.cancel(request.id)
 
     async def attach(self, request: AttachRequest) -> AsyncGenerator[Endpoint, None]:
         """Yields the endpoint for a gateway; ends with its connection."""
@@ -172,18 +249,6 @@ class TaskReplica:
         if not self._loop.alive:
             raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
         return Pulse(self._status(), self._outstanding, self._loop.stalled_s)
-
-    def _refused(self, asked: Request) -> Refusal | None:
-        """Returns a refusal if a request cannot be accepted now."""
-        outstanding, version = self._outstanding, self.builder.record_version
-        if outstanding >= self._capacity:
-            message = f"{outstanding} requests are in this replica already"
-            waiting = outstanding - self.builder.engine.config.rows
-            return Refusal("full", message, None, self._drain.retry_after_s(asked.id, waiting))
-        if not (asked.record_version is None or asked.record_version in self.builder.records):
-            message = f"the answer was begun by version {asked.record_version}, this is {version}"
-            return Refusal("changed", message)
-        return None
 
     def _status(self) -> TaskStatus:
         builder, artifact = self.builder, self.builder.artifact
@@ -224,59 +289,6 @@ class TaskReplica:
     def __del__(self) -> None:
         self.close()
 
-    async def _relay(
-        self,
-        asked: Request,
-        request: Request,
-        guide: Guide | None,
-        send: Callable[[Output | Refusal], None],
-    ) -> None:
-        """Has the engine answer a request, and sends what arrives until it has ended."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        texts, over = AnswerTexts(self.builder.tokenizer, asked, request), False
-
-        def converted(made: Output) -> Output | Refusal:
-            if made.result:
-                self._metrics.observe_result(made.result)
-                if made.result.error:
-                    return _failure(made.result.error, asked, guide)
-            artifact = self.builder.artifact  # only a replica knows the index
-            output = texts.output(made, artifact.version if artifact else None)
-            if output.result:
-                for observe in self._observers:
-                    observe(asked, request, output.result)
-            return output
-
-        def on_item(item: Output | Refusal | Exception) -> None:
-            nonlocal over
-            if ended.done():  # it was cancelled, and the engine may not know yet
-                return
-            over = not isinstance(item, Output) or item.result is not None
-            try:
-                if isinstance(item, Exception):
-                    raise EngineBroken(f"the engine ended on {item!r}") from item
-                send(item if isinstance(item, Refusal) else converted(item))
-            except Exception as error:
-                ended.set_exception(error)
-            else:
-                if over:
-                    ended.set_result(None)
-
-        self._loop.submit(request, on_item, guide)
-        # The gateway gives up at the same time; this limit is for a dead gateway.
-        timeout_s = self._timeout_s if asked.timeout_s is None else asked.timeout_s
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                await ended
-        except TimeoutError:
-            if not limit.expired():  # sending raised it
-                raise
-            if not over:
-                send(Refusal("late", f"no answer within {timeout_s:g} s"))
-        finally:
-            if not over:
-                self._loop.cancel(request.id)
-
     def _on_event_loop(self, run: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the event loop is closing
             if self._here:
@@ -291,12 +303,13 @@ class TaskReplica:
 
     def _observe_step(self, record: StepRecord) -> None:
         # Metrics are labelled with the builder's proposer, so they are created later.
-        self._shadow.hold(record)
+        if users := without_checks(record):
+            self._metrics.observe_step(users)
 
     def _load(self) -> tuple[int, int, float]:
         engine = self.builder.engine
-        # Read during a step, so the check may not know yet that the engine has ended one.
-        running = max(engine.running - self._shadow.running, 0)
+        # Read during a step, so the loop may not know yet that the engine has ended one.
+        running = max(engine.running - self._loop.idle_running, 0)
         return running, engine.waiting, engine.kv_usage
 
 
@@ -306,3 +319,159 @@ def _failure(error: str, asked: Request, guide: Guide | None) -> Refusal:
         message = f"{asked.guide.name} cannot be followed: {error}"
         return Refusal("invalid", message, asked.guide.field)
     return Refusal("failed", error)
+
+
+class Admission:
+    """Fills in the requests of one replica and compiles their guides, on one event loop.
+
+    New guides are compiled on separate threads, so that answers are still sent meanwhile. Requests
+    with a known guide, or none, do not wait.
+    """
+
+    def __init__(self, builder: EngineBuilder, limits: LimitSettings) -> None:
+        self._builder, self._limits = builder, limits
+        self._threads = ThreadPoolExecutor(_COMPILERS, "guides")
+        # The task's own guide does not wait for others, if it was dropped in favour of them.
+        self._own = ThreadPoolExecutor(1, "own-guide")
+        # One thread, since prompts are rendered one by one anyway.
+        self._renders = ThreadPoolExecutor(1, "prompts")
+        self._compiling: dict[GuideSpec, asyncio.Future[Guide]] = {}
+        self._rules = asyncio.Lock()
+
+    async def request(
+        self, asked: Request, id: str, version: int
+    ) -> tuple[Request, Guide | None] | Refusal:
+        """Returns the request for the engine and its compiled guide; raises unexpected errors only.
+
+        Args:
+            id: Id of the request in the engine.
+            version: Version of the task's record that answers.
+        """
+        reader, engine, prompt = self._builder.reader, self._builder.engine, asked.prompt
+        read = partial(reader.read, asked, id, version)
+        # A chat template is rendered by another process.
+        slow = asked.templated and self._builder.has_chat_template
+        slow = slow or (not isinstance(prompt, tuple) and len(str(prompt)) > _LONG_TEXT)
+        try:
+            if slow:
+                request = await asyncio.get_running_loop().run_in_executor(self._renders, read)
+            else:
+                request = read()
+            if asked.n * asked.prompts > 1:
+                self._limits.require_total(request)
+            if request.guide and (refusal := await self._compiled(request.guide)):
+                return refusal
+            guide = reader.guide(request.guide)
+        except FieldError as error:
+            return Refusal("invalid", str(error), error.field)
+        except ValueError as error:
+            return Refusal("invalid", f"{asked.prompt_field}: {error}", asked.prompt_field)
+        if not (request.is_plain or engine.rules_compiled):
+            async with self._rules:  # one thread at a time, as others would only wait
+                if not engine.rules_compiled:
+                    await asyncio.to_thread(engine.compile_rules)
+        return request, guide
+
+    async def _compiled(self, guide: GuideSpec) -> Refusal | None:
+        """Waits until a guide is compiled, once for all requests with it, or returns a refusal.
+
+        Raises:
+            FieldError: The guide cannot be followed.
+        """
+        guides, limit_s = self._builder.engine.guides, self._limits.guide_timeout_s
+        if guides.known(guide):
+            return None
+        if (compiling := self._compiling.get(guide)) is None:
+            if not guide.is_tasks and len(self._compiling) >= self._limits.max_compiling_guides:
+                message = f"{len(self._compiling)} other guides are being compiled; try again later"
+                return Refusal("full", f"{guide.name}: {message}", guide.field)
+
+            def ended(compiled: asyncio.Future[Guide]) -> None:
+                del self._compiling[guide]
+                if not compiled.cancelled():
+                    compiled.exception()  # it may be that no request waits for it any more
+
+            threads = self._own if guide.is_tasks else self._threads
+            compiling = asyncio.get_running_loop().run_in_executor(threads, guides.of, guide)
+            self._compiling[guide] = compiling
+            compiling.add_done_callback(ended)
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.shield(compiling)
+        except TimeoutError:  # compiling continues, for a retry
+            message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
+            return Refusal("full", message, guide.field)
+        except GuideError as error:
+            if not guides.known(guide):  # it is not tried again here
+                raise FieldError(guide.field, f"{guide.name}: {error}") from error
+        return None
+
+    def close(self) -> None:
+        for threads in (self._threads, self._own, self._renders):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+class DrainRate:
+    """The rate at which places become free, and the retry times of refused calls.
+
+    Args:
+        rows: Number of calls that are answered at the same time.
+    """
+
+    def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rows, self._clock = rows, clock
+        self._marks: deque[float] = deque(maxlen=_KEPT + 1)  # times of the start and the endings
+        self._known = rows / _UNKNOWN_S
+        self._expected: dict[str, float] = {}  # retry times of refused calls
+        self._times: list[tuple[float, str]] = []  # a heap of these and of calls accepted since
+
+    def began(self, call_id: str) -> None:
+        """Notes an accepted call, whose retry is no longer expected."""
+        self._expected.pop(call_id, None)
+        if not self._marks:
+            self._marks.append(self._clock())
+
+    def ended(self) -> None:
+        """Notes that a place has become free."""
+        self._marks.append(self._clock())
+
+    def idle(self) -> None:
+        """Notes that all calls have ended, as idle time must not affect the rate."""
+        if len(self._marks) > self._rows:  # with fewer endings, some rows were free
+            self._known = self.per_second()
+        self._marks.clear()
+
+    def per_second(self) -> float:
+        """Places that become free per second; before the first, the rate before `idle`.
+
+        The rate falls while no call ends.
+        """
+        spent = self._clock() - self._marks[0] if self._marks else 0.0
+        if len(self._marks) < 2:
+            return min(self._known, self._rows / spent if spent > 0 else math.inf)
+        return (len(self._marks) - 1) / spent if spent > 0 else math.inf
+
+    def retry_after_s(self, call_id: str, waiting: int) -> float:
+        """Seconds until a call that is refused now should retry, at most 60.
+
+        Each call gets its own time, after those refused before it, at the rate at which places
+        become free. A call that retries too early keeps its time. If the time would exceed 60 s,
+        the call retries within the last 5 of them, since an earlier try would waste one of the
+        client's retries.
+
+        Args:
+            waiting: Number of calls in the queue.
+        """
+        now = self._clock()
+        while self._times and self._times[0][0] <= now:
+            at, expected = heapq.heappop(self._times)
+            if self._expected.get(expected) == at:
+                del self._expected[expected]
+        if call_id in self._expected:
+            return self._expected[call_id] - now
+        wait_s = (1 + waiting / _SLACK + len(self._expected)) / self.per_second()
+        if wait_s > _LONGEST_S:
+            return random.uniform(_LONGEST_S - _LATEST_S, _LONGEST_S)  # noqa: S311 (no secret)
+        self._expected[call_id] = now + wait_s
+        heapq.heappush(self._times, (now + wait_s, call_id))
+        return wait_s

@@ -16,6 +16,7 @@ import ssl
 import tempfile
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -56,18 +57,22 @@ class CallServer:
         name: The replica's id; gateways compare it.
         host: Address of this node that other nodes reach.
         node: This node's Ray id.
+
+    Attributes:
+        expected: The end of each expected connection, by its token.
+        connections: All open connections.
     """
 
     def __init__(
         self, answers: Answers, name: str, host: str, node: str, settings: ConnectionSettings
     ) -> None:
-        self._answers = answers
+        self.answers = answers
         self.name = name
+        self.settings = settings
+        self.expected: dict[bytes, asyncio.Future[None]] = {}
+        self.connections: set[Connection] = set()
         self._host = host
         self._node = node
-        self._settings = settings
-        self._expected: dict[bytes, asyncio.Future[None]] = {}
-        self._open: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
         self._starting = asyncio.Lock()
         self._local: Endpoint | None = None
@@ -83,30 +88,30 @@ class CallServer:
         token = secrets.token_bytes(32)
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        self._expected[token] = ended
-        timer = loop.call_later(self._settings.connect_timeout_s, self._forget, token)
+        self.expected[token] = ended
+        timer = loop.call_later(self.settings.connect_timeout_s, self._forget, token)
         try:
             yield Endpoint(endpoint.address, token, endpoint.certificate)
             await ended
         finally:
             timer.cancel()
-            self._expected.pop(token, None)
+            self.expected.pop(token, None)
             ended.cancel()
 
     def close(self) -> None:
         """Ends all connections. Call it on the event loop, or after that has ended."""
         for server in self._servers:
             server.close()
-        for connection in list(self._open):
+        for connection in list(self.connections):
             connection.close("the replica is being stopped")
         if self._local:
             with suppress(OSError):
                 os.unlink(str(self._local.address))
 
     def _forget(self, token: bytes) -> None:
-        ended = self._expected.pop(token, None)
+        ended = self.expected.pop(token, None)
         if ended and not ended.done():
-            limit_s = self._settings.connect_timeout_s
+            limit_s = self.settings.connect_timeout_s
             ended.set_exception(ServiceError(f"no gateway connected within {limit_s:g} s"))
 
     async def _endpoint(self, node: str) -> Endpoint:
@@ -138,7 +143,7 @@ class CallServer:
         return self._remote
 
     async def _listening(self, context: ssl.SSLContext) -> asyncio.Server:
-        loop, first = asyncio.get_running_loop(), self._settings.port
+        loop, first = asyncio.get_running_loop(), self.settings.port
         for port in range(first, first + (_PORTS if first else 1)):
             try:
                 return await loop.create_server(
@@ -146,7 +151,7 @@ class CallServer:
                     self._host,
                     port,
                     ssl=context,
-                    ssl_handshake_timeout=self._settings.connect_timeout_s,
+                    ssl_handshake_timeout=self.settings.connect_timeout_s,
                     backlog=_BACKLOG,
                 )
             except OSError as error:
@@ -158,35 +163,23 @@ class CallServer:
         )
 
     def _accepted(self) -> Connection:
-        return _GatewayConnection(
-            self._answers, self.name, self._expected, self._open, self._settings
-        )
+        return _GatewayConnection(self)
 
 
 class _GatewayConnection(Connection):
     """One gateway's connection, from its token to its end."""
 
-    def __init__(
-        self,
-        answers: Answers,
-        name: str,
-        expected: dict[bytes, asyncio.Future[None]],
-        everyone: set[Connection],
-        settings: ConnectionSettings,
-    ) -> None:
-        super().__init__(settings)
+    def __init__(self, server: CallServer) -> None:
+        super().__init__(server.settings)
         self.most_received = _HELLO_BYTES
-        self._answers = answers
-        self._name = name
-        self._expected = expected
-        self._everyone = everyone
+        self._server, self._answers = server, server.answers
         self._ended: asyncio.Future[None] | None = None
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection. With TLS this comes after the handshake, if that succeeds."""
         super().connection_made(transport)
-        self._everyone.add(self)
+        self._server.connections.add(self)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._limits.connect_timeout_s, self._require_token)
 
@@ -198,9 +191,10 @@ class _GatewayConnection(Connection):
         if self._ended is None:
             self._greet(message)
         elif isinstance(message, wire.Submit):
-            answering = asyncio.create_task(self._answer(message))
-            self._calls[message.number] = answering
-            answering.add_done_callback(lambda _: self._calls.pop(message.number, None))
+            number, request = message.number, message.request
+            answer = self._answers.answer(request, partial(self._reply, number))
+            self._calls[number] = answering = asyncio.create_task(answer)
+            answering.add_done_callback(partial(self._end, number, request.id))
         elif isinstance(message, wire.Cancel):
             if call := self._calls.get(message.number):
                 call.cancel()
@@ -208,13 +202,14 @@ class _GatewayConnection(Connection):
             self.send(self._pulse(message.number))
 
     def _greet(self, message: Message) -> None:
-        ended = self._expected.pop(message.token, None) if isinstance(message, wire.Hello) else None
+        token = message.token if isinstance(message, wire.Hello) else b""
+        ended = self._server.expected.pop(token, None)
         if ended is None or ended.done():
             self.close("it showed no valid token")
             return
         self._ended = ended
         self.most_received = self._limits.max_message_bytes
-        self.send(wire.Welcome(self._name))
+        self.send(wire.Welcome(self._server.name))
 
     def _pulse(self, number: int) -> wire.HeartbeatReply | wire.Failed:
         try:
@@ -222,26 +217,25 @@ class _GatewayConnection(Connection):
         except EngineBroken as error:
             return wire.Failed(number, "broken", str(error))
 
-    async def _answer(self, message: wire.Submit) -> None:
-        number = message.number
+    def _reply(self, number: int, item: Output | Refusal) -> None:
+        if isinstance(item, Refusal):
+            self.send(wire.Refused(number, item))
+        else:
+            self.send(wire.Answered(number, item))
 
-        def send(item: Output | Refusal) -> None:
-            if isinstance(item, Refusal):
-                self.send(wire.Refused(number, item))
-            else:
-                self.send(wire.Answered(number, item))
-
-        try:
-            await self._answers.answer(message.request, send)
-        except EngineBroken as error:
+    def _end(self, number: int, call_id: str, answering: asyncio.Task[None]) -> None:
+        """Forgets a call that has ended, and reports its error."""
+        del self._calls[number]
+        error = None if answering.cancelled() else answering.exception()
+        if isinstance(error, EngineBroken):
             self.send(wire.Failed(number, "broken", str(error)))
-        except Exception as error:
-            log.exception("call %s failed", message.request.id)
+        elif error:
+            log.error("call %s failed", call_id, exc_info=error)
             self.send(wire.Failed(number, "unexpected", repr(error)))
 
     def lost(self, why: str) -> None:
         self._timer.cancel()
-        self._everyone.discard(self)
+        self._server.connections.discard(self)
         for call in self._calls.values():
             call.cancel()
         if self._ended is None:

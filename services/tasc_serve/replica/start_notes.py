@@ -19,7 +19,7 @@ _POLL_S: Final = 0.1
 _log = logging.getLogger(__name__)
 
 
-def tell(client: redis.Redis, task: str, text: str) -> None:
+def publish_note(client: redis.Redis, task: str, text: str) -> None:
     """Publishes a note about slow work for waiting users; never raises if Redis fails."""
     try:
         client.publish(_CHANNEL, json.dumps([task, text]))

@@ -8,12 +8,12 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from tasc_engine import Engine, Output, QueueFull, Request
 from tasc_engine.guided import Guide
 from tasc_runtime.protocol import Refusal
-from tasc_serve.monitor.shadow import ShadowCheck
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ class EngineLoop:
         hand_over: Runs a function that calls all sinks of a round. By default, it runs on the
             engine's thread, and sinks must not block.
         on_delta: Called with seconds since the row's previous output and its number of tokens.
-        shadow: The shadow check, which adds requests if rows are free.
     """
 
     def __init__(
@@ -40,16 +39,17 @@ class EngineLoop:
         engine: Engine,
         *,
         on_delta: Callable[[float, int], None] = lambda seconds, tokens: None,
-        shadow: ShadowCheck | None = None,
         hand_over: Callable[[Callable[[], None]], None] = lambda run: run(),
     ) -> None:
         self._engine = engine
         self._on_delta = on_delta
-        self._shadow = shadow
         self._hand_over = hand_over
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sinks: dict[str, tuple[Sink, bool]] = {}
         self._last: dict[str, float] = {}
+        self._idle_requests: deque[tuple[Request, Sink, Guide | None, float]] = deque()
+        self._idle_ids: list[str] = []  # idle requests that the engine holds, in order
+        self._crowded = False
         self._closed = False
         self._round = time.monotonic()
         self._idle = False
@@ -66,6 +66,11 @@ class EngineLoop:
         """Seconds since the thread's last completed round; 0 while it is idle."""
         return 0.0 if self._idle else time.monotonic() - self._round
 
+    @property
+    def idle_running(self) -> int:
+        """Number of requests of `submit_idle` that the engine holds."""
+        return len(self._idle_ids)
+
     def submit(self, request: Request, sink: Sink, guide: Guide | None = None) -> None:
         """Submits ``request``; if the engine refuses it, the sink gets a refusal.
 
@@ -73,6 +78,18 @@ class EngineLoop:
             guide: The request's guide, made on another thread, as this one compiles nothing.
         """
         self._inbox.put(lambda: self._submit(request, sink, guide))
+
+    def submit_idle(self, request: Request, sink: Sink, guide: Guide | None, until: float) -> None:
+        """Submits a request that uses rows only while no other request needs them.
+
+        It begins when a row is free and no other request waits. If its row is needed, it is dropped
+        and its sink gets a refusal of the kind ``full``.
+
+        Args:
+            until: Time of `time.monotonic` by which it must begin; else its sink gets a refusal of
+                the kind ``late``.
+        """
+        self._inbox.put(lambda: self._idle_requests.append((request, sink, guide, until)))
 
     def cancel(self, request_id: str) -> None:
         """Drops a request; its row is free at the next step, and its sink is not called again."""
@@ -101,17 +118,50 @@ class EngineLoop:
         try:
             while not self._closed:
                 self._read_inbox()
-                self._deliver(self._step())
+                self._use_idle_rows()
+                self._step()
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
             self.failure = error
             self._refuse_all(error)
 
-    def _step(self) -> list[Output]:
-        if self._shadow is None:
-            return self._engine.step()
-        self._shadow.fill()
-        return self._shadow.own(self._engine.step())
+    def _step(self) -> None:
+        """Advances the engine, and passes on its outputs."""
+        outputs, now = self._engine.step(), time.monotonic()
+        self._crowded = self._engine.waiting > 0
+        items: list[tuple[Sink, Item]] = []
+        for output in outputs:
+            if output.id not in self._idle_ids:
+                before = self._last.get(output.id)
+                if before is not None:
+                    self._on_delta(now - before, len(output.tokens))
+                self._last[output.id] = now
+            sink, streams = self._sinks[output.id]
+            if streams or output.result:
+                items.append((sink, output))
+            if output.result:
+                self._forget(output.id)
+        self._hand_out(items)
+
+    def _use_idle_rows(self) -> None:
+        """Begins one idle request if a row is free, or frees the rows of all if others wait."""
+        engine = self._engine
+        if self._crowded:
+            while self._idle_ids:
+                self._drop_idle()
+            return
+        while self._idle_requests and engine.running + engine.waiting < engine.config.rows:
+            request, sink, guide, until = self._idle_requests.popleft()
+            if time.monotonic() <= until:
+                self._submit(request, sink, guide, idle=True)
+                return
+            self._hand_out([(sink, Refusal("late", "no row was idle in time"))])
+
+    def _drop_idle(self) -> None:
+        """Drops the newest idle request."""
+        sink, _ = self._sinks[self._idle_ids[-1]]
+        self._cancel(self._idle_ids[-1])
+        self._hand_out([(sink, Refusal("full", "another request needs the row"))])
 
     def _refuse_all(self, error: Exception) -> None:
         """Refuses all requests, also later ones, after the engine has ended."""
@@ -132,47 +182,44 @@ class EngineLoop:
 
     def _next_action(self) -> Callable[[], None]:
         """Returns the next action; waits for it if the engine is idle."""
-        self._idle = idle = not (self._engine.running or self._engine.waiting)
+        engine = self._engine
+        self._idle = idle = not (engine.running or engine.waiting or self._idle_requests)
         try:
             return self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)
         finally:
             self._round, self._idle = time.monotonic(), False
 
-    def _submit(self, request: Request, sink: Sink, guide: Guide | None) -> None:
+    def _submit(
+        self, request: Request, sink: Sink, guide: Guide | None, idle: bool = False
+    ) -> None:
+        engine = self._engine
+        item: Refusal | Exception | None = None
+        if self._idle_ids and engine.running + engine.waiting >= engine.config.rows:
+            self._drop_idle()  # the request finds the row that it would find without idle ones
         try:
-            if self._shadow:
-                self._shadow.make_way()
-            self._engine.submit(request, guide)
+            engine.submit(request, guide)
         except QueueFull as error:
-            self._hand_out([(sink, Refusal("full", str(error)))])
-            return
+            item = Refusal("full", str(error))
         except ValueError as error:
-            self._hand_out([(sink, Refusal("invalid", str(error)))])
-            return
+            item = Refusal("invalid", str(error))
         except Exception as error:
-            self._hand_out([(sink, error)])
+            item = error
+        if item:
+            self._hand_out([(sink, item)])
             return
         self._sinks[request.id] = (sink, request.stream)
+        if idle:
+            self._idle_ids.append(request.id)
 
     def _cancel(self, request_id: str) -> None:
         self._engine.cancel(request_id)
+        self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
         self._sinks.pop(request_id, None)
         self._last.pop(request_id, None)
-
-    def _deliver(self, outputs: list[Output]) -> None:
-        now = time.monotonic()
-        items: list[tuple[Sink, Item]] = []
-        for output in outputs:
-            before = self._last.get(output.id)
-            if before is not None:
-                self._on_delta(now - before, len(output.tokens))
-            self._last[output.id] = now
-            sink, streams = self._sinks[output.id]
-            if streams or output.result:
-                items.append((sink, output))
-            if output.result:
-                del self._sinks[output.id], self._last[output.id]
-        self._hand_out(items)
+        if request_id in self._idle_ids:
+            self._idle_ids.remove(request_id)
 
     def _hand_out(self, items: Sequence[tuple[Sink, Item]]) -> None:
         def run() -> None:

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from support import DEADLINE_S, eventually
-from tasc_serve.replica.start_notes import start_notes, tell
+from tasc_serve.replica.start_notes import publish_note, start_notes
 from tasc_store import EmbeddedRedis, connect
 
 pytestmark = pytest.mark.redis
@@ -22,13 +22,13 @@ def test_notes_of_the_tasks_served_are_heard_in_order(redis_url: str) -> None:
             last.set()
 
     with connect(redis_url) as client:
-        tell(client, "t", "before anybody listened")
+        publish_note(client, "t", "before anybody listened")
         with start_notes(redis_url, {"t", "u"}, on_note):
-            tell(client, "t", "measuring: 100 %, café")
-            tell(client, "of another service", "nothing of ours")
-            tell(client, "u", "last")
+            publish_note(client, "t", "measuring: 100 %, café")
+            publish_note(client, "of another service", "nothing of ours")
+            publish_note(client, "u", "last")
             assert last.wait(DEADLINE_S)
-        tell(client, "t", "behind the end")
+        publish_note(client, "t", "behind the end")
     assert found == [("t", "measuring: 100 %, café"), ("u", "last")]
 
 
@@ -47,5 +47,5 @@ def test_who_starts_a_service_is_left_with_no_thread_and_no_connection() -> None
 def test_a_note_that_redis_does_not_carry_stops_no_replica(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tell(redis.Redis(port=1, retry=None), "t", "measuring")
+    publish_note(redis.Redis(port=1, retry=None), "t", "measuring")
     assert "'measuring' was not sent" in caplog.text

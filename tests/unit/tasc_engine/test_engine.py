@@ -141,13 +141,19 @@ def test_timings_are_ordered(make_engine) -> None:
     assert all(0 <= r.timings.queued <= r.timings.first_token <= r.timings.total for r in results)
 
 
-def test_request_waits_for_the_code_it_needs(make_engine, monkeypatch) -> None:
-    engine, late, waits = make_engine(), request("a", min_tokens=2), []
+def test_rules_are_compiled_when_all_their_code_is(make_engine, monkeypatch) -> None:
+    engine, compiled = make_engine(), []
     monkeypatch.setattr(sampler, "_warm", set())
-    monkeypatch.setattr(following, "warm_up", lambda: waits.append(engine.waits_to_compile(late)))
+    monkeypatch.setattr(following, "warm_up", lambda: compiled.append(engine.rules_compiled))
     engine.compile_rules()
-    assert waits == [True]
-    assert not engine.waits_to_compile(late)
+    assert compiled == [False]
+    assert engine.rules_compiled
+
+
+@pytest.mark.parametrize("asked", [{"min_tokens": 2}, {"logprobs": 0}, {"logit_bias": ((1, 1.0),)}])
+def test_requests_with_a_rule_or_logprobs_are_not_plain(asked) -> None:
+    assert request("a").is_plain
+    assert not request("a", **asked).is_plain
 
 
 class Stuck:

@@ -38,7 +38,7 @@ def used_cache() -> RowCache:
 
 def sequence(name: int, prompt: int, max_tokens: int) -> Sequence:
     request = Request(str(name), (7,) * prompt, max_tokens)
-    return Sequence.of(request, Mock(eos_ids=()))
+    return Sequence(request, Mock(eos_ids=()))
 
 
 def write(cache: RowCache, held: Sequence) -> list[float]:

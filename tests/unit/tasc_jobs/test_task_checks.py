@@ -110,7 +110,7 @@ def test_faulty_adapter_of_several_is_named(record, model, tmp_path) -> None:
 
 def test_empty_template_and_second_quantization_are_refused(record, model):
     class Mute:
-        guards = model.tokenizer.guards
+        controls = model.tokenizer.controls
         spellings, control = model.tokenizer.spellings, model.tokenizer.control
 
         def encode_prompt(self, text: str, add_special_tokens: bool) -> list[int]:

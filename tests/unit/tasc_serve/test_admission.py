@@ -10,11 +10,12 @@ from msgspec import structs
 from tasc_engine import RequestTooLong
 from tasc_engine.errors import GuideError
 from tasc_protocol import FieldError, GuideSpec, Request
-from tasc_runtime.engine.reader import guide_for
 from tasc_runtime.protocol import Refusal
-from tasc_serve.replica.admission import Admission
+from tasc_runtime.sampling_options import guide_of
+from tasc_serve.replica.replica import Admission
 from tasc_serve.settings import LimitSettings
 from tasc_store import TaskRecord
+from tasc_text import Conversation, Message
 
 VERSION = 4
 PLAIN = TaskRecord("greet", "model", "f" * 32, "{input}")
@@ -50,14 +51,11 @@ class Engine:
 
     def __init__(self, guides):
         self.guides, self.compiled_on = guides, []
-        self.waits = False
-
-    def waits_to_compile(self, request):
-        return self.waits
+        self.rules_compiled = True
 
     def compile_rules(self):
         self.compiled_on.append(threading.current_thread())
-        self.waits = False
+        self.rules_compiled = True
 
 
 def request(call, **filled):
@@ -72,17 +70,17 @@ def request(call, **filled):
     )
 
 
-def worker_of(guides=None, record=PLAIN, read=request):
+def worker_of(guides=None, record=PLAIN, read=request, has_chat_template=False):
     engine = Engine(guides or Guides())
 
     def read_with_guide(call, id, version):
-        return structs.replace(read(call), guide=guide_for(call, record))
+        return structs.replace(read(call), guide=call.guided_by(guide_of(record)))
 
     def guide(guide):
         return engine.guides.of(guide) if guide else None
 
-    reader = SimpleNamespace(read=read_with_guide, guide=guide, may_block=lambda call: False)
-    return SimpleNamespace(record_version=VERSION, reader=reader, engine=engine)
+    reader = SimpleNamespace(read=read_with_guide, guide=guide)
+    return SimpleNamespace(has_chat_template=has_chat_template, reader=reader, engine=engine)
 
 
 def admitted(calls, worker, **limits):
@@ -90,7 +88,7 @@ def admitted(calls, worker, **limits):
     admission = Admission(worker, LimitSettings(**limits))
 
     async def together():
-        return await asyncio.gather(*(admission.request(call, call.id) for call in calls))
+        return await asyncio.gather(*(admission.request(call, call.id, VERSION) for call in calls))
 
     try:
         return asyncio.run(together())
@@ -119,7 +117,7 @@ def raising(error):
 )
 def test_valid_call_becomes_a_request_with_its_guide(record, asked, guide):
     one = call(asked, max_tokens=7)
-    expected = request(one, guide=guide_for(one, record))
+    expected = request(one, guide=one.guided_by(guide_of(record)))
     assert admitted([one], worker_of(record=record)) == [(expected, guide)]
 
 
@@ -179,10 +177,35 @@ def test_log_probabilities_of_many_prompts_are_bounded_together(prompts, logprob
     assert taken or (found.kind, found.param) == ("invalid", "logprobs")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "has_chat_template", "aside"),
+    [
+        ("x" * 99_999, False, True),
+        (Conversation((Message("user", "x" * 99_999),)), False, True),
+        ("x", True, True),
+        ("x", False, False),
+        ((1,) * 99_999, False, False),
+    ],
+)
+def test_prompts_that_take_long_are_read_off_the_event_loop(prompt, has_chat_template, aside):
+    threads = []
+
+    def read(call):
+        threads.append(threading.current_thread())
+        return request(call)
+
+    worker = worker_of(read=read, has_chat_template=has_chat_template)
+    admitted([structs.replace(call(), prompt=prompt)], worker)
+    assert (threads[0] is not threading.main_thread()) == aside
+
+
 def test_rules_are_compiled_once_and_off_the_event_loop():
     worker = worker_of()
-    worker.engine.waits = True
-    assert admitted([call()] * 3, worker) == [(request(call()), None)] * 3
+    worker.engine.rules_compiled = False
+    assert admitted([call()], worker) == [(request(call()), None)]
+    assert not worker.engine.compiled_on
+    scored = call(logprobs=0)
+    assert admitted([scored] * 3, worker) == [(request(scored), None)] * 3
     (thread,) = worker.engine.compiled_on
     assert thread is not threading.main_thread()
 
@@ -200,11 +223,12 @@ def test_compiling_guides_delay_neither_known_guides_nor_the_tasks_own():
 
     async def meet():
         slow = [
-            asyncio.create_task(admission.request(call(by(f"slow{i}")), "id")) for i in range(9)
+            asyncio.create_task(admission.request(call(by(f"slow{i}")), "id", VERSION))
+            for i in range(9)
         ]
         await asyncio.sleep(0)
-        assert isinstance(await admission.request(call(GUIDED), "id"), tuple)
-        assert isinstance(await admission.request(call(), "id"), tuple)
+        assert isinstance(await admission.request(call(GUIDED), "id", VERSION), tuple)
+        assert isinstance(await admission.request(call(), "id", VERSION), tuple)
         assert not any(task.done() for task in slow)
         others.set()
         return await asyncio.gather(*slow)
@@ -236,9 +260,9 @@ def test_call_that_times_out_on_a_guide_succeeds_once_it_is_compiled():
     admission = Admission(worker_of(guides), LimitSettings(guide_timeout_s=0.2))
 
     async def twice():
-        first = await admission.request(call(GUIDED), "id")
+        first = await admission.request(call(GUIDED), "id", VERSION)
         ended.set()
-        return first, await admission.request(call(GUIDED), "id")
+        return first, await admission.request(call(GUIDED), "id", VERSION)
 
     try:
         first, second = asyncio.run(twice())

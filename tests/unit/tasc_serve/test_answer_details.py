@@ -146,7 +146,9 @@ def of(tokens, drafted, accepted, timings=None):
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6))))
 def test_counts_are_those_of_the_steps_that_had_a_draft(steps):
     steps = [(max(pair), min(pair)) for pair in steps]
-    found = metrics_of(of((1,), *zip(*steps, strict=True)) if steps else of((1,), (), ()), True)
+    found = metrics_of(
+        of((1,), *zip(*steps, strict=True)) if steps else of((1,), (), ()), "detailed"
+    )
     drafted = found["speculative_decoding"]
     real = [(d, a) for d, a in steps if d > 0]
     assert drafted["per_step_drafted"] == [d for d, _ in real]
@@ -163,7 +165,7 @@ def test_counts_are_those_of_the_steps_that_had_a_draft(steps):
 
 
 def test_one_token_and_no_time_leave_nothing_to_divide_by():
-    found = metrics_of(of((1,), (0,), (0,)), False)
+    found = metrics_of(of((1,), (0,), (0,)), "summary")
     assert (found["mean_itl_ms"], found["tokens_per_second"]) == (None, None)
     assert found["speculative_decoding"]["acceptance_histogram"] == [0]
     assert found["speculative_decoding"]["draft_acceptance_rate"] == 0.0

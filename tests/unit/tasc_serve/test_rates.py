@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support import FakeClock
 from tasc_serve.access.access_control import Bucket, Rates, duration, retry_after
 from tasc_serve.app import Arrivals
-from tasc_serve.replica.admission import DrainRate
+from tasc_serve.replica.replica import DrainRate
 from tasc_serve.settings import ServedTask
 from tasc_store import ApiKey
 

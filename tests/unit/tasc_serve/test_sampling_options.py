@@ -9,7 +9,8 @@ from msgspec import structs
 from support import refused
 from tasc_engine import Sampling
 from tasc_protocol import PARAMETERS, FieldError, GuideSpec, Request, SamplingDefaults
-from tasc_runtime.engine.reader import adapter_of, guide_for, parameters_of
+from tasc_runtime.engine.reader import adapter_of, parameters_of
+from tasc_runtime.sampling_options import guide_of
 from tasc_store import TaskRecord
 
 SCHEMA = {"type": "object", "properties": {"b": {"const": "é"}, "a": {"type": "null"}}}
@@ -157,19 +158,19 @@ def record(**fields: object) -> TaskRecord:
 
 def test_parameters_of_a_request_override_those_of_its_task():
     task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
-    found = parameters_of(Request(parameters={"temperature": 0.0, "top_k": 3}), task)
+    found = parameters_of({"temperature": 0.0, "top_k": 3}, task)
     assert found == {"temperature": 0.0, "top_p": 0.9, "presence_penalty": 1.0, "top_k": 3}
-    assert parameters_of(Request(), SamplingDefaults()) == {}
+    assert parameters_of({}, SamplingDefaults()) == {}
 
 
 def test_top_p_of_0_is_accepted_for_greedy_answers_only():
     (none,) = asked(COMPLETIONS, top_p=0, seed=0)
     (greedy,) = asked(COMPLETIONS, top_p=0, temperature=0, seed=0)
     warm = SamplingDefaults(temperature=0.7, top_p=0.9)
-    assert parameters_of(none, SamplingDefaults(top_p=0.9)) == {}
-    assert parameters_of(greedy, warm) == {"temperature": 0}
+    assert parameters_of(none.parameters, SamplingDefaults(top_p=0.9)) == {}
+    assert parameters_of(greedy.parameters, warm) == {"temperature": 0}
     with refused(FieldError, "top_p", "0.7") as caught:
-        parameters_of(none, warm)
+        parameters_of(none.parameters, warm)
     assert caught.value.field == "top_p"
 
 
@@ -182,29 +183,27 @@ def test_guide_of_a_request_replaces_that_of_its_task():
     sent = GuideSpec("regex", text="y", field="guided_regex")
     for field, (value, spec) in own.items():
         task = record(**{field: value})
-        found = guide_for(Request(), task)
+        found = Request().guided_by(guide_of(task))
         assert (found, found.field) == (spec, "model")
-        assert guide_for(Request(guide=sent), task) == sent
-        assert guide_for(Request(unguided=True), task) is None
-    assert guide_for(Request(), record()) is None
+        assert Request(guide=sent).guided_by(guide_of(task)) == sent
+        assert Request(unguided=True).guided_by(guide_of(task)) is None
+    assert Request().guided_by(guide_of(record())) is None
 
 
 @pytest.mark.parametrize("field", ["ignore_eos", "min_tokens"])
 def test_fields_that_contradict_a_guide_are_refused_by_name(field):
     asked = Request(**{field: 1})
-    assert guide_for(asked, record()) is None
+    assert asked.guided_by(guide_of(record())) is None
     with refused(FieldError, "the task's regex", field=field):
-        guide_for(asked, record(regex="x"))
+        asked.guided_by(guide_of(record(regex="x")))
 
 
 def test_adapter_of_a_request_overrides_the_tasks_first():
     task = record(adapters=(("fr", "org/fr"), ("de", "org/de")))
-    assert [adapter_of(Request(adapter=name), task) for name in (None, "fr", "de")] == [
+    assert [adapter_of(name, task) for name in (None, "fr", "de")] == [
         "fr", "fr", "de",
     ]  # fmt: skip
-    assert (
-        adapter_of(Request(), record()) is adapter_of(Request(), record(adapter="org/fr")) is None
-    )
+    assert adapter_of(None, record()) is adapter_of(None, record(adapter="org/fr")) is None
 
 
 @pytest.mark.parametrize(
@@ -213,4 +212,4 @@ def test_adapter_of_a_request_overrides_the_tasks_first():
 )
 def test_unknown_adapter_is_refused_with_the_known_ones(fields, known):
     with refused(FieldError, "'it'", "greet", known, field="adapter"):
-        adapter_of(Request(adapter="it"), record(**fields))
+        adapter_of("it", record(**fields))

@@ -1,5 +1,7 @@
 """Tests that drafted answers are decoded again in the background, and differences reported."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,9 @@ from prometheus_client import CollectorRegistry
 
 import tiny
 from support import eventually, load_target, lying, make_proposer, replace, ruled
-from tasc_draft import SOURCES
 from tasc_engine import (
     Engine,
     EngineConfig,
-    EngineTotals,
     GuideSpec,
     Request,
     Sampling,
@@ -20,7 +20,7 @@ from tasc_engine import (
 )
 from tasc_engine.sampling.sampler import token_logprobs
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
-from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference
+from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference, without_checks
 from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.settings import ShadowSettings
 
@@ -44,53 +44,79 @@ def requests(tokenizer):
 
 
 class Checked:
-    """An engine with a shadow check, stepped manually like in the loop."""
+    """A step loop with a shadow check; `after_step` is called on the engine's thread."""
 
     def __init__(self, target, tokenizer, settings=ALL, config=CONFIG):
         proposer = make_proposer(tokenizer, config=config)
-        self.totals = EngineTotals(len(SOURCES), proposer.max_depth)
-        self.records = []
+        self.records, self.after_step = [], lambda: None
         self.registry = CollectorRegistry()
-        self.engine = Engine(target, tokenizer, proposer, config, on_step=self._held)
-        self.engine.compile_rules()
+        self.engine = Engine(target, tokenizer, proposer, config, on_step=self._observe)
         metrics = ReplicaMetrics(self.registry, task="t", model_name="m", proposer="tasc")
-        self.shadow = ShadowCheck(self.engine, settings, "float64", metrics, self.records.append)
+        self.loop = EngineLoop(self.engine)
+        submit_idle = self.loop.submit_idle
+        self.shadow = ShadowCheck(self.engine, submit_idle, settings, "float64", metrics)
 
-    def _held(self, record):
-        self.shadow.hold(record)
+    def _observe(self, record):
+        if users := without_checks(record):
+            self.records.append(users)
+        self.after_step()
 
     def count(self, name, **labels):
         return self.registry.get_sample_value(f"tasc_lossless_{name}_total", LABELS | labels)
 
-    def step(self):
-        self.shadow.fill()
-        return self.shadow.own(self.engine.step())
+    def submit(self, request, found, ended=lambda: None):
+        """Submits a request; its answer is kept, and the check gets it."""
+
+        def sink(output):
+            found[request.id] = output.result
+            self.shadow.finished(request, request, output.result)
+            ended()
+
+        self.loop.submit(request, sink)
 
     def answer(self, requests):
-        """Returns answers of requests that start when rows are free; the check gets each answer."""
-        waiting, held, found = list(requests), {}, {}
-        while waiting or held:
-            if waiting and len(held) < CONFIG.rows:
-                self.shadow.make_way()
-                held[waiting[0].id] = waiting[0]
-                self.engine.submit(waiting.pop(0))
-            for delta in self.step():
-                if delta.result:
-                    found[delta.id] = delta.result
-                    request = held.pop(delta.id)
-                    self.shadow.finished(request, request, delta.result)
+        """Returns answers of requests that start when rows are free."""
+        found, free = {}, threading.Semaphore(CONFIG.rows)
+        for request in requests:
+            assert free.acquire(timeout=60)
+            self.submit(request, found, free.release)
+        eventually(lambda: len(found) == len(requests))
         return found
 
+    def finish(self, *answers):
+        """Passes answers on to the check, on the engine's thread."""
+        done = threading.Event()
+
+        def finish():
+            for request, result in answers:
+                self.shadow.finished(request, request, result)
+            done.set()
+
+        self.loop.between_steps(finish)
+        assert done.wait(60)
+
     def settle(self):
-        """Steps until all checks are finished."""
-        self.step()
-        while self.engine.running or self.engine.waiting:
-            assert self.step() == []
+        """Waits until all checks are finished."""
+        eventually(lambda: self.shadow.pending == 0)
 
 
 @pytest.fixture
-def checked(target, tokenizer):
-    return Checked(target, tokenizer)
+def make_checked(target, tokenizer):
+    """Makes step loops with a shadow check; they end after the test."""
+    made = []
+
+    def make(settings=ALL, config=CONFIG, target=target):
+        made.append(Checked(target, tokenizer, settings, config))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.loop.close()
+
+
+@pytest.fixture
+def checked(make_checked):
+    return make_checked()
 
 
 def test_drafted_answers_are_decoded_again_and_are_the_same(checked, requests):
@@ -111,86 +137,90 @@ def test_an_engine_that_lies_about_drafts_is_caught(checked, requests, target, m
     assert 0 < real == checked.count("checks")
     told = [r.getMessage() for r in caplog.records if "differs" in r.getMessage()]
     assert 1 < len(told) < real, "the 1st, 2nd, 4th ... are told"
-    assert f"'prompt tokens': {len(requests[0].prompt)}," in " ".join(told)
+    assert any(f"'prompt tokens': {len(r.prompt)}," in told[0] for r in requests)
     assert tiny.SENTENCES[0] not in " ".join(told)
 
 
+def crowded(checked, first, shadows, users):
+    """Answers requests, and others once this many shadows hold rows; returns the next states.
+
+    A state is taken at the end of a step: running and waiting requests, and shadows among them.
+    """
+    engine, loop, found, states = checked.engine, checked.loop, {}, []
+
+    def after_step():
+        state = engine.running, engine.waiting, loop.idle_running
+        if states:
+            states.append(state)
+        elif state == (shadows, 0, shadows):
+            states.append(state)
+            for user in users:
+                checked.submit(user, found)
+
+    checked.after_step = after_step
+    answers = checked.answer(first)
+    assert all(any(result.acceptance.drafted) for result in answers.values())
+    eventually(lambda: len(found) == len(users))
+    assert all(result.error is None for result in found.values())
+    return states[1:]
+
+
 def test_users_find_the_rows_they_would_find_without_shadows(checked, requests):
-    checked.answer(requests[:6])
-    while checked.engine.running < CONFIG.rows:
-        checked.step()
-    assert checked.shadow.running == CONFIG.rows, "shadows hold every row"
-    users = [replace(r, id=f"again {r.id}") for r in requests[: CONFIG.rows + CONFIG.max_waiting]]
-    for user in users:
-        checked.shadow.make_way()
-        checked.engine.submit(user)  # as many as rows and queue hold: QueueFull would be a fault
-    checked.shadow.fill()
-    checked.engine.step()
-    assert checked.shadow.running == 0
-    assert checked.engine.running == CONFIG.rows
-    assert checked.engine.waiting == CONFIG.max_waiting
+    again = requests[: CONFIG.rows + CONFIG.max_waiting]  # as many as rows and queue hold
+    users = [replace(r, id=f"again {r.id}", draft=False) for r in again]
+    states = crowded(checked, requests[:3], CONFIG.rows, users)
+    assert states[0] == (CONFIG.rows, CONFIG.max_waiting, 0)
 
 
-def test_users_find_the_cache_a_step_later_where_shadows_fill_it(folder, tokenizer, requests):
+def test_users_find_the_cache_a_step_later_where_shadows_fill_it(folder, make_checked, requests):
     place = 2 * 2 * 2 * 8 * 8  # bytes: keys and values, layers, heads, their size, float64
     needed = len(requests[0].prompt) + requests[0].max_tokens
     small = replace(CONFIG, kv_cache_bytes=place * (2 * needed + 8))
-    target = load_target(folder, small)
-    checked = Checked(target, tokenizer, config=small)
+    checked = make_checked(config=small, target=load_target(folder, small))
     alike = [replace(requests[0], id=str(i)) for i in range(4)]
-    checked.answer(alike)
-    while checked.shadow.running < 2:
-        checked.step()
-    for user in (replace(r, id=f"again {r.id}") for r in alike[:2]):
-        checked.shadow.make_way()
-        checked.engine.submit(user)
-    checked.step()
-    assert (checked.engine.waiting, checked.shadow.running) == (1, 1)
-    checked.step()
-    assert (checked.engine.waiting, checked.shadow.running) == (0, 0)
+    users = [replace(r, id=f"again {r.id}", draft=False) for r in alike[:2]]
+    states = crowded(checked, alike, 2, users)
+    assert [state[1:] for state in states[:2]] == [(1, 1), (0, 0)]
 
 
 def test_given_back_answers_are_checked_when_rows_are_idle_again(checked, requests):
-    checked.answer(requests[:3])
-    checked.step()
-    assert checked.shadow.running
-    checked.answer([replace(r, id=f"again {r.id}") for r in requests])
+    crowded(checked, requests[:3], 3, [replace(r, id=f"again {r.id}") for r in requests[:6]])
     checked.settle()
-    assert checked.count("checks") == 3 + len(requests)
+    assert checked.count("checks") == 3 + 6
     assert sum(checked.count("checks_dropped", reason=r) for r in ("full", "old", "failed")) == 0
 
 
-def test_too_many_and_too_old_answers_are_dropped_and_counted(target, tokenizer, requests):
-    few = Checked(target, tokenizer, ShadowSettings(sample_rate=1.0, max_waiting=2, max_age_s=1e-9))
-    found = Checked(target, tokenizer, ShadowSettings()).answer(requests[:5])
-    for request in requests[:5]:
-        few.shadow.finished(request, request, found[request.id])
+def test_too_many_and_too_old_answers_are_dropped_and_counted(make_checked, requests):
+    few = make_checked(ShadowSettings(sample_rate=1.0, max_waiting=2, max_age_s=1e-9))
+    found = make_checked(ShadowSettings()).answer(requests[:5])
+    few.finish(*((request, found[request.id]) for request in requests[:5]))
     assert few.count("checks_dropped", reason="full") == 3
     few.settle()
     assert few.count("checks_dropped", reason="old") == 2
     assert few.count("checks") == 0
 
 
-def test_a_check_that_fails_harms_no_answer(checked, requests, monkeypatch, caplog):
+def test_a_check_that_fails_harms_no_answer(make_checked, requests, monkeypatch, caplog):
+    plain = make_checked(ShadowSettings()).answer(requests[:3])
+    monkeypatch.setattr("tasc_serve.monitor.shadow.difference", None)
+    checked = make_checked()
     found = checked.answer(requests[:3])
     taken = replace(requests[0], id="taken", prompt=(10**6,))  # no engine takes such a prompt
-    checked.shadow.finished(taken, taken, found["0"])
-    monkeypatch.setattr("tasc_serve.monitor.shadow.difference", None)
+    checked.finish((taken, found["0"]))
     checked.settle()
     assert checked.count("checks") == 0
     assert checked.count("checks_dropped", reason="failed") == 4
     assert caplog.text.count("an answer could not be checked") == 4
-    checked.engine.check_integrity()
-    again = [replace(r, id=f"again {r.id}") for r in requests[:3]]
-    answered = checked.answer(again)
-    assert all(answered[f"again {id_}"].tokens == result.tokens for id_, result in found.items())
+    checked.loop.between_steps(checked.engine.check_integrity)
+    again = checked.answer([replace(r, id=f"again {r.id}") for r in requests[:3]])
+    assert all(again[f"again {id_}"].tokens == result.tokens for id_, result in plain.items())
+    assert "between two steps failed" not in caplog.text
 
 
-def test_a_tenth_of_the_answers_is_a_tenth_of_the_answers(target, tokenizer, requests):
-    some = Checked(target, tokenizer, ShadowSettings(sample_rate=0.1, max_age_s=600))
-    (result,) = Checked(target, tokenizer).answer(requests[:1]).values()
-    for i in range(40):
-        some.shadow.finished(requests[0], replace(requests[0], id=str(i)), result)
+def test_a_tenth_of_the_answers_is_a_tenth_of_the_answers(make_checked, requests):
+    some = make_checked(ShadowSettings(sample_rate=0.1, max_age_s=600))
+    (result,) = make_checked(ShadowSettings()).answer(requests[:1]).values()
+    some.finish(*((replace(requests[0], id=str(i)), result) for i in range(40)))
     some.settle()
     assert some.count("checks") == pytest.approx(4, abs=1)
 
@@ -200,14 +230,14 @@ def test_what_cannot_be_judged_is_not_chosen(checked, requests):
     checked.settle()
     before = checked.count("checks")
     request = requests[0]
-    for other in (
+    others = (
         replace(request, **ruled(Sampling(temperature=0.5))),
         replace(request, **ruled(Sampling(presence_penalty=1.0))),
         replace(request, **ruled(Sampling(logit_bias=((1, 2.0),)))),
         replace(request, draft=False),
-    ):
-        checked.shadow.finished(other, other, result)
-    checked.shadow.finished(request, request, structs.replace(result, finish_reason="error"))
+    )
+    checked.finish(*((other, result) for other in others))
+    checked.finish((request, structs.replace(result, finish_reason="error")))
     checked.settle()
     assert checked.count("checks") == before == 1
 
@@ -225,40 +255,22 @@ def test_guided_and_resumed_answers_are_checked_whole(checked, requests):
     assert checked.count("mismatches", kind="real") == 0
 
 
-def test_the_loop_checks_when_it_is_idle_and_tells_users_only(checked, requests):
-    told = []
-    loop = EngineLoop(checked.engine, shadow=checked.shadow)
+def test_steps_are_counted_without_the_tokens_of_shadows(checked, requests):
+    found, mark = {}, []
 
-    def sink(request):
-        def take(delta):
-            told.append(delta)
-            checked.shadow.finished(request, request, delta.result)
+    def after_step():
+        if checked.loop.idle_running == checked.engine.running == 1 and not mark:
+            mark.append(len(checked.records))
+            checked.submit(replace(requests[1], id="user", draft=False), found)
 
-        return take
-
-    for request in requests[:4]:
-        loop.submit(request, sink(request))
-    eventually(lambda: checked.count("checks") >= 4)
-    loop.close()
-    assert loop.failure is None
-    assert sorted(delta.id for delta in told) == ["0", "1", "2", "3"]
-    assert checked.count("mismatches", kind="real") == 0
-
-
-def test_what_users_did_is_told_in_steps_of_which_shadows_have_none(checked, requests):
-    """Steps of shadow checks are not counted either, even while users' requests wait."""
+    checked.after_step = after_step
     checked.answer(requests[:1])
-    checked.step()
-    assert checked.shadow.running == 1
-    before = len(checked.records)
-    checked.shadow.make_way()
-    checked.engine.submit(replace(requests[1], id="user"))
-    said = 0
-    while checked.engine.running:
-        said += sum(len(delta.tokens) for delta in checked.step() if delta.id == "user")
-    told = checked.records[before:]
-    assert said == sum(record.emitted_tokens for record in told) > 0
-    assert all(record.row_steps or record.prompt_tokens for record in told)
+    eventually(lambda: found)
+    checked.settle()
+    assert checked.count("checks") == 1
+    counted = checked.records[mark[0] :]
+    assert len(found["user"].tokens) == sum(record.emitted_tokens for record in counted) > 0
+    assert all(record.row_steps or record.prompt_tokens for record in counted)
 
 
 def test_equal_logits_are_a_near_tie_and_others_are_real():
