@@ -119,11 +119,14 @@ def test_step_without_memory_for_hidden_states_continues(case, kind, policy, mon
     config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
     target = Target.load(ModelSource(case.folder, dtype="float64"), config)
     assert target.decoder is not None
-    steps = count()
-    failing_where(
-        *(monkeypatch, target.decoder, "states", MemoryError()),
-        lambda n, hidden, logits_indices, cache: logits_indices is None and next(steps) % 4 == 3,
-    )
+    steps, scarce = count(), [False]
+
+    def is_full(n: int, hidden: Any, logits_indices: Any, cache: Any) -> bool:
+        """From every fourth step on, until a step keeps no hidden states."""
+        scarce[0] = logits_indices is None and (scarce[0] or next(steps) % 4 == 3)
+        return scarce[0]
+
+    failing_where(monkeypatch, target.decoder, "states", MemoryError(), is_full)
     proposer = neural(case, kind, policy, rows=3)
     engine, totals = make_engine(case, config, target=target, wrap=by(proposer))
     found = {r.id: list(r.tokens) for r in engine.generate(case.requests())}
