@@ -12,7 +12,7 @@ from tasc_store import EmbeddedRedis, connect
 pytestmark = pytest.mark.redis
 
 
-def test_notes_of_the_tasks_served_are_heard_in_order(redis_url: str) -> None:
+def test_start_notes_of_served_tasks_arrive_in_order(redis_url: str) -> None:
     found: list[tuple[str, str]] = []
     last = threading.Event()
 
@@ -32,7 +32,7 @@ def test_notes_of_the_tasks_served_are_heard_in_order(redis_url: str) -> None:
     assert found == [("t", "measuring: 100 %, café"), ("u", "last")]
 
 
-def test_who_starts_a_service_is_left_with_no_thread_and_no_connection() -> None:
+def test_start_notes_leave_no_thread_and_no_connection() -> None:
     before = threading.active_count()
     with EmbeddedRedis.start() as server, connect(server.url) as client:
         redis_url = server.url
@@ -44,7 +44,7 @@ def test_who_starts_a_service_is_left_with_no_thread_and_no_connection() -> None
     eventually(lambda: threading.active_count() <= before)
 
 
-def test_a_note_that_redis_does_not_carry_stops_no_replica(
+def test_unsent_start_note_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     publish_note(redis.Redis(port=1, retry=None), "t", "measuring")

@@ -144,7 +144,7 @@ def of(tokens, drafted, accepted, timings=None):
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6))))
-def test_counts_are_those_of_the_steps_that_had_a_draft(steps):
+def test_draft_counts_are_those_of_steps_with_a_draft(steps):
     steps = [(max(pair), min(pair)) for pair in steps]
     found = metrics_of(
         of((1,), *zip(*steps, strict=True)) if steps else of((1,), (), ()), "detailed"
@@ -164,7 +164,7 @@ def test_counts_are_those_of_the_steps_that_had_a_draft(steps):
     assert drafted["mean_acceptance_length"] == pytest.approx(mean)
 
 
-def test_one_token_and_no_time_leave_nothing_to_divide_by():
+def test_metrics_of_one_token_in_no_time_are_null():
     found = metrics_of(of((1,), (0,), (0,)), "summary")
     assert (found["mean_itl_ms"], found["tokens_per_second"]) == (None, None)
     assert found["speculative_decoding"]["acceptance_histogram"] == [0]

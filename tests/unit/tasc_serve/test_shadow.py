@@ -119,7 +119,7 @@ def checked(make_checked):
     return make_checked()
 
 
-def test_drafted_answers_are_decoded_again_and_are_the_same(checked, requests):
+def test_drafted_answers_are_decoded_again_and_equal(checked, requests):
     found = checked.answer(requests)
     drafted = [r for r in found.values() if any(r.acceptance.drafted)]
     assert sum(sum(r.acceptance.accepted) for r in drafted) > 0
@@ -129,7 +129,7 @@ def test_drafted_answers_are_decoded_again_and_are_the_same(checked, requests):
     assert checked.count("mismatches", kind="near_tie") == 0
 
 
-def test_an_engine_that_lies_about_drafts_is_caught(checked, requests, target, monkeypatch, caplog):
+def test_wrong_verification_is_detected(checked, requests, target, monkeypatch, caplog):
     lying(monkeypatch, target.vocab_size)
     checked.answer(requests)
     checked.settle()
@@ -166,14 +166,14 @@ def crowded(checked, first, shadows, users):
     return states[1:]
 
 
-def test_users_find_the_rows_they_would_find_without_shadows(checked, requests):
+def test_shadow_checks_give_their_rows_back_to_users(checked, requests):
     again = requests[: CONFIG.rows + CONFIG.max_waiting]  # as many as rows and queue hold
     users = [replace(r, id=f"again {r.id}", draft=False) for r in again]
     states = crowded(checked, requests[:3], CONFIG.rows, users)
     assert states[0] == (CONFIG.rows, CONFIG.max_waiting, 0)
 
 
-def test_users_find_the_cache_a_step_later_where_shadows_fill_it(folder, make_checked, requests):
+def test_shadow_checks_give_their_cache_back_within_a_step(folder, make_checked, requests):
     place = 2 * 2 * 2 * 8 * 8  # bytes: keys and values, layers, heads, their size, float64
     needed = len(requests[0].prompt) + requests[0].max_tokens
     small = replace(CONFIG, kv_cache_bytes=place * (2 * needed + 8))
@@ -184,7 +184,7 @@ def test_users_find_the_cache_a_step_later_where_shadows_fill_it(folder, make_ch
     assert [state[1:] for state in states[:2]] == [(1, 1), (0, 0)]
 
 
-def test_given_back_answers_are_checked_when_rows_are_idle_again(checked, requests):
+def test_interrupted_shadow_checks_are_repeated_when_rows_are_idle(checked, requests):
     crowded(checked, requests[:3], 3, [replace(r, id=f"again {r.id}") for r in requests[:6]])
     checked.settle()
     assert checked.count("checks") == 3 + 6
@@ -201,7 +201,7 @@ def test_too_many_and_too_old_answers_are_dropped_and_counted(make_checked, requ
     assert few.count("checks") == 0
 
 
-def test_a_check_that_fails_harms_no_answer(make_checked, requests, monkeypatch, caplog):
+def test_failed_check_affects_no_answer(make_checked, requests, monkeypatch, caplog):
     plain = make_checked(ShadowSettings()).answer(requests[:3])
     monkeypatch.setattr("tasc_serve.monitor.shadow.difference", None)
     checked = make_checked()
@@ -218,7 +218,7 @@ def test_a_check_that_fails_harms_no_answer(make_checked, requests, monkeypatch,
     assert "between two steps failed" not in caplog.text
 
 
-def test_a_tenth_of_the_answers_is_a_tenth_of_the_answers(make_checked, requests):
+def test_sample_rate_is_the_share_of_checked_answers(make_checked, requests):
     some = make_checked(ShadowSettings(sample_rate=0.1, max_age_s=600))
     (result,) = make_checked(ShadowSettings()).answer(requests[:1]).values()
     some.finish(*((replace(requests[0], id=str(i)), result) for i in range(40)))
@@ -226,7 +226,7 @@ def test_a_tenth_of_the_answers_is_a_tenth_of_the_answers(make_checked, requests
     assert some.count("checks") == pytest.approx(4, abs=1)
 
 
-def test_what_cannot_be_judged_is_not_chosen(checked, requests):
+def test_uncheckable_answers_are_not_sampled(checked, requests):
     (result,) = checked.answer(requests[:1]).values()
     checked.settle()
     before = checked.count("checks")
@@ -274,7 +274,7 @@ def test_steps_are_counted_without_the_tokens_of_shadows(checked, requests):
     assert all(record.row_steps or record.prompt_tokens for record in counted)
 
 
-def test_equal_logits_are_a_near_tie_and_others_are_real():
+def test_equal_logits_are_a_near_tie_and_other_differences_real():
     logits = torch.tensor([[0.0, 5.0, 5.0, 4.999], [3.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
     shadow = tuple(token_logprobs(logits, np.arange(2), np.array([1, 0]), [3, 3]))
     for dtype, margin in MARGINS.items():
@@ -288,7 +288,7 @@ def test_equal_logits_are_a_near_tie_and_others_are_real():
 
 
 @pytest.mark.parametrize("answer", [(1,), (1, 0, 0), ()])
-def test_an_answer_of_another_length_differs_really(answer):
+def test_answer_of_another_length_is_a_real_difference(answer):
     shadow = tuple(TokenLogprob(token, -0.1, ((token, -0.1),)) for token in (1, 0))
     found = difference(answer, shadow, 1.0)
     assert (found.place, found.kind) == (min(len(answer), 2), "real")
