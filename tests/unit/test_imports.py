@@ -83,7 +83,7 @@ LLM(sys.argv[1], max_model_len=32, cost_aware=False)
 
 
 @pytest.mark.slow("it builds an engine in a process of its own")
-def test_an_engine_without_a_drafter_does_not_load_neural_drafting(tmp_path):
+def test_engine_without_a_drafter_does_not_load_neural_drafting(tmp_path):
     argv = [sys.executable, "-c", ENGINE + JSON_LINE, str(tiny.make_folder(tmp_path))]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     loaded = set(json.loads(done.stdout.splitlines()[-1]))

@@ -29,7 +29,7 @@ from tasc_store import connect
 
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_runtime.engine.builder import EngineBuilder
-    from tasc_serve.replica.step_loop import Item
+    from tasc_runtime.engine.step_loop import Item
 
 _IN_FLIGHT = 6  # calls per engine; each has b rows, so that an engine never waits for a call
 _MAX_DEATHS = 3  # consecutive deaths per engine without a finished row in between
@@ -128,7 +128,7 @@ class Answering:
     """Answers rows by one engine, which runs on a thread of its own. Any thread may call it."""
 
     def __init__(self, builder: "EngineBuilder", strategy: Strategy) -> None:
-        from tasc_serve.replica.step_loop import EngineLoop
+        from tasc_runtime.engine.step_loop import EngineLoop
 
         self._builder, self._strategy = builder, strategy
         self._loop = EngineLoop(builder.engine)

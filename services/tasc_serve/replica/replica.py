@@ -25,6 +25,7 @@ from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide
 from tasc_protocol import FieldError, GuideSpec, Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.step_loop import EngineLoop, Item
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
 from tasc_runtime.protocol import AnswerTexts, Pulse, Refusal, TaskStatus
@@ -34,7 +35,6 @@ from tasc_serve.monitor.collector import Collector
 from tasc_serve.monitor.shadow import ShadowCheck, without_checks
 from tasc_serve.replica.server import CallServer
 from tasc_serve.replica.start_notes import publish_note
-from tasc_serve.replica.step_loop import EngineLoop, Item
 from tasc_serve.replica.watchers import TaskWatcher
 from tasc_serve.routing.autoscaling import OUTSTANDING
 from tasc_serve.settings import LimitSettings, ServedTask, ServeSettings

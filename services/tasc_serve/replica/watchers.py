@@ -13,10 +13,10 @@ from functools import partial
 
 from tasc_draft import DraftIndex, NgramProposer
 from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_runtime.engine.versions import MAX_KNOWN, RecordFollower, fixed_changes
 from tasc_runtime.errors import ServiceError
 from tasc_runtime.sampling_options import guide_of
-from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.store_calls import RepeatedCall
 from tasc_store import Artifact, TaskRecord, TaskStore
 

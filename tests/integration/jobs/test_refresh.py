@@ -174,7 +174,7 @@ def test_forecast_counts_forced_tokens_like_the_service(client, redis_url, recor
     assert done.new_tokens_per_step == pytest.approx(sum(tokens) / len(tokens))
 
 
-def test_refresh_waits_for_rows_after_the_judged_ones(client, redis_url, record, shipped):
+def test_refresh_waits_for_rows_after_the_evaluated_ones(client, redis_url, record, shipped):
     ingest(client, record, shipped[:FIRST])
     done = refresh(redis_url, record.name, judged=FIRST - 199)
     assert (done.judged_rows, done.new_rows) == (0, FIRST)

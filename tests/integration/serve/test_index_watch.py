@@ -14,9 +14,9 @@ from support import eventually, index_of, refused
 from tasc_draft import DraftIndex, write_index
 from tasc_engine import Request
 from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.replica.watchers import TaskWatcher
 from tasc_store import TaskStore
 

@@ -148,7 +148,9 @@ def test_clean_removes_expired_files_and_half_uploads_alone(shelf, monkeypatch) 
     shelf.files.require_shared()
 
 
-def test_expired_file_is_gone_and_makes_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_file_is_removed_and_frees_its_quota(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = FileLimits(max_files=1, max_bytes=40)
     file = shelf.keep(ttl_s=60, room=one)
     later = time.time() + 61

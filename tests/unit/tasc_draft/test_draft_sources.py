@@ -233,7 +233,7 @@ def test_learning_raises_repeated_answers() -> None:
     np.testing.assert_array_equal(INDEX.weights.values, prior().values)
 
 
-def test_nothing_is_learnt_at_rate_zero() -> None:
+def test_rate_zero_learns_nothing() -> None:
     proposer = learner(0.0, dc.full_index())
     before = proposer.weights.values
     for prompt, output in zip(*dc.tagged_rows(3, 10), strict=True):

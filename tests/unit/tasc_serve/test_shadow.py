@@ -19,9 +19,9 @@ from tasc_engine import (
     TokenLogprob,
 )
 from tasc_engine.sampling.sampler import token_logprobs
+from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference, without_checks
-from tasc_serve.replica.step_loop import EngineLoop
 from tasc_serve.settings import ShadowSettings
 
 CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8, max_waiting=4)

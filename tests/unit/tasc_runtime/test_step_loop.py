@@ -10,8 +10,8 @@ import support
 import tiny
 from support import eventually, replace
 from tasc_engine import EngineConfig, Request
+from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_runtime.protocol import Refusal
-from tasc_serve.replica.step_loop import EngineLoop
 
 CONFIG = EngineConfig(rows=3, max_model_len=256, prefill_chunk=8)
 PROMPTS = [*tiny.SENTENCES, *(f"{s} please" for s in tiny.SENTENCES)]
