@@ -79,6 +79,11 @@ class _Run:
         self.begun = bool(self.committed)
         self.record_version = self.request.record_version
 
+    @property
+    def avoided(self) -> Collection[str]:
+        """Names of the replicas that refused it."""
+        return self.full.keys() | self.behind
+
     def rest(self) -> Request:
         """Returns the request for the next replica, with received tokens and the remaining time."""
         if not self.losses and self.record_version == self.request.record_version:
@@ -131,7 +136,9 @@ class Failover:
         self._budget.earn()
         run = _Run(request)
         while True:
-            replica = await self._replica(run)
+            replica = self._fleet.pick(
+                run.avoided, run.record_version
+            ) or await self._wait_for_replica(run)
             if isinstance(replica, Refusal):
                 return replica
             try:
@@ -154,7 +161,9 @@ class Failover:
         self._budget.earn()
         run = _Run(request)
         while True:
-            replica = await self._replica(run)
+            replica = self._fleet.pick(
+                run.avoided, run.record_version
+            ) or await self._wait_for_replica(run)
             if isinstance(replica, Refusal):
                 yield replica
                 return
@@ -176,11 +185,11 @@ class Failover:
             except Exception as error:
                 self._lose(run, replica, error)
 
-    async def _replica(self, run: _Run) -> SeenReplica | Refusal:
+    async def _wait_for_replica(self, run: _Run) -> SeenReplica | Refusal:
         """Returns the next replica to ask; waits for one, such as the replacement of a dead one."""
         deadline = time.monotonic() + self._settings.no_replica_timeout_s
         while True:
-            if found := self._fleet.pick(run.full.keys() | run.behind, run.record_version):
+            if found := self._fleet.pick(run.avoided, run.record_version):
                 return found
             pause_s = _LOOK_S
             if run.begun and run.full:  # an accepted call waits for a free place

@@ -63,7 +63,9 @@ class ReplicaClient:
         try:
             with connection.asking(lambda number: wire.Submit(number, request)) as items:
                 while True:
-                    item = _unless_error(await items.get())
+                    item = await items.get()
+                    if isinstance(item, Exception):
+                        raise item
                     assert isinstance(item, Output | Refusal)
                     yield item
                     if isinstance(item, Refusal) or item.result:
@@ -152,16 +154,16 @@ class _ReplicaConnection(Connection):
             self.close()
             raise ConnectionError(f"this is replica {found}, not {self._name}")
 
-    async def ask(self, message: "_Asked") -> Output | Refusal | Pulse:
+    async def ask(self, message: "_Asked") -> "_Answer":
         """Sends a message that has one reply, and returns that.
 
         Raises:
             ReplicaLost: The connection has ended.
         """
-        reply: asyncio.Future[_Item] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         number = self._begin(message, partial(_settle, reply))
         try:
-            return _unless_error(await reply)
+            return await reply
         finally:
             self._end(number)
 
@@ -192,19 +194,26 @@ class _ReplicaConnection(Connection):
             self.send(wire.Cancel(number))
 
     def received(self, message: Message) -> None:
+        item: _Item
         match message:
             case wire.Answered(number, output):
-                self._hand(number, output, output.result is not None)
+                item = output
             case wire.Refused(number, refusal):
-                self._hand(number, refusal)
+                item = refusal
             case wire.HeartbeatReply(number, pulse):
-                self._hand(number, pulse)
+                item = pulse
             case wire.Failed(number, kind, text):
-                self._hand(number, EngineBroken(text) if kind == "broken" else ServiceError(text))
+                item = EngineBroken(text) if kind == "broken" else ServiceError(text)
             case wire.Welcome(replica_id) if not self._welcome.done():
                 self._welcome.set_result(replica_id)
+                return
             case _:
                 self.close(f"it sent {type(message).__name__}")
+                return
+        more_follow = isinstance(item, Output) and item.result is None
+        hand = self._waiting.get(number) if more_follow else self._waiting.pop(number, None)
+        if hand is not None:  # items of a cancelled call are dropped
+            hand(item)
 
     def lost(self, why: str) -> None:
         self.attachment = None
@@ -214,26 +223,19 @@ class _ReplicaConnection(Connection):
         for hand in waiting.values():
             hand(ReplicaLost(self._name, self.reason))
 
-    def _hand(self, number: int, item: "_Item", last: bool = True) -> None:
-        """Passes an item to its waiting call. Items of a cancelled call are dropped."""
-        hand = self._waiting.pop(number, None) if last else self._waiting.get(number)
-        if hand is not None:
-            hand(item)
-
 
 _Asked = Callable[[int], wire.Submit | wire.Heartbeat]
-_Item = Output | Refusal | Pulse | Exception
+_Answer = Output | Refusal | Pulse
+_Item = _Answer | Exception
 
 
-def _settle(reply: asyncio.Future[_Item], item: _Item) -> None:
-    if not reply.done():  # a cancelled call does not need it
-        reply.set_result(item)
-
-
-def _unless_error(item: _Item) -> Output | Refusal | Pulse:
+def _settle(reply: asyncio.Future[_Answer], item: _Item) -> None:
+    if reply.done():  # the call was cancelled
+        return
     if isinstance(item, Exception):
-        raise item
-    return item
+        reply.set_exception(item)
+    else:
+        reply.set_result(item)
 
 
 def _end(reason: str, link: asyncio.Task[_ReplicaConnection]) -> None:
