@@ -30,7 +30,8 @@ class Vocabulary(Protocol):
     def nbytes(self) -> int:
         """Bytes that it allocates on the head's device: copied weights and windows."""
 
-    def start(self, row: int, prompt: Int32) -> None: ...
+    def start(self, row: int, prompt: Int32) -> None:
+        return
 
     def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
         """Appends tokens that the target emitted.
@@ -39,17 +40,21 @@ class Vocabulary(Protocol):
             top: ``int64[k, needs_top]``, the likeliest tokens after each of the k tokens that
                 entered the target's cache since the last call, the likeliest first.
         """
+        return
 
     def drafted(self, rows: Tensor, ids: Tensor) -> None:
         """Notes candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
+        return
 
     def prepare(self) -> None:
         """Begins work that the next `logits` needs, best before the forward that gives `hidden`.
 
         The call is optional: `logits` does the work that was not begun.
         """
+        return
 
-    def finish(self, row: int) -> None: ...
+    def finish(self, row: int) -> None:
+        return
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Maps ``hidden [R, w, H]`` of rows ``int64[R]`` to ``[R, w, A]``; -inf for no token."""
