@@ -107,13 +107,12 @@ def replay(
         needless = own.forced_in(answer) if own else None
         if forced is not None:
             needless = forced[n]
-        if guided := needless is not None:
-            decided = np.flatnonzero(~needless)
-            plain_steps += max(len(decided), 1)
-            all_forced += int(decided.max(initial=-1)) + 1 - len(decided)
-        else:
+        guided = needless is not None
+        if needless is None:
             needless = np.zeros(len(answer), bool)
-            plain_steps += len(answer)
+        decided = np.flatnonzero(~needless)
+        plain_steps += max(len(decided), 1)
+        all_forced += int(decided.max(initial=-1)) + 1 - len(decided)
         began = time.perf_counter()
         proposer.start(0, prompt, own)
         proposer.propose(batch, limit, impossible)  # the first one analyses the prompt
@@ -135,8 +134,7 @@ def replay(
             free = int(np.count_nonzero(needless[at : at + kept]))
             carried += free
             accepted.append(kept - free)
-            end = min(at + kept + 1, len(answer))
-            end = _forced_end(needless, end)
+            end = _forced_end(needless, min(at + kept + 1, len(answer)))
             verified = time.perf_counter()
             proposer.observe(0, answer[at:end])
             seconds = drafted - began + time.perf_counter() - verified

@@ -25,7 +25,8 @@ def out_of_memory_is(doing: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(
-            f"{doing} did not fit the memory; lower rows, prefill_chunk or max_draft_tokens"
+            f"{doing} did not fit the memory; lower rows, prefill_chunk, max_draft_tokens or "
+            "max_model_len"
         ) from error
 
 

@@ -54,15 +54,23 @@ class ForwardBatch:
 def plain_batch(kv_starts: list[int], start: int, tokens: Int32) -> ForwardBatch:
     """A step with the same tokens in each row, without drafts; each row emits."""
     n = len(kv_starts)
-    query_offsets = np.arange(n + 1, dtype=np.int32) * np.int32(len(tokens))
     return ForwardBatch(
         kv_starts=np.array(kv_starts, np.int64),
         context_lens=np.full(n, start, np.int32),
         tokens=np.tile(tokens, n),
-        query_offsets=query_offsets,
+        query_offsets=np.arange(n + 1, dtype=np.int32) * np.int32(len(tokens)),
         draft_of=np.arange(n, dtype=np.int32),
         drafts=Drafts.empty(n),
     )
+
+
+def chains(ids: Int32) -> Drafts:
+    """Drafts that are chains with probability 1, of ``int32[rows, n]`` ids."""
+    rows, n = ids.shape
+    depths = np.tile(np.arange(1, n + 1, dtype=np.int16), rows)
+    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(n)
+    logp, source = np.zeros(rows * n, np.float32), np.zeros(rows * n, np.int8)
+    return Drafts(ids.flatten(), depths.astype(np.int32) - 2, depths, offsets, logp, source)
 
 
 @dataclass(frozen=True)

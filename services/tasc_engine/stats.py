@@ -69,39 +69,21 @@ class StepRecord:
 
 
 class EngineTotals:
-    """Sums of step records since the engine started (or since ``clear``)."""
+    """Sums of step records; attributes other than ``steps`` have the names of their fields."""
 
     def __init__(self, sources: int, positions: int) -> None:
-        self._shape = (sources, max(positions, 1))
-        self.clear()
-
-    def clear(self) -> None:
+        self.row_steps = self.drafts = self.bonus_tokens = 0
+        self.prompt_tokens = self.shared_tokens = self.forced_tokens = 0
+        self.draft_seconds = self.verify_seconds = 0.0
+        none = np.zeros((sources, max(positions, 1)), np.int64)
+        self.drafted = self.reached = self.accepted = none
+        self._summed = tuple(vars(self))
         self.steps = 0
-        self.row_steps = 0
-        self.drafts = 0
-        self.bonus_tokens = 0
-        self.prompt_tokens = 0
-        self.shared_tokens = 0
-        self.forced_tokens = 0
-        self.draft_seconds = 0.0
-        self.verify_seconds = 0.0
-        self.drafted: Counts = np.zeros(self._shape, np.int64)
-        self.reached: Counts = np.zeros(self._shape, np.int64)
-        self.accepted: Counts = np.zeros(self._shape, np.int64)
 
     def add(self, record: StepRecord) -> None:
         self.steps += 1
-        self.row_steps += record.row_steps
-        self.drafts += record.drafts
-        self.bonus_tokens += record.bonus_tokens
-        self.prompt_tokens += record.prompt_tokens
-        self.shared_tokens += record.shared_tokens
-        self.forced_tokens += record.forced_tokens
-        self.draft_seconds += record.draft_seconds
-        self.verify_seconds += record.verify_seconds
-        self.drafted += record.drafted
-        self.reached += record.reached
-        self.accepted += record.accepted
+        for name in self._summed:
+            setattr(self, name, getattr(self, name) + getattr(record, name))
 
     @property
     def emitted_tokens(self) -> int:

@@ -8,9 +8,10 @@ A word is a run of tokens. ``word_starts``, which the tokenizer provides, marks 
 begin one.
 """
 
+from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +29,8 @@ _NO_WORD = np.uint64(1)  # may equal the hash of a word: one more collision
 _NO_TOKEN = np.uint64(0)
 
 
-class AlignedView(NamedTuple):
-    """The arrays of an `AlignedTable` for compiled code."""
-
-    slots: Int32
-    keys: Any
-    first: Int32
-    tokens: Int32
-    counts: Int32
-    totals: Int32
+# The arrays of an `AlignedTable` for compiled code.
+AlignedView: Any = namedtuple("AlignedView", "slots keys first tokens counts totals")
 
 
 @borrowing
@@ -106,7 +100,7 @@ def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, 
 
 
 @borrowing
-def find(table: AlignedView, key: int) -> int:
+def find(table: Any, key: int) -> int:
     """The number of a key's record, or NO_RECORD."""
     bucket = (np.int64(key) * (len(table.slots) - 1)) >> 32
     for record in range(table.slots[bucket], table.slots[bucket + 1]):
@@ -174,7 +168,7 @@ class AlignedTable(IndexPart):
     totals: Int32
 
     @property
-    def view(self) -> AlignedView:
+    def view(self) -> Any:
         return AlignedView(**self.arrays)
 
     def check_integrity(self) -> None:

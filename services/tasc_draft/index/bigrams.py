@@ -4,9 +4,10 @@ They do not depend on the task, so they serve where a task's corpus has no evide
 2024, arXiv 2411.03786: model-derived bigrams). ``tasc_jobs.index.model_bigrams`` computes them.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,8 @@ _FIELDS = ("model", "fingerprint", "vocab_size", "tokens", "logp")
 _MAKE = "`tasc model-bigrams` makes one"
 
 
-class BigramView(NamedTuple):
-    """The arrays of a `BigramTable` for compiled code."""
-
-    tokens: Int32
-    logp: NDArray[np.float32]
+# The arrays of a `BigramTable` for compiled code.
+BigramView: Any = namedtuple("BigramView", "tokens logp")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class BigramTable(IndexPart):
     logp: NDArray[np.float32]
 
     @property
-    def view(self) -> BigramView:
+    def view(self) -> Any:
         return BigramView(self.tokens, self.logp)
 
     def check_integrity(self) -> None:

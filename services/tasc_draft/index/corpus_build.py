@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft.compiled import compiled, read_only
+from tasc_draft.compiled import IndexPart, compiled, read_only
 from tasc_draft.drafts import DraftError, Int32, Int64, Tokens
 from tasc_draft.index.corpus import MARKS, MAX_DEPTH, MAX_TEXT, MAX_VOCAB, CorpusIndex
 from tasc_draft.index.corpus_sort import DEPTH, sort_chosen, sort_part, sorted_places
@@ -33,7 +33,7 @@ _CAUTION = 0.99  # attempts to meet a byte limit aim a little lower, so that few
 
 
 @dataclass(frozen=True)
-class Documents:
+class Documents(IndexPart):
     """Distinct documents, sorted by their tokens.
 
     Attributes:
@@ -46,10 +46,6 @@ class Documents:
     offsets: Int32
     counts: Int32
     rows: Int32
-
-    def __post_init__(self) -> None:
-        for array in (self.text, self.offsets, self.counts, self.rows):
-            array.setflags(write=False)
 
 
 def distinct(outputs: Tokens, *, vocab_size: int, eos_id: int, depth: int = DEPTH) -> Documents:
@@ -238,11 +234,9 @@ def index_documents(
         DraftError: Even an index without documents does not fit.
     """
 
-    def in_one(some: Documents) -> Parts:
-        return [sort_part(some.text, some.offsets, some.counts, depth)]
-
     def indexed(some: Documents) -> CorpusIndex:
-        parts = (sort or in_one)(some)
+        whole = some.text, some.offsets, some.counts, depth
+        parts = [sort_part(*whole)] if sort is None else sort(some)
         return assemble(some, parts, fingerprint=fingerprint, vocab_size=vocab_size, depth=depth)
 
     check_cap(max_bytes, depth)

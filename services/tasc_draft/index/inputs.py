@@ -9,6 +9,7 @@ words which are merely rare; it is estimated from a few pairs of rows.
 Searches are compiled. They write to the caller's scratch memory and clean what they touched.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,16 +32,8 @@ _KEY_BITS = np.uint64(33)
 _ONE = np.uint64(1)
 
 
-class InputView(NamedTuple):
-    """The arrays of an `InputIndex` for compiled code."""
-
-    slots: Int32
-    keys: UInt32
-    first: Int32
-    postings: Int32
-    weights: Float32
-    norms: Float32
-    documents: Int32
+# The arrays of an `InputIndex` for compiled code.
+InputView: Any = namedtuple("InputView", "slots keys first postings weights norms documents")
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class InputIndex(IndexPart):
     documents: Int32
 
     @property
-    def view(self) -> InputView:
+    def view(self) -> Any:
         return InputView(**self.arrays)
 
     def check_integrity(self) -> None:

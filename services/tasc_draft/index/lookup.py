@@ -9,7 +9,7 @@ Look-ups check no arguments: an interval must come from `narrow`, and a depth mu
 index's.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -160,15 +160,8 @@ def follow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, 
     return lo, hi, count(corpus, lo, hi)
 
 
-class HotTable(NamedTuple):
-    """The hot arrays of a `CorpusIndex`, in its order."""
-
-    slots: Int32
-    next: Int32
-
-
-def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> HotTable:
-    """Find the continuations of every large interval of ``order``.
+def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> tuple[Int32, Int32]:
+    """``hot_slots`` and ``hot_next`` of a `CorpusIndex`: continuations of each large interval.
 
     Args:
         text, order, cumulative: As in `CorpusIndex`.
@@ -181,7 +174,7 @@ def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> HotTa
     bounds = bounds[: hot_intervals(shared, depth, bounds)]
     bounds = bounds[np.lexsort((bounds[:, 1], bounds[:, 0]))]
     records, following = widest(text, order, cumulative, bounds)
-    return HotTable(slots_of(records), following)
+    return slots_of(records), following
 
 
 @compiled

@@ -125,9 +125,6 @@ def other_cell(tokens: int, count: int, share: float) -> int:
     return OTHER_BASE + _context_class(tokens, count) * LEVELS + share_level(share)
 
 
-_SHIPPED = Path(__file__).with_name("default_weights.npz")
-
-
 @dataclass(frozen=True)
 class Weights:
     """The weight of each cell of evidence.
@@ -147,9 +144,11 @@ class Weights:
             )
 
     @classmethod
+    @functools.cache
     def initial(cls) -> "Weights":
         """The weights that this version ships with: averages over tasks of many kinds."""
-        return _shipped()
+        with np.load(Path(__file__).with_name("default_weights.npz")) as file:
+            return cls(file["values"].astype(np.float32))
 
     @property
     def nbytes(self) -> int:
@@ -161,9 +160,3 @@ class Weights:
             raise DraftError(
                 f"some weights are no numbers within {MAX_WEIGHT:g}; build the index again"
             )
-
-
-@functools.cache
-def _shipped() -> Weights:
-    with np.load(_SHIPPED) as file:
-        return Weights(file["values"].astype(np.float32))

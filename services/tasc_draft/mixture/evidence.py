@@ -176,22 +176,29 @@ def clear(node: Any) -> None:
 
 @borrowing
 def candidate(node: Any, token: int) -> int:
-    """The number of ``token`` among a node's candidates; it is added if necessary.
-
-    NONE if there is no space, and for END, which may follow in an output that was cut.
-    """
+    """`enter` among the n-grams' own candidates; NONE for END, which may follow in a cut output."""
     if token < 0:
         return NONE
-    n = node.width
+    i = enter(node, token, node.width, WIDTH)
+    if i == node.width:
+        node.width = i + 1
+    return i
+
+
+@borrowing
+def enter(node: Any, token: int, n: int, most: int) -> int:
+    """The number of ``token`` among a node's first ``n`` candidates; it is added if necessary.
+
+    NONE if there are ``most`` already.
+    """
     for i in range(n):
         if node.candidates[i] == token:
             return i
-    if n == WIDTH:
+    if n == most:
         return NONE
     node.candidates[n] = token
     node.levels[n, :] = 0
     node.chance[n] = 0.0
-    node.width = n + 1
     return n
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
 from tasc_draft.drafts import Drafts, Int32
-from tasc_draft.mixture.evidence import FULL_WIDTH
+from tasc_draft.mixture.evidence import FULL_WIDTH, enter
 from tasc_draft.mixture.row_state import NONE
 
 SIDES = 2  # n-grams and external tree
@@ -250,15 +250,8 @@ def _share_rest(node: Any, side: int, left: float) -> None:
 
 @borrowing
 def _candidate(node: Any, token: int) -> int:
-    """The number of a token among all candidates; added after the n-grams' own if necessary."""
-    n = node.full_width
-    for i in range(n):
-        if node.candidates[i] == token:
-            return i
-    if n == FULL_WIDTH:
-        return NONE
-    node.candidates[n] = token
-    node.levels[n, :] = 0
-    node.chance[n] = 0.0
-    node.full_width = n + 1
-    return n
+    """`enter` among all candidates, after the n-grams' own."""
+    i = enter(node, token, node.full_width, FULL_WIDTH)
+    if i == node.full_width:
+        node.full_width = i + 1
+    return i

@@ -5,15 +5,16 @@ own structref counts references with atomic operations at each access, which tak
 drafting itself.
 """
 
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 from numba.core import types
 from numba.core.imputils import impl_ret_borrowed, lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import NativeValue, intrinsic, models, register_model, typeof_impl, unbox
-from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, read_only
 from tasc_draft.drafts import NGRAM_SOURCES, DraftError, Drafts, Int32
@@ -33,7 +34,7 @@ from tasc_draft.mixture.evidence import (
     Words,
 )
 from tasc_draft.mixture.external_tree import initial_trust
-from tasc_draft.mixture.row_state import MAX_CONTEXT, ROW, Found, LocalTexts
+from tasc_draft.mixture.row_state import MAX_CONTEXT, ROW, LocalTexts
 from tasc_draft.mixture.tree import ENTRY, heap_size
 from tasc_draft.settings import DraftSettings
 
@@ -58,17 +59,9 @@ class Box:
         self._memory = np.zeros(_size(self._fields) // 8, np.uint64)
         self.address = self._memory.ctypes.data
         _fill(self.address, self._fields)
-        self.numba_type = BoxType(tuple(fields), _payload(self._fields))
-
-
-def _payload(fields: tuple[Any, ...]) -> Any:
-    kinds = [typeof_impl(field, None) for field in fields]
-    return types.Tuple(kinds)  # type: ignore[attr-defined]
-
-
-@typeof_impl.register(Box)
-def _type_of(box: Box, context: Any) -> BoxType:
-    return box.numba_type
+        kinds = [typeof_impl(field, None) for field in self._fields]
+        payload = types.Tuple(kinds)  # type: ignore[attr-defined]
+        self._numba_type_ = BoxType(tuple(fields), payload)  # numba reads this
 
 
 register_model(BoxType)(models.OpaqueModel)
@@ -136,22 +129,8 @@ OPTIMISTIC_CHILD_PROB = 0.7
 WORDS = 1024  # maximum words of a prompt that answers are aligned with
 
 
-class Out(NamedTuple):
-    """The arrays of `Drafts` that compiled code writes."""
-
-    tokens: Int32
-    parents: Int32
-    depths: NDArray[np.int16]
-    offsets: Int32
-    logp: NDArray[np.float32]
-    source: NDArray[np.int8]
-
-    @classmethod
-    def empty(cls, rows: int, budget: int) -> "Out":
-        tokens, parents = np.zeros((2, budget), np.int32)
-        depths, source = np.zeros(budget, np.int16), np.zeros(budget, np.int8)
-        offsets = np.zeros(rows + 1, np.int32)
-        return cls(tokens, parents, depths, offsets, np.zeros(budget, np.float32), source)
+# The arrays of `Drafts` that compiled code writes.
+Out: Any = namedtuple("Out", [field.name for field in fields(Drafts)])  # type: ignore[misc]
 
 
 class Memory:
@@ -187,7 +166,9 @@ class Memory:
         self.nodes = np.zeros(budget + rows, NODE)
         self.heap = np.zeros(heap_size(budget + rows), ENTRY)
         self.scratch = np.zeros(1, SCRATCH)
-        self.out = Out.empty(rows, budget)
+        none = vars(Drafts.empty(rows))
+        made = {name: np.zeros(budget, array.dtype) for name, array in none.items()}
+        self.out = Out(**made | {"offsets": none["offsets"]})
         self._views: dict[tuple[int, int], Drafts] = {}
         self.is_eos = np.zeros(ids, bool)
         self.is_eos[[e for e in eos_ids if 0 <= e < ids]] = True
@@ -262,14 +243,15 @@ class Memory:
             canonical[: len(index.canonical)] = index.canonical
         return canonical
 
-    def search(self, index: DraftIndex) -> tuple[Any, Any, Found] | None:
+    def search(self, index: DraftIndex) -> tuple[Any, ...] | None:
         """Arguments of a search for neighbours; None if the settings or the index have none."""
         enabled = self.settings.mixture == "mixed" and "neighbours" in self.settings.sources
         some = enabled and self.settings.neighbours and self.settings.neighbour_tokens
         if index.inputs is None or not some:
             return None
-        found = Found.empty(self.settings.neighbours)
-        return index.inputs.view, nearest_scratch(index.inputs), found
+        found = np.zeros(self.settings.neighbours, np.int32)
+        scratch = nearest_scratch(index.inputs)
+        return index.inputs.view, scratch, found, found.astype(np.float32)
 
     def drafts(self, n: int, rows: int) -> Drafts:
         """The first n tokens of the output as drafts of ``rows`` rows."""
@@ -284,11 +266,11 @@ class Memory:
         return found
 
 
-def _no_aligned() -> AlignedView:
+def _no_aligned() -> Any:
     none, zero = read_only(np.zeros(0, np.int32)), read_only(np.zeros(1, np.int32))
     return AlignedView(zero, read_only(np.zeros(0, np.uint32)), zero, none, none, none)
 
 
-def _no_bigrams() -> BigramView:
+def _no_bigrams() -> Any:
     none = np.zeros((0, 1))
     return BigramView(read_only(none.astype(np.int32)), read_only(none.astype(np.float32)))

@@ -17,7 +17,6 @@ later, so only contexts of different counts are kept, the longest first.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing, compiled
 from tasc_draft.drafts import Int32
@@ -137,12 +136,20 @@ def find_places(local: Any, row: int, followed: int, text: Any, end: int, found:
 
     Only places below ``followed`` have a continuation and count. Returns the number found.
     """
-    tokens, previous, last = local.tokens[row], local.previous[row], local.last[row]
-    n, walked, place = 0, 0, last[text[end]]
+    tokens, n = local.tokens[row], _places_of(local, row, followed, text[end], found)
+    for i in range(n):
+        found[i, 1] = _agreeing(tokens, found[i, 0], text, end)
+    return n
+
+
+@borrowing
+def _places_of(local: Any, row: int, followed: int, token: int, found: Any) -> int:
+    """Fill ``found[i] = (place, 1)`` for the places of a token, the newest first."""
+    previous, place = local.previous[row], local.last[row, token]
+    n, walked = 0, 0
     while place >= 0 and n < len(found) and walked < MAX_WALK:
         if place < followed:
-            found[n, 0] = place
-            found[n, 1] = _agreeing(tokens, place, text, end)
+            found[n, 0], found[n, 1] = place, 1
             n += 1
         place = previous[place]
         walked += 1
@@ -168,25 +175,13 @@ def extend_places(
     If no place of the parents is followed by ``token``, all places of the token count. Returns the
     number found.
     """
-    tokens, previous, last = local.tokens[row], local.previous[row], local.last[row]
-    n = 0
+    tokens, n = local.tokens[row], 0
     for i in range(num_parents):
         place = parents[i, 0] + 1
         if tokens[place] == token and place < followed:
-            found[n, 0] = place
-            found[n, 1] = parents[i, 1] + 1
+            found[n, 0], found[n, 1] = place, parents[i, 1] + 1
             n += 1
-    if n:
-        return n
-    walked, place = 0, last[token]
-    while place >= 0 and n < len(found) and walked < MAX_WALK:
-        if place < followed:
-            found[n, 0] = place
-            found[n, 1] = 1
-            n += 1
-        place = previous[place]
-        walked += 1
-    return n
+    return n if n else _places_of(local, row, followed, token, found)
 
 
 # Contexts in the corpus.
@@ -281,38 +276,28 @@ def _set_context(contexts: Any, i: int, tokens: int, lo: int, hi: int, occurs: i
 # Neighbours.
 
 
-class Found(NamedTuple):
-    """Scratch memory of a search: ``int32[k]`` rows and ``float32[k]`` their similarities."""
-
-    rows: Int32
-    similarity: NDArray[np.float32]
-
-    @classmethod
-    def empty(cls, k: int) -> "Found":
-        return cls(np.zeros(k, np.int32), np.zeros(k, np.float32))
-
-
 @compiled
 def find_neighbours(
-    state: Any, offsets: Any, inputs: Any, scratch: Any, found: Any, row: int, prompt: Any
-) -> None:
+    state: Any, offsets: Any, inputs: Any, scratch: Any, found: Any, similarity: Any, row: int,
+    prompt: Any,
+) -> None:  # fmt: skip
     """Fill a row's neighbours' outputs, the most similar last, as many whole ones as fit.
 
     Args:
         offsets: ``int32[D + 1]`` where each distinct output begins in the corpus's text.
-        inputs, scratch: See `nearest`.
+        inputs, scratch, found, similarity: See `nearest`.
         prompt: ``int32[n]``.
     """
     row_state, text, weights = state.rows[row], state.corpus.text, state.near_weight[row]
-    n = nearest(inputs, prompt, scratch, found.rows, found.similarity)
-    row_state.similarity = cells.similarity_class(found.similarity[0] if n else 0.0)
+    n = nearest(inputs, prompt, scratch, found, similarity)
+    row_state.similarity = cells.similarity_class(similarity[0] if n else 0.0)
     at = 0
-    for i in range(_fitting(offsets, inputs.documents, found.rows, n, len(weights)) - 1, -1, -1):
-        document = inputs.documents[found.rows[i]]
+    for i in range(_fitting(offsets, inputs.documents, found, n, len(weights)) - 1, -1, -1):
+        document = inputs.documents[found[i]]
         begin, length = offsets[document], _length(offsets, document)
         for j in range(length - 1):
             append(state.near, row, at, text[begin + j])
-            weights[at] = found.similarity[i] ** 2
+            weights[at] = similarity[i] ** 2
             at += 1
         state.near.tokens[row, at] = END
         at += 1

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_draft.labels import LabelTrie
 from tasc_engine.drafting.hidden_state_buffer import HiddenStateBuffer
+from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.sampling.accept import Accepted
 from tasc_engine.step.plan import Plan
 
-Int32 = NDArray[np.int32]
 Reason: TypeAlias = Literal["failed", "slow"]
 
 FAILURES = 3  # consecutive ones after which a proposer with a limit is switched off
@@ -230,16 +230,9 @@ def is_forest(drafts: Drafts, budget: Int32, vocab_size: int, max_depth: int) ->
 
 @numba.njit(cache=True, nogil=True)
 def _is_forest(
-    tokens: Any,
-    parents: Any,
-    depths: Any,
-    source: Any,
-    offsets: Any,
-    budget: Any,
-    vocab_size: int,
-    max_depth: int,
-    sources: int,
-) -> bool:
+    tokens: Any, parents: Any, depths: Any, source: Any, offsets: Any, budget: Any, vocab_size: int,
+    max_depth: int, sources: int,
+) -> bool:  # fmt: skip
     if offsets[0] != 0:
         return False
     for i in range(len(budget)):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tasc_draft.labels import NOWHERE, LabelTrie
 from tasc_engine.errors import GuideError
 from tasc_engine.guided.following import Guide, Masks, known_ends
+from tasc_engine.layout import Int32
 from tasc_text import TaskTokenizer
 
-Int32 = NDArray[np.int32]
 _SHOWN = 300  # characters of a choice in an error; the rest of a longer one is counted
 
 

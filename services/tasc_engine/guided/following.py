@@ -12,10 +12,10 @@ from tasc_draft import Drafts
 from tasc_draft.drafts import FORCED
 from tasc_draft.labels import LabelTrie
 from tasc_engine.errors import GuideError
+from tasc_engine.layout import Int32, chains
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_text import TaskTokenizer
 
-Int32 = NDArray[np.int32]
 Masks = NDArray[np.uint32]
 
 
@@ -184,10 +184,7 @@ def follow(
 def warm_up() -> None:
     """Compiles or loads the compiled code, so that the first request does not wait for it."""
     follow([None], Drafts.empty(1))
-    one, none = np.zeros(1, np.int32), np.full(1, -1, np.int32)
-    logp, source = np.zeros(1, np.float32), np.zeros(1, np.int8)
-    draft = Drafts(one, none, np.ones(1, np.int16), np.array([0, 1], np.int32), logp, source)
-    follow([LeastTokens([], 1, 0)], draft, [True])
+    follow([LeastTokens([], 1, 0)], chains(np.zeros((1, 1), np.int32)), [True])
 
 
 def _without(

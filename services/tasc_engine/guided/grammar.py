@@ -18,16 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_engine.errors import GuideError
-from tasc_engine.guided.following import Guide, Int32, Masks, known_ends
+from tasc_engine.guided.following import Guide, Masks, known_ends
 from tasc_engine.guided.sandbox import Effort, Sandbox
 from tasc_engine.guided.schemas import LENIENT, Prepared, prepared
 from tasc_engine.guided.trial import make_matcher, make_tokens, reason
 from tasc_engine.guided.unique import Place, Unique, opening
+from tasc_engine.layout import Int32
 from tasc_protocol import GuideSpec
 from tasc_text import TaskTokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 # Each forced token needs a mask, which takes up to a millisecond while all rows wait. Further
 # forced tokens follow in the next step; the answer is the same.
@@ -268,10 +270,6 @@ def _only(mask: Masks) -> int | None:
     bits = int(mask[words[0]])
     return None if bits & (bits - 1) else 32 * int(words[0]) + bits.bit_length() - 1
 
-
-if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
 # Texts that show which bytes a tokenizer's tokens stand for.
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")

@@ -64,17 +64,15 @@ class Sandbox:
             if outcome is not None:
                 return outcome
             self._stop()
-            if self._took_too_much(process.returncode):
+            code = process.returncode
+            # Fragmented memory of earlier grammars must not count against this one.
+            if code == -signal.SIGPROF or (code == -signal.SIGABRT and self._asked == 1):
                 limits = f"{self._effort.seconds:g} s or {self._effort.bytes / 2**20:g} MiB"
                 return f"it takes more than {limits} to compile"
         raise Unsettled(
             f"the process that compiles guides was ended twice (by {process.returncode}, a "
             "signal's number where it is negative); look for what ends it, and send it again"
         )
-
-    def _took_too_much(self, code: int) -> bool:
-        # Fragmented memory of earlier grammars must not count against this one.
-        return code == -signal.SIGPROF or (code == -signal.SIGABRT and self._asked == 1)
 
     def _ready(self) -> "subprocess.Popen[str]":
         process = self._process

@@ -20,41 +20,16 @@ MERGE = (
 ALONE = f"use it alone as the adapter of a task, or {MERGE}"
 
 # Settings about how, or on which layers, an adapter was trained. None affects its results.
-_NO_MATTER = frozenset(
-    [
-        "auto_mapping",
-        "base_model_name_or_path",
-        "corda_config",
-        "ensure_weight_tying",
-        "eva_config",
-        "exclude_modules",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_dropout",
-        "lora_ga_config",
-        "megatron_core",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-    ]
-)
-_READ = frozenset(
-    [
-        "bias",
-        "fan_in_fan_out",
-        "init_lora_weights",
-        "r",
-        "lora_alpha",
-        "rank_pattern",
-        "alpha_pattern",
-        "use_rslora",
-    ]
-)
+_NO_MATTER = frozenset((
+    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
+    "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout",
+    "lora_ga_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "revision",
+    "runtime_config", "target_modules", "task_type",
+))  # fmt: skip
+_READ = frozenset((
+    "bias", "fan_in_fan_out", "init_lora_weights", "r", "lora_alpha", "rank_pattern",
+    "alpha_pattern", "use_rslora",
+))  # fmt: skip
 # Other values initialise an adapter by changing the base model's weights.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
@@ -79,7 +54,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     """The settings in an adapter's ``adapter_config.json``.
 
     Raises:
-        ValueError: There is no such file, or it holds no JSON object.
+        ValueError: There is no such file, it holds no JSON object, or the adapter is not LoRA.
         OSError: The file cannot be read.
     """
     path = folder / CONFIG
@@ -92,6 +67,8 @@ def settings_of(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no JSON ({error}); fetch or save it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object; save the adapter again")
+    if (kind := content.get("peft_type")) != "LORA":
+        raise ValueError(f"{CONFIG} says peft_type {kind!r}; only LORA is served")
     return content
 
 
@@ -101,8 +78,6 @@ def require_low_rank(settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: A setting is refused; the message names it.
     """
-    if settings.get("peft_type") != "LORA":
-        raise ValueError(f"peft_type is {settings.get('peft_type')!r}; only LORA is served")
     if (bias := settings.get("bias", "none")) != "none":
         raise ValueError(f"bias is {bias!r}; train it with bias 'none', or {ALONE}")
     if (init := settings.get("init_lora_weights", True)) not in _PLAIN_INITS:

@@ -68,7 +68,15 @@ class Adapters:
         """
         tokens = self._picked if picked else self._every
         addition = self._addition(tokens, layers, widths)
-        return product if addition is None else _Adapted(product, addition)
+        if addition is None:
+            return product
+
+        def adapted(x: Tensor) -> Tensor:
+            y = product(x)
+            addition(x, y)
+            return y
+
+        return adapted
 
     def attach(self, model: nn.Module) -> None:
         """Put the additions of adapters into a model's layers, each with all tokens of a step."""
@@ -87,18 +95,6 @@ class Adapters:
         if not any(w for own in weights for w in own):
             return None
         return tokens.addition(weights, widths, self._like)
-
-
-class _Adapted:
-    """A product, and an addition to it in place."""
-
-    def __init__(self, product: Product, addition: Addition) -> None:
-        self._product, self._addition = product, addition
-
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self._product(x)
-        self._addition(x, y)
-        return y
 
 
 class AdaptedModule(nn.Module):

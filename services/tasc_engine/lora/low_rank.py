@@ -19,18 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasc_engine.kernels.cpu.compiling import arithmetic, bits, known, numbers
-from tasc_engine.kernels.cpu.simd import (
-    WIDTH,
-    add,
-    fma,
-    load,
-    mul,
-    round_to_storage,
-    store,
-    tile,
-    to_float32,
-    zeros,
-)
+from tasc_engine.kernels.cpu.layers import add_to
+from tasc_engine.kernels.cpu.simd import WIDTH, add, fma, load, mul, store, tile, to_float32, zeros
 
 
 @dataclass(frozen=True)
@@ -394,15 +384,4 @@ def _go_up(
         store(sums, 7 * WIDTH, b3)
         for t in range(blocks[k + 1]):
             to = blocks[k + 2 + t] * outputs + begin + o
-            _add_to(y, to, sums, t * _OUTPUTS, min(_OUTPUTS, width - o))
-
-
-@arithmetic
-def _add_to(y: Any, to: int, sums: Any, at: int, n: int) -> None:
-    d = 0
-    while d + WIDTH <= n:
-        store(y, to + d, add(load(y, to + d), load(sums, at + d)))
-        d += WIDTH
-    while d < n:
-        y[to + d] = round_to_storage(to_float32(y[to + d]) + sums[at + d], y[0])
-        d += 1
+            add_to(y, to, sums, t * _OUTPUTS, min(_OUTPUTS, width - o))

@@ -57,8 +57,6 @@ def _check_pairs(
     settings: Mapping[str, Any], shapes: Mapping[str, Shape], base: Path, by_row: bool
 ) -> dict[str, Shape]:
     """Check the matrices of linear layers; return the remaining weights."""
-    if (kind := settings.get("peft_type")) != "LORA":
-        raise ValueError(f"{CONFIG} says peft_type {kind!r}; only LORA is served")
     rank = settings.get("r")
     if not isinstance(rank, int) or rank < 1:
         raise ValueError(f"{CONFIG} says rank r {rank!r}; it must be above 0")

@@ -46,11 +46,9 @@ class Recorder(Protocol):
 
     def record(self, run: Work) -> Work:
         """Returns a function that fills the same tensors anew at each call; may drop ``run``."""
-        ...
 
     def wait(self) -> None:
         """Waits until the device has done all its work."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -98,17 +96,8 @@ def fill(parts: dict[str, Int64], step: Step, limits: Limits) -> None:
         step: A step within ``limits`` and the bucket.
     """
     n, rows, k = len(step.ids), len(step.kv_starts), step.moves.shape[1]
-    padding = {
-        "ids": 0,
-        "positions": 0,
-        "slots": limits.scratch,
-        "visible_lens": 1,
-        "tree": 0,
-        "adapters": 0,
-        "kv_starts": limits.scratch,
-        "trunks": 1,
-        "nodes": 0,
-    }
+    padding = dict.fromkeys((*_PER_TOKEN, *_PER_ROW), 0) | {"visible_lens": 1, "trunks": 1}
+    padding |= {"slots": limits.scratch, "kv_starts": limits.scratch}
     for name, value in padding.items():
         own: Int64 = getattr(step, name)
         parts[name][: len(own)] = own
@@ -306,16 +295,7 @@ def _layout(parts: dict[str, Any], logits_indices: Any) -> StepLayout[Any]:
 
 _NONE = np.zeros(0, np.int64)
 _NOTHING = Step(
-    ids=_NONE,
-    positions=_NONE,
-    slots=_NONE,
-    visible_lens=_NONE,
-    tree=_NONE,
-    adapters=_NONE,
-    logits_indices=_NONE,
+    **dict.fromkeys((*_PER_TOKEN, *_PER_ROW, "logits_indices"), _NONE),
     query_offsets=np.zeros(1, np.int64),
-    kv_starts=_NONE,
-    trunks=_NONE,
-    nodes=_NONE,
     moves=np.zeros((2, 0), np.int64),
 )

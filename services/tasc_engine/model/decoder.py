@@ -198,16 +198,13 @@ def _head_norm(attention: Any, config: Any) -> Norm:
 
 
 def _operations(cos_sin: Tensor, heads: int, kv_heads: int, activation: str) -> Operations:
-    if cos_sin.device.type == "cpu" and activation == "silu":
+    if activation != "silu":
+        return TensorOperations(cos_sin, heads, kv_heads, ACT2FN[activation])
+    if cos_sin.device.type == "cpu":
         return CompiledOperations(cos_sin, heads, kv_heads)
-    if (
-        cos_sin.is_cuda
-        and activation == "silu"
-        and available(cos_sin.dtype, cos_sin.shape[-1], cos_sin.device)
-    ):
+    if cos_sin.is_cuda and available(cos_sin.dtype, cos_sin.shape[-1], cos_sin.device):
         return FusedOperations(cos_sin, heads, kv_heads)
-    function = functional.silu if activation == "silu" else ACT2FN[activation]
-    return TensorOperations(cos_sin, heads, kv_heads, function)
+    return TensorOperations(cos_sin, heads, kv_heads, functional.silu)
 
 
 def _rope_table(model: Any, max_positions: int) -> Tensor:

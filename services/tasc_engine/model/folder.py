@@ -211,17 +211,15 @@ def recurrent_state(config: Mapping[str, Any]) -> str | None:
     """
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and kinds:  # hybrid families also have models with attention only
-        kept = next((kind for kind in map(str, kinds) if not _attends(kind)), None)
-        return kept and f"layers of the type {kept}"
+        for kind in map(str, kinds):
+            if "linear" in kind or not any(name in kind for name in _ATTENTION):
+                return f"layers of the type {kind}"
+        return None
     for name in config:
         if name.startswith(_STATE_FIELDS):
             return f"the setting {name}"
     family = str(config.get("model_type", ""))
     return f"the family {family}" if any(name in family for name in _STATE_FAMILIES) else None
-
-
-def _attends(kind: str) -> bool:
-    return "linear" not in kind and any(name in kind for name in _ATTENTION)
 
 
 def in_words(state: str) -> str:

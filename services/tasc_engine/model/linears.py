@@ -5,7 +5,6 @@ decoding step, that takes longer than the product itself.
 """
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,8 +26,10 @@ _product: Any = getattr(_onednn._linear_pointwise, "default", None)
 _without_layout: set[str] = set()  # reasons that have been logged
 
 
-class Linear:
+class Linear(nn.Module):
     """Computes ``x @ weight.T + bias``, with a weight laid out once on a CPU that gains from it.
+
+    It is for inference only: it has no parameters and calls no hooks.
 
     Args:
         weight: ``[out, in]``; not kept if it is laid out.
@@ -36,37 +37,36 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.in_features = weight.shape[1]
-        self.out_features = weight.shape[0]
-        self._bias = None if bias is None else bias.detach()
-        packed = _lay_out(weight.detach(), self._bias) if _gains(weight) else None
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.bias = None if bias is None else bias.detach()
+        packed = _lay_out(weight.detach(), self.bias) if _gains(weight) else None
         self.laid_out = packed is not None
         self._weight = weight.detach() if packed is None else packed
 
     @classmethod
-    def of(cls, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> "Linear":
+    def joining(cls, *layers: nn.Linear) -> "Linear":
         """Join layers that read the same input; their outputs are concatenated.
 
         Args:
-            weights: ``[out_i, in]`` each, of one dtype and device.
-            biases: ``[out_i]`` or None for each layer; if some have a bias, the others get zeros.
+            layers: Layers of one dtype and device; if some have a bias, the others get zeros.
         """
-        if len(weights) == 1:
+        weights, biases = [each.weight for each in layers], [each.bias for each in layers]
+        if len(layers) == 1:
             return cls(weights[0], biases[0])
         with torch.no_grad():
-            return cls(torch.cat(list(weights)), _joined(weights, biases))
-
-    @classmethod
-    def joining(cls, *layers: nn.Linear) -> "Linear":
-        """:meth:`of` the weights and biases of ``layers``."""
-        return cls.of([layer.weight for layer in layers], [layer.bias for layer in layers])
+            if all(bias is None for bias in biases):
+                return cls(torch.cat(weights))
+            pairs = zip(weights, biases, strict=True)
+            joined = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs])
+            return cls(torch.cat(weights), joined)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Maps ``[..., in]`` to a new ``[..., out]``; both have the weight's dtype."""
         if self.laid_out:
-            out: Tensor = _product(x, self._weight, self._bias, "none", [], "")
+            out: Tensor = _product(x, self._weight, self.bias, "none", [], "")
             return out
-        return functional.linear(x, self._weight, self._bias)
+        return functional.linear(x, self._weight, self.bias)
 
     @property
     def weight(self) -> Tensor:
@@ -85,37 +85,8 @@ def lay_out_linears(model: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if type(child) is nn.Linear and _gains(child.weight):
                 if child not in replaced:
-                    replaced[child] = _LaidOut(Linear(child.weight, child.bias))
+                    replaced[child] = Linear(child.weight, child.bias)
                 setattr(parent, name, replaced[child])
-
-
-class _LaidOut(nn.Module):
-    """A :class:`Linear` in a model's tree, for inference only; it has no parameters."""
-
-    def __init__(self, linear: Linear) -> None:
-        super().__init__()
-        self._linear = linear
-        self.in_features = linear.in_features
-        self.out_features = linear.out_features
-
-    @property
-    def weight(self) -> Tensor:
-        # Some architectures read the dtype or device of a layer's weight.
-        return self._linear.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self._linear._bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._linear(x)
-
-
-def _joined(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
-    if all(bias is None for bias in biases):
-        return None
-    pairs = zip(weights, biases, strict=True)
-    return torch.cat([w.new_zeros(w.shape[0]) if b is None else b for w, b in pairs])
 
 
 def _gains(weight: Tensor) -> bool:

@@ -60,7 +60,6 @@ class Operations(Protocol):
 
     def add_and_norm(self, hidden: Tensor, delta: Tensor | None, norm: Norm) -> Tensor:
         """Add ``delta`` to ``hidden`` in place, both ``[N, D]``; return the normed sum."""
-        ...
 
     def apply_rope_and_write_kv(
         self, layer: int, qkv: Tensor, norm: Norm | None, cache: RowCache
@@ -71,11 +70,9 @@ class Operations(Protocol):
             qkv: ``[N, (heads + 2 * kv_heads) * dim]`` queries, keys and values.
             norm: The norm of each head of queries and keys.
         """
-        ...
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """Activated gates times values, ``[N, width]``, of both in ``[N, 2 * width]``."""
-        ...
 
 
 class TensorOperations:

@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasc_draft import Drafts
 from tasc_engine.config import EngineConfig
-from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
+from tasc_engine.errors import UnsupportedModel, out_of_memory_is
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache, attach, attention_layers, on_device
-from tasc_engine.layout import ForwardBatch, Int64, StepLayout, lay_out, plain_batch
+from tasc_engine.layout import ForwardBatch, Int64, StepLayout, chains, lay_out, plain_batch
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
 from tasc_engine.model.cuda_graphs import GraphedForward, Limits
@@ -183,16 +182,9 @@ class Target:
 
     @torch.inference_mode()
     def _step(self, batch: ForwardBatch, run: Callable[[StepLayout[Int64]], T]) -> T:
-        try:
-            with self._current():
-                return run(lay_out(batch, self.cache.pending_moves))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemory(
-                f"a step of {len(batch.tokens) + len(batch.drafts.tokens)} tokens did not fit the "
-                f"memory of {self.device}; lower rows, prefill_chunk or max_model_len"
-            ) from error
+        tokens = len(batch.tokens) + len(batch.drafts.tokens)
+        with out_of_memory_is(f"a step of {tokens} tokens on {self.device}"), self._current():
+            return run(lay_out(batch, self.cache.pending_moves))
 
     def _chosen(self, step: StepLayout[Int64]) -> Int64:
         if (graphs := self._usable_graphs) and (tokens := graphs.next_tokens(step)) is not None:
@@ -258,7 +250,7 @@ class Target:
             return
         at = _TRIAL_CUTS[-1]
         right, wrong = ids[at + 1 : at + 3], (ids[at + 3 : at + 4] + 1) % self.vocab_size
-        drafts = _chains(np.concatenate((right, wrong)), len(kv_starts))
+        drafts = chains(np.tile(np.concatenate((right, wrong)), (len(kv_starts), 1)))
         batch = replace(plain_batch(kv_starts, at, ids[at : at + 1]), drafts=drafts)
         found = self._forward_of(lay_out(batch)).view(len(kv_starts), 4, -1)
         self._compare(found[:, :3], expected[at : at + 3])
@@ -349,16 +341,6 @@ _TRIAL_CUTS = (0, 4, 8, 9, 10)  # of the trial tokens, before those with drafts
 
 def _trial_ids(vocab_size: int) -> NDArray[np.int32]:
     return (np.arange(1, 16, dtype=np.int32) * 7) % vocab_size
-
-
-def _chains(chain: NDArray[np.int32], rows: int) -> Drafts:
-    """The same chain for each row."""
-    n = len(chain)
-    depths = np.tile(np.arange(1, n + 1, dtype=np.int16), rows)
-    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(n)
-    logp, source = np.zeros(n * rows, np.float32), np.zeros(n * rows, np.int8)
-    parents = np.tile(np.arange(-1, n - 1, dtype=np.int32), rows)
-    return Drafts(np.tile(chain, rows), parents, depths, offsets, logp, source)
 
 
 @torch.inference_mode()

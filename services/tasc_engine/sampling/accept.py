@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts
 from tasc_engine.kernels.cpu.compiling import borrowing
-from tasc_engine.sampling.row_parameters import Int32, Int64
+from tasc_engine.layout import Int32, Int64
 from tasc_engine.stats import Counts
 
 
@@ -125,11 +125,9 @@ def count(
     drafted, reached, kept = np.zeros((3, sources, max(positions, 1)), np.int64)
     row_drafted, row_kept = np.zeros((2, len(used)), np.int64)
     position = np.empty(len(drafts.tokens), np.int32)
-    forced = _count(
-        drafts.source, Trees.of(drafts), accepted, used, position, drafted, reached, kept,
-        row_drafted, row_kept,
-    )  # fmt: skip
-    return DraftCounts(drafted, reached, kept, row_drafted, row_kept, forced)
+    counts = DraftCounts(drafted, reached, kept, row_drafted, row_kept, 0)
+    forced = _count(drafts.source, Trees.of(drafts), accepted, used, position, counts)
+    return counts._replace(forced=forced)
 
 
 def warm_up() -> None:
@@ -194,10 +192,7 @@ def _moves(accepted: Any, kv_starts: Any, next_slots: Any, found: Any) -> int:
 
 
 @borrowing
-def _count(
-    source: Any, trees: Any, accepted: Any, used: Any, position: Any, drafted: Any, reached: Any,
-    kept: Any, row_drafted: Any, row_kept: Any,
-) -> int:  # fmt: skip
+def _count(source: Any, trees: Any, accepted: Any, used: Any, position: Any, counts: Any) -> int:
     forced = 0
     for i in range(len(used)):
         deepest, begin = 0, trees.offsets[i]
@@ -207,16 +202,16 @@ def _count(
             if source[x] < 0:
                 continue
             position[x] += 1
-            drafted[source[x], position[x] - 1] += 1
-            row_drafted[i] += 1
+            counts.drafted[source[x], position[x] - 1] += 1
+            counts.row_drafted[i] += 1
             if position[x] > deepest:
                 deepest = position[x]
-                reached[source[x], deepest - 1] += 1
+                counts.reached[source[x], deepest - 1] += 1
         for k in range(min(accepted.followed[i], used[i])):
             x = begin + accepted.path[i, k]
             if source[x] < 0:
                 forced += 1
             else:
-                kept[source[x], position[x] - 1] += 1
-                row_kept[i] += 1
+                counts.kept[source[x], position[x] - 1] += 1
+                counts.row_kept[i] += 1
     return forced

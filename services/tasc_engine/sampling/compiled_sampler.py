@@ -32,15 +32,9 @@ from tasc_engine.kernels.cpu.simd import (
     total,
     zeros,
 )
+from tasc_engine.layout import Int32
 from tasc_engine.sampling.accept import Accepted, EmitLimits, Trees, advance
-from tasc_engine.sampling.row_parameters import (
-    Allowed,
-    Int32,
-    Rules,
-    biased,
-    hold,
-    penalised,
-)
+from tasc_engine.sampling.row_parameters import Allowed, Rules, biased, hold, penalised
 
 BLOCK = 4 * WIDTH
 _MIN_EXPONENT = -708.0  # from here on `exp` is 0
@@ -309,22 +303,16 @@ _NOTHING = np.zeros(0, np.int32)
 _NO_MASKS = Masks(np.zeros((0, 0), np.uint32), _NOTHING, _NOTHING, _NOTHING)
 
 
-def _masks_of(allowed: Allowed | None) -> Masks:
-    if allowed is None:
-        return _NO_MASKS
-    if allowed.only is None:
-        return Masks(allowed.masks, allowed.mask_of, _NOTHING, _NOTHING)
-    logits_of = np.cumsum(allowed.only < 0, dtype=np.int32) - np.int32(1)
-    return Masks(allowed.masks, allowed.mask_of, allowed.only, logits_of)
-
-
 def choose(
     logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, limits: EmitLimits,
     rules: Rules, scratch: DrawScratch,
 ) -> Accepted:  # fmt: skip
     """Implements `Sampler.choose` on a CPU."""
-    found = Accepted.none(drafts)
-    masks, flat = _masks_of(allowed), bits(logits.contiguous())
+    found, masks, flat = Accepted.none(drafts), _NO_MASKS, bits(logits.contiguous())
+    if allowed is not None:
+        only = _NOTHING if allowed.only is None else allowed.only
+        logits_of = np.cumsum(only < 0, dtype=np.int32) - np.int32(1)
+        masks = Masks(allowed.masks, allowed.mask_of, only, logits_of)
     _choose(flat, logits.shape[1], rows, Trees.of(drafts), masks, limits, rules, scratch, found)
     return found
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tasc_engine.config import MAX_NODES
 from tasc_engine.kernels.cpu.compiling import borrowing
+from tasc_engine.layout import Int32, Int64
 from tasc_protocol.sampling import MOST_BIASES, PARAMETERS
 
 
@@ -43,8 +44,6 @@ class Allowed:
 
 
 Float64 = NDArray[np.float64]
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 # The parameters of all rows, ``float64[rows]`` or ``int64[rows]`` each.
 Columns: Any = namedtuple("Columns", PARAMETERS)  # type: ignore[misc]
@@ -89,30 +88,24 @@ def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
 
     Large arrays are zeros, which take no memory until they are written.
     """
-    shapes: dict[str, tuple[Any, ...]] = {
-        "numbers": (rows, 2 * AHEAD),
-        "bias_ids": (rows, MOST_BIASES),
-        "bias_values": (rows, MOST_BIASES),
-        "held": (rows, vocab_size),
-        "held_ids": (rows, min(capacity + AHEAD, vocab_size)),
-    }
-    integers = dict.fromkeys(("bias_ids", "biases", "held", "held_ids", "distinct"), np.int32)
-    types: dict[str, Any] = {
-        **integers,
-        **dict.fromkeys(("plain", "penalises"), np.bool_),
-        **dict.fromkeys(("answered", "first"), np.int64),
-    }
-    made = {
-        name: np.zeros(shapes.get(name, (rows,)), types.get(name, np.float64))
-        for name in Rules._fields
-        if name != "parameters"
-    }
-    made["plain"][:] = True
     columns = {
         each.name: np.full(rows, each.default, np.int64 if each.is_integer else np.float64)
         for each in PARAMETERS.values()
     }
-    return Rules(parameters=Columns(**columns), **made)
+    return Rules(
+        plain=np.ones(rows, bool),
+        parameters=Columns(**columns),
+        penalises=np.zeros(rows, bool),
+        answered=np.zeros(rows, np.int64),
+        numbers=np.zeros((rows, 2 * AHEAD)),
+        first=np.zeros(rows, np.int64),
+        bias_ids=np.zeros((rows, MOST_BIASES), np.int32),
+        bias_values=np.zeros((rows, MOST_BIASES)),
+        biases=np.zeros(rows, np.int32),
+        held=np.zeros((rows, vocab_size), np.int32),
+        held_ids=np.zeros((rows, min(capacity + AHEAD, vocab_size)), np.int32),
+        distinct=np.zeros(rows, np.int32),
+    )
 
 
 MAX_LOGIT = float(np.finfo(np.float64).max)

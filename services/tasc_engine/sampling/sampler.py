@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_draft import Drafts
-from tasc_engine.layout import Int32, Int64
+from tasc_engine.layout import Int32, Int64, chains
 from tasc_engine.sampling import compiled_sampler as compiled
 from tasc_engine.sampling import tensor_sampler
 from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
@@ -214,15 +214,7 @@ def warm_up(dtype: torch.dtype, device: torch.device) -> None:
     sampler, one = Sampler(1, 2, 2), np.zeros(1, np.int32)
     sampler.start(0, one, Sampling(temperature=1, repetition_penalty=2))
     sampler.observe(0, one)
-    draft = Drafts(
-        one,
-        one - 1,
-        np.ones(1, np.int16),
-        np.arange(2, dtype=np.int32),
-        np.zeros(1, np.float32),
-        np.zeros(1, np.int8),
-    )
-    logits = torch.zeros(2, 2, dtype=dtype)
+    draft, logits = chains(one[None]), torch.zeros(2, 2, dtype=dtype)
     limits = EmitLimits(one, np.ones(1, bool), np.zeros(2, bool))
     if device.type == "cpu":
         sampler.choose(logits, one, draft, None, limits)

@@ -14,25 +14,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tasc_draft import Drafts
+from tasc_engine.layout import Int32, Int64
 from tasc_engine.model.operations import first_greatest
-from tasc_engine.sampling.row_parameters import (
-    IN_PROMPT,
-    MAX_LOGIT,
-    Allowed,
-    Int32,
-    Int64,
-    Rules,
-    list_paths,
-)
+from tasc_engine.sampling.row_parameters import IN_PROMPT, MAX_LOGIT, Allowed, Rules, list_paths
 from tasc_protocol import PARAMETERS
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
 
-_TYPES = {
-    np.dtype(np.int32): torch.int32,
-    np.dtype(np.int64): torch.int64,
-    np.dtype(np.float64): torch.float64,
-}
 _PER_PLACE = ("place", "slot", "mask_of", "number", "parameters")
 _COLUMN = {name: column for column, name in enumerate(PARAMETERS)}
 
@@ -90,7 +78,9 @@ def inputs_of(
     mask_of = np.full(len(slot), -1) if allowed is None else allowed.mask_of.astype(np.int64)
     ruled = ~rules.plain[rows[slot]] | (mask_of >= 0)
     place, row = np.flatnonzero(ruled), rows[slot[ruled]]
-    path_place, path_token = _paths(drafts, rules.penalises[rows])
+    wanted = rules.penalises[rows]
+    path_place, path_token = np.zeros((2, int(depth[wanted[slot]].sum())), np.int64)
+    list_paths(drafts.tokens, drafts.parents, drafts.offsets, wanted, path_place, path_token)
     held_slot, held_token = _ragged(rules.held_ids, rules.distinct, rows)
     bias_slot, bias_token = _ragged(rules.bias_ids, rules.biases, rows)
     return Inputs(
@@ -122,7 +112,7 @@ def on_device(inputs: Inputs[NDArray[Any]], device: torch.device) -> Inputs[Tens
         flat[stretches[-1]] = a.reshape(-1).view(np.uint8)
     moved = torch.from_numpy(flat).to(device)
     tensors = {
-        name: moved[own].view(_TYPES[a.dtype]).view(a.shape)
+        name: moved[own].view(getattr(torch, a.dtype.name)).view(a.shape)
         for name, a, own in zip(names, arrays, stretches, strict=True)
     }
     return Inputs(**tensors)
@@ -136,14 +126,6 @@ def _places(drafts: Drafts) -> tuple[Int64, Int64]:
     nodes = np.arange(len(drafts.tokens)) + np.repeat(np.arange(len(sizes)), sizes) + 1
     depth[nodes] = drafts.depths
     return slot, depth
-
-
-def _paths(drafts: Drafts, wanted: NDArray[np.bool_]) -> tuple[Int64, Int64]:
-    """Places of the wanted rows' nodes, and the draft tokens on the path to each."""
-    slot, depth = _places(drafts)
-    places, tokens = np.zeros((2, int(depth[wanted[slot]].sum())), np.int64)
-    list_paths(drafts.tokens, drafts.parents, drafts.offsets, wanted, places, tokens)
-    return places, tokens
 
 
 def _ragged(values: NDArray[Any], counts: Int32, rows: Int32) -> tuple[Int64, NDArray[Any]]:

@@ -10,18 +10,18 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from tasc_draft import Drafts
 from tasc_draft.files import whole_file
-from tasc_engine.layout import ForwardBatch
+from tasc_engine.layout import ForwardBatch, chains, plain_batch
 from tasc_engine.model.target import Target
 
 Float64 = NDArray[np.float64]
@@ -43,12 +43,6 @@ def processor() -> str:
     return next((line for line in lines if line.startswith("model name")), platform.processor())
 
 
-def _threads() -> int:
-    import torch  # not needed to read costs
-
-    return torch.get_num_threads()
-
-
 @dataclass(frozen=True)
 class Conditions:
     """Where and when costs were measured, for people who check them.
@@ -60,7 +54,7 @@ class Conditions:
     """
 
     processor: str = field(default_factory=processor)
-    threads: int = field(default_factory=_threads)
+    threads: int = field(default_factory=torch.get_num_threads)
     load: float = field(default_factory=lambda: os.getloadavg()[0])
     at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     real_steps: int = 0
@@ -196,29 +190,10 @@ def _stride(target: Target) -> int:
 
 def _batch(vocab_size: int, rows: int, drafted: int, context: int, stride: int) -> ForwardBatch:
     """A step of ``rows`` current tokens, each followed by a chain of ``drafted`` tokens."""
-    n = rows * drafted
-    every = np.arange(rows, dtype=np.int32)
-    ids = (np.arange(n, dtype=np.int32) * 7 + 1) % np.int32(vocab_size)
-    chain = np.tile(np.arange(drafted), rows)
-    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(drafted)
-    drafts = Drafts(
-        ids,
-        (chain - 1).astype(np.int32),
-        (chain + 1).astype(np.int16),
-        offsets,
-        np.zeros(n, np.float32),
-        np.zeros(n, np.int8),
-    )
-    tokens = np.ones(rows, np.int32)
-    context_lens = np.full(rows, context, np.int32)
-    return ForwardBatch(
-        stride * every.astype(np.int64),
-        context_lens,
-        tokens,
-        np.arange(rows + 1, dtype=np.int32),
-        every,
-        drafts,
-    )
+    ids = (np.arange(rows * drafted, dtype=np.int32) * 7 + 1) % np.int32(vocab_size)
+    kv_starts = [stride * row for row in range(rows)]
+    plain = plain_batch(kv_starts, context, np.ones(1, np.int32))
+    return replace(plain, drafts=chains(ids.reshape(rows, drafted)))
 
 
 def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:

@@ -9,13 +9,10 @@ from numpy.typing import NDArray
 
 from tasc_draft import Drafts
 from tasc_engine.guided import follow
-from tasc_engine.layout import ForwardBatch
+from tasc_engine.layout import ForwardBatch, Int32, Int64
 from tasc_engine.sampling.accept import EmitLimits
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.step.sequence import Sequence
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

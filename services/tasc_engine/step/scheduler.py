@@ -201,8 +201,9 @@ class Scheduler:
         for i, (sequence, size) in enumerate(zip(plan.emitting, emitted, strict=True)):
             if not size:
                 continue
-            if not sequence.answer.first_token:
-                self._keep_prompt(sequence)
+            if not sequence.answer.first_token:  # keep what others share of its prompt
+                start, kept = sequence.kv_start, sequence.num_prefix_cached
+                self.prefixes.leave(start, sequence.prompt, kept, sequence.adapter)
             tokens = accepted.tokens[i, :size].tolist()
             used[i] = sequence.emit(tokens, verified.logprobs[i])
         return used
@@ -215,11 +216,6 @@ class Scheduler:
         if reason is not None:
             self.release(sequence)
         return output
-
-    def _keep_prompt(self, sequence: Sequence) -> None:
-        """Keeps the prefix that the prompt of a prefilled row shares with others."""
-        kept = sequence.num_prefix_cached
-        self.prefixes.leave(sequence.kv_start, sequence.prompt, kept, sequence.adapter)
 
     def _admit(self) -> Iterator[Sequence]:
         while self._waiting and self._free:

@@ -3,15 +3,13 @@
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tasc_draft.labels import LabelTrie
 from tasc_engine.guided import Guide
+from tasc_engine.layout import Int32
 from tasc_engine.step.answer import AnswerBuilder
 from tasc_protocol import Request, TokenLogprob
 from tasc_text import TaskTokenizer
-
-Int32 = NDArray[np.int32]
 
 
 @dataclass(eq=False)

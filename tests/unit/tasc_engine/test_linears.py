@@ -29,14 +29,14 @@ def test_joined_layers_give_the_output_of_each(dtype, biased: tuple[bool, ...], 
     """One alone is large enough to gain from its layout in float32."""
     torch.manual_seed(0)
     size, widths = (48, (32, 16, 8)) if len(biased) > 1 else (1024, (1024,))
-    weights = [torch.randn(width, size).to(dtype) for width in widths]
-    biases = [
-        torch.randn(len(w)).to(dtype) if b else None for w, b in zip(weights, biased, strict=True)
+    layers = [
+        nn.Linear(size, width, has_bias, dtype=dtype).requires_grad_(False)
+        for width, has_bias in zip(widths, biased, strict=True)
     ]
-    x, joined = torch.randn(tokens, size).to(dtype), Linear.of(weights, biases)
-    expected = [functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
-    assert torch.equal(joined.weight, torch.cat(weights))
-    assert relative(joined(x), torch.cat(expected, -1)) <= CLOSE[dtype]
+    x, joined = torch.randn(tokens, size).to(dtype), Linear.joining(*layers)
+    assert torch.equal(joined.weight, torch.cat([layer.weight for layer in layers]))
+    expected = torch.cat([layer(x) for layer in layers], -1)
+    assert relative(joined(x), expected) <= CLOSE[dtype]
 
 
 def test_missing_operation_falls_back_to_linear_with_one_warning(monkeypatch, caplog) -> None:

@@ -39,9 +39,10 @@ def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | No
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-    for name in _ENDS if card.kind == "eagle" or _is_tied(model) else ():
-        if card.kind == "eagle" or name == "lm_head.weight":
-            weights.pop(name, None)
+    ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    given = _ENDS if card.kind == "eagle" else _ENDS[1:] if ends[0] is ends[1] else ()
+    for name in given:
+        weights.pop(name, None)
     if joint is not None:
         weights[JOINT] = joint.detach().contiguous()
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
@@ -121,8 +122,3 @@ def _decoder(
             f"a drafter of {config.model_type} cannot run here; take one of {', '.join(FAMILIES)}"
         )
     return decoder
-
-
-def _is_tied(model: Any) -> bool:
-    ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return ends[0] is ends[1]

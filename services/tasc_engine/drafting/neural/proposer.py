@@ -101,14 +101,10 @@ class NeuralProposer:
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         """Appends tokens that the target emitted, and its hidden states as a `RowHiddenStates`."""
         self._append(row, tokens)
-        if (
-            self._drafter.needs_hidden
-            and isinstance(hidden, RowHiddenStates)
-            and hidden.hidden is not None
-        ):
-            self._keep(row, hidden.begin, hidden.hidden)
-        top = hidden.top if isinstance(hidden, RowHiddenStates) else None
-        self.vocabulary.observe(row, tokens, top)
+        states = hidden if isinstance(hidden, RowHiddenStates) else RowHiddenStates(0, None, None)
+        if self._drafter.needs_hidden and states.hidden is not None:
+            self._keep(row, states.begin, states.hidden)
+        self.vocabulary.observe(row, tokens, states.top)
 
     def finish(self, row: int) -> None:
         self._lengths[row] = 0

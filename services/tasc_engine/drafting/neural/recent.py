@@ -368,7 +368,10 @@ class RecentVocabulary:
         self._context, self._extension = context, extension
         self._base = None if base is None else checked_ids(base, head)
         self._base_head = None if self._base is None else Linear(head[self._base])
-        left_out = None if self._base is None else _marked(self._base, head.shape[0])
+        left_out = None
+        if self._base is not None:
+            none = torch.zeros(head.shape[0], dtype=torch.bool, device=head.device)
+            left_out = none.index_fill_(0, self._base, True)
         self.window = RecentWindow(rows, window, head.shape[0], head.device, left_out)
         self.head = GatheredHead(head, rows, self.window, gathered)
         self._rows = torch.arange(rows, device=head.device)
@@ -395,7 +398,9 @@ class RecentVocabulary:
             if len(tokens):
                 self._in_prompt.remove(row)
             if top is not None and len(top):
-                self._observe_prompt(row, top)
+                rows = self._rows[row : row + 1]
+                ids = top if self._context else top[-1:]  # without context, those at its end
+                self._append(rows, self.window.distinct(rows, ids.reshape(1, -1)))
             top = None
         if self._extension:
             self._steps.observe(row, tokens, top)
@@ -440,17 +445,6 @@ class RecentVocabulary:
     def sizes(self, rows: Tensor) -> Tensor:
         return self.window.sizes(rows) + (0 if self._base is None else len(self._base))
 
-    def _observe_prompt(self, row: int, top: Tensor) -> None:
-        """Adds the likeliest tokens of the prompt; without context, only those at its end."""
-        rows, ids = self._rows[row : row + 1], top if self._context else top[-1:]
-        self._append(rows, self.window.distinct(rows, ids.reshape(1, -1)))
-
     def _append(self, rows: Tensor, ids: Tensor) -> None:
         if ids.shape[1]:
             self.head.gather(self.window.append(rows, ids))
-
-
-def _marked(ids: Tensor, size: int) -> Tensor:
-    marked = torch.zeros(size, dtype=torch.bool, device=ids.device)
-    marked[ids] = True
-    return marked

@@ -64,9 +64,7 @@ class Beam:
 
     def __init__(self, width: int) -> None:
         self._width = width  # a level has fewer nodes if the vocabulary has fewer tokens
-        self._logp: list[Tensor] = []
-        self._tokens: list[Tensor] = []
-        self._parents: list[Tensor] = []
+        self._levels: list[tuple[Tensor, Tensor, Tensor]] = []  # logp, tokens, parents
         self.frontier: Frontier | None = None
 
     def grow(self, logp: Tensor, tokens: Tensor, is_eos: Tensor) -> Frontier:
@@ -80,7 +78,7 @@ class Beam:
         """
         rows, _, children = logp.shape
         self._width = min(self._width, children)
-        before = sum(part.shape[1] for part in self._logp)
+        before = sum(paths.shape[1] for paths, _, _ in self._levels)
         if self.frontier is None:
             parents = torch.full((rows, children), -1, dtype=torch.long, device=logp.device)
             paths = logp.flatten(1)
@@ -90,21 +88,15 @@ class Beam:
             paths = (above.logp.masked_fill(dead, -torch.inf)[..., None] + logp).flatten(1)
             parents = above.candidate.repeat_interleave(children, 1)
         flat = tokens.flatten(1)
-        self._logp.append(paths)
-        self._tokens.append(flat)
-        self._parents.append(parents)
+        self._levels.append((paths, flat, parents))
         best, at = paths.topk(min(self._width, paths.shape[1]), 1)
         above_at = at // children
-        own = torch.ones_like(at) << (torch.arange(at.shape[1], device=at.device) + self._bits)
+        bits = self._width * (len(self._levels) - 1)  # of the previous levels' expanded nodes
+        own = torch.ones_like(at) << (torch.arange(at.shape[1], device=at.device) + bits)
         if self.frontier is not None:
             own |= self.frontier.tree.gather(1, above_at)
         self.frontier = Frontier(best, flat.gather(1, at), above_at, before + at, own)
         return self.frontier
-
-    @property
-    def _bits(self) -> int:
-        """Number of expanded nodes of the previous levels."""
-        return self._width * (len(self._logp) - 1)
 
     def drafts(self, nodes: int, budget: Int32, min_probs: NDArray[np.float32] | None) -> Drafts:
         """Drafts of the likeliest paths, at most ``nodes`` and ``budget[i]`` tokens for row i.
@@ -113,14 +105,13 @@ class Beam:
             min_probs: See `tasc_draft.Proposer.propose`.
         """
         depths = np.concatenate(
-            [np.full(part.shape[1], i + 1, np.int16) for i, part in enumerate(self._logp)]
+            [np.full(level[0].shape[1], i + 1, np.int16) for i, level in enumerate(self._levels)]
         )
-        logp = torch.cat(self._logp, 1)
+        logp, tokens, parents = (torch.cat(parts, 1) for parts in zip(*self._levels, strict=True))
         # The sort is stable: of equal nodes the shallower comes first, so parents precede children.
         best, at = logp.sort(dim=1, descending=True, stable=True)
         best, at = best[:, :nodes], at[:, :nodes]
-        parts = (torch.cat(each, 1).gather(1, at) for each in (self._tokens, self._parents))
-        copied = torch.stack((at, *parts)).cpu().numpy()
+        copied = torch.stack((at, tokens.gather(1, at), parents.gather(1, at))).cpu().numpy()
         paths = best.float().cpu().numpy()
         return ranked(paths, copied[0], copied[1], copied[2], depths, budget, min_probs)
 

@@ -19,20 +19,19 @@ class Vocabulary(Protocol):
     """The tokens that a neural proposer may draft, and their logits.
 
     Tensors are on the head's device. Rows are numbered from 0. A row is started, observed any
-    number of times, and finished.
+    number of times, and finished. A method that only notes something does nothing by default.
     """
 
     @property
     def needs_top(self) -> int:
         """Number of the target's likeliest tokens that it needs at each place; 0 for none."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes that it allocates on the head's device: copied weights and windows."""
-        ...
 
-    def start(self, row: int, prompt: Int32) -> None: ...
+    def start(self, row: int, prompt: Int32) -> None:
+        return
 
     def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
         """Appends tokens that the target emitted.
@@ -41,56 +40,39 @@ class Vocabulary(Protocol):
             top: ``int64[k, needs_top]``, the likeliest tokens after each of the k tokens that
                 entered the target's cache since the last call, the likeliest first.
         """
-        ...
+        return
 
     def drafted(self, rows: Tensor, ids: Tensor) -> None:
         """Notes candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
-        ...
+        return
 
     def prepare(self) -> None:
         """Begins work that the next `logits` needs, best before the forward that gives `hidden`.
 
         The call is optional: `logits` does the work that was not begun.
         """
-        ...
+        return
 
-    def finish(self, row: int) -> None: ...
+    def finish(self, row: int) -> None:
+        return
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Maps ``hidden [R, w, H]`` of rows ``int64[R]`` to ``[R, w, A]``; -inf for no token."""
-        ...
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         """Maps columns of the last logits, ``int64[R, ...]``, to token ids; 0 for no token."""
-        ...
 
     def sizes(self, rows: Tensor) -> Tensor:
         """``int64[R]``, the number of tokens that may be drafted in each row."""
-        ...
 
 
-class _FixedVocabulary:
-    """The same tokens in all rows at all times."""
+class _FixedVocabulary(Vocabulary):
+    """The same tokens in all rows at all times, so that nothing about rows is noted."""
 
-    needs_top = 0
+    needs_top = nbytes = 0
 
-    def __init__(self, head: Linear, nbytes: int) -> None:
-        self._head, self.nbytes = head, nbytes
-
-    def start(self, row: int, prompt: Int32) -> None:
-        pass
-
-    def observe(self, row: int, tokens: Int32, top: Tensor | None) -> None:
-        pass
-
-    def drafted(self, rows: Tensor, ids: Tensor) -> None:
-        pass
-
-    def prepare(self) -> None:
-        pass
-
-    def finish(self, row: int) -> None:
-        pass
+    def __init__(self, head: Linear) -> None:
+        self._head = head
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         return self._head(hidden)
@@ -101,9 +83,6 @@ class _FixedVocabulary:
 
 class FullVocabulary(_FixedVocabulary):
     """Every token of the LM head, which is not copied."""
-
-    def __init__(self, head: Linear) -> None:
-        super().__init__(head, 0)
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return slots
@@ -123,7 +102,8 @@ class RankedVocabulary(_FixedVocabulary):
     def __init__(self, head: Tensor, ids: Int32) -> None:
         self._ids = checked_ids(ids, head)
         weights = head[self._ids]
-        super().__init__(Linear(weights), weights.nbytes + self._ids.nbytes)
+        super().__init__(Linear(weights))
+        self.nbytes = weights.nbytes + self._ids.nbytes
 
     def ids_of(self, slots: Tensor, rows: Tensor) -> Tensor:
         return self._ids[slots]

@@ -52,6 +52,7 @@ class Scratch:
         self.heads, self.kv_heads = heads, kv_heads
         self.size = Size(head_dim)
         self.tokens = max(_MAX_LANES // heads, 1)  # processed together
+        # Of a slot; a product may write up to one vector beyond its own lanes.
         self.lanes = _up(self.tokens * heads) + WIDTH
         self.queries = np.zeros(head_dim * self.lanes, dtype)
         self.keys = np.zeros(_TAKEN * _up(head_dim), dtype)
@@ -67,31 +68,9 @@ class Scratch:
             self.scores = np.zeros(needed, self.totals.dtype)
 
 
-def attend(
-    query: NDArray[Any], pool: NDArray[Any], layout: Any, rows: NDArray[np.int64], scratch: Scratch,
-    scale: float, window: int | None, softcap: float | None, out: NDArray[Any],
-) -> None:  # fmt: skip
-    """See `RowCache.attend`.
-
-    Args:
-        query, out: ``[N * heads * head_dim]`` elements, see `simd`.
-        pool: ``[slots * 2 * kv_heads * head_dim]`` elements of one layer.
-        layout: A `StepLayout` of numpy arrays.
-        rows: ``int64[n]``, the rows to process; the other rows' part of ``out`` is not changed.
-        scratch: Has room for the longest of them.
-    """
-    _attend(
-        query, pool, layout.positions, layout.visible_lens, layout.tree, layout.query_offsets,
-        layout.kv_starts, layout.trunks, layout.nodes, rows, scratch.heads, scratch.kv_heads,
-        scratch.size,
-        scratch.tokens, scratch.totals.dtype.type(scale), window or 0,
-        scratch.totals.dtype.type(softcap or 0.0), scratch.queries, scratch.keys, scratch.values,
-        scratch.scores, scratch.totals, scratch.sums, out,
-    )  # fmt: skip
-
-
+@arithmetic
 def _up(n: int) -> int:
-    return -(-n // WIDTH) * WIDTH
+    return (n + WIDTH - 1) // WIDTH * WIDTH
 
 
 @arithmetic
@@ -101,6 +80,14 @@ def _attend(
     together: int, scale: Any, window: int, softcap: Any, queries: Any, keys: Any, values: Any,
     scores: Any, totals: Any, sums: Any, out: Any,
 ) -> None:  # fmt: skip
+    """See `RowCache.attend` and `StepLayout`.
+
+    Args:
+        query, out: ``[N * heads * head_dim]`` elements, see `simd`.
+        pool: ``[slots * 2 * kv_heads * head_dim]`` elements of one layer.
+        rows: ``int64[n]``, the rows to process; the other rows' part of ``out`` is not changed.
+        together: Number of tokens that are processed together; see `Scratch` for the others.
+    """
     dim = value(size)
     shared, step = heads // kv_heads, 2 * kv_heads * dim
     for r in rows:
@@ -108,7 +95,7 @@ def _attend(
         node = query_offsets[r + 1] - nodes[r]
         for token in range(query_offsets[r], query_offsets[r + 1], together):
             tokens = min(together, query_offsets[r + 1] - token)
-            n, lanes = tokens * shared, _lanes(tokens * heads)
+            n, lanes = tokens * shared, _up(tokens * heads) + WIDTH
             low = _lowest(positions, token, tokens, window)
             end = slots if token + tokens > node else visible_lens[token + tokens - 1]
             for g in range(kv_heads):
@@ -149,12 +136,6 @@ def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
     for t in range(token + 1, token + tokens):
         first = min(first, positions[t])
     return max(0, first + 1 - window)
-
-
-@arithmetic
-def _lanes(queries: int) -> int:
-    """Lanes of a slot; a product may write up to one vector beyond its own lanes."""
-    return (queries + 2 * WIDTH - 1) // WIDTH * WIDTH
 
 
 @arithmetic
@@ -374,9 +355,13 @@ class CompiledRows:
         self._take(query)
         scratch, little = self._prepared(query)
         if len(little):
-            attend(
-                self._asked, self._layers[layer], self._step, little, scratch, scale, window,
-                softcap, self._found,
+            step, number = self._step, scratch.totals.dtype.type
+            _attend(
+                self._asked, self._layers[layer], step.positions, step.visible_lens, step.tree,
+                step.query_offsets, step.kv_starts, step.trunks, step.nodes, little, scratch.heads,
+                scratch.kv_heads, scratch.size, scratch.tokens, number(scale), window or 0,
+                number(softcap or 0.0), scratch.queries, scratch.keys, scratch.values,
+                scratch.scores, scratch.totals, scratch.sums, self._found,
             )  # fmt: skip
         for row in self._much:
             self._others.attend_row(row, layer, query, scale, window, softcap, self._out)

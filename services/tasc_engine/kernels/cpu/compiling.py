@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numba.core import types
-from numba.extending import NativeValue, intrinsic, models, register_model, typeof_impl, unbox
+from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -45,15 +45,10 @@ class Size:
 
     def __init__(self, value: int) -> None:
         self.value = value
-        self._numba_type_ = SizeType(value)  # numba reads this first, without a search
+        self._numba_type_ = SizeType(value)  # numba reads this
 
 
 register_model(SizeType)(models.OpaqueModel)
-
-
-@typeof_impl.register(Size)
-def _type_of(size: Size, context: Any) -> SizeType:
-    return size._numba_type_
 
 
 @unbox(SizeType)

@@ -45,19 +45,21 @@ def add_and_norm(hidden: Any, delta: Any, weight: Any, eps: Any, out: Any) -> No
     width = len(weight)
     for begin in range(0, len(hidden), width):
         if len(delta):
-            _add(hidden, delta, begin, width)
+            add_to(hidden, begin, delta, begin, width)
         _norm(hidden, begin, width, weight, 0, eps, out, begin)
 
 
 @arithmetic
-def _add(hidden: Any, delta: Any, begin: int, width: int) -> None:
-    i, end = begin, begin + width
-    while i + WIDTH <= end:
-        store(hidden, i, add(load(hidden, i), load(delta, i)))
-        i += WIDTH
-    while i < end:
-        hidden[i] = round_to_storage(to_float32(hidden[i]) + to_float32(delta[i]), hidden[0])
-        i += 1
+def add_to(sums: Any, to: int, more: Any, at: int, n: int) -> None:
+    """Adds ``n`` elements of ``more``, from ``at`` on, to those of ``sums`` from ``to`` on."""
+    d = 0
+    while d + WIDTH <= n:
+        store(sums, to + d, add(load(sums, to + d), load(more, at + d)))
+        d += WIDTH
+    while d < n:
+        found = to_float32(sums[to + d]) + to_float32(more[at + d])
+        sums[to + d] = round_to_storage(found, sums[0])
+        d += 1
 
 
 @arithmetic

@@ -52,10 +52,13 @@ def _some(element: Any, count: int) -> Any:
     return element if count == 1 else ir.VectorType(element, count)
 
 
-def _call(builder: Any, name: str, kind: Any, arguments: list[Any], result: Any = None) -> Any:
+def _call(
+    builder: Any, name: str, kind: Any, arguments: list[Any], result: Any = None, fast: Any = ()
+) -> Any:
     full = f"llvm.{name}.v{WIDTH}{'f64' if kind.element == _F64 else 'f32'}"
-    made = ir.FunctionType(result or kind, [kind] * len(arguments))
-    return builder.call(cgutils.get_or_insert_function(builder.module, made, full), arguments)
+    made = ir.FunctionType(result or kind, [argument.type for argument in arguments])
+    function = cgutils.get_or_insert_function(builder.module, made, full)
+    return builder.call(function, arguments, fastmath=fast)
 
 
 def _widened(builder: Any, bits: Any, of: Any, count: int = WIDTH) -> Any:
@@ -266,10 +269,8 @@ def total(_: Any, x: Any) -> Any:
     kind = _vector(x.of)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        name = f"llvm.vector.reduce.fadd.v{WIDTH}{'f64' if kind.element == _F64 else 'f32'}"
-        made = ir.FunctionType(kind.element, [kind.element, kind])
-        summed = cgutils.get_or_insert_function(builder.module, made, name)
-        return builder.call(summed, [kind.element(0.0), args[0]], fastmath=("reassoc",))
+        terms = [kind.element(0.0), args[0]]
+        return _call(builder, "vector.reduce.fadd", kind, terms, kind.element, ("reassoc",))
 
     return x.of(x), lower
 
