@@ -30,7 +30,7 @@ from tasc_serve.settings import ServeSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_serve.wire import AttachRequest
 from tasc_store import IdempotencyStore, connect
-from tasc_store.batches.leases import BatchQueue
+from tasc_store.batches.leases import waiting_batches
 
 log = logging.getLogger(__name__)
 
@@ -153,11 +153,10 @@ class Gateway:
         self._in_flight = InFlight(settings.most_in_flight)
         self._access = AccessControl.of(settings, client, self._metrics)
         self._storage = BatchStorage.open(client, settings.files_url)
-        queue = BatchQueue(client)
         # This query also ends batches that no worker took in time.
         self._queue = RepeatedCall(
             "count batches",
-            lambda: self._metrics.set_batches(queue.waiting()),
+            lambda: self._metrics.set_batches(waiting_batches(client)),
             _COUNT_BATCHES_S,
         )
         self._cleaning = RepeatedCall(

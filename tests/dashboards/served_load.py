@@ -37,7 +37,7 @@ from tasc_serve.settings import ServeSettings
 from tasc_store import ArtifactStore, NeuralDrafting, TaskStore
 from tasc_store.batches.batch_store import BatchStore, NewBatch
 from tasc_store.batches.files import FileLimits, FileStore
-from tasc_store.batches.leases import BatchQueue
+from tasc_store.batches.leases import waiting_batches
 from tasc_text import TaskTokenizer
 
 TASK = "tiny"
@@ -158,7 +158,7 @@ class ServedLoad:
         self._registry = CollectorRegistry()
         end_a_batch(client, redis_url, TASK, folder / "batches", self._registry)
         metrics = GatewayMetrics(self._registry, [TASK])
-        metrics.set_batches(BatchQueue(client).waiting())
+        metrics.set_batches(waiting_batches(client))
         self._port = MetricsPort(client, self._registry, host="127.0.0.1", ttl_s=15)
         backend = Backend(Line(self._replicas), own, metrics)
         self._fleet = backend.fleet

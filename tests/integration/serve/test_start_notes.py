@@ -3,11 +3,10 @@
 import threading
 
 import pytest
-import redis
 
 from support import DEADLINE_S, eventually
 from tasc_serve.replica.start_notes import start_notes, tell
-from tasc_store import EmbeddedRedis, connect
+from tasc_store import EmbeddedRedis, StoreClient, connect
 
 pytestmark = pytest.mark.redis
 
@@ -47,5 +46,5 @@ def test_who_starts_a_service_is_left_with_no_thread_and_no_connection() -> None
 def test_a_note_that_redis_does_not_carry_stops_no_replica(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tell(redis.Redis(port=1, retry=None), "t", "measuring")
+    tell(StoreClient(port=1, retry=None), "t", "measuring")
     assert "'measuring' was not sent" in caplog.text

@@ -12,7 +12,7 @@ from storage_service import StorageService
 
 import tiny
 from support import free_port
-from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
+from tasc_store import EmbeddedRedis, StoreClient, TaskRecord, TaskStore, connect
 from tasc_text import TaskTokenizer
 
 
@@ -52,5 +52,5 @@ def make_service(client: redis.Redis, tmp_path: Path) -> Callable[..., StorageSe
 def down(tmp_path: Path) -> Iterator[StorageService]:
     """A service with a Redis that does not respond."""
     retry = Retry(NoBackoff(), 0)
-    with redis.Redis("127.0.0.1", free_port(), retry=retry) as client:
+    with StoreClient("127.0.0.1", free_port(), retry=retry) as client:
         yield StorageService(client, tmp_path / "files")
