@@ -70,10 +70,10 @@ class ReplicaBackend:
             fleet = Fleet(
                 task,
                 partial(present, task),
-                replicas.pulse,
+                replicas.heartbeat,
                 failover.heartbeat_timeout_s,
                 partial(metrics.set_replicas, task),
-                replicas.let_go,
+                replicas.disconnect,
             )
             self._replica_clients.append(replicas)
             self._fleets[task] = fleet
@@ -150,7 +150,7 @@ class Gateway:
         self._attempts = IdempotencyStore(client, self._limits.idempotency_ttl_s)
         registry = CollectorRegistry()
         self._metrics = GatewayMetrics(registry, list(handles))
-        self._in_flight = InFlight(settings.most_in_flight)
+        self._in_flight = InFlight(settings.max_in_flight)
         self._access = AccessControl.of(settings, client, self._metrics)
         self._storage = BatchStorage.open(client, settings.files_url)
         # This query also ends batches that no worker took in time.

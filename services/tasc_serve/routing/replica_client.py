@@ -1,8 +1,8 @@
 """A gateway's connections to the replicas of one task, and the calls on them.
 
 A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If it
-breaks, all its calls end with `ReplicaLost`. The next call or pulse requests a new one from Serve,
-so it reaches only the process that Serve names.
+breaks, all its calls end with `ReplicaLost`. The next call or heartbeat requests a new one from
+Serve, so it reaches only the process that Serve names.
 """
 
 import asyncio
@@ -40,9 +40,7 @@ class ReplicaClient:
         node: str,
         settings: ConnectionSettings,
     ) -> None:
-        self._attach = attach
-        self._node = node
-        self._settings = settings
+        self._attach, self._node, self._settings = attach, node, settings
         self._links: dict[str, asyncio.Task[_ReplicaConnection]] = {}
 
     async def complete(self, replica: str, request: Request) -> Output | Refusal:
@@ -71,7 +69,7 @@ class ReplicaClient:
         except BufferFull:
             yield _BUSY
 
-    async def pulse(self, replica: str) -> Pulse:
+    async def heartbeat(self, replica: str) -> Pulse:
         connection = await self._connected(replica)
         item = await connection.ask(wire.Heartbeat)
         assert isinstance(item, Pulse)
@@ -82,7 +80,7 @@ class ReplicaClient:
         with suppress(Exception):  # the answer does not matter
             await anext(aiter(self._attach(AttachRequest(""))), None)
 
-    def let_go(self, replica: str, reason: str) -> None:
+    def disconnect(self, replica: str, reason: str) -> None:
         """Ends the connection to a replica, so that Serve can stop it.
 
         Args:
@@ -137,7 +135,7 @@ class _ReplicaConnection(Connection):
         super().__init__(settings)
         self._name = name
         self._numbers = itertools.count()
-        self._waiting: dict[int, Callable[[_Item], object]] = {}
+        self._waiting: dict[int, asyncio.Queue[_Item]] = {}
         self._welcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def greet(self, token: bytes) -> None:
@@ -158,12 +156,8 @@ class _ReplicaConnection(Connection):
         Raises:
             ReplicaLost: The connection has ended.
         """
-        reply: asyncio.Future[_Item] = asyncio.get_running_loop().create_future()
-        number = self._begin(message, partial(_settle, reply))
-        try:
-            return _unless_error(await reply)
-        finally:
-            self._end(number)
+        with self.asking(message) as items:
+            return _unless_error(await items.get())
 
     @contextmanager
     def asking(self, message: "_Asked") -> Iterator["asyncio.Queue[_Item]"]:
@@ -172,24 +166,16 @@ class _ReplicaConnection(Connection):
         Raises:
             ReplicaLost: The connection has ended.
         """
-        items: asyncio.Queue[_Item] = asyncio.Queue()
-        number = self._begin(message, items.put_nowait)
+        if not self.is_open:
+            raise ReplicaLost(self._name, self.reason)
+        number, items = next(self._numbers), asyncio.Queue[_Item]()
+        self.send(message(number))
+        self._waiting[number] = items
         try:
             yield items
         finally:
-            self._end(number)
-
-    def _begin(self, message: "_Asked", hand: Callable[["_Item"], object]) -> int:
-        if not self.is_open:
-            raise ReplicaLost(self._name, self.reason)
-        number = next(self._numbers)
-        self.send(message(number))
-        self._waiting[number] = hand
-        return number
-
-    def _end(self, number: int) -> None:
-        if self._waiting.pop(number, None) and self.is_open:
-            self.send(wire.Cancel(number))
+            if self._waiting.pop(number, None) and self.is_open:
+                self.send(wire.Cancel(number))
 
     def received(self, message: Message) -> None:
         match message:
@@ -197,8 +183,8 @@ class _ReplicaConnection(Connection):
                 self._hand(number, output, output.result is not None)
             case wire.Refused(number, refusal):
                 self._hand(number, refusal)
-            case wire.HeartbeatReply(number, pulse):
-                self._hand(number, pulse)
+            case wire.HeartbeatReply(number, heartbeat):
+                self._hand(number, heartbeat)
             case wire.Failed(number, kind, text):
                 self._hand(number, EngineBroken(text) if kind == "broken" else ServiceError(text))
             case wire.Welcome(replica_id) if not self._welcome.done():
@@ -211,23 +197,18 @@ class _ReplicaConnection(Connection):
         if not self._welcome.done():
             self._welcome.set_exception(ConnectionError(why))
         waiting, self._waiting = self._waiting, {}
-        for hand in waiting.values():
-            hand(ReplicaLost(self._name, self.reason))
+        for items in waiting.values():
+            items.put_nowait(ReplicaLost(self._name, self.reason))
 
     def _hand(self, number: int, item: "_Item", last: bool = True) -> None:
         """Passes an item to its waiting call. Items of a cancelled call are dropped."""
-        hand = self._waiting.pop(number, None) if last else self._waiting.get(number)
-        if hand is not None:
-            hand(item)
+        items = self._waiting.pop(number, None) if last else self._waiting.get(number)
+        if items:
+            items.put_nowait(item)
 
 
 _Asked = Callable[[int], wire.Submit | wire.Heartbeat]
 _Item = Output | Refusal | Pulse | Exception
-
-
-def _settle(reply: asyncio.Future[_Item], item: _Item) -> None:
-    if not reply.done():  # a cancelled call does not need it
-        reply.set_result(item)
 
 
 def _unless_error(item: _Item) -> Output | Refusal | Pulse:

@@ -235,7 +235,7 @@ def test_who_goes_away_ends_the_call_at_its_replica() -> None:
 
 
 def test_a_budget_is_earned_by_calls_up_to_its_burst() -> None:
-    budget = RetryBudget(share=0.5, most=2)
+    budget = RetryBudget(share=0.5, size=2)
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     budget.earn()
     assert not budget.spend()
@@ -328,7 +328,7 @@ def test_a_replica_that_is_being_stopped_ends_its_long_answers() -> None:
 def test_a_loss_that_is_learnt_of_late_gives_up_no_replica_that_has_answered_since() -> None:
     replica = SeenReplica("a")
     late = ReplicaLost("a", "died")
-    replica.heard(Pulse(status(), 0, 0.0), 5.0)
+    replica.on_heartbeat(Pulse(status(), 0, 0.0), 5.0)
     replica.give_up(late.reason, late.at)
     assert not replica.gone
     replica.give_up(late.reason, ReplicaLost("a", "died").at)

@@ -194,7 +194,7 @@ async def test_everything_arrives_as_it_was_sent_on_one_connection(node: str) ->
         ]
         full = await both.client.complete("one", structs.replace(CALL, prompt="full"))
         assert full == Refusal("full", "later", retry_after_s=2.0)
-        assert await both.client.pulse("one") == PULSE
+        assert await both.client.heartbeat("one") == PULSE
         assert len(both.serve.endpoints) == 1
         assert isinstance(both.serve.endpoints[0].address, str) == (node == "here")
 
@@ -227,7 +227,7 @@ async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_
     stream = both.client.stream("one", structs.replace(waiting, stream=True))
     await anext(stream)
     await eventually_async(lambda: both.replica.open == 4)
-    both.client.let_go("one", "silent")
+    both.client.disconnect("one", "silent")
     for task in (*lost, anext(stream)):
         with refused(ReplicaLost, "one", "silent"):
             await task
@@ -238,13 +238,13 @@ async def test_a_lost_connection_ends_its_calls_on_both_sides_and_the_next_call_
 
 
 async def test_a_connection_that_is_forgotten_while_it_is_made_ends(both: Both) -> None:
-    made = asyncio.create_task(both.client.pulse("one"))
+    made = asyncio.create_task(both.client.heartbeat("one"))
     await eventually_async(lambda: both.serve.attached == 1)
-    both.client.let_go("one", "died")
+    both.client.disconnect("one", "died")
     (found,) = await asyncio.gather(made, return_exceptions=True)
     assert found == PULSE or isinstance(found, ReplicaLost)  # whichever came first
     await eventually_async(lambda: both.serve.attached == 0)
-    assert await both.client.pulse("one") == PULSE
+    assert await both.client.heartbeat("one") == PULSE
     assert both.serve.attached == 1
 
 
@@ -255,38 +255,38 @@ async def test_broken_engine_and_unexpected_error_are_told_apart(both):
         await both.client.complete("one", structs.replace(CALL, prompt="fail"))
     both.replica.broken = True
     with refused(EngineBroken, "out of memory"):
-        await both.client.pulse("one")
+        await both.client.heartbeat("one")
     assert isinstance(await both.client.complete("one", CALL), Output)
 
 
 async def test_a_token_is_good_once_and_not_for_ever() -> None:
     async with connected(connect_timeout_s=0.2) as both:
-        await both.client.pulse("one")
+        await both.client.heartbeat("one")
         (used,) = both.serve.endpoints
         other = Serve(both.serve.servers, tampered=lambda e: replace(e, token=used.token))
         thief = ReplicaClient(
             lambda request: Attached(other.attach(request)), "here", ConnectionSettings()
         )
         with refused(ReplicaLost, "one"):
-            await thief.pulse("one")
+            await thief.heartbeat("one")
         await eventually_async(lambda: other.attached == 0)  # no connection had its token
         assert await said_to(used, b"") == b""  # a silent connection is closed
-        assert await both.client.pulse("one") == PULSE
+        assert await both.client.heartbeat("one") == PULSE
 
 
 async def test_another_replica_behind_the_address_is_not_taken_for_the_one_that_was_named(both):
     both.serve.servers["two"] = both.server
     with refused(ReplicaLost, "two"):
-        await both.client.pulse("two")
+        await both.client.heartbeat("two")
 
 
 async def test_another_certificate_is_not_trusted() -> None:
     async with connected("elsewhere") as both, connected("elsewhere") as others:
-        await others.client.pulse("one")
+        await others.client.heartbeat("one")
         (foreign,) = others.serve.endpoints
         both.serve.tampered = lambda e: replace(e, certificate=foreign.certificate)
         with refused(ReplicaLost, "one") as caught:
-            await both.client.pulse("one")
+            await both.client.heartbeat("one")
         assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
 
 
@@ -294,9 +294,9 @@ async def test_another_certificate_is_not_trusted() -> None:
     "sent", [b"\xff" * 64, b"\x03\0\0\0\x93\xc0\xc0", b"\x01\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"]
 )
 async def test_who_speaks_something_else_is_cut_off_and_harms_nobody(both, sent):
-    await both.client.pulse("one")
+    await both.client.heartbeat("one")
     assert await said_to(both.serve.endpoints[0], sent) == b""
-    assert await both.client.pulse("one") == PULSE
+    assert await both.client.heartbeat("one") == PULSE
 
 
 async def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
@@ -307,7 +307,7 @@ async def test_a_message_over_the_limit_is_not_sent_and_others_go_on() -> None:
 
 
 async def test_large_calls_that_find_no_room_are_refused_and_others_go_on() -> None:
-    async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+    async with connected(max_message_bytes=65_536) as both:
         other = asyncio.create_task(
             both.client.complete("one", structs.replace(CALL, prompt="wait"))
         )
@@ -366,7 +366,7 @@ class Clogged(asyncio.Transport):
 
 async def test_what_the_transport_holds_counts_as_not_sent() -> None:
     transport = Clogged()
-    side = Deaf(ConnectionSettings(max_message_bytes=65_536, max_buffer_bytes=131_072))
+    side = Deaf(ConnectionSettings(max_message_bytes=65_536))
     side.connection_made(transport)
     for _ in range(2):
         side.send(Hello(b"x" * 60_000))
@@ -379,7 +379,7 @@ async def test_what_the_transport_holds_counts_as_not_sent() -> None:
 
 
 async def test_a_gateway_that_does_not_read_is_cut_off() -> None:
-    async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+    async with connected(max_message_bytes=65_536) as both:
         deaf = Deaf(ConnectionSettings())
         endpoint = await anext(aiter(Attached(both.server.attach("here"))))
         loop = asyncio.get_running_loop()
@@ -390,7 +390,7 @@ async def test_a_gateway_that_does_not_read_is_cut_off() -> None:
             deaf.send(Submit(number, call))
         await eventually_async(lambda: not deaf.is_open or deaf.ended)
         assert 0 < len(both.replica.calls) < 3000
-        assert await both.client.pulse("one") == PULSE
+        assert await both.client.heartbeat("one") == PULSE
 
 
 def test_sockets_are_in_a_folder_of_this_user_and_those_of_the_dead_go(tmp_path, monkeypatch):
@@ -415,5 +415,5 @@ async def test_where_no_socket_can_be_made_gateways_of_the_node_come_over_tls(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
     (tmp_path / name / f"tasc-{os.geteuid()}").mkdir(parents=True)
     (tmp_path / name / f"tasc-{os.geteuid()}").chmod(mode)
-    assert await both.client.pulse("one") == PULSE
+    assert await both.client.heartbeat("one") == PULSE
     assert isinstance(both.serve.endpoints[0].address, tuple)
