@@ -119,8 +119,8 @@ class ResponsesRequest(TemplateFields, RequestFields):
 
     @property
     def prompts(self) -> Sequence[str | Conversation]:
-        told = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
-        return [self.conversation_of([*told, *self.input])]
+        first = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        return [self.conversation_of([*first, *self.input])]
 
     @property
     def limit(self) -> int | None:
@@ -170,7 +170,7 @@ class ResponsesReply:
         yield event("response.in_progress", response=begun)
         yield event("response.output_item.added", **item, item=self._message())
         yield event("response.content_part.added", **place, part=self._part("", ()))
-        texts, tokens, told = list[str](), list[TokenText](), 0
+        texts, tokens, num_sent = list[str](), list[TokenText](), 0
         result: GenerationResult | None = None
         numbered: Numbered | None = await first
         while numbered is not None:
@@ -180,7 +180,7 @@ class ResponsesReply:
             tokens += output.token_texts
             result = output.result or result
             if output.text:
-                logprobs, told = self._logprobs(tokens[told:]), len(tokens)
+                logprobs, num_sent = self._logprobs(tokens[num_sent:]), len(tokens)
                 delta = {**place, "delta": output.text, "logprobs": logprobs}
                 yield event("response.output_text.delta", **delta)
                 texts.append(output.text)
@@ -200,8 +200,8 @@ class ResponsesReply:
         OpenAI's clients look for a field ``error``, which OpenAI's own event does not have.
         """
         body = in_its_words(error).body
-        told = {name: body["error"][name] for name in ("code", "message", "param")}
-        return self._event("error", **told, **body)
+        fields = {name: body["error"][name] for name in ("code", "message", "param")}
+        return self._event("error", **fields, **body)
 
     def _event(self, kind: str, **content: Any) -> str:
         content = {"type": kind, "sequence_number": next(self._numbers), **content}
@@ -249,8 +249,8 @@ class ResponsesReply:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[TokenText]) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = chat_logprobs(tokens)["content"]
-        return told
+        content: list[dict[str, Any]] = chat_logprobs(tokens)["content"]
+        return content
 
 
 def _status(result: GenerationResult | None) -> str:

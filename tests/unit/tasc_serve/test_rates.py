@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support import FakeClock
 from tasc_serve.access.access_control import Bucket, Rates, duration, retry_after
-from tasc_serve.app import Arrivals
+from tasc_serve.app import report_arrivals
 from tasc_serve.replica.admission import DrainRate
 from tasc_serve.settings import ServedTask
 from tasc_store import ApiKey
@@ -305,18 +305,16 @@ def deployments(**running: int) -> dict[str, SimpleNamespace]:
 
 
 def test_a_deployment_is_told_whenever_more_of_its_replicas_run():
-    seen: list[tuple[str, int]] = []
-    arrivals = Arrivals(lambda *running: seen.append(running))
+    known, seen = dict[str, int](), list[tuple[str, int]]()
     for looked in ({}, {"gateway": 0, "t": 0}, {"gateway": 1, "t": 0}, {"gateway": 1, "t": 2}):
-        arrivals.look(deployments(**looked))
+        report_arrivals(deployments(**looked), known, lambda *running: seen.append(running))
     assert seen == [("gateway", 1), ("t", 2)]
-    arrivals.look(deployments(gateway=1, t=3))
+    report_arrivals(deployments(gateway=1, t=3), known, lambda *running: seen.append(running))
     assert seen[2:] == [("t", 3)]
 
 
 def test_one_that_died_and_came_back_is_not_told_again():
-    seen: list[tuple[str, int]] = []
-    arrivals = Arrivals(lambda *running: seen.append(running))
+    known, seen = dict[str, int](), list[tuple[str, int]]()
     for replicas in (1, 0, 1):
-        arrivals.look(deployments(t=replicas))
+        report_arrivals(deployments(t=replicas), known, lambda *running: seen.append(running))
     assert seen == [("t", 1)]
