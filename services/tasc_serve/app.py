@@ -82,11 +82,12 @@ def build(settings: ServeSettings, redis_url: str, digests: Digests) -> serve.Ap
         )
         for task in settings.tasks
     }
+    spread: Any = settings.http.max_gateways_per_node  # Ray's types forget None
     gateway: Any = serve.deployment(
         serve.ingress()(Gateway),
         name="gateway",
         num_replicas=settings.http.gateways,
-        **_at_most(settings.http.max_gateways_per_node),
+        max_replicas_per_node=spread,
         ray_actor_options={"num_cpus": settings.http.gateway_num_cpus},
         # Replicas have bounded queues; this coarse limit is for requests that do not generate.
         max_ongoing_requests=2 * settings.capacity,
@@ -142,7 +143,7 @@ def start(
     tasks = {task.name for task in settings.tasks}
     with start_notes(redis_url, tasks, on_note):
         update(settings, redis_url, digests)
-        _wait_until_ready(base, tasks, settings.limits.start_timeout_s, Arrivals(on_running))
+        _wait_until_ready(base, tasks, settings.limits.start_timeout_s, on_running)
     return base
 
 
@@ -205,40 +206,32 @@ def _versioned(deployment: Any, digest: str = "") -> Any:
 
 def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
     """Options for the number of replicas, fixed or by load, and for their placement."""
-    spread, scaling = _at_most(task.max_replicas_per_node), task.autoscaling
+    spread, scaling = {"max_replicas_per_node": task.max_replicas_per_node}, task.autoscaling
     if scaling is None:
         return {"num_replicas": task.replicas, **spread}
-    config = scaling.model_dump(exclude={"target_ongoing_requests", "look_back_period_s"}) | {
+    config = scaling.model_dump() | {
         "target_ongoing_requests": scaling.target_ongoing_requests or settings.engine.rows,
-        "look_back_period_s": scaling.look_back_period_s,
         "metrics_interval_s": scaling.look_back_period_s / _LOOKS,
         "policy": AutoscalingPolicy(policy_function=replicas_needed),
     }
     return {"autoscaling_config": config, **spread}
 
 
-def _at_most(per_node: int | None) -> dict[str, Any]:
-    return {} if per_node is None else {"max_replicas_per_node": per_node}
+def report_arrivals(
+    deployments: Mapping[str, Any], known: dict[str, int], on_running: Callable[[str, int], None]
+) -> None:
+    """Reports deployments with more running replicas than ``known``, by Serve's status of each."""
+    for name, found in deployments.items():
+        running = found.replica_states.get("RUNNING", 0)
+        if running > known.get(name, 0):
+            known[name] = running
+            on_running(name, running)
 
 
-class Arrivals:
-    """Reports replicas that started to run since the last look."""
-
-    def __init__(self, on_running: Callable[[str, int], None]) -> None:
-        self._on_running = on_running
-        self._seen: dict[str, int] = {}
-
-    def look(self, deployments: Mapping[str, Any]) -> None:
-        """Checks Serve's status of each deployment."""
-        for name, found in deployments.items():
-            running = found.replica_states.get("RUNNING", 0)
-            if running > self._seen.get(name, 0):
-                self._seen[name] = running
-                self._on_running(name, running)
-
-
-def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Arrivals) -> None:
-    deadline = time.monotonic() + timeout_s
+def _wait_until_ready(
+    base: str, tasks: set[str], timeout_s: float, on_running: Callable[[str, int], None]
+) -> None:
+    deadline, known = time.monotonic() + timeout_s, dict[str, int]()
     # One client, since creating one takes 20 ms. A replaced HAProxy would answer a kept connection.
     one_use = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=base, timeout=10, limits=one_use) as client:
@@ -246,7 +239,7 @@ def _wait_until_ready(base: str, tasks: set[str], timeout_s: float, arrivals: Ar
             ready = _ready(client) == tasks
             status = serve.status().applications.get(NAME)
             if status:
-                arrivals.look(status.deployments)
+                report_arrivals(status.deployments, known, on_running)
             if ready:
                 return
             if status and status.status == ApplicationStatus.DEPLOY_FAILED:
@@ -310,14 +303,14 @@ def _digests_once_there(settings: ServeSettings, redis_url: str) -> dict[str, st
     On Kubernetes, all services start at once, and Serve rebuilds a failed application only when its
     config changes.
     """
-    said, deadline = "", time.monotonic() + settings.limits.start_timeout_s
+    fault, deadline = "", time.monotonic() + settings.limits.start_timeout_s
     while True:
         try:
             return newest_digests(settings, redis_url)
         except (StoreUnreachable, UnknownTask) as error:
             if time.monotonic() > deadline:
                 raise
-            if str(error) != said:
-                said = str(error)
-                log.warning("the application is built once its tasks are there: %s", said)
+            if str(error) != fault:
+                fault = str(error)
+                log.warning("the application is built once its tasks are there: %s", fault)
         time.sleep(_STORE_LOOK_S)

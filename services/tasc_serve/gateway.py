@@ -30,7 +30,7 @@ from tasc_serve.settings import ServeSettings
 from tasc_serve.store_calls import RepeatedCall
 from tasc_serve.wire import AttachRequest
 from tasc_store import IdempotencyStore, connect
-from tasc_store.batches.leases import BatchQueue
+from tasc_store.batches.leases import waiting_batches
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +70,10 @@ class ReplicaBackend:
             fleet = Fleet(
                 task,
                 partial(present, task),
-                replicas.pulse,
+                replicas.heartbeat,
                 failover.heartbeat_timeout_s,
                 partial(metrics.set_replicas, task),
-                replicas.let_go,
+                replicas.disconnect,
             )
             self._replica_clients.append(replicas)
             self._fleets[task] = fleet
@@ -150,14 +150,13 @@ class Gateway:
         self._attempts = IdempotencyStore(client, self._limits.idempotency_ttl_s)
         registry = CollectorRegistry()
         self._metrics = GatewayMetrics(registry, list(handles))
-        self._in_flight = InFlight(settings.most_in_flight)
+        self._in_flight = InFlight(settings.max_in_flight)
         self._access = AccessControl.of(settings, client, self._metrics)
         self._storage = BatchStorage.open(client, settings.files_url)
-        queue = BatchQueue(client)
         # This query also ends batches that no worker took in time.
         self._queue = RepeatedCall(
             "count batches",
-            lambda: self._metrics.set_batches(queue.waiting()),
+            lambda: self._metrics.set_batches(waiting_batches(client)),
             _COUNT_BATCHES_S,
         )
         self._cleaning = RepeatedCall(

@@ -4,10 +4,17 @@ import logging
 import math
 import socket
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
 
 from tasc_protocol import FieldError, Request
 from tasc_protocol.request import MOST_LOGPROBS
@@ -17,136 +24,118 @@ from tasc_store import redact
 
 log = logging.getLogger(__name__)
 
+Count = Annotated[int, Field(ge=1)]
+
 
 class LimitSettings(Section):
     """Limits of requests, files and batches, and time limits."""
 
-    max_prompt_bytes: int = Field(
+    max_prompt_bytes: Count = Field(
         262_144,
-        ge=1,
         description="Maximum size of a prompt; a longer one is answered with 400. If n is above 1, "
         "the prompts of all answers have at most max_choices times this size.",
     )
-    max_body_bytes: int = Field(4_194_304, ge=1, description="Maximum size of an HTTP body.")
-    max_tokens: int = Field(
-        512, ge=1, description="Maximum of max_tokens in a request; the task's own may be greater."
+    max_body_bytes: Count = Field(4_194_304, description="Maximum size of an HTTP body.")
+    max_tokens: Count = Field(
+        512, description="Maximum of max_tokens in a request; the task's own may be greater."
     )
-    max_choices: int = Field(16, ge=1, description="Maximum number of answers (n) to one request.")
-    max_prompts: int = Field(
+    max_choices: Count = Field(16, description="Maximum number of answers (n) to one request.")
+    max_prompts: Count = Field(
         256,
-        ge=1,
         description="Maximum number of prompts in one request; if n is above 1, of their answers.",
     )
-    max_total_tokens: int = Field(
+    max_total_tokens: Count = Field(
         4096,
-        ge=1,
         description="Maximum tokens of all answers to one prompt if n is above 1. For several "
         "answers with logprobs, echoed prompts included, tokens * (1 + logprobs) is at most 21 "
         "times this.",
     )
-    guide_timeout_s: float = Field(
-        5.0, gt=0, description="Maximum time to compile a new guide; after it the answer is 503."
+    guide_timeout_s: PositiveFloat = Field(
+        5.0, description="Maximum time to compile a new guide; after it the answer is 503."
     )
-    max_compiling_guides: int = Field(
-        16,
-        ge=1,
-        description="Maximum number of different guides that one replica compiles or queues.",
+    max_compiling_guides: Count = Field(
+        16, description="Maximum number of different guides that one replica compiles or queues."
     )
-    max_queued_requests: int = Field(
+    max_queued_requests: NonNegativeInt = Field(
         256,
-        ge=0,
         description="Maximum number of requests that wait in one replica; more are answered with "
         "503.",
     )
-    request_timeout_s: float = Field(
-        60.0, gt=0, description="Maximum time of a request; after it the answer is 504."
+    request_timeout_s: PositiveFloat = Field(
+        60.0, description="Maximum time of a request; after it the answer is 504."
     )
-    stream_keep_alive_s: float = Field(
+    stream_keep_alive_s: PositiveFloat = Field(
         3.0,
-        gt=0,
         description="Maximum silence of a stream; after it, a comment is sent, so that no proxy "
         "ends the connection. Also the maximum wait for the status code of a stream.",
     )
-    idempotency_ttl_s: int = Field(
+    idempotency_ttl_s: Count = Field(
         3600,
-        ge=1,
         description="How long answers to requests with an Idempotency-Key are kept for retries.",
     )
-    max_idempotent_bytes: int = Field(
+    max_idempotent_bytes: NonNegativeInt = Field(
         65_536,
-        ge=0,
         description="Maximum size of an answer that is kept for retries; a longer one is "
         "generated again from the same seed.",
     )
-    drain_timeout_s: float = Field(
-        20.0, gt=0, description="How long a stopping service lets running requests finish."
+    drain_timeout_s: PositiveFloat = Field(
+        20.0, description="How long a stopping service lets running requests finish."
     )
-    start_timeout_s: float = Field(
-        300.0, gt=0, description="How long a start may take until every task answers."
+    start_timeout_s: PositiveFloat = Field(
+        300.0, description="How long a start may take until every task answers."
     )
-    max_file_bytes: int = Field(104_857_600, ge=1, description="Maximum size of an uploaded file.")
-    max_files: int = Field(
+    max_file_bytes: Count = Field(104_857_600, description="Maximum size of an uploaded file.")
+    max_files: Count = Field(
         1000,
-        ge=1,
         description="Maximum number of files in the store; at this number no more files or "
         "batches are accepted.",
     )
-    max_files_bytes: int = Field(
+    max_files_bytes: Count = Field(
         2_147_483_648,
-        ge=1,
         description="Maximum size of all files together; at this size no more files or batches "
         "are accepted.",
     )
     file_ttl_s: int = Field(
         604_800, ge=3600, description="How long files and ended batches are kept."
     )
-    max_uploads: int = Field(
+    max_uploads: Count = Field(
         4,
-        ge=1,
         description="Maximum number of simultaneous uploads to one gateway, which keeps them on "
         "its disk until they are complete.",
     )
-    upload_timeout_s: float = Field(
-        600.0, gt=0, description="Maximum time until an uploaded file is received and stored."
+    upload_timeout_s: PositiveFloat = Field(
+        600.0, description="Maximum time until an uploaded file is received and stored."
     )
-    max_batches: int = Field(
+    max_batches: Count = Field(
         1000,
-        ge=1,
         description="Maximum number of batches in the store, ended ones included; more are "
         "answered with 429.",
     )
-    max_batch_lines: int = Field(
-        100_000, ge=1, description="Maximum number of requests in one batch."
-    )
-    max_open_batch_lines: int = Field(
+    max_batch_lines: Count = Field(100_000, description="Maximum number of requests in one batch.")
+    max_open_batch_lines: Count = Field(
         500_000,
-        ge=1,
         description="Maximum number of lines in the open batches of one key, or of all if no key "
         "is required.",
     )
 
-    store_threads: int = Field(
+    store_threads: Count = Field(
         4,
-        ge=1,
         description="Number of threads of a gateway for Redis calls; API keys, retries and files "
         "have separate ones.",
     )
-    max_store_calls: int = Field(
-        256, ge=1, description="Maximum number of calls of each kind that wait for a thread."
+    max_store_calls: Count = Field(
+        256, description="Maximum number of calls of each kind that wait for a thread."
     )
-    store_timeout_s: float = Field(
+    store_timeout_s: PositiveFloat = Field(
         2.0,
-        gt=0,
         description="Maximum time of a Redis call; after it, keys are used as last seen, and "
         "retries are generated again.",
     )
-    store_pause_s: float = Field(
-        1.0, ge=0, description="Pause between two Redis calls while Redis fails."
+    store_pause_s: NonNegativeFloat = Field(
+        1.0, description="Pause between two Redis calls while Redis fails."
     )
-    file_timeout_s: float = Field(
-        20.0,
-        gt=0,
-        description="Maximum time to read or write a part of a file or the record of a batch.",
+    file_timeout_s: PositiveFloat = Field(
+        20.0, description="Maximum time to read or write a part of a file or the record of a batch."
     )
 
     @model_validator(mode="after")
@@ -164,42 +153,41 @@ class LimitSettings(Section):
         Args:
             request: One of them, with the task's values filled in; the others are like it.
         """
-        n, each, most = request.n, request.answer_limit, self.max_total_tokens
-        if n > 1 and n * each > most:
+        n, each, max_tokens = request.n, request.answer_limit, self.max_total_tokens
+        if n > 1 and n * each > max_tokens:
             found = f"n is {n} answers of {each} tokens, {n * each} together"
-            raise FieldError("n", f"{found}; at most {most} are taken")
+            raise FieldError("n", f"{found}; at most {max_tokens} are taken")
         if (count := n * request.prompts) == 1 or request.logprobs is None:
             return
         reported = each + len(request.prompt_ids) * request.wants_prompt_logprobs
-        total, most = count * reported * (1 + request.logprobs), most * (1 + MOST_LOGPROBS)
-        if total > most:
+        total = count * reported * (1 + request.logprobs)
+        max_values = max_tokens * (1 + MOST_LOGPROBS)
+        if total > max_values:
             found = f"logprobs is {request.logprobs} for {count} times {reported} tokens"
-            way_out = f"at most {most} are taken: lower it, or send fewer prompts"
+            way_out = f"at most {max_values} are taken: lower it, or send fewer prompts"
             raise FieldError("logprobs", f"{found}, {total} values together; {way_out}")
 
 
 class FailoverSettings(Section):
     """How gateways react to replicas that die or fall silent while they hold requests."""
 
-    heartbeat_timeout_s: float = Field(
+    heartbeat_timeout_s: PositiveFloat = Field(
         5.0,
-        gt=0,
         description="A silent replica is given up after this time if another replica is available.",
     )
-    max_retries: int = Field(
-        3, ge=0, description="Maximum number of replicas that one request may lose."
+    max_retries: NonNegativeInt = Field(
+        3, description="Maximum number of replicas that one request may lose."
     )
-    no_replica_timeout_s: float = Field(
+    no_replica_timeout_s: NonNegativeFloat = Field(
         15.0,
-        ge=0,
         description="How long a request waits for a replica if there is none; then the answer is "
         "503.",
     )
     retry_budget_ratio: float = Field(
         0.2, ge=0, le=1, description="Share of all requests that may be sent to another replica."
     )
-    retry_budget_burst: int = Field(
-        1000, ge=1, description="Number of requests that may be sent to another replica at once."
+    retry_budget_burst: Count = Field(
+        1000, description="Number of requests that may be sent to another replica at once."
     )
 
 
@@ -213,25 +201,18 @@ class ConnectionSettings(Section):
         description="First port of replicas for gateways on other nodes; each replica takes the "
         "first free port of the hundred from here. 0: any free port.",
     )
-    connect_timeout_s: float = Field(5.0, gt=0, description="Maximum time to open a connection.")
+    connect_timeout_s: PositiveFloat = Field(5.0, description="Maximum time to open a connection.")
     max_message_bytes: int = Field(
-        67_108_864, ge=65_536, description="Maximum size of one call or answer."
-    )
-    max_buffer_bytes: int = Field(
-        134_217_728,
+        67_108_864,
         ge=65_536,
-        description="Maximum size of data that waits to be sent; a peer that reads too slowly is "
-        "disconnected.",
+        description="Maximum size of one call or answer; a peer that leaves twice as much unread "
+        "is disconnected.",
     )
 
-    @model_validator(mode="after")
-    def _a_message_fits(self) -> Self:
-        if self.max_buffer_bytes < 2 * self.max_message_bytes:
-            raise ValueError(
-                f"max_buffer_bytes is {self.max_buffer_bytes}, less than twice max_message_bytes, "
-                f"which is {self.max_message_bytes}; one message could end a connection: raise it"
-            )
-        return self
+    @property
+    def max_unsent_bytes(self) -> int:
+        """Maximum size of data that waits to be sent: two messages, so that one always fits."""
+        return 2 * self.max_message_bytes
 
 
 class ShadowSettings(Section):
@@ -240,11 +221,11 @@ class ShadowSettings(Section):
     sample_rate: float = Field(
         0.0, ge=0, le=1, description="Share of drafted answers to check; 0: none."
     )
-    max_waiting: int = Field(
-        64, ge=1, description="Maximum number of answers per replica that wait for an idle row."
+    max_waiting: Count = Field(
+        64, description="Maximum number of answers per replica that wait for an idle row."
     )
-    max_age_s: float = Field(
-        30.0, gt=0, description="Maximum age of a waiting answer; older ones are not checked."
+    max_age_s: PositiveFloat = Field(
+        30.0, description="Maximum age of a waiting answer; older ones are not checked."
     )
 
 
@@ -252,9 +233,8 @@ class CollectSettings(Section):
     """Collection of answers for `tasc refresh`; only of chats without special options."""
 
     sample_rate: float = Field(0.0, ge=0, le=1, description="Share of answers to keep; 0: none.")
-    max_rows: int = Field(
+    max_rows: Count = Field(
         10_000,
-        ge=1,
         description="Maximum number of answers to keep for the task; the oldest are removed.",
     )
     max_bytes: int = Field(
@@ -269,29 +249,29 @@ class CollectSettings(Section):
         description="Maximum size of answers in one replica that are not in the store yet; more "
         "are dropped.",
     )
-    flush_interval_s: float = Field(
-        2.0, gt=0, description="Maximum time until an answer is in the store."
+    flush_interval_s: PositiveFloat = Field(
+        2.0, description="Maximum time until an answer is in the store."
     )
 
 
 class AutoscalingSettings(Section):
     """Number of replicas of a task, by the number of their running and queued requests."""
 
-    min_replicas: int = Field(1, ge=1, description="Minimum number of replicas.")
-    max_replicas: int = Field(4, ge=1, description="Maximum number of replicas.")
+    min_replicas: Count = Field(1, description="Minimum number of replicas.")
+    max_replicas: Count = Field(4, description="Maximum number of replicas.")
     target_ongoing_requests: float | None = Field(
         None,
         gt=0,
         description="Requests per replica above which replicas are added; unset: engine.rows.",
     )
-    look_back_period_s: float = Field(
-        30.0, gt=0, description="Period over which the number of requests is averaged."
+    look_back_period_s: PositiveFloat = Field(
+        30.0, description="Period over which the number of requests is averaged."
     )
-    upscale_delay_s: float = Field(
-        10.0, ge=0, description="How long the load must be higher before replicas are added."
+    upscale_delay_s: NonNegativeFloat = Field(
+        10.0, description="How long the load must be higher before replicas are added."
     )
-    downscale_delay_s: float = Field(
-        300.0, ge=0, description="How long the load must be lower before replicas are removed."
+    downscale_delay_s: NonNegativeFloat = Field(
+        300.0, description="How long the load must be lower before replicas are removed."
     )
 
     @model_validator(mode="after")
@@ -308,9 +288,7 @@ class ServedTask(Section):
     """A task of the store to serve; each task has its own Ray Serve deployment."""
 
     name: str = Field(description="Name of the task.")
-    replicas: int = Field(
-        1, ge=1, description="Number of replicas; each has its own model and batch."
-    )
+    replicas: Count = Field(1, description="Number of replicas; each has its own model and batch.")
     autoscaling: AutoscalingSettings | None = Field(
         None, description="Number of replicas by load, instead of `replicas`."
     )
@@ -321,10 +299,10 @@ class ServedTask(Section):
         description="Maximum number of replicas on one node, which limits the loss if the node "
         "fails; unset: any number.",
     )
-    num_cpus: float = Field(
-        0.5, ge=0, description="Logical CPUs that Ray reserves for one replica."
+    num_cpus: NonNegativeFloat = Field(
+        0.5, description="Logical CPUs that Ray reserves for one replica."
     )
-    num_gpus: float = Field(0.0, ge=0, description="GPUs that Ray reserves for one replica.")
+    num_gpus: NonNegativeFloat = Field(0.0, description="GPUs that Ray reserves for one replica.")
     max_surge_percent: int = Field(
         25,
         ge=0,
@@ -367,12 +345,11 @@ class AuthSettings(Section):
     required: bool = Field(
         False, description="Whether requests need an API key; if false, keys are not read."
     )
-    cache_ttl_s: float = Field(
-        10.0, gt=0, description="Maximum time until a new or revoked key takes effect."
+    cache_ttl_s: PositiveFloat = Field(
+        10.0, description="Maximum time until a new or revoked key takes effect."
     )
-    max_cached_keys: int = Field(
+    max_cached_keys: Count = Field(
         10_000,
-        ge=1,
         description="Maximum number of known keys, and of unknown keys, that a gateway remembers.",
     )
 
@@ -382,7 +359,7 @@ class HttpSettings(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: a free port.")
-    gateways: int = Field(1, ge=1, description="Number of gateway processes.")
+    gateways: Count = Field(1, description="Number of gateway processes.")
     max_gateways_per_node: int | None = Field(
         None,
         ge=1,
@@ -390,8 +367,8 @@ class HttpSettings(Section):
         description="Maximum number of gateways on one node, which limits the loss if the node "
         "fails; unset: any number.",
     )
-    gateway_num_cpus: float = Field(
-        0.5, ge=0, description="Logical CPUs that Ray reserves for one gateway."
+    gateway_num_cpus: NonNegativeFloat = Field(
+        0.5, description="Logical CPUs that Ray reserves for one gateway."
     )
     proxy: Literal["haproxy", "python"] = Field(
         "haproxy",
@@ -417,9 +394,8 @@ class MetricsSettings(Section):
     host: str | None = Field(
         None, description="Address to listen on; unset: the node's address in the Ray cluster."
     )
-    ttl_s: float = Field(
+    ttl_s: PositiveFloat = Field(
         15.0,
-        gt=0,
         description="A process that has not renewed its registration for this time is no longer "
         "listed.",
     )
@@ -456,8 +432,8 @@ class ServeSettings(Section):
     )
     auth: AuthSettings = Field(AuthSettings(), description="API keys.")
     metrics: MetricsSettings = Field(MetricsSettings(), description="Where metrics are served.")
-    poll_interval_s: float = Field(
-        2.0, gt=0, description="Maximum time until a new index or task version is noticed."
+    poll_interval_s: PositiveFloat = Field(
+        2.0, description="Maximum time until a new index or task version is noticed."
     )
     cache_dir: Path | None = Field(
         None,
@@ -470,8 +446,8 @@ class ServeSettings(Section):
         """The limits, with at most as many answers to one request as a replica holds."""
         capacity = self.engine.rows + self.limits.max_queued_requests
         names = ("max_choices", "max_prompts")
-        most = {name: min(getattr(self.limits, name), capacity) for name in names}
-        return self.limits.model_copy(update=most)
+        lowered = {name: min(getattr(self.limits, name), capacity) for name in names}
+        return self.limits.model_copy(update=lowered)
 
     @property
     def capacity(self) -> int:
@@ -480,7 +456,7 @@ class ServeSettings(Section):
         return (self.engine.rows + self.limits.max_queued_requests) * replicas
 
     @property
-    def most_in_flight(self) -> int:
+    def max_in_flight(self) -> int:
         """Maximum requests that a gateway reads at once, to limit memory; more than queues hold."""
         return 3 * self.capacity
 
@@ -511,11 +487,12 @@ class ServeSettings(Section):
 
     @model_validator(mode="after")
     def _a_body_fits_a_message(self) -> Self:
-        body, most = self.limits.max_body_bytes, self.connection.max_message_bytes
-        if most < 2 * body:
+        body, message = self.limits.max_body_bytes, self.connection.max_message_bytes
+        if message < 2 * body:
             raise ValueError(
-                f"connection.max_message_bytes is {most}, less than twice limits.max_body_bytes, "
-                f"which is {body}; a prompt might not reach a replica: raise the first"
+                f"connection.max_message_bytes is {message}, less than twice "
+                f"limits.max_body_bytes, which is {body}; a prompt might not reach a replica: "
+                "raise the first"
             )
         return self
 

@@ -40,7 +40,7 @@ class StoreCalls:
     ) -> None:
         self._name, self._timeout_s, self._pause_s = name, timeout_s, pause_s
         self._threads = ThreadPoolExecutor(threads, name)
-        self._most, self._room = max_waiting, threading.BoundedSemaphore(max_waiting)
+        self._max_waiting, self._room = max_waiting, threading.BoundedSemaphore(max_waiting)
         self._retry_at = 0.0
         self._crowded = False
         self.failing = False
@@ -86,8 +86,8 @@ class StoreCalls:
         crowded, self._crowded = self._crowded, not self._room.acquire(blocking=False)
         if self._crowded:
             busy = StoreBusy(
-                f"{self._name}: {self._most} calls to Redis are running or waiting, which is the "
-                "limit; try again later"
+                f"{self._name}: {self._max_waiting} calls to Redis are running or waiting, "
+                "which is the limit; try again later"
             )
             if not crowded:
                 log.warning("%s (limits of store calls)", busy)

@@ -159,8 +159,8 @@ class Connection(asyncio.Protocol, ABC):
     def send(self, message: Message) -> None:
         """Sends with the next flush, at the end of this round of the event loop.
 
-        A peer with ``connection.max_buffer_bytes`` unread is disconnected. Calls are refused at
-        half of that, so that many large ones do not end the connection and other calls.
+        A peer with `max_unsent_bytes` unread is disconnected. Calls are refused at half of that, so
+        that many large ones do not end the connection and other calls.
 
         Raises:
             BufferFull: The message is a call, and the buffer is half full.
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol, ABC):
                 f"a message has {size} bytes, connection.max_message_bytes is {most}; raise it, or"
                 " send less"
             )
-        most = self._limits.max_buffer_bytes
+        most = self._limits.max_unsent_bytes
         unsent = self._out_bytes + _LENGTH + size
         if self._transport and self.is_open:
             unsent += self._transport.get_write_buffer_size()

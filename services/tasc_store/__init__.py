@@ -2,7 +2,7 @@
 
 from tasc_store.access import ApiKey, ApiKeys, IdempotencyStore
 from tasc_store.artifacts import Artifact, ArtifactCache, ArtifactStore
-from tasc_store.client import connect, redact, translated
+from tasc_store.client import StoreClient, connect, redact, translated
 from tasc_store.corpus import Appended, CollectedRow, CollectedRows, CorpusRow, CorpusStore
 from tasc_store.embedded import EmbeddedRedis, open_url
 from tasc_store.errors import (
@@ -41,6 +41,7 @@ __all__ = [
     "IndexChanged",
     "NeuralDrafting",
     "Newest",
+    "StoreClient",
     "StoreError",
     "StoreFull",
     "StoreReadOnly",

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import redis
 
 from tasc_store import keys
-from tasc_store.client import as_text, translated, url_of
+from tasc_store.client import as_text, url_of
 from tasc_store.errors import UnknownKey
 
 PREFIX: Final = "tasc_"
@@ -25,7 +25,7 @@ _SECRET_BYTES = 32
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _ID_LENGTH = 16  # number of the hash's 64 hexadecimal digits
 _ID = re.compile(rf"[0-9a-f]{{{_ID_LENGTH}}}")
-_LONGEST_NAME = 64
+_MAX_NAME = 64
 _MAX_TASKS = 1000
 _HIGHEST_LIMIT = 10**9
 
@@ -58,9 +58,9 @@ class ApiKey:
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
             raise ValueError(f"{self.id!r} is no id of a key; `tasc key list` shows them")
-        if not 1 <= len(self.name) <= _LONGEST_NAME or not self.name.isprintable():
+        if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
             raise ValueError(
-                f"name of a key {self.name!r} will not do; use 1 to {_LONGEST_NAME} printable "
+                f"name of a key {self.name!r} will not do; use 1 to {_MAX_NAME} printable "
                 "characters"
             )
         if len(self.tasks) > _MAX_TASKS:
@@ -86,13 +86,12 @@ class ApiKey:
 class ApiKeys:
     """The register of keys. Records are never removed, so that revoked keys stay known.
 
-    Every method raises `StoreError` (see `translated`) if Redis fails, and ValueError if a record
+    Every method raises `StoreError` if Redis fails, and ValueError if a record
     is invalid.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._url = url_of(client)
 
     def create(
         self,
@@ -111,20 +110,17 @@ class ApiKeys:
         digest = digest_of(secret)
         limits = (requests_per_minute, tokens_per_minute)
         key = ApiKey(digest[:_ID_LENGTH], name, tuple(tasks), *limits, created_at=time.time())
-        with translated(self._url):
-            self._client.hset(keys.API_KEYS, digest, key.to_json())
+        self._client.hset(keys.API_KEYS, digest, key.to_json())
         return secret, key
 
     def find(self, digest: str) -> ApiKey | None:
         """The key with this hash, revoked or not; None if there is none."""
-        with translated(self._url):
-            found = self._client.hget(keys.API_KEYS, digest)
+        found = self._client.hget(keys.API_KEYS, digest)
         return None if found is None else _parsed(found)
 
     def known(self) -> list[ApiKey]:
         """Every key, oldest first."""
-        with translated(self._url):
-            found = [_parsed(text) for _, text in self._client.hscan_iter(keys.API_KEYS)]
+        found = [_parsed(text) for _, text in self._client.hscan_iter(keys.API_KEYS)]
         return sorted(set(found), key=lambda key: (key.created_at, key.id))
 
     def revoke(self, id: str) -> ApiKey:
@@ -134,13 +130,14 @@ class ApiKeys:
             UnknownKey: No key has this id.
         """
         if not _ID.fullmatch(id):
-            raise UnknownKey(f"{id[:_LONGEST_NAME]!r} is no id of a key; `tasc key list` has them")
-        with translated(self._url):
-            for digest, text in self._client.hscan_iter(keys.API_KEYS, match=f"{id}*"):
-                key = replace(_parsed(text), revoked=True)
-                self._client.hset(keys.API_KEYS, as_text(digest), key.to_json())
-                return key
-        raise UnknownKey(f"no key {id} at {self._url}; `tasc key list` shows the existing ones")
+            raise UnknownKey(f"{id[:_MAX_NAME]!r} is no id of a key; `tasc key list` has them")
+        for digest, text in self._client.hscan_iter(keys.API_KEYS, match=f"{id}*"):
+            key = replace(_parsed(text), revoked=True)
+            self._client.hset(keys.API_KEYS, as_text(digest), key.to_json())
+            return key
+        raise UnknownKey(
+            f"no key {id} at {url_of(self._client)}; `tasc key list` shows the existing ones"
+        )
 
 
 def is_key(text: str) -> bool:
@@ -183,25 +180,22 @@ return redis.call('HSETNX', KEYS[1], 'answer', ARGV[1])
 class IdempotencyStore:
     """Notes of first attempts, forgotten after ``ttl_s`` seconds.
 
-    Every method raises `StoreError` (see `translated`) when Redis fails.
+    Every method raises `StoreError` when Redis fails.
     """
 
     def __init__(self, client: redis.Redis, ttl_s: int) -> None:
-        self._url = url_of(client)
         self._ttl_s = ttl_s
         self._claim = client.register_script(_CLAIM)
         self._keep = client.register_script(_KEEP)
 
     def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
         """Stores a first attempt unless there is one; returns its note, and its answer if known."""
-        with translated(self._url):
-            found, answer = self._claim([_key(task, name)], [note, self._ttl_s])
+        found, answer = self._claim([_key(task, name)], [note, self._ttl_s])
         return as_text(found), answer
 
     def keep(self, task: str, name: str, answer: bytes) -> None:
         """Stores the answer of a first attempt; if there are several, the first one."""
-        with translated(self._url):
-            self._keep([_key(task, name)], [answer])
+        self._keep([_key(task, name)], [answer])
 
 
 def _key(task: str, name: str) -> str:

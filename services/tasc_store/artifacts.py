@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from tasc_draft.files import whole_file
 from tasc_store import keys
-from tasc_store.client import as_text, translated, url_of
+from tasc_store.client import as_text, url_of
 from tasc_store.errors import (
     CorruptArtifact,
     FingerprintMismatch,
@@ -127,7 +127,7 @@ class Artifact:
 class ArtifactStore:
     """The versions of one task's index, or other kind of file, for one tokenizer fingerprint.
 
-    Every method raises `StoreError` (see `translated`) when Redis fails.
+    Every method raises `StoreError` when Redis fails.
 
     Args:
         kind: INDEX or VOCABULARY.
@@ -147,7 +147,10 @@ class ArtifactStore:
         self.fingerprint = keys.checked_fingerprint(fingerprint)
         self._kind = kind
         self._client = client
-        self._url = url_of(client)
+        scripts = (SEAL, ANNOUNCE, CURRENT, DELETE)
+        self._sealed, self._announce, self._current, self._delete = map(
+            client.register_script, scripts
+        )
         self._chunk_bytes = chunk_bytes
         self._fingerprints = keys.task_key(task, kind, "fingerprints")
         self._records, self._pointer = self._key("records"), self._key("current")
@@ -166,7 +169,7 @@ class ArtifactStore:
             CorruptArtifact: The bytes read back differ from those written.
             StoreError: Publishing took more than an hour.
         """
-        with translated(self._url), path.open("rb") as file:
+        with path.open("rb") as file:
             version = int(self._client.incr(self._key("last")))
             names, size, digest = list[str](), 0, hashlib.sha256()
             # After any error, the written pieces are removed. Otherwise a server that they filled
@@ -193,7 +196,7 @@ class ArtifactStore:
                 for _ in self._blocks(artifact):
                     pass
             except BaseException:
-                with suppress(redis.RedisError):
+                with suppress(StoreError):
                     if names:
                         self._client.unlink(*names)
                 raise
@@ -211,13 +214,11 @@ class ArtifactStore:
             UnknownVersion: The version does not exist.
             IndexChanged: Another version is current.
         """
-        script = self._client.register_script(ANNOUNCE)
         expected = [] if after is None else [after]
-        with translated(self._url):
-            moved = script(
-                [self._records, self._pointer, self._fingerprints],
-                [version, self.fingerprint, *expected],
-            )
+        moved = self._announce(
+            [self._records, self._pointer, self._fingerprints],
+            [version, self.fingerprint, *expected],
+        )
         if moved == 0:
             raise self._unknown(version)
         if moved < 0:
@@ -232,28 +233,23 @@ class ArtifactStore:
         Raises:
             CorruptArtifact: Its record is missing.
         """
-        script = self._client.register_script(CURRENT)
-        with translated(self._url):
-            found = script([self._records, self._pointer])
+        found = self._current([self._records, self._pointer])
         return None if found is None else self._parsed(int(found[0]), found[1])
 
     def get(self, version: int) -> Artifact:
         """Returns a version's record; raises UnknownVersion if it does not exist."""
-        with translated(self._url):
-            found = self._client.hget(self._records, str(version))
+        found = self._client.hget(self._records, str(version))
         if found is None:
             raise self._unknown(version)
         return self._parsed(version, found)
 
     def versions(self) -> list[int]:
         """Versions with a record, announced or not, oldest first."""
-        with translated(self._url):
-            return sorted(int(version) for version in self._client.hkeys(self._records))
+        return sorted(int(version) for version in self._client.hkeys(self._records))
 
     def other_fingerprints(self) -> list[str]:
         """The other tokenizers for which the task has an announced index."""
-        with translated(self._url):
-            found = {as_text(f) for f in self._client.smembers(self._fingerprints)}
+        found = {as_text(f) for f in self._client.smembers(self._fingerprints)}
         return sorted(found - {self.fingerprint})
 
     def download(self, artifact: Artifact, path: Path) -> None:
@@ -270,8 +266,7 @@ class ArtifactStore:
 
     def head(self, artifact: Artifact, size: int) -> bytes:
         """The first bytes of an artifact, at most ``size`` of its first chunk, not verified."""
-        with translated(self._url):
-            found: Any = self._client.getrange(self._chunks(artifact)[0], 0, size - 1)
+        found: Any = self._client.getrange(self._chunks(artifact)[0], 0, size - 1)
         return bytes(found)
 
     def delete(self, version: int) -> None:
@@ -282,9 +277,7 @@ class ArtifactStore:
             StoreError: The version is the current one.
         """
         names = self._chunks(self.get(version))
-        script = self._client.register_script(DELETE)
-        with translated(self._url):
-            gone = script([self._records, self._pointer, *names], [version])
+        gone = self._delete([self._records, self._pointer, *names], [version])
         if not gone:
             raise StoreError(
                 f"version {version} of {self._name} is the current one; announce another first"
@@ -328,8 +321,7 @@ class ArtifactStore:
 
         def read() -> Iterator[bytes]:
             for number, name in enumerate(self._chunks(artifact)):
-                with translated(self._url):
-                    block = self._client.get(name)
+                block = self._client.get(name)
                 if not isinstance(block, bytes):
                     raise damaged(f"no chunk {number}")
                 yield block
@@ -339,8 +331,7 @@ class ArtifactStore:
     def _seal(self, artifact: Artifact) -> None:
         known = {k: v for k, v in asdict(artifact).items() if v is not None}
         record = json.dumps(known, separators=(",", ":"))
-        script = self._client.register_script(SEAL)
-        if not script([self._records, *self._chunks(artifact)], [artifact.version, record]):
+        if not self._sealed([self._records, *self._chunks(artifact)], [artifact.version, record]):
             raise StoreError(
                 f"version {artifact.version} of {self._name} lost chunks before its record was"
                 f" written; publish again, within {UNSEALED_S} s"
@@ -354,8 +345,8 @@ class ArtifactStore:
 
     def _corrupt(self, version: int, found: str) -> CorruptArtifact:
         return CorruptArtifact(
-            f"{self._kind} version {version} of {self._name} at {self._url} is damaged or deleted"
-            f" (found {found}); take the current version, or build and announce a new one"
+            f"{self._kind} version {version} of {self._name} at {url_of(self._client)} is damaged "
+            f"or deleted (found {found}); take the current version, or build and announce a new one"
         )
 
     def _unknown(self, version: int) -> UnknownVersion:

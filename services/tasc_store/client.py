@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -15,6 +15,7 @@ from redis.exceptions import (
     ClusterCrossSlotError,
     ClusterDownError,
     NoPermissionError,
+    NoScriptError,
     RedisError,
     ResponseError,
     TryAgainError,
@@ -86,10 +87,9 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     """
     client = _client(url, timeout_s)
     try:
-        with translated(url):
-            client.ping()
-            require_version(str(client.info("server")["redis_version"]), url)
-            client.unlink(WRITE_PROBE)
+        client.ping()
+        require_version(str(client.info("server")["redis_version"]), url)
+        client.unlink(WRITE_PROBE)
     except StoreError:
         client.close()
         raise
@@ -119,8 +119,28 @@ def translated(url: str) -> Iterator[None]:
     """
     try:
         yield
+    except NoScriptError:  # the library loads the script then, and repeats the call
+        raise
     except RedisError as error:
         raise _explained(redact(url), error) from error
+
+
+class StoreClient(redis.Redis):
+    """A client whose commands, scripts and transactions raise `StoreError`, see `translated`.
+
+    Attributes:
+        url: The URL that messages name; empty: that of the server.
+    """
+
+    url = ""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        with translated(self.url or url_of(self)):
+            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def transaction(self, *args: Any, **options: Any) -> Any:
+        with translated(self.url or url_of(self)):
+            return super().transaction(*args, **options)
 
 
 class _NotPrimary(redis.ConnectionError):
@@ -156,12 +176,11 @@ class _Reconnecting(Retry):
         return result
 
 
-def _client(url: str, timeout_s: float) -> redis.Redis:
+def _client(url: str, timeout_s: float) -> StoreClient:
     retry = _Reconnecting()
     try:
-        client = redis.Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry
-        )
+        timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        client = cast(StoreClient, StoreClient.from_url(url, retry=retry, **timeouts))
         client.connection_pool.make_connection()  # makes an object, no connection: reads options
     except (TypeError, ValueError):
         # Not chained: the library's message can quote a part of the password.
@@ -169,6 +188,7 @@ def _client(url: str, timeout_s: float) -> redis.Redis:
             f"{redact(url)} is no Redis URL; write redis://[user:password@]host:port/db, with"
             " special characters of the password percent-encoded"
         ) from None
+    client.url = redact(url)
     retry.drop_idle = partial(client.connection_pool.disconnect, inuse_connections=False)
     return client
 

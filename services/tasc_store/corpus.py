@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import redis
 
 from tasc_store import keys
-from tasc_store.client import translated, url_of
+from tasc_text import is_unicode
 
 # One call is one Lua script, and a script keeps every other client of the server waiting.
 MAX_BATCH = 1000
@@ -44,12 +44,10 @@ class CorpusRow:
     def __post_init__(self) -> None:
         if not self.key:
             raise ValueError("a corpus row needs a key; use its id, or file hash and line")
-        try:
-            f"{self.key}{self.input}{self.output}".encode()
-        except UnicodeEncodeError as error:
+        if not is_unicode(f"{self.key}{self.input}{self.output}"):
             raise ValueError(
                 f"row {self.key!r} has a lone surrogate; decode its source with errors='replace'"
-            ) from error
+            )
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,11 @@ class Appended:
 class CorpusStore:
     """The append-only corpus of one task, for any number of concurrent writers and readers.
 
-    Every method raises `StoreError` (see `translated`) if Redis fails.
+    Every method raises `StoreError` if Redis fails.
     """
 
     def __init__(self, client: redis.Redis, task: str) -> None:
         self._client = client
-        self._url = url_of(client)
         self._append = client.register_script(_APPEND)
         checked = keys.checked_task(task)
         self._rows = keys.task_key(checked, "corpus", "rows")
@@ -88,14 +85,12 @@ class CorpusStore:
         arguments = []
         for row in rows:
             arguments += [row.key, _encoded(row.key, row.input, row.output)]
-        with translated(self._url):
-            added = int(self._append([self._keys, self._rows], arguments)) if rows else 0
+        added = int(self._append([self._keys, self._rows], arguments)) if rows else 0
         return Appended(added, len(rows) - added)
 
     def __len__(self) -> int:
         """The number of rows."""
-        with translated(self._url):
-            return int(self._client.llen(self._rows))
+        return int(self._client.llen(self._rows))
 
     def read(self, start: int, stop: int) -> list[CorpusRow]:
         """Return the rows at positions ``[start, stop)`` in append order.
@@ -109,8 +104,7 @@ class CorpusStore:
             raise ValueError(f"the range is [{start}, {stop}); it must satisfy 0 <= start <= stop")
         if start == stop:
             return []
-        with translated(self._url):
-            rows = self._client.lrange(self._rows, start, stop - 1)
+        rows = self._client.lrange(self._rows, start, stop - 1)
         return [CorpusRow(*json.loads(row)) for row in rows]
 
 
@@ -180,10 +174,8 @@ class CollectedRow:
     def __post_init__(self) -> None:
         if not self.output.strip():
             raise ValueError("a collected row has a blank answer; leave it out")
-        try:
-            f"{self.input}{self.output}".encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("a collected row has a lone surrogate; leave it out") from error
+        if not is_unicode(f"{self.input}{self.output}"):
+            raise ValueError("a collected row has a lone surrogate; leave it out")
 
 
 @dataclass(frozen=True)
@@ -202,11 +194,11 @@ class CollectedRows:
     """The collected rows of one task, for any number of concurrent writers.
 
     A reader may die at any moment without losing rows, because reading does not remove them. Every
-    method raises `StoreError` (see `translated`) if Redis fails.
+    method raises `StoreError` if Redis fails.
     """
 
     def __init__(self, client: redis.Redis, task: str) -> None:
-        self._client, self._url = client, url_of(client)
+        self._client = client
         checked = keys.checked_task(task)
         self._keys = [keys.task_key(checked, "collected", part) for part in ("rows", "state")]
         self._add, self._read, self._remove = map(client.register_script, (_ADD, _READ, _REMOVE))
@@ -226,14 +218,12 @@ class CollectedRows:
             raise ValueError(f"{len(rows)} rows in one call; the maximum is {MAX_COLLECTED}")
         if not rows:
             return 0
-        with translated(self._url):
-            encoded = [_encoded(row.input, row.output) for row in rows]
-            return int(self._add(self._keys, [max_rows, max_bytes, *encoded]))
+        encoded = [_encoded(row.input, row.output) for row in rows]
+        return int(self._add(self._keys, [max_rows, max_bytes, *encoded]))
 
     def read(self, limit: int = MAX_COLLECTED) -> CollectedBatch:
         """Return up to ``limit`` of the oldest rows, without removing them."""
-        with translated(self._url):
-            first, rows = self._read(self._keys, [limit])
+        first, rows = self._read(self._keys, [limit])
         return CollectedBatch(
             tuple(CollectedRow(*json.loads(row)) for row in rows), first + len(rows)
         )
@@ -245,15 +235,13 @@ class CollectedRows:
             The number of rows removed; another reader may have removed some before.
         """
         total = 0
-        with translated(self._url):
-            while removed := int(self._remove(self._keys, [end, MAX_COLLECTED])):
-                total += removed
+        while removed := int(self._remove(self._keys, [end, MAX_COLLECTED])):
+            total += removed
         return total
 
     def __len__(self) -> int:
         """The number of rows."""
-        with translated(self._url):
-            return int(self._client.llen(self._keys[0]))
+        return int(self._client.llen(self._keys[0]))
 
 
 def _encoded(*fields: str) -> str:

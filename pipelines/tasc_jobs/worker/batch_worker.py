@@ -100,7 +100,7 @@ class Counting:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._metrics.let_go(self._task)
+        self._metrics.released(self._task)
 
     def ended(self, ended: Ended) -> None:
         if ended.status != "lost":
@@ -167,7 +167,9 @@ class BatchWorker:
         """
         self._forget_ended()
         while True:
-            self._release_late()
+            if self._unreleased:  # raises StoreError if Redis is still unavailable
+                self._unreleased.release()
+                self._unreleased = None
             paused = self._backoff.paused
             if lease := take_batch(self._client, self._lease_s, self._tasks, paused):
                 self._run(lease)
@@ -242,12 +244,6 @@ class BatchWorker:
         except StoreError:
             # Released later, otherwise this would count as an attempt that killed its worker.
             self._unreleased = None if failed else lease
-
-    def _release_late(self) -> None:
-        """Release the pending lease. Raises StoreError if Redis is still unavailable."""
-        if self._unreleased:
-            self._unreleased.release()
-            self._unreleased = None
 
     def _outcome(self, one: OneBatch) -> Ended:
         """Run a batch, or end it as failed if it has reached the maximum number of attempts.

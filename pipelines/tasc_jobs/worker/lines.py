@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
-
 from tasc_jobs.batch.work import Read, Row, row_request
 from tasc_protocol import FieldError, Request, Whole
 from tasc_runtime.data.rows import read_lines
@@ -21,7 +19,7 @@ from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.http.generation import ENDPOINTS
 from tasc_serve.http.parsing import GenerationBody, parsed, requests_of
 from tasc_serve.http.schemas import BatchLine
-from tasc_serve.http_errors import ApiError, of_refusal, of_validation
+from tasc_serve.http_errors import ApiError, of_refusal
 from tasc_serve.settings import LimitSettings
 from tasc_store import TaskRecord
 from tasc_store.batches.batch_store import Batch, BatchFault
@@ -93,8 +91,8 @@ class BatchLines:
             try:
                 self._require_named(number, raw, seen)
                 if total > self.limits.max_batch_lines:
-                    most = self.limits.max_batch_lines
-                    raise _FaultyLineError("too_many_lines", f"over {most}; split it", number)
+                    limit = self.limits.max_batch_lines
+                    raise _FaultyLineError("too_many_lines", f"over {limit}; split it", number)
             except _FaultyLineError as error:
                 faults.append(error.fault)
                 if len(faults) == _MAX_FAULTS or error.fault.code in _ENDLESS:
@@ -108,31 +106,28 @@ class BatchLines:
         for ordinal, (number, raw) in enumerate(self._raw()):
             content = json.loads(raw.decode())
             try:
-                line = BatchLine.model_validate_json(raw)
+                line = parsed(raw, BatchLine)
                 if line.url != self.batch.endpoint:
                     message = f"url is {line.url}; this batch is for {self.batch.endpoint}"
                     raise ApiError(400, message, "url")
-            except ValidationError as error:
-                refused = fault_of(of_validation(error, raw))
-                yield Row(ordinal, content["custom_id"], "", number, refused=refused)
             except ApiError as error:
                 yield Row(ordinal, content["custom_id"], "", number, refused=fault_of(error))
             else:
                 yield Row(ordinal, line.custom_id, json.dumps(line.body), number)
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
-        for number, raw in read_lines(self.path, self._most_bytes):
+        for number, raw in read_lines(self.path, self._max_line_bytes):
             if raw.strip():
                 yield number, raw
 
     @property
-    def _most_bytes(self) -> int:
+    def _max_line_bytes(self) -> int:
         return self.limits.max_body_bytes + _AROUND_BODY
 
     def _require_named(self, number: int, raw: bytes, seen: set[bytes]) -> None:
-        most = self._most_bytes
-        if len(raw) > most:
-            raise _FaultyLineError("line_too_long", f"over {most} bytes; shorten it", number)
+        limit = self._max_line_bytes
+        if len(raw) > limit:
+            raise _FaultyLineError("line_too_long", f"over {limit} bytes; shorten it", number)
         content = _object(raw, number)
         name = content.get("custom_id")
         if not isinstance(name, str) or not 1 <= len(name) <= 256 or not is_unicode(name):

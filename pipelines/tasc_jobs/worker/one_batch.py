@@ -144,35 +144,32 @@ class HeldLease:
 
         A missed update is harmless, because the counts are stored again later.
         """
+        self._note(lambda: self.lease.report(counts, status))
+
+    def _renew(self) -> None:
+        while self.stop != "lost" and not self._over.wait(self._renew_s):
+            self._note(self.lease.renew)
+
+    def _note(self, call: Callable[[], str]) -> None:
+        """Notes whether the job must stop, by the status that a call of the lease returns."""
         try:
-            self._on_status(self.lease.report(counts, status))
+            status = call()
         except LeaseLost:
             self.stop = "lost"
         except StoreError:
             return
-
-    def _renew(self) -> None:
-        while not self._over.wait(self._renew_s):
-            try:
-                self._on_status(self.lease.renew())
-            except LeaseLost:
-                self.stop = "lost"
-                return
-            except StoreError:
-                continue
-
-    def _on_status(self, status: str) -> None:
-        if self.stop is None and status == "cancelling":
-            self.stop = "cancelled"
-        if self.stop is None and time.time() >= self.lease.batch.expires_at:
-            self.stop = "expired"
+        else:
+            if self.stop is None and status == "cancelling":
+                self.stop = "cancelled"
+            if self.stop is None and time.time() >= self.lease.batch.expires_at:
+                self.stop = "expired"
 
 
 class Outputs:
     """The output file and the error file of a batch, while they are uploaded to the store.
 
     Each line of the input is in one of them. They become permanent when the batch ends. Every
-    method raises `StoreError` (see `translated`) if Redis fails.
+    method raises `StoreError` if Redis fails.
     """
 
     def __init__(self, files: FileStore, batch: Batch) -> None:
@@ -220,25 +217,26 @@ class Outputs:
             upload.abandon()
 
     def _add(self, record: Record) -> None:
-        name = f"batch_req_{line_id(self._batch.id, record.ordinal)}"
-        response: dict[str, Any] = {"status_code": 200, "body": record.content}
-        if record.error is not None:
-            response = response_of(record.error)
-        answer = {"status_code": response["status_code"], "request_id": name}
-        answer["body"] = response["body"]
-        self._put(
-            "output" if record.error is None else "error",
-            {"id": name, "custom_id": record.id, "response": answer, "error": None},
-        )
+        if record.error is None:
+            self._put("output", record, {"status_code": 200, "body": record.content}, None)
+        else:
+            self._put("error", record, response_of(record.error), None)
 
     def _add_unanswered(self, row: Row, ended: str) -> None:
         code, message = _ENDED[ended]
         self._unanswered += 1
-        name = f"batch_req_{line_id(self._batch.id, row.ordinal)}"
-        error = {"code": code, "message": message}
-        self._put("error", {"id": name, "custom_id": row.id, "response": None, "error": error})
+        self._put("error", row, None, {"code": code, "message": message})
 
-    def _put(self, kind: str, content: dict[str, Any]) -> None:
+    def _put(
+        self,
+        kind: str,
+        line: Row | Record,
+        response: dict[str, Any] | None,
+        error: dict[str, str] | None,
+    ) -> None:
+        name = f"batch_req_{line_id(self._batch.id, line.ordinal)}"
+        answer = response and {"request_id": name, **response}
+        content = {"id": name, "custom_id": line.id, "response": answer, "error": error}
         self._lines[kind] += 1
         if kind not in self._uploads:
             self._uploads[kind] = self._files.begin()
@@ -259,12 +257,8 @@ class OneBatch:
         settings: WorkerSettings,
         on_progress: OnProgress = lambda progress: None,
     ) -> None:
-        self._client, self._lease, self._settings, self._on_progress = (
-            client,
-            lease,
-            settings,
-            on_progress,
-        )
+        self._client, self._lease = client, lease
+        self._settings, self._on_progress = settings, on_progress
         self.batch = lease.lease.batch
         self._files = FileStore(client, settings.files_url)
         self._counts = Counts(self.batch.total, self.batch.completed, self.batch.failed)

@@ -205,7 +205,7 @@ class Rates:
     Args:
         gateways: Number of gateways that share each limit; each has an equal part, but at least one
             request.
-        most_keys: Maximum number of keys with buckets, the last used ones; other buckets start
+        max_keys: Maximum number of keys with buckets, the last used ones; other buckets start
             full.
     """
 
@@ -213,10 +213,10 @@ class Rates:
         self,
         tasks: Sequence[ServedTask],
         gateways: int,
-        most_keys: int,
+        max_keys: int,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._gateways, self._most_keys, self._clock = gateways, most_keys, clock
+        self._gateways, self._max_keys, self._clock = gateways, max_keys, clock
         self._keys: OrderedDict[str, _Key] = OrderedDict()
         self._tasks = {
             t.name: self._of_task(t.name, t.max_requests_per_s)
@@ -250,7 +250,8 @@ class Rates:
         for what, limit in (("requests", mine.requests), ("tokens", mine.tokens)):
             if limit:
                 found[f"x-ratelimit-limit-{what}"] = str(int(limit.bucket.size))
-                found[f"x-ratelimit-remaining-{what}"] = str(_whole(limit.bucket.level))
+                left = math.floor(limit.bucket.level + _ROUNDING)
+                found[f"x-ratelimit-remaining-{what}"] = str(max(0, left))
                 found[f"x-ratelimit-reset-{what}"] = duration(limit.bucket.full_s())
         return found
 
@@ -264,7 +265,7 @@ class Rates:
                 self._of_key(key.tokens_per_minute, "tokens"),
             )
         self._keys[key.id] = found
-        if len(self._keys) > self._most_keys:
+        if len(self._keys) > self._max_keys:
             self._keys.popitem(last=False)
         return found
 
@@ -297,24 +298,20 @@ def duration(seconds: float) -> str:
     return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
-def _whole(level: float) -> int:
-    return max(0, math.floor(level + _ROUNDING))
-
-
 class InFlight:
     """Counts the requests of a gateway, and admits none after it is drained.
 
     It belongs to one event loop.
 
     Args:
-        most: Maximum number of requests at once; None: no limit.
+        max_requests: Maximum number of requests at once; None: no limit.
 
     Attributes:
         inside: Number of requests that are being answered.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self.most = most
+    def __init__(self, max_requests: int | None = None) -> None:
+        self.max_requests = max_requests
         self.inside = 0
         self.open = True
 
@@ -325,7 +322,7 @@ class InFlight:
             ApiError: The gateway is being stopped, or has its maximum number of requests.
         """
         self.require_open()
-        if self.most is not None and self.inside >= self.most:
+        if self.max_requests is not None and self.inside >= self.max_requests:
             message = f"this gateway has {self.inside} requests, as many as it takes; try again"
             raise ApiError(503, message, code="service_full", headers={"Retry-After": "1"})
         self.inside += 1

@@ -171,7 +171,7 @@ class ResponsesReply:
         yield event("response.in_progress", response=begun)
         yield event("response.output_item.added", **item, item=self._message())
         yield event("response.content_part.added", **place, part=self._part("", ()))
-        texts, tokens, sent = list[str](), list[TokenText](), 0
+        texts, tokens, num_sent = list[str](), list[TokenText](), 0
         result: GenerationResult | None = None
         numbered: Numbered | None = await first
         while numbered is not None:
@@ -181,7 +181,7 @@ class ResponsesReply:
             tokens += output.token_texts
             result = output.result or result
             if output.text:
-                logprobs, sent = self._logprobs(tokens[sent:]), len(tokens)
+                logprobs, num_sent = self._logprobs(tokens[num_sent:]), len(tokens)
                 delta = {**place, "delta": output.text, "logprobs": logprobs}
                 yield event("response.output_text.delta", **delta)
                 texts.append(output.text)

@@ -60,7 +60,7 @@ class BatchMetrics:
             self._requests(task, result).inc(count)
         self._tokens(task).inc(tokens)
 
-    def let_go(self, task: str) -> None:
+    def released(self, task: str) -> None:
         """Counts a batch that has ended or was returned."""
         self.running(task).set(0)
         self._in_progress(task).set(0)

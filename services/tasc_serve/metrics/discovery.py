@@ -4,8 +4,11 @@ Prometheus scrapes each process separately, since a merged counter falls when a 
 """
 
 import logging
+import operator
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Self, cast
 
 import redis
@@ -22,8 +25,7 @@ from prometheus_client.samples import Sample
 
 from tasc_runtime.errors import SettingsError
 from tasc_serve.store_calls import RepeatedCall
-from tasc_store import StoreError, translated
-from tasc_store.client import url_of
+from tasc_store import StoreError
 from tasc_store.keys import WRITE_PROBE
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -31,42 +33,12 @@ _NO_SUMMANDS = ("_info", "_ratio", "_per_step", "_reachable", "_timestamp_second
 _OF_ONE_PROCESS = ("process_", "python_")  # sums of start times or file limits have no meaning
 
 
-class _Family:
-    """One metric family and its samples in all texts, in order of first occurrence."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-        # A sum would turn a flag (1) into a count, and a share in [0, 1] into more than 1.
-        self._take_max = metric.type == "gauge" and metric.name.endswith(_NO_SUMMANDS)
-        self._samples: dict[_Key, Sample] = {}
-
-    def add(self, metric: Metric) -> None:
-        if metric.type != self._metric.type:
-            raise ValueError(
-                f"{metric.name} is a {self._metric.type} in one text and a {metric.type} in"
-                " another; merge processes of one release"
-            )
-        for sample in metric.samples:
-            key = (sample.name, tuple(sorted(sample.labels.items())))
-            known = self._samples.get(key)
-            value = sample.value if known is None else self._join(known.value, sample.value)
-            self._samples[key] = Sample(sample.name, sample.labels, value)
-
-    def _join(self, left: float, right: float) -> float:
-        return max(left, right) if self._take_max else left + right
-
-    def metric(self) -> Metric:
-        metric = Metric(self._metric.name, self._metric.documentation, self._metric.type)
-        metric.samples = list(self._samples.values())
-        return metric
-
-
+@dataclass(frozen=True)
 class _Merged(Collector):
-    def __init__(self, families: Iterable[_Family]) -> None:
-        self._families = families
+    families: Iterable[Metric]
 
-    def collect(self) -> Iterator[Metric]:
-        return (family.metric() for family in self._families)
+    def collect(self) -> Iterable[Metric]:
+        return self.families
 
 
 def merge(texts: Iterable[str]) -> str:
@@ -78,15 +50,29 @@ def merge(texts: Iterable[str]) -> str:
     Raises:
         ValueError: A text is not in Prometheus text format, or two disagree on a series' type.
     """
-    families: dict[str, _Family] = {}
+    families: dict[str, Metric] = {}
+    samples: defaultdict[str, dict[_Key, Sample]] = defaultdict(dict)
     for text in texts:
         for metric in text_string_to_metric_families(text):
-            if metric.name.endswith("_created") or metric.name.startswith(_OF_ONE_PROCESS):
+            name, kind = metric.name, metric.type
+            if name.endswith("_created") or name.startswith(_OF_ONE_PROCESS):
                 continue
-            families.setdefault(metric.name, _Family(metric)).add(metric)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Merged(families.values()))
-    return generate_latest(registry).decode()
+            known = families.setdefault(name, Metric(name, metric.documentation, kind))
+            if kind != known.type:
+                raise ValueError(
+                    f"{name} is a {known.type} in one text and a {kind} in another; merge "
+                    "processes of one release"
+                )
+            # A sum would turn a flag (1) into a count, and a share in [0, 1] into more than 1.
+            join = max if kind == "gauge" and name.endswith(_NO_SUMMANDS) else operator.add
+            for sample in metric.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                before, value = samples[name].get(key), sample.value
+                value = value if before is None else join(before.value, value)
+                samples[name][key] = Sample(sample.name, sample.labels, value)
+    for name, family in families.items():
+        family.samples = list(samples[name].values())
+    return generate_latest(_Merged(families.values())).decode()
 
 
 _TARGETS: Final = "tasc:metrics-targets"  # sorted set: host:port by its expiry time
@@ -161,7 +147,7 @@ class MetricsPort:
     def _unlist(self) -> None:
         try:
             self._client.zrem(_TARGETS, self.target)
-        except redis.RedisError as error:
+        except StoreError as error:
             self._stays_listed(error)
 
     def _stays_listed(self, reason: object) -> None:
@@ -181,8 +167,7 @@ def live_targets(client: redis.Redis) -> list[str]:
     Raises:
         StoreError: Redis cannot be reached or returns an error.
     """
-    with translated(url_of(client)):
-        targets = cast(list[bytes], client.zrangebyscore(_TARGETS, _now(client), "+inf"))
+    targets = cast(list[bytes], client.zrangebyscore(_TARGETS, _now(client), "+inf"))
     return sorted(target.decode() for target in targets)
 
 
@@ -219,9 +204,8 @@ class StoreWatch:
 
     def _look(self) -> None:
         try:
-            with translated(url_of(self._client)):
-                # A full server also refuses SET, but accepts UNLINK.
-                self._client.set(WRITE_PROBE, "", px=1)
+            # A full server also refuses SET, but accepts UNLINK.
+            self._client.set(WRITE_PROBE, "", px=1)
             targets = live_targets(self._client)
         except StoreError:
             self._kept_until = time.monotonic() + self._ttl_s

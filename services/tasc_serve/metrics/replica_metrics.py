@@ -36,7 +36,7 @@ _INTER_TOKEN_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15),
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
-_MOST_PENDING = 64  # maximum steps that are not counted yet
+_MAX_PENDING = 64  # maximum steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
 # Names, without tasc_, of series of sums over step records and of times of a step.
@@ -390,7 +390,7 @@ class ReplicaMetrics:
         if any(len(c) != len(SOURCES) for c in (record.drafted, record.reached, record.accepted)):
             raise ValueError(f"counts of {record.drafted.shape}; {len(SOURCES)} rows are needed")
         self._pending.append(record)
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             self._count_pending()
 
     def _count_pending(self) -> None:

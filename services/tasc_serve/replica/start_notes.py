@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import redis
 
-from tasc_store import connect, translated
+from tasc_store import StoreError, connect, translated
 
 _CHANNEL: Final = "tasc:start-notes"
 _POLL_S: Final = 0.1
@@ -23,7 +23,7 @@ def publish_note(client: redis.Redis, task: str, text: str) -> None:
     """Publishes a note about slow work for waiting users; never raises if Redis fails."""
     try:
         client.publish(_CHANNEL, json.dumps([task, text]))
-    except redis.RedisError as error:
+    except StoreError as error:
         _log.warning("note %r was not sent: %s", text, error)
 
 

@@ -94,7 +94,7 @@ async def _merged(
 ) -> AsyncGenerator[Numbered, None]:
     arrived: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(1)
     pumps = [asyncio.create_task(_pump(i, s, arrived)) for i, s in enumerate(streams)]
-    unheard, held = set(range(len(pumps))), list[Numbered]()
+    unanswered, held = set(range(len(pumps))), list[Numbered]()
     try:
         running = len(pumps)
         while running:
@@ -104,12 +104,12 @@ async def _merged(
             if item is None:
                 running -= 1
                 continue
-            unheard.discard(item[0])
+            unanswered.discard(item[0])
             if isinstance(item[1], Refusal):
                 yield item
                 continue
             held.append(item)
-            if not unheard:
+            if not unanswered:
                 for one in held:
                     yield one
                 held.clear()

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -26,32 +25,26 @@ from tasc_serve.settings import FailoverSettings
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
-_MOST_PAUSE_S = 1.0  # until a full replica is asked again
+_MAX_PAUSE_S = 1.0  # until a full replica is asked again
 
 
-@dataclass
 class RetryBudget:
-    """Limits calls that are sent again: each call adds ``share`` to the budget, up to ``most``."""
+    """Limits calls that are sent again: each call adds ``share`` to the budget, up to ``size``."""
 
-    share: float
-    most: float
-    left: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left = self.most
+    def __init__(self, share: float, size: float) -> None:
+        self._share, self._size, self._left = share, size, size
 
     def earn(self) -> None:
-        self.left = min(self.left + self.share, self.most)
+        self._left = min(self._left + self._share, self._size)
 
     def spend(self) -> bool:
         """Takes one from the budget; returns whether there was one."""
-        if self.left < 1:
+        if self._left < 1:
             return False
-        self.left -= 1
+        self._left -= 1
         return True
 
 
-@dataclass
 class _Run:
     """The progress of one request.
 
@@ -61,28 +54,24 @@ class _Run:
         begun: Whether a replica has taken it, so that its client has a status code.
         record_version: Version of the task's record that must answer; None: any.
         full: Replicas that refused it because they are full or changed, and their refusals.
-        behind: Replicas that refused it as invalid, but serve an older version than others.
+        outdated: Replicas that refused it as invalid, but serve an older version than others.
     """
 
-    request: Request
-    committed: list[int] = field(init=False)
-    begun: bool = field(init=False)
-    record_version: int | None = field(init=False)
-    losses: int = 0
-    full: dict[str, Refusal] = field(default_factory=dict)
-    behind: set[str] = field(default_factory=set)
-    lost_at: float | None = None
-    began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.committed = list(self.request.committed_ids)
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.committed = list(request.committed_ids)
         self.begun = bool(self.committed)
-        self.record_version = self.request.record_version
+        self.record_version = request.record_version
+        self.losses = 0
+        self.full: dict[str, Refusal] = {}
+        self.outdated: set[str] = set()
+        self.lost_at: float | None = None
+        self.began = time.monotonic()
 
     @property
     def avoided(self) -> Collection[str]:
         """Names of the replicas that refused it."""
-        return self.full.keys() | self.behind
+        return self.full.keys() | self.outdated
 
     def rest(self) -> Request:
         """Returns the request for the next replica, with received tokens and the remaining time."""
@@ -120,12 +109,8 @@ class Failover:
         budget: RetryBudget,
         metrics: GatewayMetrics,
     ) -> None:
-        self._task = task
-        self._fleet = fleet
-        self._client = client
-        self._settings = settings
-        self._budget = budget
-        self._metrics = metrics
+        self._task, self._fleet, self._client = task, fleet, client
+        self._settings, self._budget, self._metrics = settings, budget, metrics
 
     async def complete(self, request: Request) -> Output | Refusal:
         """Returns the output with the whole answer, or the refusal of the last replica asked.
@@ -194,7 +179,7 @@ class Failover:
             pause_s = _LOOK_S
             if run.begun and run.full:  # an accepted call waits for a free place
                 waits = [refusal.retry_after_s or _LOOK_S for refusal in run.full.values()]
-                pause_s = min(_MOST_PAUSE_S, max(_LOOK_S, min(waits)))
+                pause_s = min(_MAX_PAUSE_S, max(_LOOK_S, min(waits)))
                 run.full.clear()
             if self._has_changed(run):
                 return Refusal("changed", self._changed(run))
@@ -213,7 +198,7 @@ class Failover:
         run.losses += 1
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()
-        run.behind.clear()
+        run.outdated.clear()
         where = f"task {self._task}: call {run.request.id}, {len(run.committed)} tokens"
         log.warning("%s: lost with replica %s (%s): %s", where, replica.name, reason, error)
         if run.losses > self._settings.max_retries or not self._budget.spend():
@@ -246,8 +231,8 @@ class Failover:
             return True
         # A newer version may have, for example, an adapter that this one does not know.
         early = item.kind == "invalid" and not run.committed
-        if early and self._fleet.is_behind(replica):
-            run.behind.add(replica.name)
+        if early and self._fleet.is_outdated(replica):
+            run.outdated.add(replica.name)
             return True
         return False
 

@@ -1,7 +1,7 @@
 """A gateway's view of one task's replicas: which are present or silent, and their load.
 
-The gateway asks each replica for its pulse, because Ray needs ten seconds or more to notice a lost
-node, and does not notice a process that hangs.
+The gateway asks each replica for its heartbeat, because Ray needs ten seconds or more to notice a
+lost node, and does not notice a process that hangs.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from tasc_runtime.protocol import Pulse, TaskStatus
 
 log = logging.getLogger(__name__)
 
-_MOST_PULSE_S = 1.0
-_FIRST_PULSE_S = 3.0  # after the first look; Serve's report and a pulse take one
-_SOON_S = 0.05
+_MAX_HEARTBEAT_S = 1.0
+_FIRST_HEARTBEAT_S = 3.0  # after the first look; Serve's report and a heartbeat take one
+_SETTLE_POLL_S = 0.05
 _DIED = (
     RayActorError,
     NodeDiedError,
@@ -72,54 +72,54 @@ class SeenReplica:
     Attributes:
         calls: Number of this gateway's calls that it is answering.
         gone: The reason why it gets no more calls; empty if it may get some.
-        let_go: Whether its connection was ended since it last had a pulse.
+        disconnected: Whether its connection was ended since it last had a heartbeat.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.calls = 0
-        self.pulse: Pulse | None = None
+        self.heartbeat: Pulse | None = None
         self.asking = False
         self.gone = ""
-        self.let_go = False
-        self._heard = time.monotonic()
-        self._pulse_at = 0.0
+        self.disconnected = False
+        self._last_heard_at = time.monotonic()
+        self._heartbeat_at = 0.0
         self._calls_then = 0
 
     @property
     def load(self) -> int:
-        """Number of its requests: other gateways' at its last pulse, plus our current ones."""
-        others = self.pulse.outstanding - self._calls_then if self.pulse else 0
+        """Number of its requests: other gateways' at its last heartbeat, plus our current ones."""
+        others = self.heartbeat.outstanding - self._calls_then if self.heartbeat else 0
         return max(others, 0) + self.calls
 
     @property
     def has_free_rows(self) -> bool:
         """Whether its engine can start another request at once; False if unknown."""
-        return self.pulse is not None and self.load < self.pulse.status.rows
+        return self.heartbeat is not None and self.load < self.heartbeat.status.rows
 
     @property
     def record_version(self) -> int:
-        """The newest version that it serves, by its last pulse; 0 if unknown."""
-        return self.pulse.status.record_version if self.pulse else 0
+        """The newest version that it serves, by its last heartbeat; 0 if unknown."""
+        return self.heartbeat.status.record_version if self.heartbeat else 0
 
     @property
     def silent_s(self) -> float:
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._last_heard_at
 
-    def heard(self, pulse: Pulse, heartbeat_timeout_s: float) -> None:
-        """Notes a pulse. If the engine is stalled, the replica still counts as silent."""
-        self.pulse, self._calls_then = pulse, self.calls
-        if pulse.stalled_s < heartbeat_timeout_s:
-            self._heard = self._pulse_at = time.monotonic()
-            self.gone, self.let_go = "", False
+    def on_heartbeat(self, heartbeat: Pulse, heartbeat_timeout_s: float) -> None:
+        """Notes a heartbeat. If the engine is stalled, the replica still counts as silent."""
+        self.heartbeat, self._calls_then = heartbeat, self.calls
+        if heartbeat.stalled_s < heartbeat_timeout_s:
+            self._last_heard_at = self._heartbeat_at = time.monotonic()
+            self.gone, self.disconnected = "", False
 
     def give_up(self, reason: str, at: float | None = None) -> None:
-        """Stops calls to it until its next pulse.
+        """Stops calls to it until its next heartbeat.
 
         Args:
-            at: Time of the loss; ignored if it had a pulse since. None: now.
+            at: Time of the loss; ignored if it had a heartbeat since. None: now.
         """
-        if at is None or at >= self._pulse_at:
+        if at is None or at >= self._heartbeat_at:
             self.gone = self.gone or reason
 
     @contextmanager
@@ -136,10 +136,10 @@ class Fleet:
 
     Args:
         present: Returns the names of the replicas that exist.
-        ask: Asks a replica for its pulse.
+        ask: Asks a replica for its heartbeat.
         heartbeat_timeout_s: A replica is given up after so long a silence, if there is another.
         seen: Called after each look with the number of replicas that have answered.
-        let_go: Called with a name and a reason; ends the connection to the replica and its calls.
+        disconnect: Called with a name and a reason; ends the replica's connection and its calls.
     """
 
     def __init__(
@@ -149,28 +149,24 @@ class Fleet:
         ask: Callable[[str], Awaitable[Pulse]],
         heartbeat_timeout_s: float,
         seen: Callable[[int], None] = lambda replicas: None,
-        let_go: Callable[[str, str], object] = lambda name, reason: None,
+        disconnect: Callable[[str, str], object] = lambda name, reason: None,
     ) -> None:
-        self._seen = seen
-        self._let_go = let_go
-        self._task = task
-        self._present = present
-        self._ask = ask
-        self._silence_s = heartbeat_timeout_s
+        self._task, self._present, self._ask = task, present, ask
+        self._silence_s, self._seen, self._disconnect = heartbeat_timeout_s, seen, disconnect
         self._replicas: dict[str, SeenReplica] = {}
-        self._pulses: set[asyncio.Task[None]] = set()
+        self._heartbeats: set[asyncio.Task[None]] = set()
         self._looked_at: float | None = None  # for the first time
 
     async def settled(self) -> None:
-        """Waits for a replica's first pulse, until `_FIRST_PULSE_S` after the first look.
+        """Waits for a replica's first heartbeat, until `_FIRST_HEARTBEAT_S` after the first look.
 
         Until then the fleet does not know whether there is a replica.
         """
         while self.status is None:
             since = self._looked_at
-            if since is not None and time.monotonic() - since > _FIRST_PULSE_S:
+            if since is not None and time.monotonic() - since > _FIRST_HEARTBEAT_S:
                 return
-            await asyncio.sleep(_SOON_S)
+            await asyncio.sleep(_SETTLE_POLL_S)
 
     @property
     def status(self) -> TaskStatus | None:
@@ -179,7 +175,7 @@ class Fleet:
         Calls that are pinned to its version are distributed like others.
         """
         chosen = self.pick((), None)
-        return chosen.pulse.status if chosen and chosen.pulse else None
+        return chosen.heartbeat.status if chosen and chosen.heartbeat else None
 
     def pick(self, avoid: Collection[str], record_version: int | None) -> SeenReplica | None:
         """Returns the least loaded replica that serves a version of the record, or None.
@@ -199,7 +195,7 @@ class Fleet:
             fits = preferred or fits
         return min(fits, key=lambda r: r.load, default=None)
 
-    def is_behind(self, replica: SeenReplica) -> bool:
+    def is_outdated(self, replica: SeenReplica) -> bool:
         """Whether another replica serves a newer version of the record."""
         return any(other.record_version > replica.record_version for other in self._live())
 
@@ -210,10 +206,10 @@ class Fleet:
                 self.look()
             except Exception:  # unexpected; the loop must continue
                 log.exception("task %s: its replicas could not be checked", self._task)
-            await asyncio.sleep(min(_MOST_PULSE_S, self._silence_s / 4))
+            await asyncio.sleep(min(_MAX_HEARTBEAT_S, self._silence_s / 4))
 
     def look(self) -> None:
-        """Asks present replicas for a pulse, gives up silent ones, and forgets those that left."""
+        """Asks present replicas for a heartbeat, gives up silent ones, and forgets absent ones."""
         if self._looked_at is None:
             self._looked_at = time.monotonic()
         names = set(self._present())
@@ -222,16 +218,16 @@ class Fleet:
         for replica in list(self._replicas.values()):
             present = replica.name in names
             if present or replica.calls:  # while it stops, it finishes its calls
-                if present or not replica.let_go:
+                if present or not replica.disconnected:
                     self._begin_to_ask(replica)
                 self._judge(replica)
             else:
                 del self._replicas[replica.name]
-                self._let_go(replica.name, "died")
-        self._seen(sum(r.pulse is not None for r in self._live()))
+                self._disconnect(replica.name, "died")
+        self._seen(sum(r.heartbeat is not None for r in self._live()))
 
     def _judge(self, replica: SeenReplica) -> None:
-        if replica.silent_s < self._silence_s or replica.let_go:
+        if replica.silent_s < self._silence_s or replica.disconnected:
             return  # a call to it may remain, whose client does not read
         # A silent replica may come back; without another one, calls wait for it.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
@@ -240,8 +236,8 @@ class Fleet:
 
     def _give_up(self, replica: SeenReplica, reason: str) -> None:
         replica.give_up(reason)
-        replica.let_go = True
-        self._let_go(replica.name, replica.gone)
+        replica.disconnected = True
+        self._disconnect(replica.name, replica.gone)
 
     def _live(self) -> list[SeenReplica]:
         present = self._present()
@@ -250,25 +246,26 @@ class Fleet:
     def _begin_to_ask(self, replica: SeenReplica) -> None:
         if not replica.asking:
             replica.asking = True
-            pulse = asyncio.create_task(self._ask_for_pulse(replica))
-            self._pulses.add(pulse)
-            pulse.add_done_callback(self._pulses.discard)
+            heartbeat = asyncio.create_task(self._ask_for_heartbeat(replica))
+            self._heartbeats.add(heartbeat)
+            heartbeat.add_done_callback(self._heartbeats.discard)
 
-    async def _ask_for_pulse(self, replica: SeenReplica) -> None:
+    async def _ask_for_heartbeat(self, replica: SeenReplica) -> None:
         try:
             async with asyncio.timeout(self._silence_s):
-                replica.heard(await self._ask(replica.name), self._silence_s)
+                replica.on_heartbeat(await self._ask(replica.name), self._silence_s)
         except Exception as error:
             if reason := loss_reason(error):
                 self._give_up(replica, reason)
             elif not isinstance(error, TimeoutError):
-                log.warning("task %s: replica %s has no pulse: %r", self._task, replica.name, error)
+                where = f"task {self._task}: replica {replica.name}"
+                log.warning("%s has no heartbeat: %r", where, error)
         finally:
             replica.asking = False
 
 
 def _serves(replica: SeenReplica, record_version: int | None) -> bool:
-    if replica.pulse is None:
+    if replica.heartbeat is None:
         return False
-    status, version = replica.pulse.status, record_version
+    status, version = replica.heartbeat.status, record_version
     return version is None or version in (status.record_version, *status.older_record_versions)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 _present: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
 
 
-def tell(deployment: str, replicas: Iterable[str]) -> None:
+def report(deployment: str, replicas: Iterable[str]) -> None:
     """Reports the replicas of a deployment that exist now."""
     _present[deployment] = frozenset(replicas)
 

@@ -1,7 +1,7 @@
 """A gateway's connections to the replicas of one task, and the calls on them.
 
 A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If it
-breaks, all its calls end with `ReplicaLost`. The next call or pulse requests a new one from Serve,
+breaks, all its calls end with `ReplicaLost`. The next call or heartbeat requests a new one from Serve,
 so it reaches only the process that Serve names.
 """
 
@@ -73,7 +73,7 @@ class ReplicaClient:
         except BufferFull:
             yield _BUSY
 
-    async def pulse(self, replica: str) -> Pulse:
+    async def heartbeat(self, replica: str) -> Pulse:
         connection = await self._connected(replica)
         item = await connection.ask(wire.Heartbeat)
         assert isinstance(item, Pulse)
@@ -84,7 +84,7 @@ class ReplicaClient:
         with suppress(Exception):  # the answer does not matter
             await anext(aiter(self._attach(AttachRequest(""))), None)
 
-    def let_go(self, replica: str, reason: str) -> None:
+    def disconnect(self, replica: str, reason: str) -> None:
         """Ends the connection to a replica, so that Serve can stop it.
 
         Args:
@@ -200,8 +200,8 @@ class _ReplicaConnection(Connection):
                 item = output
             case wire.Refused(number, refusal):
                 item = refusal
-            case wire.HeartbeatReply(number, pulse):
-                item = pulse
+            case wire.HeartbeatReply(number, heartbeat):
+                item = heartbeat
             case wire.Failed(number, kind, text):
                 item = EngineBroken(text) if kind == "broken" else ServiceError(text)
             case wire.Welcome(replica_id) if not self._welcome.done():

@@ -28,15 +28,15 @@ class ChosenReplicaRouter(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._tell()
+        self._report()
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         names = (replica.unique_id for replica in self.curr_replicas)
-        presence.tell(self._deployment_id.name, names)
+        presence.report(self._deployment_id.name, names)
 
 
 def _named(args: Sequence[Any]) -> str | None:

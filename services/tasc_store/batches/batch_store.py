@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, get_args
 
+import msgspec
 import redis
 
 from tasc_store import keys
@@ -22,7 +23,6 @@ ENDED: Final = frozenset(get_args(_EndedStatus))
 TIMES: Final = get_args(Status)[1:]  # a batch has the time of each of these
 _NEW: Final = ("endpoint", "input_file_id", "window", "model", "owner")  # fields of `NewBatch`
 _COUNTS: Final = ("total", "completed", "failed", "attempts")
-_NUMBERS: Final = ("created_at", "expires_at", "output_ttl_s", *_COUNTS)
 # A worker may begin shortly before the deadline, and must still be able to read the input.
 _AFTER_DEADLINE_S: Final = 3600
 _READ_AT_ONCE: Final = 200  # batches of a list
@@ -170,8 +170,8 @@ class NewBatch:
     window: str
     window_s: float
     model: str
-    kept_s: float
-    output_ttl_s: float
+    kept_s: int
+    output_ttl_s: int
     metadata: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
 
@@ -212,11 +212,10 @@ class Batch:
 
 
 class BatchStore:
-    """All batches. Every method raises `StoreError` (see `translated`) when Redis fails."""
+    """All batches. Every method raises `StoreError` when Redis fails."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._url = url_of(client)
         self._create = client.register_script(_CREATE)
         self._cancel = client.register_script(_CANCEL)
         self._sweep = client.register_script(_SWEEP)
@@ -235,13 +234,20 @@ class BatchStore:
         """
         now = time.time()
         id_, deadline = new_id("batch", now), int(now + new.window_s)
-        fields = _fields(new, id_, int(now), deadline)
+        fields = {
+            **asdict(new),
+            "id": id_,
+            "created_at": int(now),
+            "expires_at": deadline,
+            "status": "validating",
+            "metadata": json.dumps(dict(new.metadata), ensure_ascii=False),
+            **dict.fromkeys(_COUNTS, 0),
+        }
         flat = [part for pair in fields.items() for part in pair]
         stays = deadline + _AFTER_DEADLINE_S
-        with translated(self._url):
-            bounds = (max_batches, -1 if max_lines is None else max_lines)
-            values = [int(now), *bounds, new.input_file_id, deadline, stays, id_, new.owner, *flat]
-            done = int(self._create([keys.SHARED], values))
+        bounds = (max_batches, -1 if max_lines is None else max_lines)
+        values = [int(now), *bounds, new.input_file_id, deadline, stays, id_, new.owner, *flat]
+        done = int(self._create([keys.SHARED], values))
         if done == -3:
             raise LinesFull(
                 f"the batches of this key that have not ended would have more than {max_lines} "
@@ -279,14 +285,13 @@ class BatchStore:
         """Batches that follow the one with the id ``after``, the newest first."""
         self._swept()
         found: list[Batch] = []
-        with translated(self._url):
-            newest = f"({after}" if after else "+"
-            ids = self._client.zrevrangebylex(keys.shared_key("batches"), newest, "-")
-            for begin in range(0, len(ids), _READ_AT_ONCE):
-                read = self._load([as_text(id_) for id_ in ids[begin : begin + _READ_AT_ONCE]])
-                found += (batch for batch in read if batch is not None and wanted(batch))
-                if len(found) > limit:
-                    break
+        newest = f"({after}" if after else "+"
+        ids = self._client.zrevrangebylex(keys.shared_key("batches"), newest, "-")
+        for begin in range(0, len(ids), _READ_AT_ONCE):
+            read = self._load([as_text(id_) for id_ in ids[begin : begin + _READ_AT_ONCE]])
+            found += (batch for batch in read if batch is not None and wanted(batch))
+            if len(found) > limit:
+                break
         return Page.of(found, after, limit)
 
     def cancel(self, id_: str) -> Batch:
@@ -296,53 +301,31 @@ class BatchStore:
             UnknownBatch: No batch has that id.
             BatchEnded: The batch has ended otherwise, or its answers are being written.
         """
-        with translated(self._url):
-            done = int(self._cancel([keys.SHARED], [int(time.time()), id_]))
+        done = int(self._cancel([keys.SHARED], [int(time.time()), id_]))
         batch = self.get(id_)
         if done < 0:
             raise BatchEnded(f"batch {id_} is {batch.status}; there is nothing to cancel any more")
         return batch
 
     def _swept(self) -> None:
-        with translated(self._url):
-            self._sweep([keys.SHARED], [int(time.time())])
+        self._sweep([keys.SHARED], [int(time.time())])
 
     def _load(self, ids: Sequence[str]) -> list[Batch | None]:
-        with translated(self._url):
+        with translated(url_of(self._client)):
             pipe = self._client.pipeline(transaction=False)
             for id_ in ids:
                 pipe.hgetall(keys.shared_key("batch", id_))
             return [_parsed(found) for found in pipe.execute()]
 
 
-def _fields(new: NewBatch, id_: str, now: int, deadline: int) -> dict[str, str | int]:
-    return {
-        **{name: getattr(new, name) for name in _NEW},
-        "id": id_,
-        "created_at": now,
-        "expires_at": deadline,
-        "status": "validating",
-        "output_ttl_s": int(new.output_ttl_s),
-        "kept_s": int(new.kept_s),
-        "metadata": json.dumps(dict(new.metadata), ensure_ascii=False),
-        **dict.fromkeys(_COUNTS, 0),
-    }
-
-
 def _parsed(found: Mapping[bytes | str, bytes | str]) -> Batch | None:
     if not found:
         return None
-    values = {as_text(k): as_text(v) for k, v in found.items()}
-    known: Any = {name: values[name] for name in ("id", "status", *_NEW)}
-    known |= {name: int(values[name]) for name in _NUMBERS}
-    return Batch(
-        **known,
-        metadata=json.loads(values["metadata"]),
-        at={name: int(values[f"{name}_at"]) for name in TIMES if f"{name}_at" in values},
-        output_file_id=values.get("output_file_id"),
-        error_file_id=values.get("error_file_id"),
-        errors=tuple(BatchFault(**fault) for fault in json.loads(values.get("errors", "[]"))),
-    )
+    values: dict[str, Any] = {as_text(k): as_text(v) for k, v in found.items()}
+    values["metadata"] = json.loads(values["metadata"])
+    values["errors"] = json.loads(values.get("errors", "[]"))
+    values["at"] = {name: values[f"{name}_at"] for name in TIMES if f"{name}_at" in values}
+    return msgspec.convert(values, Batch, strict=False)  # numbers are texts in Redis
 
 
 def errors_json(errors: Sequence[BatchFault]) -> str:

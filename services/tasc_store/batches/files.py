@@ -28,7 +28,7 @@ from redis.client import Pipeline
 
 from tasc_store import keys
 from tasc_store.artifacts import UNSEALED_S, verified
-from tasc_store.client import as_text, redact, translated, url_of
+from tasc_store.client import as_text, redact
 from tasc_store.errors import (
     CorruptArtifact,
     FileInUse,
@@ -258,7 +258,7 @@ class FileStore:
     """
 
     def __init__(self, client: redis.Redis, url: str) -> None:
-        self._url, self._client, self._redis_url = url, client, url_of(client)
+        self._url, self._client = url, client
         self._checked_folder = ""
 
     def require_shared(self) -> None:
@@ -286,13 +286,11 @@ class FileStore:
                 pipe.multi()
                 pipe.hset(RECORDS, file.id, file.to_json())
 
-        with translated(self._redis_url):
-            self._client.transaction(change, RECORDS)
+        self._client.transaction(change, RECORDS)
 
     def get(self, id_: str) -> StoredFile:
         """Returns a file's record; raises UnknownFile."""
-        with translated(self._redis_url):
-            text = self._client.hget(RECORDS, id_)
+        text = self._client.hget(RECORDS, id_)
         file = None if text is None else _parsed(text)
         if file is None or file.expires_at <= time.time():
             raise UnknownFile(f"there is no file {id_[:64]!r}; it was deleted, or has expired")
@@ -322,8 +320,7 @@ class FileStore:
 
         self.get(id_)
         self.require_shared()
-        with translated(self._redis_url):
-            self._client.transaction(change, RECORDS, HELD)
+        self._client.transaction(change, RECORDS, HELD)
         self.remove(id_)
 
     def head(self, file: StoredFile, count: int) -> bytes:
@@ -353,8 +350,7 @@ class FileStore:
             names = [path.rpartition("/")[2] for path in filesystem.ls(folder, detail=False)]
         now, files = time.time(), {file.id: file for file in self._files(expired=True)}
         if ended := [id_ for id_, file in files.items() if file.expires_at + _GRACE_S < now]:
-            with translated(self._redis_url):
-                self._client.hdel(RECORDS, *ended)
+            self._client.hdel(RECORDS, *ended)
         for name in names:
             file = files.get(name)
             end = file.expires_at + _GRACE_S if file else _created_at(name) + UNSEALED_S
@@ -363,7 +359,7 @@ class FileStore:
                     self.remove(name)
 
     def open(self, id_: str, mode: str) -> Any:
-        """Opens the bytes of an id, in a block of `translated`."""
+        """Opens the bytes of an id, in a block of `FileStore.translated`."""
         filesystem, path = self._at(id_)
         return filesystem.open(path, mode, block_size=_BLOCK_BYTES)
 
@@ -417,8 +413,7 @@ class FileStore:
         """
         # A listing that is kept would hide the files of other processes.
         filesystem, root = fsspec.url_to_fs(self._url, use_listings_cache=False)
-        with translated(self._redis_url):
-            found = self._client.get(_FOLDER)
+        found = self._client.get(_FOLDER)
         folder = json.loads(found or self._made(filesystem, root))
         path = f"{root}/{folder['name']}"
         if folder["name"] != self._checked_folder:
@@ -441,14 +436,12 @@ class FileStore:
         filesystem.makedirs(f"{root}/{name}", exist_ok=True)
         filesystem.pipe_file(f"{root}/{name}/{_MARKER}", b"files of tasc-serve\n")
         folder = {"name": name, "url": redact(self._url), "host": socket.gethostname()}
-        with translated(self._redis_url):
-            if not self._client.set(_FOLDER, json.dumps(folder), nx=True):
-                filesystem.rm(f"{root}/{name}", recursive=True)
-            return self._client.get(_FOLDER) or json.dumps(folder)
+        if not self._client.set(_FOLDER, json.dumps(folder), nx=True):
+            filesystem.rm(f"{root}/{name}", recursive=True)
+        return self._client.get(_FOLDER) or json.dumps(folder)
 
     def _files(self, client: Any = None, *, expired: bool = False) -> list[StoredFile]:
-        with translated(self._redis_url):
-            texts = (client or self._client).hvals(RECORDS)
+        texts = (client or self._client).hvals(RECORDS)
         files, now = [_parsed(text) for text in texts], time.time()
         return [file for file in files if expired or file.expires_at > now]
 

@@ -21,7 +21,7 @@ from tasc_store.batches.batch_store import (
     errors_json,
 )
 from tasc_store.batches.files import StoredFile
-from tasc_store.client import as_text, translated, url_of
+from tasc_store.client import as_text
 from tasc_store.errors import LeaseLost
 
 # ARGV: now. Returns, for each task with batches that no worker holds: its name, their number, and
@@ -143,27 +143,18 @@ class Waiting:
     oldest_s: float
 
 
-class BatchQueue:
-    """The waiting batches. Thread-safe."""
+def waiting_batches(client: redis.Redis) -> dict[str, Waiting]:
+    """Waiting batches by task, without those that have ended because no worker took them.
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._client, self._url = client, url_of(client)
-        self._waiting = client.register_script(_WAITING)
-
-    def waiting(self) -> dict[str, Waiting]:
-        """Waiting batches by task, without those that have ended because no worker took them.
-
-        Raises:
-            StoreError: See `translated`.
-        """
-        now = int(time.time())
-        with translated(self._url):
-            found = [as_text(part) for part in self._waiting([keys.SHARED], [now])]
-        parts = zip(found[::3], found[1::3], found[2::3], strict=True)
-        return {
-            task: Waiting(int(count), max(0.0, float(now - int(since))))
-            for task, count, since in parts
-        }
+    Raises:
+        StoreError: Redis fails.
+    """
+    now = int(time.time())
+    found = [as_text(part) for part in client.register_script(_WAITING)([keys.SHARED], [now])]
+    parts = zip(found[::3], found[1::3], found[2::3], strict=True)
+    return {
+        task: Waiting(int(count), max(0.0, float(now - int(since)))) for task, count, since in parts
+    }
 
 
 @dataclass(frozen=True)
@@ -178,18 +169,17 @@ class Counts:
 class BatchLease:
     """One batch held by one worker, for ``seconds`` after each renewal. Thread-safe.
 
-    Every method raises LeaseLost if another worker holds the batch, and `StoreError` (see
-    `translated`) if Redis fails.
+    Every method raises LeaseLost if another worker holds the batch, and `StoreError`
+    if Redis fails.
     """
 
     def __init__(self, client: redis.Redis, batch: Batch, token: str, lease_s: float) -> None:
         self.batch = batch
         self._client, self._token, self.seconds = client, token, lease_s
-        self._url = url_of(client)
-        self._renew = client.register_script(_RENEW)
-        self._release = client.register_script(_RELEASE)
-        self._report = client.register_script(_REPORT)
-        self._finish = client.register_script(_FINISH)
+        scripts = (_RENEW, _RELEASE, _REPORT, _FINISH)
+        self._renew, self._release, self._report, self._finish = map(
+            client.register_script, scripts
+        )
 
     def renew(self) -> str:
         """Renews the lease; returns the batch's status, which a client may have changed."""
@@ -201,8 +191,7 @@ class BatchLease:
         Args:
             failed: Whether it counts as an attempt.
         """
-        with translated(self._url):
-            self._release([keys.SHARED], [*self._leased, int(failed)])
+        self._release([keys.SHARED], [*self._leased, int(failed)])
 
     def report(self, counts: Counts, status: Status | None = None) -> str:
         """Reports progress and a status; returns the new status. ``cancelling`` is kept."""
@@ -225,17 +214,15 @@ class BatchLease:
         for name, file in files.items():
             values += [name, file.id, file.to_json()]
         values += [counts.total, counts.completed, counts.failed]
-        with translated(self._url):
-            if self._finish([keys.SHARED], values) is None:
-                raise self._lost()
+        if self._finish([keys.SHARED], values) is None:
+            raise self._lost()
 
     @property
     def _leased(self) -> tuple[str, str, int, int]:
         return self.batch.id, self._token, _milliseconds(self.seconds), int(time.time())
 
     def _status(self, script: redis.commands.core.Script, *arguments: str | int) -> str:
-        with translated(self._url):
-            found = script([keys.SHARED], [*self._leased, *arguments])
+        found = script([keys.SHARED], [*self._leased, *arguments])
         if found is None:
             raise self._lost()
         return as_text(found)
@@ -258,13 +245,12 @@ def take_batch(
         without: Tasks whose batches are not taken.
 
     Raises:
-        StoreError: See `translated`.
+        StoreError: Redis fails.
     """
     token = secrets.token_hex(16)
     script = client.register_script(_TAKE)
-    with translated(url_of(client)):
-        held = (int(time.time()), token, _milliseconds(lease_s))
-        found = script([keys.SHARED], [*held, len(without), *without, *tasks])
+    held = (int(time.time()), token, _milliseconds(lease_s))
+    found = script([keys.SHARED], [*held, len(without), *without, *tasks])
     if found is None:
         return None
     return BatchLease(client, BatchStore(client).get(as_text(found)), token, lease_s)

@@ -113,8 +113,8 @@ class NeuralDrafting:
         for name, allowed in _CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} is {value!r}; use one of {', '.join(allowed)}")
-        for name, most in _WHOLE.items():
-            _require_within(name, getattr(self, name), 1, most, whole=True)
+        for name, high in _WHOLE.items():
+            _require_within(name, getattr(self, name), 1, high, whole=True)
         _require_within("sure", self.sure, 0, 1)
         if (self.depth - 1) * self.width > _WHOLE["nodes"]:
             raise ValueError(
@@ -129,12 +129,12 @@ class NeuralDrafting:
 
 
 def _require_within(
-    name: str, value: object, least: float, most: float, *, whole: bool = False
+    name: str, value: object, low: float, high: float, *, whole: bool = False
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise ValueError(f"{name} is {value!r}; it must be {'an integer' if whole else 'a number'}")
-    if not least <= value <= most:
-        raise ValueError(f"{name} is {value}; it goes from {least} to {most}")
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}; it goes from {low} to {high}")
 
 
 _FIELD = "{input}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import redis
 
 from tasc_store import keys
-from tasc_store.client import as_text, translated, url_of
+from tasc_store.client import as_text, url_of
 from tasc_store.corpus import CorpusStore
 from tasc_store.errors import TaskChanged, TaskInUse, UnknownTask, UnknownVersion
 from tasc_store.tasks.record import TaskRecord
@@ -49,13 +49,12 @@ class Newest:
 class TaskStore:
     """Task records in Redis. A record is never changed: putting another adds a version.
 
-    Every method raises `StoreError` (see `translated`) if Redis fails, and ValueError if a record
+    Every method raises `StoreError` if Redis fails, and ValueError if a record
     is invalid.
     """
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._url = url_of(client)
         self._put = client.register_script(_PUT)
         self._use = client.register_script(_USE)
         self._newest = client.register_script(_NEWEST)
@@ -70,11 +69,10 @@ class TaskStore:
             TaskChanged: Another version is the newest.
         """
         expected = "" if after is None else after
-        with translated(self._url):
-            version = int(self._put([_record_key(record.name)], [record.to_json(), expected]))
-            if version >= 0:
-                self._client.sadd(keys.ALL_TASKS, record.name)
-                return version
+        version = int(self._put([_record_key(record.name)], [record.to_json(), expected]))
+        if version >= 0:
+            self._client.sadd(keys.ALL_TASKS, record.name)
+            return version
         raise TaskChanged(
             f"task {record.name} has {-1 - version} versions now, not {after}: another process "
             f"changed it; look at `tasc task show {record.name}` and try again"
@@ -91,8 +89,7 @@ class TaskStore:
             UnknownTask: The task whose corpus it drafts from does not exist any more.
         """
         self.require_corpus(self.get(name, version))
-        with translated(self._url):
-            newest = int(self._use([_record_key(name)], [version]))
+        newest = int(self._use([_record_key(name)], [version]))
         if not newest:
             raise UnknownTask(self._unknown(name))
         return newest
@@ -100,8 +97,7 @@ class TaskStore:
     def require_corpus(self, record: TaskRecord) -> None:
         """Raises UnknownTask if the record's corpus belongs to no task and has no rows."""
         name = record.corpus_name
-        with translated(self._url):
-            found = name == record.name or bool(self._client.exists(_record_key(name)))
+        found = name == record.name or bool(self._client.exists(_record_key(name)))
         if not found and not len(CorpusStore(self._client, name)):
             raise UnknownTask(
                 f"task {record.name} is to draft from the corpus of {name}: {self._unknown(name)}"
@@ -109,8 +105,7 @@ class TaskStore:
 
     def left(self, name: str) -> bool:
         """Whether any data of a task exists, even without a record."""
-        with translated(self._url):
-            return any(self._pages(name))
+        return any(self._pages(name))
 
     def delete(self, name: str) -> None:
         """Removes a task: its corpus, its draft indexes of all tokenizers, its records.
@@ -131,12 +126,11 @@ class TaskStore:
                 f"{', '.join(users)} draft from the corpus of task {name}; delete them first, or "
                 "give them another --corpus"
             )
-        with translated(self._url):
-            self._unlink_all_but_records(name)
-            self._client.srem(keys.ALL_TASKS, name)
-            self._client.unlink(_record_key(name))
-            # Rows that an ingest wrote meanwhile would belong to a later task with that name.
-            self._unlink_all_but_records(name)
+        self._unlink_all_but_records(name)
+        self._client.srem(keys.ALL_TASKS, name)
+        self._client.unlink(_record_key(name))
+        # Rows that an ingest wrote meanwhile would belong to a later task with that name.
+        self._unlink_all_but_records(name)
 
     def get(self, name: str, version: int | None = None) -> TaskRecord:
         """Returns a task's record, the newest unless a version is given.
@@ -146,8 +140,7 @@ class TaskStore:
             UnknownVersion: The task has no such version.
         """
         position = -1 if version is None else version - 1
-        with translated(self._url):
-            found = self._client.lindex(_record_key(name), position)
+        found = self._client.lindex(_record_key(name), position)
         if found is None or (version is not None and version < 1):
             newest = self.versions(name)[-1]
             raise UnknownVersion(f"task {name} has versions 1 to {newest}, not {version}")
@@ -155,8 +148,7 @@ class TaskStore:
 
     def names(self) -> list[str]:
         """All tasks, sorted."""
-        with translated(self._url):
-            return sorted(as_text(name) for name in self._client.smembers(keys.ALL_TASKS))
+        return sorted(as_text(name) for name in self._client.smembers(keys.ALL_TASKS))
 
     def newest(self) -> list[Newest]:
         """Each task's newest version, sorted by name, including unreadable ones."""
@@ -171,16 +163,14 @@ class TaskStore:
         Raises:
             UnknownTask: The task does not exist.
         """
-        with translated(self._url):
-            count = int(self._client.llen(_record_key(name)))
+        count = int(self._client.llen(_record_key(name)))
         if not count:
             raise UnknownTask(self._unknown(name))
         return list(range(1, count + 1))
 
     def _newest_texts(self) -> Iterator[tuple[str, int, str | bytes]]:
         for name in self.names():
-            with translated(self._url):
-                version, text = self._newest([_record_key(name)])
+            version, text = self._newest([_record_key(name)])
             if text is not None:  # else it was deleted since the names were read
                 yield name, int(version), text
 
@@ -206,7 +196,7 @@ class TaskStore:
         known = self.names()
         more = f" and {len(known) - _SHOWN_NAMES} more" if len(known) > _SHOWN_NAMES else ""
         listed = ", ".join(known[:_SHOWN_NAMES]) or "none yet, `tasc task create` makes one"
-        return f"no task {name!r} at {self._url}; known tasks: {listed}{more}"
+        return f"no task {name!r} at {url_of(self._client)}; known tasks: {listed}{more}"
 
 
 def _record_key(name: str) -> str:

@@ -3,11 +3,10 @@
 import threading
 
 import pytest
-import redis
 
 from support import DEADLINE_S, eventually
 from tasc_serve.replica.start_notes import publish_note, start_notes
-from tasc_store import EmbeddedRedis, connect
+from tasc_store import EmbeddedRedis, StoreClient, connect
 
 pytestmark = pytest.mark.redis
 
@@ -47,5 +46,5 @@ def test_start_notes_leave_no_thread_and_no_connection() -> None:
 def test_unsent_start_note_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    publish_note(redis.Redis(port=1, retry=None), "t", "measuring")
+    publish_note(StoreClient(port=1, retry=None), "t", "measuring")
     assert "'measuring' was not sent" in caplog.text

@@ -9,7 +9,7 @@ from batch_requests import Shelf
 
 from tasc_store.batches.batch_store import LEFT_S
 from tasc_store.batches.files import FileLimits
-from tasc_store.batches.leases import BatchQueue, Counts, take_batch
+from tasc_store.batches.leases import Counts, take_batch, waiting_batches
 from tasc_store.errors import BatchEnded, LeaseLost, UnknownBatch
 
 pytestmark = pytest.mark.redis
@@ -199,17 +199,16 @@ def test_cancelled_batch_of_a_dead_worker_ends_without_a_worker(shelf: Shelf) ->
 
 
 def test_waiting_time_counts_from_creation_or_release(client: redis.Redis, shelf: Shelf) -> None:
-    queue = BatchQueue(client)
-    assert queue.waiting() == {}
+    assert waiting_batches(client) == {}
     ids = [shelf.ask().id for _ in range(3)]
     for id_, ago in zip(ids, (10, 500, 20), strict=True):
         (name,) = client.scan_iter(f"*:batch:{id_}")
         client.hset(name, "created_at", int(time.time()) - ago)
-    (found,) = queue.waiting().values()
+    (found,) = waiting_batches(client).values()
     assert (found.batches, round(found.oldest_s / 10)) == (3, 50)
     leases = [shelf.taken() for _ in ids]
-    assert queue.waiting() == {}
+    assert waiting_batches(client) == {}
     next(lease for lease in leases if lease.batch.id == ids[1]).release()
-    assert queue.waiting()["greet"].oldest_s < 400
+    assert waiting_batches(client)["greet"].oldest_s < 400
     shelf.batches.cancel(ids[1])
-    assert queue.waiting() == {}
+    assert waiting_batches(client) == {}

@@ -30,7 +30,6 @@ from tasc_store import (
     TaskStore,
     connect,
     open_url,
-    translated,
 )
 from tasc_store.embedded import redis_binaries
 
@@ -232,11 +231,7 @@ REFUSALS: dict[str, tuple[type[StoreError], str, int]] = {
 def test_refusals_are_retried_if_another_server_may_answer(redis_url, client, error) -> None:
     kind, named, tries = REFUSALS[error]
     script = "redis.call('INCR', 'tries') return redis.error_reply(ARGV[1])"
-    with (
-        connect(redis_url) as connected,
-        refused(StoreError, redis_url, named) as caught,
-        translated(redis_url),
-    ):
+    with connect(redis_url) as connected, refused(StoreError, redis_url, named) as caught:
         connected.eval(script, 0, error)
     assert type(caught.value) is kind
     assert int(client.get("tries")) == tries

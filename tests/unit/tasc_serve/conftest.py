@@ -11,7 +11,7 @@ from redis.retry import Retry
 from storage_service import StorageService
 
 from support import free_port
-from tasc_store import EmbeddedRedis, TaskRecord, TaskStore, connect
+from tasc_store import EmbeddedRedis, StoreClient, TaskRecord, TaskStore, connect
 
 
 @pytest.fixture(scope="session")
@@ -44,5 +44,5 @@ def service(make_service) -> StorageService:
 def down(tmp_path: Path) -> Iterator[StorageService]:
     """A service with a Redis that does not respond."""
     retry = Retry(NoBackoff(), 0)
-    with redis.Redis("127.0.0.1", free_port(), retry=retry) as client:
+    with StoreClient("127.0.0.1", free_port(), retry=retry) as client:
         yield StorageService(client, tmp_path / "files")

@@ -69,7 +69,7 @@ class Replicas:
 
     def __init__(self, **replicas: Scripted) -> None:
         self.all = replicas
-        self.fleet = Fleet(TASK, self.present, self.pulse, SILENCE_S, let_go=self.let_go)
+        self.fleet = Fleet(TASK, self.present, self.pulse, SILENCE_S, disconnect=self.let_go)
 
     def present(self) -> list[str]:
         return [name for name, one in self.all.items() if one.present and not one.stopping]

@@ -241,7 +241,7 @@ def test_closed_stream_cancels_the_call_of_its_replica() -> None:
 
 
 def test_retry_budget_is_earned_by_calls_up_to_its_burst() -> None:
-    budget = RetryBudget(share=0.5, most=2)
+    budget = RetryBudget(share=0.5, size=2)
     assert [budget.spend() for _ in range(3)] == [True, True, False]
     budget.earn()
     assert not budget.spend()
@@ -322,7 +322,7 @@ def test_stopping_replica_finishes_its_long_answers() -> None:
 def test_late_loss_report_keeps_a_replica_that_answered_since() -> None:
     replica = SeenReplica("a")
     late = ReplicaLost("a", "died")
-    replica.heard(Pulse(status(), 0, 0.0), 5.0)
+    replica.on_heartbeat(Pulse(status(), 0, 0.0), 5.0)
     replica.give_up(late.reason, late.at)
     assert not replica.gone
     replica.give_up(late.reason, ReplicaLost("a", "died").at)

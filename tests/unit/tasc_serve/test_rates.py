@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support import FakeClock
 from tasc_serve.access.access_control import Bucket, Rates, duration, retry_after
-from tasc_serve.app import Arrivals
+from tasc_serve.app import report_arrivals
 from tasc_serve.replica.replica import DrainRate
 from tasc_serve.settings import ServedTask
 from tasc_store import ApiKey
@@ -289,11 +289,11 @@ def deployments(**running: int) -> dict[str, SimpleNamespace]:
 
 
 def test_callback_is_called_whenever_more_replicas_of_a_deployment_run_than_ever_before():
-    seen: list[tuple[str, int]] = []
-    arrivals = Arrivals(lambda *running: seen.append(running))
+    known, seen = dict[str, int](), list[tuple[str, int]]()
     for looked in ({}, {"gateway": 0, "t": 0}, {"gateway": 1, "t": 0}, {"gateway": 1, "t": 2}):
-        arrivals.look(deployments(**looked))
+        report_arrivals(deployments(**looked), known, lambda *running: seen.append(running))
     assert seen == [("gateway", 1), ("t", 2)]
     for running in (3, 0, 3):  # they died and were replaced
-        arrivals.look(deployments(gateway=1, t=running))
+        found = deployments(gateway=1, t=running)
+        report_arrivals(found, known, lambda *running: seen.append(running))
     assert seen[2:] == [("t", 3)]

@@ -195,7 +195,7 @@ async def test_all_messages_arrive_unchanged_on_one_connection(node: str) -> Non
         ]
         full = await both.client.complete("one", structs.replace(CALL, prompt="full"))
         assert full == Refusal("full", "later", retry_after_s=2.0)
-        assert await both.client.pulse("one") == PULSE
+        assert await both.client.heartbeat("one") == PULSE
         assert len(both.serve.endpoints) == 1
         assert isinstance(both.serve.endpoints[0].address, str) == (node == "here")
 
@@ -228,7 +228,7 @@ async def test_lost_connection_ends_its_calls_on_both_sides_and_is_replaced(both
     stream = both.client.stream("one", structs.replace(waiting, stream=True))
     await anext(stream)
     await eventually_async(lambda: both.replica.open == 4)
-    both.client.let_go("one", "silent")
+    both.client.disconnect("one", "silent")
     for task in (*lost, anext(stream)):
         with refused(ReplicaLost, "one", "silent"):
             await task
@@ -239,13 +239,13 @@ async def test_lost_connection_ends_its_calls_on_both_sides_and_is_replaced(both
 
 
 async def test_connection_dropped_during_its_handshake_ends(both: Both) -> None:
-    made = asyncio.create_task(both.client.pulse("one"))
+    made = asyncio.create_task(both.client.heartbeat("one"))
     await eventually_async(lambda: both.serve.attached == 1)
-    both.client.let_go("one", "died")
+    both.client.disconnect("one", "died")
     (found,) = await asyncio.gather(made, return_exceptions=True)
     assert found == PULSE or isinstance(found, ReplicaLost)  # whichever came first
     await eventually_async(lambda: both.serve.attached == 0)
-    assert await both.client.pulse("one") == PULSE
+    assert await both.client.heartbeat("one") == PULSE
     assert both.serve.attached == 1
 
 
@@ -256,38 +256,38 @@ async def test_broken_engine_and_unexpected_error_are_distinguished(both):
         await both.client.complete("one", structs.replace(CALL, prompt="fail"))
     both.replica.broken = True
     with refused(EngineBroken, "out of memory"):
-        await both.client.pulse("one")
+        await both.client.heartbeat("one")
     assert isinstance(await both.client.complete("one", CALL), Output)
 
 
 async def test_connection_token_works_once_and_expires() -> None:
     async with connected(connect_timeout_s=0.2) as both:
-        await both.client.pulse("one")
+        await both.client.heartbeat("one")
         (used,) = both.serve.endpoints
         other = Serve(both.serve.servers, tampered=lambda e: replace(e, token=used.token))
         thief = ReplicaClient(
             lambda request: Attached(other.attach(request)), "here", ConnectionSettings()
         )
         with refused(ReplicaLost, "one"):
-            await thief.pulse("one")
+            await thief.heartbeat("one")
         await eventually_async(lambda: other.attached == 0)  # no connection had its token
         assert await reply_to(used, b"") == b""  # a silent connection is closed
-        assert await both.client.pulse("one") == PULSE
+        assert await both.client.heartbeat("one") == PULSE
 
 
 async def test_another_replica_at_the_address_is_refused(both):
     both.serve.servers["two"] = both.server
     with refused(ReplicaLost, "two"):
-        await both.client.pulse("two")
+        await both.client.heartbeat("two")
 
 
 async def test_another_certificate_is_not_trusted() -> None:
     async with connected("elsewhere") as both, connected("elsewhere") as others:
-        await others.client.pulse("one")
+        await others.client.heartbeat("one")
         (foreign,) = others.serve.endpoints
         both.serve.tampered = lambda e: replace(e, certificate=foreign.certificate)
         with refused(ReplicaLost, "one") as caught:
-            await both.client.pulse("one")
+            await both.client.heartbeat("one")
         assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
 
 
@@ -295,9 +295,9 @@ async def test_another_certificate_is_not_trusted() -> None:
     "sent", [b"\xff" * 64, b"\x03\0\0\0\x93\xc0\xc0", b"\x01\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"]
 )
 async def test_connection_with_invalid_data_is_closed_and_others_continue(both, sent):
-    await both.client.pulse("one")
+    await both.client.heartbeat("one")
     assert await reply_to(both.serve.endpoints[0], sent) == b""
-    assert await both.client.pulse("one") == PULSE
+    assert await both.client.heartbeat("one") == PULSE
 
 
 async def test_message_over_the_limit_is_refused_and_others_continue() -> None:
@@ -308,7 +308,7 @@ async def test_message_over_the_limit_is_refused_and_others_continue() -> None:
 
 
 async def test_calls_beyond_the_buffer_are_refused_and_others_continue() -> None:
-    async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+    async with connected(max_message_bytes=65_536) as both:
         other = asyncio.create_task(
             both.client.complete("one", structs.replace(CALL, prompt="wait"))
         )
@@ -348,7 +348,7 @@ async def test_bytes_held_by_the_transport_count_as_unsent() -> None:
     transport = Mock(asyncio.Transport)  # it sends nothing
     transport.get_write_buffer_size.side_effect = held
     transport.is_closing.side_effect = lambda: transport.abort.called
-    side = Deaf(ConnectionSettings(max_message_bytes=65_536, max_buffer_bytes=131_072))
+    side = Deaf(ConnectionSettings(max_message_bytes=65_536))
     side.connection_made(transport)
     for _ in range(2):
         side.send(Hello(b"x" * 60_000))
@@ -361,7 +361,7 @@ async def test_bytes_held_by_the_transport_count_as_unsent() -> None:
 
 
 async def test_gateway_that_does_not_read_is_disconnected() -> None:
-    async with connected(max_message_bytes=65_536, max_buffer_bytes=131_072) as both:
+    async with connected(max_message_bytes=65_536) as both:
         deaf = Deaf(ConnectionSettings())
         endpoint = await anext(aiter(Attached(both.server.attach("here"))))
         loop = asyncio.get_running_loop()
@@ -372,7 +372,7 @@ async def test_gateway_that_does_not_read_is_disconnected() -> None:
             deaf.send(Submit(number, call))
         await eventually_async(lambda: not deaf.is_open or deaf.ended)
         assert 0 < len(both.replica.calls) < 3000
-        assert await both.client.pulse("one") == PULSE
+        assert await both.client.heartbeat("one") == PULSE
 
 
 def test_sockets_are_private_and_those_of_dead_processes_are_removed(tmp_path, monkeypatch):
@@ -397,5 +397,5 @@ async def test_gateways_of_the_node_use_tls_if_no_socket_can_be_made(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
     (tmp_path / name / f"tasc-{os.geteuid()}").mkdir(parents=True)
     (tmp_path / name / f"tasc-{os.geteuid()}").chmod(mode)
-    assert await both.client.pulse("one") == PULSE
+    assert await both.client.heartbeat("one") == PULSE
     assert isinstance(both.serve.endpoints[0].address, tuple)

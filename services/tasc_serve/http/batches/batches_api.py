@@ -17,13 +17,7 @@ from starlette.datastructures import Headers
 from tasc_runtime.data.file_kinds import MARK, wrong_kind
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.access.access_control import AccessControl, InFlight
-from tasc_serve.http.batches.files_api import (
-    BatchStorage,
-    Files,
-    file_limits,
-    listing,
-    owner_of,
-)
+from tasc_serve.http.batches.files_api import BatchStorage, Files, StorageEndpoints, listing
 from tasc_serve.http.parsing import limit_of, parsed, query_of, read_body
 from tasc_serve.http.schemas import WINDOW_S, BatchRequest, documented
 from tasc_serve.http_errors import ApiError
@@ -35,7 +29,13 @@ from tasc_store.batches.files import StoredFile
 from tasc_store.errors import UnknownBatch, UnknownFile
 
 _LISTED: Final = 20
-_MOST_LISTED: Final = 100
+_MAX_LISTED: Final = 100
+# Fields of a batch that have the same name in OpenAI's format.
+_SAME: Final = (
+    *("id", "endpoint", "model", "status", "input_file_id", "output_file_id", "error_file_id"),
+    *("created_at", "expires_at"),
+)
+_COUNTS: Final = ("total", "completed", "failed")
 
 
 def add_storage(
@@ -72,7 +72,7 @@ def add_storage(
         timeout_s=limits.file_timeout_s,
     )
     files = Files(storage, limits, access, calls)
-    batches = Batches(storage, limits, access, calls, files)
+    batches = Batches(storage, limits, access, calls)
     endpoints: tuple[tuple[str, str, Callable[..., Any]], ...] = (
         ("POST", "/v1/files", files.create),
         ("GET", "/v1/files", files.listed),
@@ -105,55 +105,31 @@ def shown(batch: Batch) -> dict[str, Any]:
     """A batch in OpenAI's format."""
     faults = [asdict(fault) for fault in batch.errors]
     return {
-        "id": batch.id,
         "object": "batch",
-        "endpoint": batch.endpoint,
-        "model": batch.model,
+        **{name: getattr(batch, name) for name in _SAME},
         "errors": {"object": "list", "data": faults} if faults else None,
-        "input_file_id": batch.input_file_id,
         "completion_window": batch.window,
-        "status": batch.status,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
-        "created_at": batch.created_at,
-        "expires_at": batch.expires_at,
         **{f"{name}_at": batch.at.get(name) for name in TIMES},
-        "request_counts": {
-            "total": batch.total,
-            "completed": batch.completed,
-            "failed": batch.failed,
-        },
+        "request_counts": {name: getattr(batch, name) for name in _COUNTS},
         "metadata": batch.metadata or None,
     }
 
 
-class Batches:
+class Batches(StorageEndpoints):
     """The endpoints below ``/v1/batches``. All raise `StoreError`, see `http_errors.of_store`."""
 
-    def __init__(
-        self,
-        storage: BatchStorage,
-        limits: LimitSettings,
-        access: AccessControl,
-        calls: StoreCalls,
-        files: Files,
-    ) -> None:
-        self._storage, self._limits, self._access, self._calls = storage, limits, access, calls
-        self._files = files
-
     async def create(self, request: Request) -> dict[str, Any]:
-        key = await self._access.key_of(request)
-        body = parsed(await read_body(request, self._limits), BatchRequest)
+        key = await self.access.key_of(request)
+        body = parsed(await read_body(request, self.limits), BatchRequest)
         owner = key.id if key else ""
         try:
-            file = await self._files.get(body.input_file_id, owner)
+            file = await self.file(body.input_file_id, owner)
         except UnknownFile as error:
             raise ApiError(400, str(error), "input_file_id", "file_not_found") from error
         if file.purpose != "batch":
             message = f"file {file.id} was uploaded for {file.purpose}; upload one for batch"
             raise ApiError(400, message, "input_file_id")
-        bounds = file_limits(self._limits)
-        await self._calls.run(partial(self._storage.files.require_room, bounds, owner))
+        await self.calls.run(partial(self.storage.files.require_room, self.file_limits, owner))
         model = await self._model(file, key)
         kept = body.output_expires_after
         new = NewBatch(
@@ -162,41 +138,38 @@ class Batches:
             window=body.completion_window,
             window_s=WINDOW_S,
             model=model,
-            kept_s=self._limits.file_ttl_s,
-            output_ttl_s=kept.seconds if kept else self._limits.file_ttl_s,
+            kept_s=self.limits.file_ttl_s,
+            output_ttl_s=kept.seconds if kept else self.limits.file_ttl_s,
             metadata=body.metadata or {},
             owner=owner,
         )
-        most, lines = self._limits.max_batches, self._limits.max_open_batch_lines
-        create = partial(self._storage.batches.create, new, most, lines)
-        return shown(await self._calls.run(create))
+        bounds = self.limits.max_batches, self.limits.max_open_batch_lines
+        create = partial(self.storage.batches.create, new, *bounds)
+        return shown(await self.calls.run(create))
 
     async def retrieve(self, request: Request, batch_id: str) -> dict[str, Any]:
-        owner = await owner_of(self._access, request)
-        return shown(await self._calls.run(partial(self._owned, batch_id, owner)))
+        owner = await self.owner_of(request)
+        batch = await self.calls.run(partial(self.storage.batches.get, batch_id))
+        if batch.owner != owner:
+            raise UnknownBatch(f"there is no batch {batch_id[:SHOWN]!r}")
+        return shown(batch)
 
     async def cancel(self, request: Request, batch_id: str) -> dict[str, Any]:
         await self.retrieve(request, batch_id)
-        return shown(await self._calls.run(partial(self._storage.batches.cancel, batch_id)))
+        return shown(await self.calls.run(partial(self.storage.batches.cancel, batch_id)))
 
     async def listed(self, request: Request) -> dict[str, Any]:
-        owner = await owner_of(self._access, request)
+        owner = await self.owner_of(request)
         query = query_of(request, ("after", "limit"))
-        page = await self._calls.run(
+        page = await self.calls.run(
             partial(
-                self._storage.batches.page,
+                self.storage.batches.page,
                 after=query.get("after", ""),
-                limit=limit_of(query, _LISTED, _MOST_LISTED),
+                limit=limit_of(query, _LISTED, _MAX_LISTED),
                 wanted=lambda batch: batch.owner == owner,
             )
         )
         return listing([shown(batch) for batch in page.items], page.has_more)
-
-    def _owned(self, id_: str, owner: str) -> Batch:
-        batch = self._storage.batches.get(id_)
-        if batch.owner != owner:
-            raise UnknownBatch(f"there is no batch {id_[:SHOWN]!r}")
-        return batch
 
     async def _model(self, file: StoredFile, key: ApiKey | None) -> str:
         """Returns the task that the first line names, which is that of the whole batch.
@@ -205,8 +178,8 @@ class Batches:
             ApiError: 400: it names none; 403: the key may not use the task, whether it exists or
                 not; 404: no task has that name.
         """
-        most = self._limits.max_body_bytes
-        head = await self._calls.run(partial(self._storage.files.head, file, most))
+        read_head = partial(self.storage.files.head, file, self.limits.max_body_bytes)
+        head = await self.calls.run(read_head)
         model = await asyncio.to_thread(_first_model, head)
         if model is None:
             words = wrong_kind(head) or (
@@ -214,8 +187,8 @@ class Batches:
                 "object on each line"
             )
             raise ApiError(400, f"file {file.id} {words}", "input_file_id")
-        self._access.allow(key, model)
-        if not await self._calls.run(partial(self._storage.has_task, model)):
+        self.access.allow(key, model)
+        if not await self.calls.run(partial(self.storage.has_task, model)):
             message = f"the first line names model {model[:SHOWN]!r}, and there is no such task"
             raise ApiError(404, message, "model", "model_not_found")
         return model

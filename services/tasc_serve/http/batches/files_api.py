@@ -7,7 +7,8 @@ Blocking calls of the store run on threads, so that other requests do not wait.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from tempfile import gettempdir
 from typing import Any, Final, Self
 
@@ -34,11 +35,11 @@ from tasc_store.errors import UnknownFile
 log = logging.getLogger(__name__)
 
 _FORM_BYTES: Final = 65_536  # maximum size of a form without its file
-_MOST_FIELDS: Final = 16
+_MAX_FIELDS: Final = 16
 _LONGEST_VALUE: Final = 1024  # maximum bytes of a field that is not a file
 _LONGEST_NAME: Final = 512  # maximum characters of a file's name
 _STEP_BYTES: Final = 1 << 20  # bytes passed to the store at once
-_MOST_LISTED: Final = 10_000
+_MAX_LISTED: Final = 10_000
 _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
@@ -75,14 +76,30 @@ class BatchStorage:
         return name in self._tasks.names()
 
 
-def file_limits(limits: LimitSettings) -> FileLimits:
-    return FileLimits(limits.max_files, limits.max_files_bytes)
+@dataclass(frozen=True)
+class StorageEndpoints:
+    """The parts that endpoints of files and batches share, and access to the files of an owner."""
 
+    storage: BatchStorage
+    limits: LimitSettings
+    access: AccessControl
+    calls: StoreCalls
 
-async def owner_of(access: AccessControl, request: Request) -> str:
-    """The owner whose files and batches a request may access: its key, if keys are required."""
-    key = await access.key_of(request)
-    return key.id if key else ""
+    async def owner_of(self, request: Request) -> str:
+        """The owner whose files and batches a request may access: its key, if keys are required."""
+        key = await self.access.key_of(request)
+        return key.id if key else ""
+
+    async def file(self, id_: str, owner: str) -> StoredFile:
+        """Returns a file; raises UnknownFile also for files of other owners, to hide them."""
+        file = await self.calls.run(partial(self.storage.files.get, id_))
+        if file.owner != owner:
+            raise UnknownFile(f"there is no file {id_[:SHOWN]!r}; it was deleted, or has expired")
+        return file
+
+    @property
+    def file_limits(self) -> FileLimits:
+        return FileLimits(self.limits.max_files, self.limits.max_files_bytes)
 
 
 def shown(file: StoredFile) -> dict[str, Any]:
@@ -100,26 +117,19 @@ def shown(file: StoredFile) -> dict[str, Any]:
     }
 
 
-class Files:
+class Files(StorageEndpoints):
     """The endpoints below ``/v1/files``. All raise `StoreError`, see `http_errors.of_store`."""
 
-    def __init__(
-        self,
-        storage: BatchStorage,
-        limits: LimitSettings,
-        access: AccessControl,
-        calls: StoreCalls,
-    ) -> None:
-        self._files, self._limits, self._access, self._calls = storage.files, limits, access, calls
-        self._bounds = file_limits(limits)
-        self._places = asyncio.Semaphore(limits.max_uploads)
+    @cached_property
+    def _uploads(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(self.limits.max_uploads)
 
     async def create(self, request: Request) -> dict[str, Any]:
-        owner = await owner_of(self._access, request)
-        if self._places.locked():
-            message = f"{self._limits.max_uploads} files are being uploaded; try again later"
+        owner = await self.owner_of(request)
+        if self._uploads.locked():
+            message = f"{self.limits.max_uploads} files are being uploaded; try again later"
             raise ApiError(503, message, code="too_many_uploads")
-        async with self._places:
+        async with self._uploads:
             return shown(await self._created(request, owner))
 
     async def retrieve(self, request: Request, file_id: str) -> dict[str, Any]:
@@ -127,14 +137,14 @@ class Files:
 
     async def delete(self, request: Request, file_id: str) -> dict[str, Any]:
         file = await self._asked(request, file_id)
-        await self._calls.run(partial(self._files.delete, file.id))
+        await self.calls.run(partial(self.storage.files.delete, file.id))
         return {"id": file.id, "object": "file", "deleted": True}
 
     async def content(self, request: Request, file_id: str) -> Response:
         """Sends a file; the first piece is read first, so that a failure sets the status code."""
         file = await self._asked(request, file_id)
-        blocks = self._files.blocks(file)
-        first = await self._calls.run(partial(next, blocks, b""))
+        blocks = self.storage.files.blocks(file)
+        first = await self.calls.run(partial(next, blocks, b""))
         headers = {
             "Content-Length": str(file.size_bytes),
             "Content-Disposition": f'attachment; filename="{file.id}.jsonl"',
@@ -143,31 +153,28 @@ class Files:
         return StreamingResponse(rest, media_type="application/jsonl", headers=headers)
 
     async def listed(self, request: Request) -> dict[str, Any]:
-        owner = await owner_of(self._access, request)
+        owner = await self.owner_of(request)
         query = query_of(request, ("after", "limit", "order", "purpose"))
         order, purpose = query.get("order", "desc"), query.get("purpose")
         if order not in ("asc", "desc"):
             raise ApiError(400, f"order is {order[:SHOWN]!r}; it is asc or desc", "order")
-        page = await self._calls.run(
+        page = await self.calls.run(
             partial(
-                self._files.page,
+                self.storage.files.page,
                 after=query.get("after", ""),
-                limit=limit_of(query, _MOST_LISTED, _MOST_LISTED),
+                limit=limit_of(query, _MAX_LISTED, _MAX_LISTED),
                 oldest_first=order == "asc",
                 wanted=lambda f: f.owner == owner and purpose in (None, f.purpose),
             )
         )
         return listing([shown(file) for file in page.items], page.has_more)
 
-    async def get(self, id_: str, owner: str) -> StoredFile:
-        return await self._calls.run(partial(owned_file, self._files.get, id_, owner))
-
     async def _asked(self, request: Request, file_id: str) -> StoredFile:
-        return await self.get(file_id, await owner_of(self._access, request))
+        return await self.file(file_id, await self.owner_of(request))
 
     async def _created(self, request: Request, owner: str) -> StoredFile:
-        await self._calls.run(partial(self._files.require_room, self._bounds, owner))
-        longest_s = self._limits.upload_timeout_s
+        await self.calls.run(partial(self.storage.files.require_room, self.file_limits, owner))
+        longest_s = self.limits.upload_timeout_s
         end = asyncio.get_running_loop().time() + longest_s
         form = await self._received(request)
         try:
@@ -191,16 +198,16 @@ class Files:
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
             raise ApiError(400, "send the file as multipart/form-data, with its boundary")
-        body = chunks(request, self._limits.max_file_bytes + _FORM_BYTES)
+        body = chunks(request, self.limits.max_file_bytes + _FORM_BYTES)
         parser = MultiPartParser(
             request.headers,
             _whole(body, b"\r\n--" + boundary + b"--"),
             max_files=1,
-            max_fields=_MOST_FIELDS,
+            max_fields=_MAX_FIELDS,
             max_part_size=_LONGEST_VALUE,
         )
         try:
-            async with arriving(self._limits.upload_timeout_s):
+            async with arriving(self.limits.upload_timeout_s):
                 return await parser.parse()
         except MultiPartException as error:
             raise ApiError(400, f"the form cannot be read: {error.message}") from error
@@ -236,30 +243,30 @@ class Files:
             raise ApiError(400, message, "purpose")
         if not file.size:
             raise ApiError(400, "the file is empty; write one request on each line", "file")
-        if file.size > (most := self._limits.max_file_bytes):
-            raise ApiError(413, f"the file has more than {most} bytes; split it", "file")
+        if file.size > (max_bytes := self.limits.max_file_bytes):
+            raise ApiError(413, f"the file has more than {max_bytes} bytes; split it", "file")
         return file, fields
 
     async def _kept(self, file: UploadFile, ttl_s: float, owner: str) -> StoredFile:
-        upload = self._files.begin()
+        upload = self.storage.files.begin()
         try:
             while block := await file.read(_STEP_BYTES):
-                await self._calls.run(partial(upload.write, block))
+                await self.calls.run(partial(upload.write, block))
         except BaseException:
             # Not awaited, since a cancelled request must not wait, and the rest expires by itself.
             asyncio.get_running_loop().run_in_executor(None, upload.abandon)
             raise
         name = _file_name(file.filename or "")
         # Not abandoned from here on: Redis may have kept a file whose reply was lost.
-        return await self._calls.run(
-            partial(upload.keep, self._bounds, name, "batch", ttl_s, owner)
+        return await self.calls.run(
+            partial(upload.keep, self.file_limits, name, "batch", ttl_s, owner)
         )
 
     def _ttl_s(self, fields: Mapping[str, str]) -> float:
         """The lifetime of the file in seconds."""
         anchor, seconds = (fields.get(name) for name in _FIELDS[1:])
         if anchor is None and seconds is None:
-            return self._limits.file_ttl_s
+            return self.limits.file_ttl_s
         if anchor != "created_at":
             raise ApiError(400, "expires_after counts from created_at alone", _FIELDS[1])
         fits = seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < 9
@@ -273,15 +280,7 @@ class Files:
         block = first
         while block:
             yield block
-            block = await self._calls.run(partial(next, blocks, b""))
-
-
-def owned_file(get: Any, id_: str, owner: str) -> StoredFile:
-    """Returns a file; raises UnknownFile also for files of other owners, to hide them."""
-    file: StoredFile = get(id_)
-    if file.owner != owner:
-        raise UnknownFile(f"there is no file {id_[:SHOWN]!r}; it was deleted, or has expired")
-    return file
+            block = await self.calls.run(partial(next, blocks, b""))
 
 
 def listing(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
