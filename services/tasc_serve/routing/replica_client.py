@@ -1,8 +1,8 @@
 """A gateway's connections to the replicas of one task, and the calls on them.
 
 A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If it
-breaks, all its calls end with `ReplicaLost`. The next call or heartbeat requests a new one from Serve,
-so it reaches only the process that Serve names.
+breaks, all its calls end with `ReplicaLost`. The next call or heartbeat requests a new one from
+Serve, so it reaches only the process that Serve names.
 """
 
 import asyncio
