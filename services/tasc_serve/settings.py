@@ -16,8 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from tasc_protocol import FieldError, Request
-from tasc_protocol.request import MOST_LOGPROBS
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
 from tasc_runtime.errors import ServiceError, SettingsError
 from tasc_store import redact
@@ -146,26 +144,6 @@ class LimitSettings(Section):
                 f"which is {self.max_batch_lines}; no such batch would be taken: raise the first"
             )
         return self
-
-    def require_total(self, request: Request) -> None:
-        """Raises FieldError if all answers to one HTTP request are too large together.
-
-        Args:
-            request: One of them, with the task's values filled in; the others are like it.
-        """
-        n, each, max_tokens = request.n, request.answer_limit, self.max_total_tokens
-        if n > 1 and n * each > max_tokens:
-            found = f"n is {n} answers of {each} tokens, {n * each} together"
-            raise FieldError("n", f"{found}; at most {max_tokens} are taken")
-        if (count := n * request.prompts) == 1 or request.logprobs is None:
-            return
-        reported = each + len(request.prompt_ids) * request.wants_prompt_logprobs
-        total = count * reported * (1 + request.logprobs)
-        max_values = max_tokens * (1 + MOST_LOGPROBS)
-        if total > max_values:
-            found = f"logprobs is {request.logprobs} for {count} times {reported} tokens"
-            way_out = f"at most {max_values} are taken: lower it, or send fewer prompts"
-            raise FieldError("logprobs", f"{found}, {total} values together; {way_out}")
 
 
 class FailoverSettings(Section):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tasc_jobs.batch.work import Read, Row, row_request
 from tasc_protocol import FieldError, Request, Whole
 from tasc_runtime.data.rows import read_lines
+from tasc_runtime.engine.reader import require_total
 from tasc_runtime.protocol import Refusal
 from tasc_runtime.sampling_options import SHOWN
 from tasc_serve.http.generation import ENDPOINTS
@@ -204,7 +205,7 @@ class LineAnswers:
         """Raises ApiError 400 for a request that a replica would refuse."""
         try:
             request = builder.reader.request(asked)
-            self.limits.require_total(request)
+            require_total(request, self.limits.max_total_tokens)
         except FieldError as error:
             raise ApiError(400, str(error), error.field) from error
         except ValueError as error:

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from tasc_engine.errors import GuideError
 from tasc_protocol import FieldError, GuideSpec, Request, SamplingDefaults
+from tasc_protocol.request import MOST_LOGPROBS
 from tasc_runtime.engine.versions import Records
 from tasc_runtime.sampling_options import SHOWN, guide_of
 from tasc_store import TaskRecord
@@ -97,6 +98,28 @@ def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
                 f"which has no text there; give {held!r} alone, or stop_token_ids: "
                 f"[{tokenizer.special_tokens[held]}]",
             )
+
+
+def require_total(request: Request, max_tokens: int) -> None:
+    """Raises FieldError if all answers to one HTTP request are too large together.
+
+    Args:
+        request: One of them, with the task's values filled in; the others are like it.
+        max_tokens: Maximum number of tokens of all answers together (``limits.max_total_tokens``).
+    """
+    n, each = request.n, request.answer_limit
+    if n > 1 and n * each > max_tokens:
+        found = f"n is {n} answers of {each} tokens, {n * each} together"
+        raise FieldError("n", f"{found}; at most {max_tokens} are taken")
+    if (count := n * request.prompts) == 1 or request.logprobs is None:
+        return
+    reported = each + len(request.prompt_ids) * request.wants_prompt_logprobs
+    total = count * reported * (1 + request.logprobs)
+    max_values = max_tokens * (1 + MOST_LOGPROBS)
+    if total > max_values:
+        found = f"logprobs is {request.logprobs} for {count} times {reported} tokens"
+        way_out = f"at most {max_values} are taken: lower it, or send fewer prompts"
+        raise FieldError("logprobs", f"{found}, {total} values together; {way_out}")
 
 
 class RequestReader:

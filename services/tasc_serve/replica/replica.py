@@ -25,6 +25,7 @@ from tasc_engine.errors import GuideError
 from tasc_engine.guided import Guide
 from tasc_protocol import FieldError, GuideSpec, Output, Request
 from tasc_runtime.engine.builder import EngineBuilder
+from tasc_runtime.engine.reader import require_total
 from tasc_runtime.engine.step_loop import EngineLoop, Item
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
@@ -358,7 +359,7 @@ class Admission:
             else:
                 request = read()
             if asked.n * asked.prompts > 1:
-                self._limits.require_total(request)
+                require_total(request, self._limits.max_total_tokens)
             if request.guide and (refusal := await self._compiled(request.guide)):
                 return refusal
             guide = reader.guide(request.guide)
