@@ -7,6 +7,7 @@ import sys
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,15 @@ class InProcess:
         return self.out if code == 0 else self.err
 
 
+class KilledOnError(subprocess.Popen[str]):
+    """A process that is killed if its block fails, as it might never end by itself."""
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if kind:
+            self.kill()
+        super().__exit__(kind, *error)
+
+
 class Command:
     """Runs ``tasc`` with a mark in its environment by which all its processes can be found.
 
@@ -58,7 +68,7 @@ class Command:
 
     def start(self, *args: object, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         code = "from tasc_jobs.cli.main import main; main()"
-        return subprocess.Popen(
+        return KilledOnError(
             [sys.executable, "-c", code, *map(str, args)],
             env=self.env, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip

@@ -60,7 +60,7 @@ def run_service(
     def came_up(deployment: str, running: int) -> None:
         replicas = wanted.get(deployment)
         part = "HTTP gateway" if replicas is None else f"task {deployment}"
-        say(f"{part}: {running} replicas {replicas or settings.http.gateways} replicas up")
+        say(f"{part}: {running} of {replicas or settings.http.gateways} replicas up")
 
     say("starting the service ...")
     update = partial(app.update, settings, redis_url)

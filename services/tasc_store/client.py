@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar, cast
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.commands.core import Script
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -125,6 +126,18 @@ def translated(url: str) -> Iterator[None]:
         raise _explained(redact(url), error) from error
 
 
+class _Script(Script):
+    def __init__(self, client: redis.Redis, script: Any) -> None:
+        super().__init__(client, script)
+        self._client = client
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*args, **options)
+        except NoScriptError as error:  # the server changed after the library loaded the script
+            raise _explained(redact(url_of(self._client)), error) from error
+
+
 class StoreClient(redis.Redis):
     """A client whose commands, scripts and transactions raise `StoreError`, see `translated`.
 
@@ -137,6 +150,9 @@ class StoreClient(redis.Redis):
     def execute_command(self, *args: Any, **options: Any) -> Any:
         with translated(self.url or url_of(self)):
             return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
+    def register_script(self, script: Any) -> _Script:
+        return _Script(self, script)
 
     def transaction(self, *args: Any, **options: Any) -> Any:
         with translated(self.url or url_of(self)):

@@ -8,19 +8,20 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from tasc_engine.errors import UnsupportedModel
-from tasc_jobs.batch.work import EngineFailed, Record, Row, Strategy
+from tasc_jobs.batch.work import EngineFailed, Read, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
-from tasc_protocol import Output, Request
+from tasc_protocol import Request, Whole
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
@@ -31,7 +32,9 @@ if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_runtime.engine.builder import EngineBuilder
     from tasc_runtime.engine.step_loop import Item
 
-_IN_FLIGHT = 6  # calls per engine; each has b rows, so that an engine never waits for a call
+_MAX_WORK_S = 1.0  # maximum time of a call, after which finished rows are returned
+_IN_FLIGHT = 2  # calls per engine: one that it processes and one that waits
+_HANDFULS = 4  # a call has this many times b rows
 _MAX_DEATHS = 3  # consecutive deaths per engine without a finished row in between
 _TASKS = (ServiceError, UnsupportedModel)  # errors that an engine has on every machine
 _MAX_WAITING = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
@@ -124,62 +127,89 @@ class ReorderBuffer:
         return new
 
 
+@dataclass
+class _Open:
+    """A row with answers that are still missing."""
+
+    row: Row
+    requests: Sequence[Read]
+    answers: dict[int, Whole] = field(default_factory=dict)
+
+
 class Answering:
-    """Answers rows by one engine, which runs on a thread of its own. Any thread may call it."""
+    """Answers rows by one engine, which runs on a thread of its own and is busy between calls."""
 
     def __init__(self, builder: "EngineBuilder", strategy: Strategy) -> None:
         from tasc_runtime.engine.step_loop import EngineLoop
 
         self._builder, self._strategy = builder, strategy
         self._loop = EngineLoop(builder.engine)
+        self._open: dict[int, _Open] = {}
+        self._arrived: SimpleQueue[tuple[int, int, Item]] = SimpleQueue()
 
-    def answer(self, rows: Sequence[Row]) -> list[Record]:
-        """Returns the records of rows when all of them are finished.
+    def work(self, rows: Sequence[Row]) -> list[Record]:
+        """Submit rows, and wait until there is room for more or a second has passed.
+
+        Returns:
+            Records of the rows, from this or earlier calls, that finished since the last call.
 
         Raises:
-            Exception: The engine ended on it.
+            Exception: The engine ended with this exception.
         """
-        requested, records = list[tuple[Row, list[_Answer]]](), list[Record]()
-        for row in rows:
+        records = [record for row in rows if (record := self._begin(row))]
+        engine, end = self._builder.engine, time.monotonic() + _MAX_WORK_S
+        while self._open:
             try:
-                requests = self._strategy.requests(row, self._builder)
-            except ValueError as error:
-                records.append(Record.of(row, None, str(error)))
-            else:
-                requested.append((row, [self._begin(*request) for request in requests]))
-        return records + [self._record(row, answers) for row, answers in requested]
+                arrived = self._arrived.get(timeout=max(end - time.monotonic(), 0))
+            except Empty:
+                break
+            if record := self._take(*arrived):
+                records.append(record)
+            if rows and self._arrived.empty() and engine.waiting < engine.config.rows:
+                break
+        return records
 
     def close(self) -> None:
         self._loop.close()
 
-    def _begin(self, asked: Request, request: Request) -> "_Answer":
-        ended: Future[Output] = Future()
+    def _begin(self, row: Row) -> Record | None:
+        """Submits the requests of a row; returns the record of a row that cannot be answered."""
+        if row.ordinal in self._open:
+            return None
+        try:
+            requests = self._strategy.requests(row, self._builder)
+        except ValueError as error:
+            return Record.of(row, None, str(error))
+        self._open[row.ordinal] = _Open(row, requests)
+        for number, (_, request) in enumerate(requests):
+            self._loop.submit(request, partial(self._on_item, row.ordinal, number))
+        return None
 
-        def on_item(item: "Item") -> None:
-            if isinstance(item, Output):
-                ended.set_result(item)
-            else:
-                refused = ServiceError(item.message) if isinstance(item, Refusal) else item
-                ended.set_exception(refused)
+    def _on_item(self, ordinal: int, number: int, item: "Item") -> None:
+        self._arrived.put((ordinal, number, item))
 
-        self._loop.submit(request, on_item)
-        return AnswerTexts(self._builder.tokenizer, asked, request), ended
-
-    def _record(self, row: Row, answers: Sequence["_Answer"]) -> Record:
-        artifact = self._builder.artifact
-        version = artifact.version if artifact else None
-        outputs = [texts.output(ended.result(), version) for texts, ended in answers]
-        whole = [(output.result, output.token_texts) for output in outputs if output.result]
-        results = [result for result, _ in whole]
+    def _take(self, ordinal: int, number: int, item: "Item") -> Record | None:
+        """Keeps an answer; returns the record of its row if that was the last one."""
+        if isinstance(item, Exception):
+            raise item
+        if isinstance(item, Refusal):
+            raise ServiceError(item.message)
+        found, artifact = self._open[ordinal], self._builder.artifact
+        texts = AnswerTexts(self._builder.tokenizer, *found.requests[number])
+        output = texts.output(item, artifact.version if artifact else None)
+        assert output.result is not None
+        found.answers[number] = output.result, output.token_texts
+        if len(found.answers) < len(found.requests):
+            return None
+        del self._open[ordinal]
+        answers = [found.answers[i] for i in range(len(found.requests))]
+        results = [result for result, _ in answers]
         error = next((result.error for result in results if result.error), None)
         record = self._builder.record
-        content = None if error else self._strategy.content(row, whole, record)
+        content = None if error else self._strategy.content(found.row, answers, record)
         tokens = sum(len(result.tokens) for result in results)
         steps = sum(result.acceptance.steps for result in results)
-        return Record.of(row, content, error, tokens, steps)
-
-
-_Answer: TypeAlias = tuple[AnswerTexts, Future[Output]]
+        return Record.of(found.row, content, error, tokens, steps)
 
 
 def measure(builder: "EngineBuilder", strategy: Strategy, rows: Sequence[Row]) -> Preview:
@@ -208,7 +238,7 @@ class EngineSpec:
 
 
 class EngineActor:
-    """One engine in its own process. Its calls may run at the same time."""
+    """One engine in its own process."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -217,8 +247,8 @@ class EngineActor:
         """Build the engine, which takes seconds to minutes."""
         self._answering = Answering(self._built(), self._spec.strategy)
 
-    def answer(self, rows: Sequence[Row]) -> list[Record]:
-        return self._answering.answer(rows)
+    def work(self, rows: Sequence[Row]) -> list[Record]:
+        return self._answering.work(rows)
 
     def preview(self, rows: Sequence[Row]) -> Preview:
         """Build the engine, and measure the time of a few rows with and without drafts."""
@@ -240,10 +270,11 @@ class EngineActor:
 
 @dataclass
 class _Engine:
-    """An engine's actor, and its unfinished calls with their rows."""
+    """An engine's actor, its unfinished calls, and the ordinals of its unfinished rows."""
 
     actor: Any
-    calls: dict[Any, Sequence[Row]] = field(default_factory=dict)
+    calls: list[Any] = field(default_factory=list)
+    rows: set[int] = field(default_factory=set)
     running: bool = False
 
 
@@ -265,11 +296,9 @@ class Pool:
         look_s: float = 5.0,
     ) -> None:
         self._spec, self._size, self._pause_s, self._look_s = spec, size, pause_s, look_s
-        actor: Any = ray.remote(EngineActor)
-        self._new = actor.options(
-            num_cpus=cpus, num_gpus=spec.gpus, max_restarts=0, max_concurrency=_IN_FLIGHT
-        )
+        self._new: Any = ray.remote(num_cpus=cpus, num_gpus=spec.gpus, max_restarts=0)(EngineActor)
         self._engines: list[_Engine] = []
+        self._handful = _HANDFULS * spec.settings.rows
         self._deaths = 0
         self._start_at = 0.0
         self._look_at = time.monotonic() + look_s
@@ -281,7 +310,7 @@ class Pool:
     @property
     def rows_in_flight(self) -> int:
         """Number of rows that were sent to engines and are not finished."""
-        return sum(len(rows) for engine in self._engines for rows in engine.calls.values())
+        return sum(len(engine.rows) for engine in self._engines)
 
     def poll(self, buffer: ReorderBuffer, wait_s: float) -> list[Record]:
         """Send rows to engines and return finished ones, after at most ``wait_s`` seconds.
@@ -342,32 +371,36 @@ class Pool:
             return
         while len(self._engines) < self._size:
             actor = self._new.remote(self._spec)
-            self._engines.append(_Engine(actor, {actor.load.remote(): ()}))
+            self._engines.append(_Engine(actor, [actor.load.remote()]))
 
     def _feed(self, engine: _Engine, buffer: ReorderBuffer) -> None:
+        max_rows = (_IN_FLIGHT + 1) * self._handful
         while engine.running and len(engine.calls) < _IN_FLIGHT:
-            if not (rows := buffer.take(self._spec.settings.rows)):
+            rows = buffer.take(min(self._handful, max_rows - len(engine.rows)))
+            if not rows and (engine.calls or not engine.rows):
                 return
-            engine.calls[engine.actor.answer.remote(rows)] = rows
+            engine.rows.update(row.ordinal for row in rows)
+            engine.calls.append(engine.actor.work.remote(rows))
 
     def _on_result(self, engine: _Engine, call: Any, buffer: ReorderBuffer) -> list[Record]:
         if call not in engine.calls:  # another call of the same engine failed because it died
             return []
+        engine.calls.remove(call)
         try:
             records: list[Record] | None = ray.get(call)
         except RayError as error:
             self._mark_dead(engine, error, buffer)
             return []
-        del engine.calls[call]
         if records is None:
             engine.running = True
             return []
-        self._deaths = 0
+        engine.rows.difference_update(record.ordinal for record in records)
+        self._deaths = 0 if records else self._deaths
         return records
 
     def _mark_dead(self, engine: _Engine, error: RayError, buffer: ReorderBuffer) -> None:
         self._engines.remove(engine)
-        lost, engine.calls = engine.calls, {}
+        engine.calls.clear()
         with suppress(RayError):
             ray.kill(engine.actor)
         self._deaths += 1
@@ -378,7 +411,7 @@ class Pool:
                 " it and run the job again, which resumes it"
             ) from error
         self._start_at = time.monotonic() + self._pause_s
-        buffer.requeue(row.ordinal for rows in lost.values() for row in rows)
+        buffer.requeue(engine.rows)
 
 
 def _is_error_of_task(error: RayError) -> bool:

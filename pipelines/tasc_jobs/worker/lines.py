@@ -209,7 +209,8 @@ class LineAnswers:
         except FieldError as error:
             raise ApiError(400, str(error), error.field) from error
         except ValueError as error:
-            message = f"{asked.prompt_field}: {error}"
+            reason = str(error).removeprefix(f"request {asked.id}: ")
+            message = f"{asked.prompt_field}: {reason}"
             raise ApiError(400, message, asked.prompt_field) from error
         return asked, request
 

@@ -144,10 +144,15 @@ class EngineLoop:
         self._hand_out(items)
 
     def _use_idle_rows(self) -> None:
-        """Begins one idle request if a row is free, or frees the rows of all if others wait."""
+        """Begins one idle request if a row is free, or frees the rows of all if others wait.
+
+        If the cache has no room for the newest idle request beside others, only that one is
+        dropped.
+        """
         engine = self._engine
-        if self._crowded:
-            while self._idle_ids:
+        if self._crowded and self._idle_ids:
+            others_wait = engine.running + engine.waiting > len(self._idle_ids)
+            for _ in range(len(self._idle_ids) if others_wait else 1):
                 self._drop_idle()
             return
         while self._idle_requests and engine.running + engine.waiting < engine.config.rows:
@@ -166,8 +171,12 @@ class EngineLoop:
     def _refuse_all(self, error: Exception) -> None:
         """Refuses all requests, also later ones, after the engine has ended."""
         while True:
-            self._hand_out([(sink, error) for sink, _ in self._sinks.values()])
+            sinks = [sink for sink, _ in self._sinks.values()]
+            sinks += [sink for _, sink, _, _ in self._idle_requests]
             self._sinks.clear()
+            self._idle_requests.clear()
+            self._idle_ids.clear()
+            self._hand_out([(sink, error) for sink in sinks])
             if self._closed:
                 return
             self._inbox.get()()
@@ -214,6 +223,8 @@ class EngineLoop:
     def _cancel(self, request_id: str) -> None:
         self._engine.cancel(request_id)
         self._forget(request_id)
+        for waiting in [each for each in self._idle_requests if each[0].id == request_id]:
+            self._idle_requests.remove(waiting)
 
     def _forget(self, request_id: str) -> None:
         self._sinks.pop(request_id, None)

@@ -7,7 +7,8 @@ changed, near ties between two tokens cannot be detected.
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -149,7 +150,9 @@ class ShadowCheck:
             self._metrics.not_checked["full"].inc()
             return
         self.pending += 1
-        self._begin(_Candidate(request, result, time.monotonic() + self._settings.max_age_s))
+        candidate = _Candidate(request, result, time.monotonic() + self._settings.max_age_s)
+        with self._dropped_on_error():
+            self._begin(candidate)
 
     def _begin(self, candidate: _Candidate) -> None:
         shadow, guide = candidate.shadow, None
@@ -160,9 +163,18 @@ class ShadowCheck:
             guide = self._guides.of(shadow.guide)
         self._submit_idle(shadow, partial(self._on_item, candidate), guide, candidate.until)
 
+    @contextmanager
+    def _dropped_on_error(self) -> Iterator[None]:
+        """Drops the check if the block raises, so that users' answers continue."""
+        try:
+            yield
+        except Exception:
+            self._drop("failed")
+            log.exception("an answer could not be checked")
+
     def _on_item(self, candidate: _Candidate, item: Output | Refusal | Exception) -> None:
         """Compares the whole answer, or begins it again if a user's request took its row."""
-        try:
+        with self._dropped_on_error():
             match item:
                 case Refusal(kind="full"):
                     self._begin(candidate)
@@ -175,9 +187,6 @@ class ShadowCheck:
                     self._drop("failed")
                 case _:
                     raise ServiceError(str(item))
-        except Exception:  # users' answers continue
-            self._drop("failed")
-            log.exception("an answer could not be checked")
 
     def _drop(self, reason: NotChecked) -> None:
         self.pending -= 1

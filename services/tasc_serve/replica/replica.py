@@ -203,10 +203,10 @@ class TaskReplica:
                 elif isinstance(item, Output):
                     artifact = self.builder.artifact  # only a replica knows the index
                     item = texts.output(item, artifact.version if artifact else None)
-                    if item.result:
-                        for observe in self._observers:
-                            observe(asked, request, item.result)
                 send(item)
+                if isinstance(item, Output) and item.result:
+                    for observe in self._observers:
+                        observe(asked, request, item.result)
                 if over:
                     ended.set_result(None)
             except Exception as error:

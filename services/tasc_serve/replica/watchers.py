@@ -116,7 +116,7 @@ class TaskWatcher:
             self._remember(between)
         self._known = version - 1
         now = self._builder.record_version
-        if version <= now:
+        if version < now or (version == now and record != self._builder.record):
             log.error("task %s was made anew; deploy the application again to serve it", self._name)
         elif changes := fixed_changes(self._builder.record, record):
             log.warning(
@@ -127,7 +127,7 @@ class TaskWatcher:
                 ", ".join(changes),
                 now,
             )
-        else:
+        elif version > now:
             self._install(record, version)
         self._known = version
 

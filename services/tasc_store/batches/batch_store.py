@@ -21,7 +21,6 @@ _EndedStatus = Literal["completed", "failed", "expired", "cancelled"]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", _EndedStatus]
 ENDED: Final = frozenset(get_args(_EndedStatus))
 TIMES: Final = get_args(Status)[1:]  # a batch has the time of each of these
-_NEW: Final = ("endpoint", "input_file_id", "window", "model", "owner")  # fields of `NewBatch`
 _COUNTS: Final = ("total", "completed", "failed", "attempts")
 # A worker may begin shortly before the deadline, and must still be able to read the input.
 _AFTER_DEADLINE_S: Final = 3600

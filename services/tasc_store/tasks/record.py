@@ -338,5 +338,5 @@ def _object(kind: str, content: Any, cls: type[Any]) -> dict[str, Any]:
         )
     needed = (n for n, f in known.items() if f.default is f.default_factory is MISSING)
     if missing := [n for n in needed if n not in content]:
-        raise ValueError(f"{kind} lacks {', '.join(missing)}; add kind is missing")
+        raise ValueError(f"{kind} lacks {', '.join(missing)}; add what is missing")
     return dict(content)

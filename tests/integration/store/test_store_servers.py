@@ -227,6 +227,16 @@ REFUSALS: dict[str, tuple[type[StoreError], str, int]] = {
 }
 
 
+def test_script_that_a_server_loses_twice_is_a_store_error(redis_url, monkeypatch) -> None:
+    """As if the primary changed between the load of the script and its call."""
+    with connect(redis_url) as connected:
+        script = connected.register_script("return 1")
+        monkeypatch.setattr(type(connected), "script_load", lambda self, text: "0" * 40)
+        script.sha = "0" * 40
+        with refused(StoreError, redis_url):
+            script()
+
+
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.partition(" ")[0])
 def test_refusals_are_retried_if_another_server_may_answer(redis_url, client, error) -> None:
     kind, named, tries = REFUSALS[error]

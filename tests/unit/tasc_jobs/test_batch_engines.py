@@ -107,13 +107,12 @@ class FakeRay:
     def __init__(self, answer: Callable[[str, Sequence[Row]], object], alive: bool = True) -> None:
         self._answer, self._alive = answer, alive
 
-    def remote(self, cls: type) -> object:
+    def remote(self, **options: object) -> Callable[[type], object]:
         def call(name: str) -> object:
             return SimpleNamespace(remote=lambda rows=(): Asked(name, rows))
 
-        actor = SimpleNamespace(load=call("load"), answer=call("answer"))
-        made = SimpleNamespace(remote=lambda spec: actor)
-        return SimpleNamespace(options=lambda **options: made)
+        actor = SimpleNamespace(load=call("load"), work=call("work"))
+        return lambda cls: SimpleNamespace(remote=lambda spec: actor)
 
     def wait(self, calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list]:
         return (calls[:num_returns], []) if self._alive else ([], calls)
@@ -218,6 +217,22 @@ def test_record_of_a_row_has_all_answers_or_an_error(builder: EngineBuilder) -> 
     assert good.steps >= 2
 
 
+def test_finished_rows_return_before_longer_ones_and_no_row_begins_twice(
+    builder: EngineBuilder,
+) -> None:
+    rows = [row(i, f"wake me at {i:x}!") for i in range(20)]
+    answering = Answering(builder, Pairs())
+    try:
+        found = answering.work(rows)
+        assert 0 < len(found) < len(rows)
+        found += answering.work([each for each in rows if each.ordinal not in ordinals(found)])
+        while len(found) < len(rows):
+            found += answering.work([])
+    finally:
+        answering.close()
+    assert sorted(ordinals(found)) == list(range(20))
+
+
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> EngineBuilder:
     folder = make_folder(tmp_path_factory.mktemp("model"))
@@ -230,7 +245,9 @@ def answered(builder: EngineBuilder, strategy: Strategy, *payloads: str) -> list
     """Returns the records of rows, in their order."""
     answering = Answering(builder, strategy)
     try:
-        found = answering.answer([row(i, payload) for i, payload in enumerate(payloads)])
+        found = answering.work([row(i, payload) for i, payload in enumerate(payloads)])
+        while len(found) < len(payloads):
+            found += answering.work([])
     finally:
         answering.close()
     return sorted(found, key=lambda record: record.ordinal)

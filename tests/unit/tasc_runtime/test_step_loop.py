@@ -1,5 +1,6 @@
 """Tests the step loop with a real engine: each request gets an answer or a reason."""
 
+import math
 import queue
 import threading
 from functools import partial
@@ -206,6 +207,26 @@ def test_broken_engine_fails_all_requests_and_refuses_later_ones(
     assert "must be replaced" in caplog.text
     late = Request("late", requests[0].prompt, 5)
     assert submit(loop, [late])["late"].next() is fault
+    loop.close()
+
+
+def test_idle_requests_and_later_ones_get_the_error_of_a_broken_engine(make_engine, requests):
+    engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(2))
+    whole_step = engine.step
+
+    def step():
+        if engine.running and next(steps, None) is None:
+            raise fault
+        return whole_step()
+
+    engine.step = step
+    loop, sink = EngineLoop(engine), Sink()
+    for request in requests[: CONFIG.rows + 1]:  # the last one never begins
+        loop.submit_idle(replace(request, stream=False), sink, None, math.inf)
+    assert [sink.next() for _ in range(CONFIG.rows + 1)] == [fault] * (CONFIG.rows + 1)
+    for number in range(CONFIG.rows + 1):  # an engine that broke frees no row
+        late = Request(f"late {number}", requests[0].prompt, 5)
+        assert submit(loop, [late])[late.id].next() is fault
     loop.close()
 
 

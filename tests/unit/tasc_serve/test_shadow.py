@@ -18,7 +18,9 @@ from tasc_engine import (
     Sampling,
     TokenLogprob,
 )
+from tasc_engine.errors import GuideError
 from tasc_engine.sampling.sampler import token_logprobs
+from tasc_protocol import Acceptance
 from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.shadow import MARGINS, ShadowCheck, difference, without_checks
@@ -216,6 +218,20 @@ def test_failed_check_affects_no_answer(make_checked, requests, monkeypatch, cap
     again = checked.answer([replace(r, id=f"again {r.id}") for r in requests[:3]])
     assert all(again[f"again {id_}"].tokens == result.tokens for id_, result in plain.items())
     assert "between two steps failed" not in caplog.text
+
+
+def test_refused_guide_drops_the_check_and_affects_no_answer(checked, requests, monkeypatch):
+    guided = replace(requests[0], guide=GuideSpec("regex", text="[a-z ]{0,40}"))
+    (result,) = checked.answer([guided]).values()
+    checked.settle()
+
+    def refused(guide):
+        raise GuideError("its states exceed the limit")
+
+    monkeypatch.setattr(checked.engine.guides, "of", refused)
+    drafted = structs.replace(result, acceptance=Acceptance((1,), (1,)))
+    checked.finish((guided, drafted))  # raises nothing
+    assert checked.count("checks_dropped", reason="failed") == 1
 
 
 def test_sample_rate_is_the_share_of_checked_answers(make_checked, requests):
