@@ -106,10 +106,15 @@ def test_command_fails_if_no_row_is_usable(in_process, folder, tmp_path) -> None
 
 def assert_each_part_is_reported(lines: list[str], tasc: Command) -> None:
     """The parts are in order with rising seconds, and other commands can use the store's URL."""
-    parts = [line.split("s  ")[1].split(":")[0] for line in lines]
+    found = [re.fullmatch(r" *(\d+\.\d) s  (.*)\n", line) for line in lines]
+    assert all(found), lines
+    parts = [match[2].split(":")[0] for match in found]
     assert parts[1:5] == ["store", "starting Ray ...", "Ray", "starting the service ..."]
     assert sorted(parts[5:]) == ["HTTP gateway", "task t", "task t"]
-    seconds = [float(line.split()[0]) for line in lines]
+    (measuring, up) = (match[2] for match in found if match[2].startswith("task t"))
+    assert measuring.startswith("task t: measuring")
+    assert up == "task t: 1 of 1 replicas up"
+    seconds = [float(match[1]) for match in found]
     assert seconds == sorted(seconds)
     (url,) = re.findall(r"REDIS_URL=(redis://127\.0\.0\.1:\d+/0)$", lines[1].strip())
     assert tasc.run("task", "list", "--redis-url", url).splitlines()[1].startswith("t\t")
