@@ -1,7 +1,7 @@
 """Engines of a batch job in Ray actors. Each engine answers rows; a pool replaces dead engines.
 
-A job does not wait until all its engines have started. Rows go to the running engines, and a small
-cluster runs fewer of them.
+A job does not wait until all its engines have started. Rows go to the running engines. A cluster
+without room for all engines runs fewer engines.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # a job's own process needs no torch
 
 _IN_FLIGHT = 6  # calls per engine; each has b rows, so that an engine never waits for a call
 _MAX_DEATHS = 3  # consecutive deaths per engine without a finished row in between
-_TASKS = (ServiceError, UnsupportedModel)  # errors that an engine has on every machine
+_TASKS = (ServiceError, UnsupportedModel)  # errors of the task, not of a machine
 _MAX_WAITING = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
 _MAX_CHARACTERS = 64 << 20
 
@@ -137,7 +137,7 @@ class Answering:
         """Returns the records of rows when all of them are finished.
 
         Raises:
-            Exception: The engine ended on it.
+            Exception: The error that ended the engine.
         """
         requested, records = list[tuple[Row, list[_Answer]]](), list[Record]()
         for row in rows:
@@ -322,7 +322,7 @@ class Pool:
             raise JobError(f"no engine can be built: {_cause(error)}") from error
 
     def close(self) -> None:
-        """End all engines; the rows that they have in hand are lost."""
+        """End all engines. Rows that were sent to them and are not finished are lost."""
         for engine in self._engines:
             with suppress(RayError):
                 ray.kill(engine.actor)
@@ -351,7 +351,7 @@ class Pool:
             engine.calls[engine.actor.answer.remote(rows)] = rows
 
     def _on_result(self, engine: _Engine, call: Any, buffer: ReorderBuffer) -> list[Record]:
-        if call not in engine.calls:  # another call of the same engine failed because it died
+        if call not in engine.calls:  # the engine died, and another of its calls failed
             return []
         try:
             records: list[Record] | None = ray.get(call)
