@@ -132,9 +132,9 @@ def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:
     for file in files:
         check_file(file, columns)
         if reject.exists() and reject.samefile(file):
-            raise FileError(f"{reject} is to be read and to be written; name another for rejects")
+            raise FileError(f"{reject} is an input; name another file with --reject")
     if not reject.parent.is_dir():
-        raise FileError(f"no folder {reject.parent} for the refused rows; make it or name another")
+        raise FileError(f"no folder {reject.parent} for refused rows; create it or name another")
 
 
 def _batches(items: Iterable[CorpusRow | BadRow]) -> Iterator[list[CorpusRow | BadRow]]:

@@ -135,7 +135,7 @@ def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
         (["good.jsonl", "absent.jsonl"], "bad.jsonl", "absent.jsonl"),
         (["good.jsonl", "rows.txt"], "bad.jsonl", "is none of"),
         (["good.jsonl"], "absent/bad.jsonl", "no folder"),
-        (["good.jsonl"], "good.jsonl", "to be read and to be written"),
+        (["good.jsonl"], "good.jsonl", "is an input; name another file"),
         (["good.jsonl"], "no.jsonl", "would be lost"),
     ],
 )
