@@ -112,7 +112,7 @@ def finetune(
     run = _run_of(job, plan)
     with claimed(job.output, FINETUNE):
         if _is_finished(job.output, run):
-            note(f"{job.output} has the result of this run already; nothing is trained again")
+            note(f"{job.output} already has the result of this run; nothing is trained again")
             return report_of(job.output)
         result = Result(job.output, plan.vocabulary, job.template)
         checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))
