@@ -30,7 +30,7 @@ from support import eventually
         (engine.arguments, ["--tasks", "nothing"]),
     ],
 )
-def test_unknown_part_kind_task_or_peer_is_refused_by_name(
+def test_unknown_part_kind_task_or_peer_is_refused_and_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: Callable[[], Any],

@@ -128,7 +128,7 @@ def test_configured_replicas_fit_into_one_worker(services):
     assert int(cpus) >= needed
 
 
-def test_lasting_services_and_dependencies_have_health_checks(services):
+def test_long_running_services_and_dependencies_have_health_checks(services):
     needed = {name for service in services.values() for name in service.get("depends_on", ())}
     for name, service in services.items():
         lasts, health = service["restart"] == "unless-stopped" and name != "batches", "healthcheck"

@@ -91,7 +91,7 @@ def test_documents_name_exported_series_only():
     assert named <= METRICS | families
 
 
-def test_prometheus_scrapes_each_process_and_not_their_sum():
+def test_prometheus_scrapes_each_process_but_not_the_merged_metrics():
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))
     (job,) = config["scrape_configs"]
     (discovery,) = job["http_sd_configs"]

@@ -211,7 +211,7 @@ def test_error_codes_that_the_reference_names_exist():
     assert codes <= set(re.findall(r"\"(\w+)\"", sources()))
 
 
-def test_page_on_watching_names_every_alert_and_pages_name_no_other():
+def test_monitoring_page_names_every_alert_and_no_page_names_unknown_alerts():
     rules = yaml.safe_load((ROOT / "deploy" / "rules.yml").read_text("utf-8"))
     alerts = {
         rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule

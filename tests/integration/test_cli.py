@@ -38,7 +38,7 @@ def create(tasc: InProcess | Command, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_commands_lead_from_rows_to_answers(in_process, folder, tmp_path) -> None:
+def test_commands_of_the_whole_workflow_answer_rows(in_process, folder, tmp_path) -> None:
     tasc, run = in_process, in_process.run
     train = corpus(tmp_path / "train.jsonl")
     rejects = tmp_path / "rejects.jsonl"
@@ -170,7 +170,7 @@ def test_error_is_one_line_without_secrets(run, args, code, message) -> None:
 
 
 @pytest.mark.parametrize("command", [("serve",), ("worker", "--once")])
-def test_store_option_overrides_the_environment_and_that_the_file(
+def test_store_option_precedes_the_environment_which_precedes_the_file(
     run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str]
 ) -> None:
     config = tmp_path / "serve.yaml"

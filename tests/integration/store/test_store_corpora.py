@@ -76,7 +76,7 @@ def test_collected_rows_stay_in_order_until_they_are_removed(collected: Collecte
     assert (collected.read().rows, len(collected)) == (tuple(rows[2:]), 3)
 
 
-def test_removal_by_number_keeps_rows_added_since_the_read(collected: CollectedRows) -> None:
+def test_removal_of_read_rows_keeps_rows_added_since_the_read(collected: CollectedRows) -> None:
     assert collected.add([row(n) for n in range(-1, 3)], max_rows=3, max_bytes=1 << 20) == 1
     seen = collected.read(2)
     collected.add([row(3), row(4)], max_rows=3, max_bytes=1 << 20)  # rows 0 and 1 are dropped

@@ -112,7 +112,7 @@ def test_line_with_an_invalid_field_has_its_own_error(
     assert (answer["status_code"], answer["body"]["error"]["param"]) == (400, param)
 
 
-def test_line_of_several_prompts_makes_n_requests_for_each() -> None:
+def test_line_with_several_prompts_makes_n_requests_per_prompt() -> None:
     strategy = LineAnswers("batch-1", "/v1/completions", "greet", 1000, LimitSettings())
 
     def request(call: Request) -> Request:
@@ -229,7 +229,7 @@ class FakeLease:
         return self.renew()
 
 
-def test_lease_is_renewed_during_the_block_only() -> None:
+def test_lease_is_renewed_only_during_the_block() -> None:
     lease = FakeLease("in_progress")
     with HeldLease(lease) as hold:
         eventually(lambda: lease.renewed > 5)

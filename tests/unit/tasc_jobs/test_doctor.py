@@ -283,6 +283,6 @@ def test_command_exits_with_1_if_a_finding_is_a_failure(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"dtype": "float8"}, {"device": "quantum"}])
-def test_unknown_dtypes_and_devices_are_wrong_usage(base: Path, wrong: dict[str, str]) -> None:
+def test_unknown_dtypes_and_devices_are_usage_errors(base: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         examine(Examination(str(base), **{**SMALL, **wrong}))

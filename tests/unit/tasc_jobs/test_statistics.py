@@ -177,7 +177,7 @@ def test_shipped_rows_have_the_figures_of_the_paper():
     assert bits_and_ngrams(found.output) == (9.02, 840)
 
 
-def test_ngrams_are_those_within_rows_and_whole_outputs_are_counted(tmp_path, tasc):
+def test_ngrams_within_rows_and_whole_outputs_are_counted(tmp_path, tasc):
     labels = ["yes"] * 6 + ["no"] * 3 + ["maybe"]
     path = write(
         tmp_path / "labels", [(f"is it {n} here", label) for n, label in enumerate(labels)]
@@ -288,7 +288,7 @@ def test_statistics_page_is_self_contained(train, tmp_path, tasc, tokenizer, plo
         (["task"], 2, "--train"),
     ],
 )
-def test_invalid_options_are_refused_by_name(train, tasc, args, code, message):
+def test_invalid_options_are_refused_and_named(train, tasc, args, code, message):
     err = tasc.run("stats", "--train", train, *args, code=code)
     assert message in re.sub(r"[\s│]+", " ", err)
     assert not tasc.out

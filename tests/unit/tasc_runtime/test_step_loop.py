@@ -146,7 +146,7 @@ def test_actions_run_in_order_on_the_engines_thread(loop, requests):
     assert sink.all()[-1].result
 
 
-def test_refused_request_affects_no_other(loop, requests, expected):
+def test_refused_request_affects_no_other_request(loop, requests, expected):
     good = requests[0]
     long = Request("long", good.prompt, CONFIG.max_model_len)
     sinks = submit(loop, [long, good])
@@ -209,7 +209,7 @@ def test_broken_engine_fails_all_requests_and_refuses_later_ones(
     loop.close()
 
 
-def test_full_queue_is_a_refusal(folder, requests):
+def test_request_is_refused_if_the_queue_is_full(folder, requests):
     loop, sink = EngineLoop(support.make_engine(folder, replace(CONFIG, max_waiting=2))), Sink()
     held = threading.Event()
     loop.between_steps(lambda: held.wait(60) and None)

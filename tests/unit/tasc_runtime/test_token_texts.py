@@ -32,7 +32,7 @@ def test_token_bytes_form_the_text_and_offsets_count_characters(tokenizer, text,
         front += token.utf8
 
 
-def test_incomplete_character_counts_as_one(tokenizer):
+def test_incomplete_character_takes_one_offset(tokenizer):
     cut = tokenizer.encode_outputs(["é"])[0][0]
     assert tokenizer.token_bytes(cut) == "é".encode()[:1]
     whole = tokenizer.encode_outputs(["a"])[0][0]

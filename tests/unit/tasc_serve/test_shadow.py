@@ -119,7 +119,7 @@ def checked(make_checked):
     return make_checked()
 
 
-def test_drafted_answers_are_decoded_again_and_equal(checked, requests):
+def test_shadow_checks_decode_drafted_answers_again_with_equal_results(checked, requests):
     found = checked.answer(requests)
     drafted = [r for r in found.values() if any(r.acceptance.drafted)]
     assert sum(sum(r.acceptance.accepted) for r in drafted) > 0
@@ -166,14 +166,14 @@ def crowded(checked, first, shadows, users):
     return states[1:]
 
 
-def test_shadow_checks_give_their_rows_back_to_users(checked, requests):
+def test_shadow_checks_release_their_rows_to_requests(checked, requests):
     again = requests[: CONFIG.rows + CONFIG.max_waiting]  # as many as rows and queue hold
     users = [replace(r, id=f"again {r.id}", draft=False) for r in again]
     states = crowded(checked, requests[:3], CONFIG.rows, users)
     assert states[0] == (CONFIG.rows, CONFIG.max_waiting, 0)
 
 
-def test_shadow_checks_give_their_cache_back_within_a_step(folder, make_checked, requests):
+def test_shadow_checks_release_their_cache_within_a_step(folder, make_checked, requests):
     place = 2 * 2 * 2 * 8 * 8  # bytes: keys and values, layers, heads, their size, float64
     needed = len(requests[0].prompt) + requests[0].max_tokens
     small = replace(CONFIG, kv_cache_bytes=place * (2 * needed + 8))
@@ -256,7 +256,7 @@ def test_guided_and_resumed_answers_are_checked_whole(checked, requests):
     assert checked.count("mismatches", kind="real") == 0
 
 
-def test_steps_are_counted_without_the_tokens_of_shadows(checked, requests):
+def test_step_counts_exclude_tokens_of_shadow_checks(checked, requests):
     found, mark = {}, []
 
     def after_step():
@@ -274,7 +274,7 @@ def test_steps_are_counted_without_the_tokens_of_shadows(checked, requests):
     assert all(record.row_steps or record.prompt_tokens for record in counted)
 
 
-def test_equal_logits_are_a_near_tie_and_other_differences_real():
+def test_equal_logits_are_a_near_tie_and_other_differences_are_real():
     logits = torch.tensor([[0.0, 5.0, 5.0, 4.999], [3.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
     shadow = tuple(token_logprobs(logits, np.arange(2), np.array([1, 0]), [3, 3]))
     for dtype, margin in MARGINS.items():

@@ -74,7 +74,7 @@ def test_checkpoint_of_other_rows_settings_or_precision_is_refused(bench, killed
     ],
     ids=["loss", "gradient"],
 )
-def test_loss_or_gradient_that_is_not_finite_is_refused_and_keeps_the_checkpoint(
+def test_non_finite_loss_or_gradient_is_an_error_and_keeps_the_checkpoint(
     bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch, change: Any, named: tuple[str, ...]
 ) -> None:
     before, loss = (killed / CHECKPOINT).read_bytes(), Trainer.loss
@@ -112,7 +112,7 @@ def test_full_disk_leaves_the_last_checkpoint(bench: Bench, killed: Path) -> Non
     finetune(bench.job(killed))
 
 
-def test_seconds_and_tokens_include_those_before_the_resumption(
+def test_reported_seconds_and_tokens_include_the_time_before_a_resumption(
     bench: Bench, whole: Made, killed: Path
 ) -> None:
     tokens = whole.found["tokens_per_second"] * whole.found["seconds"]

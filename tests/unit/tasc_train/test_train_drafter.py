@@ -104,14 +104,14 @@ def test_existing_answers_are_used_with_or_without_token_ids(
     "line",
     ['{"id": "1"}', "no json", '{"id": "1", "input": "a", "output": "b", "ids": ["x"]}', "[]"],
 )
-def test_line_that_is_not_an_answer_is_named(tmp_path: Path, line: str) -> None:
+def test_line_that_is_not_an_answer_is_named_in_the_error(tmp_path: Path, line: str) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_text('{"id": "0", "input": "a", "output": "b"}\n' + line + "\n")
     with refused(FileError, "line 2 of", "answers.jsonl"):
         read_answers(file)
 
 
-def test_token_outside_the_vocabulary_is_named(target: Bench, tmp_path: Path) -> None:
+def test_token_outside_the_vocabulary_is_named_in_the_error(target: Bench, tmp_path: Path) -> None:
     answer = {"id": "7", "input": "a", "output": "b", "ids": [4, 99999]}
     answers = read_answers(write_rows(tmp_path / "answers.jsonl", [answer]))
     with refused(FileError, "answer 7", "99999"):
