@@ -25,7 +25,7 @@ TEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=5), TEXTS, TEXTS)
-def test_ceiling_takes_the_longest_run_after_the_last_token(outputs, prompt, answer) -> None:
+def test_copy_bound_uses_the_longest_run_after_the_last_token(outputs, prompt, answer) -> None:
     index = build_index(Tokens.of(outputs), fingerprint="f", vocab_size=VOCAB, eos_id=EOS)
     row = np.array(prompt, np.int32), np.array([*answer, EOS], np.int32)
     steps = plain_steps([[VOCAB, *o, EOS] for o in outputs], [*prompt, VOCAB], [*answer, EOS])
@@ -110,7 +110,7 @@ def test_failing_gpu_stage_records_why_and_keeps_its_figures(tmp_path: Path) -> 
         ("independent", 3.682, 33.8 / 131.3, 2.900),
     ],
 )
-def test_memory_bound_speed_ups_equal_those_of_the_paper(
+def test_memory_bound_speed_ups_equal_the_papers_values(
     kind: Literal["eagle", "independent"], length: float, head: float, expected: float
 ) -> None:
     """Table 1 of VocabTrim, its first column."""

@@ -194,7 +194,7 @@ def test_dry_run_of_the_gpu_benchmark_finds_every_figure(tmp_path: Path) -> None
     assert judged == {*LEAST, *MOST} - {"tiny_mistral_differences", "tiny_gemma2_differences"}
 
 
-def test_gpu_stages_need_torch_and_transformers_only() -> None:
+def test_gpu_stages_need_only_torch_and_transformers() -> None:
     """A machine that is lent for its GPU has no store, no Ray and no command line packages."""
     missing = ("redis", "ray", "pydantic", "rich", "typer")
     barred = "; ".join(f"sys.modules[{n!r}] = None" for n in missing)

@@ -179,7 +179,7 @@ def test_adapters_are_registered_shown_replaced_and_unset(
     assert (store.get(name).adapters, store.get(name).adapter) == ((), str(place))
 
 
-def test_existing_task_is_replaced_only_with_the_option(task, store, create, name) -> None:
+def test_existing_task_is_replaced_only_with_the_replace_option(task, store, create, name) -> None:
     task(*create, "--max-tokens", 5)
     assert "--replace" in task(*create, code=2)
     assert store.versions(name) == [1]

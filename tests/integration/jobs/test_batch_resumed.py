@@ -125,7 +125,7 @@ def test_record_damaged_before_the_end_fails_the_job_but_keeps_the_output(
     assert engines.made[-1].rows == ROWS - 1
 
 
-def test_job_with_a_deleted_index_resumes_with_the_current_one(spec, engines, indexes):
+def test_job_with_a_deleted_index_resumes_with_the_current_index(spec, engines, indexes):
     answered(spec, engines, turns=1)
     indexes.announce(2)
     answered(spec, engines, turns=1)

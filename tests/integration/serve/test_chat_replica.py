@@ -103,7 +103,7 @@ async def test_slow_template_delays_no_other_request_and_its_error_names_message
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_only_requests_with_one_input_are_collected(chats, start, client, chat):
+async def test_answers_are_collected_only_for_requests_with_one_input(chats, start, client, chat):
     """A format string takes the last user message; a chat template takes all messages."""
     record = chats.record(choices=("alarm", "music"))
     if chat:

@@ -67,7 +67,7 @@ def watched(client, worker):
     loop.close()
 
 
-def test_worker_without_an_index_logs_how_to_build_one(client, task, tmp_path, caplog):
+def test_worker_without_an_index_logs_the_build_command(client, task, tmp_path, caplog):
     worker = EngineBuilder.of_task(client, task.record.name, ENGINE, cache_dir=tmp_path)
     assert (worker.artifact, worker.index_bytes) == (None, 0)
     assert f"tasc build-index {task.record.name}" in caplog.text

@@ -69,7 +69,9 @@ def expected(task):
     return found
 
 
-async def test_shadow_checks_cover_every_drafted_answer_and_change_none(start, task, store, index):
+async def test_shadow_checks_cover_every_drafted_answer_and_change_no_answer(
+    start, task, store, index
+):
     publish(store, index)
     replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
     results = await replica.answers()

@@ -48,7 +48,7 @@ def test_concurrent_workers_take_different_batches(shelf: Shelf) -> None:
         (["greet"], ["tags"], True),
     ],
 )
-def test_worker_takes_batches_of_its_tasks_only(shelf, tasks, leave, takes) -> None:
+def test_worker_takes_only_batches_of_its_tasks(shelf, tasks, leave, takes) -> None:
     shelf.ask()
     assert bool(take_batch(shelf.client, 60.0, tasks, leave)) == takes
 
@@ -119,7 +119,7 @@ def test_running_batch_is_cancelled_by_its_worker(shelf: Shelf) -> None:
     assert shelf.batches.cancel(id_).status == "cancelled"
 
 
-def test_failed_and_killed_attempts_count_until_progress(shelf: Shelf) -> None:
+def test_failed_and_killed_attempts_are_counted_until_lines_are_answered(shelf: Shelf) -> None:
     shelf.ask()
     shelf.taken().release()  # ended by a person
     shelf.taken().release(failed=True)

@@ -35,7 +35,7 @@ def test_number_and_total_size_of_files_are_limited(shelf: Shelf) -> None:
     assert len(shelf.files.page().items) == 1
 
 
-def test_one_owner_may_have_half_of_the_files_and_batches(shelf: Shelf) -> None:
+def test_one_owner_may_have_at_most_half_of_the_files_and_batches(shelf: Shelf) -> None:
     few, small = FileLimits(4, 10_000), FileLimits(100, 4 * len(DATA))
     first = shelf.keep(room=FileLimits(1, len(DATA)), owner="ann")
     shelf.keep(room=small, owner="ann")

@@ -159,7 +159,7 @@ def test_deletion_removes_all_data_of_one_task(client: redis.Redis, tmp_path: Pa
     assert tasks.versions("a") == [1]
 
 
-def test_task_whose_corpus_others_use_cannot_be_deleted(
+def test_task_whose_corpus_other_tasks_use_cannot_be_deleted(
     client: redis.Redis, tmp_path: Path
 ) -> None:
     tasks = TaskStore(client)

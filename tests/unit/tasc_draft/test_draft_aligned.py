@@ -170,7 +170,7 @@ def test_words_end_at_the_next_word_start_and_fill_at_most_the_room(prompt, room
     assert [[bool(a == b) for b in hashes[:n]] for a in hashes[:n]] == same
 
 
-def test_word_across_head_and_input_belongs_to_the_input() -> None:
+def test_word_across_template_head_and_input_belongs_to_the_input() -> None:
     rows = [([4, 6, n, 0], [12, 14]) for n in (1, 3) * MIN_ROWS]
     assert built(rows).head == 1
 

@@ -339,7 +339,7 @@ def test_trust_is_bounded(number: int, bound: float) -> None:
         check_rows(trusting("tasc", 1.001 * trust(proposer)))
 
 
-def test_trust_is_kept_by_depth_and_confidence() -> None:
+def test_trust_is_learnt_separately_by_depth_and_confidence() -> None:
     proposer, external = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
     answer_once(proposer, external, 9)  # SEP is followed by 1 or 4
     first = moved_cells(trust(proposer), initial_trust())
@@ -354,7 +354,7 @@ def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
 
 
 @pytest.mark.parametrize(("emitted", "moves"), [(1, False), (7, True)])
-def test_zero_exponent_may_only_rise(emitted: int, moves: bool) -> None:
+def test_trust_exponent_of_zero_can_only_rise(emitted: int, moves: bool) -> None:
     """The external tree names only 7."""
     before = np.zeros((CELLS, len(TRUST)), np.float32)
     own = cell({1: 0.5, 4: 0.5}, 0)

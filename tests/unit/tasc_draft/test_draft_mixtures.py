@@ -94,7 +94,7 @@ def branches(nodes: Tree) -> bool:
     return len({path[:-1] for path in nodes}) < len(nodes)
 
 
-def test_answers_may_follow_an_output_beyond_the_longest_context() -> None:
+def test_drafts_follow_an_output_that_is_longer_than_the_longest_context() -> None:
     rng = Random(6)
     for _ in range(100):
         documents = [rng.choices(range(1, 4), k=30) for _ in range(3)]

@@ -220,7 +220,7 @@ def test_undrafted_answers_become_recent_answers(answers) -> None:
     assert kept[-7:].tolist() == [dc.SEP, 7, 8, dc.SEP, 9, dc.EOS, -1]
 
 
-def test_tokens_kept_beside_recent_answers_are_bounded() -> None:
+def test_answer_tokens_waiting_to_become_recent_answers_are_bounded() -> None:
     settings = DraftSettings(recent_tokens=1 << 16)
     proposer = dc.make_proposer(dc.make_index([]), settings, rows=1, capacity=2048)
     growth = proposer.memory.growth

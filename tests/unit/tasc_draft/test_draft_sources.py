@@ -259,7 +259,7 @@ def test_teach_learns_the_same_weights_as_answering() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
-def test_answer_observed_at_once_teaches_along_the_tree(emitted: list[int]) -> None:
+def test_answer_observed_at_once_teaches_along_the_drafted_path(emitted: list[int]) -> None:
     """All tokens along the drafted path and the first one off it count, and nothing after it."""
     proposer, stepwise = learner(0.1), learner(0.1)
     nodes = answer(proposer, [1, 3, 4], emitted)

@@ -116,7 +116,7 @@ def test_attention_of_long_chunk_and_long_draft_is_exact(shape) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("heads", [1, 64, 128])
-def test_window_of_a_node_after_a_deeper_one_is_exact(heads, window) -> None:
+def test_window_of_a_node_after_a_deeper_node_is_exact(heads, window) -> None:
     """Among tokens that are processed together, the first is not always the earliest."""
     shape = Shape(heads, 1, 8, window=window)
     check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))

@@ -73,7 +73,7 @@ def test_finite_expression_allows_exactly_its_texts(guides, tokenizer, texts: li
 
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), data=st.data())
-def test_allowed_tokens_after_a_node_equal_those_after_its_path(
+def test_allowed_tokens_after_a_node_equal_allowed_tokens_after_its_path(
     guides, tokenizer, spec, data
 ) -> None:
     def make() -> Guide:

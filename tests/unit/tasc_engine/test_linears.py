@@ -81,7 +81,7 @@ def test_laying_out_a_tied_model_keeps_its_logits() -> None:
 
 
 @torch.inference_mode()
-def test_subclasses_and_shared_layers_are_kept() -> None:
+def test_laying_out_linears_preserves_subclasses_and_shared_layers() -> None:
     class Other(nn.Linear):
         pass
 

@@ -273,7 +273,9 @@ def test_prefix_bytes_are_bounded_by_lru_eviction(cache) -> None:
     assert [prefixes.enter(LENGTH, ids(*t, (0, 9))) for t in (first, second, third)] == [20, 0, 20]
 
 
-def test_prefixes_are_copied_only_if_kept_and_cut_to_the_budget(cache, monkeypatch) -> None:
+def test_prefixes_are_copied_only_before_caching_and_truncated_to_the_budget(
+    cache, monkeypatch
+) -> None:
     prefixes, copies, honest = PrefixCache(cache, 12 * 2 * PLACE), [], cache.copied
     monkeypatch.setattr(cache, "copied", lambda first, n: copies.append(n) or honest(first, n))
     for row in range(4):  # prefilled together, none entered

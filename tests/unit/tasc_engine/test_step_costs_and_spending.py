@@ -218,7 +218,7 @@ def test_marginal_costs_are_convex_and_below_the_cost(values: list[float]) -> No
     assert abs(curve[-1] - rising[-1]) < 1e-4
 
 
-def test_cost_jump_is_shared_by_the_tokens_after_it() -> None:
+def test_cost_jump_is_spread_over_the_following_tokens() -> None:
     assert convex_steps(np.array([1.0, 2.0, 2.0, 2.0, 2.0])).tolist() == [0.25] * 4
 
 

@@ -54,7 +54,7 @@ def options(command: str) -> dict[str, str]:
         "train-drafter",
     ],
 )
-def test_help_of_each_option_has_its_default_or_says_required(command):
+def test_help_of_each_option_has_a_default_or_the_word_required(command):
     shown = options(command)
     assert len(shown) > 5
     without = {n for n, t in shown.items() if not re.search(r"\[default: .*\]|\[required\]", t)}

@@ -192,7 +192,9 @@ def test_unusable_folder_has_one_failure_and_needs_no_torch(base, tmp_path):
 
 
 @pytest.mark.parametrize("name", BY_LOADING)
-def test_failed_load_is_one_finding(name: str, base: Path, tmp_path: Path) -> None:
+def test_failed_model_load_is_reported_as_one_finding(
+    name: str, base: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(base, tmp_path / "broken"))
     break_it, subject = BY_LOADING[name]
     break_it(folder)

@@ -52,7 +52,7 @@ def one_by_one(model, asked: range, vocab_size: int) -> tuple[list[list[int]], n
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_bigrams_equal_those_of_transformers(architecture, tmp_path, asked) -> None:
+def test_bigrams_equal_bigrams_computed_with_transformers(architecture, tmp_path, asked) -> None:
     folder = make_folder(tmp_path, architecture)
     own, size = load_model(ModelSource(folder, dtype="float64")), size_of(folder)
     tokens, logp = model_bigrams(own, size, top=TOP)

@@ -58,7 +58,7 @@ def test_clock_writes_seconds_since_its_creation_to_stderr(clock, capsys):
     assert (printed.out, printed.err) == ("", "  0.0 s  store: here\n 12.3 s  Ray: here\n")
 
 
-def test_resumed_items_count_as_progress_but_not_in_the_rate(clock):
+def test_resumed_items_count_as_progress_but_do_not_count_in_the_rate(clock):
     out, terminal = io.StringIO(), Terminal()
     for stream in (out, terminal):
         clock.now = 0.0

@@ -314,7 +314,7 @@ def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
     assert [row.line for row in read(path) if "'input'" in row.reason] == [1, 2]
 
 
-def test_damaged_parquet_row_group_is_reported_and_others_are_read(tmp_path):
+def test_damaged_parquet_row_group_is_reported_and_other_groups_are_read(tmp_path):
     path = tmp_path / "rows.parquet"
     table = pa.table({"input": ["x"] * 2500, "output": [f"{n:030d}" for n in range(2500)]})
     pq.write_table(table, path, row_group_size=1000, use_dictionary=False, compression="zstd")

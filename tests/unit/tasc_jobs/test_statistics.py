@@ -112,7 +112,7 @@ TEXTS = st.lists(st.text("abä \t\n\u00a0", max_size=8), max_size=12)
 
 
 @given(TEXTS, st.integers(1, 5))
-def test_rows_count_as_one_running_text(texts, n):
+def test_rows_are_counted_as_one_running_text(texts, n):
     total, before = NgramTotal(), ""
     for text in texts:
         total.add_row(text.split(), n, before)
@@ -198,7 +198,7 @@ def test_ngrams_within_rows_and_whole_outputs_are_counted(tmp_path, tasc):
     assert across["output"]["bigrams"] == 9
 
 
-def test_several_files_count_as_one_text_and_report_progress_per_row(tmp_path):
+def test_several_files_are_counted_as_one_text_with_progress_per_row(tmp_path):
     pairs = [(text, text) for text in ("a b", "c", "d e")]
     parts = [write(tmp_path / str(i), part) for i, part in enumerate((pairs[:2], pairs[2:]))]
     across = Units(across_rows=True)

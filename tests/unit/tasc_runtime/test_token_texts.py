@@ -43,7 +43,7 @@ def test_incomplete_character_takes_one_offset(tokenizer):
     assert [text[offset] == "a" for offset in offsets] == [i == whole for i in ids]
 
 
-def test_end_of_sequence_is_omitted_only_if_it_ends_the_answer(tokenizer):
+def test_end_of_sequence_token_is_omitted_only_at_the_end_of_an_answer(tokenizer):
     (ids,) = tokenizer.encode_outputs(["ab"])
     ended = [*ids, tokenizer.eos_id]
     assert len(TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ended))) == len(ids)

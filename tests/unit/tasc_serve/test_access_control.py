@@ -115,7 +115,7 @@ def test_key_for_a_task_can_use_and_see_the_task(key: ApiKey) -> None:
     assert model["id"] == TASK
 
 
-def test_keys_are_ignored_if_the_service_requires_none() -> None:
+def test_keys_are_ignored_if_the_service_requires_no_keys() -> None:
     service = Gated(KEY, required=False, away=True)
     assert {service.post(secret=s).status_code for s in (None, SECRET, OTHER)} == {200}
 

@@ -39,7 +39,7 @@ def test_completion_logprobs_are_columns_of_tokens():
     assert shown.top_logprobs[0] == {"a": -1.0, "b": -2.0, "na": -0.25}, "the chosen one is there"
 
 
-def test_completion_with_0_logprobs_has_the_chosen_tokens_only():
+def test_completion_with_0_logprobs_has_only_the_chosen_tokens():
     shown = ask((COMPLETION[0], COMPLETION[1] | {"logprobs": 0}), answer("yes", logprobs=0))
     assert shown["choices"][0]["logprobs"]["top_logprobs"] is None
     assert shown["choices"][0]["logprobs"]["tokens"] == ["y", "es"]
@@ -116,7 +116,7 @@ def answered(path, **more):
 
 
 @either_endpoint
-def test_answer_has_metrics_unless_the_request_declines_them(path):
+def test_answer_has_metrics_unless_the_request_declines_metrics(path):
     assert answered(path)["metrics"] == SUMMARY
     assert answered(path, metrics="summary")["metrics"] == SUMMARY
     detailed = answered(path, metrics="detailed")["metrics"]

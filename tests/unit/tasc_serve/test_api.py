@@ -420,7 +420,7 @@ def test_service_without_its_store_is_degraded_but_ready():
     assert "no Redis" in found.json()["store"]
 
 
-def test_drained_gateway_finishes_its_requests_and_refuses_new_ones(service):
+def test_drained_gateway_finishes_its_requests_and_refuses_new_requests(service):
     answered = service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
     assert answered.status_code == 200
     service.in_flight.enter()

@@ -111,7 +111,7 @@ def test_batch_for_an_unknown_model_is_refused(service: StorageService) -> None:
     assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-def test_output_file_of_a_batch_is_refused_as_input(service: StorageService) -> None:
+def test_batch_output_file_is_refused_as_batch_input(service: StorageService) -> None:
     upload = service.storage.files.begin()
     upload.write(line().encode())
     output = upload.keep(FileLimits(9, 9999), "out.jsonl", "batch_output", 3600)

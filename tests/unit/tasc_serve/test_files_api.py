@@ -107,7 +107,7 @@ def test_form_sets_the_lifetime_of_its_file(service: StorageService) -> None:
     assert file["expires_at"] - file["created_at"] == 7200
 
 
-def test_body_without_a_form_with_one_file_is_refused(service: StorageService) -> None:
+def test_upload_body_must_be_a_form_with_exactly_one_file(service: StorageService) -> None:
     for request in (
         {"json": {"purpose": "batch"}},
         {"data": FORM},
@@ -144,7 +144,7 @@ def sized_form(size: int) -> tuple[AsyncIterator[bytes], dict[str, str], list[in
     return parts(), {"content-type": f"multipart/form-data; boundary={boundary}"}, sent
 
 
-def test_upload_is_refused_as_soon_as_it_is_too_large(make_service: Make) -> None:
+def test_too_large_upload_is_refused_before_its_end(make_service: Make) -> None:
     service = make_service(max_file_bytes=1_000_000)
     assert error_of(service.upload(b"x" * 1_000_001), 413)["param"] == "file"
     assert service.upload(b"x" * 1_000_000).status_code == 200

@@ -204,7 +204,7 @@ def test_failover_counters_start_at_0():
     assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
 
 
-def test_batch_gauges_of_own_tasks_start_at_0():
+def test_batch_gauges_of_the_workers_tasks_start_at_0():
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, ["tag"])
     names = ("tasc_batch_waiting", "tasc_batch_oldest_waiting_seconds")

@@ -175,7 +175,7 @@ def rate_of(*ends: float) -> tuple[DrainRate, FakeClock]:
     return drain, clock
 
 
-def test_retry_times_of_refused_calls_follow_the_free_places():
+def test_retry_times_of_refused_calls_follow_the_drain_rate():
     drain, clock = rate_of(*(i / 4 for i in range(1, 9)))
     assert drain.per_second() == 4
     assert [drain.retry_after_s(f"call {i}", 0) for i in range(4)] == [0.25, 0.5, 0.75, 1]

@@ -201,7 +201,7 @@ def test_gateways_of_other_nodes_are_backups(tmp_path: Path) -> None:
     ("host", "called"),
     [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.3", "10.0.0.3")],
 )
-def test_gateway_is_called_at_the_address_it_listens_on(tmp_path, host, called) -> None:
+def test_gateway_is_called_at_its_listening_address(tmp_path, host, called) -> None:
     found = servers(rays(tmp_path, host, 8000, "127.0.0.1:30001"))
     assert {words[0].rpartition(":")[0] for words in found.values()} == {called}
 

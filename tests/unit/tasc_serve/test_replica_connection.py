@@ -222,7 +222,7 @@ async def test_cancelled_calls_end_at_the_replica_and_other_calls_continue(both:
     assert isinstance(await stays, Output)
 
 
-async def test_lost_connection_ends_its_calls_on_both_sides_and_is_replaced(both):
+async def test_lost_connection_ends_calls_in_gateway_and_replica_and_is_replaced(both):
     waiting = structs.replace(CALL, prompt="wait")
     lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
     stream = both.client.stream("one", structs.replace(waiting, stream=True))

@@ -147,7 +147,7 @@ def test_request_without_a_seed_draws_one_seed_for_all_choices(path):
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 0, 1, 2**63 - 1])
-def test_signed_seeds_map_to_distinct_unsigned_ones(seed):
+def test_signed_seeds_map_to_distinct_unsigned_seeds(seed):
     (one,) = asked("/v1/completions", seed=seed)
     assert Sampling(seed=one.seed).seed == seed % 2**64
 

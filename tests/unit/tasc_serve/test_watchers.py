@@ -215,7 +215,7 @@ def test_change_that_fails_between_two_steps_is_logged_and_repeated(monkeypatch,
     assert "version 1 stays in use: no row could be drafted for" in caplog.text
 
 
-def test_simultaneous_record_and_index_are_installed_one_after_the_other() -> None:
+def test_record_and_index_that_arrive_together_are_installed_in_sequence() -> None:
     worker, tasks = Worker(), Tasks()
     tasks.records += versions_of(1)
     worker.announced = SimpleNamespace(version=1)

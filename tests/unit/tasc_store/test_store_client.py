@@ -49,7 +49,7 @@ def test_displayed_url_of_a_client_has_no_login(url: str, shown: str) -> None:
     "url",
     [f"http://u:{SECRET}@host", f"redis://:{SECRET}/x@host:port", "redis://host?no_such_option=1"],
 )
-def test_error_of_an_invalid_url_shows_a_valid_one(url: str) -> None:
+def test_error_of_an_invalid_url_shows_a_valid_url(url: str) -> None:
     with refused(StoreUnreachable, "redis://") as caught:
         connect(url)
     assert SECRET not in str(caught.value)

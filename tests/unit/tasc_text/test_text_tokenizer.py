@@ -162,7 +162,7 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         TaskTokenizer.from_folder(tmp_path)
 
 
-def test_prompts_have_the_special_tokens_and_outputs_have_none(folder: Path) -> None:
+def test_prompts_have_special_tokens_but_outputs_do_not(folder: Path) -> None:
     def begin_with_mark(tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens([AddedToken("<|begin|>", special=True)])
         mark = tokenizer.token_to_id("<|begin|>")

@@ -128,7 +128,7 @@ def test_rows_over_the_maximum_length_are_left_out_and_counted(
     assert found["too_long"] > 0
 
 
-def test_lm_head_runs_at_output_tokens_only_and_the_loss_is_the_same(made: Made) -> None:
+def test_lm_head_runs_only_at_output_tokens_with_the_same_loss(made: Made) -> None:
     job = replace(made.bench.job(made.output), tokenizer=made.bench.base)
     found, model = job_module.plan_of(job).examples, base_of(made.bench)
     trainer = training.Trainer(model, found, job.settings)
@@ -260,7 +260,7 @@ def test_damaged_enrichment_record_is_named_in_the_error(own: Bench, damage: str
         vocabulary_of(own.base, own.tokenizer)
 
 
-def test_missing_enrichment_record_or_one_of_another_model_or_order_is_refused(own: Bench) -> None:
+def test_missing_or_foreign_or_reordered_enrichment_record_is_refused(own: Bench) -> None:
     file = own.tokenizer / "enrichment.json"
     record = json.loads(file.read_text())
     for changed, named in (

@@ -94,7 +94,7 @@ def test_selection_equals_a_naive_implementation(tokenizer, settings, everything
         assert len(wanted) == 12
 
 
-def test_example_of_the_paper_is_left_out_by_the_suffix_rule_only(tmp_path: Path) -> None:
+def test_paper_example_is_left_out_only_by_the_suffix_rule(tmp_path: Path) -> None:
     outputs = ["in the", "in therapy", "in theorem"] * 4
     tiny.make_tokenizer(tmp_path, texts=["in the therapy theorem"] * 9, size=300)
     tokenizer = TaskTokenizer.from_folder(tmp_path)

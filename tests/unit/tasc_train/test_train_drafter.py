@@ -32,7 +32,7 @@ def test_untrained_drafter_predicts_few_tokens(target: Bench, tmp_path: Path) ->
     assert train_drafter(target.job(tmp_path, "eagle", epochs=0.2))["agreement"] < 0.5
 
 
-def test_target_without_hidden_states_gets_an_independent_drafter_only(tmp_path: Path) -> None:
+def test_target_without_hidden_states_gets_only_an_independent_drafter(tmp_path: Path) -> None:
     target = make(tmp_path / "target", "gpt_neox")
     with refused(FinetuneError, "gpt_neox", "--kind independent"):
         train_drafter(target.job(tmp_path / "out", "eagle"))
@@ -48,7 +48,7 @@ def test_target_without_hidden_states_gets_an_independent_drafter_only(tmp_path:
     ],
     indirect=["short"],
 )
-def test_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
+def test_killed_run_ends_with_the_weights_of_an_uninterrupted_run(
     short: Trained, tmp_path: Path, stage: str, done: int
 ) -> None:
     job = replace(short.bench.job(tmp_path, short.kind, **SHORT), checkpoint_s=0.0)
