@@ -208,7 +208,7 @@ class RecordUpdates:
                 f"task {name}: version {version} changes {changes}; its replicas are replaced by a "
                 "rolling update"
             )
-        # An update that has not ended becomes a part of this one.
+        # An update that has not ended becomes a part of the new update.
         tasks = dict(self._updating.tasks) if self._updating else {}
         for name, (_, version) in newer.items():
             before = tasks[name][0] if name in tasks else self._served[name][1]

@@ -101,7 +101,7 @@ def require_own(reject: Path, output: Path) -> None:
         content = "other content" if owner is None else f"the rejected rows of {owner}"
         raise JobError(
             f"{reject} has {content}, which would be lost; name another file with --reject, or "
-            "move that one away"
+            "move this file away"
         )
 
 

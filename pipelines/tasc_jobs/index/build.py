@@ -59,8 +59,8 @@ class BuildOptions(TypedDict, total=False):
         parallelism: Number of ranges in which the corpus is tokenised, and of parts in which its
             n-grams are sorted. By default the number of ranges depends on the size of the corpus,
             and there is one part per core of this node.
-        bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index;
-            by default those of the current index, whose tuned settings are kept too.
+        bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index; by
+            default, the bigrams of the current index are kept. Its tuned settings are always kept.
         max_bytes: Maximum bytes of the corpus part. The outputs with the smallest expected gain are
             left out, and so are the prompts of their rows. Weights are learnt under the same cap.
         progress: Called for the stages in STAGES, in that order; ``learn`` is omitted if nothing
@@ -145,7 +145,7 @@ class TokenCorpus:
 
     Attributes:
         before: The current index when the corpus was opened; an empty index if there was none.
-        settings: Draft settings of the task: the tuned ones, or else those of the record.
+        settings: Draft settings of the task: the tuned settings, or else the record's.
         bigrams, parts, max_bytes: Used for each index; see `build_and_publish` and `sorted_parts`.
     """
 

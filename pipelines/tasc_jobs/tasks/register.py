@@ -319,5 +319,5 @@ _CHECKS: tuple[Callable[[TaskRecord, BaseModel], None], ...] = (
 def _require_unicode(option: str, text: str) -> None:
     if not is_unicode(text):
         raise UsageError(
-            f"{option} {text!r} holds bytes that are no character; write whole ones, in UTF-8"
+            f"{option} {text!r} has bytes that are not a character; write UTF-8 characters"
         )

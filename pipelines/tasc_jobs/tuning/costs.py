@@ -97,7 +97,7 @@ class StepCurve:
 
     @property
     def of_token(self) -> float:
-        """Seconds that each further token, such as one of a prompt, adds to a large step."""
+        """Seconds that each further token, such as a prompt token, adds to a large step."""
         tokens, seconds = self.tokens[-2:], self.seconds[-2:]
         return max(seconds[1] - seconds[0], 0.0) / (tokens[1] - tokens[0])
 

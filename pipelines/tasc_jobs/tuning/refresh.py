@@ -45,7 +45,7 @@ class RefreshOptions:
     """The conditions for a new index.
 
     Attributes:
-        margin: Fraction by which tokens per step must rise.
+        margin: Minimum relative rise of tokens per step.
         min_rows: Minimum number of new rows of the corpus; with fewer, nothing is built.
         keep: Number of versions kept in the store in addition to the current one.
         parallelism, max_bytes: See `build_and_publish`.

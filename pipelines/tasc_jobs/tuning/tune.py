@@ -195,8 +195,8 @@ class _Bench:
 def _leave_one_out(bench: _Bench, best: Trial, weights: Weights) -> tuple[list[Worth], Trial]:
     """Returns each source's worth, and the best trial without useless sources.
 
-    Two sources may replace each other, so sources that can be left out alone are removed one after
-    the other, each in a trial without those removed before it. Recent answers are in no other
+    Two sources may replace each other. So sources that can each be left out alone are removed one
+    after the other, and each trial lacks the sources removed before. Recent answers are in no other
     trial, so they are added here.
     """
     whole = best.replay.tokens_per_step

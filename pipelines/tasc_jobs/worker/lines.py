@@ -61,7 +61,7 @@ class _FaultyLineError(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """The number of lines that are not blank, and the faults because of which the batch fails."""
+    """The number of lines that are not blank, and the faults that make the batch fail."""
 
     total: int
     faults: tuple[BatchFault, ...]

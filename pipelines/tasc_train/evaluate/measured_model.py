@@ -92,7 +92,7 @@ class MeasuredModel:
         self._llm.draft_from(index, self._generation.draft if index else _NO_DRAFTS)
 
     def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
-        """Returns the prompts of the inputs, without those that leave no room for an answer."""
+        """Returns the prompts of the inputs, except prompts that leave no room for an answer."""
         encode = self._generation.template.encode
         found = (Prompt(i, tuple(encode(self.tokenizer, text))) for i, text in enumerate(inputs))
         return [prompt for prompt in found if len(prompt.ids) < self._engine.longest]

@@ -82,7 +82,7 @@ def test_valid_record_passes_the_check(
     [
         ({"max_tokens": 512}, ["--max-tokens is 512", "512 positions"]),
         ({"template": "x" * 600 + "{input}"}, ["--template has ", "512 positions"]),
-        ({"template": "\udce6{input}"}, ["--template ", "no character"]),
+        ({"template": "\udce6{input}"}, ["--template ", "not a character"]),
         ({"stop": ("a", "\udce6\udc9d")}, ["--stop ", "udce6"]),
         ({"stop": ("\ufffd",)}, ["--stop ", "inside a character"]),
         ({"stop": (END,)}, ["--stop ", END]),
