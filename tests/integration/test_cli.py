@@ -163,7 +163,7 @@ def test_stopped_service_leaves_no_process(tasc, folder, tmp_path, signum, proxy
         (["stats", "t", "--redis-url", "redis://:secret@127.0.0.1:1/0"], 1, "127.0.0.1:1"),
     ],
 )
-def test_error_is_one_line_without_secrets(run, args, code, message) -> None:
+def test_command_error_is_one_line_without_secrets(run, args, code, message) -> None:
     err = run(*args, code=code)
     assert message in err
     assert "secret" not in err

@@ -44,7 +44,7 @@ def test_concurrent_writers_of_the_same_rows_write_each_once(client: redis.Redis
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
-def test_any_text_round_trips(client: redis.Redis, texts: list[tuple[str, str]]) -> None:
+def test_any_corpus_text_round_trips(client: redis.Redis, texts: list[tuple[str, str]]) -> None:
     client.flushall()
     corpus = CorpusStore(client, "t")
     rows = [CorpusRow(f"k{i}", *pair) for i, pair in enumerate(texts)]

@@ -57,7 +57,7 @@ def test_rejected_draft_is_never_matched() -> None:
 
 @few
 @given(dc.indexes, mixtures, dc.rows, st.booleans())
-def test_rows_are_independent(index, setting, rows, branching):
+def test_drafts_of_one_row_do_not_depend_on_other_rows(index, setting, rows, branching):
     together = dc.make_proposer(index, setting, branching=branching)
     for row, (prompt, *_) in enumerate(rows):
         together.start(row, dc.ids(prompt))
@@ -251,7 +251,7 @@ def test_newest_answers_replace_the_oldest() -> None:
     assert not firsts & {1, 2, 3}
 
 
-def test_memory_grows_with_rows_and_capacity() -> None:
+def test_proposer_memory_grows_with_rows_and_capacity() -> None:
     index = dc.make_index([[1, 2]])
     sizes = [
         dc.make_proposer(index, DraftSettings(), rows=rows, capacity=capacity).nbytes

@@ -134,7 +134,7 @@ def test_step_records_add_up_to_the_emitted_tokens(make_engine) -> None:
     assert totals.block_efficiency == emitted / totals.row_steps
 
 
-def test_timings_are_ordered(make_engine) -> None:
+def test_request_timings_are_in_chronological_order(make_engine) -> None:
     engine = make_engine(rows=1)
     results = list(engine.generate(Request(str(i), PROMPT, 5) for i in range(3)))
     assert len(results) == 3

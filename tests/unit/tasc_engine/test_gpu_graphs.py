@@ -250,7 +250,7 @@ def test_graph_that_does_not_fit_memory_is_tried_once(model) -> None:
     assert recorder.recorded == 1
 
 
-def test_capture_error_is_raised(model) -> None:
+def test_graph_capture_error_is_raised(model) -> None:
     class Broken(Eager):
         def record(self, run: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing")

@@ -172,7 +172,7 @@ def test_hybrid_max_tokens_is_the_larger_of_the_two_limits() -> None:
     assert max_draft_tokens(small) == small.max_depth
 
 
-def test_idle_time_is_not_counted() -> None:
+def test_idle_time_does_not_count_in_the_bandit() -> None:
     arms = Arms()
     for step in range(2 * TRIAL + 2):
         arms.step(1.0, costly_tokens=2)

@@ -109,7 +109,7 @@ def test_eagle_draft_probabilities_equal_the_probabilities_of_the_head(
 
 @every
 @pytest.mark.parametrize("policy", [*POLICIES, INDEXED])
-def test_proposing_twice_changes_nothing(folder: Path, kind: str, policy: str) -> None:
+def test_proposing_twice_gives_the_same_drafts(folder: Path, kind: str, policy: str) -> None:
     proposer = make(folder, kind, policy)
     begun(proposer, 0, PROMPTS[0], [3, 4])
     begun(proposer, 2, PROMPTS[2], [6])
@@ -122,7 +122,9 @@ def test_proposing_twice_changes_nothing(folder: Path, kind: str, policy: str) -
 
 @every
 @pytest.mark.parametrize("policy", ["full", "recent", "recent over ranked"])
-def test_rows_are_independent(folder: Path, kind: str, policy: str) -> None:
+def test_drafts_of_one_row_do_not_depend_on_other_rows(
+    folder: Path, kind: str, policy: str
+) -> None:
     together = make(folder, kind, policy)
     for row, prompt in enumerate(PROMPTS):
         begun(together, row, prompt, [3, 4, 5][: row + 1])

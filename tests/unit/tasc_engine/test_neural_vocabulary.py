@@ -56,7 +56,7 @@ def drafted_from(vocabulary: Vocabulary, row: int) -> set[int]:
     return set(kept)
 
 
-def test_full_and_ranked_logits_equal_the_head():
+def test_full_and_ranked_logits_equal_the_logits_of_the_head():
     weight = head()
     hidden = torch.randn(2, 5, HIDDEN, dtype=torch.float64)
     rows, slots = torch.tensor([2, 0]), torch.tensor([[0, 2], [1, 1]])

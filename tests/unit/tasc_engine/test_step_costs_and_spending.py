@@ -222,7 +222,7 @@ def test_cost_jump_is_spread_over_the_following_tokens() -> None:
     assert convex_steps(np.array([1.0, 2.0, 2.0, 2.0, 2.0])).tolist() == [0.25] * 4
 
 
-def test_budget_reaches_the_highest_rate() -> None:
+def test_draft_budget_reaches_the_highest_token_rate() -> None:
     chances = 0.95 ** np.arange(1, MOST)
     found = live(budget_of(LINEAR), 400, lambda rng: chances)
     expected = [(ROWS + sum(chances[:n])) / (1e-3 + 1e-4 + 1e-5 * n) for n in range(len(chances))]

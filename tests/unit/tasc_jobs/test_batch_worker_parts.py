@@ -197,7 +197,7 @@ class Counted:
     ],
     ids=["earlier starts", "begun anew"],
 )
-def test_progress_is_counted_once(progress: Any, requests: tuple[int, int, int]) -> None:
+def test_batch_progress_is_counted_once(progress: Any, requests: tuple[int, int, int]) -> None:
     counted = Counted()
     with Counting(counted.metrics, "t") as counting:
         assert counted.requests == (0, 0, 0)
@@ -263,7 +263,7 @@ def test_progress_report_during_an_outage_is_dropped() -> None:
     assert hold.stop == "lost"
 
 
-def test_failures_pause_a_task_and_too_many_in_a_row_end_the_worker() -> None:
+def test_failures_pause_a_task_and_too_many_consecutive_failures_end_the_worker() -> None:
     clock = FakeClock()
     backoff, pauses = TaskBackoff(3, 5.0, clock), list[float]()
     for _ in range(6):

@@ -129,7 +129,7 @@ def test_shadow_checks_decode_drafted_answers_again_with_equal_results(checked, 
     assert checked.count("mismatches", kind="near_tie") == 0
 
 
-def test_wrong_verification_is_detected(checked, requests, target, monkeypatch, caplog):
+def test_shadow_checks_detect_wrong_verification(checked, requests, target, monkeypatch, caplog):
     lying(monkeypatch, target.vocab_size)
     checked.answer(requests)
     checked.settle()
@@ -191,7 +191,7 @@ def test_interrupted_shadow_checks_are_repeated_when_rows_are_idle(checked, requ
     assert sum(checked.count("checks_dropped", reason=r) for r in ("full", "old", "failed")) == 0
 
 
-def test_too_many_and_too_old_answers_are_dropped_and_counted(make_checked, requests):
+def test_excess_and_outdated_shadow_answers_are_dropped_and_counted(make_checked, requests):
     few = make_checked(ShadowSettings(sample_rate=1.0, max_waiting=2, max_age_s=1e-9))
     found = make_checked(ShadowSettings()).answer(requests[:5])
     few.finish(*((request, found[request.id]) for request in requests[:5]))
@@ -201,7 +201,7 @@ def test_too_many_and_too_old_answers_are_dropped_and_counted(make_checked, requ
     assert few.count("checks") == 0
 
 
-def test_failed_check_affects_no_answer(make_checked, requests, monkeypatch, caplog):
+def test_failed_shadow_check_affects_no_answer(make_checked, requests, monkeypatch, caplog):
     plain = make_checked(ShadowSettings()).answer(requests[:3])
     monkeypatch.setattr("tasc_serve.monitor.shadow.difference", None)
     checked = make_checked()
@@ -218,7 +218,7 @@ def test_failed_check_affects_no_answer(make_checked, requests, monkeypatch, cap
     assert "between two steps failed" not in caplog.text
 
 
-def test_sample_rate_is_the_share_of_checked_answers(make_checked, requests):
+def test_shadow_sample_rate_is_the_share_of_checked_answers(make_checked, requests):
     some = make_checked(ShadowSettings(sample_rate=0.1, max_age_s=600))
     (result,) = make_checked(ShadowSettings()).answer(requests[:1]).values()
     some.finish(*((replace(requests[0], id=str(i)), result) for i in range(40)))
