@@ -1,7 +1,7 @@
 """Checks whether a model folder works on this machine, and measures its speed.
 
 Settings and the headers of weight files are checked first, without torch. The model is loaded only
-if these checks succeed. Checks that `tasc task create` and loading make are theirs.
+if these checks succeed. Where `tasc task create` or loading makes the same check, its code is used.
 """
 
 import logging
@@ -160,12 +160,12 @@ def _ends(folder: Path) -> Iterator[Finding]:
 
     ends = tokenizer.eos_ids
     used = next((named[name] for name in (GENERATION, CONFIG) if name in named), ends)
-    if {*ends} != {*used}:  # transformers uses the latter
+    if {*ends} != {*used}:  # transformers uses `used`
         files = "; ".join(f"{name}: {shown(ids)}" for name, ids in named.items())
         text = (
-            f"files disagree about what ends an answer ({files}); each of them ends one, and "
-            f"{shown(ends[:1])} is drafted: remove what is wrong, and list the others as "
-            f"eos_token_id in {GENERATION}"
+            f"files disagree about the tokens that end an answer ({files}); all of them end "
+            f"answers, and {shown(ends[:1])} is drafted: remove wrong tokens, and list the "
+            f"others as eos_token_id in {GENERATION}"
         )
         yield Finding("end of answers", "warn", text)
     flag = read_json(folder / TOKENIZER).get("add_eos_token") is True
@@ -173,8 +173,8 @@ def _ends(folder: Path) -> Iterator[Finding]:
         place = f"the post_processor of {FILE}" if tokenizer.appended_ends else TOKENIZER
         text = (
             f"the tokenizer appends {shown(tokenizer.appended_ends or ends[:1])} to texts, as "
-            f"{place} says; prompts are encoded without it here, and other programs may end them "
-            f"with it: load the tokenizer with add_eos_token=False and save it again"
+            f"{place} says; prompts are encoded without this token here, but other programs may "
+            f"append it: load the tokenizer with add_eos_token=False and save it again"
         )
         yield Finding("end of prompts", "warn", text)
 
@@ -277,7 +277,7 @@ def _memory(asked: Examination, folder: Path, length: int, device: str) -> Findi
         text += ": lower --rows, --context or the dtype, or quantise (a task's --quantization)"
         return Finding("memory", "fail", text, figures)
     if 2 * weights + kv > free:
-        text += ", which loading may need twice: keep other programs small"
+        text += "; loading may need twice the memory: close other programs"
         return Finding("memory", "warn", text, figures)
     return Finding("memory", "ok", text, figures)
 

@@ -24,8 +24,8 @@ def require_writable(option: str, path: Path) -> None:
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(
-            f"{option} is {path}, where no file can be written; name a file in a folder that is "
-            "there and that you may write to"
+            f"{option} is {path}, where no file can be written; name a file in an existing folder "
+            "that you may write to"
         )
 
 

@@ -21,7 +21,7 @@ _TIMES = 4  # requests of a turn for each row of the engine, so that most steps 
 
 @dataclass(frozen=True)
 class PreviewSide:
-    """Figures of the requests with drafts, or of those without.
+    """Figures of the requests with drafts, or of the requests without drafts.
 
     Attributes:
         tokens: Number of tokens of all answers, end-of-sequence included.
@@ -75,8 +75,8 @@ class Preview:
 def preview(engine: "Engine", requests: Sequence[Request], refused: int = 0) -> Preview:
     """Answer requests with and without drafts, in parts, and measure the time of both.
 
-    A part is large enough for the engine's batch, and is answered with drafts first. As in use,
-    the engine's proposer does not learn from answers of the plain side.
+    A part is large enough for the engine's batch, and is answered with drafts first. As in a
+    service, the engine's proposer does not learn from answers without drafts.
 
     Args:
         refused: Number of other rows, which cannot be answered.
@@ -101,7 +101,7 @@ def preview(engine: "Engine", requests: Sequence[Request], refused: int = 0) -> 
 def _beginning(request: Request) -> Request:
     """Returns a request for the first tokens only.
 
-    After a whole answer, drafts of the measured requests could come from it.
+    A whole answer would be a source of drafts for the measured requests.
     """
     most = min(request.answer_limit, _WARM_UP_TOKENS)
     return structs.replace(request, id="0", max_tokens=most)

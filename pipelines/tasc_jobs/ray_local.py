@@ -24,7 +24,7 @@ NO_PROGRESS_TIMEOUT_S = 90
 # the paths that Ray or its HAProxy create in it.
 _LONGEST_PARENT = 107 - 18 - 75
 # Ray gives its workers niceness 15, so any other program on the machine could starve a replica.
-# Torch uses huge pages only if this is set; products with weights in them run a tenth faster.
+# Torch uses huge pages only if this is set. Products with weights in huge pages run a tenth faster.
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -32,8 +32,8 @@ _ALWAYS = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 # Every Serve replica listens on all interfaces for calls that it unpickles; the token protects it.
-# A process keeps its token permanently, because Ray reads it once. After its import, Ray reads the
-# mode again only if it is unset.
+# Ray reads the token once, so a process keeps its token permanently. After Ray's import, Ray reads
+# the mode again only if the mode is unset.
 _LOOPBACK: dict[str, str | None] = {
     "RAY_AUTH_MODE": None,
     "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
@@ -81,7 +81,7 @@ def local_ray(
 
 
 def in_words(num_cpus: int, joined: str | None, running: str | None) -> str:
-    """Returns a text on which Ray `local_ray` uses.
+    """Describes the Ray that `local_ray` uses.
 
     Args:
         joined: The value of RAY_ADDRESS.
@@ -92,13 +92,13 @@ def in_words(num_cpus: int, joined: str | None, running: str | None) -> str:
     own = f"started one for this service alone, with {num_cpus} logical CPUs"
     if running is None:
         return own
-    return f"{own}; that at {running} is left alone (RAY_ADDRESS={running} joins it)"
+    return f"{own}; the Ray at {running} is not used (RAY_ADDRESS={running} joins it)"
 
 
 def require_ray() -> None:
     """Raise RaySetupError unless Ray is running in this process.
 
-    Otherwise Ray Data would start one that listens on every interface.
+    Otherwise Ray Data would start a Ray that listens on every interface.
     """
     if not ray.is_initialized():
         raise RaySetupError("no Ray is running in this process; start one with local_ray()")
@@ -154,7 +154,7 @@ def _start(num_cpus: int, object_store_mb: int, folder: str) -> None:
     except Exception as error:  # Ray has no exception class for a start that takes too long
         raise RaySetupError(
             f"Ray did not start: {str(error).rstrip('.')}; if the machine is busy, run the command "
-            "again when it is less so"
+            "again later"
         ) from error
 
 

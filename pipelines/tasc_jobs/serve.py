@@ -109,8 +109,8 @@ class RecordUpdates:
         update: Deploys the service again with the given `engine_digest` of each task; returns at
             once.
         again_s: Seconds until a refused version is checked again, as its files may be repaired.
-        rollout: Returns Serve's status of the application and the reasons. It is called after an
-            update until that has ended; None: the end of updates is not checked.
+        rollout: Returns Serve's status of the application and the reasons. Called repeatedly after
+            an update until the update has ended. If None, the end of updates is not checked.
         slow_s: An update that has not ended after this many seconds is logged.
 
     Attributes:
@@ -208,7 +208,7 @@ class RecordUpdates:
                 f"task {name}: version {version} changes {changes}; its replicas are replaced by a "
                 "rolling update"
             )
-        # An update that has not ended becomes a part of this one.
+        # An update that has not ended becomes a part of the new update.
         tasks = dict(self._updating.tasks) if self._updating else {}
         for name, (_, version) in newer.items():
             before = tasks[name][0] if name in tasks else self._served[name][1]
@@ -217,7 +217,7 @@ class RecordUpdates:
             self._updating = _Update(tasks, time.monotonic() + self._slow_s)
 
     def _follow(self, update: "_Update") -> None:
-        """Log the end of an update. A failed one is still followed, because Serve tries again."""
+        """Log the end of an update. A failed update is still followed: Serve tries again."""
         assert self._rollout
         status, reasons = self._rollout()
         if status == ApplicationStatus.RUNNING:
@@ -232,8 +232,8 @@ class RecordUpdates:
         end = "failed" if failed else f"is not complete after {self._slow_s:g} s"
         for name, (before, version) in update.tasks.items():
             self._report(
-                f"task {name}: the rolling update to version {version} {end}: {reasons}; put it "
-                f"right, or go back with `{command('task', 'use', name, before)}`"
+                f"task {name}: the rolling update to version {version} {end}: {reasons}; fix the "
+                f"cause, or go back with `{command('task', 'use', name, before)}`"
             )
 
     def _report(self, text: str) -> None:

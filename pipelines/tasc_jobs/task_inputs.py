@@ -1,8 +1,8 @@
 """The inputs of a job: model, prompt and rows, from options, files and a task of the store.
 
 All commands that run or train a model follow one rule. Options come first, then the task's record.
-Rows come from the given files, or else from the task's corpus. A fine-tuned model that is given by
-an option is used with the prompt of its training, if its folder has it.
+Rows come from the given files, or else from the task's corpus. If an option gives a fine-tuned
+model, and the model's folder has the prompt of its training, that prompt is used.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class InputOptions:
     """The values of a command's options; None or () if an option was not given.
 
     Attributes:
-        task: Task with the record that supplies the values not given.
+        task: Task whose record supplies the values that are not given.
         template: The template as typed; ``\\n`` is a line break.
         chat_template: ``auto`` or a file.
         system_prompt: System prompt of the chat template.
@@ -152,7 +152,7 @@ class TaskInputs:
         if self.options.model is not None:
             return self.options.model, None
         if self.record is None:
-            raise UsageError("files do not say which model; name one with --model")
+            raise UsageError("no model is given; name a model with --model")
         return self.record.model, self.record.revision
 
     @property
@@ -200,8 +200,7 @@ class TaskInputs:
             return UnquotedTemplate(named) if allows else named
         if self.record is None:
             raise UsageError(
-                "files do not say how a model is asked; name the prompt with --template or "
-                "--chat-template"
+                "no prompt is given; name the prompt with --template or --chat-template"
             )
         return template_of(self.record)
 
@@ -231,7 +230,7 @@ class TaskInputs:
         if self.options.tokenizer is not None:
             return open_tokenizer(self.options.tokenizer, self.options.eos)
         if self.record is None:
-            raise UsageError("files do not say which tokenizer; name one with --tokenizer")
+            raise UsageError("no tokenizer is given; name a tokenizer with --tokenizer")
         return load_tokenizer(self.record)
 
     @property
@@ -257,8 +256,8 @@ class TaskInputs:
             if record.adapters:
                 names = ", ".join(record.adapter_names)
                 raise UsageError(
-                    f"task {record.name} has several adapters ({names}); name with --model a model "
-                    "that has one of them in its weights"
+                    f"task {record.name} has several adapters ({names}); merge an adapter into "
+                    "the model, and name that model with --model"
                 )
             found = model_source(record, device_here(given.device))
             return replace(found, dtype=given.dtype or found.dtype)
@@ -354,12 +353,12 @@ def corpus_rows(store: CorpusStore, rows: int) -> Iterator[CorpusRow]:
 
 
 def served_prefix(task: str) -> str:
-    """Returns the prefix of the keys of corpus rows that services of the task answered."""
+    """Returns the key prefix of corpus rows whose outputs are answers of the task's services."""
     return f"served:{task}:"
 
 
 def served_key(task: str, text: str) -> str:
-    """Returns the key of a row that was collected from a task's service, made of its input."""
+    """Returns the key of a row collected from a task's service, made of the row's input."""
     return f"{served_prefix(task)}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 

@@ -1,1 +1,1 @@
-"""Trains models for a task, and forecasts and evaluates what that gains."""
+"""Trains models for a task, and forecasts and evaluates the gain."""

@@ -51,7 +51,8 @@ class Point:
     Attributes:
         new_tokens: Number of new tokens; below the budget if no more n-grams qualify.
         renyi2_bits: Renyi entropy of order 2 of the tokens of the train outputs.
-        train_reduction: Tokens of the train outputs without new tokens, divided by those with them.
+        train_reduction: Number of tokens of the train outputs without new tokens, divided by the
+            number with new tokens.
         length_reduction: The same ratio for held-out outputs.
         steps_per_answer: Expected steps without drafts: one per token, and one for the end.
         ms_per_answer: Expected milliseconds per answer; None if no model was measured.
@@ -98,7 +99,7 @@ def forecast(
 def lengths_by_budget(
     tokenizer: TaskTokenizer, found: Enriched, texts: Sequence[str], budgets: Sequence[int]
 ) -> list[int]:
-    """Returns the number of tokens of texts without new tokens, and with those of each budget."""
+    """Returns the tokens of texts without new tokens, and with the new tokens of each budget."""
     growing = GrowingTokenizer(tokenizer.backend)
     lengths = [_length(growing, texts)]
     for fewer, more in pairwise((0, *budgets)):

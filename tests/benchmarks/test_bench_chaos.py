@@ -41,6 +41,8 @@ def test_wrong_and_duplicated_answers_are_counted_and_shown() -> None:
         ({"redis": REDIS | {"ready_again_s": None}}, "/readyz did not say ready again"),
     ],
 )
-def test_each_fault_is_named(change: dict[str, Any], fault: str) -> None:
+def test_each_fault_in_a_chaos_result_is_named_in_the_error(
+    change: dict[str, Any], fault: str
+) -> None:
     assert faults(GOOD, ASKED) == faults(GOOD | {"redis": None}, ASKED) == []
     assert faults(GOOD | change, ASKED) == [fault]

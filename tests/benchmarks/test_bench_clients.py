@@ -34,7 +34,7 @@ def test_every_client_has_cases_and_a_row_in_the_page() -> None:
         assert f"| `{client.name}` |" in table
 
 
-def test_case_passes_only_with_the_expected_result(tmp_path: Path) -> None:
+def test_client_case_passes_only_with_the_expected_result(tmp_path: Path) -> None:
     script = tmp_path / "with_any.py"
     script.write_text(SCRIPT)
     folder = CLIENTS[0].script.parent

@@ -25,7 +25,7 @@ TEXTS = st.lists(st.integers(0, 3), min_size=0, max_size=40)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=5), TEXTS, TEXTS)
-def test_ceiling_takes_the_longest_run_after_the_last_token(outputs, prompt, answer) -> None:
+def test_copy_bound_uses_the_longest_run_after_the_last_token(outputs, prompt, answer) -> None:
     index = build_index(Tokens.of(outputs), fingerprint="f", vocab_size=VOCAB, eos_id=EOS)
     row = np.array(prompt, np.int32), np.array([*answer, EOS], np.int32)
     steps = plain_steps([[VOCAB, *o, EOS] for o in outputs], [*prompt, VOCAB], [*answer, EOS])
@@ -110,7 +110,7 @@ def test_failing_gpu_stage_records_why_and_keeps_its_figures(tmp_path: Path) -> 
         ("independent", 3.682, 33.8 / 131.3, 2.900),
     ],
 )
-def test_memory_bound_speed_ups_equal_those_of_the_paper(
+def test_memory_bound_speed_ups_equal_the_papers_values(
     kind: Literal["eagle", "independent"], length: float, head: float, expected: float
 ) -> None:
     """Table 1 of VocabTrim, its first column."""
@@ -123,7 +123,7 @@ def measured(budget: int, bits: float, ms: float, steps: float = 1.0, of: str = 
     return MeasuredRun(of, budget, bits, ms, steps)
 
 
-def test_each_setting_is_compared_separately_and_the_mean_is_over_settings() -> None:
+def test_each_setting_is_compared_separately_and_the_mean_covers_all_settings() -> None:
     one = [measured(60, 5, 7, 4), measured(0, 4, 9, 8), measured(125, 6, 6, 3)]
     other = [measured(n, bits, 6 + bits, of="b") for n, bits in ((0, 1), (60, 2), (125, 3))]
     found = check(one + other)
@@ -156,6 +156,6 @@ def test_kendall_tau_equals_values_computed_by_hand(
     assert kendall_tau(one, other) == kendall_tau(other, one) == pytest.approx(tau)
 
 
-def test_only_rises_are_counted_and_only_falls_are_right() -> None:
+def test_agreement_counts_rises_of_one_series_and_falls_of_the_other() -> None:
     # Rises 1 -> 2 (falls), 2 -> 3 (rises), 2.5 -> 4 (stays).
     assert falls_at_rises([1, 2, 3, 2.5, 4, 4], [9, 7, 8, 1, 1, 0]) == (3, 1)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from benchmarks.chart import IMAGE, ROOT, read, svg
 
 
-def test_committed_image_equals_the_drawn_one():
+def test_committed_chart_equals_the_drawn_chart():
     assert IMAGE.read_text("utf-8") == svg(read()), "run `python benchmarks/chart.py`"
 
 

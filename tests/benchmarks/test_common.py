@@ -30,7 +30,7 @@ from support import eventually
         (engine.arguments, ["--tasks", "nothing"]),
     ],
 )
-def test_unknown_part_kind_task_or_peer_is_refused_by_name(
+def test_unknown_part_kind_task_or_peer_is_refused_and_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: Callable[[], Any],
@@ -43,7 +43,7 @@ def test_unknown_part_kind_task_or_peer_is_refused_by_name(
     assert f"argument {options[-2]}: nothing is unknown" in capsys.readouterr().err
 
 
-def test_late_command_is_ended_with_all_its_processes(tmp_path: Path) -> None:
+def test_timed_out_command_is_ended_with_all_its_processes(tmp_path: Path) -> None:
     command = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path / 'pid'}; wait"]
     with pytest.raises(pytest.fail.Exception):
         complete(command, os.environ, 0.3)

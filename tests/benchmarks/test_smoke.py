@@ -194,7 +194,7 @@ def test_dry_run_of_the_gpu_benchmark_finds_every_figure(tmp_path: Path) -> None
     assert judged == {*LEAST, *MOST} - {"tiny_mistral_differences", "tiny_gemma2_differences"}
 
 
-def test_gpu_stages_need_torch_and_transformers_only() -> None:
+def test_gpu_stages_need_only_torch_and_transformers() -> None:
     """A machine that is lent for its GPU has no store, no Ray and no command line packages."""
     missing = ("redis", "ray", "pydantic", "rich", "typer")
     barred = "; ".join(f"sys.modules[{n!r}] = None" for n in missing)
@@ -240,7 +240,7 @@ def test_drafts_save_forwards_of_labels_and_change_no_answer() -> None:
     assert tasks["labels, matching corpus"]["plain_forwards_per_answer"] < 2.5
 
 
-def test_request_benchmark_reaches_the_bars_that_are_not_times(tmp_path: Path) -> None:
+def test_request_benchmark_meets_every_bound_that_is_not_a_time(tmp_path: Path) -> None:
     parts = "grid,choices,schemas,adapters,nf4"  # `sampling` is a test of tasc_engine
     few = ["--requests", "8", "--rows", "8", "--schemas", "4", "--repeats", "1"]
     script = "requests/bench_requests.py"

@@ -26,7 +26,7 @@ def drawn(board: dict) -> list[dict]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-def test_committed_json_equals_the_rendered_one():
+def test_committed_dashboard_json_equals_the_rendered_json():
     checked = render("--check")
     assert (checked.returncode, checked.stderr) == (0, "")
 

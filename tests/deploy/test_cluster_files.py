@@ -37,7 +37,7 @@ def test_ray_accepts_the_config_with_our_builder_and_settings_file(config):
     assert Deployed.model_validate(application["args"]).settings.name == SETTINGS.name
 
 
-def test_request_timeout_of_ray_exceeds_that_of_the_service(config, settings):
+def test_ray_request_timeout_exceeds_the_service_timeout(config, settings):
     limits = settings.limits
     longest_s = max(limits.request_timeout_s, limits.upload_timeout_s)
     assert config["http_options"]["request_timeout_s"] == 2 * longest_s  # as `tasc serve` has it
@@ -48,7 +48,7 @@ def test_cluster_requires_keys_and_has_two_replicas_and_gateways(settings):
     assert min(settings.http.gateways, *(task.replicas for task in settings.tasks)) >= 2
 
 
-def test_head_ends_if_its_dashboard_cannot_start():
+def test_ray_head_exits_if_its_dashboard_cannot_start():
     """Otherwise Ray continues without it, and nothing can be deployed."""
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
     assert "--include-dashboard=true" in compose["services"]["ray-head"]["command"]
@@ -84,7 +84,7 @@ def test_application_waits_for_redis_and_has_a_deployment_for_each_task(
     assert set(built._bound_deployment.init_args[2]) == {task.name for task in settings.tasks}
 
 
-def test_application_fails_if_its_tasks_stay_unknown(monkeypatch, digests):
+def test_application_fails_if_its_tasks_remain_unregistered(monkeypatch, digests):
     clock = FakeClock()
     monkeypatch.setattr("time.monotonic", clock)
     monkeypatch.setattr("time.sleep", lambda seconds: setattr(clock, "now", clock.now + 60))
@@ -93,7 +93,7 @@ def test_application_fails_if_its_tasks_stay_unknown(monkeypatch, digests):
         app(Deployed(settings=SETTINGS))
 
 
-def test_missing_redis_url_is_named(monkeypatch):
+def test_missing_redis_url_is_named_in_the_error(monkeypatch):
     monkeypatch.delenv("REDIS_URL", raising=False)
     with refused(SettingsError, "REDIS_URL"):
         app(Deployed(settings=SETTINGS))

@@ -56,7 +56,7 @@ def services(compose) -> dict[str, Any]:
     return compose["services"]
 
 
-def test_services_have_known_fields_only(services):
+def test_services_have_only_known_fields(services):
     wanted = "redis ray-head ray-worker service batches tools balancer prometheus grafana"
     assert list(services) == wanted.split()
     for name, service in services.items():
@@ -103,7 +103,7 @@ def test_mounted_files_exist_and_are_read_only(services, compose):
     assert {m.split(":")[0] for m in mounts if not m.startswith(".")} == set(compose["volumes"])
 
 
-def test_ports_are_published_once_and_on_loopback_only(services):
+def test_ports_are_published_once_and_only_on_loopback(services):
     published = [port for service in services.values() for port in service.get("ports", ())]
     assert all(port.startswith("127.0.0.1:") for port in published)
     outside = [port.split(":")[1] for port in published]
@@ -128,7 +128,7 @@ def test_configured_replicas_fit_into_one_worker(services):
     assert int(cpus) >= needed
 
 
-def test_lasting_services_and_dependencies_have_health_checks(services):
+def test_long_running_services_and_dependencies_have_health_checks(services):
     needed = {name for service in services.values() for name in service.get("depends_on", ())}
     for name, service in services.items():
         lasts, health = service["restart"] == "unless-stopped" and name != "batches", "healthcheck"
@@ -137,7 +137,7 @@ def test_lasting_services_and_dependencies_have_health_checks(services):
         assert lasts or name not in needed, name
 
 
-def test_secrets_come_from_the_environment_file_only(text):
+def test_secrets_come_only_from_the_environment_file(text):
     example = (DEPLOY / "example.env").read_text("utf-8")
     values = dict(line.split("=", 1) for line in example.splitlines() if "=" in line[:30])
     assert {name for name, value in values.items() if not value} == set(GIVEN)

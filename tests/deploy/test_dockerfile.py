@@ -41,7 +41,7 @@ def test_image_does_not_run_as_root_and_defaults_to_cpu():
     assert list(stages())[-1] == "cpu"
 
 
-def test_base_image_is_pinned_to_the_python_version_of_the_project():
+def test_base_image_is_pinned_to_the_projects_python_version():
     (python,) = of("", "ARG")
     assert re.fullmatch(r"PYTHON=3\.11\.\d+-slim-bookworm", python)
     assert of("base", "FROM") == ["python:${PYTHON} AS base"]
@@ -60,14 +60,14 @@ def test_image_contains_no_secrets():
     assert [n for n in declared if re.search("PASSWORD|SECRET|TOKEN|KEY", n)] == []
 
 
-def test_image_disables_usage_reports_and_requires_the_token_of_ray():
+def test_image_disables_usage_reports_and_requires_a_ray_token():
     environment = " ".join(of("runtime", "ENV"))
     never = ("RAY_USAGE_STATS_ENABLED=0", "OMP_WAIT_POLICY=PASSIVE", "RAY_AUTH_MODE=token")
     assert all(setting in environment for setting in never)
     assert len(of("runtime", "HEALTHCHECK")) == 1
 
 
-def test_image_and_local_service_set_the_same_variables_of_ray_serve(tmp_path: Path):
+def test_image_and_local_service_set_the_same_ray_serve_variables(tmp_path: Path):
     environment = dict(re.findall(r"(\w+)=(\S+)", " ".join(of("runtime", "ENV"))))
     local = ray_proxy.environment(HttpSettings(), tmp_path)
     own = {name for name, value in local.items() if str(tmp_path) in value or "_PORT" in name}
@@ -78,7 +78,7 @@ def test_image_and_local_service_set_the_same_variables_of_ray_serve(tmp_path: P
     assert scripts[launcher.name] == f"{ray_proxy.__name__}:main"
 
 
-def test_page_for_two_hosts_sets_the_variables_of_the_image():
+def test_page_for_two_hosts_sets_the_environment_variables_of_the_image():
     page = (ROOT / "docs" / "how-to" / "two-nodes.md").read_text("utf-8")
     ((_, lines),) = re.findall(r"cat > node.env\) <<(\w+)\n(.*?)\n\1\n", page, re.S)
     environment = dict(line.split("=", 1) for line in lines.splitlines())

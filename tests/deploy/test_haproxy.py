@@ -37,7 +37,7 @@ def test_requests_are_balanced_between_the_gateways(balancer):
     assert {answers.count(name) for name in ("gateway0", "gateway1")} == {4}
 
 
-def test_busy_gateway_gets_no_requests_while_the_other_is_idle(balancer, gateways):
+def test_busy_gateway_gets_no_requests_while_another_gateway_is_idle(balancer, gateways):
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(answered, balancer, "/v1/slow", 1)
         eventually(lambda: any(g.posts for g in gateways))
@@ -72,7 +72,7 @@ def test_request_with_an_idempotency_key_is_repeated(balancer, gateways):
     assert gateways[0].posts
 
 
-def test_draining_gateway_finishes_its_requests_and_gets_no_new_ones(balancer, gateways):
+def test_draining_gateway_finishes_its_requests_and_gets_no_new_requests(balancer, gateways):
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(answered, balancer, "/v1/slow", 1)
         eventually(lambda: any(g.posts for g in gateways))
@@ -98,7 +98,7 @@ def test_response_is_503_if_no_gateway_is_ready(balancer, gateways):
     assert posted().json()["error"]["code"] == "service_unavailable"
 
 
-def test_request_keeps_or_gets_an_id(any_balancer, gateways):
+def test_request_keeps_its_id_or_gets_an_id(any_balancer, gateways):
     for headers in ({"X-Request-ID": "mine-1"}, {}):
         post(any_balancer + "/v1/completions", headers=headers)
     kept, made = sorted((i for g in gateways for i in g.posts), key=lambda i: i != "mine-1")
@@ -106,13 +106,13 @@ def test_request_keeps_or_gets_an_id(any_balancer, gateways):
     assert made
 
 
-def test_haproxy_returns_and_logs_ids_of_requests(balancer, tmp_path: Path):
+def test_haproxy_returns_and_logs_request_ids(balancer, tmp_path: Path):
     made = post(balancer + "/v1/completions").headers["X-Request-ID"]
     assert uuid.UUID(made)
     eventually(lambda: f"id={made}" in (tmp_path / "haproxy.log").read_text())
 
 
-def test_streamed_event_does_not_wait_for_the_next(any_balancer, gateways):
+def test_streamed_event_is_sent_before_the_next_event(any_balancer, gateways):
     with stream("POST", any_balancer + "/v1/stream") as answer:
         lines = answer.iter_lines()
         assert next(lines) == "data: first"
@@ -121,7 +121,7 @@ def test_streamed_event_does_not_wait_for_the_next(any_balancer, gateways):
         assert "data: last" in list(lines)
 
 
-def test_gateways_are_found_by_one_dns_name(haproxy, gateways, tmp_path: Path):
+def test_haproxy_finds_gateways_by_one_dns_name(haproxy, gateways, tmp_path: Path):
     address = f"localhost:{gateways[0].port}"
     with balancing(haproxy, gateways[:1], tmp_path, TASC_GATEWAYS=address) as running:
         assert answered(running.url) == ["gateway0"] * 8
@@ -169,7 +169,7 @@ def test_http_2_and_http_1_are_offered(secured, trusting, protocol):
         assert encrypted.selected_alpn_protocol() == protocol
 
 
-def test_untrusted_certificate_stops_the_request(secured, gateways):
+def test_request_is_not_sent_if_the_certificate_is_untrusted(secured, gateways):
     with pytest.raises(httpx.ConnectError):
         post(f"https://127.0.0.1:{secured.port}/v1/completions")
     eventually(lambda: all(g.probes for g in gateways))

@@ -42,7 +42,7 @@ def test_operators_reach_all_paths_at_their_own_address(guarded):
         assert get(guarded.operators + path).status_code == 200, path
 
 
-def test_key_over_its_limit_gets_429_with_retry_after_and_others_continue(guarded):
+def test_key_over_its_limit_gets_429_and_other_keys_are_served(guarded):
     url = guarded.url + "/v1/completions"
     assert codes(url, 4, "greedy") == [200, 200, 200, 429]
     refused = post(url, headers={"Authorization": "Bearer greedy"})
@@ -63,7 +63,7 @@ def test_requests_with_many_keys_are_counted_by_address(guarded):
     assert codes(url, 5) == [200] * 5
 
 
-def test_too_large_body_is_refused_before_it_reaches_a_gateway(balancer, gateways):
+def test_too_large_body_does_not_reach_a_gateway(balancer, gateways):
     limit = LimitSettings().max_body_bytes
     url = balancer + "/v1/completions"
     assert post(url, content=b" " * limit).status_code == 200
@@ -71,7 +71,7 @@ def test_too_large_body_is_refused_before_it_reaches_a_gateway(balancer, gateway
     assert sum(len(g.posts) for g in gateways) == 1
 
 
-def test_uploaded_file_has_its_own_limit(balancer):
+def test_uploaded_file_has_a_separate_size_limit(balancer):
     limits, url = LimitSettings(), balancer + "/v1/files"
     assert post(url, content=b" " * (limits.max_body_bytes + 1)).status_code == 200
     headers = {"Content-Length": str(limits.max_file_bytes + 2**20 + 1)}
@@ -98,7 +98,7 @@ def test_headers_over_the_limit_are_refused(balancer, gateways, headers):
     assert [g.gets for g in gateways] == [[], []]
 
 
-def test_connections_of_an_address_are_limited(guarded):
+def test_connections_per_address_are_limited(guarded):
     hoard = [socket.create_connection(("127.0.0.1", guarded.port)) for _ in range(4)]
     try:
         with pytest.raises(httpx.TransportError):

@@ -78,7 +78,7 @@ def containers() -> list[tuple[str, Object]]:
     return [(at, c) for at, t in templates().items() for c in t["spec"]["containers"]]
 
 
-def test_built_in_objects_satisfy_the_schemas_of_kubernetes():
+def test_built_in_objects_satisfy_the_kubernetes_schemas():
     validate = pytest.importorskip("kubernetes_validate").validate
     own = [o for o in everything() if o["kind"] not in OPERATORS]
     assert len(own) >= 16
@@ -86,7 +86,7 @@ def test_built_in_objects_satisfy_the_schemas_of_kubernetes():
         validate(thing, KUBERNETES, strict=True)
 
 
-def test_pods_of_ray_satisfy_the_schemas_of_kubernetes():
+def test_ray_pods_satisfy_the_kubernetes_schemas():
     validate = pytest.importorskip("kubernetes_validate").validate
     pods = {at: t for at, t in templates().items() if at.startswith("Ray")}
     assert len(pods) == 2 + 2 * 3
@@ -109,7 +109,7 @@ def test_configured_replicas_fit_into_the_minimum_number_of_workers():
     assert workers["minReplicas"] * int(workers["rayStartParams"]["num-cpus"]) >= needed
 
 
-def test_clusters_have_this_version_of_ray_and_require_its_token():
+def test_clusters_use_the_installed_ray_version_and_require_a_ray_token():
     service = one("RayService", "tasc")["spec"]
     assert service.keys() == SERVICE
     clusters = [service["rayClusterConfig"]]
@@ -127,7 +127,7 @@ def test_clusters_have_this_version_of_ray_and_require_its_token():
         assert all(workers.keys() == WORKERS for workers in cluster["workerGroupSpecs"])
 
 
-def test_settings_are_mounted_where_the_serve_config_expects_them():
+def test_settings_are_mounted_at_the_path_in_the_serve_config():
     (application,) = yaml.safe_load((DEPLOY / "ray-serve.yaml").read_text())["applications"]
     path = Path(application["args"]["settings"])
     nodes = [(at, t["spec"]) for at, t in templates().items() if at.startswith("RayService")]
@@ -154,7 +154,7 @@ def test_config_maps_and_claims_of_pods_exist():
     assert named <= made
 
 
-def test_services_select_pods_that_have_the_port():
+def test_services_select_pods_with_the_service_port():
     services = [o for o in built() if o["kind"] == "Service"]
     assert len(services) == 4
     for service in services:
@@ -190,7 +190,7 @@ def test_containers_have_resource_limits_and_pinned_images():
         assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+[\w-]*", container["image"]), at
 
 
-def test_memory_limit_of_redis_is_below_that_of_its_container():
+def test_redis_memory_limit_is_below_the_container_limit():
     (container,) = one("StatefulSet", "redis")["spec"]["template"]["spec"]["containers"]
     command = container["command"]
     full = re.fullmatch(r"(\d+)gb", command[command.index("--maxmemory") + 1])
@@ -200,7 +200,7 @@ def test_memory_limit_of_redis_is_below_that_of_its_container():
     assert int(full[1]) <= 2 / 3 * int(killed[1])
 
 
-def test_lasting_containers_have_probes():
+def test_long_running_containers_have_probes():
     # The batch worker proves that it is alive by its lease in Redis.
     lasting = [
         (at, c) for at, c in containers() if not at.startswith(("RayJob", "Deployment/batches"))
@@ -223,7 +223,7 @@ def test_stopped_pod_has_time_to_drain():
             assert grace > int(waits)
 
 
-def test_secrets_are_references_and_a_page_shows_how_to_create_them():
+def test_secrets_are_references_and_a_page_shows_how_to_create_secrets():
     assert [o for o in everything() if o["kind"] == "Secret"] == []
     page = (DEPLOY.parent / "docs" / "how-to" / "kubernetes.md").read_text("utf-8")
     keys = {
@@ -238,7 +238,7 @@ def test_secrets_are_references_and_a_page_shows_how_to_create_them():
     assert "create secret tls tasc-tls" in page
 
 
-def test_addresses_of_the_load_balancer_name_existing_services():
+def test_load_balancer_addresses_name_existing_services():
     (container,) = one("Deployment", "balancer")["spec"]["template"]["spec"]["containers"]
     variables = {e["name"]: e["value"] for e in container["env"]}
     config = (DEPLOY / "haproxy.cfg").read_text("utf-8")

@@ -72,13 +72,13 @@ def test_every_alert_has_a_severity_a_summary_and_a_description():
             assert min(len(notes["summary"]), len(notes["description"])) > 20
 
 
-def test_rules_query_exported_series_only():
+def test_rules_query_only_exported_series():
     asked = {name for rule in rules() for name in SERIES.findall(rule["expr"])}
     assert len(asked) >= 15
     assert asked <= METRICS
 
 
-def test_documents_name_exported_series_only():
+def test_documents_name_only_exported_series():
     root = DEPLOY.parent
     files = (root / "README.md", DEPLOY / "README.md", *(root / "docs").rglob("*.md"))
     packages = {
@@ -91,7 +91,7 @@ def test_documents_name_exported_series_only():
     assert named <= METRICS | families
 
 
-def test_prometheus_scrapes_each_process_and_not_their_sum():
+def test_prometheus_scrapes_each_process_but_not_the_merged_metrics():
     config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))
     (job,) = config["scrape_configs"]
     (discovery,) = job["http_sd_configs"]

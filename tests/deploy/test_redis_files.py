@@ -61,18 +61,18 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("user", ["", "tasc:wrong@", "default:@"])
-def test_other_users_cannot_log_in(url, user):
+def test_default_user_and_wrong_passwords_cannot_log_in(url, user):
     with pytest.raises(StoreUnreachable):
         connect(f"redis://{user}{url.split('@')[1]}")
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_dangerous_command_is_forbidden_to_the_user_of_the_service(url, command):
+def test_service_user_cannot_run_a_dangerous_command(url, command):
     with connect(url) as client, pytest.raises(StoreError, match="forbids"):
         client.execute_command(*command.split())
 
 
-def test_stores_work_with_the_user_of_the_service(url, tmp_path: Path):
+def test_stores_work_as_the_service_user(url, tmp_path: Path):
     source = tmp_path / "source"
     source.write_bytes(b"an index")
     record = TaskRecord(name="t", model="m", fingerprint="f", template="{input}")
@@ -92,14 +92,14 @@ def test_stores_work_with_the_user_of_the_service(url, tmp_path: Path):
         assert tasks.names() == []
 
 
-def test_metrics_ports_are_listed_with_the_user_of_the_service(url):
+def test_service_user_can_list_metrics_ports(url):
     with connect(url) as client:
         with MetricsPort(client, CollectorRegistry(), host="127.0.0.1", ttl_s=15) as port:
             assert live_targets(client) == [port.target]
         assert live_targets(client) == []
 
 
-def test_every_command_of_our_lua_scripts_is_allowed(url):
+def test_service_user_can_run_every_command_of_our_lua_scripts(url):
     sources = [p.read_text("utf-8") for p in ROOT.glob("services/**/*.py")]
     used = {name for text in sources for name in SCRIPTED.findall(text)}
     assert len(used) >= 15
@@ -122,7 +122,7 @@ def test_acknowledged_writes_survive_a_restart(tmp_path: Path):
         assert len(CorpusStore(client, "t")) == 1
 
 
-def test_start_without_a_password_names_the_missing_variable():
+def test_error_of_a_start_without_a_password_names_the_missing_variable():
     command, env = ["sh", str(ROOT / "deploy" / "redis-start.sh")], {"PATH": os.environ["PATH"]}
     ran = subprocess.run(command, env=env, capture_output=True, text=True)
     assert ran.returncode != 0

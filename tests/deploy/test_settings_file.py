@@ -63,7 +63,7 @@ def test_settings_file_shows_the_defaults():
     assert differ == []
 
 
-def test_second_service_needs_only_another_port():
+def test_second_service_needs_no_change_except_another_port():
     text = (DEPLOY / "serve.yaml").read_text("utf-8")
     assert text.count("port: 8000") == 1
     page = DEPLOY.parent / "docs" / "how-to" / "load-balancer.md"
@@ -73,7 +73,7 @@ def test_second_service_needs_only_another_port():
     assert all(port in balanced for port in ports)
 
 
-def test_timeouts_of_the_load_balancer_exceed_those_of_the_service():
+def test_load_balancer_timeouts_exceed_the_service_timeouts():
     balancer = (DEPLOY / "haproxy.cfg").read_text("utf-8")
     waits = re.findall(r"timeout (server|client) (\d+)s", balancer)
     assert {side for side, _ in waits} == {"server", "client"}

@@ -159,7 +159,7 @@ def number(text: str) -> float:
     return float(amount) * {"": 1, "s": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit]
 
 
-def test_defaults_in_pages_equal_those_of_the_settings():
+def test_defaults_in_pages_equal_the_defaults_of_the_settings():
     stated = [
         pair for page in PAGES for pair in re.findall(r"`(\w+\.\w+)` \(([\d.,]+)\)", prose(page))
     ]
@@ -173,7 +173,7 @@ def test_defaults_in_pages_equal_those_of_the_settings():
         assert number(value) == model.model_fields[field].default, name
 
 
-def test_defaults_of_the_load_balancer_equal_those_of_its_page():
+def test_load_balancer_defaults_equal_the_defaults_on_its_page():
     config = (ROOT / "deploy" / "haproxy.cfg").read_text("utf-8")
     page = (DOCS / "concepts" / "security.md").read_text("utf-8")
     stated = re.findall(r"`(TASC_\w+)`, ([\d,]+(?: s)?) \|", page)
@@ -211,7 +211,7 @@ def test_error_codes_that_the_reference_names_exist():
     assert codes <= set(re.findall(r"\"(\w+)\"", sources()))
 
 
-def test_page_on_watching_names_every_alert_and_pages_name_no_other():
+def test_monitoring_page_names_every_alert_and_no_page_names_unknown_alerts():
     rules = yaml.safe_load((ROOT / "deploy" / "rules.yml").read_text("utf-8"))
     alerts = {
         rule["alert"] for group in rules["groups"] for rule in group["rules"] if "alert" in rule

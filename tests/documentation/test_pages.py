@@ -77,7 +77,7 @@ def test_blocks_of_a_page_run_in_order(page: Path, command: Command, tmp_path: P
         run_page(blocks, command, tmp_path)
 
 
-def test_failing_block_is_named_and_later_ones_do_not_run(command, tmp_path):
+def test_failing_block_is_named_and_later_blocks_do_not_run(command, tmp_path):
     texts = [
         ("bash", "X=7\nsleep 1000 &\necho $! > pid"),
         ("python", "print(open('pid').read())"),

@@ -38,7 +38,7 @@ def create(tasc: InProcess | Command, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_commands_lead_from_rows_to_answers(in_process, folder, tmp_path) -> None:
+def test_commands_of_the_whole_workflow_answer_rows(in_process, folder, tmp_path) -> None:
     tasc, run = in_process, in_process.run
     train = corpus(tmp_path / "train.jsonl")
     rejects = tmp_path / "rejects.jsonl"
@@ -168,14 +168,14 @@ def test_stopped_service_leaves_no_process(tasc, folder, tmp_path, signum, proxy
         (["stats", "t", "--redis-url", "redis://:secret@127.0.0.1:1/0"], 1, "127.0.0.1:1"),
     ],
 )
-def test_error_is_one_line_without_secrets(run, args, code, message) -> None:
+def test_command_error_is_one_line_without_secrets(run, args, code, message) -> None:
     err = run(*args, code=code)
     assert message in err
     assert "secret" not in err
 
 
 @pytest.mark.parametrize("command", [("serve",), ("worker", "--once")])
-def test_store_option_overrides_the_environment_and_that_the_file(
+def test_store_option_precedes_the_environment_which_precedes_the_file(
     run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str]
 ) -> None:
     config = tmp_path / "serve.yaml"

@@ -66,7 +66,7 @@ def test_forecast_reads_files(run: Run, file: Path, folder: Path, tmp_path: Path
 
 
 @pytest.mark.redis
-def test_evaluation_and_forecast_take_model_prompt_and_rows_of_the_task(
+def test_evaluation_and_forecast_use_model_prompt_and_rows_of_the_task(
     run: Run, redis_url: str, task: str, folder: Path, file: Path
 ) -> None:
     url = ("--redis-url", redis_url)
@@ -80,7 +80,9 @@ def test_evaluation_and_forecast_take_model_prompt_and_rows_of_the_task(
     assert timed["points"][0]["ms_per_answer"] > 0
 
 
-def test_missing_options_and_wrong_values_are_named(run, file, folder, tmp_path) -> None:
+def test_missing_options_and_wrong_values_are_named_in_the_error(
+    run, file, folder, tmp_path
+) -> None:
     evaluated, forecast = ("evaluate", "--test", file), ("forecast-ft", "--train", file)
     enriched = ("enrich", "--output", tmp_path / "out")
     for given, printed in (

@@ -63,7 +63,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 @pytest.mark.parametrize("commands", [TASK, FILE], ids=["task", "file"])
-def test_mistake_is_reported_before_slow_imports(commands, redis_url, tmp_path) -> None:
+def test_usage_mistake_is_reported_before_slow_imports(commands, redis_url, tmp_path) -> None:
     files = {
         "ROWS": str(write_rows(tmp_path / "rows.jsonl", [{"input": "a", "output": "b"}])),
         "CONFIG": str(tmp_path / "serve.yaml"),
@@ -92,7 +92,7 @@ def test_mistake_is_reported_before_slow_imports(commands, redis_url, tmp_path) 
         assert slow == [], command
 
 
-def test_every_command_with_a_task_is_covered() -> None:
+def test_every_command_with_a_task_has_a_mistake_case() -> None:
     """All commands except those that make a task or keys, or may wait for a task."""
     group = all_commands()
     takes = {

@@ -64,7 +64,9 @@ def keys(client: redis.Redis) -> ApiKeys:
     return ApiKeys(client)
 
 
-def test_versions_are_listed_and_used(run: Run, record: TaskRecord, store: ArtifactStore) -> None:
+def test_index_versions_are_listed_and_made_current(
+    run: Run, record: TaskRecord, store: ArtifactStore
+) -> None:
     store.announce(1)
     lines = run("index", "list", record.name).splitlines()
     assert [line.split()[0] for line in lines] == ["1", "2", "3"]
@@ -76,7 +78,9 @@ def test_versions_are_listed_and_used(run: Run, record: TaskRecord, store: Artif
     assert [v["forecast"] for v in printed] == [None, 4.25, None]
 
 
-def test_hints_name_the_store_and_are_quoted(in_process, record, redis_url, tmp_path, monkeypatch):
+def test_hinted_commands_name_the_store_and_are_quoted(
+    in_process, record, redis_url, tmp_path, monkeypatch
+):
     run = in_process.run
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:1/0")
     asked = ("index", "list", record.name)
@@ -93,7 +97,7 @@ def test_hints_name_the_store_and_are_quoted(in_process, record, redis_url, tmp_
     assert shlex.split(hint)[3:] == ["--data-dir", str(folder)]
 
 
-def test_hint_shows_no_password() -> None:
+def test_hinted_command_shows_no_password() -> None:
     hints.use_store(redact("redis://user:secret@host:6379/0"), None)
     message = hints.command("task", "use", "t", 1)
     hints.use_store(None, None)
@@ -115,7 +119,7 @@ def test_repeated_refresh_survives_failures(run: Run, monkeypatch: pytest.Monkey
     assert slept == [60.0] * 3
 
 
-def test_key_is_made_listed_and_revoked(key: Run, keys: ApiKeys, name: str) -> None:
+def test_api_key_is_created_listed_and_revoked(key: Run, keys: ApiKeys, name: str) -> None:
     made = key("create", name, "--tasks", "one, two", "--requests-per-minute", 60)
     secret = made.strip()
     assert made == f"{secret}\n"

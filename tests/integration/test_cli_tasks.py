@@ -82,7 +82,9 @@ def test_task_uses_the_chat_template_of_its_model(task, store, tmp_path, name) -
     assert store.get(name) == first
 
 
-def test_task_of_a_fine_tuned_model_keeps_its_prompt(task, tasc_here, store, tmp_path, name):
+def test_task_of_a_fine_tuned_model_keeps_the_training_prompt(
+    task, tasc_here, store, tmp_path, name
+):
     folder = make_chat_tokenizer(tmp_path / "model", "phi")
     make_model(folder)
     trained = replace(chat_template(folder), system="Label it.", shots=(("wake me", "alarm"),))
@@ -177,7 +179,7 @@ def test_adapters_are_registered_shown_replaced_and_unset(
     assert (store.get(name).adapters, store.get(name).adapter) == ((), str(place))
 
 
-def test_existing_task_is_replaced_only_with_the_option(task, store, create, name) -> None:
+def test_existing_task_is_replaced_only_with_the_replace_option(task, store, create, name) -> None:
     task(*create, "--max-tokens", 5)
     assert "--replace" in task(*create, code=2)
     assert store.versions(name) == [1]
@@ -226,7 +228,7 @@ def test_task_is_deleted_only_after_confirmation(
     assert client.keys(f"tasc:{{{name}}}:*") == []
 
 
-def test_unreadable_task_is_listed_as_such(task, store, client, create, name) -> None:
+def test_unreadable_task_is_listed_as_unreadable(task, store, client, create, name) -> None:
     task(*create)
     client.rpush(f"tasc:{{{name}}}:records", "[]")
     (line,) = (line for line in task("list").splitlines() if line.startswith(name))

@@ -73,7 +73,7 @@ def test_killed_process_is_unlisted(server, client):
     eventually(lambda: live_targets(client) == [])
 
 
-def test_unavailable_redis_is_logged_once_and_found_again(server, caplog, monkeypatch):
+def test_redis_outage_is_logged_once_and_redis_is_found_again(server, caplog, monkeypatch):
     client = connect(server.url, timeout_s=0.3)  # time-out for a stopped server
     asked = Mock(wraps=client.time)
     monkeypatch.setattr(client, "time", asked)

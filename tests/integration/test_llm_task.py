@@ -53,7 +53,7 @@ def drafted(llm: LLM) -> list[tuple[str, int, int]]:
     return [(a.text, a.drafted, a.accepted) for a in llm.generate(SENTENCES)]
 
 
-def test_registered_task_answers_and_drafts_like_the_saved_one(
+def test_registered_task_answers_and_drafts_like_the_saved_task(
     tasc: Any, saved: Path, client: redis.Redis, redis_url: str, name: str, tmp_path: Path
 ) -> None:
     lines = tasc("create", name, "--from", saved).splitlines()
@@ -137,7 +137,7 @@ def test_saved_task_without_a_corpus_keeps_the_current_index(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-def test_index_registered_with_a_task_has_unknown_rows(
+def test_index_registered_with_a_task_has_an_unknown_number_of_rows(
     tasc: Any, tasc_here: InProcess, saved: Path, client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
     """It may have rows of the corpus or others, so no index is judged by them."""

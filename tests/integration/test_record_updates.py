@@ -83,7 +83,7 @@ def test_only_changes_that_need_other_replicas_redeploy_the_service(followed, ad
     assert followed.deployed == [second, first]
 
 
-def test_changes_of_two_tasks_are_one_update(followed: Followed) -> None:
+def test_changes_of_two_tasks_cause_one_update(followed: Followed) -> None:
     digests = {name: followed.put(name, template="{input}:") for name in (followed.a, followed.b)}
     followed.look(2)
     assert followed.deployed == [digests] == [followed.updates.digests]
@@ -96,7 +96,7 @@ def test_changes_of_two_tasks_are_one_update(followed: Followed) -> None:
     [shutil.rmtree, cut, lambda folder: (folder / WEIGHTS).unlink()],
     ids=["missing", "another shape", "no safetensors"],
 )
-def test_broken_adapter_is_deployed_only_once_it_is_repaired(
+def test_broken_adapter_is_deployed_only_after_its_repair(
     followed: Followed, adapter: Path, breaks: Callable[[Path], object], named: bool, tmp_path: Path
 ) -> None:
     place = shutil.copytree(adapter, tmp_path / "next")

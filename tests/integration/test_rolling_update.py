@@ -56,7 +56,9 @@ def served(client, redis_url, ray_cluster, tasks, tmp_path) -> Iterator[tuple[Se
 @pytest.mark.ray
 @pytest.mark.redis
 @pytest.mark.slow("five replicas start, one after the other")
-def test_changed_adapter_is_rolled_out_under_load_and_a_broken_one_is_not(served, client, tmp_path):
+def test_changed_adapter_is_rolled_out_under_load_but_a_broken_adapter_is_not(
+    served, client, tmp_path
+):
     service, messages = served
     task, ask, store = service.tasks[BETA], Ask(BETA, TEXT), TaskStore(client)
     adapter = make_adapter(Path(task.record.model), tmp_path / "lora")

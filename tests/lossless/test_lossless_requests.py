@@ -25,7 +25,7 @@ def ways(case: Case, requests: list[Request]) -> Ways:
     return answer_all_ways(case, requests)
 
 
-def test_random_requests_have_equal_answers_in_all_ways(ways: Ways) -> None:
+def test_random_requests_have_equal_answers_with_every_way_of_drafting(ways: Ways) -> None:
     for way in WAYS:
         totals = ways.totals[way]
         accepted, drafted = int(totals.accepted.sum()), int(totals.drafted.sum())
@@ -34,7 +34,7 @@ def test_random_requests_have_equal_answers_in_all_ways(ways: Ways) -> None:
     assert all(ways.equal())
 
 
-def test_sampled_tokens_equal_the_rule_on_the_models_logits(
+def test_sampled_tokens_equal_the_sampling_rule_on_model_logits(
     case: Case, requests: list[Request], ways: Ways, everything: bool
 ) -> None:
     """The reference decodes one token at a time in transformers, without a cache."""
@@ -63,7 +63,7 @@ def _by_hand(
     return answer
 
 
-def test_logprobs_equal_the_model_with_drafts(case, requests, ways) -> None:
+def test_logprobs_with_drafts_equal_the_models_logprobs(case, requests, ways) -> None:
     model, checked = reference(case.folder), 0
     for request, result in zip(requests, ways.answers[Way(8, True)], strict=True):
         if request.logprobs is None:
@@ -88,7 +88,7 @@ def test_forced_tokens_take_no_forward(ways: Ways, everything: bool) -> None:
     assert drafted.row_steps < plain.row_steps
 
 
-def test_stop_tokens_and_min_tokens_are_equal_in_all_ways(case, requests, seed):
+def test_stop_tokens_and_min_tokens_act_equally_with_every_way_of_drafting(case, requests, seed):
     rng = random.Random(seed)
     stops = tuple(range(1, case.tokenizer.vocab_size, 9))
     free = [r for r in requests if r.guide is None and r.max_tokens > 1][:24]
@@ -126,7 +126,7 @@ def test_end_of_sequence_ends_an_answer_unless_ignored(case: Case) -> None:
     assert (len(went_on.tokens), went_on.finish_reason) == (5, "length")
 
 
-def test_random_numbers_depend_on_seed_choice_and_position_only() -> None:
+def test_random_numbers_depend_only_on_seed_choice_and_position() -> None:
     rule = Sampling(temperature=1.0, seed=2**64 - 1, choice=3)
     whole = uniforms(rule, 0, 200)
     assert ((whole >= 0) & (whole < 1)).all()

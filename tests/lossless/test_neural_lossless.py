@@ -55,7 +55,7 @@ def test_hybrid_drafts_change_no_answer(case, kind, policy, sampled):
     assert sampled == (found.tokens() != case.answers)
 
 
-def test_drafts_of_the_target_itself_are_all_accepted(case: Case) -> None:
+def test_drafts_by_the_target_model_are_all_accepted(case: Case) -> None:
     chain = NeuralSettings(depth=6, width=1, nodes=6)
     found = answer(case, wrap=by(neural(case, "same", settings=chain)))
     assert found.totals.accepted.sum() == found.totals.drafted.sum() > 100

@@ -60,7 +60,7 @@ def test_neural_drafts_change_no_guided_answer(case: Case, kind: str) -> None:
     assert found.totals.accepted.sum() > 0
 
 
-def test_swapping_proposers_in_mid_answer_changes_no_answer(case: Case) -> None:
+def test_swapping_proposers_during_answers_changes_no_answer(case: Case) -> None:
     config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
     turns = [("eagle", "recent"), ("noisy", "full"), ("eagle", "full"), ("same", "recent")]
     engine, totals = make_engine(case, config, wrap=by(neural(case, "eagle", rows=3)))
@@ -77,7 +77,7 @@ def test_swapping_proposers_in_mid_answer_changes_no_answer(case: Case) -> None:
     assert [results[str(i)] for i in range(len(results))] == case.answers
 
 
-def test_answers_that_fill_their_rows_are_unchanged(case: Case) -> None:
+def test_drafts_do_not_change_answers_that_fill_their_rows(case: Case) -> None:
     """Drafting includes a row with room for one token beside rows with room for many."""
     model, prompts = reference(case.folder), [case.prompts[i] for i in (7, 5, 11, 0)]
     asked = [Request(str(i), p, CAPACITY - len(p), ignore_eos=True) for i, p in enumerate(prompts)]
@@ -115,7 +115,7 @@ def test_rows_of_several_adapters_equal_merged_models(case: Case, alike: Any, tm
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent"), ("eagle", "full")])
-def test_step_without_memory_for_hidden_states_continues(case, kind, policy, monkeypatch):
+def test_step_continues_without_memory_for_hidden_states(case, kind, policy, monkeypatch):
     config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
     target = Target.load(ModelSource(case.folder, dtype="float64"), config)
     assert target.decoder is not None

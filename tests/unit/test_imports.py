@@ -92,7 +92,7 @@ def test_engine_without_a_drafter_does_not_load_neural_drafting(tmp_path):
 
 
 @pytest.mark.parametrize("package", ["tasc_draft", "tasc_engine", "tasc_serve"])
-def test_lazily_imported_names_equal_those_for_type_checkers(package):
+def test_lazily_imported_names_equal_the_names_for_type_checkers(package):
     """The imports for a type checker never run, so they could name anything."""
     module = import_module(package)
     body = ast.parse(Path(str(module.__file__)).read_text()).body

@@ -37,7 +37,7 @@ def probes(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_tasks_and_rules_accept_the_same_values(name: str) -> None:
+def test_tasks_and_sampling_rules_accept_the_same_values(name: str) -> None:
     found = {
         value: (taken(SamplingDefaults, name, value), taken(Sampling, name, value))
         for value in probes(name)
@@ -47,7 +47,7 @@ def test_tasks_and_rules_accept_the_same_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_rules_accept_every_value_that_requests_accept(name: str) -> None:
+def test_sampling_rules_accept_every_value_that_requests_accept(name: str) -> None:
     neutral = {"top_p": 0.0, "top_k": -1}.get(name)  # accepted, and left out or replaced
     sent = {value for value in probes(name) if taken(RuleFields, name, value)}
     assert {v for v in sent if v != neutral and not taken(Sampling, name, v)} == set()
@@ -55,7 +55,7 @@ def test_rules_accept_every_value_that_requests_accept(name: str) -> None:
     assert sent < {*probes(name)}
 
 
-def test_sampling_rule_has_the_parameters_of_the_table() -> None:
+def test_sampling_rule_has_exactly_the_parameters_of_the_limits_table() -> None:
     own = {"logit_bias", "seed", "prompt", "choice"}
     assert {f.name for f in fields(Sampling)} == {*PARAMETERS} | own
     assert all(getattr(Sampling(), name) == one.default for name, one in PARAMETERS.items())
@@ -68,7 +68,7 @@ def test_only_penalties_change_the_choice_at_temperature_0(name: str) -> None:
     assert changed.plain == (name != "temperature" and not changed.penalises)
 
 
-def test_rows_without_a_request_have_the_defaults() -> None:
+def test_rows_without_a_request_have_default_sampling_parameters() -> None:
     columns = rules_of(3, 8, 16).parameters._asdict()
     assert {name: set(column) for name, column in columns.items()} == {
         name: {one.default} for name, one in PARAMETERS.items()

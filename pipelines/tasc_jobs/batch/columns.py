@@ -55,7 +55,8 @@ class OwnColumns:
 
     Attributes:
         rows: Opens the columns of all rows, in order; an invalid line has no columns.
-        unchanged: Computes the input's fingerprint, and returns whether it equals the job's.
+        unchanged: Computes the input's fingerprint, and returns whether it equals the fingerprint
+            at the start of the job.
         schema: Types of the columns, if the input has types.
     """
 
@@ -89,8 +90,8 @@ def beside(names: Iterable[str], id_field: str) -> dict[str, str]:
 
     A name that is also a column of the answers gets the prefix ``input_``, and so does a name that
     would equal such a prefixed name: ``text`` becomes ``input_text``, and ``input_text`` becomes
-    ``input_input_text``. If the ids of rows are in ``id``, the answers already have them. Lone
-    surrogates become escapes.
+    ``input_input_text``. If ``id`` has the ids of rows, it is left out, because the answers already
+    have the ids. Lone surrogates become escapes.
     """
     found = {}
     for name in names:

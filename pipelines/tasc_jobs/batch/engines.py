@@ -1,7 +1,7 @@
 """Engines of a batch job in Ray actors. Each engine answers rows; a pool replaces dead engines.
 
-A job does not wait until all its engines have started. Rows go to the running engines, and a small
-cluster runs fewer of them.
+A job does not wait until all its engines have started. Rows go to the running engines. A cluster
+without room for all engines runs fewer engines.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _MAX_WORK_S = 1.0  # maximum time of a call, after which finished rows are retur
 _IN_FLIGHT = 2  # calls per engine: one that it processes and one that waits
 _HANDFULS = 4  # a call has this many times b rows
 _MAX_DEATHS = 3  # consecutive deaths per engine without a finished row in between
-_TASKS = (ServiceError, UnsupportedModel)  # errors that an engine has on every machine
+_TASKS = (ServiceError, UnsupportedModel)  # errors of the task, not of a machine
 _MAX_WAITING = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
 _MAX_CHARACTERS = 64 << 20
 
@@ -154,7 +154,7 @@ class Answering:
             Records of the rows, from this or earlier calls, that finished since the last call.
 
         Raises:
-            Exception: The engine ended with this exception.
+            Exception: The error that ended the engine.
         """
         records = [record for row in rows if (record := self._begin(row))]
         engine, end = self._builder.engine, time.monotonic() + _MAX_WORK_S
@@ -351,7 +351,7 @@ class Pool:
             raise JobError(f"no engine can be built: {_cause(error)}") from error
 
     def close(self) -> None:
-        """End all engines; the rows that they have in hand are lost."""
+        """End all engines. Rows that were sent to them and are not finished are lost."""
         for engine in self._engines:
             with suppress(RayError):
                 ray.kill(engine.actor)
@@ -383,7 +383,7 @@ class Pool:
             engine.calls.append(engine.actor.work.remote(rows))
 
     def _on_result(self, engine: _Engine, call: Any, buffer: ReorderBuffer) -> list[Record]:
-        if call not in engine.calls:  # another call of the same engine failed because it died
+        if call not in engine.calls:  # the engine died, and another of its calls failed
             return []
         engine.calls.remove(call)
         try:

@@ -59,8 +59,8 @@ class JobFolder:
         """Lock a folder for the block. Creates it if its parent exists.
 
         Raises:
-            JobBusy: Another process has locked it.
-            FileError: It cannot be created or written to.
+            JobBusy: Another process has locked the folder.
+            FileError: The folder cannot be created or written to.
         """
         try:
             path.mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ class JobFolder:
         return first, behind
 
     def add(self, records: Sequence[Record]) -> None:
-        """Append records. Only a failure of the machine may lose some of the last ones."""
+        """Append records. The last records are lost only if the machine fails."""
         with self._records.open("ab") as file:
             for record in records:
                 file.write(json_line([getattr(record, name) for name in _FIELDS]))
@@ -162,8 +162,9 @@ class JobFolder:
             whole: Require a record for each row that `totals` counts.
 
         Raises:
-            JobError: ``whole``, and records are missing or damaged. It is raised after the records
-                before the first such one, so do not replace the output before the iterator ends.
+            JobError: ``whole``, and records are missing or damaged. The error is raised only after
+                all records before the first such one were yielded, so replace the output only when
+                iteration completes.
         """
         following, ahead = 0, dict[int, Record]()
         for record, _ in self._read():
@@ -179,7 +180,7 @@ class JobFolder:
         yield from (ahead[ordinal] for ordinal in sorted(ahead))  # a stopped job has gaps
 
     def _read(self) -> Iterator[tuple[Record, int]]:
-        """Yields the records before the first damaged one, in file order, and where each ends."""
+        """Yields each record before the first damaged one, in file order, and its end offset."""
         end = 0
         with suppress(FileNotFoundError), self._records.open("rb") as lines:
             for line in lines:
@@ -212,8 +213,8 @@ def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
     )
     state = "is done" if begun.report else "has begun"
     raise JobChanged(
-        f"the job in {folder} {state} with another input or other settings: {differences}. Use "
-        "those of the start, write to another output, or discard its results with --restart"
+        f"the job in {folder} {state} with another input or other settings: {differences}. Use the "
+        "old input and settings, write to another output, or discard the results with --restart"
     )
 
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from tasc_runtime.engine.builder import EngineBuilder
 
 PREVIEW_ROWS = 20
-_LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # rows that may have no answer
+_LEAST_ERRORS, _ROWS_PER_ERROR = 10, 10  # default limits of rows without an answer
 # Request fields that a row sets, or that affect no answer. All others are compared on resumption.
 _NOT_PINNED = {
     *("id", "prompt", "templated", "draft", "stream", "parameters", "prompt_index"),
@@ -121,7 +121,7 @@ def generate(
     progress: Callable[[JobProgress], None] = lambda progress: None,
     **job: Any,
 ) -> JobReport:
-    """Answer every good row of ``source``, in order, into ``output``, .jsonl or .parquet.
+    """Write the answer to each valid row of ``source`` to ``output``, .jsonl or .parquet, in order.
 
     The output appears when it is complete. Until then the state of the job is in the folder
     ``OUTPUT.job``, which keeps a report afterwards. The same call resumes an interrupted job.
@@ -130,8 +130,8 @@ def generate(
         draft: Whether to use drafts.
         asked: A request without a prompt. With ``logprobs``, answers have a column of that name.
         reject: File for rows without an answer, as JSON lines with ``output``, ``line``, ``id`` and
-            ``reason``, and ``file`` if the input has several. It exists only if there are such
-            rows. None uses a file next to the output.
+            ``reason``, and ``file`` if the input has several files. The file exists only if some
+            row has no answer. None uses a file next to the output.
         job: Other fields of `JobSpec`, such as ``actors``, ``max_errors`` and ``restart``. Without
             ``max_errors``, a tenth of the rows may have no answer, and 10 rows in any case.
 
@@ -174,7 +174,7 @@ def dry_run(
     Raises:
         UsageError: See `check_places`.
         FileError: The input cannot be read or has no valid row.
-        JobError: No engine can be built, or none of these rows can be answered.
+        JobError: No engine can be built, or none of the first rows can be answered.
     """
     check_places(source, output, reject or reject_file(output))
     spec, opened = _spec(url, task, source, output, engine, True, asked, {**job, "restart": True})
@@ -229,7 +229,7 @@ def _pins_of(asked: Request) -> dict[str, Any]:
     names = (name for name in asked.__struct_fields__ if name not in _NOT_PINNED)
     pins = {name: getattr(asked, name) for name in names}
     pins |= {name: asked.parameters.get(name) for name in PARAMETERS}
-    pins["stop"] = asked.stop or None  # as jobs of earlier versions have it
+    pins["stop"] = asked.stop or None  # the value in jobs of earlier versions
     if asked.guide:
         text = json.dumps([asked.guide.choices, asked.guide.text])
         pins["guide"] = [asked.guide.kind, hashlib.sha256(text.encode()).hexdigest()]
@@ -250,11 +250,11 @@ def write_files(
     Args:
         whole: Whether ``records`` are all records of the job.
         columns: Columns of the answers.
-        own: Columns of the user, which are written beside those of the answers.
+        own: Columns of the user, which are written beside the columns of the answers.
 
     Raises:
-        JobError: The file for rejects has those of another output, or the input, from which the
-            user's columns are read, has changed.
+        JobError: The file for rejects has the rejected rows of another output, or the input, which
+            has the user's columns, was changed.
         OSError: A file cannot be written.
     """
     require_own(reject, output)

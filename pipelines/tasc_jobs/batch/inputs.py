@@ -1,8 +1,8 @@
 """Input of a batch job: files, folders of files, or a task's corpus in Redis, streamed as rows.
 
-An invalid line becomes a refused row with the reason, and keeps its place in the order. So does a
-row with the id of an earlier row. Ids are stored in bounded memory. A fingerprint of the input
-detects changes.
+An invalid line becomes a refused row with the reason, and keeps its place in the order. A row with
+the id of an earlier row is refused, too. Ids are stored in bounded memory. A fingerprint of the
+input detects changes.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ def require_own(reject: Path, output: Path) -> None:
         content = "other content" if owner is None else f"the rejected rows of {owner}"
         raise JobError(
             f"{reject} has {content}, which would be lost; name another file with --reject, or "
-            "move that one away"
+            "move this file away"
         )
 
 
@@ -114,17 +114,17 @@ def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
     found: dict[Path, str] = {}
     for path in given:
         if not path.exists():
-            raise FileError(f"cannot read rows from {path}: it is not there; correct its name")
+            raise FileError(f"cannot read rows from {path}: no such file; correct the path")
         inside = [p for p in sorted(path.iterdir()) if _is_rows(p)] if path.is_dir() else [path]
         if not inside:
-            raise FileError(f"folder {path} has no {', '.join(SUFFIXES)}; name one that has")
+            raise FileError(f"folder {path} has no {', '.join(SUFFIXES)}; name another folder")
         for file in inside:
             if file.resolve() in found:
-                raise FileError(f"{file} is named twice; its rows can be answered once")
+                raise FileError(f"{file} is given twice; name each file once")
             found[file.resolve()] = str(file.relative_to(path)) if path.is_dir() else str(file)
     names = list(found.values())
     if double := next((name for name in names if names.count(name) > 1), None):
-        raise FileError(f"two folders have a file {double}; rename one, or name one folder")
+        raise FileError(f"two folders have a file {double}; rename a file, or name one folder")
     return [(name, path) for path, name in found.items()]
 
 
@@ -134,27 +134,27 @@ def check_places(source: Source, output: Path, reject: Path) -> None:
     Raises:
         UsageError: An input file has another format than its suffix implies, an input would be
             overwritten, a corpus is given together with another input, an output file cannot be
-            written, or the file for rejected rows has those of another output.
+            written, or the file for rejected rows has the rejected rows of another output.
     """
     if source.is_corpus and len(source.given) > 1:
         named = " and ".join(source.given)
-        raise UsageError(f"--input: {named}: a corpus is read alone; name one input")
+        raise UsageError(f"--input: {named}: a corpus must be the only input; name one input")
     try:
         for _, path in files_of(source.files):
             check_file(path, (source.input_field,))
     except FileError as error:
         raise UsageError(f"--input: {error}") from error
     if output.suffix not in (*_JSON, ".parquet"):
-        raise UsageError(f"--output: {output} is neither .jsonl nor .parquet; name it so")
+        raise UsageError(f"--output: {output} is neither .jsonl nor .parquet; change its suffix")
     if output.resolve() == reject.resolve():
-        raise UsageError(f"--reject: {reject} is the output too; name another")
+        raise UsageError(f"--reject: {reject} is also the output; name another file")
     for option, path in (("--output", output), ("--reject", reject)):
         require_writable(option, path)
         for one in source.files:
             if path.resolve() == one.resolve() or (
                 one.is_dir() and path.resolve().parent == one.resolve()
             ):
-                raise UsageError(f"{option} is {path}, and {one} is read; name another place")
+                raise UsageError(f"{option} is {path}, but {one} is an input; name another file")
     try:
         require_own(reject, output)
     except JobError as error:
@@ -167,8 +167,8 @@ class Input:
 
     Attributes:
         pins: The input's fingerprint as JSON values.
-        total: Number of rows. It includes blank lines, which give no row.
-        rows: Opens the input. It yields the same rows in the same order each time.
+        total: Number of rows. Blank lines are counted, although they give no row.
+        rows: Opens the input. Each call yields the same rows in the same order.
         own: The user's columns that are kept beside the answers; None if there are none.
     """
 
@@ -242,7 +242,7 @@ def open_corpus(url: str, task: str, rows: int | None = None, keep_columns: bool
     """Read the first and the last rows of a task's corpus, to which rows are only appended.
 
     Args:
-        rows: Number of its rows at the start of the job; None uses all current rows.
+        rows: Number of the corpus's rows at the start of the job; None uses all current rows.
 
     Raises:
         EmptyCorpusError: The corpus has no rows, or fewer than ``rows``.
@@ -255,7 +255,7 @@ def open_corpus(url: str, task: str, rows: int | None = None, keep_columns: bool
         if not found or found < total:
             raise EmptyCorpusError(
                 f"the corpus of task {task!r} has {found} rows, {max(total, 1)} are needed; ingest"
-                " some first, or begin anew with --restart"
+                " rows first, or discard the job with --restart"
             )
         ends = [*store.read(0, min(total, _CORPUS_BATCH)), *store.read(max(0, total - 1), total)]
     digest = hashlib.sha256(json.dumps([[r.key, r.input] for r in ends]).encode()).hexdigest()
@@ -337,7 +337,7 @@ def _row(
             row_id = own
         payload = texts.input(record.fields, input_field)
         if not is_unicode(f"{row_id}{payload}"):
-            raise ValueError("it holds a lone surrogate, which no text has")
+            raise ValueError("the row has a lone surrogate, which is not valid Unicode")
     except ValueError as error:
         payload, refused = "", str(error)
     shown = row_id.encode(errors="backslashreplace").decode()
@@ -360,7 +360,7 @@ def _corpus_rows(url: str, task: str, total: int) -> Iterator[CorpusRow]:
 class SeenIds:
     """Stores digests of ids, 16 bytes each, and the place where each id first occurred.
 
-    They are in a temporary SQLite file, about 40 bytes each, with a cache of 32 MiB in memory.
+    A temporary SQLite file takes about 40 bytes for each id; a cache takes 32 MiB of memory.
     """
 
     def __enter__(self) -> Self:

@@ -61,7 +61,7 @@ def run_job(
     Args:
         rows: Opens the input. Must yield the same rows in the same order on every call.
         finish: Called with all records at the end. If the job was stopped or had too many errors,
-            it is called with the records so far. It may be called more than once.
+            ``finish`` gets the records so far. It may be called more than once.
         should_stop: Polled several times per second; the job stops if it returns True.
         progress: Called about twice per second.
 
@@ -72,8 +72,8 @@ def run_job(
         JobStalled: No row was finished for ``stall_s``.
         NoEngine: No engine was running for ``stall_s``.
         TooManyErrors: More than ``max_errors`` rows have no answer, or no row has one.
-        UnknownTask, UnknownVersion: The task, or the version of it that the job was started with,
-            does not exist.
+        UnknownTask, UnknownVersion: The task does not exist, or not in the version with which the
+            job was started.
         StoreError: Redis fails when the job starts.
         EngineFailed: The engines cannot be built.
         JobError: Engines die repeatedly, or finished records are damaged before the last one.
@@ -185,7 +185,7 @@ class _Job:
         if max_errors is None or (totals.errors <= max_errors and not all_failed):
             return
         if not totals.rows:
-            raise JobError("the input has no rows, only blank lines; name another")
+            raise JobError("the input has no rows, only blank lines; name another input")
         finish(self._folder.records(), False)
         first = f" (first: {' '.join((totals.first_error or '').split())})"
         if all_failed:
@@ -194,9 +194,9 @@ class _Job:
                 "or name its field with --input-field, and run the job again with --restart"
             )
         raise TooManyErrors(
-            f"{totals.errors} of {totals.rows} rows have no answer{first}, and at most "
-            f"{max_errors} may have none; raise --max-errors and run the job again, which resumes "
-            "it, or fix the input and add --restart"
+            f"{totals.errors} of {totals.rows} rows have no answer{first}, but at most "
+            f"{max_errors} are allowed; raise --max-errors and run the job again to resume it, "
+            "or fix the input and add --restart"
         )
 
     def _require_progress(self) -> None:
@@ -227,7 +227,7 @@ def _versions(client: redis.Redis, task: str) -> tuple[int, int | None]:
 
 
 def _with_index(client: redis.Redis, task: str, folder: JobFolder, begun: Begun) -> Begun:
-    """Returns the job, switched to the current index if its own was deleted."""
+    """Returns the job, switched to the current index if the job's index was deleted."""
     store = _indexes(client, TaskStore(client).get(task, begun.record_version))
     if begun.index_version is None or begun.index_version in store.versions():
         return begun

@@ -32,8 +32,8 @@ class JobSpec:
         actor_gpus: GPUs of each engine; with 0, engines run on the CPU.
         total: Number of rows, if known; used only for progress.
         window_rows: Maximum number of rows that are read ahead of the first unfinished one.
-        max_errors: Maximum number of rows without an answer; with more, or without any answer, the
-            job fails. None means no limit.
+        max_errors: Maximum number of rows without an answer. The job fails if there are more, or if
+            no row has an answer. None means no limit.
         stall_s: The job ends after this many seconds without a finished row.
         restart: Whether to discard the results of earlier starts.
     """
@@ -74,17 +74,17 @@ class Row:
 
 
 Read: TypeAlias = "tuple[Request, Request]"
-"""A request as it was made, and as the engine takes it."""
+"""The request as the strategy made it, and the same request as the engine accepts it."""
 
 
 class Strategy(Protocol):
-    """Makes requests of rows and records of answers. It is sent to the engines' processes."""
+    """Makes requests from rows, and records from answers, in the engines' processes."""
 
     def requests(self, row: Row, builder: "EngineBuilder") -> Sequence[Read]:
-        """Returns one or more requests that `row_request` named.
+        """Returns one or more requests with ids from `row_request`.
 
         Raises:
-            ValueError: The row cannot be answered; its record has the message.
+            ValueError: The row cannot be answered; the row's record has the message.
         """
 
     def content(self, row: Row, answers: Sequence["Whole"], record: "TaskRecord") -> dict[str, Any]:
@@ -98,7 +98,7 @@ def row_request(request: "Request", row: Row, index: int = 0) -> "Request":
 
 @dataclass(frozen=True)
 class Record:
-    """A finished row: its content, or the reason why it has none.
+    """A finished row: its content, or the reason why it has no content.
 
     Attributes:
         tokens: Number of tokens of all its answers, end-of-sequence included.

@@ -12,7 +12,7 @@ Context = Annotated[
     typer.Option(
         min=8,
         help="Maximum tokens of prompt and answer (`max_model_len` of the service).",
-        show_default="1024, or what the model has",
+        show_default="1024, or the model's maximum",
     ),
 ]
 
@@ -26,7 +26,7 @@ def doctor(
     threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Check whether MODEL works on this machine, and how fast, before you start anything.
+    """Check whether MODEL works on this machine, and measure its speed, before you start anything.
 
     Each finding is one line: ok, warn or fail, and what to do about it. The exit code is 1 if
     something will fail. Nothing is registered or served.

@@ -73,8 +73,8 @@ KeepColumns = Annotated[
     bool,
     typer.Option(
         "--keep-columns",
-        help="Write all fields of a row beside its answer. A field that is named as one of the "
-        "answer's gets input_ in front.",
+        help="Write all fields of a row beside its answer. A field with the name of a field of "
+        "the answer gets the prefix input_.",
         show_default="off",
     ),
 ]
@@ -83,8 +83,8 @@ Logprobs = Annotated[
     typer.Option(
         min=0,
         max=MOST_LOGPROBS,
-        help="Write the log-probability of each token of an answer, and so many of the likeliest "
-        "tokens of its place.",
+        help="Write the log-probability of each token of an answer, and this many of the "
+        "likeliest tokens at its position.",
         show_default="none",
     ),
 ]
@@ -121,8 +121,8 @@ def generate(
     """Answer every row of the input with a pool of engines.
 
     An answer has the id of its row as a string. If a row has no id, its number in the file is used
-    (lines count from 1, with blank ones), after the file's name if there are several files. Of rows
-    with the same id, only the first is answered and the others are rejected.
+    (lines, including blank ones, count from 1), after the file's name if there are several files.
+    Of rows with the same id, only the first is answered and the others are rejected.
 
     A job that was stopped or killed continues when the same command is run again; its state is in
     the folder OUTPUT.job. A changed input or other settings are refused without --restart.
@@ -222,7 +222,7 @@ def _guide(answers: AnswerOptions) -> "GuideSpec | None":
     given = {"--choices": choices, "--schema": schema, "--regex": regex}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
-        raise UsageError(f"{' and '.join(named)} say what an answer may be; give one of them")
+        raise UsageError(f"{' and '.join(named)} exclude each other; give one of them")
     labels = labels_of(choices) if choices else ()
     text = regex if schema is None else read_text("schema", schema, MOST_GUIDE_BYTES)
     if not named:

@@ -43,7 +43,7 @@ def key_create(
         typer.Option(
             min=1,
             help="Maximum number of answer tokens per minute, counted when an answer ends. A key "
-            "that exceeded it has to wait.",
+            "that exceeded the limit has to wait.",
             show_default=_NO_LIMIT,
         ),
     ] = None,

@@ -262,7 +262,7 @@ def serve(
     store = store.or_of(settings)
     with store.open() as url:
         if not store.redis_url:
-            use_store(url, None)  # other commands need it while ours runs
+            use_store(url, None)  # other commands need the URL while this command runs
             settings = settings.model_copy(update={"files_url": store.files_url(settings)})
         clock.note(f"store: {store.in_words(url)}")
         for served in settings.tasks:
@@ -327,8 +327,9 @@ def demo(
     cluster = os.environ.get("RAY_ADDRESS")
     start = f"joining the Ray cluster {cluster}" if cluster else "starting Ray"
     note(f"{start} ...")
-    # At its import, Ray Serve reads variables that `local_ray` sets. Imported here, it reads them
-    # unset, as in `serve`. The thread below would import it before or after, by chance.
+    # Ray Serve reads environment variables when it is imported, and `local_ray` sets them. This
+    # import reads them unset, as in `serve`. The thread below could import Ray Serve before or
+    # after `local_ray` sets them.
     import ray.serve  # noqa: F401
 
     from tasc_jobs.demo.tasks import TASK, TASKS
@@ -343,12 +344,12 @@ def demo(
         ExitStack() as using_ray,
         ThreadPoolExecutor(1) as aside,
     ):
-        # Imports take as long as Ray's start. What is needed first is imported first.
+        # The imports take as long as Ray's start. Modules that are needed first are imported first.
         preparing = aside.submit(import_module, "tasc_jobs.demo.prepare")
         running = aside.submit(import_module, "tasc_jobs.demo.run")
         try:
             using_ray.enter_context(local_ray(environment=environment))
-            # Serve starts beside the jobs; on a cluster that others use, only if they succeed.
+            # Serve starts while the jobs run. On a shared cluster, it waits until they succeed.
             ahead = not (keep_serving or cluster)
             listening = aside.submit(lambda: running.result().listen(http)) if ahead else None
             preparing.result().prepare(url, TASKS if keep_serving else [TASK])
@@ -400,8 +401,8 @@ def main() -> None:
 
     for signum in _SIGNALS:
         signal.signal(signum, on_signal)
-    # Read when torch is loaded or allocates first. Otherwise idle OpenMP threads spin and slow down
-    # busy cores, and weights are not in huge pages.
+    # Torch reads these variables when it is loaded or first allocates memory. Without them, idle
+    # OpenMP threads spin and slow down busy cores, and weights are not in huge pages.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:

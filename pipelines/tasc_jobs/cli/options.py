@@ -41,7 +41,7 @@ MaxModelLen = Annotated[
     typer.Option(
         min=8,
         help="Maximum tokens of prompt and answer; longer rows get no answer.",
-        show_default="1024, or what the model has",
+        show_default="1024, or the model's maximum",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
@@ -113,8 +113,8 @@ class StoreOptions:
     def open(self, task: str | None = None) -> Iterator[str]:
         """Yields the given URL after a check, or that of a server on ``data_dir`` for the block.
 
-        Commands import torch and Ray, which takes seconds, inside the block, so that an unknown
-        task is reported before that.
+        Commands import torch and Ray inside the block. These imports take seconds, and an unknown
+        task is reported before them.
 
         Raises:
             StoreError: Redis cannot be used, or it has neither a record nor a corpus of ``task``.
@@ -135,7 +135,7 @@ class StoreOptions:
         return StoreOptions(url, self.data_dir)
 
     def files_url(self, settings: "ServeSettings | None") -> str:
-        """Returns where uploaded files are: as in a settings file, else in ``data_dir``."""
+        """Returns the place of uploaded files: that of a settings file, or else ``data_dir``."""
         found = settings.files_url if settings else None
         return found or str((self.data_dir / "files").absolute())
 
@@ -153,7 +153,7 @@ class StoreOptions:
         )
 
     def in_words(self, url: str) -> str:
-        """Returns a text on the store, and how other commands reach a local one, without login."""
+        """Describes the store without its login, and how other commands reach a local server."""
         if self.redis_url:
             return redact(url)
         return (

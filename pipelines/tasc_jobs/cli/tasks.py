@@ -91,7 +91,7 @@ def task_create(
     store: StoreOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Register a task, after checking that its model supports what the options ask for."""
+    """Register a task, after checking that its model supports the options."""
     from tasc_jobs.tasks.register import create, create_from
     from tasc_jobs.tasks.shown import registered, taken
 
@@ -191,7 +191,7 @@ def _note_prompt(record: TaskRecord) -> None:
     if trained and trained.render("a") != template_of(record).render("a"):
         note(
             "the model was fine-tuned with another prompt than this task has; `tasc task create` "
-            "without options for the prompt, system prompt and examples takes that one"
+            "without options for the prompt, system prompt and examples uses the fine-tune's"
         )
 
 
@@ -295,7 +295,7 @@ def task_delete(
 
 
 def _description(client: "redis.Redis", name: str) -> str:
-    """Describes what the store has of a task.
+    """Describes the data that the store has for a task.
 
     The record may be missing because a deletion was interrupted.
     """

@@ -134,7 +134,7 @@ def tune(
     rows: Annotated[
         int,
         typer.Option(
-            min=0, help="Measure the speed-up on so many held-out rows by running the model."
+            min=0, help="Measure the speed-up on this many held-out rows by running the model."
         ),
     ] = 0,
     tree: Annotated[
@@ -159,7 +159,7 @@ def tune(
 
     check_report(report)
     if step_cost and measure_cost:
-        raise UsageError("name one of --step-cost and --measure-cost")
+        raise UsageError("--step-cost and --measure-cost exclude each other; give one of them")
     costs = read_cost_file(step_cost) if step_cost else None
     price = PriceOptions(node_cost, batch_size, costs, measure_cost)
     with store.open() as url:

@@ -53,8 +53,8 @@ Config = Annotated[
 WorkDir = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for the state of batches. On a disk that workers share, one continues where "
-        "another was stopped.",
+        help="Folder for the state of batches. On a disk that workers share, a worker continues "
+        "the batches of a stopped worker.",
         show_default="batches in --data-dir",
     ),
 ]
@@ -123,7 +123,7 @@ def worker(
         host = _address(metrics_host)
         cluster = local_ray(num_cpus=max(4, pool.actors + 1))
         with cluster, _metrics(client, service, host) as metrics:
-            note("waiting for batches; Ctrl-C ends" if not once else "answering what waits")
+            note("waiting for batches; Ctrl-C ends" if not once else "answering waiting batches")
             found = BatchWorker(
                 client,
                 settings,
@@ -189,8 +189,8 @@ def _address(host: str | None) -> str | None:
         return str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError as error:
         raise UsageError(
-            f"--metrics-host {host!r} is neither an address nor a known name ({error}); name one of"
-            " this machine"
+            f"--metrics-host {host!r} is neither an address nor a known name ({error}); name an"
+            " address of this machine"
         ) from error
 
 

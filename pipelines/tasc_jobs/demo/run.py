@@ -137,7 +137,7 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
         ),
         "The service, and then the engine, answered one half of the rows plain, then drafted, and "
         "the other half drafted, then plain. "
-        "Drafting adapts to answers: the second half begins with what the first one taught. "
+        "Drafting adapts to answers: the second half begins with weights learnt on the first half. "
         f"Over HTTP, {measure.CONCURRENCY} requests at a time share {ENGINE.rows} rows: latencies "
         "include waiting for a row. Those of the engine alone do not. "
         "Acceptance at a position: drafts accepted there over drafts that reach it.",

@@ -59,8 +59,8 @@ class BuildOptions(TypedDict, total=False):
         parallelism: Number of ranges in which the corpus is tokenised, and of parts in which its
             n-grams are sorted. By default the number of ranges depends on the size of the corpus,
             and there is one part per core of this node.
-        bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index;
-            by default those of the current index, whose tuned settings are kept too.
+        bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index; by
+            default, the bigrams of the current index are kept. Its tuned settings are always kept.
         max_bytes: Maximum bytes of the corpus part. The outputs with the smallest expected gain are
             left out, and so are the prompts of their rows. Weights are learnt under the same cap.
         progress: Called for the stages in STAGES, in that order; ``learn`` is omitted if nothing
@@ -80,8 +80,8 @@ def build_and_publish(
 ) -> tuple[Artifact, DraftIndex]:
     """Build a task's index from its corpus, publish it and make it current.
 
-    Weights are learnt if the corpus has 200 rows and any inputs. If the corpus has only outputs, so
-    does the index; see ``tokenise``.
+    Weights are learnt if the corpus has 200 rows and any inputs. If the corpus has no inputs, the
+    index has only outputs; see ``tokenise``.
 
     Args:
         url: Address of Redis, as every node of the Ray cluster can reach it.
@@ -145,7 +145,7 @@ class TokenCorpus:
 
     Attributes:
         before: The current index when the corpus was opened; an empty index if there was none.
-        settings: Draft settings of the task: the tuned ones, or else those of the record.
+        settings: Draft settings of the task: the tuned settings, or else the record's.
         bigrams, parts, max_bytes: Used for each index; see `build_and_publish` and `sorted_parts`.
     """
 
@@ -229,11 +229,11 @@ class TokenCorpus:
 
 
 def _before(store: ArtifactStore) -> DraftIndex:
-    """Returns the current index, or an empty one; the next index keeps its settings and bigrams."""
+    """Returns the current or an empty index; the next one keeps its settings and bigrams."""
     try:
         index = current_index(store)
     except (DraftError, CorruptArtifact) as error:
-        log.warning("what the current index was tuned to is lost: %s", error)
+        log.warning("the tuned settings and bigrams of the current index are lost: %s", error)
         index = None
     return index or DraftIndex.empty(store.fingerprint, vocab_size=1)
 
@@ -243,10 +243,10 @@ def sorted_parts(
     parts: int | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[tuple[Int32, Int32]]:
-    """Returns the parts that `assemble` joins to an index, the same for any number of parts.
+    """Returns sorted parts, which `assemble` joins to the same index for any number of parts.
 
     Args:
-        parts: Number of parts; by default one per core of this node. A core sorts one at a time.
+        parts: Number of parts; by default one per core of this node, which sorts one at a time.
         progress: Called with the number of sorted parts and of all parts.
     """
     cores = len(os.sched_getaffinity(0))

@@ -60,8 +60,8 @@ def ingest(
         client: A connection from `tasc_store.connect`.
         task: The task's name; it need not be registered yet.
         files: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``.
-        fields: Names of the fields or columns. A row without an id gets one that is made of the
-            file's hash and the line number.
+        fields: Names of the fields or columns. A row without an id gets an id made of the file's
+            hash and the line number.
         reject: File for refused lines, as JSON lines ``file, line, reason, text``, with the
             absolute path of the file. It keeps the lines of files that only an earlier ingest
             read. The file exists only if there are refused lines.
@@ -117,7 +117,7 @@ def _others(reject: Path, files: Sequence[Path]) -> Iterator[bytes]:
     except (ValueError, TypeError) as error:
         raise FileError(
             f"{reject} has other content than lines that `tasc ingest` refused, which would be "
-            "lost; name another file with --reject, or move that one away"
+            "lost; name another file with --reject, or move this file away"
         ) from error
 
 
@@ -132,9 +132,9 @@ def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:
     for file in files:
         check_file(file, columns)
         if reject.exists() and reject.samefile(file):
-            raise FileError(f"{reject} is to be read and to be written; name another for rejects")
+            raise FileError(f"{reject} is an input; name another file with --reject")
     if not reject.parent.is_dir():
-        raise FileError(f"no folder {reject.parent} for the refused rows; make it or name another")
+        raise FileError(f"no folder {reject.parent} for refused rows; create it or name another")
 
 
 def _batches(items: Iterable[CorpusRow | BadRow]) -> Iterator[list[CorpusRow | BadRow]]:

@@ -1,6 +1,7 @@
 """Writes the target's own bigrams to a file: runs the model on each token and stores the result.
 
-One table serves all tasks of the model with that adapter. It needs no corpus, no Redis and no Ray.
+One table serves all tasks with the same model and adapter. Making a table needs no corpus, no Redis
+and no Ray.
 """
 
 import time
@@ -32,7 +33,8 @@ def model_bigrams(
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Computes the most likely next tokens of each token, given as the only context.
 
-    Source: Stewart et al. 2024, arXiv 2411.03786. One forward pass has many contexts of one token.
+    Source: Stewart et al. 2024, arXiv 2411.03786. One forward pass processes many one-token
+    contexts.
 
     Args:
         model: A model of ``tasc_engine.model.loading.load_model``, on its device and with the
@@ -72,7 +74,7 @@ def model_bigrams(
     wrong = np.flatnonzero(np.isnan(logp[:, 0]))
     if len(wrong):
         raise UnsupportedModel(
-            f"what the model gives after token {wrong[0]} is not a number in "
+            f"the model's log-probabilities after token {wrong[0]} are NaN in "
             f"{str(model.dtype).removeprefix('torch.')}; use float32"
         )
     return tokens, logp
@@ -80,7 +82,7 @@ def model_bigrams(
 
 @dataclass(frozen=True)
 class BigramReport:
-    """The table that was written, and the model's time in seconds without its loading."""
+    """The table that was written, and the model's time in seconds, excluding loading."""
 
     file: str
     model: str

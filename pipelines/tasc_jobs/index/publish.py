@@ -88,11 +88,11 @@ def publish_file(
 
 @dataclass(frozen=True)
 class IndexSize:
-    """Bytes of an index's arrays, and the number of tokens by which they are divided.
+    """Bytes of an index's arrays, and the number of output tokens, for ratios of the two.
 
     Attributes:
-        output_tokens: Number of tokens of the outputs in the index, with repetitions and with the
-            mark SEP and the end-of-sequence of each. Prompts are not counted.
+        output_tokens: Number of tokens of the outputs in the index. Repetitions count, and so do
+            the mark SEP and the end-of-sequence of each output. Prompts do not count.
         corpus_bytes: Bytes of the corpus part, which has these outputs.
         bytes: Bytes of all parts, including prompts.
     """
@@ -127,7 +127,7 @@ class IndexSize:
     def in_words(self) -> str:
         corpus, whole = self.corpus_bytes_per_token, self.bytes_per_token
         if corpus is None or whole is None:
-            return f"{self.bytes:,} bytes, and no outputs in it"
+            return f"{self.bytes:,} bytes, without outputs"
         return (
             f"{self.output_tokens:,} tokens of outputs, SEP and EOS counted, at {corpus:.2f} bytes "
             f"a token in the corpus part and {whole:.2f} in the whole index"

@@ -42,7 +42,7 @@ class RedisCorpusSource(Datasource):
         url: Address of Redis, as every read task can reach it.
         task: Name of the corpus's task.
         batch_rows: Number of rows read from Redis in one call, and in one table.
-        previous_words: Number of previous words; with 0, there are no such columns.
+        previous_words: Number of previous words; with 0, their columns are omitted.
 
     Raises:
         EmptyCorpusError: There are no rows.

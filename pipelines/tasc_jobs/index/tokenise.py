@@ -20,7 +20,7 @@ from tasc_runtime.models import load_tokenizer, template_of
 from tasc_runtime.progress import StageProgress
 from tasc_store import TaskRecord
 
-# Limits, in rows and in bytes of text, of a batch that is encoded and of a task's range.
+# Limits, in rows and in bytes of text, of an encoded batch and of the range of a read task.
 BATCH_ROWS, _BATCH_BYTES = 500, 2 << 20
 _RANGE_ROWS, _RANGE_BYTES = 4_000, 16 << 20
 # Ray Data's default of 128 MiB exceeds a small object store.
@@ -107,8 +107,8 @@ def tokenise(
 ) -> tuple[Tokens, Tokens | None]:
     """Returns the outputs of a corpus and its rendered prompts, encoded as in the service.
 
-    If no row of the corpus has an input, there are no prompts. If only some rows have one, the
-    prompt of the others is the template without an input, as for a request without one.
+    If no row of the corpus has an input, there are no prompts. If only some rows have an input, the
+    prompt of each other row is the template without an input, as for a request without an input.
 
     Args:
         folder: Folder of the files; the returned arrays are memory maps of them.

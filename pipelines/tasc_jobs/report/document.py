@@ -21,7 +21,7 @@ class Table:
 
     @classmethod
     def of(cls, title: str, rows: Iterable[Mapping[str, str]]) -> "Table":
-        """A table whose columns are the keys of its rows; without rows it has none."""
+        """A table whose columns are the keys of its rows; without rows it has no columns."""
         found = list(rows)
         columns = tuple(found[0]) if found else ()
         return cls(title, columns, tuple(tuple(row.values()) for row in found))

@@ -38,7 +38,7 @@ _COUNTS = pa.schema(
     [
         ("side", pa.string()),
         ("unit", pa.string()),
-        ("ngram", pa.string()),  # null in rows of a length, as is its partition
+        ("ngram", pa.string()),  # null in rows of a length, as is the partition
         ("partition", pa.int32()),
         ("length", pa.int64()),  # null in rows of an n-gram
         ("count", pa.int64()),
@@ -111,7 +111,7 @@ def partition_sums(tables: Sequence[_Block], units: Units, partitions: int) -> I
         ClusterError: The workers of a partition died repeatedly.
         RayError: A task failed for another reason.
     """
-    listed = ray.put(tables)  # once, not with every task
+    listed = ray.put(tables)  # sent once, not with every task
     at_a_time = max(int(ray.cluster_resources().get("CPU", 1)), 1)
     waiting = deque(range(partitions))
     running: list[ray.ObjectRef[Histograms]] = []

@@ -104,7 +104,7 @@ def _shannon_bits(frequencies: Mapping[int, int]) -> float:
 
 
 def _renyi2_bits(frequencies: Mapping[int, int]) -> float:
-    # Integers up to the last step, for the same reason.
+    # Integers up to the last step: the result does not depend on the order of the counts.
     squares = sum(often * often * unique for often, unique in frequencies.items())
     return math.log2(_ngrams(frequencies) ** 2 / squares) if squares else 0.0
 

@@ -1,8 +1,9 @@
 """Counts of n-grams and of row lengths; their sums do not depend on how rows were batched.
 
-Figures need only a histogram: the number of n-grams by their count. It grows with the number of
-different counts, not of different n-grams. An n-gram is written as its symbols (words, token ids in
-digits, digests of whole texts) joined by blanks, which no symbol contains. All functions are pure.
+Figures need only a histogram: the number of n-grams by their count. A histogram grows with the
+number of different counts, not with the number of different n-grams. An n-gram is written as its
+symbols (words, token ids in digits, digests of whole texts) joined by blanks, which no symbol
+contains. All functions are pure.
 """
 
 import functools
@@ -25,8 +26,8 @@ _DIGEST_BYTES = 16
 class Units:
     """N-grams of ``n`` words, whole texts and, if there is a tokenizer, single tokens.
 
-    Words are what stands between white space. Tokens are those of a row's bare text: no template,
-    no special tokens around it, no end of sequence.
+    Words are separated by white space. Tokens are those of a row's bare text, without a template,
+    special tokens around the text, or an end of sequence.
 
     Attributes:
         n: Number of words of an n-gram.
@@ -65,11 +66,11 @@ class Units:
 
     @property
     def words_before(self) -> int:
-        """Number of words before a row that n-grams which end in it may contain."""
+        """Number of words before a row that an n-gram which ends in the row may contain."""
         return self.n - 1 if self.across_rows else 0
 
     def symbols(self, unit: str, texts: Sequence[str]) -> list[list[str]]:
-        """Splits each text into words, token ids written in digits, or one digest of it all."""
+        """Splits each text into words, token ids in digits, or one digest of the whole text."""
         if unit == WORDS:
             return [text.split() for text in texts]
         if unit == TEXTS:
@@ -177,7 +178,7 @@ class NgramTotal:
 
         Args:
             before: The last ``n - 1`` words before the row, or as many as exist, joined by blanks,
-                where the counts of rows are to add up to those of one running text.
+                if all rows are counted as one running text.
         """
         running = [*before.split(), *symbols]
         shifted = (running[start:] for start in range(n))
@@ -200,7 +201,7 @@ class NgramTotal:
 
 
 def joined(left: NgramHistogram, right: NgramHistogram) -> NgramHistogram:
-    """Returns the histogram of both together; no n-gram may be in both."""
+    """Returns the sum of two histograms; no n-gram may be in both."""
     frequencies = Counter(left.frequencies) + Counter(right.frequencies)
     lengths = Counter(left.lengths) + Counter(right.lengths)
     return NgramHistogram(dict(frequencies), dict(lengths))

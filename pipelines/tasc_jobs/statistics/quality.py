@@ -158,7 +158,7 @@ def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def micro(found: Sequence[Counter[T]], right: Sequence[Counter[T]]) -> LabelQuality:
-    """Returns the micro average over all rows; it is 1 if both sides have no labels."""
+    """Returns the micro average over all rows; the average is 1 if neither side has labels."""
     hits = sum((f & r).total() for f, r in zip(found, right, strict=True))
     answered, expected = (sum(c.total() for c in side) for side in (found, right))
     return LabelQuality(

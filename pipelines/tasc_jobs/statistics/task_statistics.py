@@ -1,7 +1,7 @@
 """Statistics of a task's inputs and outputs, from Redis or from files: how variable the task is.
 
 A corpus in Redis is counted by a Ray Data job; files need neither Redis nor Ray. Both use the same
-functions. N-grams of words are those within rows, and whole texts are counted too. If all rows of a
+functions. N-grams of words lie within rows, and whole texts are counted too. If all rows of a
 side are one running text (`Units.across_rows`), two of the paper's data sets give its figures to
 every printed digit. Tokens are counted one by one, row by row.
 """
@@ -33,7 +33,7 @@ from tasc_text.template import last_words
 _PERCENTILES = {"least": "0", **{f"p{p}": p for p in ("5", "50", "90", "95", "99")}, "most": "100"}
 _RANK = "rank, the most frequent first"
 _WORDS = (
-    "Words are separated by white space, and n-grams are those within rows, unless --across-rows "
+    "Words are separated by white space, and n-grams lie within rows, unless --across-rows "
     "is given. A whole text is one input or one output. Tokens are counted singly, in the texts "
     "alone, without end-of-sequence. Normalised: entropy over log2 of the vocabulary's size "
     "(tokens) or of the number of different ones (words, texts). "

@@ -46,12 +46,12 @@ _OF_REQUESTS = {"suppress_tokens": "logit_bias", "min_new_tokens": "min_tokens"}
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Settings in a model's files that affect answers and that tasks do not use by themselves.
+    """Settings in a model's files that affect answers, and that tasks use only if options say so.
 
     Attributes:
         file: The file with the settings.
-        values: Values by name with which a task answers in the same way; values that a task cannot
-            have are left out.
+        values: Task values that reproduce `generate`, by name; values that a task cannot have are
+            left out.
         others: Settings that no option of a task corresponds to.
         implicit: Names of values that are not in the file and are defaults of `generate`.
     """
@@ -93,7 +93,7 @@ class GenerationDefaults:
 
     @property
     def options(self) -> list[str]:
-        """Words of a command line that give a task the values."""
+        """Command-line arguments that set these values for a task."""
         given = {name: v if isinstance(v, list) else [v] for name, v in self.values.items()}
         pairs = [(option(name), str(v)) for name in given for v in given[name]]
         # A value with a leading hyphen would be parsed as an option.

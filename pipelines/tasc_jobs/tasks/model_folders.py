@@ -81,12 +81,11 @@ class BaseModel:
 
 
 def model_settings(path: Path) -> dict[str, Any]:
-    """Returns the settings of a model; those of its text part replace the others.
-
-    The numbers are checked.
+    """Returns the settings of a model; settings of its text part replace the others.
 
     Raises:
-        ValueError: ``path`` is not such a file; the message has the reason.
+        ValueError: ``path`` is not a JSON object, or one of its sizes is not an integer; the
+            message has the reason.
     """
     config = json_object(path, saved_by="transformers")
     text = config.get("text_config")
@@ -162,7 +161,7 @@ def json_object(path: Path, saved_by: str) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
     Args:
-        saved_by: Name of the program that writes such files, for the message if there is none.
+        saved_by: Name of the program that writes such files, for the message about a missing file.
 
     Raises:
         ValueError: The file does not exist, or has no JSON object.

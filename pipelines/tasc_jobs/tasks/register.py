@@ -44,7 +44,8 @@ class Registered:
     """A version that was registered.
 
     Attributes:
-        longest_label: Number of tokens of the longest label with its end; 0 without labels.
+        longest_label: Number of tokens of the longest label, end-of-sequence included; 0 without
+            labels.
         unused: Settings in the model's files that affect answers and are not in the record.
     """
 
@@ -121,7 +122,7 @@ def change(
     """Make a new version with the given changes; return the old record and the new version.
 
     Args:
-        unset: Values, or groups of them, that become as if they had never been given.
+        unset: Names of values, or of groups of values, that are reset as if never given.
 
     Raises:
         UsageError: Nothing is given, or a value is refused.
@@ -192,7 +193,7 @@ def _replaceable(store: TaskStore, name: str, replace: bool) -> int:
         return 0
     if not replace:
         raise UsageError(
-            f"task {name} is there already, at version {newest}; change it with `tasc task set "
+            f"task {name} already exists, at version {newest}; change it with `tasc task set "
             f"{name}`, or make a new version of these options alone with --replace"
         )
     return newest
@@ -261,9 +262,9 @@ def _check_stops(record: TaskRecord, model: BaseModel) -> None:
         (ids,) = model.tokenizer.encode_outputs([_TEXT + stop + _TEXT])
         if stop not in (text := model.tokenizer.decode(ids)):
             raise UsageError(
-                f"--stop {stop!r} is never in an answer: this tokenizer makes "
-                f"{text.removeprefix(_TEXT).removesuffix(_TEXT)!r} of it; give text, and for a "
-                "special token nothing: those that end an answer are in generation_config.json"
+                f"--stop {stop!r} is never in an answer: this tokenizer decodes it as "
+                f"{text.removeprefix(_TEXT).removesuffix(_TEXT)!r}; give other text. Special "
+                "tokens that end an answer are in generation_config.json, and need no --stop"
             )
 
 
@@ -290,7 +291,7 @@ def _check_guide(record: TaskRecord, model: BaseModel) -> None:
 
 
 def check_guide(guide: GuideSpec, option: str, record: TaskRecord, model: BaseModel) -> None:
-    """Check a guide, which is an option's constraint on the answers of a task.
+    """Check a guide, the constraint on a task's answers that an option gives.
 
     Raises:
         UsageError: The model cannot give such answers, or a stop string would cut one.
@@ -318,5 +319,5 @@ _CHECKS: tuple[Callable[[TaskRecord, BaseModel], None], ...] = (
 def _require_unicode(option: str, text: str) -> None:
     if not is_unicode(text):
         raise UsageError(
-            f"{option} {text!r} holds bytes that are no character; write whole ones, in UTF-8"
+            f"{option} {text!r} has bytes that are not a character; write UTF-8 characters"
         )

@@ -48,7 +48,7 @@ CHAT = {
 GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL), "chat": set(CHAT)}
 # Draft settings with their own option.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
-# Maximum size of labels in JSON, where a byte may be written with six.
+# Maximum size of labels in JSON, which may write one byte of a label as six.
 _MAX_LABEL_BYTES = 6 * MOST_CHOICE_BYTES
 _KINDS = {int: "an integer", float: "a number"}
 
@@ -66,7 +66,7 @@ def flat(record: TaskRecord) -> Values:
 
 
 def record_of(values: Mapping[str, Any]) -> TaskRecord:
-    """Returns the record of such values; missing ones have their defaults.
+    """Returns the record of values named as in `flat`; missing values have their defaults.
 
     Raises:
         UsageError: A value is refused; the message has its option.
@@ -128,7 +128,7 @@ def _no_neural() -> Values:
 
 
 def no_chat() -> Values:
-    """Returns the chat values of a task with a format string, which are neutral."""
+    """Returns the neutral chat values, which a task with a format string has."""
     return {"chat_template": None, "chat_tokens": (), "system_prompt": None, "few_shot": ()}
 
 
@@ -208,8 +208,8 @@ def labels_of(path: Path) -> tuple[str, ...]:
     Blanks around a label are a part of it.
 
     Raises:
-        UsageError: The file cannot be read, has no labels, or some of one line each differ only in
-            blanks around them.
+        UsageError: The file cannot be read or has no labels, or labels on separate lines differ
+            only in surrounding blanks.
     """
     text = read_text("choices", path, _MAX_LABEL_BYTES)
     if path.suffix == ".json":
@@ -226,7 +226,7 @@ def labels_of(path: Path) -> tuple[str, ...]:
         if twice := next((label for label, count in bare.items() if count > 1), None):
             raise UsageError(
                 f"--choices {path} has {twice!r:.80} several times with other blanks around it; "
-                "leave one, or write a .json list to keep them"
+                "keep one of these lines, or write a .json list to keep all"
             )
     if not labels:
         raise UsageError(f"--choices {path} holds no label; write one a line, or a .json list")

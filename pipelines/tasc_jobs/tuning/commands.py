@@ -45,7 +45,7 @@ class StoredTask:
 
     Attributes:
         index: The current index; None if there is none yet.
-        index_rows: Number of corpus rows from which the index was built; None if unknown or if
+        index_rows: Number of corpus rows that the index was built from; None if unknown or if
             there is no index.
         newer_rows: Number of corpus rows appended after the index was built; 0 if unknown.
     """
@@ -63,14 +63,14 @@ class StoredTask:
 
     @property
     def max_bytes(self) -> int | None:
-        """Bytes of the index's corpus part if a cap left outputs out; else None."""
+        """Bytes of the index's corpus part if a size cap excluded outputs; else None."""
         if self.index is None or self.index_rows in (None, self.index.corpus.documents):
             return None
         return self.index.corpus.nbytes
 
 
 def read_task(client: redis.Redis, task: str) -> StoredTask:
-    """Read a task, its current index and the rows from which this was built.
+    """Read a task, its current index and the rows that the index was built from.
 
     If these rows are unknown, all rows of the corpus are read.
 
@@ -201,7 +201,7 @@ class PriceOptions:
     """The cost of a draft token: a fraction of a plain step, or a machine's costs.
 
     Attributes:
-        node_cost: The fraction, which counts without ``costs``.
+        node_cost: The fraction, used if ``costs`` is None.
         rows: b, the number of rows decoded together.
         measure: Whether to measure the costs of the task's model on this machine.
     """
@@ -212,7 +212,7 @@ class PriceOptions:
     measure: bool = False
 
     def price(self, held: HeldOut) -> Price:
-        """Returns the price for these rows. Raises JobError if the costs do not fit."""
+        """Returns the price; raises JobError if the costs were not measured for ``rows``."""
         if self.costs is None:
             return by_node(self.node_cost, held.prompt_tokens)
         curve = self.costs.curve(self.rows, held.context)
@@ -257,10 +257,10 @@ def tune_job(
         The figures as JSON values, and the report.
 
     Raises:
-        JobError: The corpus is too small, or the costs do not fit.
+        JobError: The corpus is too small, or the costs were not measured for this number of rows.
         StoreError: The task does not exist, or Redis fails.
         DraftError: The current index is damaged or has another format.
-        TextError, EngineError: The model cannot be loaded to measure it.
+        TextError, EngineError: The model cannot be loaded for a measurement.
     """
     if priced.costs:
         priced.costs.curve(priced.rows, 0.0)  # raises an error before anything slow begins
@@ -379,12 +379,12 @@ def _measured_in_words(found: Preview | None, b: int) -> str:
 
 
 def _note_differences(task: StoredTask) -> None:
-    """Notes how the current index differs from the rows of the tuning."""
+    """Notes how the rows of the current index differ from the rows used for tuning."""
     build = command("build-index", task.record.name)
     if task.newer_rows:
-        note(f"{task.newer_rows} newer rows are not in the index; `{build}` takes them in")
+        note(f"{task.newer_rows} newer rows are not in the index; `{build}` adds them")
     if task.index is not None and task.index_rows is None:
         note(
-            "the current index came with the task: which rows are in it is unknown, and figures "
-            f"are of an index of the corpus; `{build}` builds that one"
+            "the current index came with the task, and its rows are unknown; the figures are "
+            f"those of an index of the corpus, which `{build}` builds"
         )

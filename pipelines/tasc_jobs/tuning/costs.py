@@ -44,15 +44,15 @@ class CostFile(_Section):
         return sorted({c.rows for c in self.costs})
 
     def curve(self, rows: int, context: float) -> "StepCurve":
-        """Returns the costs of steps of ``rows`` rows, at the measured context nearest to this.
+        """Returns the costs of steps of ``rows`` rows, at the measured context nearest ``context``.
 
         Raises:
-            JobError: There are none for ``rows``, or they do not range from a plain step upwards.
+            JobError: There are no costs for ``rows``, or none for a plain step or for a larger one.
         """
         own = [c for c in self.costs if c.rows == rows]
         if not own:
             raise JobError(
-                f"the step costs have none for b = {rows} rows, only for b = "
+                f"there are no step costs for b = {rows} rows, only for b = "
                 f"{', '.join(map(str, self.rows))}; use one of these as --batch-size"
             )
         nearest = min((abs(c.context - context), c.context) for c in own)[1]
@@ -97,7 +97,7 @@ class StepCurve:
 
     @property
     def of_token(self) -> float:
-        """Seconds that each further token, such as one of a prompt, adds to a large step."""
+        """Seconds that each further token, such as a prompt token, adds to a large step."""
         tokens, seconds = self.tokens[-2:], self.seconds[-2:]
         return max(seconds[1] - seconds[0], 0.0) / (tokens[1] - tokens[0])
 
@@ -122,7 +122,7 @@ def read_cost_file(path: Path) -> CostFile:
 def costs_here(record: TaskRecord, rows: int, note: Callable[[str], None]) -> CostFile:
     """Returns the step costs of a task's model on this machine, up to ``rows`` rows.
 
-    They are measured once. Later calls, and engines of the same shape, read them from a file.
+    Costs are measured once. Later calls, and engines of the same shape, read the costs from a file.
 
     Raises:
         TextError, EngineError: The model cannot be loaded.

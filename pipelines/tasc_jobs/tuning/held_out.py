@@ -1,7 +1,7 @@
 """Rows held out of a task's corpus, for learning weights and for judging settings.
 
-Weights are learnt from one half, and settings are judged on the other half. The index from which
-drafts come has neither half.
+Weights are learnt from one half, and settings are judged on the other half. The index that drafts
+come from has neither half.
 """
 
 from collections.abc import Callable, Sequence
@@ -122,7 +122,7 @@ class HeldOut:
 
 
 def _shared(prompts: Sequence[Int32]) -> int:
-    """Returns the length of the prompts' common prefix; each prompt has a token after it."""
+    """Returns the length of the prompts' common prefix; each prompt has more tokens than that."""
     first = prompts[0]
     shared = min(len(prompt) for prompt in prompts) - 1
     for prompt in prompts:

@@ -45,7 +45,7 @@ class RefreshOptions:
     """The conditions for a new index.
 
     Attributes:
-        margin: Fraction by which tokens per step must rise.
+        margin: Minimum relative rise of tokens per step.
         min_rows: Minimum number of new rows of the corpus; with fewer, nothing is built.
         keep: Number of versions kept in the store in addition to the current one.
         parallelism, max_bytes: See `build_and_publish`.
@@ -64,11 +64,11 @@ class Refreshed:
 
     Attributes:
         moved: Number of collected rows that are new to the corpus; ``known`` were already in it.
-        new_rows: Number of corpus rows after those from which the newest index was built.
+        new_rows: Number of corpus rows that are newer than the rows of the newest index.
         judged_rows: Number of new rows that neither index had when they were replayed.
         old_version: The current version before the refresh; None if there was none.
         old_tokens_per_step, new_tokens_per_step: Tokens per step on the judged rows. The old index
-            is not replayed if its rows are unknown, because it may have the judged ones.
+            is not replayed if its rows are unknown, because they may include the judged rows.
         version: The new current version; None if the old one stays current.
         versions: All versions that the store has now.
     """
@@ -107,8 +107,8 @@ def refresh(
 
     Args:
         progress: Called for the stages in STAGES; the stages of a build occur twice.
-        judged: Number of corpus rows when an index was last judged. `min_rows` further rows are
-            needed after these too, so that an insufficient index is not built repeatedly.
+        judged: Number of corpus rows when an index was last judged. The corpus must also have
+            `min_rows` rows after these, so that an insufficient index is not built repeatedly.
 
     Raises:
         IndexChanged: Another process has made another version current; the new one is stored.
@@ -124,7 +124,7 @@ def refresh(
     store = ArtifactStore(client, record.corpus_name, record.fingerprint)
     current, versions = store.current(), store.versions()
     newest = store.get(versions[-1]) if versions else None
-    # Neither the newest nor the current index has rows after these, as far as theirs are known.
+    # The newest and the current index have no rows after ``seen``, if their rows are known.
     seen = max((each.corpus_rows or 0 for each in (newest, current) if each), default=0)
     rows = len(CorpusStore(client, record.corpus_name))
     old = current.version if current else None
@@ -181,8 +181,8 @@ def _judge(
     Args:
         guide: The guide of the task's answers, if they have one.
         seen: Number of first rows of the corpus, which may be in an index.
-        comparable: Whether there is a current index that is known to have no other rows. If there
-            is none, the new index is published without a comparison.
+        comparable: Whether there is a current index that is known to have no other rows. If not,
+            the new index is published without a comparison.
     """
     kept, held = held_out(seen, corpus.rows)
     trial = corpus.index(kept)
@@ -203,7 +203,7 @@ def _judge(
     rate = f"{new:.3f} tokens per step on {len(held)} rows held out"
     if old is not None and new < old * (1 + options.margin):
         needed = f"not {options.margin:.1%} more than the {old:.3f} of version {done.old_version}"
-        reason = f"the new index brings {rate}, {needed}, which stays"
+        reason = f"the new index brings {rate}, {needed}, which stays current"
         return replace(done, reason=reason, versions=tuple(store.versions()))
     index = corpus.index(weights=trial.weights)
     corpus.progress("publish", 0, 2)
@@ -220,8 +220,8 @@ def _judge(
     than = f", version {done.old_version} {old:.3f}" if old is not None else ""
     if done.old_version and old is None:
         than = (
-            f"; version {done.old_version} was not replayed, because it is not known which rows "
-            "it was built from"
+            f"; version {done.old_version} was not replayed, because the rows that it was built "
+            "from are unknown"
         )
     reason = f"version {artifact.version} is current: it brings {rate}{than}"
     return replace(done, reason=reason, version=artifact.version, versions=tuple(store.versions()))

@@ -142,7 +142,7 @@ def named_proposers(names: Sequence[str], bigrams: bool) -> list[NamedProposer]:
         bigrams: Whether there is a table of the target's own bigrams.
 
     Raises:
-        JobError: A name is unknown, or ``bigrams`` is given without a table.
+        JobError: A name is unknown, or the proposer ``bigrams`` is named without a table.
     """
     for name in names:
         if name not in PROPOSERS:
@@ -219,7 +219,7 @@ class Measured:
     index: IndexCost
 
     def figures(self) -> dict[str, Any]:
-        """Returns the figures as JSON values; each mean has its numerator and denominator."""
+        """Returns the figures as JSON values, with the numerator and denominator of each mean."""
         cost, size = self.index, self.index.size
         return {
             "proposer": self.proposer,

@@ -1,7 +1,7 @@
 """Chooses a task's proposer settings by replaying held-out rows.
 
 The expected speed-up is maximised, because tokens per step alone would always favour the largest
-drafts. It uses the price of a draft token, or a machine's measured step costs.
+drafts. The speed-up depends on the price of a draft token, or on a machine's measured step costs.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
 
 
 def by_curve(curve: StepCurve, prompt_tokens: float = 0.0) -> Price:
-    """Returns a price from a machine's costs; it is 0 for steps larger than the measured ones."""
+    """Returns a price from a machine's costs; the price of steps larger than measured is 0."""
     return lambda found: speed_up(curve, found, prompt_tokens) or 0.0
 
 
@@ -112,7 +112,7 @@ class AtRows:
     Attributes:
         speed_up: With the chosen settings; None if a step is larger than the measured ones.
         best_budget: The budget of the best trial at this number of rows.
-        best_speed_up: That of the best trial; below 1, drafting loses.
+        best_speed_up: The speed-up of the best trial; if it is below 1, drafts cost time.
     """
 
     rows: int
@@ -137,7 +137,7 @@ def at_rows(tuned: Tuned, curve: StepCurve, prompt_tokens: float) -> AtRows:
 
 
 def planned(held: HeldOut) -> int:
-    """Returns the number of replays of `tune`, except those without several sources."""
+    """Returns the number of replays of `tune`, except trials without several sources at once."""
     return len(NEIGHBOURS) + len(BUDGETS) * len(MIN_PROBS) + len(held.sources)
 
 
@@ -195,8 +195,8 @@ class _Bench:
 def _leave_one_out(bench: _Bench, best: Trial, weights: Weights) -> tuple[list[Worth], Trial]:
     """Returns each source's worth, and the best trial without useless sources.
 
-    Two sources may replace each other, so sources that can be left out alone are removed one after
-    the other, each in a trial without those removed before it. Recent answers are in no other
+    Two sources may replace each other. So sources that can each be left out alone are removed one
+    after the other, and each trial lacks the sources removed before. Recent answers are in no other
     trial, so they are added here.
     """
     whole = best.replay.tokens_per_step

@@ -1,7 +1,7 @@
-"""The loop of a batch worker: it takes one batch after another, and returns those it cannot end.
+"""The loop of a batch worker: takes one batch after another, and returns batches it cannot end.
 
-Tasks with failing engines are paused. Metrics grow by the differences between the sums that a
-batch's job reports.
+Tasks with failing engines are paused. A batch's job reports sums, and metrics grow by the
+difference between two reports.
 """
 
 import shutil
@@ -66,8 +66,8 @@ class TaskBackoff:
         if self._in_a_row >= self._max_failures:
             raise ClusterError(
                 f"this worker's engines failed {self._in_a_row} times in a row (--max-faults), the"
-                f" last time for task {task}: {why}. Its batches are left to other workers; see to"
-                " that and start the worker again"
+                f" last time for task {task}: {why}. Other workers may take its batches; fix the"
+                " cause and start the worker again"
             )
         pause_s = min(_MAX_PAUSE_S, self._first_s * 2 ** min(self._failures.get(task, 0), 10))
         self._failures[task] = self._failures.get(task, 0) + 1
@@ -128,7 +128,7 @@ class BatchWorker:
     """Answers batches, one at a time.
 
     Args:
-        tasks: Tasks of which batches are taken; empty means all tasks.
+        tasks: Tasks whose batches are taken; empty means all tasks.
         poll_s: Seconds between two checks for a batch when none is waiting.
         lease_s: Seconds without a renewal after which another worker may take a batch.
         backoff: The tasks that are paused because their engines fail on this machine.
@@ -234,7 +234,7 @@ class BatchWorker:
         self._metrics.engine_failures(batch.model).inc()
         pause_s = self._backoff.failed(batch.model, in_short(error))
         self._say(
-            f"{batch.id}: {in_short(error)}. It does not count against the batch; task "
+            f"{batch.id}: {in_short(error)}. This does not count against the batch; task "
             f"{batch.model} is left to other workers for {pause_s:g} s"
         )
 
@@ -242,7 +242,8 @@ class BatchWorker:
         try:
             lease.release(failed)
         except StoreError:
-            # Released later, otherwise this would count as an attempt that killed its worker.
+            # The lease is released later. Otherwise this attempt would count as one that killed
+            # its worker.
             self._unreleased = None if failed else lease
 
     def _outcome(self, one: OneBatch) -> Ended:
@@ -267,12 +268,12 @@ class BatchWorker:
             return one.failed(_NO_MORE, in_short(error))
 
     def _forget_ended(self) -> None:
-        """Remove folders that killed workers left of batches that have ended since then."""
+        """Remove the folders of ended batches that killed workers left behind."""
         for folder in sorted(self._settings.folder.glob("batch-*")):
             try:
                 batch = BatchStore(self._client).get(folder.name)
             except UnknownBatch:
-                # Removed only later, because a worker of another store may share this folder.
+                # Removed only after some time: a worker of another store may share this folder.
                 if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
                     shutil.rmtree(folder, ignore_errors=True)
             else:

@@ -61,7 +61,7 @@ class _FaultyLineError(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """The number of lines that are not blank, and the faults because of which the batch fails."""
+    """The number of lines that are not blank, and the faults that make the batch fail."""
 
     total: int
     faults: tuple[BatchFault, ...]
@@ -132,18 +132,18 @@ class BatchLines:
         content = _object(raw, number)
         name = content.get("custom_id")
         if not isinstance(name, str) or not 1 <= len(name) <= 256 or not is_unicode(name):
-            message = "no custom_id, a text of 1 to 256 characters"
+            message = "custom_id must be a text of 1 to 256 characters; add one"
             raise _FaultyLineError("missing_custom_id", message, number, "custom_id")
         digest = hashlib.sha256(name.encode()).digest()[:_HASH_BYTES]
         if digest in seen:
-            message = f"custom_id {name[:SHOWN]!r} was there before; give each line its own"
+            message = f"custom_id {name[:SHOWN]!r} is not unique; give each line its own"
             raise _FaultyLineError("duplicate_custom_id", message, number, "custom_id")
         seen.add(digest)
         body = content.get("body")
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str) and model != self.batch.model:
             message = (
-                f"model is {model[:SHOWN]!r}, that of the first line {self.batch.model!r}; make a "
+                f"model is {model[:SHOWN]!r}, but the first line has {self.batch.model!r}; make a "
                 "batch for each model"
             )
             raise _FaultyLineError("mismatched_model", message, number, "body.model")
@@ -221,7 +221,7 @@ def line_id(batch: str, ordinal: int) -> str:
 
 
 def seed_of(batch: str, ordinal: int) -> int:
-    """Returns the seed of a line that has none; it is the same each time."""
+    """Returns the seed of a line without a seed; the result is the same each time."""
     return int.from_bytes(_digest(batch, ordinal)[-8:])
 
 

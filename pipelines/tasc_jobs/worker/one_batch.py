@@ -65,7 +65,7 @@ class WorkerSettings:
 
     Attributes:
         folder: Folder with a subfolder for each batch in progress.
-        files_url: Where uploaded files are, as in the settings of the service.
+        files_url: Place of uploaded files, as in the settings of the service.
         limits: The service's limits, which apply to each line.
         actors: Maximum number of engines per batch.
         gpus: GPUs of each engine.
@@ -168,8 +168,8 @@ class HeldLease:
 class Outputs:
     """The output file and the error file of a batch, while they are uploaded to the store.
 
-    Each line of the input is in one of them. They become permanent when the batch ends. Every
-    method raises `StoreError` if Redis fails.
+    Each line of the input is in one of the two files, which become permanent when the batch ends.
+    Every method raises `StoreError` if Redis fails.
     """
 
     def __init__(self, files: FileStore, batch: Batch) -> None:
@@ -333,7 +333,7 @@ class OneBatch:
             raise
         if not path.exists() or file_sha256(path) != stored.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # A worker that was considered dead may be downloading it too.
+            # A worker that was considered dead may be downloading the file, too.
             with whole_file(path) as file:
                 file.writelines(self._files.blocks(stored))
         return path
@@ -371,7 +371,7 @@ class OneBatch:
     def _end(self, lines: BatchLines, records: Iterable[Record], whole: bool) -> None:
         stop = self._lease.stop
         if stop == "lost":  # raised, so that the job does not count as finished
-            raise LeaseLost(f"batch {self.batch.id} is another worker's by now")
+            raise LeaseLost(f"another worker has taken batch {self.batch.id}")
         self._lease.report(self._counts, "finalizing")
         if not whole and stop is None:
             assert self._given_up is not None
@@ -386,7 +386,7 @@ class OneBatch:
             outputs.abandon()
             raise
         self._counts = outputs.counts
-        # If this raises, Redis may still have applied it, so nothing is removed.
+        # If this call raises an error, Redis may still have applied it, so nothing is removed.
         self._lease.lease.finish(self._status, self._counts, files, self._faults)
 
 

@@ -42,15 +42,15 @@ Limit = Annotated[
 Setting = Annotated[
     str | None,
     typer.Option(
-        help="Name of the report. Give runs that differ only in the number of new tokens the same "
-        "name.",
+        help="Name of the report. Use one name for runs that differ only in the number of new "
+        "tokens.",
         show_default="the task, or the model's folder",
     ),
 ]
 EXAMPLES = """\
 A task: tasc evaluate tickets --test test.jsonl --metrics labels
 
-A model that is no task yet: tasc evaluate --model tuned/model
+A model that is not a task yet: tasc evaluate --model tuned/model
 --test test.jsonl"""
 
 

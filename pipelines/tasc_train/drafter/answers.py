@@ -34,7 +34,8 @@ class TargetAnswer:
     """An answer of the target.
 
     Attributes:
-        ids: Its token ids, with end-of-sequence if it was generated; None if only text is known.
+        ids: Token ids of the answer, with end-of-sequence if the target generated one; None if only
+            the text is known.
     """
 
     id: str
@@ -151,7 +152,7 @@ def _without_partial_line(file: Path) -> Path:
 
 
 def _pin(folder: Path, source: ModelSource, generation: GenerationSettings) -> None:
-    """Records what determines the answers in the folder, or compares it with the record."""
+    """Records in the folder the inputs that determine answers, or compares them with the record."""
     inputs = {
         "target": target_fingerprint(source.folder, source.adapter),
         "template": generation.template.identity,

@@ -32,10 +32,10 @@ class DrafterSettings(LoopSettings):
         token_weight: Weight of an EAGLE head's cross-entropy with the target's prediction, relative
             to the distance between its hidden state and the target's. Raise it for small targets.
         noise: Maximum absolute value of the noise added to each number of the hidden states that a
-            head reads, because in use its own states are inexact.
-        own_share: Share of the hidden states that a head reads and that are its own predictions;
-            after the first token of a draft it has no others. Needs one more forward pass of the
-            head.
+            head reads, because the states that a head predicts in use are inexact.
+        own_share: Share of the hidden states that are replaced by the head's own predictions in
+            training. In use, a head reads only its own predictions after the first token of a
+            draft. A share above 0 needs one more forward pass of the head.
         prompt_weight: Weight of a small model's cross-entropy at tokens of a prompt; at tokens of
             an answer it is 1.
         layers, hidden: Number of layers and hidden size of a small model; None: a quarter of the

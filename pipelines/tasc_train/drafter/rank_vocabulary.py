@@ -186,7 +186,7 @@ def _counted(
 ) -> TokenCounts:
     if job.answers is not None:
         check_file(job.answers, (job.answer_field,))
-        # The input is not used. The field of the answer takes its place, because each row has it.
+        # The input is not used, so the field of the answer is also read as the input.
         lines = read_rows(job.answers, Fields(job.answer_field, job.answer_field))
         answers = (None if isinstance(row, BadRow) else row.output for row in lines)
         return count_tokens(tokenizer, answers, None, progress)
@@ -201,8 +201,8 @@ def _ranking(job: RankJob, found: TokenCounts, tokenizer: TaskTokenizer) -> Rank
     if not found.rows:
         where = job.answers or f"the corpus of task {job.task!r}"
         raise EmptyCorpusError(
-            f"{where} has no answers to count; `tasc refresh` moves collected ones into the corpus,"
-            " --answers FILE counts those of a file, --from raw all outputs"
+            f"{where} has no answers to count; run `tasc refresh` to move collected answers into "
+            "the corpus, count a file with --answers FILE, or all outputs with --from raw"
         )
     return Ranking.of(
         found.with_ends(tokenizer.eos_id),

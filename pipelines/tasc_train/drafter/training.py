@@ -31,7 +31,8 @@ class EagleHead(nn.Module):
     """One layer shaped like the target's, and a norm; without the target's embedding and LM head.
 
     Attributes:
-        joint: Maps the concatenated embedding and hidden state, in this order, to the input.
+        joint: Maps the concatenated embedding and hidden state, in this order, to the input of
+            ``body``.
         body: A causal LM of one layer; its embedding and LM head have one token and are not used.
     """
 
@@ -57,10 +58,13 @@ class EagleHead(nn.Module):
 
 
 def eagle_head(target: Any) -> EagleHead:
-    """Returns a head with random weights, and the target's norm for outputs of the same scale.
+    """Returns a head with random weights and a copy of the target's norm.
+
+    The norm gives the head's outputs the scale of the target's hidden states.
 
     Raises:
-        FinetuneError: Our decoder does not run the target, and only it returns hidden states.
+        FinetuneError: Our decoder does not run the target. An EAGLE head needs hidden states, which
+            only our decoder returns.
     """
     family, its_class = target.config.model_type, type(target)
     if FAMILIES.get(family) is not its_class:
@@ -154,7 +158,7 @@ class TrainableEagle:
     def _states(
         self, examples: Sequence[Example], noise: float, own_share: float
     ) -> tuple[Tensor, ...]:
-        """Returns the states of head and target that predict answer tokens, and the tokens."""
+        """Returns the head's states, the target's states and the ids at answer positions."""
         ids, weights = packed(examples)
         ids, chosen = ids.to(self._head.device), (weights[:, 1:] > 0).to(self._head.device)
         with torch.no_grad():
@@ -166,7 +170,7 @@ class TrainableEagle:
 
     @torch.no_grad()
     def _inputs(self, embedded: Tensor, hidden: Tensor, noise: float, own_share: float) -> Tensor:
-        """Returns the target's hidden states with noise, some replaced by the head's own."""
+        """Returns the target's hidden states with noise; the head's own states replace some."""
         inputs = hidden + torch.empty_like(hidden).uniform_(-noise, noise) if noise else hidden
         if not own_share:
             return inputs

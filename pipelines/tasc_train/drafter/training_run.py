@@ -54,8 +54,8 @@ class DrafterJob:
 
     Attributes:
         source: The target.
-        rows: Rows with the inputs that the target answers. Meanwhile drafts come from their
-            outputs.
+        rows: Rows with the inputs that the target answers. While it answers, drafts come from the
+            outputs of the rows.
         answers: Answers made earlier; if None, the run makes them.
         output: Folder for the drafter, and for answers and checkpoints during the run.
     """
@@ -147,7 +147,7 @@ def _finished(output: Path, run: dict[str, Any]) -> dict[str, Any]:
             f"{output} already has a drafter of a run with different {', '.join(changed)}; choose "
             "another output to train a new one"
         )
-    note(f"{output} has the result of this run already; nothing is trained again")
+    note(f"{output} already has the result of this run; nothing is trained again")
     return {**report, "output": str(output)}
 
 

@@ -1,4 +1,4 @@
-"""Adds n-grams of a task's outputs to a tokenizer, saves it, and reports what that saves."""
+"""Adds n-grams of a task's outputs to a tokenizer, saves it, and reports the saved tokens."""
 
 import json
 import shutil
@@ -134,7 +134,7 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
     """Checks that transformers loads the folder and encodes texts to the same ids.
 
     Raises:
-        FamilyError: They differ, or transformers cannot load the folder.
+        FamilyError: The ids differ, or transformers cannot load the folder.
     """
     from transformers import AutoTokenizer  # slow to import
 
@@ -142,8 +142,8 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # depends on the settings
         raise FamilyError(
-            f"transformers cannot load the enriched tokenizer ({error}); repair the settings "
-            "beside the base's tokenizer.json"
+            f"transformers cannot load the enriched tokenizer ({error}); fix "
+            "tokenizer_config.json next to the base's tokenizer.json"
         ) from error
     different = list(dict.fromkeys(texts))
     for text in different[:: len(different) // _SAMPLE + 1]:
@@ -152,7 +152,7 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
         if ours != theirs:
             raise FamilyError(
                 f"transformers encodes {text[:_SHOWN]!r} to {len(theirs)} tokens, the enriched "
-                f"tokenizer to {len(ours)} others; check the settings beside the base's "
+                f"tokenizer to {len(ours)} others; check the settings next to the base's "
                 "tokenizer.json"
             )
 
@@ -163,12 +163,12 @@ def _read_back(tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
 
 
 def write_settings(base: TaskTokenizer, folder: Path) -> None:
-    """Writes the tokenizer's settings files, based on those beside the base's tokenizer.json.
+    """Writes the tokenizer's settings files, based on the files next to the base's tokenizer.json.
 
-    End-of-sequence tokens are those of ``base``, even if its files name others.
+    End-of-sequence tokens are those of ``base``, even if the files of ``base`` name others.
 
     Raises:
-        FileError: A file beside the base's tokenizer.json cannot be read as JSON.
+        FileError: A file next to the base's tokenizer.json cannot be read as JSON.
         OSError: A file cannot be written.
     """
     beside = base.path.parent
@@ -180,7 +180,7 @@ def write_settings(base: TaskTokenizer, folder: Path) -> None:
     special = _read(beside / SPECIAL)
     end = _end(base, {**config, **special})
     for named in (config, special):
-        if end is None:  # the tokenizer's own would end answers, too
+        if end is None:  # the tokenizer's own EOS token would end answers, too
             named.pop("eos_token", None)
         elif named is config or "eos_token" in special:
             named["eos_token"] = end
@@ -217,7 +217,8 @@ def _settings_of_class(base: TaskTokenizer) -> dict[str, Any]:
 def _end(base: TaskTokenizer, settings: dict[str, Any]) -> Any:
     """Returns the settings' ``eos_token`` if it is one of the base's, else the base's first one.
 
-    None if the latter is not special: transformers would make it special, and split texts at it.
+    Returns None if the base's first one is not special, because transformers would make it special
+    and split texts at it.
     """
     text = _named(settings)
     if text is not None and base.backend.token_to_id(text) in base.eos_ids:

@@ -40,8 +40,8 @@ class GrowingTokenizer:
     def content(self, text: bytes) -> str | None:
         """Returns a text as it is written in the vocabulary, or None if it cannot be a token.
 
-        It cannot be one if it cuts a character, is already a token, or would decode differently, or
-        if texts with it would lose special tokens.
+        A text cannot be a token if it cuts a character, is already a token, or would decode
+        differently, or if texts that contain it would lose special tokens.
         """
         try:
             readable = text.decode()
@@ -139,9 +139,9 @@ def _mark(normalizer: dict[str, Any] | None) -> str | None:
 
 
 def _sparing(mark: str, contents: Sequence[str]) -> normalizers.Normalizer:
-    """Returns a normalizer that writes the mark for blanks and before texts that are no content.
+    """Returns a normalizer that writes the mark for blanks, and before texts except contents.
 
-    Contents are normalized like texts, but must get no mark before them.
+    Contents are normalized like texts, but must get no mark at their start.
     """
     spared = "|".join(map(re.escape, contents))
     front = normalizers.Replace(Regex(rf"\A(?!(?:{spared})\z)"), mark)

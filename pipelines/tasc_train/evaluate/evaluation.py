@@ -63,7 +63,8 @@ class Evaluated:
     """The results of an evaluation.
 
     Attributes:
-        rows: Number of answered rows; the prompts of ``too_long`` others leave no room for one.
+        rows: Number of answered rows; the prompts of ``too_long`` others leave no room for an
+            answer.
         budget: Number of new tokens of the model's tokenizer.
         renyi2_bits: Renyi entropy of the train outputs' tokens; None without train rows.
         sides: ``plain`` and ``drafted``.

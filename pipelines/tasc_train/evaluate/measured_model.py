@@ -1,4 +1,4 @@
-"""Loads a model into its own engine, and times runs of it with and without drafts."""
+"""Loads a model into its own engine, and times its answers with and without drafts."""
 
 import statistics
 import time
@@ -88,11 +88,11 @@ class MeasuredModel:
         return learnt_index(rows, self.tokenizer, template, settings)
 
     def draft_from(self, index: DraftIndex | None) -> None:
-        """Draft from this index, without what earlier answers taught; None turns drafting off."""
+        """Draft from this index, without anything learnt from earlier answers; None: no drafts."""
         self._llm.draft_from(index, self._generation.draft if index else _NO_DRAFTS)
 
     def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
-        """Returns the prompts of the inputs, without those that leave no room for an answer."""
+        """Returns the prompts of the inputs, except prompts that leave no room for an answer."""
         encode = self._generation.template.encode
         found = (Prompt(i, tuple(encode(self.tokenizer, text))) for i, text in enumerate(inputs))
         return [prompt for prompt in found if len(prompt.ids) < self._engine.longest]
@@ -171,10 +171,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Side:
-    """Summary of the repeated runs with drafts, or of those without.
+    """Summary of the repeated runs with drafts, or of the runs without drafts.
 
     Attributes:
-        answers: Those of the first run.
+        answers: Answers of the first run.
         ms_per_answer: Milliseconds of a run, divided by its number of answers.
     """
 
@@ -204,7 +204,7 @@ def measure(
     """Returns the sides ``plain`` and, with an index, ``drafted``, timed after a warm-up.
 
     The order of the sides alternates between repeats, so that neither gets the warmer machine.
-    Each drafted run starts without what earlier runs learnt from answers.
+    Each drafted run starts without anything learnt from the answers of earlier runs.
 
     Raises:
         JobError: The engine ended an answer with an error.

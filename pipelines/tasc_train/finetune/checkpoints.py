@@ -148,7 +148,7 @@ class Checkpoints:
             kept = self.load()
             raise FinetuneError(
                 f"the checkpoint of step {checkpoint.step} cannot be written to {self._path} "
-                f"({error}); free disk space and run it again, it resumes from step "
+                f"({error}); free disk space and run the command again to resume from step "
                 f"{kept.step if kept else 0}"
             ) from error
 
@@ -176,6 +176,6 @@ class Checkpoints:
         self._remove_unfinished()
 
     def _remove_unfinished(self) -> None:
-        """Removes what killed processes left; the lock of the output is held."""
+        """Removes files that killed processes left. The caller holds the lock of the output."""
         for path in unfinished_files(self._path):
             path.unlink(missing_ok=True)

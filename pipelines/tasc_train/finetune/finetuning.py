@@ -43,7 +43,7 @@ class Finetune:
         output: Folder for the result, and for checkpoints during the training.
         checkpoint_s: Seconds between checkpoints.
         base_name: Name of the model on the Hugging Face Hub; None for a local model.
-        revision: Revision on the Hub of which ``base`` is a copy.
+        revision: Hub revision that ``base`` is a copy of.
         eos: Text of the token that ends answers. None uses the EOS token of the model.
     """
 
@@ -61,7 +61,7 @@ class Finetune:
 
     @property
     def base_reference(self) -> str:
-        """The Hub name or path by which the saved adapter refers to the base model."""
+        """The Hub name or path of the base model, which the saved adapter stores."""
         return self.base_name or str(self.base.resolve())
 
 
@@ -112,7 +112,7 @@ def finetune(
     run = _run_of(job, plan)
     with claimed(job.output, FINETUNE):
         if _is_finished(job.output, run):
-            note(f"{job.output} has the result of this run already; nothing is trained again")
+            note(f"{job.output} already has the result of this run; nothing is trained again")
             return report_of(job.output)
         result = Result(job.output, plan.vocabulary, job.template)
         checkpoints = Checkpoints(job.output / CHECKPOINT, _pins(job, plan))

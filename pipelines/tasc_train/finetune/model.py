@@ -191,7 +191,7 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
         nf4: Whether to quantise the weights to NF4.
 
     Raises:
-        FinetuneError: The folder is no model that can be served, or lacks weights.
+        FinetuneError: The folder has no model that can be served, or lacks weights.
     """
     _silence()
     options: dict[str, Any] = {}

@@ -111,7 +111,7 @@ def test_batch_with_an_unreadable_job_folder_starts_again(asked: Asked, content:
     assert (asked.found().status, asked.found().completed) == ("completed", 10)
 
 
-def test_batch_that_fails_finally_keeps_its_answers(asked: Asked) -> None:
+def test_batch_that_fails_permanently_keeps_its_answers(asked: Asked) -> None:
     asked.answer_some()
     asked.batch_does(failing(JobError("a line ends every engine")))
     asked.worker().run_waiting()
@@ -143,7 +143,7 @@ def test_cluster_without_engines_ends_the_worker_and_fails_no_batch(asked: Asked
     assert (asked.found().status, asked.taken().batch.attempts) == ("validating", 1)
 
 
-def test_batch_of_another_process_counts_no_attempts(asked: Asked) -> None:
+def test_batch_that_runs_in_another_process_counts_no_attempt(asked: Asked) -> None:
     attempts: list[int] = []
 
     def busy(one: OneBatch) -> Ended:
@@ -213,7 +213,7 @@ def test_ended_batch_is_not_reported_as_lost(asked: Asked) -> None:
     assert OneBatch(asked.client, hold, asked.settings).run().status == "completed"
 
 
-def test_batch_taken_by_another_worker_is_lost(asked: Asked) -> None:
+def test_batch_taken_by_another_worker_is_reported_as_lost(asked: Asked) -> None:
     asked.job_does(all_done)
     one = asked.one()
     (name,) = asked.client.scan_iter(f"*:lease:{asked.id}")
@@ -235,7 +235,7 @@ class Read:
         return all_done(*args, **named)
 
 
-def test_batch_resumes_from_its_copy_of_the_file_or_a_new_download(asked: Asked) -> None:
+def test_batch_resumes_from_its_local_file_or_a_new_download(asked: Asked) -> None:
     read, one = Read(*[JobError("the disk failed")] * 2, None), asked.one()
     asked.job_does(read)
     with pytest.raises(JobError):

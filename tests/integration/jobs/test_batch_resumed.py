@@ -96,7 +96,9 @@ ANSWERS = [{"row": i} for i in range(ROWS)]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5, 7])
-def test_lost_records_are_answered_again(spec: JobSpec, engines: type[Engines], kept: int) -> None:
+def test_rows_of_lost_records_are_answered_again(
+    spec: JobSpec, engines: type[Engines], kept: int
+) -> None:
     assert len(answered(spec, engines, turns=2)) == 2 * ROWS_PER_POLL
     (file,) = spec.folder.glob("records*")
     lines = file.read_bytes().splitlines(keepends=True)
@@ -123,7 +125,7 @@ def test_record_damaged_before_the_end_fails_the_job_but_keeps_the_output(
     assert engines.made[-1].rows == ROWS - 1
 
 
-def test_job_with_a_deleted_index_resumes_with_the_current_one(spec, engines, indexes):
+def test_job_with_a_deleted_index_resumes_with_the_current_index(spec, engines, indexes):
     answered(spec, engines, turns=1)
     indexes.announce(2)
     answered(spec, engines, turns=1)
@@ -134,7 +136,7 @@ def test_job_with_a_deleted_index_resumes_with_the_current_one(spec, engines, in
     assert JobFolder(spec.folder).begun().index_version == 2
 
 
-def test_job_with_a_deleted_record_fails_before_engines_start(client, spec, engines, task):
+def test_job_of_a_deleted_task_version_fails_before_engines_start(client, spec, engines, task):
     tasks = TaskStore(client)
     tasks.put(TaskRecord(task, "n", "f", "{input}"))
     answered(spec, engines, turns=1)

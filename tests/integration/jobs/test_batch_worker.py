@@ -88,7 +88,7 @@ def test_batch_answers_each_line_or_reports_its_error(
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_batch_of_responses_is_answered(
+def test_batch_of_responses_requests_is_answered(
     openai: OpenAI, run: WorkerRun, served: str, folder: Path
 ) -> None:
     inputs = {"good": "wake me at nine", "long": "long " * 200}
@@ -180,7 +180,7 @@ def test_deleted_task_fails_its_batch(openai: OpenAI, run: WorkerRun, served: st
 
 @pytest.mark.slow("engines that fail")
 @pytest.mark.usefixtures("ray_cluster")
-def test_batch_of_a_missing_model_waits_for_another_worker(
+def test_batch_whose_model_is_missing_waits_for_another_worker(
     openai: OpenAI, run: WorkerRun, served: str, folder: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"

@@ -171,7 +171,7 @@ def test_batch_expires_at_its_deadline(openai: OpenAI, run: WorkerRun, served: s
 
 
 @pytest.mark.slow("two jobs")
-def test_worker_leaves_a_lost_batch_to_its_holder(openai, run, served, undisturbed):
+def test_worker_does_not_touch_a_batch_that_another_worker_holds(openai, run, served, undisturbed):
     batch = asked(openai, lines(served))
     others: list[BatchLease] = []
 

@@ -134,7 +134,9 @@ def served(in_process, tasc, chats, task, file):
 
 
 @pytest.mark.slow("six jobs")
-def test_jobs_prompt_as_transformers(client, redis_url, tasc, served, chats, rows, file, tmp_path):
+def test_batch_jobs_render_prompts_like_transformers(
+    client, redis_url, tasc, served, chats, rows, file, tmp_path
+):
     record, corpus = TaskStore(client).get(served), CorpusStore(client, served)
     expected = [chats.ids(turns(row["input"])) for row in rows]
     with opened(redis_url, record) as indexed:
@@ -165,7 +167,7 @@ def test_jobs_prompt_as_transformers(client, redis_url, tasc, served, chats, row
     assert [row["text"] for row in read_rows(out)] == [row["output"] for row in rows]
 
 
-def test_conversations_are_answered_as_transformers_answers_them(
+def test_conversations_have_the_answers_of_transformers(
     openai: OpenAI, run: WorkerRun, redis_url: str, served: str, chats: Chats
 ) -> None:
     engine = ENGINE.model_copy(update={"max_model_len": 256})

@@ -100,7 +100,7 @@ def test_partition_whose_worker_dies_is_summed_again(ray_cluster, table, tmp_pat
 
 
 @pytest.mark.slow("kills workers until Ray gives up")
-def test_partition_with_dying_workers_fails_with_a_way_out(ray_cluster, table, tmp_path):
+def test_partition_with_dying_workers_raises_an_error_with_a_solution(ray_cluster, table, tmp_path):
     files = [tmp_path / str(deaths) for deaths in range(100)]
     with pytest.raises(ClusterError):
         summed([ray.put(Deadly(table, files))])

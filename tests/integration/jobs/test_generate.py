@@ -21,7 +21,7 @@ from tasc_text import TaskTokenizer
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-def test_every_row_is_answered_once_in_order_as_by_generate(
+def test_every_row_is_answered_once_in_order_like_generate(
     client: redis.Redis, redis_url: str, served: str, folder: Path, tmp_path: Path
 ) -> None:
     inputs = [row["input"] for row in rows(30)]
@@ -57,7 +57,7 @@ def test_every_row_is_answered_once_in_order_as_by_generate(
     assert table.column("tokens").to_pylist() == right[:20]
 
 
-def test_rejects_have_line_id_and_reason(redis_url: str, served: str, tmp_path: Path) -> None:
+def test_rejected_rows_have_line_id_and_reason(redis_url: str, served: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write_rows(tmp_path / "in" / "a.jsonl", [{"id": "a", "input": "hi"}, {"id": "b"}, [1]])
     table = pa.table({"id": ["c", "a"], "input": ["long " * 200, "again"]})

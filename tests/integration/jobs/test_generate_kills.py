@@ -71,7 +71,7 @@ def test_killed_engine_is_replaced(redis_url, source, count, undisturbed, tmp_pa
 
 
 @pytest.mark.slow("kills a driver")
-def test_killed_driver_resumes_and_keeps_others_out(
+def test_killed_driver_resumes_and_a_second_driver_is_refused(
     redis_url: str, source: Source, count: int, undisturbed: bytes, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"

@@ -93,7 +93,7 @@ def bytes_of(store: ArtifactStore, version: int, folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_prompts_are_those_of_the_tasks_chat_template(client, redis_url, filled, folder, tmp_path):
+def test_index_prompts_use_the_tasks_chat_template(client, redis_url, filled, folder, tmp_path):
     source = "{{ eos_token }}{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}"
     chat = replace(chat_template(folder, source), system="Tag it.")
     record = replace(record_of(folder, filled), template="{input}", chat=chat)
@@ -128,7 +128,7 @@ def test_index_file_is_equal_at_any_parallelism(
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000])
-def test_stages_are_reported_in_order_and_to_their_end(
+def test_index_stages_are_reported_in_order_until_complete(
     client: redis.Redis, redis_url: str, filled: str, folder: Path, max_bytes: int | None
 ) -> None:
     record = record_of(folder, filled)
@@ -169,7 +169,7 @@ def test_row_without_an_input_has_the_bare_template_as_its_prompt(
     assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
-def test_corpus_without_inputs_and_small_corpus_have_partial_indexes(
+def test_corpus_without_inputs_or_with_few_rows_has_a_partial_index(
     client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
     CorpusStore(client, task).append([dataclasses.replace(row, input="") for row in ROWS])

@@ -44,7 +44,7 @@ def test_rows_with_outputs_outside_the_labels_are_counted(client, task, tmp_path
     assert len(CorpusStore(client, task)) == 5
 
 
-def test_interrupted_ingest_is_completed_by_the_next(client, task, tmp_path):
+def test_next_ingest_completes_an_interrupted_ingest(client, task, tmp_path):
     path, reject = numbered(tmp_path / "rows.jsonl", 2500), tmp_path / "bad.jsonl"
     with pytest.raises(KeyboardInterrupt):
         ingest(client, task, [path], reject=reject, progress=failing(KeyboardInterrupt()))
@@ -135,7 +135,7 @@ def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
         (["good.jsonl", "absent.jsonl"], "bad.jsonl", "absent.jsonl"),
         (["good.jsonl", "rows.txt"], "bad.jsonl", "is none of"),
         (["good.jsonl"], "absent/bad.jsonl", "no folder"),
-        (["good.jsonl"], "good.jsonl", "to be read and to be written"),
+        (["good.jsonl"], "good.jsonl", "is an input; name another file"),
         (["good.jsonl"], "no.jsonl", "would be lost"),
     ],
 )

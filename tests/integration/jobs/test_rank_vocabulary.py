@@ -69,7 +69,7 @@ def test_corpora_are_counted_and_each_ranking_has_a_version(redis_url, client, f
     assert (len(cut.ids), cut.total) == (4, sum(counted(ANSWERS).values()))
 
 
-def test_answers_of_a_file_are_counted(redis_url, client, task, tmp_path, in_process):
+def test_answers_in_a_file_are_counted(redis_url, client, task, tmp_path, in_process):
     output = tmp_path / "ranked.npz"
     rows = [*({"text": text} for text in ANSWERS), {"text": ""}, {"other": "on"}]
     answers = write_rows(tmp_path / "answers.jsonl", rows)

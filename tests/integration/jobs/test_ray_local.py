@@ -162,7 +162,7 @@ with local_ray(num_cpus=2, object_store_mb=100):
 
 @pytest.mark.slow("a Ray of its own")
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks at Linux's /proc")
-def test_ports_of_replicas_beyond_loopback_require_the_token():
+def test_replica_ports_beyond_loopback_require_the_ray_token():
     done = ran(SERVING)
     reply = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("SAID")]
     assert reply, done.stdout
@@ -171,7 +171,7 @@ def test_ports_of_replicas_beyond_loopback_require_the_token():
         assert right != "UNAUTHENTICATED"
 
 
-def test_ray_address_joins_a_cluster_and_leaves_it_running(ray_cluster):
+def test_cluster_at_ray_address_is_joined_and_keeps_running(ray_cluster):
     code = """
 import ray
 from tasc_jobs.ray_local import local_ray
@@ -186,7 +186,7 @@ assert not ray.is_initialized()
 
 
 @pytest.mark.slow("a Ray of its own")
-def test_ray_of_ray_start_is_found_while_it_runs(short_folder):
+def test_running_ray_of_ray_start_is_found(short_folder):
     """A local Ray beside it does not affect it."""
     env = {"RAY_TMPDIR": str(short_folder)}
     command = ["ray", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
@@ -226,7 +226,7 @@ def test_initialised_ray_is_used_and_left_running(ray_cluster):
     assert ray.is_initialized()
 
 
-def test_job_without_ray_names_how_to_start_it(redis_url, monkeypatch):
+def test_job_without_ray_raises_a_setup_error(redis_url, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(RaySetupError):
         corpus_statistics(redis_url, "any")

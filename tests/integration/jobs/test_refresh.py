@@ -102,7 +102,7 @@ def test_better_index_becomes_current(client, redis_url, record, store, shipped)
     assert store.current() == current
 
 
-def test_index_that_is_not_better_is_not_stored(client, redis_url, record, store, shipped):
+def test_index_without_an_improvement_is_not_stored(client, redis_url, record, store, shipped):
     ingest(client, record, shipped[:FIRST])
     first, _ = build_and_publish(redis_url, record)
     collect(client, record, shipped[FIRST:])
@@ -143,7 +143,7 @@ def test_judging_rows_are_in_neither_index(client, redis_url, record, store):
     assert found.tokens_per_step > 4, "the published one holds them"
 
 
-def test_refresh_does_not_override_a_concurrent_announcement(
+def test_refresh_does_not_replace_an_index_made_current_meanwhile(
     client, redis_url, record, store, shipped
 ):
     collect(client, record, shipped[:FIRST])
@@ -174,14 +174,14 @@ def test_forecast_counts_forced_tokens_like_the_service(client, redis_url, recor
     assert done.new_tokens_per_step == pytest.approx(sum(tokens) / len(tokens))
 
 
-def test_refresh_waits_for_rows_after_the_evaluated_ones(client, redis_url, record, shipped):
+def test_refresh_waits_for_rows_newer_than_the_judged_rows(client, redis_url, record, shipped):
     ingest(client, record, shipped[:FIRST])
     done = refresh(redis_url, record.name, judged=FIRST - 199)
     assert (done.judged_rows, done.new_rows) == (0, FIRST)
     assert done.reason.startswith("199 new rows, 200 are waited for")
 
 
-def test_killed_move_adds_no_row_twice(client, redis_url, record, shipped):
+def test_killed_move_of_collected_rows_adds_no_row_twice(client, redis_url, record, shipped):
     collect(client, record, shipped[:30])
     ran = subprocess.run([sys.executable, "-c", KILLED, redis_url, record.name], timeout=120)
     assert (ran.returncode, len(CorpusStore(client, record.name))) == (9, 30)
@@ -204,7 +204,7 @@ def test_refresh_of_a_corpus_without_inputs_is_refused(client, redis_url, record
 
 
 @pytest.mark.parametrize(("seen", "rows"), [(0, 100), (200, 401), (10, 5000), (99, 199)])
-def test_only_new_rows_judge(seen, rows):
+def test_index_is_judged_only_on_new_rows(seen, rows):
     kept, held = held_out(seen, rows)
     assert sorted([*kept, *held]) == list(range(rows))
     assert held.min() >= seen

@@ -57,7 +57,7 @@ def current(client: redis.Redis, record: TaskRecord, folder: Path) -> tuple[Arti
     return found
 
 
-def test_tuned_settings_are_published_for_replicas(client, record, tmp_path, tasc_here):
+def test_tuned_settings_are_published_with_the_index(client, record, tmp_path, tasc_here):
     report = tmp_path / "report.html"
     printed = json.loads(tasc_here.run("tune", record.name, "--json", "--report", report))
     artifact, index = current(client, record, tmp_path)
@@ -80,7 +80,7 @@ def test_tuned_settings_are_published_for_replicas(client, record, tmp_path, tas
     assert printed["price"] == {"node_cost": 0.02, "step_cost": None}
 
 
-def test_figures_of_a_tuning_agree(record, tasc_here, costs):
+def test_tuning_figures_are_consistent(record, tasc_here, costs):
     options = ["--step-cost", costs, "--batch-size", 8, "--json"]
     printed = json.loads(tasc_here.run("tune", record.name, *options))
     for trial in [*printed["trials"], printed["chosen"]]:
@@ -97,7 +97,7 @@ def test_figures_of_a_tuning_agree(record, tasc_here, costs):
     assert dear["speed_up"] < dear["best_speed_up"] < 1
 
 
-def test_costs_can_be_measured_on_this_machine(record, tasc_here, tmp_path, monkeypatch):
+def test_step_costs_can_be_measured_on_this_machine(record, tasc_here, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = ["tune", record.name, "--batch-size", 2, "--json"]
     printed = json.loads(tasc_here.run(*command, "--measure-cost"))

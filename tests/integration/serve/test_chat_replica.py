@@ -86,7 +86,7 @@ def texts(answers):
     return [answer.result.text for answer in answers]
 
 
-async def test_slow_template_delays_no_other_request_and_its_refusal_names_messages(chats, start):
+async def test_slow_template_delays_no_other_request_and_its_error_names_messages(chats, start):
     own = chat_template(chats.folder).source
     replica = start(chats.record(chat=chat_template(chats.folder, AWKWARD + own)))
     slow = asyncio.create_task(completed(replica, sent("endless")))
@@ -103,7 +103,7 @@ async def test_slow_template_delays_no_other_request_and_its_refusal_names_messa
 
 
 @pytest.mark.parametrize("chat", [False, True])
-async def test_only_requests_with_one_input_are_collected(chats, start, client, chat):
+async def test_answers_are_collected_only_for_requests_with_one_input(chats, start, client, chat):
     """A format string takes the last user message; a chat template takes all messages."""
     record = chats.record(choices=("alarm", "music"))
     if chat:

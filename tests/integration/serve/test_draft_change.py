@@ -74,7 +74,7 @@ def call(prompt: str) -> Request:
     return Request(uuid.uuid4().hex, prompt, templated=True)
 
 
-def test_draft_settings_of_the_index_override_those_of_the_record(worker, record, index) -> None:
+def test_index_draft_settings_override_record_draft_settings(worker, record, index) -> None:
     changed, tuned = replace(record, draft=SHORT), replace(index, settings=OFF)
     assert worker.artifact is not None
     worker.swap(worker.artifact, tuned, worker.proposer_for(worker.record, tuned))

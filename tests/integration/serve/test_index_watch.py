@@ -67,7 +67,7 @@ def watched(client, worker):
     loop.close()
 
 
-def test_worker_without_an_index_logs_how_to_build_one(client, task, tmp_path, caplog):
+def test_worker_without_an_index_logs_the_build_command(client, task, tmp_path, caplog):
     worker = EngineBuilder.of_task(client, task.record.name, ENGINE, cache_dir=tmp_path)
     assert (worker.artifact, worker.index_bytes) == (None, 0)
     assert f"tasc build-index {task.record.name}" in caplog.text
@@ -85,7 +85,7 @@ def test_first_index_is_installed_and_drafted_from(task, store, index, watched):
     assert after.acceptance.steps < want.tokens / 2, "it is this answer's own index"
 
 
-def test_unsuitable_index_is_logged_once_and_the_next_is_installed(
+def test_unsuitable_index_is_logged_once_and_the_next_index_is_installed(
     task, store, index, watched, caplog
 ):
     foreign = publish(store, replace(index, corpus=replace(index.corpus, fingerprint="f" * 32)))
@@ -97,7 +97,7 @@ def test_unsuitable_index_is_logged_once_and_the_next_is_installed(
         assert part in str(refusal.exc_info[1])
 
 
-def test_older_index_is_installed_if_announced_again(store, index, watched):
+def test_older_index_is_installed_if_made_current_again(store, index, watched):
     first = publish(store, index)
     eventually(lambda: watched.versions[-1:] == [first.version])
     second = publish(store, DraftIndex.empty(index.fingerprint, index.vocab_size))
@@ -106,9 +106,7 @@ def test_older_index_is_installed_if_announced_again(store, index, watched):
     eventually(lambda: watched.versions[-1] == first.version)
 
 
-def test_failed_download_of_an_index_is_repeated(
-    client, store, index, watched, tmp_path_factory, caplog
-):
+def test_failed_index_download_is_repeated(client, store, index, watched, tmp_path_factory, caplog):
     path = tmp_path_factory.mktemp("new") / "index"
     write_index(index, path)
     version = store.publish(path, corpus_rows=1).version

@@ -54,7 +54,7 @@ def until_served(replica, version):
     eventually(lambda: status(replica).record_version == version)
 
 
-def test_settings_that_need_no_other_weights_apply_to_the_next_request(replica, record, store):
+def test_settings_that_keep_the_weights_apply_to_the_next_request(replica, record, store):
     plain = answer(replica).result
     assert len(plain.tokens) == 9
     for change, holds in (
@@ -88,7 +88,7 @@ def test_request_uses_the_record_version_that_it_names(replica, record, store):
     assert refusal.kind == "changed"
 
 
-async def test_stream_keeps_the_record_version_of_its_start(replica, record, store):
+async def test_stream_keeps_the_record_version_that_it_started_with(replica, record, store):
     call = Request("1", PROMPT, templated=True, stream=True, seed=1)
     versions = []
     async for piece in streamed(replica, call):
@@ -104,7 +104,7 @@ async def test_concurrent_requests_with_one_id_are_both_answered(replica):
     assert first.result.tokens == second.result.tokens
 
 
-async def test_stream_begins_with_an_acknowledgement_unless_it_is_resumed(replica):
+async def test_new_stream_begins_with_an_acknowledgement_but_a_resumed_stream_does_not(replica):
     async def pieces(**values):
         call = Request(uuid.uuid4().hex, PROMPT, templated=True, stream=True, **values)
         return [piece.tokens async for piece in streamed(replica, call)]
@@ -118,7 +118,7 @@ async def test_stream_begins_with_an_acknowledgement_unless_it_is_resumed(replic
         assert alone[1] + sum(resumed, ()) == sum(alone, ())
 
 
-def test_number_of_known_versions_is_limited(record):
+def test_number_of_known_record_versions_is_limited(record):
     records = Records(record, 1)
     for version in range(2, 30):
         records.add(replace(record, max_tokens=version), version)

@@ -41,14 +41,14 @@ async def until_free(replica):
     assert replica.pulse().outstanding == 0
 
 
-async def test_request_that_does_not_stream_has_one_output(replica):
+async def test_unstreamed_request_has_one_output(replica):
     items = []
     await replica.answer(structs.replace(long_request(), stream=False, max_tokens=30), items.append)
     (item,) = items
     assert (len(item.result.tokens), item.text) == (30, item.result.text)
 
 
-async def test_request_without_an_answer_in_time_is_refused_and_frees_its_row(replica):
+async def test_timed_out_request_is_refused_and_frees_its_row(replica):
     items = []
     await replica.answer(long_request(timeout_s=0.05), items.append)
     assert (items[-1].kind, items[-1].param) == ("late", None)
@@ -77,7 +77,7 @@ async def test_request_whose_outputs_cannot_be_sent_frees_its_row(replica):
     await until_free(replica)
 
 
-async def test_replica_refuses_requests_beyond_its_queue_and_answers_the_others(replica):
+async def test_replica_refuses_requests_beyond_its_queue_and_answers_queued_requests(replica):
     running = [asyncio.create_task(completed(replica, long_request())) for _ in range(4)]
     await eventually_async(lambda: replica.pulse().outstanding == 4)
     refusal = await completed(replica, long_request())
@@ -88,7 +88,7 @@ async def test_replica_refuses_requests_beyond_its_queue_and_answers_the_others(
     await until_free(replica)
 
 
-async def test_requests_of_a_broken_engine_raise(replica, monkeypatch):
+async def test_requests_to_a_broken_engine_raise_an_error(replica, monkeypatch):
     def broken():
         raise RuntimeError("out of order")
 

@@ -69,7 +69,9 @@ def expected(task):
     return found
 
 
-async def test_shadow_checks_cover_every_drafted_answer_and_change_none(start, task, store, index):
+async def test_shadow_checks_cover_every_drafted_answer_and_change_no_answer(
+    start, task, store, index
+):
     publish(store, index)
     replica = start(shadow={"sample_rate": 1.0, "max_age_s": 300})
     results = await replica.answers()
@@ -84,7 +86,7 @@ async def test_shadow_checks_cover_every_drafted_answer_and_change_none(start, t
     assert replica.sum("tasc_e2e_request_latency_seconds_count") == len(PROMPTS)
 
 
-async def test_lost_store_costs_collected_answers_only(start, task):
+async def test_store_outage_loses_only_collected_answers(start, task):
     with EmbeddedRedis.start() as own:
         with connect(own.url) as client:
             TaskStore(client).put(task.record)

@@ -143,7 +143,7 @@ def test_drafter_changes_no_answer_and_its_drafts_are_accepted(
     assert (ngram > 0) == (proposer == "hybrid")
 
 
-def test_indexes_and_settings_change_beside_a_drafter_during_answers(make, drafter, made, expected):
+def test_indexes_and_settings_change_during_answers_with_a_drafter(make, drafter, made, expected):
     drafted = make(NeuralDrafting(str(drafter("independent")), depth=3, width=4))
     worker = drafted.start()
     assert drafted.answers() == expected

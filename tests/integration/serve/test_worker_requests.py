@@ -49,7 +49,7 @@ def call(value=tiny.SENTENCES[0], number=1, **asked):
         (call(adapter="gone"), "adapter"),
     ],
 )
-def test_unsupported_request_is_refused_by_name(worker, asked, field):
+def test_unsupported_request_is_refused_and_named(worker, asked, field):
     with refused(FieldError, field, field=field):
         worker.reader.request(asked)
 

@@ -36,7 +36,7 @@ def ask_all(client, bag, draft):
         return list(pool.map(lambda one: ask(client, one, draft), bag))
 
 
-def test_answers_with_and_without_drafts_equal_those_of_transformers(service, client):
+def test_answers_with_and_without_drafts_equal_transformers_answers(service, client):
     before = service.metrics()
     drafted = ask_all(client, BAG, draft=True)
     between = service.metrics()

@@ -57,7 +57,7 @@ def test_each_prompt_of_a_list_has_the_models_answer_and_usage_is_the_sum(servic
     ],
     ids=["a long prompt", "an unknown token", "an empty prompt", "a long message", "a guide"],
 )
-def test_field_at_fault_is_named_and_no_prompt_is_answered(
+def test_invalid_field_is_named_and_no_prompt_is_answered(
     service, client, fields, param, named, stream
 ):
     with refused(BadRequestError, named, param=param):
@@ -66,7 +66,7 @@ def test_field_at_fault_is_named_and_no_prompt_is_answered(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_concurrent_lists_are_answered_whole_or_refused_whole(service, stream):
+def test_concurrent_prompt_lists_are_answered_or_refused_as_a_whole(service, stream):
     def post(_):
         body = LONG | {"stream": stream}
         return httpx.post(f"{service.base}/v1/completions", json=body, timeout=60)
@@ -87,7 +87,7 @@ def test_concurrent_lists_are_answered_whole_or_refused_whole(service, stream):
 
 @pytest.mark.parametrize("task", [ALPHA, BETA])
 @pytest.mark.parametrize("most", [0, 5])
-def test_log_probabilities_of_echoed_prompts_are_the_models(service, client, task, most):
+def test_log_probabilities_of_echoed_prompts_equal_the_models(service, client, task, most):
     made = service.tasks[task]
     prompts = [list(made.prompt(text, chat=False)) for text in TEXTS[:7]]
     for _ in range(2):  # later prompts share beginnings with those before

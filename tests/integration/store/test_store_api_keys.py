@@ -29,7 +29,7 @@ def test_new_key_has_256_random_bits_and_redis_holds_its_hash(client: redis.Redi
     assert all(secret.startswith("tasc_") and len(secret) == 5 + 43 for secret in made)
 
 
-def test_revoked_key_stays_known_and_others_stay_valid(client: redis.Redis) -> None:
+def test_revoked_key_stays_known_and_other_keys_stay_valid(client: redis.Redis) -> None:
     keys = ApiKeys(client)
     secret, key = keys.create("gone")
     other, kept = keys.create("kept")
@@ -58,7 +58,7 @@ def test_revoked_key_stays_known_and_others_stay_valid(client: redis.Redis) -> N
         ({"tokens_per_minute": 10**10}, "tokens_per_minute"),
     ],
 )
-def test_invalid_key_is_refused_before_it_is_written(client, changed, named) -> None:
+def test_invalid_key_is_refused_without_a_write(client, changed, named) -> None:
     with refused(ValueError, named):
         ApiKeys(client).create(**{"name": "good", **changed})
     assert client.keys() == []

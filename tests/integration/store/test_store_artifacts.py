@@ -34,7 +34,9 @@ def test_artifact_of_several_chunks_is_read_back_and_does_not_expire(
     assert [client.ttl(CHUNK % (1, i)) for i in range(4)] == [-1, -1, -1, -2]
 
 
-def test_announced_version_is_current_until_the_next(store: ArtifactStore, source: Path) -> None:
+def test_announced_version_is_current_until_another_is_announced(
+    store: ArtifactStore, source: Path
+) -> None:
     assert store.current() is None
     first, second = store.publish(source, 1), store.publish(source, 2)
     assert store.current() is None
@@ -59,7 +61,7 @@ def test_announced_version_is_current_until_the_next(store: ArtifactStore, sourc
     ],
     ids=["changed", "emptied", "lost"],
 )
-def test_damaged_chunk_is_refused_and_keeps_the_old_file(store, source, tmp_path, client, damage):
+def test_damaged_chunk_is_refused_and_the_old_file_stays(store, source, tmp_path, client, damage):
     artifact = store.publish(source, 1)
     store.download(artifact, tmp_path / "copy")
     damage(client)
@@ -95,7 +97,7 @@ def test_killed_publish_leaves_the_old_version_current(redis_url, store, source,
     assert store.publish(source, 1).version == 3
 
 
-def test_delete_removes_a_version_but_not_the_current_one(store, source, client) -> None:
+def test_deletion_removes_a_version_but_not_the_current_version(store, source, client) -> None:
     store.publish(source, 1)
     store.announce(1)
     with refused(StoreError, "version 1"):
@@ -108,7 +110,9 @@ def test_delete_removes_a_version_but_not_the_current_one(store, source, client)
         store.delete(2)
 
 
-def test_prune_keeps_the_newest_and_the_current(store: ArtifactStore, source: Path) -> None:
+def test_pruning_keeps_the_newest_and_the_current_versions(
+    store: ArtifactStore, source: Path
+) -> None:
     for _ in range(5):
         store.publish(source, 1)
     store.announce(2)
@@ -116,7 +120,7 @@ def test_prune_keeps_the_newest_and_the_current(store: ArtifactStore, source: Pa
     assert store.versions() == [2, 4, 5]
 
 
-def test_index_of_another_tokenizer_is_refused_by_name(store, source, tmp_path, client) -> None:
+def test_index_of_another_tokenizer_is_refused_and_named(store, source, tmp_path, client) -> None:
     other = ArtifactStore(client, "task", "other")
     foreign = other.publish(source, 1)
     assert store.other_fingerprints() == []

@@ -48,7 +48,7 @@ def test_concurrent_workers_take_different_batches(shelf: Shelf) -> None:
         (["greet"], ["tags"], True),
     ],
 )
-def test_worker_takes_batches_of_its_tasks_only(shelf, tasks, leave, takes) -> None:
+def test_worker_takes_only_batches_of_its_tasks(shelf, tasks, leave, takes) -> None:
     shelf.ask()
     assert bool(take_batch(shelf.client, 60.0, tasks, leave)) == takes
 
@@ -84,7 +84,7 @@ def test_any_write_renews_an_expired_lease(shelf: Shelf) -> None:
     assert shelf.batches.get(id_).status == "completed"
 
 
-def test_finish_sets_files_counts_and_times_together(shelf: Shelf) -> None:
+def test_finishing_a_batch_sets_files_counts_and_times_together(shelf: Shelf) -> None:
     file = shelf.keep()
     id_, lease = shelf.ask(file).id, shelf.taken()
     assert lease.report(Counts(3), "in_progress") == "in_progress"
@@ -119,7 +119,7 @@ def test_running_batch_is_cancelled_by_its_worker(shelf: Shelf) -> None:
     assert shelf.batches.cancel(id_).status == "cancelled"
 
 
-def test_failed_and_killed_attempts_count_until_progress(shelf: Shelf) -> None:
+def test_failed_and_killed_attempts_are_counted_until_lines_are_answered(shelf: Shelf) -> None:
     shelf.ask()
     shelf.taken().release()  # ended by a person
     shelf.taken().release(failed=True)
@@ -131,7 +131,7 @@ def test_failed_and_killed_attempts_count_until_progress(shelf: Shelf) -> None:
     assert shelf.taken().batch.attempts == 2
 
 
-def test_record_of_a_file_may_be_added_again_after_a_lost_reply(shelf: Shelf) -> None:
+def test_file_record_may_be_added_again_after_a_lost_reply(shelf: Shelf) -> None:
     file = shelf.keep()
     shelf.files.add(file, FileLimits(max_files=0, max_bytes=1))
     assert shelf.files.page().items == (file,)
@@ -148,7 +148,7 @@ def test_ended_batch_expires(shelf: Shelf) -> None:
         shelf.batches.get(id_)
 
 
-def test_abandoned_batch_expires_when_it_is_read(shelf: Shelf) -> None:
+def test_reading_an_abandoned_batch_expires_the_batch(shelf: Shelf) -> None:
     file = shelf.keep()
     for look in (shelf.batches.get, lambda id_: shelf.batches.page().items[0]):
         id_, lease = shelf.ask(file).id, shelf.taken()
@@ -198,7 +198,9 @@ def test_cancelled_batch_of_a_dead_worker_ends_without_a_worker(shelf: Shelf) ->
     assert shelf.batches.get(first.id).status == "validating"
 
 
-def test_waiting_time_counts_from_creation_or_release(client: redis.Redis, shelf: Shelf) -> None:
+def test_batch_waiting_time_counts_from_creation_or_release(
+    client: redis.Redis, shelf: Shelf
+) -> None:
     assert waiting_batches(client) == {}
     ids = [shelf.ask().id for _ in range(3)]
     for id_, ago in zip(ids, (10, 500, 20), strict=True):

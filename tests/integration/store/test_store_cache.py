@@ -103,7 +103,9 @@ def test_least_recently_fetched_artifact_is_evicted_first(store, source, cache, 
     assert files(tmp_path) == [rolled_back_to, newest]
 
 
-def test_reused_version_number_is_another_file(store, source, cache, client) -> None:
+def test_artifact_with_a_reused_version_number_is_downloaded_again(
+    store, source, cache, client
+) -> None:
     cache.fetch(store, store.publish(source, 1))
     client.flushall()
     source.write_bytes(bytes(25))
@@ -112,7 +114,7 @@ def test_reused_version_number_is_another_file(store, source, cache, client) -> 
     assert cache.fetch(store, again).read_bytes() == bytes(25)
 
 
-def test_error_names_a_lock_that_is_held_too_long(store, source, tmp_path) -> None:
+def test_error_of_a_lock_that_is_held_too_long_names_the_lock(store, source, tmp_path) -> None:
     artifact = store.publish(source, 1)
     cache = ArtifactCache(tmp_path / "cache", lock_timeout_s=0.0)
     folder = tmp_path / "cache" / "task" / "finger"

@@ -44,7 +44,7 @@ def test_concurrent_writers_of_the_same_rows_write_each_once(client: redis.Redis
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
-def test_any_text_round_trips(client: redis.Redis, texts: list[tuple[str, str]]) -> None:
+def test_any_corpus_text_round_trips(client: redis.Redis, texts: list[tuple[str, str]]) -> None:
     client.flushall()
     corpus = CorpusStore(client, "t")
     rows = [CorpusRow(f"k{i}", *pair) for i, pair in enumerate(texts)]
@@ -76,7 +76,7 @@ def test_collected_rows_stay_in_order_until_they_are_removed(collected: Collecte
     assert (collected.read().rows, len(collected)) == (tuple(rows[2:]), 3)
 
 
-def test_removal_by_number_keeps_rows_added_since_the_read(collected: CollectedRows) -> None:
+def test_removal_of_read_rows_keeps_rows_added_since_the_read(collected: CollectedRows) -> None:
     assert collected.add([row(n) for n in range(-1, 3)], max_rows=3, max_bytes=1 << 20) == 1
     seen = collected.read(2)
     collected.add([row(3), row(4)], max_rows=3, max_bytes=1 << 20)  # rows 0 and 1 are dropped

@@ -35,7 +35,7 @@ def test_number_and_total_size_of_files_are_limited(shelf: Shelf) -> None:
     assert len(shelf.files.page().items) == 1
 
 
-def test_one_owner_may_have_half_of_the_files_and_batches(shelf: Shelf) -> None:
+def test_one_owner_may_have_at_most_half_of_the_files_and_batches(shelf: Shelf) -> None:
     few, small = FileLimits(4, 10_000), FileLimits(100, 4 * len(DATA))
     first = shelf.keep(room=FileLimits(1, len(DATA)), owner="ann")
     shelf.keep(room=small, owner="ann")
@@ -62,11 +62,11 @@ def test_one_owner_may_have_half_of_the_files_and_batches(shelf: Shelf) -> None:
     ("data", "count"),
     [(b"a\n", 1), (b"a", 1), (b"a\n\nb\n", 3), (b"123456\n123456\n12", 3), (b"\n", 1)],
 )
-def test_record_of_a_file_has_its_number_of_lines(shelf: Shelf, data: bytes, count: int) -> None:
+def test_file_record_has_the_number_of_lines(shelf: Shelf, data: bytes, count: int) -> None:
     assert shelf.files.get(shelf.keep(data).id).lines == count
 
 
-def test_lines_of_open_batches_of_an_owner_are_limited(shelf: Shelf) -> None:
+def test_open_batch_lines_per_owner_are_limited(shelf: Shelf) -> None:
     hers, his = shelf.keep(b"a\nb\n", owner="ann"), shelf.keep(b"a\n", owner="bob")
     first = shelf.ask(hers, most_lines=5)
     shelf.ask(hers, most_lines=5)
@@ -80,7 +80,7 @@ def test_lines_of_open_batches_of_an_owner_are_limited(shelf: Shelf) -> None:
         shelf.ask(his, most_lines=1)
 
 
-def test_pages_have_each_file_once_after_a_deletion(shelf: Shelf) -> None:
+def test_file_list_pages_have_each_file_once_after_a_deletion(shelf: Shelf) -> None:
     ids = []
     for i in range(7):
         ids.append(shelf.keep(owner="ann" if i % 2 else "bob").id)
@@ -116,7 +116,7 @@ def test_unstarted_batch_is_cancelled_at_once_or_expires(shelf: Shelf) -> None:
     shelf.files.delete(file.id)
 
 
-def test_bytes_are_removed_with_their_file_or_their_abandoned_upload(shelf: Shelf) -> None:
+def test_bytes_are_removed_with_a_file_or_an_abandoned_upload(shelf: Shelf) -> None:
     file = shelf.keep()
     assert shelf.stored == {file.id: DATA}
     shelf.files.delete(file.id)
@@ -129,7 +129,7 @@ def test_bytes_are_removed_with_their_file_or_their_abandoned_upload(shelf: Shel
     assert shelf.stored == {}
 
 
-def test_clean_removes_expired_files_and_half_uploads_alone(shelf, monkeypatch) -> None:
+def test_cleanup_removes_only_expired_files_and_unfinished_uploads(shelf, monkeypatch) -> None:
     kept, expired = shelf.keep(ttl_s=9000), shelf.keep(ttl_s=60)
     half = shelf.files.begin()
     half.write(DATA)
@@ -190,7 +190,7 @@ def test_full_disk_refuses_an_upload(shelf: Shelf, monkeypatch: pytest.MonkeyPat
     assert shelf.files.page().items == ()
 
 
-def test_uploads_at_the_same_time_do_not_exceed_the_limit(shelf: Shelf) -> None:
+def test_concurrent_uploads_do_not_exceed_the_limit(shelf: Shelf) -> None:
     def keep(i: int) -> bool:
         try:
             shelf.keep(room=FileLimits(3, 10_000))
@@ -235,7 +235,7 @@ def test_folder_follows_a_redis_that_lost_its_data(shelf: Shelf) -> None:
     assert b"".join(FileStore(shelf.client, str(shelf.folder)).blocks(file)) == DATA
 
 
-def test_bucket_holds_files_like_a_folder(client, monkeypatch) -> None:
+def test_bucket_stores_files_like_a_folder(client, monkeypatch) -> None:
     files = FileStore(client, "memory://bucket/files")
     upload, half = files.begin(), files.begin()
     for each in (upload, half):
@@ -251,6 +251,6 @@ def test_bucket_holds_files_like_a_folder(client, monkeypatch) -> None:
     assert files.size_of(file.id) == 0
 
 
-def test_unknown_kind_of_url_names_the_setting(client: redis.Redis) -> None:
+def test_error_of_an_unknown_url_scheme_names_the_setting(client: redis.Redis) -> None:
     with refused(StoreError, "nosuch://", "files_url"):
         FileStore(client, "nosuch://bucket").require_shared()

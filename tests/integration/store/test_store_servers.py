@@ -84,7 +84,7 @@ def parent(temporary: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a parent's death")
-def test_embedded_server_ends_with_its_parent_process_not_a_thread(parent) -> None:
+def test_embedded_server_ends_with_its_parent_process_not_with_a_thread(parent) -> None:
     assert parent.stdout is not None
     pid, url, _ = parent.stdout.readline().split()
     assert parent.stdout.readline() == "joined\n"
@@ -137,7 +137,7 @@ def test_error_of_a_failing_server_program_has_its_log(tmp_path: Path, temporary
     assert list(temporary.iterdir()) == []
 
 
-def test_taken_port_is_replaced(tmp_path: Path, temporary: Path) -> None:
+def test_server_uses_another_port_if_its_port_is_taken(tmp_path: Path, temporary: Path) -> None:
     script, flag = tmp_path / "redis-server", tmp_path / "flag"
     taken = f"[ -e {flag} ] || {{ touch {flag}; echo Address already in use; exit 1; }}"
     script.write_text(f'#!/bin/sh\n{taken}\nexec {redis_binaries()[0]} "$@"\n')
@@ -147,7 +147,7 @@ def test_taken_port_is_replaced(tmp_path: Path, temporary: Path) -> None:
         assert len(list(temporary.iterdir())) == 1
 
 
-def test_server_without_a_url_lives_for_the_block(temporary: Path) -> None:
+def test_server_without_a_url_ends_with_the_block(temporary: Path) -> None:
     with open_url(None) as url, redis.Redis.from_url(url) as client:
         assert client.ping()
     assert list(temporary.iterdir()) == []
@@ -187,7 +187,7 @@ def test_full_redis_is_reported_and_keeps_its_data(redis_url, client, source, wr
     assert not client.exists("tasc:{old}:records")
 
 
-def test_publish_that_fills_redis_is_removed(client: redis.Redis, tmp_path: Path) -> None:
+def test_artifact_that_fills_redis_is_removed(client: redis.Redis, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(8_000_000))
     store = ArtifactStore(client, "task", "finger", chunk_bytes=100_000)
     client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2_000_000)
@@ -238,7 +238,9 @@ def test_script_that_a_server_loses_twice_is_a_store_error(redis_url, monkeypatc
 
 
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.partition(" ")[0])
-def test_refusals_are_retried_if_another_server_may_answer(redis_url, client, error) -> None:
+def test_refused_commands_are_retried_if_another_server_may_answer(
+    redis_url, client, error
+) -> None:
     kind, named, tries = REFUSALS[error]
     script = "redis.call('INCR', 'tries') return redis.error_reply(ARGV[1])"
     with connect(redis_url) as connected, refused(StoreError, redis_url, named) as caught:

@@ -31,7 +31,7 @@ def tasks(client: redis.Redis) -> TaskStore:
     return TaskStore(client)
 
 
-def test_changed_record_adds_a_version_and_old_ones_stay_readable(tasks: TaskStore) -> None:
+def test_changed_record_adds_a_version_and_old_versions_stay_readable(tasks: TaskStore) -> None:
     assert [tasks.put(record) for record in (FIRST, FIRST, SECOND)] == [1, 1, 2]
     assert tasks.versions("intents") == [1, 2]
     assert tasks.get("intents") == tasks.get("intents", 2) == SECOND
@@ -40,7 +40,7 @@ def test_changed_record_adds_a_version_and_old_ones_stay_readable(tasks: TaskSto
     assert tasks.get("intents") == FIRST
 
 
-def test_error_of_an_unknown_task_lists_the_known_ones(tasks: TaskStore) -> None:
+def test_error_of_an_unknown_task_lists_the_known_tasks(tasks: TaskStore) -> None:
     with pytest.raises(UnknownTask):
         tasks.get("intents")
     tasks.put(FIRST)
@@ -50,7 +50,7 @@ def test_error_of_an_unknown_task_lists_the_known_ones(tasks: TaskStore) -> None
         tasks.versions("nothing")
 
 
-def test_reused_version_becomes_the_newest_unchanged(client: redis.Redis) -> None:
+def test_old_version_that_is_used_again_becomes_the_newest_version(client: redis.Redis) -> None:
     tasks = TaskStore(client)
     by_hand = '{"name": "intents", "model": "m", "fingerprint": "f", "template": "{input}"}'
     client.rpush("tasc:{intents}:records", by_hand)
@@ -61,7 +61,7 @@ def test_reused_version_becomes_the_newest_unchanged(client: redis.Redis) -> Non
     assert client.lindex("tasc:{intents}:records", -1) == by_hand.encode()
 
 
-def test_using_the_newest_again_adds_nothing(tasks: TaskStore) -> None:
+def test_using_the_newest_version_again_adds_no_version(tasks: TaskStore) -> None:
     tasks.put(FIRST)
     tasks.put(SECOND)
     assert [tasks.use("intents", version) for version in (2, 1, 1, 3)] == [2, 3, 3, 3]
@@ -78,7 +78,7 @@ def test_unknown_version_cannot_be_read_or_used(tasks: TaskStore, version: int) 
     assert tasks.versions("intents") == [1]
 
 
-def test_record_is_added_only_after_the_version_its_writer_read(tasks: TaskStore) -> None:
+def test_record_is_added_only_if_its_writer_read_the_newest_version(tasks: TaskStore) -> None:
     assert tasks.put(FIRST, after=0) == 1
     assert tasks.put(SECOND, after=1) == 2
     assert tasks.put(SECOND, after=1) == 2  # like a repeated call after a lost response
@@ -114,7 +114,7 @@ def test_invalid_record_does_not_affect_other_tasks(client: redis.Redis, text: s
     assert client.keys() == []
 
 
-def test_record_of_a_later_version_still_names_its_corpus(client: redis.Redis) -> None:
+def test_record_of_a_later_release_protects_its_corpus(client: redis.Redis) -> None:
     tasks = TaskStore(client)
     tasks.put(FIRST)
     tasks.put(replace(FIRST, name="other"))
@@ -159,7 +159,9 @@ def test_deletion_removes_all_data_of_one_task(client: redis.Redis, tmp_path: Pa
     assert tasks.versions("a") == [1]
 
 
-def test_corpus_of_other_tasks_cannot_be_deleted(client: redis.Redis, tmp_path: Path) -> None:
+def test_task_whose_corpus_other_tasks_use_cannot_be_deleted(
+    client: redis.Redis, tmp_path: Path
+) -> None:
     tasks = TaskStore(client)
     fill(client, "shared", tmp_path)
     for name in ("one", "two", "own"):

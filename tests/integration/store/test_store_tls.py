@@ -44,7 +44,9 @@ def secured(certificates: Path, redis_url: str) -> Iterator[str]:
     forwarder.close()
 
 
-def test_url_names_a_private_certificate_authority(secured: str, certificates: Path) -> None:
+def test_redis_url_can_name_a_private_certificate_authority(
+    secured: str, certificates: Path
+) -> None:
     record = TaskRecord("tls", "m", "f" * 32, "{input}")
     with connect(f"{secured}?ssl_ca_certs={certificates / 'ca.pem'}") as client:
         TaskStore(client).put(record)

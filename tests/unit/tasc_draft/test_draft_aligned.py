@@ -159,7 +159,7 @@ def test_row_order_changes_no_array(sentences: list[list], rng: Random) -> None:
 
 @few
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=12), st.integers(0, 12))
-def test_words_run_from_start_to_start_within_the_room(prompt, room):
+def test_words_end_at_the_next_word_start_and_fill_at_most_the_room(prompt, room):
     hashes, lasts = np.full(room + 9, 9, np.uint32), np.full(room + 9, -1, np.int32)
     n = words(np.array(prompt, np.int32), STARTS, hashes[:room], lasts[:room])
     expected = split(prompt)[:room]
@@ -170,12 +170,12 @@ def test_words_run_from_start_to_start_within_the_room(prompt, room):
     assert [[bool(a == b) for b in hashes[:n]] for a in hashes[:n]] == same
 
 
-def test_word_across_head_and_input_belongs_to_the_input() -> None:
+def test_word_across_template_head_and_input_belongs_to_the_input() -> None:
     rows = [([4, 6, n, 0], [12, 14]) for n in (1, 3) * MIN_ROWS]
     assert built(rows).head == 1
 
 
-def test_template_is_found_despite_a_few_other_rows() -> None:
+def test_template_is_found_despite_a_few_different_rows() -> None:
     rows = [([4, 6, 2 * (n % 5), 8], [12]) for n in range(95)]
     for otherwise, head in ((5, 2), (15, 1)):
         assert built([*rows, *[([4, 2, 8], [12])] * otherwise]).head == head
@@ -211,7 +211,7 @@ def test_unaligned_rows_are_not_counted() -> None:
         "nothing but ends": ([([], [])] * 50, True),
     }.values(),
 )
-def test_only_word_by_word_tasks_have_a_table(rows: list[Row], aligns: bool) -> None:
+def test_only_word_by_word_tasks_have_an_aligned_table(rows: list[Row], aligns: bool) -> None:
     table = build(rows)
     assert (table is not None) == aligns
     if table is not None:
@@ -220,7 +220,7 @@ def test_only_word_by_word_tasks_have_a_table(rows: list[Row], aligns: bool) -> 
 
 @pytest.mark.parametrize("room", [0, 1, 3, 64])
 @pytest.mark.parametrize("output", [[12] * 3, [12] * 4, [12] * 500])
-def test_answer_longer_than_the_prompt_reads_nothing_after_it(output, room):
+def test_answer_longer_than_the_prompt_reads_nothing_after_the_prompt(output, room):
     prompt = [0, 2, 4]
     clean = keys_of(prompt, output, 1, room)
     hashes, lasts = np.full(room + 8, 99, np.uint32), np.full(room + 8, 99, np.int32)

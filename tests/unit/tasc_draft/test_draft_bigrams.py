@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
-def test_bigram_table_survives_its_file_for_its_tokenizer_only(path: Path) -> None:
+def test_bigram_table_survives_its_file_only_for_its_tokenizer(path: Path) -> None:
     table, found = make(), read_bigrams(path, FINGERPRINT)
     assert (found.model, found.fingerprint, found.vocab_size) == ("some model", FINGERPRINT, VOCAB)
     for left, right in zip(found.view, table.view, strict=True):
@@ -42,7 +42,7 @@ def test_bigram_table_survives_its_file_for_its_tokenizer_only(path: Path) -> No
         read_bigrams(path, "0" * 32)
 
 
-def test_inconsistent_bigram_table_is_refused_when_it_is_read(path: Path) -> None:
+def test_reading_an_inconsistent_bigram_table_is_refused(path: Path) -> None:
     """`test_draft_damage` covers the other inconsistencies of a table."""
     table = make()
     table.check_integrity()

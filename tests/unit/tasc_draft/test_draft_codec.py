@@ -94,7 +94,7 @@ def test_index_survives_its_file(tmp_path: Path, index: DraftIndex) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
 
 
-def test_read_parts_are_read_only_mapped_and_aligned(tmp_path: Path) -> None:
+def test_index_parts_of_a_file_are_mapped_read_only_and_aligned(tmp_path: Path) -> None:
     index = whole_index()
     assert all(getattr(index, name) is not None for name in PARTS)
     write_index(index, tmp_path / "index")

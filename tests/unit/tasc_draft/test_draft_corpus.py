@@ -244,7 +244,7 @@ def test_byte_limit_below_the_empty_index_is_refused() -> None:
         check_cap(87)
 
 
-def test_unique_documents_are_dropped_first() -> None:
+def test_documents_that_repeat_nothing_are_dropped_first() -> None:
     alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, last] for last in range(10, 20)]
     outputs = [*alike, list(range(20, 30))]
     _, kept = kept_of(outputs, 30, max_bytes=build(outputs, 30).nbytes - 1)

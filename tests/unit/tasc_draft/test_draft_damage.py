@@ -263,7 +263,7 @@ def test_wrong_array_is_refused_or_drafts_valid_trees(part, name, everything, se
 
 
 @pytest.mark.slow("compiles drafting once more")
-def test_no_access_outside_arrays(tmp_path: Path) -> None:
+def test_damaged_index_causes_no_access_outside_arrays(tmp_path: Path) -> None:
     bounds = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(

@@ -177,7 +177,7 @@ def mixture(own: Own, external: Paths, trusted: np.ndarray) -> Callable[[Path], 
     dc.outputs, dc.prompts, st.lists(st.integers(0, 5), max_size=6), tasc, paths(),
     st.integers(1, 40), learnt,
 )  # fmt: skip
-def test_likeliest_paths_of_both_sides_are_drafted(
+def test_likeliest_paths_of_n_grams_and_external_tree_are_drafted(
     outputs: list[list[int]], prompt: list[int], answer: list[int], setting: DraftSettings,
     external: Paths, most: int, trusted: np.ndarray,
 ) -> None:  # fmt: skip
@@ -230,13 +230,13 @@ def limits_beside(setting: DraftSettings, limit: int, branching: bool = True) ->
     return Limits(most, dc.TARGET, dc.SEP, (dc.EOS,), 0.0, branching)
 
 
-def test_each_side_continues_after_tokens_of_the_other() -> None:
+def test_n_grams_and_external_tree_continue_after_tokens_of_each_other() -> None:
     nodes = answer_once(ngrams(), {(4,): 0.3, (7,): 0.6, (7, 4): 0.9, (4, 9): 0.9})
     # N-grams after an external token, and the external tree after an n-gram token.
     assert [nodes[p].source for p in ((7, 4), (7, 4, 5), (4, 9))] == ["neural", "corpus", "neural"]
 
 
-def test_empty_external_tree_equals_none() -> None:
+def test_empty_external_tree_drafts_like_no_external_tree() -> None:
     one, other = ngrams(), ngrams()
     for proposer in (one, other):
         dc.begun(proposer, 0, [1, 2], [1])
@@ -268,7 +268,7 @@ def test_full_node_has_space_for_external_candidates() -> None:
     assert nodes[(98,)].logp == max(node.logp for node in nodes.values())
 
 
-def test_external_tree_is_bounded_by_the_caller_only() -> None:
+def test_external_tree_is_bounded_only_by_the_caller() -> None:
     proposer = ngrams(min_prob=0.9, num_speculative_tokens=2)
     for row in (0, 1):
         dc.begun(proposer, row, [], [])
@@ -289,7 +289,7 @@ def test_paths_without_probability_are_refused(logp: list[float]) -> None:
 
 
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
-def test_right_external_tree_gains_trust(mixture: str) -> None:
+def test_correct_external_tree_gains_trust(mixture: str) -> None:
     """The corpus has 1, prompts have nothing, and the external tree has 7 with probability 0.5."""
     chance = {}
     for emitted in (7, 1):
@@ -339,7 +339,7 @@ def test_trust_is_bounded(number: int, bound: float) -> None:
         check_rows(trusting("tasc", 1.001 * trust(proposer)))
 
 
-def test_trust_is_kept_by_depth_and_confidence() -> None:
+def test_trust_is_learnt_separately_by_depth_and_confidence() -> None:
     proposer, external = ngrams("tasc"), {(1,): 0.5, (1, 2): 0.3}
     answer_once(proposer, external, 9)  # SEP is followed by 1 or 4
     first = moved_cells(trust(proposer), initial_trust())
@@ -354,7 +354,7 @@ def moved_cells(trust: np.ndarray, before: np.ndarray) -> set[int]:
 
 
 @pytest.mark.parametrize(("emitted", "moves"), [(1, False), (7, True)])
-def test_zero_exponent_may_only_rise(emitted: int, moves: bool) -> None:
+def test_trust_exponent_of_zero_can_only_rise(emitted: int, moves: bool) -> None:
     """The external tree names only 7."""
     before = np.zeros((CELLS, len(TRUST)), np.float32)
     own = cell({1: 0.5, 4: 0.5}, 0)
@@ -367,7 +367,7 @@ def test_zero_exponent_may_only_rise(emitted: int, moves: bool) -> None:
     assert moved[0, 0] != 0.0  # the others' is learnt
 
 
-def test_candidates_with_probability_zero_count_as_named() -> None:
+def test_candidates_with_probability_zero_count_as_drafted_by_n_grams() -> None:
     nodes = np.zeros(1, NODE)
     node = nodes[0]
     node["width"] = node["full_width"] = 3

@@ -174,7 +174,7 @@ def test_features_weights_and_norms_equal_the_definition(table: Table) -> None:
     assert all(getattr(index, a).tobytes() == getattr(again, a).tobytes() for a in ARRAYS)
 
 
-def test_only_the_end_of_a_long_prompt_is_indexed() -> None:
+def test_only_the_last_tokens_of_a_long_prompt_are_indexed() -> None:
     ends = [[i % 5] * 1024 for i in range(10)]
     short, long = build(ends, OUTPUTS), build([[99, *end] for end in ends], OUTPUTS)
     assert len(short.postings) > 0
@@ -234,7 +234,7 @@ def test_equally_similar_rows_come_in_order() -> None:
     assert ([r for r, _ in found], len({s for _, s in found})) == ([*range(7)], 1)
 
 
-def test_only_the_end_of_a_long_prompt_is_searched() -> None:
+def test_only_the_last_tokens_of_a_long_prompt_are_searched() -> None:
     index, end = build(TOPICS, LABELS), [3, 11, 27] + [900] * 1021
     assert len(end) == 1024
     assert search(index, [4, *end], 9) == search(index, [3, 11, 27, 900, 900], 9) != []
@@ -252,7 +252,7 @@ def test_rarest_features_decide_beyond_the_bound() -> None:
     assert_greatest(search(index, asked, 32), cosines(prompts, outputs, asked), 32)
 
 
-def test_single_feature_beyond_the_bound_finds_rows() -> None:
+def test_rows_are_found_by_a_single_feature_beyond_the_bound() -> None:
     common = [[1] if i % 4 == 0 else [2 + i] for i in range(4 * MAX_POSTINGS + 8)]
     tokens, nothing = Tokens.of(common), Tokens.of([[]] * len(common))
     index = build_inputs(tokens, nothing, np.zeros(len(common), np.int32))

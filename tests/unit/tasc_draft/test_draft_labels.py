@@ -94,7 +94,7 @@ def test_labels_decided_by_the_first_token_are_not_drafted() -> None:
     assert dc.propose(limited) == {}
 
 
-def test_probabilities_cover_allowed_tokens_only() -> None:
+def test_probabilities_of_allowed_tokens_sum_to_one() -> None:
     """Most of the corpus begins with a token that no label has."""
     labels = [(1, 2, 4), (1, 3, 5), (6, 2, 2), (6, 3, 3)]
     index = dc.make_index([[7, 7, 7]] * 20 + [[1, 2, 4]] * 4)

@@ -94,7 +94,7 @@ def branches(nodes: Tree) -> bool:
     return len({path[:-1] for path in nodes}) < len(nodes)
 
 
-def test_answers_may_follow_an_output_beyond_the_longest_context() -> None:
+def test_drafts_follow_an_output_that_is_longer_than_the_longest_context() -> None:
     rng = Random(6)
     for _ in range(100):
         documents = [rng.choices(range(1, 4), k=30) for _ in range(3)]
@@ -141,7 +141,7 @@ def test_trie_subtree_ends_with_the_prompt() -> None:
     assert chances(dc.propose(proposer)) == {(3,): 1}
 
 
-def test_only_the_latest_places_are_counted() -> None:
+def test_only_the_latest_positions_of_a_gram_are_counted() -> None:
     setting = DraftSettings(
         mixture="tasc", n_max=2, corpus_weight=0.0, num_speculative_tokens=1, min_prob=0.0
     )
@@ -213,7 +213,7 @@ def test_token_below_its_minimum_probability_is_not_drafted(index, setting, rows
     assert len(drafts.tokens) >= min(budget, worth)
 
 
-def test_drafts_name_used_sources_only() -> None:
+def test_drafts_name_only_used_sources() -> None:
     prompts, outputs = dc.tagged_rows(9, 3)
     # Weights at random, so that evidence may also speak against what it speaks of.
     values = np.random.default_rng(3).normal(0, 3, CELLS)

@@ -57,7 +57,7 @@ def test_rejected_draft_is_never_matched() -> None:
 
 @few
 @given(dc.indexes, mixtures, dc.rows, st.booleans())
-def test_rows_are_independent(index, setting, rows, branching):
+def test_drafts_of_one_row_do_not_depend_on_other_rows(index, setting, rows, branching):
     together = dc.make_proposer(index, setting, branching=branching)
     for row, (prompt, *_) in enumerate(rows):
         together.start(row, dc.ids(prompt))
@@ -87,7 +87,7 @@ def test_finished_row_restarts_without_history(index, setting, old, new):
 @given(
     dc.indexes, dc.indexes, mixtures, dc.prompts, st.tuples(dc.answers, dc.answers), st.booleans()
 )
-def test_index_swapped_in_mid_answer_equals_one_from_the_start(
+def test_index_swapped_during_an_answer_drafts_like_an_index_from_the_start(
     old: DraftIndex, new: DraftIndex, setting: DraftSettings, prompt: list[int], parts: Part,
     drafted: bool,
 ) -> None:  # fmt: skip
@@ -112,7 +112,7 @@ def test_index_swapped_in_mid_answer_equals_one_from_the_start(
     ],
     ids=["another vocabulary", "sorted by too few tokens"],
 )
-def test_unusable_index_is_refused_and_the_old_one_stays(unusable, named):
+def test_unusable_index_is_refused_and_the_old_index_stays(unusable, named):
     proposer = dc.started(dc.make_index([[1, 2]]), DraftSettings(min_prob=0.0), ([3], [1]))
     before = dc.propose(proposer)
     with refused(DraftError, *named):
@@ -131,7 +131,7 @@ def test_row_in_use_cannot_be_started() -> None:
 
 @pytest.mark.parametrize("prompt_length", [0, 1, 16])
 @pytest.mark.parametrize("mixture", ["mixed", "tasc"])
-def test_row_can_be_filled_to_its_capacity_only(mixture, prompt_length):
+def test_row_cannot_be_filled_beyond_its_capacity(mixture, prompt_length):
     setting = DraftSettings(mixture=mixture, min_prob=0.0, learning_rate=0.0, recent_tokens=0)
     index = dc.make_index([[1, 2, 3, 4] * 3])
     proposer = dc.make_proposer(index, setting, rows=2, capacity=16)
@@ -220,7 +220,7 @@ def test_undrafted_answers_become_recent_answers(answers) -> None:
     assert kept[-7:].tolist() == [dc.SEP, 7, 8, dc.SEP, 9, dc.EOS, -1]
 
 
-def test_tokens_kept_beside_recent_answers_are_bounded() -> None:
+def test_answer_tokens_waiting_to_become_recent_answers_are_bounded() -> None:
     settings = DraftSettings(recent_tokens=1 << 16)
     proposer = dc.make_proposer(dc.make_index([]), settings, rows=1, capacity=2048)
     growth = proposer.memory.growth
@@ -251,7 +251,7 @@ def test_newest_answers_replace_the_oldest() -> None:
     assert not firsts & {1, 2, 3}
 
 
-def test_memory_grows_with_rows_and_capacity() -> None:
+def test_proposer_memory_grows_with_rows_and_capacity() -> None:
     index = dc.make_index([[1, 2]])
     sizes = [
         dc.make_proposer(index, DraftSettings(), rows=rows, capacity=capacity).nbytes

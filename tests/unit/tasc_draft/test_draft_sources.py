@@ -153,7 +153,7 @@ def test_every_setting_has_limits() -> None:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_settings_may_lie_at_their_limits_only(name: str) -> None:
+def test_settings_may_equal_their_limits_but_not_exceed_them(name: str) -> None:
     least, most = LIMITS[name]
     step = 0.01 if isinstance(least, float) else 1
     for limit in (least, most):
@@ -179,7 +179,7 @@ def test_settings_survive_json() -> None:
     assert DraftSettings().sources == NGRAM_SOURCES
 
 
-def test_published_settings_are_those_of_the_papers() -> None:
+def test_published_settings_equal_the_settings_of_the_papers() -> None:
     tasc, trie = DraftSettings.published("tasc"), DraftSettings.published("trie")
     numbers = tasc.n_max, tasc.p_min, tasc.corpus_weight, tasc.min_prob
     assert (tasc.mixture, *numbers) == ("tasc", 6, 5, 0.75, 0.0)
@@ -233,7 +233,7 @@ def test_learning_raises_repeated_answers() -> None:
     np.testing.assert_array_equal(INDEX.weights.values, prior().values)
 
 
-def test_rate_zero_learns_nothing() -> None:
+def test_learning_rate_zero_learns_nothing() -> None:
     proposer = learner(0.0, dc.full_index())
     before = proposer.weights.values
     for prompt, output in zip(*dc.tagged_rows(3, 10), strict=True):
@@ -249,7 +249,7 @@ def test_new_proposer_uses_the_weights_of_its_index() -> None:
     assert {node.source for node in answer(proposer, []).values()} == {"corpus"}
 
 
-def test_teacher_learns_like_an_answer() -> None:
+def test_teach_learns_the_same_weights_as_answering() -> None:
     taught, answered = learner(0.1), learner(0.1)
     for _ in range(3):
         taught.teach(dc.ids([1, 3, 4]), dc.ids([1, 3, dc.EOS]), 0.1)
@@ -259,7 +259,7 @@ def test_teacher_learns_like_an_answer() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
-def test_answer_observed_at_once_teaches_along_the_tree(emitted: list[int]) -> None:
+def test_answer_observed_at_once_teaches_along_the_drafted_path(emitted: list[int]) -> None:
     """All tokens along the drafted path and the first one off it count, and nothing after it."""
     proposer, stepwise = learner(0.1), learner(0.1)
     nodes = answer(proposer, [1, 3, 4], emitted)

@@ -70,7 +70,7 @@ def test_error_in_the_block_keeps_the_old_file(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_concurrent_writers_do_not_mix(path: Path) -> None:
+def test_concurrent_writers_do_not_mix_their_content(path: Path) -> None:
     def write(i: int) -> bytes:
         content = bytes([i]) * 200_000
         with whole_file(path, sync=False) as file:

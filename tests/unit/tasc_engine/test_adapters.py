@@ -131,7 +131,7 @@ def assert_merged_alike(target: Target, folders: Folders, dtype: str) -> None:
     assert relative(logits_of(target, ROWS), merged_logits(merged, ROWS)) < CLOSE[dtype]
 
 
-def test_adapters_change_logits_and_rows_without_one_keep_theirs(folders: Folders) -> None:
+def test_adapters_change_only_logits_of_rows_with_an_adapter(folders: Folders) -> None:
     """Positive control of the test above."""
     target = load(folders)
     plain = [(0, *part) for _, *part in ROWS]
@@ -185,7 +185,7 @@ def test_adapter_of_unknown_layer_or_shape_is_refused(up, tmp_path, folder) -> N
             Target.load(ModelSource(up[0], adapters=(("a", folder),)), CONFIG)
 
 
-def test_adapted_layer_refuses_a_part_of_the_tokens() -> None:
+def test_adapted_layer_refuses_inputs_with_only_some_of_the_tokens() -> None:
     """A layer of experts does not know the rows of its tokens."""
     tokens = MaskedTokens()
     tokens.begin(torch.zeros(6, dtype=torch.int64))
@@ -255,7 +255,7 @@ ODD: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", [*UNSERVED, *ODD])
-def test_unsupported_adapter_setting_is_refused_by_name(folder: Path, name: str) -> None:
+def test_unsupported_adapter_setting_is_refused_and_named(folder: Path, name: str) -> None:
     read_adapter("mine", folder)
     for value in {**UNSERVED, **ODD}[name]:
         set_config(folder, **{name: value})

@@ -106,7 +106,7 @@ def test_sampled_tokens_equal_the_reference_at_every_visited_place(examples) -> 
 
 
 @pytest.mark.parametrize(("spread", "dtype"), paired([0.1, 1.5, 5.0], by=DTYPES))
-def test_large_vocabulary_is_cut_like_a_sorted_one(spread, dtype) -> None:
+def test_large_vocabulary_is_truncated_like_a_sorted_vocabulary(spread, dtype) -> None:
     """More tokens than are ranked at first, whole blocks of them, and ties at the cut."""
     make = np.random.default_rng(int(spread * 10))
     rules = [

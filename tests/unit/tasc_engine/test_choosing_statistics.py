@@ -96,7 +96,7 @@ def independent(first: np.ndarray, second: np.ndarray, sampling: Sampling) -> fl
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_token_frequencies_match_the_rule(name) -> None:
+def test_token_frequencies_match_the_sampling_rule(name) -> None:
     allowed = SOME if name == "mask" else None
     tokens = sampled(RULES[name], allowed)
     assert tokens.size == 100_000
@@ -113,7 +113,7 @@ def test_successive_tokens_and_choices_are_independent() -> None:
     assert independent(again[:-1], again[1:], rule) < SURE
 
 
-def test_frequency_test_detects_other_rules() -> None:
+def test_frequency_test_detects_other_sampling_rules() -> None:
     """Positive control: right random numbers with a slightly wrong rule must fail."""
     rule, numbers = RULES["top_p"], numbers_of()
 

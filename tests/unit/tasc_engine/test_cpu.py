@@ -116,7 +116,7 @@ def test_attention_of_long_chunk_and_long_draft_is_exact(shape) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("heads", [1, 64, 128])
-def test_window_of_a_node_after_a_deeper_one_is_exact(heads, window) -> None:
+def test_window_of_a_node_after_a_deeper_node_is_exact(heads, window) -> None:
     """Among tokens that are processed together, the first is not always the earliest."""
     shape = Shape(heads, 1, 8, window=window)
     check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
@@ -158,7 +158,7 @@ def test_every_visible_slot_affects_attention(much) -> None:
 
 @by_way
 @by_shape
-def test_kept_values_are_attended_to_and_nan_is_kept_as_zero(shape, much) -> None:
+def test_cached_prefix_values_are_attended_to_and_nan_is_stored_as_zero(shape, much) -> None:
     case = case_of(shape, [(6, 2, (-1, 0)), (0, 1, ()), (11, 1, (-1, -1))], gap=1)
     cache, places = cache_of(case), case.step.slots
     make = torch.Generator().manual_seed(0)
@@ -175,7 +175,7 @@ def test_kept_values_are_attended_to_and_nan_is_kept_as_zero(shape, much) -> Non
     assert off(found, defined(replace(case, pool=pool))) < torchs_close(shape)
 
 
-def test_steps_of_different_sizes_follow_each_other() -> None:
+def test_attention_is_exact_after_a_step_of_another_size() -> None:
     """Memory of a step is used by the next one, which may be shorter or longer."""
     shape, cache = Shape(6, 2, 8), RowCache(1, 200)
     steps: list[list[Row]] = [
@@ -310,7 +310,7 @@ def test_rope_norm_and_kv_write_equal_torch(dim, normed, dtype) -> None:
 @pytest.mark.parametrize("dim", [8, 16, 34])
 @pytest.mark.parametrize("normed", [False, True])
 @by_dtype
-def test_nan_keys_and_values_are_kept_as_zeros(dtype, normed, dim) -> None:
+def test_nan_keys_and_values_are_stored_as_zeros(dtype, normed, dim) -> None:
     """A rotated value mixes two places of a head, so that a NaN affects both."""
     qkv = drawn(6, 4 * dim).to(dtype)
     for token, (head, place, value) in enumerate(
@@ -325,7 +325,7 @@ def test_nan_keys_and_values_are_kept_as_zeros(dtype, normed, dim) -> None:
     assert zeros == ([dim, dim, 1, 1] if normed else [2, 2, 1, 1])
 
 
-def test_keys_beyond_the_dtype_are_kept_as_zeros() -> None:
+def test_keys_beyond_the_range_of_the_dtype_are_stored_as_zeros() -> None:
     qkv = torch.full((6, 3 * 16), 60_000.0, dtype=torch.float16)
     fast, _ = pair(cos_sin_of(9, 16, torch.float16), 1, 1)
     cache = begun(torch.float16, 1, 16)
@@ -377,7 +377,7 @@ def choices(logits: Tensor) -> list[list[int]]:
 @by_dtype
 @settings(deadline=None)
 @given(MOSTLY_NUMBERS)
-def test_first_of_equal_greatest_logits_is_chosen_and_none_beside_nan(dtype, drawn_line):
+def test_first_of_equal_greatest_logits_is_chosen_and_no_token_beside_nan(dtype, drawn_line):
     line, nowhere = drawn_line
     lines = [line, line[::-1], [-torch.inf] * len(line), sorted(line)]
     if nowhere is not None:
@@ -396,7 +396,7 @@ def test_greatest_logit_and_single_nan_are_found_anywhere(width, dtype) -> None:
 
 
 @by_dtype
-def test_choice_supports_no_lines_and_strided_columns(dtype) -> None:
+def test_choosing_supports_zero_rows_and_strided_columns(dtype) -> None:
     logits = drawn(6, 40).to(dtype)
     assert choices(logits[:0]) == [[], [], []]
     expected = first_greatest(logits[:, 3:30].double().tolist())

@@ -83,7 +83,7 @@ def test_refused_request_leaves_no_state(make_engine, kind, fields, named):
     engine.check_integrity()
 
 
-def test_queue_has_an_exact_bound(make_engine) -> None:
+def test_queue_accepts_exactly_its_maximum_of_requests(make_engine) -> None:
     engine = make_engine(rows=2, max_waiting=3)
     for i in range(5):
         engine.submit(Request(str(i), PROMPT, 4))
@@ -134,14 +134,16 @@ def test_step_records_add_up_to_the_emitted_tokens(make_engine) -> None:
     assert totals.block_efficiency == emitted / totals.row_steps
 
 
-def test_timings_are_ordered(make_engine) -> None:
+def test_request_timings_are_in_chronological_order(make_engine) -> None:
     engine = make_engine(rows=1)
     results = list(engine.generate(Request(str(i), PROMPT, 5) for i in range(3)))
     assert len(results) == 3
     assert all(0 <= r.timings.queued <= r.timings.first_token <= r.timings.total for r in results)
 
 
-def test_rules_are_compiled_when_all_their_code_is(make_engine, monkeypatch) -> None:
+def test_rules_compiled_is_true_only_after_all_sampling_code_is_compiled(
+    make_engine, monkeypatch
+) -> None:
     engine, compiled = make_engine(), []
     monkeypatch.setattr(sampler, "_warm", set())
     monkeypatch.setattr(following, "warm_up", lambda: compiled.append(engine.rules_compiled))
@@ -151,7 +153,7 @@ def test_rules_are_compiled_when_all_their_code_is(make_engine, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("asked", [{"min_tokens": 2}, {"logprobs": 0}, {"logit_bias": ((1, 1.0),)}])
-def test_requests_with_a_rule_or_logprobs_are_not_plain(asked) -> None:
+def test_requests_with_a_sampling_rule_or_logprobs_are_not_plain(asked) -> None:
     assert request("a").is_plain
     assert not request("a", **asked).is_plain
 
@@ -173,7 +175,7 @@ class Stuck:
         return np.zeros(0, np.int32)
 
 
-def test_failing_guide_fails_its_request_only(make_engine, monkeypatch) -> None:
+def test_failing_guide_fails_only_its_request(make_engine, monkeypatch) -> None:
     engine = make_engine()
     alone = run(engine, request("b")).tokens
     monkeypatch.setattr(engine.guides, "of", lambda spec: Stuck())
@@ -203,7 +205,7 @@ def test_guide_time_includes_forced_tokens(make_engine, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("broken", ["choose", "logprobs"])
-def test_out_of_memory_in_sampling_fails_one_request_only(
+def test_out_of_memory_in_sampling_fails_only_one_request(
     make_engine, monkeypatch, broken: str
 ) -> None:
     engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(four())}
@@ -329,7 +331,7 @@ def test_drafts_beyond_the_budget_are_dropped(watched: Watched, plain) -> None:
 
 
 @pytest.mark.parametrize("committed", [0, 2, 7])
-def test_min_tokens_costs_nothing_once_reached(watched, plain, monkeypatch, committed):
+def test_min_tokens_has_no_cost_after_it_is_reached(watched, plain, monkeypatch, committed):
     engine, masked, honest = watched.engine(), [], watched.target.logits
     monkeypatch.setattr(watched.target, "logits", lambda batch: masked.append(1) or honest(batch))
     whole = plain["0"]
@@ -339,7 +341,7 @@ def test_min_tokens_costs_nothing_once_reached(watched, plain, monkeypatch, comm
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_nan_logits_end_their_request_only(watched: Watched, plain, steps) -> None:
+def test_nan_logits_end_only_their_request(watched: Watched, plain, steps) -> None:
     seen = []
 
     def poison(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -356,7 +358,7 @@ def test_nan_logits_end_their_request_only(watched: Watched, plain, steps) -> No
     assert all(found[n].tokens == plain[n] for n in ("1", "2", "3"))
 
 
-def test_prompt_that_does_not_fit_memory_fails_alone(watched: Watched, plain) -> None:
+def test_prompt_that_does_not_fit_memory_fails_only_its_request(watched: Watched, plain) -> None:
     def too_much(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if len(ids) >= 17:  # a prompt chunk of 16 and the other row; shorter ones fit
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: ...")

@@ -143,7 +143,7 @@ def test_every_token_count_has_a_close_bucket(n, most) -> None:
 
 
 @given(rows_of(ROWS, 30, 1, 6), st.integers(0, 6))
-def test_padding_follows_the_step_and_uses_the_scratch_slot_only(rows, moved) -> None:
+def test_padding_follows_the_step_and_uses_only_the_scratch_slot(rows, moved) -> None:
     step, n, size = host_of(rows, (range(moved), range(10, 10 + moved))), len(rows), 30
     step.adapters[:] = range(1, 1 + len(step.ids))
     padding = dict.fromkeys(("ids", "positions", "tree", "adapters"), (size, 0))
@@ -198,7 +198,7 @@ def test_warm_up_records_each_bucket_once_and_changes_no_row(model) -> None:
     assert recorder.recorded == len(buckets(LIMITS.tokens))
 
 
-def test_tensors_of_a_graph_outlive_its_recording(model) -> None:
+def test_graph_tensors_outlive_the_recording_of_the_graph(model) -> None:
     """A graph reads by address, so freed memory would have other numbers."""
     seen = list[weakref.ref[Tensor]]()
 
@@ -214,7 +214,7 @@ def test_tensors_of_a_graph_outlive_its_recording(model) -> None:
     assert all(tensor() is not None for tensor in seen)
 
 
-def test_moves_are_made_before_the_logits_of_a_step_exceed_memory(model, monkeypatch) -> None:
+def test_cache_moves_happen_even_if_logits_run_out_of_memory(model, monkeypatch) -> None:
 
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -250,7 +250,7 @@ def test_graph_that_does_not_fit_memory_is_tried_once(model) -> None:
     assert recorder.recorded == 1
 
 
-def test_capture_error_is_raised(model) -> None:
+def test_graph_capture_error_is_raised(model) -> None:
     class Broken(Eager):
         def record(self, run: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing")

@@ -96,7 +96,7 @@ def test_labels_decided_by_the_first_token_are_not_drafted(answered) -> None:
     assert sum(int(r.drafted.sum()) + r.carried_tokens for r in records) == 0
 
 
-def test_right_draft_answers_in_the_forward_of_the_prompt(answered, tokenizer) -> None:
+def test_correct_draft_completes_the_answer_in_the_prompt_forward(answered, tokenizer) -> None:
     asked = requests(DEEP, 8)
     plain, _ = answered(asked, draft=False)
     assert max(result.acceptance.steps for result in plain) > 1
@@ -128,7 +128,7 @@ def test_shared_label_prefix_enters_with_the_prompt(answered, tokenizer) -> None
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_request_that_fails_at_once_outputs_its_forced_tokens(
+def test_request_that_fails_in_its_first_step_outputs_its_forced_tokens(
     make_engine, monkeypatch, stream: bool
 ) -> None:
     engine = make_engine()
@@ -215,7 +215,7 @@ def test_draft_keeps_tokens_that_can_save_a_forward(tree, labels, emitted, force
             assert only == (min(options) if forces and len(options) == 1 else -1)
 
 
-def test_draft_parts_that_cost_more_than_they_save_are_left_out() -> None:
+def test_draft_parts_are_left_out_if_their_cost_exceeds_their_gain() -> None:
     """A guide without labels, with three successive branches of falling probability."""
     labels = [[1, 2, 31], [1, 2, 32], [1, 31], [2]]
     guide = Mock(wraps=guide_of(labels), words=3, labels=None)

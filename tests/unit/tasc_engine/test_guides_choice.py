@@ -125,7 +125,7 @@ def test_choice_that_continues_another_may_end_with_any_end_token(folder: Path) 
         guides.of(choice("friday", "z"), 9)
 
 
-def test_choice_that_does_not_fit_is_named(tokenizer: TaskTokenizer) -> None:
+def test_choice_that_does_not_fit_is_named_in_the_error(tokenizer: TaskTokenizer) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size)
     spec = choice("friday", "wake me up at nine am" * 3)
     needed = len(tokenizer.encode_outputs(spec.choices)[1]) + 1
@@ -164,7 +164,9 @@ def test_choice_with_tokens_outside_the_vocabulary_is_refused(tokenizer: TaskTok
 @pytest.mark.parametrize(
     "spec", [choice("friday"), GuideSpec("regex", text="a|b"), GuideSpec("json_schema", text="{}")]
 )
-def test_end_tokens_outside_the_vocabulary_are_named(tokenizer: TaskTokenizer, spec) -> None:
+def test_end_tokens_outside_the_vocabulary_are_named_in_the_error(
+    tokenizer: TaskTokenizer, spec
+) -> None:
     size = tokenizer.vocab_size
     other = TaskTokenizer(tokenizer.path, [size + 9, size + 5])
     with refused(GuideError, str(other.eos_ids), str(tokenizer.path.parent), f"below {size}"):
@@ -209,7 +211,7 @@ AAAA, BBBB, LONG = "aaaa", "bbbb", "d" * 30
         ({"kept": 2}, "aBCDEFBa", "aBCDEFB"),
     ],
 )  # fmt: skip
-def test_recent_guides_and_refusals_are_kept_apart(
+def test_recent_guides_and_refusals_have_separate_caches(
     tokenizer, compiled, limits, asked, expected
 ) -> None:
     """A choice in capital letters is refused."""
@@ -231,7 +233,7 @@ def test_known_guides_need_no_compile(tokenizer: TaskTokenizer, compiled: list[s
     assert compiled == ["a", "b"]
 
 
-def test_missing_library_is_searched_once(tokenizer, monkeypatch) -> None:
+def test_missing_guide_library_is_searched_once(tokenizer, monkeypatch) -> None:
     missing = Mock(side_effect=GuideError("it is not there"))
     monkeypatch.setattr(factory, "Library", missing)
     guides = Guides(tokenizer, tokenizer.vocab_size)
@@ -242,7 +244,7 @@ def test_missing_library_is_searched_once(tokenizer, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("spec", [choice("ab", "ba"), GuideSpec("regex", text="ab|ba")])
-def test_guides_of_one_text_are_independent(tokenizer, spec: GuideSpec) -> None:
+def test_guides_with_the_same_text_are_independent(tokenizer, spec: GuideSpec) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size)
     one, other = guides.of(spec, 99), guides.of(spec, 99)
     before = allowed(other)

@@ -67,13 +67,13 @@ def assert_answers(
 
 @settings(deadline=None, max_examples=30)
 @given(texts=st.lists(st.text("ab東 ", min_size=1, max_size=4), min_size=1, max_size=4))
-def test_answers_of_a_finite_expression_are_its_texts(guides, tokenizer, texts: list[str]) -> None:
+def test_finite_expression_allows_exactly_its_texts(guides, tokenizer, texts: list[str]) -> None:
     assert_answers(guides, tokenizer, regex(*texts), texts)
 
 
 @settings(deadline=None, max_examples=40)
 @given(spec=st.sampled_from(SPECS), data=st.data())
-def test_allowed_tokens_after_a_node_equal_those_after_its_path(
+def test_allowed_tokens_after_a_node_equal_allowed_tokens_after_its_path(
     guides, tokenizer, spec, data
 ) -> None:
     def make() -> Guide:
@@ -131,7 +131,7 @@ def test_long_forced_stretch_is_forced_in_parts(guides: Guides, tokenizer) -> No
     assert json.loads(tokenizer.decode(emitted)) == text
 
 
-def test_common_opening_is_computed_once(guides: Guides, monkeypatch) -> None:
+def test_forced_opening_of_a_guide_is_computed_once(guides: Guides, monkeypatch) -> None:
     spec = GuideSpec("json_schema", text=json.dumps({"enum": ["alarm set now", "alarm set ever"]}))
     first = guides.of(spec, 99)
     opening = first.forced(99)
@@ -252,7 +252,7 @@ def unique(items: dict, **more: object) -> dict:
     ],
     ids=str,
 )
-def test_unique_items_that_all_keywords_allow_come_once_in_any_order(
+def test_unique_items_allowed_by_all_keywords_occur_once_in_any_order(
     guides, tokenizer, items, values
 ):
     """After the last one no comma is allowed."""
@@ -310,7 +310,7 @@ def test_unique_items_are_followed_at_any_depth(guides: Guides, tokenizer: TaskT
     assert not ok('{"maybe": [\n  "a",\n  "a"')
 
 
-def test_irrelevant_strings_and_numbers_are_not_kept(tokenizer) -> None:
+def test_strings_and_numbers_outside_unique_arrays_are_not_recorded(tokenizer) -> None:
     labels = unique({"enum": ["a", "b"]})
     schema = {
         "type": "object",
@@ -337,7 +337,7 @@ def test_irrelevant_strings_and_numbers_are_not_kept(tokenizer) -> None:
     assert followed.after(behind_text('{"text": "[", "labels": ["b", "a"'), comma) is None
 
 
-def test_token_with_several_items_does_not_repeat_one(folder: Path) -> None:
+def test_token_with_several_items_does_not_repeat_an_item(folder: Path) -> None:
     tokenizer = with_decoder(folder, decoders.ByteLevel(), '["a","a"', '["a","b"', ',"b","b"')
     guides = Guides(tokenizer, tokenizer.vocab_size)
     found = texts_of(guides, tokenizer, unique({"enum": ["a", "b"]}), 9)
@@ -493,7 +493,7 @@ def test_invalid_grammar_is_refused_with_the_reason(guides: Guides, kind, text, 
 
 
 @pytest.mark.parametrize(("seconds", "exponent"), [(0.3, 33), (60.0, 25)])
-def test_grammar_that_compiles_too_long_is_refused_alone(tokenizer, seconds, exponent):
+def test_slow_grammar_is_refused_without_affecting_other_grammars(tokenizer, seconds, exponent):
     limits = GuideLimits(compile_seconds=seconds, compile_bytes=2**exponent)
     guides = Guides(tokenizer, tokenizer.vocab_size, limits)
     with refused(GuideError, f"{seconds:g} s", f"{2 ** (exponent - 20)} MiB"):
@@ -501,7 +501,9 @@ def test_grammar_that_compiles_too_long_is_refused_alone(tokenizer, seconds, exp
     assert allowed(guides.of(regex("friday"), 99))
 
 
-def test_missing_library_leaves_only_choices(tokenizer: TaskTokenizer, monkeypatch) -> None:
+def test_only_choice_guides_work_without_the_guide_library(
+    tokenizer: TaskTokenizer, monkeypatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     guides = Guides(tokenizer, tokenizer.vocab_size)
     assert allowed(guides.of(GuideSpec("choice", ("friday",)), 99))
@@ -607,7 +609,7 @@ def test_word_pieces_are_refused(folder: Path) -> None:
         (("grammar", (), "é" * 32_769), ["65538 bytes", "65536"]),
     ],
 )
-def test_unknown_guide_kind_is_refused_by_name(parts: tuple, named: list[str]) -> None:
+def test_unknown_guide_kind_is_refused_and_named(parts: tuple, named: list[str]) -> None:
     with refused(ValueError, *named):
         GuideSpec(*parts)
 
@@ -634,7 +636,9 @@ def lexers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return seen
 
 
-def test_answers_continue_after_others_exhausted_the_lexer(tokenizer, monkeypatch, lexers) -> None:
+def test_answers_continue_after_other_answers_exhausted_the_lexer(
+    tokenizer, monkeypatch, lexers
+) -> None:
     # Each letter has states of its own, which are too many together.
     spec, roomy = many_states("abcd", 32), Guides(tokenizer, tokenizer.vocab_size)
     pairs = [(roomy.of(spec, 99), token) for [token] in tokenizer.encode_outputs("abcd")]
@@ -674,7 +678,7 @@ def test_renewed_lexer_is_shared(tokenizer, monkeypatch, lexers):
     assert 2 <= len(lexers) <= 5
 
 
-def test_answer_beyond_its_limits_ends_with_the_reason(tokenizer, monkeypatch, lexers):
+def test_answer_beyond_the_guide_limits_ends_with_the_reason(tokenizer, monkeypatch, lexers):
     spec = GuideSpec("regex", text="x(.*a.{30}){20}")
     x = tokenizer.encode_outputs(["x"])[0]
     monkeypatch.setitem(trial.LIMITS, "step_lexer_fuel", 3000)
@@ -691,7 +695,9 @@ def test_answer_beyond_its_limits_ends_with_the_reason(tokenizer, monkeypatch, l
     assert allowed(guides.of(spec, 999)) == x
 
 
-def test_dead_end_is_known_without_another_compile(folder: Path, lexers: list[object]) -> None:
+def test_dead_end_of_a_grammar_is_known_without_another_compile(
+    folder: Path, lexers: list[object]
+) -> None:
     x, z = (i[0] for i in TaskTokenizer.from_folder(folder).encode_outputs(["x", "z"]))
     tokenizer = TaskTokenizer(folder / "tokenizer.json", [EOS, z])
     guide = Guides(tokenizer, tokenizer.vocab_size).of(GuideSpec("regex", text="[xy]z"), 99)
@@ -718,7 +724,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_killed_process_does_not_affect_the_next_grammar(tokenizer, wait: bool) -> None:
+def test_killed_compile_process_does_not_affect_the_next_grammar(tokenizer, wait: bool) -> None:
     asked, before = sandbox_of(tokenizer), children()
     assert not asked.refusal(GRAMMAR)
     (first,) = children() - before
@@ -729,7 +735,9 @@ def test_killed_process_does_not_affect_the_next_grammar(tokenizer, wait: bool) 
     assert children() - before - {first}
 
 
-def test_stalled_process_is_ended_and_nothing_is_kept(tokenizer: TaskTokenizer) -> None:
+def test_stalled_compile_process_is_ended_and_its_result_is_not_cached(
+    tokenizer: TaskTokenizer,
+) -> None:
     guides = Guides(tokenizer, tokenizer.vocab_size, GuideLimits(compile_seconds=0.1))
     before = children()
     assert allowed(guides.of(regex("alarm"), 99))
@@ -742,7 +750,9 @@ def test_stalled_process_is_ended_and_nothing_is_kept(tokenizer: TaskTokenizer) 
     assert guides.known(regex("friday"))
 
 
-def test_grammar_whose_process_ends_twice_is_not_kept(tokenizer, monkeypatch, tmp_path) -> None:
+def test_refusal_of_a_grammar_whose_process_ends_twice_is_not_cached(
+    tokenizer, monkeypatch, tmp_path
+) -> None:
     program = tmp_path / "ends.py"
     program.write_text("input(); print('\"\"', flush=True); input(); raise SystemExit(7)")
     monkeypatch.setattr(sandbox, "_PROGRAM", program)
@@ -753,7 +763,7 @@ def test_grammar_whose_process_ends_twice_is_not_kept(tokenizer, monkeypatch, tm
         sandbox_of(tokenizer).refusal(GRAMMAR)
 
 
-def test_process_is_replaced_after_a_number_of_grammars(
+def test_compile_process_is_replaced_after_a_number_of_grammars(
     tokenizer: TaskTokenizer, monkeypatch
 ) -> None:
     monkeypatch.setattr(sandbox, "MAX_ASKED", 2)

@@ -133,7 +133,7 @@ def allows(guides: Guides, tokenizer: TaskTokenizer, schema: dict, text: str) ->
 
 
 @pytest.mark.parametrize(("kind", "good", "bad"), FOLLOWED, ids=lambda v: str(v)[:40])
-def test_pydantic_type_is_followed(
+def test_guide_of_a_pydantic_type_is_followed(
     guides: Guides, tokenizer, kind, good: str, bad: str | None
 ) -> None:
     schema = schema_of(kind)
@@ -164,7 +164,7 @@ def test_unenforceable_types_are_refused_or_ignored(guides, tokenizer, kind, nam
     "pattern",
     [r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", r"^(?!^[-+.]*$)[+-]?0*\d{0,3}\.?\d{0,2}0*$"],
 )
-def test_decimal_pattern_is_followed(guides, tokenizer, pattern: str) -> None:
+def test_guide_of_a_decimal_pattern_is_followed(guides, tokenizer, pattern: str) -> None:
     """Some versions of Pydantic write a look-ahead, which llguidance lacks."""
     kinds = [{"type": "number"}, {"type": "string", "pattern": pattern}]
     schema = {"type": "object", "properties": {"f": {"anyOf": kinds}}}

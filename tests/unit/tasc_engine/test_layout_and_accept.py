@@ -89,7 +89,7 @@ def test_draft_tokens_are_counted_by_source_and_depth() -> None:
     assert cut.tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
 
 
-def test_forced_tokens_count_apart_and_take_no_position() -> None:
+def test_forced_tokens_are_counted_separately_and_take_no_draft_position() -> None:
     drafts = forest([(-1, 0, 1, -1)], [(1, 2, 3, 4)])
     drafts.source[:] = [0, FORCED, 1, 0]
     limits = EmitLimits(ids([9]), np.ones(1, bool), IS_EOS_WIDE)
@@ -115,7 +115,7 @@ HIGHEST_BIT: list[tuple[int, Row]] = [(3, (5, 1, CHAIN)), (0, (0, 2, (*CHAIN[:-1
 @given(parts_of_rows, st.booleans(), st.booleans(), st.none() | st.integers(1, 80))
 @example(HIGHEST_BIT, True, False, None)
 @example(HIGHEST_BIT, False, True, 7)
-def test_layout_matches_its_definition(parts, backwards, adapted, window) -> None:
+def test_step_layout_matches_its_definition(parts, backwards, adapted, window) -> None:
     rows = [row for _, row in parts]  # after as many free slots
     kv_starts = kv_starts_of(rows, [gap for gap, _ in parts], backwards)
     own = np.arange(len(rows), dtype=np.int32) * 7 % 5 if adapted else None

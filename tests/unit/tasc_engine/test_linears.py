@@ -25,7 +25,9 @@ BIASES = [(False, False, False), (True, True, True), (True, False, True), (False
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("biased", BIASES)
 @pytest.mark.parametrize("tokens", [0, 1, 9])
-def test_joined_layers_give_the_output_of_each(dtype, biased: tuple[bool, ...], tokens) -> None:
+def test_joined_layers_give_the_outputs_of_the_separate_layers(
+    dtype, biased: tuple[bool, ...], tokens
+) -> None:
     """One alone is large enough to gain from its layout in float32."""
     torch.manual_seed(0)
     size, widths = (48, (32, 16, 8)) if len(biased) > 1 else (1024, (1024,))
@@ -79,7 +81,7 @@ def test_laying_out_a_tied_model_keeps_its_logits() -> None:
 
 
 @torch.inference_mode()
-def test_subclasses_and_shared_layers_are_kept() -> None:
+def test_laying_out_linears_preserves_subclasses_and_shared_layers() -> None:
     class Other(nn.Linear):
         pass
 
@@ -147,7 +149,9 @@ def cases(draw: Any) -> tuple[Ranks, int, list[int], list[int]]:
 @example(case=([[16, 16], [0, 16]], 64, [64, 32], [1, 2, 1, 2, 1, 2, 1, 2, 0]), kept=None)
 @example(case=([[4, 2], [3, 0]], 20, [32, 7], [2, 1, 0, 1, 1, 2, 1]), kept=torch.float16)
 @example(case=([[3]], 33, [33], [1]), kept=torch.bfloat16)
-def test_low_rank_product_equals_its_definition_per_token(way: str, dtype, case: Any, kept) -> None:
+def test_low_rank_product_of_each_token_equals_its_definition(
+    way: str, dtype, case: Any, kept
+) -> None:
     """Weights may be of another dtype; of 16 bits, compiled code reads them as they are."""
     ranks, size, widths, own = case
     weights = weights_of(ranks, size, widths, kept or dtype)
@@ -183,7 +187,7 @@ def test_adapter_numbers_of_the_last_forward_are_forgotten(way: str) -> None:
 @pytest.mark.parametrize("dtype", CLOSE_ADDED)
 @settings(deadline=None, max_examples=40)
 @given(case=cases())
-def test_compiled_low_rank_bits_do_not_depend_on_other_tokens(dtype, case) -> None:
+def test_compiled_low_rank_results_do_not_depend_on_other_tokens(dtype, case) -> None:
     ranks, size, widths, own = case
     weights = weights_of(ranks, size, widths, dtype)
     x, y = numbers(len(own), size, dtype=dtype), numbers(len(own), sum(widths), dtype=dtype)

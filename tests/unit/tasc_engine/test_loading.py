@@ -153,7 +153,7 @@ def test_contradicting_model_sources_are_refused() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_all_linear_layers_but_the_head_are_quantised(quantization: Any) -> None:
+def test_all_linear_layers_except_the_lm_head_are_quantised(quantization: Any) -> None:
     model = load_model(ModelSource(MODEL, quantization=quantization))
     layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     assert {n for n, m in layers.items() if m.weight.element_size() > 1} == {"lm_head"}
@@ -331,7 +331,9 @@ def test_mask_only_window_limits_max_model_len(tmp_path: Path) -> None:
         Target.load(ModelSource(tmp_path), replace(SMALL, max_model_len=33))
 
 
-def test_adapter_beside_the_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_model_folder_with_an_adapter_beside_its_weights_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     """transformers would add it to weights that have it already."""
     Target.load(ModelSource(folder), SMALL)
     make_adapter(folder, tmp_path / "lora")

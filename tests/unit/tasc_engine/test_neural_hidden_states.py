@@ -202,9 +202,7 @@ def test_cancelled_row_leaves_no_hidden_states(bench: Maker, cache: int) -> None
 @pytest.mark.parametrize(
     ("wants", "first", "steps"), [(BOTH, 0, 4), (HiddenStateRequest(top=TOP), 2, 1)]
 )
-def test_new_proposer_gets_hidden_states_from_its_start_on(
-    bench, folder, wants, first, steps
-) -> None:
+def test_new_proposer_gets_hidden_states_from_its_start(bench, folder, wants, first, steps) -> None:
     """The proposer changes in mid-answer, or in a prompt of which the old one has no states."""
     found, later = bench(wants), Recording(noisy(folder), BOTH)
     for request in requests()[first : first + 2]:
@@ -282,7 +280,7 @@ def test_dropped_drafts_have_no_hidden_states(bench: Maker, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("name", ["_kept", "_joined"])
-def test_failing_hidden_state_buffer_costs_only_drafts(
+def test_failing_hidden_state_buffer_loses_only_drafts(
     bench: Maker, monkeypatch, name: str
 ) -> None:
     """The buffer takes memory on the target's device, which may be full."""

@@ -53,7 +53,9 @@ class Fixed(Silent):
         (0.95, [1], [], None),  # a sure row
     ],
 )
-def test_drafter_runs_for_unsure_rows_and_is_merged(probs, budget, of_the_model, handed) -> None:
+def test_drafter_runs_for_unsure_rows_and_its_tree_is_merged(
+    probs, budget, of_the_model, handed
+) -> None:
     ngram, neural = Fixed(1, probs), Fixed(2, 0.4)
     hybrid = HybridProposer(ngram, neural, sure=SURE, arms=Always())
     drafts = hybrid.propose(np.arange(len(budget), dtype=np.int32), np.array(budget, np.int32))
@@ -162,7 +164,7 @@ def test_answers_of_one_step_count_as_trials() -> None:
     assert not all(arms.taken)
 
 
-def test_hybrid_max_tokens_is_the_larger_of_both() -> None:
+def test_hybrid_max_tokens_is_the_larger_of_the_two_limits() -> None:
     small, large = Fixed(1, 0.4), Fixed(1, 0.4)
     large.max_tokens = 9  # type: ignore[attr-defined]
     for parts in ((small, large), (large, small)):
@@ -170,7 +172,7 @@ def test_hybrid_max_tokens_is_the_larger_of_both() -> None:
     assert max_draft_tokens(small) == small.max_depth
 
 
-def test_idle_time_is_not_counted() -> None:
+def test_idle_time_does_not_count_in_the_bandit() -> None:
     arms = Arms()
     for step in range(2 * TRIAL + 2):
         arms.step(1.0, costly_tokens=2)

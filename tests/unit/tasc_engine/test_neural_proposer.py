@@ -41,7 +41,9 @@ from tiny import make_folder
 
 @torch.inference_mode()
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3"])
-def test_draft_probabilities_equal_the_drafter(architecture: str, tmp_path, seed) -> None:
+def test_draft_probabilities_equal_the_probabilities_of_the_drafter(
+    architecture: str, tmp_path, seed
+) -> None:
     """Earlier starts, tokens, drafts and ends of rows do not matter, in any order."""
     folder, draw = make_folder(tmp_path, architecture), random.Random(seed)
     model, proposer = exact(model_of(folder)), make(folder, chunk=7)
@@ -72,7 +74,9 @@ def test_draft_probabilities_equal_the_drafter(architecture: str, tmp_path, seed
 
 @torch.inference_mode()
 @pytest.mark.parametrize("begin", [0, 14])
-def test_eagle_draft_probabilities_equal_the_head(folder: Path, begin: int) -> None:
+def test_eagle_draft_probabilities_equal_the_probabilities_of_the_head(
+    folder: Path, begin: int
+) -> None:
     """The head reads the target's states, and its own below the first level, after a copy."""
     ends, (small, joint) = model_of(folder), eagle_parts(folder)
     exact(small)
@@ -105,7 +109,7 @@ def test_eagle_draft_probabilities_equal_the_head(folder: Path, begin: int) -> N
 
 @every
 @pytest.mark.parametrize("policy", [*POLICIES, INDEXED])
-def test_proposing_twice_changes_nothing(folder: Path, kind: str, policy: str) -> None:
+def test_proposing_twice_gives_the_same_drafts(folder: Path, kind: str, policy: str) -> None:
     proposer = make(folder, kind, policy)
     begun(proposer, 0, PROMPTS[0], [3, 4])
     begun(proposer, 2, PROMPTS[2], [6])
@@ -118,7 +122,9 @@ def test_proposing_twice_changes_nothing(folder: Path, kind: str, policy: str) -
 
 @every
 @pytest.mark.parametrize("policy", ["full", "recent", "recent over ranked"])
-def test_rows_are_independent(folder: Path, kind: str, policy: str) -> None:
+def test_drafts_of_one_row_do_not_depend_on_other_rows(
+    folder: Path, kind: str, policy: str
+) -> None:
     together = make(folder, kind, policy)
     for row, prompt in enumerate(PROMPTS):
         begun(together, row, prompt, [3, 4, 5][: row + 1])
@@ -208,7 +214,7 @@ def test_tokens_below_their_minimum_probability_are_not_drafted(folder: Path) ->
 
 
 @every
-def test_row_can_be_filled_to_its_capacity_only(folder: Path, kind: str) -> None:
+def test_row_cannot_be_filled_beyond_its_capacity(folder: Path, kind: str) -> None:
     proposer = make(folder, kind)
     begun(proposer, 1, PROMPTS[1], [3])
     neighbour = tree(propose(proposer, [1]))
@@ -221,7 +227,7 @@ def test_row_can_be_filled_to_its_capacity_only(folder: Path, kind: str) -> None
     assert_same(tree(together, 1), neighbour)
 
 
-def test_nearly_full_row_reads_valid_positions_only(folder: Path) -> None:
+def test_nearly_full_row_reads_only_valid_positions(folder: Path) -> None:
     """Beside a row with room, its tree is grown to the same depth."""
     proposer = make(folder)
     decoder = proposer.backbone.decoder
@@ -365,7 +371,7 @@ def guarded() -> Guarded:
     return Guarded()
 
 
-def test_working_drafter_is_passed_through(guarded: Guarded) -> None:
+def test_guard_passes_calls_to_a_working_drafter_unchanged(guarded: Guarded) -> None:
     assert guarded.proposer.max_depth == 2
     assert guarded.requests == [HiddenStateRequest(hidden=True)]
     guarded.proposer.start(3, PROMPT)
@@ -416,7 +422,7 @@ def test_failing_starts_switch_the_drafter_off(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_row_in_use_is_finished_before_it_starts_again(guarded: Guarded, replaced: bool) -> None:
+def test_row_in_use_is_finished_before_its_restart(guarded: Guarded, replaced: bool) -> None:
     """A hybrid with another index has the same drafter, and starts its rows again."""
     guarded.proposer.start(3, PROMPT)
     if replaced:
@@ -439,7 +445,7 @@ def test_slow_median_switches_the_drafter_off(guarded, caplog) -> None:
 
 
 @pytest.mark.parametrize("call", ["start", "observe", "propose"])
-def test_drafter_that_fails_costs_no_drafts_of_n_grams(call: str) -> None:
+def test_failing_drafter_does_not_reduce_n_gram_drafts(call: str) -> None:
     ngram, guarded = Ngrams(), Guarded()
     ngram.drafts = replace(ngram.drafts, logp=np.log(np.full(4, 0.5, np.float32)))
     guarded.proposer.use(HybridProposer(ngram, guarded.neural))

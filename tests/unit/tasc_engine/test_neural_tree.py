@@ -175,7 +175,7 @@ def test_certain_child_follows_its_parent() -> None:
 
 
 @pytest.mark.parametrize("most", range(1, 7))
-def test_nearly_equal_probabilities_are_cut_as_a_tree(most: int) -> None:
+def test_cut_of_nearly_equal_probabilities_leaves_a_tree(most: int) -> None:
     """Paths of log-probabilities -200 and below all have a float32 probability of 0."""
     beam = levels([[-200.0, -203.0]], [[-1.0, -4.0], [-0.5, -9.0]], [[-0.1, -3.0], [-0.1, -5.0]])
     budget, min_probs = np.array([9], np.int32), np.zeros(most, F32)

@@ -56,7 +56,7 @@ def drafted_from(vocabulary: Vocabulary, row: int) -> set[int]:
     return set(kept)
 
 
-def test_full_and_ranked_logits_equal_the_head():
+def test_full_and_ranked_logits_equal_the_logits_of_the_head():
     weight = head()
     hidden = torch.randn(2, 5, HIDDEN, dtype=torch.float64)
     rows, slots = torch.tensor([2, 0]), torch.tensor([[0, 2], [1, 1]])
@@ -209,7 +209,7 @@ def test_unstarted_row_has_no_token():
         ({"context": False}, {20, 21, 22, 5}, {30, 40, 41, 42}),
     ],
 )
-def test_ablation_excludes_its_stream(left, prompted, answered):
+def test_ablation_excludes_the_tokens_of_its_stream(left, prompted, answered):
     made = RecentVocabulary(head(), ROWS, **left)
     assert made.needs_top == 3
     made.start(0, int32(1, 2))

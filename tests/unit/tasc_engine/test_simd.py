@@ -190,7 +190,7 @@ def test_maximum_and_nan_are_found_in_any_lane(dtype) -> None:
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH), st.integers(0, 2**32 - 1))
-def test_masked_and_finite_lanes_are_kept(values, bits):
+def test_masked_or_non_finite_lanes_are_replaced(values, bits):
     stays = np.array([bits >> lane & 1 for lane in range(WIDTH)], bool)
     for dtype in FLOATS:
         x = np.array(values, dtype)

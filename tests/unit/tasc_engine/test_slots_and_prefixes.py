@@ -143,7 +143,7 @@ def held_by(cache: RowCache, needs: list[int]) -> tuple[KVAllocator, list[Sequen
     return slots, held
 
 
-def test_no_request_moves_if_a_gap_is_long_enough() -> None:
+def test_request_does_not_move_others_if_a_gap_is_long_enough() -> None:
     cache = used_cache()
     slots, (_, gone, last) = held_by(cache, [10, 12, 8])
     slots.leave(gone)
@@ -161,7 +161,7 @@ def test_overlapping_slots_are_detected(first) -> None:
         slots.check_integrity()
 
 
-def test_request_waits_if_others_cannot_be_moved(monkeypatch) -> None:
+def test_request_waits_if_other_requests_cannot_be_moved(monkeypatch) -> None:
     cache = used_cache()
     slots, (_, leaves, stays) = held_by(cache, [10, 10, 10])
     slots.leave(leaves)
@@ -249,7 +249,7 @@ def test_expected_prefix_is_copied_into_the_second_prompt_of_each_adapter(cache,
     assert found == [0, 0, 20, 20]
 
 
-def test_longest_prefix_is_copied_and_short_ones_are_not(cache, prefixes) -> None:
+def test_longest_prefix_is_copied_and_short_prefixes_are_not(cache, prefixes) -> None:
     short, long = ((100, 12),), ((100, 12), (500, 12))
     for prompt in (ids(*short, (0, 9)), ids(*short, (20, 9)), ids(*long, (40, 9)),
                    ids(*long, (60, 9))):  # fmt: skip
@@ -273,7 +273,9 @@ def test_prefix_bytes_are_bounded_by_lru_eviction(cache) -> None:
     assert [prefixes.enter(LENGTH, ids(*t, (0, 9))) for t in (first, second, third)] == [20, 0, 20]
 
 
-def test_prefixes_are_copied_only_if_kept_and_cut_to_the_budget(cache, monkeypatch) -> None:
+def test_prefixes_are_copied_only_before_caching_and_truncated_to_the_budget(
+    cache, monkeypatch
+) -> None:
     prefixes, copies, honest = PrefixCache(cache, 12 * 2 * PLACE), [], cache.copied
     monkeypatch.setattr(cache, "copied", lambda first, n: copies.append(n) or honest(first, n))
     for row in range(4):  # prefilled together, none entered

@@ -218,11 +218,11 @@ def test_marginal_costs_are_convex_and_below_the_cost(values: list[float]) -> No
     assert abs(curve[-1] - rising[-1]) < 1e-4
 
 
-def test_cost_jump_is_shared_by_the_tokens_after_it() -> None:
+def test_cost_jump_is_spread_over_the_following_tokens() -> None:
     assert convex_steps(np.array([1.0, 2.0, 2.0, 2.0, 2.0])).tolist() == [0.25] * 4
 
 
-def test_budget_reaches_the_highest_rate() -> None:
+def test_draft_budget_reaches_the_highest_token_rate() -> None:
     chances = 0.95 ** np.arange(1, MOST)
     found = live(budget_of(LINEAR), 400, lambda rng: chances)
     expected = [(ROWS + sum(chances[:n])) / (1e-3 + 1e-4 + 1e-5 * n) for n in range(len(chances))]
@@ -245,7 +245,7 @@ def drafting(draft_budget: DraftBudget):
         yield n > 0
 
 
-def test_drafting_resumes_when_it_pays() -> None:
+def test_drafting_resumes_when_drafts_save_time() -> None:
     draft_budget = budget_of(LINEAR)
     assert sum(itertools.islice(drafting(draft_budget), 5_000)) < 200
     found = live(draft_budget, 2 * LONGEST_PAUSE, lambda rng: np.full(16, 0.9))
@@ -265,7 +265,7 @@ def test_row_start_time_does_not_prolong_a_pause() -> None:
     assert all(drafted[-100:])
 
 
-def test_pauses_begin_short_and_double() -> None:
+def test_drafting_pauses_begin_short_and_double_in_length() -> None:
     steps = itertools.islice(drafting(budget_of(LINEAR)), 400)
     pauses = [len([*run]) for drafts, run in itertools.groupby(steps) if not drafts]
     assert pauses[:2] == [4, 8]  # a probe falls into the next
@@ -412,7 +412,7 @@ def test_correct_cost_table_is_not_replaced() -> None:
     assert live.table is table
 
 
-def test_busy_minute_does_not_change_the_file() -> None:
+def test_busy_minute_does_not_change_the_cost_file() -> None:
     live = LiveCosts(TRUE, lambda costs: pytest.fail("kept"))
     serve(live, WRONG_LOOKS * LOOK)
     for _ in range(3):
@@ -422,7 +422,7 @@ def test_busy_minute_does_not_change_the_file() -> None:
         assert worst(live.table) < math.log(1.2)
 
 
-def test_lasting_correction_is_written_once() -> None:
+def test_lasting_cost_correction_is_written_once() -> None:
     kept: list[StepCosts] = []
     live = LiveCosts(wrong_by(*[3.0] * 6), kept.append)
     serve(live, (WRONG_LOOKS - 1) * LOOK)
@@ -441,7 +441,7 @@ def test_cost_error_falls_as_the_table_is_corrected() -> None:
     assert early > 0.1 > 2 * live.error
 
 
-def test_unmeasured_shapes_correct_their_neighbours() -> None:
+def test_steps_of_unmeasured_shapes_correct_the_costs_of_neighbours() -> None:
     """Fewer rows, longer contexts and more tokens than any that was measured."""
     table = StepCosts(
         "m", "d", "f",

@@ -156,7 +156,7 @@ def task_error(cause: Exception | None = None) -> RayTaskError:
         (task_error(StoreUnreachable("no Redis answers")), False, True),
     ],
 )
-def test_engine_that_cannot_start_is_an_error_of_its_machine(
+def test_engine_that_cannot_start_is_an_error_of_the_machine_or_of_the_task(
     pool_on: Callable[[FakeRay, int], Pool], error: RayError, up: bool, machines: bool
 ) -> None:
     def answer(name: str, rows: Sequence[Row]) -> object:
@@ -259,7 +259,7 @@ def rounded(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("choices", [(), ("alarm", "alarm clock", "weather")])
-def test_log_probabilities_are_those_of_the_service(
+def test_batch_log_probabilities_equal_service_log_probabilities(
     builder: EngineBuilder, choices: tuple[str, ...]
 ) -> None:
     """Answers are the same with and without drafts, and with tokens that a guide forces."""
@@ -289,7 +289,7 @@ def test_log_probabilities_are_those_of_the_service(
     assert rounded(tokens) == rounded([{**token, "top_logprobs": []} for token in found[0]])
 
 
-def test_row_that_is_too_long_is_refused_alone_with_options_of_the_command(
+def test_too_long_row_is_refused_and_its_error_names_command_options(
     builder: EngineBuilder,
 ) -> None:
     long, strategy = "wake me " * 40, RowAnswers(Request(), True)

@@ -81,7 +81,7 @@ def test_invalid_rows_keep_their_place_with_a_reason(tmp_path: Path) -> None:
     assert [row.file for row in rows] == [None] * 7
 
 
-def test_inputs_may_be_other_json_values_or_messages(
+def test_row_input_may_be_any_json_value_or_messages(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = [{"role": "user", "content": "hi"}]
@@ -113,7 +113,7 @@ def test_pins_depend_on_the_content_not_on_file_times(tmp_path: Path) -> None:
     assert first == again != other
 
 
-def test_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_refused_and_named(tmp_path: Path) -> None:
     one, empty, none = tmp_path / "in.jsonl", tmp_path / "empty.jsonl", tmp_path / "none"
     write_rows(one, [{"input": "1"}])
     empty.touch()
@@ -128,7 +128,7 @@ def test_files_that_cannot_be_used_are_refused_by_name(tmp_path: Path) -> None:
             use()
 
 
-def test_unusable_places_are_refused_with_their_option(tmp_path: Path) -> None:
+def test_error_of_an_unusable_path_names_its_option(tmp_path: Path) -> None:
     places, rows = tmp_path / "places", write_rows(tmp_path / "in.jsonl", [{"input": "1"}])
     out, no = places / "out", places / "no.jsonl"
     places.mkdir()
@@ -170,7 +170,7 @@ def records() -> list[Record]:
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_answers_and_rejects_are_written_to_their_files(tmp_path: Path, name: str) -> None:
+def test_answers_and_rejected_rows_are_written_to_separate_files(tmp_path: Path, name: str) -> None:
     output, reject = tmp_path / name, tmp_path / "no.jsonl"
     write_files(output, reject, iter(records()), True)
     first = output.read_bytes()
@@ -588,7 +588,7 @@ def test_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None
         pass
 
 
-def test_changed_pins_are_named_with_a_way_out(tmp_path: Path) -> None:
+def test_error_of_changed_pins_names_the_pins_and_a_solution(tmp_path: Path) -> None:
     with JobFolder.held(tmp_path / "job") as folder:
         begun = folder.begin({"seed": 0, "input": ["x" * 100], "same": (1,)}, 1, 1)
     require_same(begun, {"seed": 0, "input": ["x" * 100], "same": (1,)}, folder.path)

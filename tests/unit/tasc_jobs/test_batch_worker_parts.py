@@ -112,7 +112,7 @@ def test_line_with_an_invalid_field_has_its_own_error(
     assert (answer["status_code"], answer["body"]["error"]["param"]) == (400, param)
 
 
-def test_line_of_several_prompts_makes_n_requests_for_each() -> None:
+def test_line_with_several_prompts_makes_n_requests_per_prompt() -> None:
     strategy = LineAnswers("batch-1", "/v1/completions", "greet", 1000, LimitSettings())
 
     def request(call: Request) -> Request:
@@ -197,7 +197,7 @@ class Counted:
     ],
     ids=["earlier starts", "begun anew"],
 )
-def test_progress_is_counted_once(progress: Any, requests: tuple[int, int, int]) -> None:
+def test_batch_progress_is_counted_once(progress: Any, requests: tuple[int, int, int]) -> None:
     counted = Counted()
     with Counting(counted.metrics, "t") as counting:
         assert counted.requests == (0, 0, 0)
@@ -229,7 +229,7 @@ class FakeLease:
         return self.renew()
 
 
-def test_lease_is_renewed_during_the_block_only() -> None:
+def test_lease_is_renewed_only_during_the_block() -> None:
     lease = FakeLease("in_progress")
     with HeldLease(lease) as hold:
         eventually(lambda: lease.renewed > 5)
@@ -263,7 +263,7 @@ def test_progress_report_during_an_outage_is_dropped() -> None:
     assert hold.stop == "lost"
 
 
-def test_failures_pause_a_task_and_too_many_in_a_row_end_the_worker() -> None:
+def test_failures_pause_a_task_and_too_many_consecutive_failures_end_the_worker() -> None:
     clock = FakeClock()
     backoff, pauses = TaskBackoff(3, 5.0, clock), list[float]()
     for _ in range(6):

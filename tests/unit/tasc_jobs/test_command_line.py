@@ -54,7 +54,7 @@ def options(command: str) -> dict[str, str]:
         "train-drafter",
     ],
 )
-def test_help_of_each_option_has_its_default_or_says_required(command):
+def test_help_of_each_option_has_a_default_or_the_word_required(command):
     shown = options(command)
     assert len(shown) > 5
     without = {n for n, t in shown.items() if not re.search(r"\[default: .*\]|\[required\]", t)}
@@ -98,7 +98,7 @@ def test_every_example_in_a_help_text_is_a_valid_command():
     assert tried > 60
 
 
-def test_list_of_commands_has_the_first_line_of_each_help():
+def test_command_list_has_the_first_line_of_each_help_text():
     listed: Any = typer.main.get_command(app)
     assert [*listed.commands] == [*APP.commands]
     for name, command in APP.commands.items():
@@ -106,7 +106,7 @@ def test_list_of_commands_has_the_first_line_of_each_help():
         assert " ".join(first.split()) == " ".join(line.split())
 
 
-def test_version_is_that_of_the_package():
+def test_printed_version_is_the_package_version():
     ran = CliRunner().invoke(app, ["--version"])
     assert (ran.exit_code, ran.output) == (0, f"tasc {version('tasc-serve')}\n")
 
@@ -125,7 +125,7 @@ def test_shells_complete_commands_and_options(words: str, completed: str) -> Non
     assert CliRunner().invoke(app, [], env=env, prog_name="tasc").output.split() == [completed]
 
 
-def test_command_without_its_task_names_task_create():
+def test_error_of_a_command_without_its_task_names_task_create():
     ran = CliRunner().invoke(app, ["build-index"], env={"COLUMNS": "200"})
     assert ran.exit_code == 2
     assert "missing argument 'task'" in ran.output.lower()
@@ -155,7 +155,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, None, 4, ["10.1.2.3"]),
     ],
 )
-def test_workers_own_ray_has_room_for_its_engines_and_its_metrics_an_address(
+def test_local_ray_of_a_worker_fits_its_engines_and_its_metrics_have_an_address(
     monkeypatch, store, tmp_path, actors, given, cpus, hosts
 ):
     started, reported = list[int](), list[str]()
@@ -187,7 +187,7 @@ def test_unresolvable_metrics_host_is_refused(store: None, tmp_path: Path) -> No
     assert str(error).startswith("--metrics-host 'no.such.invalid'")
 
 
-def test_refresh_rounds_count_rows_since_the_last_verdict(monkeypatch, store):
+def test_repeated_refresh_counts_rows_since_an_index_was_last_judged(monkeypatch, store):
     """The script is: nothing judged yet, a verdict, too few rows, another verdict."""
     rounds = [(100, 0), (300, 50), (400, 0), (600, 50), (700, 0)]
     left, judged = iter(rounds), []

@@ -192,7 +192,9 @@ def test_unusable_folder_has_one_failure_and_needs_no_torch(base, tmp_path):
 
 
 @pytest.mark.parametrize("name", BY_LOADING)
-def test_failed_load_is_one_finding(name: str, base: Path, tmp_path: Path) -> None:
+def test_failed_model_load_is_reported_as_one_finding(
+    name: str, base: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(base, tmp_path / "broken"))
     break_it, subject = BY_LOADING[name]
     break_it(folder)
@@ -283,6 +285,6 @@ def test_command_exits_with_1_if_a_finding_is_a_failure(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"dtype": "float8"}, {"device": "quantum"}])
-def test_unknown_dtypes_and_devices_are_wrong_usage(base: Path, wrong: dict[str, str]) -> None:
+def test_unknown_dtypes_and_devices_are_usage_errors(base: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         examine(Examination(str(base), **{**SMALL, **wrong}))

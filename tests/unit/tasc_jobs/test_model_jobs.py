@@ -52,7 +52,7 @@ def one_by_one(model, asked: range, vocab_size: int) -> tuple[list[list[int]], n
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_bigrams_equal_those_of_transformers(architecture, tmp_path, asked) -> None:
+def test_bigrams_equal_bigrams_computed_with_transformers(architecture, tmp_path, asked) -> None:
     folder = make_folder(tmp_path, architecture)
     own, size = load_model(ModelSource(folder, dtype="float64")), size_of(folder)
     tokens, logp = model_bigrams(own, size, top=TOP)
@@ -65,7 +65,9 @@ def test_bigrams_equal_those_of_transformers(architecture, tmp_path, asked) -> N
     assert len({tuple(line) for line in expected}) > 10
 
 
-def test_bigrams_of_an_adapted_model_are_those_of_the_merged_one(folder, tmp_path, asked) -> None:
+def test_bigrams_of_an_adapted_model_equal_bigrams_of_the_merged_model(
+    folder, tmp_path, asked
+) -> None:
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     lora = LoraConfig(r=4, target_modules=["v_proj", "up_proj"], init_lora_weights=False)
     adapted = get_peft_model(base, lora).eval()
@@ -147,7 +149,7 @@ def source(folder: Path, dtype: str = "float32") -> ModelSource:
     return named_source(str(folder), None, dtype, "cpu")
 
 
-def test_unsupported_model_is_named(tmp_path: Path) -> None:
+def test_unsupported_model_is_named_in_the_error(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "model")
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())

@@ -10,7 +10,7 @@ from tasc_jobs.preview import preview
 from tasc_text import TaskTokenizer
 
 
-def test_preview_fills_the_batch_on_both_sides(folder: Path) -> None:
+def test_preview_fills_the_batch_with_and_without_drafts(folder: Path) -> None:
     records: list[StepRecord] = []
     config = replace(SMALL, rows=40)
     engine = make_engine(folder, config, proposer=Silent(), on_step=records.append)

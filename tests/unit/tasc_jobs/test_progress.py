@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-def test_log_has_one_line_per_interval_and_one_at_the_end(clock):
+def test_progress_log_has_one_line_per_interval_and_a_last_line(clock):
     out = io.StringIO()
     with show_progress("count", None, "lines", every_s=5, stream=out) as progress:
         for clock.now in (1.0, 6.0, 8.0):
@@ -58,7 +58,7 @@ def test_clock_writes_seconds_since_its_creation_to_stderr(clock, capsys):
     assert (printed.out, printed.err) == ("", "  0.0 s  store: here\n 12.3 s  Ray: here\n")
 
 
-def test_resumed_items_count_but_not_in_the_rate(clock):
+def test_resumed_items_count_as_progress_but_do_not_count_in_the_rate(clock):
     out, terminal = io.StringIO(), Terminal()
     for stream in (out, terminal):
         clock.now = 0.0

@@ -45,7 +45,7 @@ COMMA = "intent: a, slot fills: {x: one, two, y: three}"
     ],
     ids=["right", "a wrong slot", "unreadable", "a slot twice", "a comma", "without its comma"],
 )  # fmt: skip
-def test_intent_slot_f1_and_joint_accuracy(answers, truth, scores):
+def test_intent_accuracy_slot_f1_and_joint_accuracy_equal_known_values(answers, truth, scores):
     found = intent_quality(answers, truth)
     got = (found.intent_accuracy, found.slot_f1, found.joint_accuracy)
     assert got == pytest.approx(scores)
@@ -55,7 +55,7 @@ def test_intent_slot_f1_and_joint_accuracy(answers, truth, scores):
     "unreadable",
     ["y", "", "intent: a", "intent: a, slot fills: {nonsense}", "intent: a, slot fills: {b x: 1}"],
 )
-def test_expected_output_without_an_intent_is_named(unreadable: str) -> None:
+def test_expected_output_without_an_intent_is_named_in_the_error(unreadable: str) -> None:
     """Otherwise an unreadable answer would equal an unreadable expected output."""
     for answer in ("x", unreadable):
         with refused(UsageError, "row 2", repr(unreadable), "--metrics"):
@@ -86,7 +86,7 @@ def test_repeated_labels_count_once(answers, truth, precision, recall, f1):
     assert got == pytest.approx((precision, recall, f1))
 
 
-def test_exact_match_word_f1_and_rouge_l() -> None:
+def test_exact_match_word_f1_and_rouge_l_equal_known_values() -> None:
     assert exact_match([" a b", "a  b", "A b"], ["a b"] * 3) == pytest.approx(1 / 3)
     assert token_f1(["The cat, sat!"], ["sat the cat"]) == 1
     assert token_f1(["a a b"], ["a b c"]) == pytest.approx(2 * 2 / 6)
@@ -150,7 +150,7 @@ def test_precision_and_recall_count_labels_above_each_confidence() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_shipped_test_rows_score_as_right(task: str) -> None:
+def test_expected_outputs_of_shipped_test_rows_score_as_correct(task: str) -> None:
     truth = [r["output"] for r in read_split(task, "test")]
     assert len(truth) > 2000
     if task == "massive_en":
@@ -181,7 +181,7 @@ tasc_spec_decode_num_accepted_tokens_per_pos_total{task="t",position="2"} 1
 """
 
 
-def test_counters_are_differences_of_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_counters_are_differences_for_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = iter([(10, 20, 5, 4, 0, 5, 1, 2, 0), (14, 30, 9, 7, 3, 8, 2, 4, 1)])
     monkeypatch.setattr(
         measure.httpx, "get", lambda url, **_: httpx.Response(200, text=METRICS % next(pages))

@@ -133,7 +133,7 @@ def test_index_size_is_reported_per_indexed_output_token(tokenizer):
     assert mixed["index_bytes_per_token"] > tasc["index_bytes_per_token"]
 
 
-def test_earlier_answers_are_drafted_from_only_online(tokenizer):
+def test_earlier_answers_are_a_draft_source_only_with_online(tokenizer):
     given = rows_of([[9]]), rows_of([[5, 6, 7, 8]] * 10), tokenizer, [PROPOSERS["mixed"]], [8]
     offline, online = (measured(*given, online=way)[0] for way in (False, True))
     assert online.replay.tokens_per_step > 1.5 * offline.replay.tokens_per_step
@@ -302,7 +302,7 @@ def test_template_changes_the_prompts_of_a_replay(slices, tasc):
         (["--limit", "0"], 2, "--limit"),
     ],
 )
-def test_invalid_options_are_refused_by_name(
+def test_invalid_options_are_refused_and_named(
     slices, tmp_path, monkeypatch, tasc, args, code, message
 ):
     monkeypatch.chdir(tmp_path)

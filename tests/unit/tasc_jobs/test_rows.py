@@ -78,7 +78,7 @@ def parquet(tmp_path, **columns):
     ],
 )
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_bad_line_is_named_and_the_lines_around_it_are_read(tmp_path, name, line, reason):
+def test_bad_line_is_named_and_the_surrounding_lines_are_read(tmp_path, name, line, reason):
     path = write(tmp_path, GOOD, line, GOOD, name=name)
     first, bad, last = read(path)
     assert first == last == CorpusRow("r", "x", "y")
@@ -130,7 +130,9 @@ OTHER_KINDS = [
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 @pytest.mark.parametrize(("content", "expected"), OTHER_KINDS, ids=range(len(OTHER_KINDS)))
-def test_file_of_another_format_has_one_error_that_names_it(tmp_path, name, content, expected):
+def test_file_of_another_format_has_one_error_that_names_the_format(
+    tmp_path, name, content, expected
+):
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with refused(FileError, str(path), expected):
@@ -140,7 +142,7 @@ def test_file_of_another_format_has_one_error_that_names_it(tmp_path, name, cont
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_rows_that_are_written_are_read_and_appear_whole_or_not_at_all(tmp_path, name):
+def test_written_rows_are_read_back_and_appear_all_or_none(tmp_path, name):
     path = tmp_path / name
     schema = pa.schema([("id", pa.string()), ("input", pa.string()), ("output", pa.string())])
     rows = [{"id": f"r{n}", "input": "ü", "output": str(n)} for n in range(3)]
@@ -235,7 +237,7 @@ PARTS = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for tu
         ({"input": TURNS[:1], "output": TURNS[1:]}, "x", "y"),
     ],
 )
-def test_other_values_become_json_and_messages_a_row(tmp_path, row, input_, output):
+def test_other_values_become_json_and_messages_become_a_row(tmp_path, row, input_, output):
     path = write(tmp_path, json.dumps(row).encode())
     assert [(found.input, found.output) for found in read(path)] == [(input_, output)]
     path = parquet(tmp_path, **{name: [value] for name, value in row.items()})
@@ -258,7 +260,7 @@ def test_conversations_of_several_turns_and_values_without_json_are_refused(tmp_
         assert [(row.input, row.output) for row in rows_of(same)] == [("x", "y")]
 
 
-def test_messages_of_a_table_are_not_read_where_it_has_both_fields(tmp_path):
+def test_messages_are_not_read_if_a_table_has_input_and_output(tmp_path):
     long = [{"role": "user", "content": "z" * 500}]
     path = parquet(tmp_path, id=["r"], input=["x"], output=["y"], messages=[long])
     assert read(path, max_row_bytes=100) == [CorpusRow("r", "x", "y")]
@@ -312,7 +314,7 @@ def test_parquet_rows_are_read_and_refused_like_lines(tmp_path):
     assert [row.line for row in read(path) if "'input'" in row.reason] == [1, 2]
 
 
-def test_damaged_parquet_row_group_is_reported_and_others_are_read(tmp_path):
+def test_damaged_parquet_row_group_is_reported_and_other_groups_are_read(tmp_path):
     path = tmp_path / "rows.parquet"
     table = pa.table({"input": ["x"] * 2500, "output": [f"{n:030d}" for n in range(2500)]})
     pq.write_table(table, path, row_group_size=1000, use_dictionary=False, compression="zstd")

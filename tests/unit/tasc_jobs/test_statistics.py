@@ -112,7 +112,7 @@ TEXTS = st.lists(st.text("abä \t\n\u00a0", max_size=8), max_size=12)
 
 
 @given(TEXTS, st.integers(1, 5))
-def test_rows_count_as_one_running_text(texts, n):
+def test_rows_are_counted_as_one_running_text(texts, n):
     total, before = NgramTotal(), ""
     for text in texts:
         total.add_row(text.split(), n, before)
@@ -177,7 +177,7 @@ def test_shipped_rows_have_the_figures_of_the_paper():
     assert bits_and_ngrams(found.output) == (9.02, 840)
 
 
-def test_ngrams_are_those_within_rows_and_whole_outputs_are_counted(tmp_path, tasc):
+def test_ngrams_within_rows_and_whole_outputs_are_counted(tmp_path, tasc):
     labels = ["yes"] * 6 + ["no"] * 3 + ["maybe"]
     path = write(
         tmp_path / "labels", [(f"is it {n} here", label) for n, label in enumerate(labels)]
@@ -198,7 +198,7 @@ def test_ngrams_are_those_within_rows_and_whole_outputs_are_counted(tmp_path, ta
     assert across["output"]["bigrams"] == 9
 
 
-def test_several_files_count_as_one_text_and_report_progress_per_row(tmp_path):
+def test_several_files_are_counted_as_one_text_with_progress_per_row(tmp_path):
     pairs = [(text, text) for text in ("a b", "c", "d e")]
     parts = [write(tmp_path / str(i), part) for i, part in enumerate((pairs[:2], pairs[2:]))]
     across = Units(across_rows=True)
@@ -288,7 +288,7 @@ def test_statistics_page_is_self_contained(train, tmp_path, tasc, tokenizer, plo
         (["task"], 2, "--train"),
     ],
 )
-def test_invalid_options_are_refused_by_name(train, tasc, args, code, message):
+def test_invalid_options_are_refused_and_named(train, tasc, args, code, message):
     err = tasc.run("stats", "--train", train, *args, code=code)
     assert message in re.sub(r"[\s│]+", " ", err)
     assert not tasc.out

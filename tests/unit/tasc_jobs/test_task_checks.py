@@ -71,7 +71,9 @@ def adapter_alone(folder: Path, **settings: Any) -> None:
         {"regex": "[a-z]+"},
     ],
 )
-def test_valid_record_passes(record: TaskRecord, model: BaseModel, change: dict[str, Any]) -> None:
+def test_valid_record_passes_the_check(
+    record: TaskRecord, model: BaseModel, change: dict[str, Any]
+) -> None:
     check_record(replace(record, **change), model)
 
 
@@ -80,7 +82,7 @@ def test_valid_record_passes(record: TaskRecord, model: BaseModel, change: dict[
     [
         ({"max_tokens": 512}, ["--max-tokens is 512", "512 positions"]),
         ({"template": "x" * 600 + "{input}"}, ["--template has ", "512 positions"]),
-        ({"template": "\udce6{input}"}, ["--template ", "no character"]),
+        ({"template": "\udce6{input}"}, ["--template ", "not a character"]),
         ({"stop": ("a", "\udce6\udc9d")}, ["--stop ", "udce6"]),
         ({"stop": ("\ufffd",)}, ["--stop ", "inside a character"]),
         ({"stop": (END,)}, ["--stop ", END]),
@@ -92,14 +94,14 @@ def test_valid_record_passes(record: TaskRecord, model: BaseModel, change: dict[
         ({"regex": "a{0}"}, ["--regex: "]),
     ],
 )
-def test_unsupported_record_value_is_named(record, model, change, named):
+def test_unsupported_record_value_is_named_in_the_error(record, model, change, named):
     check_record(record, model)
     with refused(UsageError, *named) as caught:
         check_record(replace(record, **change), model)
     assert "\n" not in str(caught.value)
 
 
-def test_faulty_adapter_of_several_is_named(record, model, tmp_path) -> None:
+def test_one_faulty_adapter_of_several_is_named_in_the_error(record, model, tmp_path) -> None:
     good = str(make_adapter(model.folder, tmp_path / "good"))
     check_record(replace(record, adapters=(("a", good), ("b", good))), model)
     (tmp_path / "bad").mkdir()
@@ -210,11 +212,13 @@ def adapter(
         ({MODULE: (32, 32)}, {"r": 8, "rank_pattern": {"q_proj": 4}}),
     ],
 )
-def test_adapter_with_unknown_shapes_passes(folder, tmp_path, shapes, config):
+def test_adapter_with_unknown_shapes_passes_the_check(folder, tmp_path, shapes, config):
     check_adapter(adapter(tmp_path, shapes, **config), folder)
 
 
-def test_peft_adapter_and_base_without_local_weights_pass(folder: Path, tmp_path: Path) -> None:
+def test_peft_adapter_and_base_without_local_weights_pass_the_check(
+    folder: Path, tmp_path: Path
+) -> None:
     check_adapter(make_adapter(folder, tmp_path / "peft"), folder)
     (tmp_path / "base").mkdir()
     check_adapter(adapter(tmp_path / "adapter", {MODULE: (7, 9)}), tmp_path / "base")
@@ -242,7 +246,7 @@ def test_adapter_of_another_model_is_detected_by_its_shapes(folder, tmp_path, sh
         (lambda p: save_file(lora((4, 32), (32, 5)), p), MODULE),
     ],
 )
-def test_invalid_adapter_weights_are_named(folder, tmp_path, spoil, named) -> None:
+def test_invalid_adapter_weights_are_named_in_the_error(folder, tmp_path, spoil, named) -> None:
     spoilt = adapter(tmp_path)
     check_adapter(spoilt, folder)
     spoil(spoilt / "adapter_model.safetensors")
@@ -266,7 +270,7 @@ DELTA = f"{EMBEDDINGS}.token_adapter.trainable_tokens_delta"
         ({f"{DOWN}.lora_B.bias": (32,)}, {}, (DOWN, "lora_bias")),
     ],
 )
-def test_other_weights_of_an_adapter_are_compared_with_the_model(
+def test_non_lora_weights_of_an_adapter_are_compared_with_the_model(
     folder, tmp_path, others, config, named
 ):
     made = adapter(tmp_path, others=others, **config)
@@ -292,7 +296,7 @@ def tied(folder: Path, to: Path) -> Path:
         ({"model.norm.weight": (32,)}, {"modules_to_save": ["norm"]}),
     ],
 )
-def test_adapter_with_other_weights_than_lora_must_be_alone(
+def test_adapter_with_non_lora_weights_must_be_the_only_adapter(
     record, model, tmp_path, others, config
 ):
     made = str(adapter(tmp_path, others=others, **config))
@@ -309,7 +313,9 @@ def test_adapter_with_a_copy_of_a_quantised_layer_is_refused(record, model, tmp_
         check_record(replace(record, adapter=made, quantization="int8"), model)
 
 
-def test_trained_tokens_that_the_tokenizer_lacks_are_named(folder: Path, tmp_path: Path) -> None:
+def test_trained_tokens_that_the_tokenizer_lacks_are_named_in_the_error(
+    folder: Path, tmp_path: Path
+) -> None:
     """The model has rows to spare."""
     base = copied(folder, tmp_path / "base", vocab_size=352)
     made = adapter(tmp_path / "adapter", others={DELTA: (1, 32)}, trainable_token_indices=[330])
@@ -327,7 +333,9 @@ def test_trained_tokens_that_the_tokenizer_lacks_are_named(folder: Path, tmp_pat
         *((f'{{"peft_type": "LORA", "r": {r}}}', "r ") for r in ("0", "null", "8")),
     ],
 )
-def test_settings_that_are_not_of_a_served_adapter_are_named(folder, tmp_path, text, named) -> None:
+def test_adapter_settings_that_cannot_be_served_are_named_in_the_error(
+    folder, tmp_path, text, named
+) -> None:
     path = adapter(tmp_path) / "adapter_config.json"
     path.unlink() if text is None else path.write_text(text)
     with refused(ValueError, named):
@@ -352,7 +360,9 @@ def check(model: BaseModel, drafter: Path | str, **how: Any) -> None:
     check_record(replace(record, neural=NeuralDrafting(str(drafter), **how)), model)
 
 
-def test_drafter_of_this_target_passes(model: BaseModel, drafter: Path, tmp_path: Path) -> None:
+def test_drafter_of_the_records_target_passes(
+    model: BaseModel, drafter: Path, tmp_path: Path
+) -> None:
     check(model, drafter)
     check(model, drafter, vocabulary="ranked", ranked_tokens=model.tokenizer.vocab_size)
     own = target_fingerprint(model.folder)
@@ -398,7 +408,7 @@ def test_drafter_is_checked_without_torch(model: BaseModel, drafter: Path, tmp_p
     assert done.stdout == "set() True\n"
 
 
-def test_missing_drafter_and_too_many_ranked_tokens_are_named(model, drafter) -> None:
+def test_missing_drafter_and_too_many_ranked_tokens_are_named_in_the_error(model, drafter) -> None:
     for place, named in ((model.folder, CARD), ("./nowhere", "./nowhere")):
         with refused(UsageError, "--drafter", named, "`tasc train-drafter`"):
             check(model, place)

@@ -160,7 +160,7 @@ def test_labels_in_their_order_and_a_schema_are_read_from_files(tmp_path: Path) 
         ("l.txt", b"a" * 12_000_001, "is larger than 12000000 bytes"),
     ],
 )
-def test_invalid_label_file_is_named(tmp_path, name, content, message) -> None:
+def test_invalid_label_file_is_named_in_the_error(tmp_path, name, content, message) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with refused(UsageError, f"--choices {path} {message}"):
@@ -178,12 +178,12 @@ def test_invalid_label_file_is_named(tmp_path, name, content, message) -> None:
         (TaskOptions(mixture="trie", draft=["mixture=trie"]), "mixture is given twice"),
     ],
 )
-def test_invalid_draft_setting_is_named(options: TaskOptions, message: str) -> None:
+def test_invalid_draft_setting_is_named_in_the_error(options: TaskOptions, message: str) -> None:
     with refused(UsageError, message):
         given_values(options)
 
 
-def test_changes_are_the_values_that_differ() -> None:
+def test_changes_of_a_task_are_the_values_that_differ() -> None:
     assert shown.changes(RECORD, RECORD) == {}
     found = shown.changes(RECORD, OTHER)
     assert found["n_max"] == (6, 4)

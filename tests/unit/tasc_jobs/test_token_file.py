@@ -42,7 +42,7 @@ def test_token_file_returns_rows_in_order(case, tmp_path_factory):
     assert len(list(folder.iterdir())) == 1
 
 
-def test_ids_are_mapped_read_only_from_the_file(tmp_path):
+def test_token_ids_are_mapped_from_the_file_and_read_only(tmp_path):
     found = write(tmp_path / "ids", [[1, 2], [3]], [[0, 1]]).tokens(2)
     assert not found.ids.flags.owndata
     assert not found.ids.flags.writeable

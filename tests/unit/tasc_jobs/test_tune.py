@@ -52,7 +52,7 @@ class MadeUp:
         return Replay(1, 1000, tokens, nodes, 1, [1], [1], [0.0], [0.0], tokens)
 
 
-def test_tune_chooses_the_greatest_expected_speed_up_and_counts_replays():
+def test_tuning_chooses_the_greatest_expected_speed_up_and_counts_replays():
     held, done = MadeUp({"corpus": 1.0, "prompt": 0.5, "neighbours": 0.1}), []
     tuned = tune(held, BASE, by_node(0.05), lambda: done.append(1))
     assert len(done) == planned(held) == len(tuned.trials) + len(tuned.worths)
@@ -72,7 +72,7 @@ def test_tune_chooses_the_greatest_expected_speed_up_and_counts_replays():
         assert chosen.num_speculative_tokens == budget
 
 
-def test_sources_that_gain_nothing_are_left_out():
+def test_sources_without_a_gain_are_left_out():
     worth = {"corpus": 1.0, "prompt": 0.5, "neighbours": 0.1, "recent": 0.25}
     tuned = tune(MadeUp(worth), BASE, by_node(0.02))
     assert {w.source: pytest.approx(w.gain) for w in tuned.worths} == worth
@@ -193,7 +193,7 @@ def test_learnt_weights_ignore_recent_answers_and_need_enough_rows(tokenizer):
         HeldOut(numbered(MIN_ROWS - 1), tokenizer, branching=False)
 
 
-def test_tuning_uses_an_index_with_the_cap_of_the_current_one(tokenizer, monkeypatch):
+def test_tuning_uses_an_index_with_the_size_cap_of_the_current_index(tokenizer, monkeypatch):
     learn, seen = "tasc_jobs.tuning.held_out.learn_weights", []
     monkeypatch.setattr(learn, lambda index, *rest, **more: seen.append(index))
     rows = numbered(MIN_ROWS)
@@ -226,7 +226,7 @@ def costs(*measured: dict, **more: object) -> dict:
     return {"model": "m", "device": "d", "dtype": "float32", "costs": list(measured), **more}
 
 
-def test_speed_ups_equal_those_computed_by_hand():
+def test_speed_ups_equal_values_computed_by_hand():
     assert (CURVE.plain, CURVE.at(88.5)) == (0.010, None)
     assert [CURVE.at(n) for n in (16, 56, 88)] == pytest.approx([0.020, 0.070, 0.110])
     # 3 tokens a step, 2 nodes: 8 * (1 + 2) = 24 tokens, 30 ms; 3 * 10 / 30 = 1 without drafting.
@@ -300,7 +300,7 @@ def test_forced_tokens_cost_the_same_with_and_without_drafts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["choice", "regex"])
-def test_plain_steps_of_guided_replays_are_those_with_a_choice(kind: str) -> None:
+def test_plain_steps_of_guided_replays_exclude_forced_tokens(kind: str) -> None:
     texts = ("alarm set now", "alarm set later", "play music")
     tokenizer = TaskTokenizer.from_folder(MODEL)
     rows = [CorpusRow(str(n), f"text {n}", texts[n % 3]) for n in range(MIN_ROWS)]

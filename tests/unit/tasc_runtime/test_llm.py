@@ -192,7 +192,9 @@ def test_invalid_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_invalid_argument_is_named(folder: Path, options: Any, kind: Any, named: str) -> None:
+def test_invalid_argument_is_named_in_the_error(
+    folder: Path, options: Any, kind: Any, named: str
+) -> None:
     with refused(kind, named):
         LLM(**{"model": folder, **SIZES, **options})
 
@@ -345,7 +347,7 @@ def test_any_iterable_of_texts_or_token_ids_is_accepted(plain, expected: list[st
      ("a\ud800", "input 0"), (pd.DataFrame({"a": ["b"]}), "table"), (pd.DataFrame([[5]]), "table"),
      (pa.table({"a": ["b"]}), "table")],
 )  # fmt: skip
-def test_invalid_input_is_named(plain: LLM, inputs: Any, named: str) -> None:
+def test_invalid_input_is_named_in_the_error(plain: LLM, inputs: Any, named: str) -> None:
     with refused(FieldError, named):
         plain.generate(inputs)
     with pytest.raises(FieldError):
@@ -466,7 +468,7 @@ def test_every_end_of_sequence_of_the_model_ends_guided_answers(folder, tmp_path
         ({"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     ],
 )
-def test_invalid_option_is_named(options, field, named, plain) -> None:
+def test_invalid_option_is_named_in_the_error(options, field, named, plain) -> None:
     with refused(FieldError, named, field=field):
         plain.generate("a", **options)
 

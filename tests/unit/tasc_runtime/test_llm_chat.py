@@ -59,7 +59,7 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def test_conversations_are_answered_as_transformers_answers_them(chats: Chats, bare: LLM) -> None:
+def test_conversations_have_the_answers_of_transformers(chats: Chats, bare: LLM) -> None:
     several = [TALK, [user(tiny.SENTENCES[0])], [{"role": "system", "content": SYSTEM}, *TALK]]
     found = bare.chat(several)
     assert [answer.text for answer in found] == [chats.says(talk) for talk in several]
@@ -165,7 +165,7 @@ def test_prompt_in_a_hub_repository_is_ignored(chats, tmp_path, monkeypatch) -> 
     assert LLM(snapshot, **SIZES).record.template == "say {input}"
 
 
-def test_invalid_conversation_or_option_is_named(chats: Chats, bare: LLM) -> None:
+def test_invalid_conversation_or_option_is_named_in_the_error(chats: Chats, bare: LLM) -> None:
     for messages in ([{"role": "tool", "content": "a"}], [{"role": "user"}], [user("a"), "b"]):
         with pytest.raises(FieldError):
             bare.chat(messages)

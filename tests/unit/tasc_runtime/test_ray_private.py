@@ -14,24 +14,24 @@ from ray.serve.handle import DeploymentHandle
 from tasc_runtime import ray_private
 
 
-def test_ray_is_the_version_that_the_private_parts_were_checked_against() -> None:
+def test_installed_ray_version_is_the_version_of_the_private_parts() -> None:
     """After an upgrade, check each part of `ray_private` before you change the version there."""
     assert ray.__version__ == ray_private.CHECKED
 
 
-def test_replicas_can_be_kept_by_a_version() -> None:
+def test_deployment_version_can_be_set_to_keep_replicas() -> None:
     deployment = serve.deployment(lambda: None, name="any")
     assert ray_private.versioned(deployment, "7").version == "7"
 
 
-def test_handles_have_the_options_that_are_set() -> None:
+def test_ray_handles_have_the_options_that_we_set() -> None:
     assert "_by_reference" in {field.name for field in fields(DynamicHandleOptions)}
     names = {field.name for field in fields(InitHandleOptions)}
     assert "_run_router_in_separate_loop" in names
     assert isinstance(DeploymentHandle.is_initialized, property)
 
 
-def test_local_ray_has_the_parts_that_are_replaced() -> None:
+def test_local_ray_has_the_parts_that_we_replace() -> None:
     before = ray_constants.ENABLE_RAY_CLUSTER, worker.print_to_stdstream
     with ray_private.loopback_only() as variables, ray_private.messages_to_stderr():
         assert services.get_node_ip_address() == "127.0.0.1"
@@ -41,7 +41,7 @@ def test_local_ray_has_the_parts_that_are_replaced() -> None:
     assert (ray_constants.ENABLE_RAY_CLUSTER, worker.print_to_stdstream) == before
 
 
-def test_configuration_of_haproxy_has_each_line_that_is_changed() -> None:
+def test_haproxy_configuration_has_each_line_that_we_change() -> None:
     config = (
         HAPROXY_CONFIG_TEMPLATE.replace("{{ config.frontend_host }}", "10.0.0.3")
         .replace("{{ config.frontend_port }}", "8000")

@@ -94,7 +94,7 @@ def on_the_engines_thread(loop, call):
     return found.get(timeout=60)
 
 
-def test_answers_of_the_loop_equal_those_of_the_engine(loop, requests, expected):
+def test_step_loop_answers_equal_engine_answers(loop, requests, expected):
     sinks = submit(loop, requests)
     for request in requests:
         deltas = sinks[request.id].all()
@@ -147,7 +147,7 @@ def test_actions_run_in_order_on_the_engines_thread(loop, requests):
     assert sink.all()[-1].result
 
 
-def test_refused_request_affects_no_other(loop, requests, expected):
+def test_refused_request_affects_no_other_request(loop, requests, expected):
     good = requests[0]
     long = Request("long", good.prompt, CONFIG.max_model_len)
     sinks = submit(loop, [long, good])
@@ -157,7 +157,7 @@ def test_refused_request_affects_no_other(loop, requests, expected):
     assert loop.alive
 
 
-def test_loop_is_stalled_only_while_an_action_blocks_it(loop):
+def test_step_loop_is_stalled_only_while_an_action_blocks_the_thread(loop):
     eventually(lambda: loop.stalled_s == 0)
     go_on = threading.Event()
     loop.between_steps(lambda: go_on.wait(60) and None)
@@ -178,7 +178,7 @@ def test_gap_between_outputs_of_a_request_is_reported(engine, requests, expected
     assert len(gaps) == steps - len(results), "a gap lies between two deltas of one request"
 
 
-def test_broken_engine_fails_all_requests_and_refuses_later_ones(
+def test_broken_engine_fails_all_requests_and_refuses_later_requests(
     make_engine, requests, expected, caplog
 ):
     engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(3))
@@ -230,7 +230,7 @@ def test_idle_requests_and_later_ones_get_the_error_of_a_broken_engine(make_engi
     loop.close()
 
 
-def test_full_queue_is_a_refusal(folder, requests):
+def test_request_is_refused_if_the_queue_is_full(folder, requests):
     loop, sink = EngineLoop(support.make_engine(folder, replace(CONFIG, max_waiting=2))), Sink()
     held = threading.Event()
     loop.between_steps(lambda: held.wait(60) and None)

@@ -32,7 +32,7 @@ def test_token_bytes_form_the_text_and_offsets_count_characters(tokenizer, text,
         front += token.utf8
 
 
-def test_incomplete_character_counts_as_one(tokenizer):
+def test_incomplete_character_takes_one_offset(tokenizer):
     cut = tokenizer.encode_outputs(["é"])[0][0]
     assert tokenizer.token_bytes(cut) == "é".encode()[:1]
     whole = tokenizer.encode_outputs(["a"])[0][0]
@@ -43,7 +43,7 @@ def test_incomplete_character_counts_as_one(tokenizer):
     assert [text[offset] == "a" for offset in offsets] == [i == whole for i in ids]
 
 
-def test_end_of_sequence_is_omitted_only_if_it_ends_the_answer(tokenizer):
+def test_end_of_sequence_token_is_omitted_only_at_the_end_of_an_answer(tokenizer):
     (ids,) = tokenizer.encode_outputs(["ab"])
     ended = [*ids, tokenizer.eos_id]
     assert len(TokenTexts(tokenizer, tokenizer.eos_ids).of(logprobs(ended))) == len(ids)

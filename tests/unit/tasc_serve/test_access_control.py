@@ -94,7 +94,7 @@ def test_model_list_requires_a_key(path: str) -> None:
     assert service.get(path).status_code == 200
 
 
-def test_key_of_other_tasks_can_neither_use_nor_see_this_one() -> None:
+def test_key_for_other_tasks_can_neither_use_nor_see_a_task() -> None:
     service = Gated(replace(KEY, tasks=("theirs", "too")))
     for model in (TASK, "no such task"):
         error = error_of(service.post(model=model), 403)
@@ -107,7 +107,7 @@ def test_key_of_other_tasks_can_neither_use_nor_see_this_one() -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, replace(KEY, tasks=(TASK,))])
-def test_key_of_this_task_can_use_and_see_it(key: ApiKey) -> None:
+def test_key_for_a_task_can_use_and_see_the_task(key: ApiKey) -> None:
     service = Gated(key)
     asked = [service.post(path, stream=stream) for path in GOOD for stream in (False, True)]
     assert {response.status_code for response in asked} == {200}
@@ -115,7 +115,7 @@ def test_key_of_this_task_can_use_and_see_it(key: ApiKey) -> None:
     assert model["id"] == TASK
 
 
-def test_keys_are_ignored_if_the_service_requires_none() -> None:
+def test_keys_are_ignored_if_the_service_requires_no_keys() -> None:
     service = Gated(KEY, required=False, away=True)
     assert {service.post(secret=s).status_code for s in (None, SECRET, OTHER)} == {200}
 
@@ -127,7 +127,7 @@ def test_unavailable_key_store_is_503_with_retry_after() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_requests_of_a_key_are_limited_and_headers_say_how(stream: bool) -> None:
+def test_requests_per_key_are_limited_and_headers_show_the_limit(stream: bool) -> None:
     service = Gated(replace(KEY, requests_per_minute=2))
     left = [service.post(stream=stream) for _ in range(3)]
     assert [r.status_code for r in left] == [200, 200, 429]
@@ -150,7 +150,7 @@ def test_each_prompt_of_a_list_counts_as_a_request(stream: bool) -> None:
     assert len(service.backend.calls) == 2 * (4 + 2)
 
 
-def test_too_long_prompt_list_costs_as_much_as_the_longest_valid_one() -> None:
+def test_too_long_prompt_list_costs_as_much_as_the_longest_valid_list() -> None:
     service = Gated(replace(KEY, requests_per_minute=600))
     response = service.post(prompt=["hi"] * 10_000)
     error_of(response, 400)
@@ -158,7 +158,7 @@ def test_too_long_prompt_list_costs_as_much_as_the_longest_valid_one() -> None:
     assert left["x-ratelimit-remaining-requests"] == str(600 - 256 - 1)
 
 
-def test_requests_of_a_task_are_limited_for_all_clients() -> None:
+def test_requests_to_a_task_are_limited_across_all_clients() -> None:
     service = Gated(KEY, limit=0.25, required=False)
     assert [service.post(secret=None).status_code for _ in range(3)] == [200, 429, 429]
     assert service.post().headers["Retry-After"] == "4"
@@ -167,14 +167,14 @@ def test_requests_of_a_task_are_limited_for_all_clients() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_tokens_of_answers_are_counted_whole_or_streamed(stream: bool, n: int) -> None:
+def test_tokens_of_whole_and_streamed_answers_are_counted(stream: bool, n: int) -> None:
     service = Gated(replace(KEY, tokens_per_minute=60))
     assert service.post(stream=stream, n=n).headers["x-ratelimit-remaining-tokens"] == "60"
     left = service.access.admit(replace(KEY, tokens_per_minute=60), TASK).headers
     assert left["x-ratelimit-remaining-tokens"] == str(60 - 4 * n)  # the script has four
 
 
-def test_tokens_of_an_answer_that_its_client_left_are_counted() -> None:
+def test_tokens_of_an_answer_abandoned_by_its_client_are_counted() -> None:
     pieces = [structs.replace(output, tokens=(1, 2)) for output in answer("one", "two")[:1]]
     service = Gated(replace(KEY, tokens_per_minute=60), *pieces, RuntimeError("cut"))
     assert service.post(stream=True).status_code == 200

@@ -139,20 +139,20 @@ def test_faulty_field_is_named_before_the_guide_is_compiled(error, field, asked)
     assert not guides.threads
 
 
-def test_faulty_prompt_of_a_list_is_named():
+def test_faulty_prompt_of_a_list_is_named_in_the_error():
     one = Request("id", (1, 2), prompt_index=3, prompts=5)
     (refusal,) = admitted([one], worker_of(read=raising(ValueError("no tokens"))))
     assert refusal == Refusal("invalid", "prompt.3: no tokens", "prompt.3")
 
 
-def test_invalid_guide_is_refused_by_name_and_compiled_once():
+def test_invalid_guide_is_refused_and_named_and_compiled_once():
     guides = Guides(raising(GuideError("no such thing")))
     (refusal,) = admitted([call(GUIDED)], worker_of(guides))
     assert refusal == Refusal("invalid", "guided_regex: no such thing", "guided_regex")
     assert len(guides.threads) == 1
 
 
-def test_choices_beyond_the_total_token_limit_are_refused():
+def test_n_answers_beyond_the_total_token_limit_are_refused():
     def found(n):
         (one,) = admitted([call(n=n)], worker_of(), max_total_tokens=30)
         return one
@@ -167,7 +167,7 @@ def test_choices_beyond_the_total_token_limit_are_refused():
     ("prompts", "logprobs", "taken"),
     [(2, 20, True), (3, 20, False), (3, 12, True), (1, 20, True), (99, None, True)],
 )
-def test_log_probabilities_of_many_prompts_are_bounded_together(prompts, logprobs, taken):
+def test_log_probabilities_of_all_prompts_of_a_request_have_one_limit(prompts, logprobs, taken):
     def read(call):
         echo = logprobs is not None
         return request(call, prompt=(1,) * 80, max_tokens=20, logprobs=logprobs, echo=echo)
@@ -187,7 +187,9 @@ def test_log_probabilities_of_many_prompts_are_bounded_together(prompts, logprob
         ((1,) * 99_999, False, False),
     ],
 )
-def test_prompts_that_take_long_are_read_off_the_event_loop(prompt, has_chat_template, aside):
+def test_long_or_templated_prompts_are_tokenized_off_the_event_loop(
+    prompt, has_chat_template, aside
+):
     threads = []
 
     def read(call):
@@ -199,7 +201,7 @@ def test_prompts_that_take_long_are_read_off_the_event_loop(prompt, has_chat_tem
     assert (threads[0] is not threading.main_thread()) == aside
 
 
-def test_rules_are_compiled_once_and_off_the_event_loop():
+def test_sampling_rules_are_compiled_once_and_off_the_event_loop():
     worker = worker_of()
     worker.engine.rules_compiled = False
     assert admitted([call()], worker) == [(request(call()), None)]
@@ -210,7 +212,7 @@ def test_rules_are_compiled_once_and_off_the_event_loop():
     assert thread is not threading.main_thread()
 
 
-def test_compiling_guides_delay_neither_known_guides_nor_the_tasks_own():
+def test_compiling_guides_delay_neither_known_guides_nor_the_task_guide():
     others = threading.Event()
 
     def make(spec):
@@ -254,7 +256,7 @@ def test_number_of_compiling_guides_is_limited_and_equal_guides_count_once():
     assert "2 other guides are being compiled; try again later" in found[-1].message
 
 
-def test_call_that_times_out_on_a_guide_succeeds_once_it_is_compiled():
+def test_call_that_timed_out_on_a_guide_succeeds_after_the_guide_is_compiled():
     ended = threading.Event()
     guides = Guides(lambda spec: ended.wait(30))
     admission = Admission(worker_of(guides), LimitSettings(guide_timeout_s=0.2))

@@ -39,7 +39,7 @@ def test_completion_logprobs_are_columns_of_tokens():
     assert shown.top_logprobs[0] == {"a": -1.0, "b": -2.0, "na": -0.25}, "the chosen one is there"
 
 
-def test_completion_with_0_logprobs_has_the_chosen_tokens_only():
+def test_completion_with_0_logprobs_has_only_the_chosen_tokens():
     shown = ask((COMPLETION[0], COMPLETION[1] | {"logprobs": 0}), answer("yes", logprobs=0))
     assert shown["choices"][0]["logprobs"]["top_logprobs"] is None
     assert shown["choices"][0]["logprobs"]["tokens"] == ["y", "es"]
@@ -72,7 +72,7 @@ def test_streamed_logprobs_have_each_token_once():
     assert [r.token for r in rows] == TOKENS
 
 
-def test_partial_characters_are_shown_as_bytes_and_infinity_as_a_number():
+def test_partial_characters_are_shown_as_bytes_and_infinities_as_numbers():
     half = TokenText(b"\xf0\x9f", -math.inf, 0, ((b"\x99\x82", -1.0),))
     shown = completion_logprobs([half])
     assert shown["tokens"] == ["bytes:\\xf0\\x9f"]
@@ -116,7 +116,7 @@ def answered(path, **more):
 
 
 @either_endpoint
-def test_answer_has_metrics_unless_the_request_declines_them(path):
+def test_answer_has_metrics_unless_the_request_declines_metrics(path):
     assert answered(path)["metrics"] == SUMMARY
     assert answered(path, metrics="summary")["metrics"] == SUMMARY
     detailed = answered(path, metrics="detailed")["metrics"]
@@ -144,7 +144,7 @@ def of(tokens, drafted, accepted, timings=None):
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6))))
-def test_draft_counts_are_those_of_steps_with_a_draft(steps):
+def test_draft_counts_include_only_steps_with_a_draft(steps):
     steps = [(max(pair), min(pair)) for pair in steps]
     found = metrics_of(
         of((1,), *zip(*steps, strict=True)) if steps else of((1,), (), ()), "detailed"
@@ -164,7 +164,7 @@ def test_draft_counts_are_those_of_steps_with_a_draft(steps):
     assert drafted["mean_acceptance_length"] == pytest.approx(mean)
 
 
-def test_metrics_of_one_token_in_no_time_are_null():
+def test_rates_of_an_instant_one_token_answer_are_null():
     found = metrics_of(of((1,), (0,), (0,)), "summary")
     assert (found["mean_itl_ms"], found["tokens_per_second"]) == (None, None)
     assert found["speculative_decoding"]["acceptance_histogram"] == [0]

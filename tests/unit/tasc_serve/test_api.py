@@ -174,7 +174,7 @@ def test_valid_request_gets_the_whole_answer(backend, service, path, more):
 
 
 @pytest.mark.parametrize(("path", "change", "field"), BAD_FIELDS, ids=named)
-def test_invalid_field_is_refused_by_name_and_reaches_no_replica(unheard, path, change, field):
+def test_invalid_field_is_refused_and_named_and_reaches_no_replica(unheard, path, change, field):
     response = unheard.ask("POST", path, content=json.dumps(GOOD[path] | change))
     error = error_of(response, 400)
     assert error["param"] == field
@@ -183,7 +183,7 @@ def test_invalid_field_is_refused_by_name_and_reaches_no_replica(unheard, path, 
 
 
 @pytest.mark.parametrize("path", GOOD)
-def test_missing_model_is_refused_by_name(service, path):
+def test_request_without_a_model_is_refused_by_field_name(service, path):
     body = {k: v for k, v in GOOD[path].items() if k != "model"}
     assert error_of(service.ask("POST", path, json=body), 400)["param"] == "model"
 
@@ -213,7 +213,7 @@ def test_model_that_is_not_served_is_not_found(service, path):
     assert service.counted("-", 404) == 1, "a made-up name must not become a label"
 
 
-def test_body_over_the_limit_is_not_read_to_its_end(backend):
+def test_body_over_the_limit_is_not_read_completely(backend):
     read = 0
 
     async def endless():
@@ -323,7 +323,7 @@ def test_service_is_ready_once_a_task_has_a_replica(service):
     assert away.ask("GET", "/healthz").json() == {"status": "ok"}
 
 
-def test_metrics_are_those_of_all_processes_and_sd_lists_them(service):
+def test_metrics_include_all_processes_and_sd_lists_all_processes(service):
     service.ask("GET", "/v1/nothing")
     service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
     lines = service.ask("GET", "/metrics").text.splitlines()
@@ -387,7 +387,7 @@ def test_oversized_guide_is_refused_with_the_limit(change, limit):
     assert (param, f"at most {limit} are" in message) == (next(iter(change)), True)
 
 
-def test_null_field_has_the_default():
+def test_null_field_gets_the_default_value():
     null = dict.fromkeys(("stream", "draft", "ignore_eos", "metrics", "n"))
     call, content = call_of(COMPLETIONS, null)
     assert (call.stream, call.draft, call.ignore_eos, call.n) == (False, True, False, 1)
@@ -400,7 +400,7 @@ def test_text_parts_are_joined_even_in_a_large_body():
     assert call.prompt == "a" + "é" * 40_000 + "b"
 
 
-def test_large_conversation_is_built_once_and_off_the_event_loop(monkeypatch):
+def test_large_conversation_is_parsed_once_and_off_the_event_loop(monkeypatch):
     made, threads = ChatRequest.conversation_of, []
 
     def noted(*asked):
@@ -420,7 +420,7 @@ def test_service_without_its_store_is_degraded_but_ready():
     assert "no Redis" in found.json()["store"]
 
 
-def test_drained_gateway_finishes_its_requests_and_refuses_new_ones(service):
+def test_drained_gateway_finishes_its_requests_and_refuses_new_requests(service):
     answered = service.ask("POST", COMPLETIONS, json=GOOD[COMPLETIONS])
     assert answered.status_code == 200
     service.in_flight.enter()
@@ -465,7 +465,7 @@ ALLOWED = "access-control-allow-origin"
     ("origins", "allowed"),
     [((), None), (("*",), "*"), ((ORIGIN,), ORIGIN), (("https://other.org",), None)],
 )
-def test_only_scripts_of_configured_origins_may_call(origins, allowed):
+def test_only_scripts_from_configured_origins_may_call_the_api(origins, allowed):
     for path, body in GOOD.items():
         for more, status in (({}, 200), ({"stream": True}, 200), ({"stop": 5}, 400)):
             response = called(origins, "POST", path, body | more)

@@ -27,7 +27,7 @@ def asked(backend, messages, **more):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("chat", [False, True])
-def test_messages_that_enter_no_prompt_are_named_and_counted(chat, stream):
+def test_messages_that_are_not_in_the_prompt_are_named_and_counted(chat, stream):
     backend = FakeBackend(*answer("yes"), status=replace(STATUS, chat=chat))
     service, response = asked(backend, TALK, stream=stream)
     assert response.status_code == 200
@@ -100,7 +100,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
         ([MESSAGE], {"strict_messages": 1}, "strict_messages", "bool"),
     ],
 )
-def test_message_that_no_template_accepts_is_refused_by_name(messages, more, field, word):
+def test_message_that_no_template_accepts_is_refused_and_named(messages, more, field, word):
     backend = FakeBackend(*answer("yes"))
     error = error_of(asked(backend, messages, **more)[1], 400)
     assert error["param"] == (field if field and field[0] != "." else f"messages{field}")

@@ -34,7 +34,7 @@ def text_of(event):
 
 
 @either_endpoint
-def test_streamed_pieces_form_the_whole_answer(path):
+def test_streamed_pieces_add_up_to_the_whole_answer(path):
     service = Service(FakeBackend(*answer(*TEXTS)))
     found = events(stream(service, path))
     assert [text_of(e) for e in found] == [t for t in TEXTS if t]
@@ -97,7 +97,7 @@ def test_idle_stream_sends_comments_before_and_between_events(path, script):
 
 @either_endpoint
 @pytest.mark.parametrize("script", [(ADMITTED, PAUSE_S), (PAUSE_S,)], ids=["queued", "no replica"])
-def test_refusal_after_the_headers_is_an_event_and_an_immediate_one_a_status(path, script):
+def test_late_refusal_is_an_event_and_immediate_refusal_is_a_status(path, script):
     full = Refusal("full", "no place", None, 11.2)
     service = Service(FakeBackend(*script, full), stream_keep_alive_s=KEEP_ALIVE_S)
     late = stream(service, path).text.replace(COMMENT, "")

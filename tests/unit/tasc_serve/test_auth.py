@@ -113,7 +113,7 @@ async def test_authorization_scheme_is_case_insensitive(store: Store, scheme: st
     assert await store.known().of(f"{scheme}  {secret_of(1)} ") == key
 
 
-async def test_known_keys_work_and_unknown_ones_get_503_while_the_store_is_down(store):
+async def test_known_keys_work_and_unknown_keys_get_503_while_the_store_is_down(store):
     key, known = store.add(1), store.known({"store_pause_s": 0.1}, cache_ttl_s=10)
     assert [await asked(known, 1), await asked(known, 2)] == [key, 401]
     store.now, store.fails = 11, StoreUnreachable("gone")
@@ -137,7 +137,7 @@ async def test_silent_store_delays_no_known_key(store: Store):
     await until_asked(known, 2, 401)
 
 
-async def test_unknown_keys_do_not_evict_valid_ones(store: Store):
+async def test_unknown_keys_do_not_evict_valid_keys(store: Store):
     key, known = store.add(0), store.known(max_cached_keys=10)
     assert await asked(known, 0) == key
     for number in range(1, 300):

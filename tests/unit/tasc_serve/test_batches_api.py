@@ -22,7 +22,7 @@ pytestmark = pytest.mark.redis
 Make = Callable[..., StorageService]
 
 
-def test_batch_can_be_created_listed_and_cancelled_and_holds_its_file(
+def test_batch_can_be_created_listed_and_cancelled_and_keeps_its_input_file(
     service: StorageService,
 ) -> None:
     file = service.uploaded()
@@ -65,7 +65,7 @@ def test_batch_creation_reads_only_the_first_line(service: StorageService) -> No
         ({"window": "24h"}, "window"),
     ],
 )
-def test_invalid_batch_field_is_refused_by_name(
+def test_invalid_batch_field_is_refused_and_named(
     service: StorageService, said: dict[str, object], field: str | None
 ) -> None:
     error = error_of(service.create(service.uploaded(), **said), 400)
@@ -98,7 +98,7 @@ def test_byte_order_mark_is_skipped(service: StorageService, before: str) -> Non
         (gzip.compress(line().encode()), "gzip"),
     ],
 )
-def test_refusal_of_another_file_format_names_it(
+def test_error_of_another_file_format_names_the_format(
     service: StorageService, content: bytes, kind: str
 ) -> None:
     error = error_of(service.create(service.uploaded(content)), 400)
@@ -111,7 +111,7 @@ def test_batch_for_an_unknown_model_is_refused(service: StorageService) -> None:
     assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
-def test_output_file_of_a_batch_is_refused_as_input(service: StorageService) -> None:
+def test_batch_output_file_is_refused_as_batch_input(service: StorageService) -> None:
     upload = service.storage.files.begin()
     upload.write(line().encode())
     output = upload.keep(FileLimits(9, 9999), "out.jsonl", "batch_output", 3600)
@@ -136,7 +136,7 @@ def test_batch_beyond_a_limit_is_refused_with_429(make_service, limits, code, th
     assert service.create(file).status_code == then
 
 
-def test_batch_is_refused_if_its_answers_have_no_room(make_service: Make) -> None:
+def test_batch_is_refused_without_file_quota_for_its_answers(make_service: Make) -> None:
     service = make_service(max_files=2)
     first, second = service.uploaded(), service.uploaded()
     refused = error_of(service.create(first), 429)

@@ -59,7 +59,7 @@ def test_streamed_choices_are_complete_and_end_once(path, usage):
     ],
     ids=["full", "invalid", "broken"],
 )
-def test_refused_choice_fails_the_request_and_cancels_the_others(path, stream, fault, code):
+def test_refused_choice_fails_the_request_and_cancels_the_other_choices(path, stream, fault, code):
     backend = FakeBackend(FOREVER, by_choice={1: [fault]})
     error = error_of(ask(backend, path, stream=stream), code)
     assert error["param"] == (fault.param if isinstance(fault, Refusal) else None)
@@ -83,7 +83,7 @@ SIX = {i: answer(str(i), "!" * i) for i in range(6)}
 
 @pytest.mark.parametrize("kind", PROMPTS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_prompts_are_answered_n_times_each_and_every_prompt_counts_once(kind, stream):
+def test_each_prompt_is_answered_n_times_and_counted_once(kind, stream):
     backend = FakeBackend(by_choice=SIX)
     more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     response = ask(backend, COMPLETIONS, prompt=PROMPTS[kind], seed=7, **more)

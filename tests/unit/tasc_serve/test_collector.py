@@ -34,7 +34,7 @@ def asked(**values):
         (CALL, replace(REQUEST, guide=OWN)),  # the guide of the task
     ],
 )
-def test_answers_by_the_tasks_own_settings_are_kept(call, request_):
+def test_answers_with_the_tasks_own_settings_are_collected(call, request_):
     assert row_of(call, request_, RESULT) == CollectedRow("wake me", "alarm")
 
 
@@ -58,11 +58,11 @@ def test_answers_by_the_tasks_own_settings_are_kept(call, request_):
         structs.replace(CALL, prompt="\ud800"),
     ],
 )
-def test_answers_to_changed_requests_are_not_kept(call):
+def test_answers_to_requests_with_other_settings_are_not_collected(call):
     assert row_of(call, REQUEST, RESULT) is None
 
 
-def test_sampled_and_unfinished_answers_are_not_kept():
+def test_sampled_and_unfinished_answers_are_not_collected():
     assert row_of(CALL, replace(REQUEST, **ruled(Sampling(temperature=0.1))), RESULT) is None
     for broken in ({"finish_reason": "length"}, {"finish_reason": "error"}, {"text": " "}):
         assert row_of(CALL, REQUEST, structs.replace(RESULT, **broken)) is None
@@ -117,7 +117,7 @@ def test_answers_reach_the_store_in_order_and_trimmed_rows_are_counted():
     ("settings", "kept"),
     [({"sample_rate": 0.25}, range(3, 80, 4)), ({"flush_interval_s": 3600}, range(80))],
 )
-def test_sampled_share_is_kept_and_flushed_on_close(settings, kept):
+def test_sampled_share_of_answers_is_collected_and_flushed_on_close(settings, kept):
     store = Store()
     collected = Collected(store, **settings)
     collected.give(80)
@@ -125,7 +125,7 @@ def test_sampled_share_is_kept_and_flushed_on_close(settings, kept):
     assert inputs(store) == [str(i) for i in kept]
 
 
-def test_unavailable_store_costs_collected_answers_only(caplog):
+def test_store_outage_loses_only_collected_answers(caplog):
     store = Store(away=True)
     collected = Collected(store, max_buffer_bytes=2600)
     collected.give(100)

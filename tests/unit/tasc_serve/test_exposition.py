@@ -47,7 +47,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 @given(st.lists(EVENTS, min_size=1, max_size=4))
-def test_merged_metrics_equal_those_of_one_process(shares):
+def test_merged_metrics_equal_the_metrics_of_one_process(shares):
     together = text_of([event for share in shares for event in share])
     assert samples(merge(map(text_of, shares))) == samples(together)
 
@@ -77,7 +77,7 @@ def test_gauges_are_summed_except_marks_ratios_times_and_shared_values(name, mer
     assert samples(merge(texts)) == {(name, frozenset()): merged}
 
 
-def test_metrics_of_a_single_process_are_omitted():
+def test_python_and_process_metrics_are_omitted_from_merged_metrics():
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -122,6 +122,6 @@ def test_prometheus_itself_accepts_the_merged_text():
         (["<html>nothing here</html>"], "nothing"),
     ],
 )
-def test_contradicting_metrics_are_refused_by_name(texts, named):
+def test_contradicting_metrics_are_refused_and_named(texts, named):
     with refused(ValueError, named):
         merge(texts)

@@ -93,7 +93,7 @@ def test_next_replica_gets_the_committed_tokens_and_the_remaining_time() -> None
     assert second.record_version == 1
 
 
-def test_call_of_a_silent_replica_is_cancelled_and_moved() -> None:
+def test_call_to_a_silent_replica_is_cancelled_and_moves_to_another() -> None:
     replicas = Replicas(a=Scripted(hangs_after=3), b=Scripted(outstanding=5))
     calls = Calls(replicas)
     assert text(calls.run(streamed)) == text_of(WHOLE)
@@ -111,7 +111,7 @@ def test_unstreamed_answer_is_requested_again(mishap: dict[str, int]) -> None:
     assert replicas.all["b"].calls[0].committed_ids == ()
 
 
-def test_only_replica_is_waited_for_while_it_is_silent() -> None:
+def test_silent_sole_replica_is_waited_for() -> None:
     def hang() -> None:
         one.hung = True
         asyncio.get_running_loop().call_later(1, setattr, one, "hung", False)
@@ -135,7 +135,9 @@ def test_only_replica_is_waited_for_while_it_is_silent() -> None:
         ({"outstanding": 5}, NEWER | {"dies_after": 0}, None, [1, 1]),
     ],
 )
-def test_refused_call_is_tried_on_another_replica_if_its_version_may_differ(a, b, refusal, asked):
+def test_refused_call_is_retried_on_a_replica_with_a_possibly_different_version(
+    a, b, refusal, asked
+):
     replicas = Replicas(a=Scripted(**a), b=Scripted(**b))
     calls = Calls(replicas)
     items = calls.run(streamed)
@@ -165,7 +167,7 @@ def test_new_call_goes_to_the_newest_version_with_free_rows() -> None:
     assert [len(r.calls) for r in replicas.all.values()] == [0, 3, 0]
 
 
-def test_first_new_replica_of_a_rolling_update_gets_its_share_only() -> None:
+def test_first_new_replica_of_a_rolling_update_gets_only_its_share() -> None:
     asked = 4 * ROWS
     replicas = Replicas(new=Scripted(record_version=2), **{name: Scripted() for name in "abc"})
     held: dict[str, int] = {}
@@ -209,7 +211,7 @@ def test_replica_that_starts_during_the_wait_takes_the_call() -> None:
     assert text(calls.run(starts)) == text_of(WHOLE)
 
 
-def test_error_that_is_no_lost_replica_is_raised() -> None:
+def test_error_other_than_a_lost_replica_is_raised() -> None:
     class Broken(Replicas):
         async def complete(self, replica: str, call: Request) -> Output | Refusal:
             raise KeyError("a bug")
@@ -229,7 +231,7 @@ def test_calls_go_to_the_least_loaded_replica() -> None:
     assert [len(r.calls) for r in replicas.all.values()] == [1, 2]
 
 
-def test_closed_stream_cancels_the_call_of_its_replica() -> None:
+def test_closed_stream_cancels_its_call_to_the_replica() -> None:
     async def leave(failover: Failover) -> None:
         async with aclosing(failover.stream(CALL)) as items:
             await anext(items)
@@ -252,7 +254,7 @@ def test_retry_budget_is_earned_by_calls_up_to_its_burst() -> None:
     assert [budget.spend() for _ in range(3)] == [True, True, False]
 
 
-def test_all_calls_of_a_dying_replica_move_to_another() -> None:
+def test_all_calls_to_a_dying_replica_move_to_another_replica() -> None:
     async def many(failover: Failover) -> list[list[Output | Refusal]]:
         hanging = [asyncio.create_task(streamed(failover)) for _ in range(5)]
         while replicas.all["a"].open < 5:
@@ -270,7 +272,7 @@ def test_all_calls_of_a_dying_replica_move_to_another() -> None:
     assert calls.counted("tasc_failovers_total", reason="died") == 5
 
 
-def test_call_of_a_stopping_replica_that_hangs_is_moved() -> None:
+def test_call_to_a_hanging_stopping_replica_moves_to_another() -> None:
     one = Scripted(hangs_after=3)
     calls = Calls(Replicas(a=one, b=Scripted(outstanding=5)))
     stops = streamed_while(lambda: one.hung, lambda: setattr(one, "stopping", True))
@@ -291,7 +293,7 @@ def test_admitted_stream_waits_for_a_free_replica_without_busy_retries(retry_aft
     assert len(other.calls) <= 12
 
 
-def test_failover_time_ends_with_the_next_tokens_not_with_admission() -> None:
+def test_failover_time_ends_with_the_next_tokens_instead_of_admission() -> None:
     async def one_of_two(failover: Failover) -> list[Output | Refusal]:
         call = structs.replace(CALL, stream=True, n=2)
         async with aclosing(failover.stream(call)) as items:
@@ -319,7 +321,7 @@ def test_stopping_replica_finishes_its_long_answers() -> None:
     assert calls.counted("tasc_failovers_total", reason="silent") == 0
 
 
-def test_late_loss_report_keeps_a_replica_that_answered_since() -> None:
+def test_late_loss_report_does_not_remove_a_replica_that_answered_since() -> None:
     replica = SeenReplica("a")
     late = ReplicaLost("a", "died")
     replica.on_heartbeat(Pulse(status(), 0, 0.0), 5.0)

@@ -62,7 +62,7 @@ def test_store_errors_are_503_without_internal_addresses(error: StoreError, name
     assert (found.status, named in found.message, "10.0.0.1" in found.message) == (503, True, False)
 
 
-def test_forms_of_web_pages_are_accepted_from_allowed_origins_only(service: StorageService) -> None:
+def test_web_page_forms_are_accepted_only_from_allowed_origins(service: StorageService) -> None:
     for origin, status in (("https://example.org", 403), ("http://[", 403), ("http://test", 200)):
         headers, files = {"Origin": origin}, {"file": ("in.jsonl", line().encode())}
         answer = service.ask("POST", "/v1/files", data=FORM, files=files, headers=headers)
@@ -94,7 +94,7 @@ def test_form_fields_may_follow_the_file(service: StorageService) -> None:
         ({**FORM, "long": "x" * 2000}, None),
     ],
 )
-def test_invalid_form_field_is_refused_by_name(service: StorageService, form, field) -> None:
+def test_invalid_form_field_is_refused_and_named(service: StorageService, form, field) -> None:
     files = {"file": ("in.jsonl", b"x")}
     error = error_of(service.ask("POST", "/v1/files", data=form, files=files), 400)
     assert error["param"] == field
@@ -107,7 +107,7 @@ def test_form_sets_the_lifetime_of_its_file(service: StorageService) -> None:
     assert file["expires_at"] - file["created_at"] == 7200
 
 
-def test_body_without_a_form_with_one_file_is_refused(service: StorageService) -> None:
+def test_upload_body_must_be_a_form_with_exactly_one_file(service: StorageService) -> None:
     for request in (
         {"json": {"purpose": "batch"}},
         {"data": FORM},
@@ -144,7 +144,7 @@ def sized_form(size: int) -> tuple[AsyncIterator[bytes], dict[str, str], list[in
     return parts(), {"content-type": f"multipart/form-data; boundary={boundary}"}, sent
 
 
-def test_upload_is_refused_as_soon_as_it_is_too_large(make_service: Make) -> None:
+def test_too_large_upload_is_refused_before_its_end(make_service: Make) -> None:
     service = make_service(max_file_bytes=1_000_000)
     assert error_of(service.upload(b"x" * 1_000_001), 413)["param"] == "file"
     assert service.upload(b"x" * 1_000_000).status_code == 200
@@ -250,7 +250,7 @@ def test_file_list_pages_through_all_files_in_either_order(service: StorageServi
     ("query", "field"),
     [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("page=2", "page")],
 )
-def test_invalid_query_parameter_is_refused_by_name(make_service, query, field) -> None:
+def test_invalid_query_parameter_is_refused_and_named(make_service, query, field) -> None:
     assert error_of(make_service().ask("GET", f"/v1/files?{query}"), 400)["param"] == field
 
 
@@ -272,7 +272,7 @@ def test_invalid_form_is_always_refused_with_400(make_service, raw, begun) -> No
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(min_size=1, max_size=2000), st.integers(20, 400))
-def test_file_has_the_uploaded_bytes_however_they_are_split(service, data, step) -> None:
+def test_file_has_the_uploaded_bytes_for_any_split_of_the_upload(service, data, step) -> None:
     raw, headers = raw_form(data=FORM, files={"file": ("naïve.jsonl", data)})
 
     async def parts() -> AsyncIterator[bytes]:
@@ -316,7 +316,7 @@ def test_unreachable_store_is_503_with_retry_after(down, method, path):
     assert int(response.headers["retry-after"]) >= 1
 
 
-def test_gateway_without_the_shared_folder_refuses_files_or_to_start(
+def test_gateway_without_the_shared_folder_refuses_files_or_does_not_start(
     make_service: Make, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make_service()

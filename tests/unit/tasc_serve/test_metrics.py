@@ -60,7 +60,7 @@ def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
     return GenerationResult("r", tokens, "", reason, 3, Timings(0.001, 0.004, 0.02))
 
 
-def test_counters_are_sums_of_steps_and_generation_is_accepted_bonus_and_forced(everything, seed):
+def test_counters_sum_steps_and_generated_tokens_are_accepted_bonus_or_forced(everything, seed):
     @hypothesis.seed(seed)
     @settings(max_examples=100 if everything else 10, database=None)
     @given(st.lists(step_records(), min_size=1, max_size=5))
@@ -115,7 +115,7 @@ def test_deeper_draft_adds_positions():
     assert by_position == [3, 2, 1, 1, None]
 
 
-def test_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
+def test_gap_between_chunks_is_spread_over_the_tokens_of_the_later_chunk():
     registry, metrics = replica()
     metrics.observe_inter_token(0.006, 3)
     metrics.observe_inter_token(0.5, 0)
@@ -126,7 +126,7 @@ def test_gap_between_chunks_is_spread_over_the_tokens_of_the_later_one():
     assert value(registry, name + "_bucket", le="0.002") == 3
 
 
-def test_batched_observations_equal_single_ones():
+def test_batched_observations_equal_single_observations():
     edges = (0.1, 0.25, 1.0)
     together, alone = (ManyHistogram("h", "", registry=None, buckets=edges) for _ in range(2))
     times = {0.0: 2, 0.1: 1, 0.25: 3, 0.3: 1, 1.0: 1, 7.0: 4}
@@ -176,7 +176,7 @@ def artifact(version: int, forecast: float | None = None) -> Artifact:
     return Artifact("tag", "f", version, 1, "0", 1, 1, 1e9, forecast)
 
 
-def test_metrics_of_an_index_are_exported_while_it_is_in_use_and_the_first_is_no_swap():
+def test_index_metrics_exist_during_its_use_and_the_first_index_is_no_swap():
     registry, metrics = replica()
     names = ["index_swaps_total", "draft_index_bytes", "forecast_tokens_per_step"]
     names += ["draft_index_built_timestamp_seconds"]
@@ -204,7 +204,7 @@ def test_failover_counters_start_at_0():
     assert registry.get_sample_value("tasc_failovers_refused_total", {"task": "tag"}) == 0
 
 
-def test_batch_gauges_of_own_tasks_start_at_0():
+def test_batch_gauges_of_the_workers_tasks_start_at_0():
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, ["tag"])
     names = ("tasc_batch_waiting", "tasc_batch_oldest_waiting_seconds")
@@ -216,7 +216,7 @@ def test_batch_gauges_of_own_tasks_start_at_0():
     assert seen == [(0, 0), (None, None), (0, 0), (2, 30), (1, 5), (0, 0)]
 
 
-def test_drafter_vocabulary_is_a_histogram_and_its_off_reason_a_gauge():
+def test_drafter_vocabulary_is_a_histogram_and_the_off_reason_is_a_gauge():
     registry = CollectorRegistry()
     metrics = NeuralMetrics(registry, {"task": "tag"})
     metrics.sizes([10, 64, 65, 300_000])
@@ -236,7 +236,7 @@ def test_drafter_vocabulary_is_a_histogram_and_its_off_reason_a_gauge():
     assert off == {"slow": 1, "failed": 0}
 
 
-def test_exported_metrics_are_the_documented_ones_and_name_their_task():
+def test_exported_metrics_are_documented_and_name_their_task():
     registry, metrics = replica()
     gateway = GatewayMetrics(registry, ["tag"])
     gateway.observe_http("tag", 200, 0.1)

@@ -25,7 +25,7 @@ def answered(*headers: tuple[bytes, bytes]) -> httpx.Response:
 
 
 @pytest.mark.parametrize("name", [b"X-Request-ID", b"traceparent", b"Anything"])
-def test_header_that_is_not_text_is_refused_by_name(name: bytes) -> None:
+def test_header_that_is_not_text_is_refused_and_named(name: bytes) -> None:
     response = answered((name, b"\xff\xfe"))
     assert response.status_code == 400
     assert name.decode().lower() in response.json()["error"]["message"]
@@ -44,7 +44,7 @@ def test_client_headers_cannot_control_serve(name: bytes) -> None:
     assert {"x_request_id", "accept"} <= seen
 
 
-def test_other_scopes_than_http_pass() -> None:
+def test_middleware_passes_scopes_other_than_http() -> None:
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +124,7 @@ def test_answers_and_errors_of_a_gateway_pass_unchanged(status: int, kind: bytes
 
 
 @pytest.mark.parametrize(("begun", "raises"), [(False, True), (True, True), (False, False)])
-def test_dead_gateway_is_503_unless_a_stream_has_begun(begun: bool, raises: bool) -> None:
+def test_dead_gateway_gives_503_unless_a_stream_has_begun(begun: bool, raises: bool) -> None:
     sent: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

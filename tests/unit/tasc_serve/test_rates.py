@@ -77,7 +77,7 @@ def test_prompts_of_a_request_are_admitted_together_or_not_at_all() -> None:
     assert of.take(mine, "t", 40) is None
 
 
-def test_request_larger_than_the_bucket_waits_until_it_is_full_and_leaves_a_debt() -> None:
+def test_request_larger_than_the_bucket_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
     clock = FakeClock()
     of, mine = rates(clock), key(1, 60)
     assert of.take(mine, "t") is None
@@ -130,7 +130,7 @@ def test_keys_without_limits_have_no_headers_and_no_buckets() -> None:
     assert of.headers(free) == of.headers(None) == {}
 
 
-def test_number_of_held_keys_is_bounded_and_active_ones_stay() -> None:
+def test_number_of_held_keys_is_bounded_and_active_keys_stay() -> None:
     clock = FakeClock()
     of, busy = rates(clock, most=10), key(0, 1)
     assert of.take(busy, "t") is None
@@ -151,14 +151,14 @@ def test_stopped_clock_adds_no_tokens() -> None:
     ("seconds", "expected"),
     [(0, "0ms"), (0.0164, "17ms"), (1, "1s"), (1.5, "1.5s"), (60, "1m0s"), (361.25, "6m1.25s")],
 )
-def test_durations_are_written_as_openai_writes_them(seconds: float, expected: str) -> None:
+def test_durations_have_the_openai_format(seconds: float, expected: str) -> None:
     assert duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
     ("wait_s", "expected"), [(1e-9, "1"), (1, "1"), (1.001, "2"), (59.1, "60")]
 )
-def test_retry_after_is_whole_seconds_and_never_too_few(wait_s: float, expected: str) -> None:
+def test_retry_after_is_whole_seconds_and_never_too_short(wait_s: float, expected: str) -> None:
     assert retry_after(wait_s) == expected
 
 
@@ -175,7 +175,7 @@ def rate_of(*ends: float) -> tuple[DrainRate, FakeClock]:
     return drain, clock
 
 
-def test_retry_times_of_refused_calls_follow_the_free_places():
+def test_retry_times_of_refused_calls_follow_the_drain_rate():
     drain, clock = rate_of(*(i / 4 for i in range(1, 9)))
     assert drain.per_second() == 4
     assert [drain.retry_after_s(f"call {i}", 0) for i in range(4)] == [0.25, 0.5, 0.75, 1]
@@ -183,7 +183,7 @@ def test_retry_times_of_refused_calls_follow_the_free_places():
     assert drain.retry_after_s("call 4", 0) == 3 / drain.per_second()
 
 
-def test_early_retry_keeps_its_own_time():
+def test_early_retry_keeps_its_assigned_retry_time():
     """A stream with a dead replica tries the full ones repeatedly."""
     drain, clock = rate_of(*(i / 10 for i in range(1, 65)))
     begin, streams = clock.now, [f"stream {i}" for i in range(40)]
@@ -213,7 +213,7 @@ def test_long_retry_times_are_spread_below_a_minute():
     assert len(waits) > 40
 
 
-def test_drain_rate_falls_while_nothing_ends():
+def test_drain_rate_falls_while_no_request_ends():
     drain, clock = rate_of(1, 2)
     clock.now = 10
     assert drain.per_second() == 0.2
@@ -223,7 +223,7 @@ def test_drain_rate_falls_while_nothing_ends():
     assert drain.per_second() == ROWS / 10
 
 
-def test_drain_rate_is_that_of_the_last_endings():
+def test_drain_rate_is_the_rate_of_the_latest_endings():
     ends = [float(i) for i in range(1, 100)] + [99 + i / 100 for i in range(1, 66)]
     assert round(rate_of(*ends)[0].per_second()) == 100
 

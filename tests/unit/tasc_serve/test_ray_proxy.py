@@ -109,7 +109,7 @@ class Arrival(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_arrival_header_is_set_by_haproxy_only(tmp_path: Path) -> None:
+def test_only_haproxy_sets_the_arrival_header(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Arrival) as gateway:
         port = free_port()  # not before: the gateway could get the same
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
@@ -164,7 +164,7 @@ def test_gateway_notices_clients_that_disconnect_before_their_answer(tmp_path: P
         gateway.shutdown()
 
 
-def test_haproxy_ends_with_its_parent(tmp_path: Path) -> None:
+def test_haproxy_process_ends_with_its_parent_process(tmp_path: Path) -> None:
     port = free_port()
     config = rays(tmp_path, "127.0.0.1", port)
     code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
@@ -201,12 +201,12 @@ def test_gateways_of_other_nodes_are_backups(tmp_path: Path) -> None:
     ("host", "called"),
     [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("10.0.0.3", "10.0.0.3")],
 )
-def test_gateway_is_called_at_the_address_it_listens_on(tmp_path, host, called) -> None:
+def test_gateway_is_called_at_its_listening_address(tmp_path, host, called) -> None:
     found = servers(rays(tmp_path, host, 8000, "127.0.0.1:30001"))
     assert {words[0].rpartition(":")[0] for words in found.values()} == {called}
 
 
-def test_two_services_share_no_port_and_no_file(tmp_path: Path) -> None:
+def test_two_services_use_different_ports_and_files(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     found = []
     for folder in folders:

@@ -207,7 +207,7 @@ async def test_concurrent_calls_get_their_own_answers(both: Both) -> None:
     assert len(both.serve.endpoints) == 1
 
 
-async def test_cancelled_calls_end_at_the_replica_and_others_continue(both: Both) -> None:
+async def test_cancelled_calls_end_at_the_replica_and_other_calls_continue(both: Both) -> None:
     waiting = structs.replace(CALL, prompt="wait")
     stays = asyncio.create_task(both.client.complete("one", waiting))
     goes = asyncio.create_task(both.client.complete("one", waiting))
@@ -222,7 +222,7 @@ async def test_cancelled_calls_end_at_the_replica_and_others_continue(both: Both
     assert isinstance(await stays, Output)
 
 
-async def test_lost_connection_ends_its_calls_on_both_sides_and_is_replaced(both):
+async def test_lost_connection_ends_calls_in_gateway_and_replica_and_is_replaced(both):
     waiting = structs.replace(CALL, prompt="wait")
     lost = [asyncio.create_task(both.client.complete("one", waiting)) for _ in range(3)]
     stream = both.client.stream("one", structs.replace(waiting, stream=True))
@@ -294,20 +294,20 @@ async def test_another_certificate_is_not_trusted() -> None:
 @pytest.mark.parametrize(
     "sent", [b"\xff" * 64, b"\x03\0\0\0\x93\xc0\xc0", b"\x01\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"]
 )
-async def test_connection_with_invalid_data_is_closed_and_others_continue(both, sent):
+async def test_connection_with_invalid_data_is_closed_and_other_connections_continue(both, sent):
     await both.client.heartbeat("one")
     assert await reply_to(both.serve.endpoints[0], sent) == b""
     assert await both.client.heartbeat("one") == PULSE
 
 
-async def test_message_over_the_limit_is_refused_and_others_continue() -> None:
+async def test_message_over_the_limit_is_refused_and_other_calls_continue() -> None:
     async with connected(max_message_bytes=65_536) as both:
         with refused(ValueError, "65536", "connection.max_message_bytes"):
             await both.client.complete("one", structs.replace(CALL, prompt="x" * 65_536))
         assert isinstance(await both.client.complete("one", CALL), Output)
 
 
-async def test_calls_beyond_the_buffer_are_refused_and_others_continue() -> None:
+async def test_calls_beyond_the_buffer_are_refused_and_other_calls_continue() -> None:
     async with connected(max_message_bytes=65_536) as both:
         other = asyncio.create_task(
             both.client.complete("one", structs.replace(CALL, prompt="wait"))
@@ -375,7 +375,7 @@ async def test_gateway_that_does_not_read_is_disconnected() -> None:
         assert await both.client.heartbeat("one") == PULSE
 
 
-def test_sockets_are_private_and_those_of_dead_processes_are_removed(tmp_path, monkeypatch):
+def test_sockets_are_private_and_sockets_of_dead_processes_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -391,7 +391,7 @@ def test_sockets_are_private_and_those_of_dead_processes_are_removed(tmp_path, m
 
 
 @pytest.mark.parametrize(("name", "mode"), [("x" * 100, 0o700), ("x", 0o755)])
-async def test_gateways_of_the_node_use_tls_if_no_socket_can_be_made(
+async def test_gateways_on_the_same_node_use_tls_without_a_unix_socket(
     both: Both, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mode: int
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))

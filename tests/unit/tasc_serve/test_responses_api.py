@@ -49,7 +49,7 @@ def streamed(*script, **more):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_answer_is_a_response_of_openais_types(reason):
+def test_answer_is_valid_as_an_openai_response(reason):
     script = answer("Hel", "lo", reason=reason, logprobs=2)
     found = asked(FakeBackend(*script), max_output_tokens=4, **LOGPROBS).json()
     response = Response.model_validate(found)
@@ -70,7 +70,7 @@ def test_answer_is_a_response_of_openais_types(reason):
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_stream_has_the_events_of_openais_types_and_ends_with_the_same_response(reason):
+def test_stream_events_are_valid_as_openai_events_and_end_with_the_same_response(reason):
     script = answer("Hel", "", "lo", reason=reason, logprobs=2)
     events = streamed(*script, **LOGPROBS)
     kinds = [event.type.removeprefix("response.") for event in events]
@@ -95,7 +95,7 @@ def test_stream_has_the_events_of_openais_types_and_ends_with_the_same_response(
     assert {event.item_id for event in events[3:8]} == {last.output[0].id}
 
 
-def test_input_and_instructions_are_the_conversation_of_a_chat():
+def test_input_and_instructions_become_a_chat_conversation():
     hi = {"role": "user", "content": [{"type": "input_text", "text": "h"}] * 2}
     call = called(input=[hi, ANSWERED, {"role": "user", "content": "bye"}], instructions="be brief")
     turns = (

@@ -49,7 +49,7 @@ def asked(path: str, n: int = 1, **fields: object) -> list[Request]:
     ],
     ids=str,
 )
-def test_field_reaches_the_replica_and_others_stay_unset(path, fields, found):
+def test_request_field_reaches_the_replica_and_other_fields_stay_unset(path, fields, found):
     (one,) = asked(path, seed=3, **fields)
     expected = dict(fields if found is None else found)
     parameters = {name: expected.pop(name) for name in PARAMETERS if name in expected}
@@ -66,7 +66,7 @@ def test_field_reaches_the_replica_and_others_stay_unset(path, fields, found):
         ("grammar", 'start: "a"', GuideSpec("grammar", text='start: "a"')),
     ],
 )
-def test_guide_has_the_name_of_its_field(path, field, value, spec):
+def test_guide_has_the_name_of_its_request_field(path, field, value, spec):
     (one,) = asked(path, **{f"guided_{field}": value})
     assert (one.guide, one.guide.field) == (spec, f"guided_{field}")
     (one,) = asked(path, structured_outputs={field: value})
@@ -74,7 +74,7 @@ def test_guide_has_the_name_of_its_field(path, field, value, spec):
 
 
 @either_endpoint
-def test_guide_beside_a_null_one_is_used(path):
+def test_guide_is_used_if_the_other_guide_field_is_null(path):
     (one,) = asked(path, guided_choice=None, guided_regex="x", response_format={"type": "text"})
     assert (one.guide.field, one.unguided) == ("guided_regex", False)
 
@@ -140,14 +140,14 @@ def test_logprobs_are_a_number_for_completions_and_two_fields_for_chats():
 
 
 @either_endpoint
-def test_request_without_a_seed_draws_one_for_all_its_choices(path):
+def test_request_without_a_seed_draws_one_seed_for_all_choices(path):
     seeds = [{one.seed for one in asked(path, n=2)} for _ in range(3)]
     assert [len(s) for s in seeds] == [1, 1, 1]
     assert len(set.union(*seeds)) == 3
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 0, 1, 2**63 - 1])
-def test_signed_seeds_map_to_distinct_unsigned_ones(seed):
+def test_signed_seeds_map_to_distinct_unsigned_seeds(seed):
     (one,) = asked("/v1/completions", seed=seed)
     assert Sampling(seed=one.seed).seed == seed % 2**64
 
@@ -156,14 +156,14 @@ def record(**fields: object) -> TaskRecord:
     return TaskRecord("greet", "model", "f" * 32, "{input}", **fields)
 
 
-def test_parameters_of_a_request_override_those_of_its_task():
+def test_request_parameters_override_task_parameters():
     task = SamplingDefaults(temperature=0.7, top_p=0.9, presence_penalty=1.0)
     found = parameters_of({"temperature": 0.0, "top_k": 3}, task)
     assert found == {"temperature": 0.0, "top_p": 0.9, "presence_penalty": 1.0, "top_k": 3}
     assert parameters_of({}, SamplingDefaults()) == {}
 
 
-def test_top_p_of_0_is_accepted_for_greedy_answers_only():
+def test_top_p_of_0_is_accepted_only_for_greedy_answers():
     (none,) = asked(COMPLETIONS, top_p=0, seed=0)
     (greedy,) = asked(COMPLETIONS, top_p=0, temperature=0, seed=0)
     warm = SamplingDefaults(temperature=0.7, top_p=0.9)
@@ -174,7 +174,7 @@ def test_top_p_of_0_is_accepted_for_greedy_answers_only():
     assert caught.value.field == "top_p"
 
 
-def test_guide_of_a_request_replaces_that_of_its_task():
+def test_request_guide_replaces_the_task_guide():
     own = {
         "choices": (("a", "b"), GuideSpec("choice", choices=("a", "b"))),
         "schema": ("{}", GuideSpec("json_schema", text="{}")),
@@ -191,14 +191,14 @@ def test_guide_of_a_request_replaces_that_of_its_task():
 
 
 @pytest.mark.parametrize("field", ["ignore_eos", "min_tokens"])
-def test_fields_that_contradict_a_guide_are_refused_by_name(field):
+def test_fields_that_contradict_a_guide_are_refused_and_named(field):
     asked = Request(**{field: 1})
     assert asked.guided_by(guide_of(record())) is None
     with refused(FieldError, "the task's regex", field=field):
         asked.guided_by(guide_of(record(regex="x")))
 
 
-def test_adapter_of_a_request_overrides_the_tasks_first():
+def test_request_adapter_overrides_the_first_adapter_of_the_task():
     task = record(adapters=(("fr", "org/fr"), ("de", "org/de")))
     assert [adapter_of(name, task) for name in (None, "fr", "de")] == [
         "fr", "fr", "de",
@@ -210,6 +210,6 @@ def test_adapter_of_a_request_overrides_the_tasks_first():
     ("fields", "known"),
     [({"adapters": (("fr", "x"), ("de", "y"))}, "fr, de"), ({}, ""), ({"adapter": "it"}, "")],
 )
-def test_unknown_adapter_is_refused_with_the_known_ones(fields, known):
+def test_error_of_an_unknown_adapter_lists_the_known_adapters(fields, known):
     with refused(FieldError, "'it'", "greet", known, field="adapter"):
         adapter_of("it", record(**fields))

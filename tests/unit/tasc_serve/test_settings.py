@@ -55,18 +55,18 @@ def test_settings_need_one_task_and_keep_given_values(written):
         (b"tasks: \xff\n", ["YAML"]),
     ],
 )
-def test_invalid_setting_is_refused_by_name(written, content, named):
+def test_invalid_setting_is_refused_and_named(written, content, named):
     path = written(content)
     with refused(SettingsError, str(path), *named):
         load_settings(path)
 
 
-def test_missing_settings_file_is_refused_by_name(tmp_path):
+def test_missing_settings_file_is_refused_and_named(tmp_path):
     with refused(SettingsError, "absent"):
         load_settings(tmp_path / "absent.yaml")
 
 
-def test_choices_and_prompts_are_limited_to_the_places_of_a_replica(written):
+def test_choices_and_prompts_are_limited_to_the_capacity_of_a_replica(written):
     few = load_settings(written(TASK + "engine: {rows: 2}\nlimits: {max_queued_requests: 3}\n"))
     assert (few.limits.max_choices, few.gateway_limits.max_choices) == (16, 5)
     assert (few.limits.max_prompts, few.gateway_limits.max_prompts) == (256, 5)
@@ -81,7 +81,7 @@ FILE, OTHER = "redis://:of-file@a:1/0", "redis://:of-environment@b:2/0"
     ("of_file", "named", "used"),
     [(FILE, None, FILE), (FILE, OTHER, OTHER), (None, OTHER, OTHER), (OTHER, OTHER, OTHER)],
 )
-def test_named_store_overrides_that_of_the_file_with_a_warning(caplog, of_file, named, used):
+def test_named_store_overrides_the_store_of_the_file_with_a_warning(caplog, of_file, named, used):
     settings = ServeSettings.model_validate({"tasks": [{"name": "a"}], "redis_url": of_file})
     assert settings.store_url(named) == used
     assert ("a:1" in caplog.text and "b:2" in caplog.text) == (of_file == FILE and named == OTHER)

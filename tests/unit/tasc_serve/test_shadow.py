@@ -121,7 +121,7 @@ def checked(make_checked):
     return make_checked()
 
 
-def test_drafted_answers_are_decoded_again_and_equal(checked, requests):
+def test_shadow_checks_decode_drafted_answers_again_with_equal_results(checked, requests):
     found = checked.answer(requests)
     drafted = [r for r in found.values() if any(r.acceptance.drafted)]
     assert sum(sum(r.acceptance.accepted) for r in drafted) > 0
@@ -131,7 +131,7 @@ def test_drafted_answers_are_decoded_again_and_equal(checked, requests):
     assert checked.count("mismatches", kind="near_tie") == 0
 
 
-def test_wrong_verification_is_detected(checked, requests, target, monkeypatch, caplog):
+def test_shadow_checks_detect_wrong_verification(checked, requests, target, monkeypatch, caplog):
     lying(monkeypatch, target.vocab_size)
     checked.answer(requests)
     checked.settle()
@@ -168,14 +168,14 @@ def crowded(checked, first, shadows, users):
     return states[1:]
 
 
-def test_shadow_checks_give_their_rows_back_to_users(checked, requests):
+def test_shadow_checks_release_their_rows_to_requests(checked, requests):
     again = requests[: CONFIG.rows + CONFIG.max_waiting]  # as many as rows and queue hold
     users = [replace(r, id=f"again {r.id}", draft=False) for r in again]
     states = crowded(checked, requests[:3], CONFIG.rows, users)
     assert states[0] == (CONFIG.rows, CONFIG.max_waiting, 0)
 
 
-def test_shadow_checks_give_their_cache_back_within_a_step(folder, make_checked, requests):
+def test_shadow_checks_release_their_cache_within_a_step(folder, make_checked, requests):
     place = 2 * 2 * 2 * 8 * 8  # bytes: keys and values, layers, heads, their size, float64
     needed = len(requests[0].prompt) + requests[0].max_tokens
     small = replace(CONFIG, kv_cache_bytes=place * (2 * needed + 8))
@@ -193,7 +193,7 @@ def test_interrupted_shadow_checks_are_repeated_when_rows_are_idle(checked, requ
     assert sum(checked.count("checks_dropped", reason=r) for r in ("full", "old", "failed")) == 0
 
 
-def test_too_many_and_too_old_answers_are_dropped_and_counted(make_checked, requests):
+def test_excess_and_outdated_shadow_answers_are_dropped_and_counted(make_checked, requests):
     few = make_checked(ShadowSettings(sample_rate=1.0, max_waiting=2, max_age_s=1e-9))
     found = make_checked(ShadowSettings()).answer(requests[:5])
     few.finish(*((request, found[request.id]) for request in requests[:5]))
@@ -203,7 +203,7 @@ def test_too_many_and_too_old_answers_are_dropped_and_counted(make_checked, requ
     assert few.count("checks") == 0
 
 
-def test_failed_check_affects_no_answer(make_checked, requests, monkeypatch, caplog):
+def test_failed_shadow_check_affects_no_answer(make_checked, requests, monkeypatch, caplog):
     plain = make_checked(ShadowSettings()).answer(requests[:3])
     monkeypatch.setattr("tasc_serve.monitor.shadow.difference", None)
     checked = make_checked()
@@ -234,7 +234,7 @@ def test_refused_guide_drops_the_check_and_affects_no_answer(checked, requests, 
     assert checked.count("checks_dropped", reason="failed") == 1
 
 
-def test_sample_rate_is_the_share_of_checked_answers(make_checked, requests):
+def test_shadow_sample_rate_is_the_share_of_checked_answers(make_checked, requests):
     some = make_checked(ShadowSettings(sample_rate=0.1, max_age_s=600))
     (result,) = make_checked(ShadowSettings()).answer(requests[:1]).values()
     some.finish(*((replace(requests[0], id=str(i)), result) for i in range(40)))
@@ -272,7 +272,7 @@ def test_guided_and_resumed_answers_are_checked_whole(checked, requests):
     assert checked.count("mismatches", kind="real") == 0
 
 
-def test_steps_are_counted_without_the_tokens_of_shadows(checked, requests):
+def test_step_counts_exclude_tokens_of_shadow_checks(checked, requests):
     found, mark = {}, []
 
     def after_step():
@@ -290,7 +290,7 @@ def test_steps_are_counted_without_the_tokens_of_shadows(checked, requests):
     assert all(record.row_steps or record.prompt_tokens for record in counted)
 
 
-def test_equal_logits_are_a_near_tie_and_other_differences_real():
+def test_equal_logits_are_a_near_tie_and_other_differences_are_real():
     logits = torch.tensor([[0.0, 5.0, 5.0, 4.999], [3.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
     shadow = tuple(token_logprobs(logits, np.arange(2), np.array([1, 0]), [3, 3]))
     for dtype, margin in MARGINS.items():

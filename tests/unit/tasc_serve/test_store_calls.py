@@ -35,7 +35,7 @@ def test_call_of_a_silent_store_times_out(answers: threading.Event) -> None:
         asyncio.run(calls_with(timeout_s=0.01).run(answers.wait))
 
 
-async def test_abandoned_call_takes_room_until_its_thread_is_free(answers):
+async def test_abandoned_call_occupies_a_place_until_its_thread_is_free(answers):
     calls, began = calls_with(), threading.Semaphore(0)
 
     def silent() -> bool:
@@ -111,7 +111,7 @@ async def test_slow_store_stays_paused_after_a_late_answer(answer):
         calls.begin(lambda: None)
 
 
-async def test_own_error_does_not_end_the_failing_state() -> None:
+async def test_error_in_our_code_does_not_end_the_failing_state() -> None:
     calls = calls_with()
     with pytest.raises(StoreUnreachable):
         await calls.run(fails)
@@ -123,7 +123,7 @@ async def test_own_error_does_not_end_the_failing_state() -> None:
     assert not calls.failing
 
 
-def test_closed_calls_start_nothing_and_cancel_waiting_ones(answers):
+def test_closed_store_calls_start_no_call_and_cancel_waiting_calls(answers):
     calls, began = calls_with(threads=1, max_waiting=2), threading.Event()
 
     def silent() -> bool:
@@ -141,7 +141,7 @@ def test_closed_calls_start_nothing_and_cancel_waiting_ones(answers):
             calls.begin(silent)
 
 
-def test_repeated_call_survives_failures_and_logs_them_once(caplog):
+def test_repeated_call_survives_failures_and_logs_failures_once(caplog):
     caplog.set_level("INFO", "tasc_serve.store_calls")
     outcomes = [None, StoreUnreachable("away"), ValueError("odd"), None]
     faults: list[str | None] = []

@@ -70,7 +70,9 @@ class Watched(FakeBackend):
         return self._watch.targets
 
 
-def test_gateway_follows_a_failover_and_is_degraded_meanwhile(pair: Pair, tmp_path: Path) -> None:
+def test_gateway_is_degraded_during_a_redis_failover_and_then_recovers(
+    pair: Pair, tmp_path: Path
+) -> None:
     ttl_s = 1.0
     with ExitStack() as stack:
         port = MetricsPort(pair.client, CollectorRegistry(), host=HOST, ttl_s=ttl_s)
@@ -123,7 +125,7 @@ def test_idle_connections_are_dropped_after_one_refused_write(pair) -> None:
         pool.release(connection)
 
 
-def test_script_follows_a_failover(pair: Pair) -> None:
+def test_registered_lua_script_runs_after_a_redis_failover(pair: Pair) -> None:
     write = pair.client.register_script("return redis.call('INCR', KEYS[1])")
     assert write(["n"]) == 1
     pair.promote()

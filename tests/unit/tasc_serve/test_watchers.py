@@ -163,7 +163,7 @@ def test_newest_readable_version_of_a_digest_is_served() -> None:
     ],
     ids=["two at once", "unusable ones before it", "an unusable one behind it"],
 )
-def test_newest_usable_version_is_served_and_usable_ones_before_it_are_known(
+def test_newest_usable_version_is_served_and_older_usable_versions_are_known(
     published: list[TaskRecord | None], version: int, older: tuple[int, ...]
 ) -> None:
     worker, tasks = Worker(), Tasks()
@@ -186,7 +186,7 @@ def test_newest_usable_version_is_served_and_usable_ones_before_it_are_known(
         ({"draft": DraftSettings("tasc")}, "go back with `tasc task use greet 1`"),
     ],
 )
-def test_unusable_version_is_reported_once_and_the_next_one_is_used(
+def test_unusable_version_is_reported_once_and_the_next_version_is_used(
     changed: dict[str, Any],
     named: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -215,7 +215,7 @@ def test_change_that_fails_between_two_steps_is_logged_and_repeated(monkeypatch,
     assert "version 1 stays in use: no row could be drafted for" in caplog.text
 
 
-def test_simultaneous_record_and_index_are_installed_one_after_the_other() -> None:
+def test_record_and_index_that_arrive_together_are_installed_in_sequence() -> None:
     worker, tasks = Worker(), Tasks()
     tasks.records += versions_of(1)
     worker.announced = SimpleNamespace(version=1)

@@ -40,7 +40,7 @@ def test_url_without_a_secret_is_unchanged() -> None:
         (f"unix:///run/redis.sock?password={SECRET}", "unix:///run/redis.sock"),
     ],
 )
-def test_url_of_a_client_has_no_login(url: str, shown: str) -> None:
+def test_displayed_url_of_a_client_has_no_login(url: str, shown: str) -> None:
     with redis.Redis.from_url(url) as client:
         assert url_of(client) == shown
 
@@ -49,7 +49,7 @@ def test_url_of_a_client_has_no_login(url: str, shown: str) -> None:
     "url",
     [f"http://u:{SECRET}@host", f"redis://:{SECRET}/x@host:port", "redis://host?no_such_option=1"],
 )
-def test_error_of_an_invalid_url_shows_a_valid_one(url: str) -> None:
+def test_error_of_an_invalid_url_shows_a_valid_url(url: str) -> None:
     with refused(StoreUnreachable, "redis://") as caught:
         connect(url)
     assert SECRET not in str(caught.value)
@@ -67,7 +67,7 @@ def test_old_servers_are_refused_by_version_and_url(version: str) -> None:
         require_version(version, f"redis://:{SECRET}@host")
 
 
-def test_given_url_precedes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_argument_precedes_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://environment")
     with open_url("redis://given") as given, open_url(None) as environment:
         assert (given, environment) == ("redis://given", "redis://environment")

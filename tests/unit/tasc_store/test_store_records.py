@@ -170,7 +170,7 @@ def each(table: dict[str, list[Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("field", "value"), each(WRONG))
-def test_invalid_value_is_named(field: str, value: Any) -> None:
+def test_invalid_value_is_named_in_the_error(field: str, value: Any) -> None:
     with refused(ValueError, field):
         replace(RECORD, **{field: value})
 
@@ -184,24 +184,24 @@ def test_invalid_value_is_named(field: str, value: Any) -> None:
         ({"adapters": (("a", "b"),), "adapter": "c"}, ("adapter", "adapters")),
     ],
 )
-def test_contradicting_values_are_named(change: Any, named: Any) -> None:
+def test_contradicting_values_are_named_in_the_error(change: Any, named: Any) -> None:
     with refused(ValueError, *named):
         replace(RECORD, **change)
 
 
 @pytest.mark.parametrize(("field", "value"), each(WRONG_DRAFTERS))
-def test_invalid_drafter_setting_is_named(field: str, value: Any) -> None:
+def test_invalid_drafter_setting_is_named_in_the_error(field: str, value: Any) -> None:
     with refused(ValueError, field):
         NeuralDrafting(**{"drafter": "d", field: value})
 
 
-def test_refusal_of_a_large_tree_names_its_settings() -> None:
+def test_error_of_a_too_large_draft_tree_names_its_settings() -> None:
     with refused(ValueError, "depth 16", "width 5"):
         NeuralDrafting("d", depth=16, width=5)
 
 
 @pytest.mark.parametrize(("field", "value"), each(WRONG_JSON))
-def test_unknown_field_in_json_is_named(field: str, value: Any) -> None:
+def test_unknown_field_in_json_is_named_in_the_error(field: str, value: Any) -> None:
     nested = isinstance(value, dict) and value.keys() <= {"draft", "sampling"}
     change = value if nested else {field: value}
     with refused(ValueError, field):
@@ -227,7 +227,7 @@ def test_values_at_their_limits_are_accepted() -> None:
         assert replace(RECORD, **form) != RECORD
 
 
-def test_limits_of_rows_and_arguments_are_named() -> None:
+def test_limits_of_rows_and_arguments_are_named_in_the_error() -> None:
     with refused(ValueError, "key"):
         CorpusRow("", "in", "out")
     with refused(ValueError, "'k'"):

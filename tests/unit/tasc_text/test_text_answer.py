@@ -45,14 +45,14 @@ def assert_sent_text_is_a_prefix(tokenizer: TaskTokenizer, runs: list[Sequence[i
 
 @few
 @given(texts, st.data())
-def test_takes_and_finish_make_the_whole_text(tokenizer, text, data):
+def test_streamed_texts_add_up_to_the_whole_text(tokenizer, text, data):
     [ids] = tokenizer.encode_outputs([text])
     assert_sent_text_is_a_prefix(tokenizer, split(ids, data))
 
 
 @few
 @given(st.data())
-def test_takes_and_finish_make_the_whole_text_of_invalid_bytes(tokenizer, data):
+def test_streamed_texts_of_invalid_bytes_add_up_to_the_whole_text(tokenizer, data):
     space = tokenizer.backend.token_to_id("<0x20>")  # a space is a piece, never a byte token
     usable = [i for i in range(tokenizer.vocab_size) if i != space]
     ids = data.draw(st.lists(st.sampled_from(usable), max_size=12))

@@ -248,7 +248,7 @@ def test_special_token_takes_the_blank_before_it(tmp_path, flag):
     assert marked_text(tokenizer, ids) == " b </s>a[</s>]"
 
 
-def test_letter_that_only_a_special_token_has_is_left_out(tmp_path: Path) -> None:
+def test_character_that_only_a_special_token_has_is_left_out(tmp_path: Path) -> None:
     tokenizer = with_tokens(tmp_path, "'")
     ids = PromptTemplate("{input}" + END).encode(tokenizer, "it's")
     assert marked_text(tokenizer, ids) == f"its[{END}]"
@@ -398,7 +398,7 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         "{% if",
     ],
 )
-def test_failing_or_too_costly_template_is_refused_and_the_next_is_rendered(source):
+def test_failing_or_too_costly_template_is_refused_and_the_next_template_is_rendered(source):
     with refused(MessageError, field="messages") as caught:
         print(len(ChatTemplate(source).render("a")))
     assert len(str(caught.value)) < 1000
@@ -471,12 +471,12 @@ around = st.text().filter(lambda text: "{input}" not in text)
 
 
 @given(around, st.text(), around)
-def test_input_replaces_the_field_only(before: str, value: str, after: str) -> None:
+def test_input_replaces_only_its_field(before: str, value: str, after: str) -> None:
     assert PromptTemplate(before + "{input}" + after).render(value) == before + value + after
 
 
 @pytest.mark.parametrize("value", ["{x}", "{input}{input}"])
-def test_other_braces_and_escapes_are_verbatim(value: str) -> None:
+def test_other_braces_and_escapes_in_a_format_string_stay_unchanged(value: str) -> None:
     text = '{"a": {{}}, "b": "{}", "c": {0}, {input }} %s \\n {{input}}'
     before, after = text.split("{input}")
     assert PromptTemplate(text).render(value) == before + value + after

@@ -64,7 +64,7 @@ def test_vocabulary_and_end_of_sequence_change_the_fingerprint(folder: Path) -> 
     assert len({each.fingerprint for each in (one, other, ends)}) == 3
 
 
-def test_eos_token_of_the_tokenizer_precedes_those_of_other_files(folder: Path) -> None:
+def test_eos_token_of_the_tokenizer_precedes_eos_tokens_of_other_files(folder: Path) -> None:
     write(folder, "generation_config.json", eos_token_id=[3, 0])
     write(folder, "config.json", eos_token_id=5)
     assert TaskTokenizer.from_folder(folder).eos_ids == (0, 3, 5)
@@ -150,7 +150,7 @@ def test_settings_without_an_eos_token_are_refused(folder, name, content, named)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"{", b"\xff\xfe\x00", b"[1]"])
-def test_invalid_tokenizer_file_is_refused_by_name(folder: Path, content: bytes) -> None:
+def test_invalid_tokenizer_file_is_refused_and_named(folder: Path, content: bytes) -> None:
     write(folder, "config.json", eos_token_id=0)
     (folder / "tokenizer.json").write_bytes(content)
     with refused(TokenizerError, "tokenizer.json"):
@@ -162,7 +162,7 @@ def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         TaskTokenizer.from_folder(tmp_path)
 
 
-def test_prompts_have_the_special_tokens_and_outputs_have_none(folder: Path) -> None:
+def test_prompts_have_special_tokens_but_outputs_do_not(folder: Path) -> None:
     def begin_with_mark(tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens([AddedToken("<|begin|>", special=True)])
         mark = tokenizer.token_to_id("<|begin|>")
@@ -285,7 +285,7 @@ def test_cached_name_resolves_offline_and_a_local_folder_has_precedence(cache, t
 @pytest.mark.parametrize(
     "environment", [{}, {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}]
 )
-def test_unavailable_hub_name_is_refused_with_the_way_out(tmp_path, environment):
+def test_unavailable_hub_name_is_refused_with_a_solution(tmp_path, environment):
     message = resolve_offline(tmp_path, "team/missing", **environment)
     assert message.startswith("TextError: model 'team/missing' ")
     assert message.endswith("check the spelling, or name a local folder")

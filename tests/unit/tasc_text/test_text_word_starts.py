@@ -41,13 +41,13 @@ def metaspace(folder: Path) -> TaskTokenizer:
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_byte_level_words_are_those_between_blanks(byte_level, sentence):
+def test_byte_level_words_are_separated_by_blanks(byte_level, sentence):
     found = words(byte_level, sentence)
     assert found == [w if n == 0 else f" {w}" for n, w in enumerate(sentence.split(" "))]
     assert len(found) > 2
 
 
-def test_words_of_other_tokenizers_are_those_between_blanks(byte_fallback, tmp_path):
+def test_words_of_other_tokenizers_are_separated_by_blanks(byte_fallback, tmp_path):
     demo = TaskTokenizer.from_folder(MODEL)
     assert words(demo, "isn't it, that one\nDET NOUN") == [
         "isn't", " it,", " that", " one", "\nDET", " NOUN",

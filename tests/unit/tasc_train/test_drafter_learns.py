@@ -147,7 +147,7 @@ def rows(trained: Drafter) -> Rows:
 
 
 @torch.inference_mode()
-def test_incremental_passes_equal_one_pass_of_the_training(trained: Drafter, rows: Rows) -> None:
+def test_incremental_drafter_passes_equal_one_training_pass(trained: Drafter, rows: Rows) -> None:
     whole = Whole(trained, load_model(trained.source))
     drafter, _ = trained.load(Target.load(trained.source, CONFIG))
     expected = [whole(rows.bases[r], *rows.inputs(r, 0, rows.sizes[r])) for r in (0, 1)]
@@ -161,7 +161,7 @@ def test_incremental_passes_equal_one_pass_of_the_training(trained: Drafter, row
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_drafts_are_accepted_and_answers_equal_plain_ones(trained: Drafter) -> None:
+def test_drafts_are_accepted_and_answers_equal_plain_answers(trained: Drafter) -> None:
     target, tokenizer = Target.load(trained.source, CONFIG), trained.tokenizer
     drafter, head = trained.load(target)
     proposer = NeuralProposer(
@@ -178,7 +178,7 @@ def test_drafts_are_accepted_and_answers_equal_plain_ones(trained: Drafter) -> N
     assert totals.block_efficiency > 2
 
 
-def test_independent_drafter_serves_another_target_and_a_head_does_not(
+def test_independent_drafter_serves_another_target_but_a_head_does_not(
     trained: Drafter, tmp_path: Path
 ) -> None:
     architecture = load_model(trained.source).config.model_type

@@ -156,7 +156,7 @@ def test_eos_token_of_the_option_is_kept(tmp_path: Path, by_map: bool) -> None:
     assert (loaded.eos_token, loaded.pad_token) == (OTHER, tiny.END if by_map else None)
 
 
-def test_eos_token_that_is_not_special_stays_so(tmp_path: Path) -> None:
+def test_eos_token_that_is_not_special_does_not_become_special(tmp_path: Path) -> None:
     base = open_tokenizer(ends_folder(tmp_path / "base"), "}")
     assert enriched_ends(base, tmp_path / "enriched").eos_ids == base.eos_ids
     shutil.rmtree(tmp_path / "enriched")

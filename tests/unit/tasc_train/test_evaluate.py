@@ -35,7 +35,7 @@ def given(folder: Path) -> Evaluation:
     return Evaluation(source, GENERATION, Setup(rows=4), "labels", TRAIN[:10], TRAIN, repeats=3)
 
 
-def test_drafted_answers_equal_plain_ones_and_take_fewer_steps(given: Evaluation) -> None:
+def test_drafted_answers_equal_plain_answers_and_take_fewer_steps(given: Evaluation) -> None:
     progress: dict[str, tuple[int, int | None]] = {}
     found = evaluate(given, lambda stage, done, of: progress.update({stage: (done, of)}))
     plain, drafted = found.sides["plain"], found.sides["drafted"]
@@ -130,7 +130,7 @@ def test_model_with_fewer_ids_than_its_tokenizer_or_without_weights_is_refused(
         MeasuredModel(ModelSource(tmp_path), GENERATION, Setup())
 
 
-def test_side_has_the_median_and_the_extremes_of_its_runs() -> None:
+def test_evaluation_side_has_median_minimum_and_maximum_of_its_runs() -> None:
     runs = [Run(("a", "b"), 6, 4, seconds) for seconds in (0.2, 0.1, 0.6)]
     side = Side.of(runs)
     ms = side.ms_per_answer

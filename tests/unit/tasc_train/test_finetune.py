@@ -89,7 +89,7 @@ def test_only_the_adapter_and_the_rows_of_new_tokens_change(made: Made) -> None:
         finetune(made.bench.job(made.output, seed=1))
 
 
-def test_new_rows_start_as_the_mean_of_their_parts_and_use_padding_rows_first(made: Made) -> None:
+def test_new_embedding_rows_are_the_mean_of_their_parts_and_use_padding_rows(made: Made) -> None:
     parts, model = made.bench.parts, base_of(made.bench)
     vocab = TaskTokenizer.from_folder(made.bench.tokenizer).vocab_size
     model.resize_token_embeddings(vocab + 5)
@@ -128,7 +128,7 @@ def test_rows_over_the_maximum_length_are_left_out_and_counted(
     assert found["too_long"] > 0
 
 
-def test_lm_head_runs_at_output_tokens_only_and_the_loss_is_the_same(made: Made) -> None:
+def test_lm_head_runs_only_at_output_tokens_with_the_same_loss(made: Made) -> None:
     job = replace(made.bench.job(made.output), tokenizer=made.bench.base)
     found, model = job_module.plan_of(job).examples, base_of(made.bench)
     trainer = training.Trainer(model, found, job.settings)
@@ -195,7 +195,7 @@ def test_eos_token_that_the_model_does_not_have_is_refused(chat: Bench, tmp_path
 
 
 @pytest.mark.parametrize(("enriched", "eos"), [(True, CHAT_END), (False, tiny.END)])
-def test_result_ends_answers_with_the_token_of_its_training(
+def test_fine_tuned_model_ends_answers_with_the_trained_eos_token(
     chat: Bench, tmp_path: Path, eos: str, enriched: bool
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -212,7 +212,7 @@ def test_result_ends_answers_with_the_token_of_its_training(
     assert AutoTokenizer.from_pretrained(tmp_path / "model").eos_token == eos
 
 
-def test_model_keeps_the_other_eos_tokens(chat: Bench, tmp_path: Path) -> None:
+def test_fine_tuned_model_keeps_the_other_eos_tokens(chat: Bench, tmp_path: Path) -> None:
     base = shutil.copytree(chat.base, tmp_path / "base")
     both = [320, 0]
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": both, "top_k": 7}))
@@ -221,7 +221,7 @@ def test_model_keeps_the_other_eos_tokens(chat: Bench, tmp_path: Path) -> None:
     assert settings == {"eos_token_id": [0, 320], "top_k": 7}
 
 
-def test_eos_token_of_the_settings_is_trained_if_the_model_has_several(
+def test_eos_token_of_the_settings_is_trained_if_the_model_has_several_eos_tokens(
     chat: Bench, tmp_path: Path
 ) -> None:
     """Instructed models of Llama 3.1 list three, and the first one does not end a chat."""
@@ -254,13 +254,13 @@ def test_tokenizer_of_another_model_is_refused(bench: Bench, tmp_path: Path) -> 
     "damage",
     ["{}", "[]", "no json", '{"tokens": [{"id": 3}]}', '{"tokens": [{"id": 3, "parts": [4]}]}'],
 )
-def test_damaged_enrichment_record_is_named(own: Bench, damage: str) -> None:
+def test_damaged_enrichment_record_is_named_in_the_error(own: Bench, damage: str) -> None:
     (own.tokenizer / "enrichment.json").write_text(damage)
     with refused(FinetuneError, "enrichment.json", "`tasc enrich`"):
         vocabulary_of(own.base, own.tokenizer)
 
 
-def test_missing_record_and_record_of_another_model_or_order_are_refused(own: Bench) -> None:
+def test_missing_or_foreign_or_reordered_enrichment_record_is_refused(own: Bench) -> None:
     file = own.tokenizer / "enrichment.json"
     record = json.loads(file.read_text())
     for changed, named in (
@@ -308,7 +308,7 @@ def test_rows_follow_the_prompts_of_a_chat_template(tmp_path: Path) -> None:
         assert list(example.ids[example.prompt :]) == [*output, tokenizer.eos_id]
 
 
-def test_lm_head_with_a_bias_is_refused_with_new_tokens_only(tmp_path: Path) -> None:
+def test_biased_lm_head_is_refused_if_tokens_are_added(tmp_path: Path) -> None:
     phi = make(tmp_path, "phi")
     with refused(FinetuneError, "phi", "--tokenizer"):
         finetune(phi.job(tmp_path / "out"))

@@ -94,7 +94,7 @@ def test_result_is_complete_or_absent_after_every_failure(
         (os, "replace", 4, Killed()),
     ],
 )
-def test_run_that_failed_while_writing_completes_when_it_is_run_again(
+def test_run_that_failed_while_writing_completes_when_repeated(
     unwritten: Finetune, owner: Any, name: str, number: int, error: BaseException
 ) -> None:
     output = unwritten.output
@@ -130,7 +130,7 @@ def test_full_disk_while_weights_are_written_is_reported(unwritten: Finetune) ->
     assert (unwritten.output / CHECKPOINT).is_file()
 
 
-def test_merge_without_enough_memory_is_reported_and_has_freed_the_training(unwritten, monkeypatch):
+def test_merge_frees_training_memory_and_reports_a_lack_of_memory(unwritten, monkeypatch):
     trainers = list[weakref.ref[Trainer]]()
     made, load = Trainer.__init__, result.AutoModelForCausalLM.from_pretrained
 
@@ -152,7 +152,7 @@ def test_merge_without_enough_memory_is_reported_and_has_freed_the_training(unwr
     assert not (unwritten.output / "result.unfinished").exists()
 
 
-def test_base_that_became_unreadable_is_named(bench: Bench, tmp_path: Path) -> None:
+def test_base_that_became_unreadable_is_named_in_the_error(bench: Bench, tmp_path: Path) -> None:
     base = shutil.copytree(bench.base, tmp_path / "base")
     job = replace(bench.job(tmp_path / "out", epochs=1), base=base)
     for file, named in (("model.safetensors", str(base)), ("generation_config.json",) * 2):
@@ -170,7 +170,7 @@ def test_base_that_became_unreadable_is_named(bench: Bench, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Path, "rmdir"), (Checkpoints, "remove")])
-def test_second_run_removes_what_a_killed_run_left_beside_its_result(unwritten, owner, name):
+def test_second_run_removes_files_that_a_killed_run_left(unwritten, owner, name):
     with at_call(owner, name, 1, Killed()), pytest.raises(Killed):
         finetune(unwritten)
     assert names(unwritten.output) > {*PARTS, LOCK}
@@ -189,7 +189,9 @@ def test_second_run_removes_what_a_killed_run_left_beside_its_result(unwritten, 
         ),
     ],
 )
-def test_result_keeps_the_prompt_of_its_training(unwritten: Finetune, template: Template) -> None:
+def test_fine_tune_result_keeps_the_training_prompt(
+    unwritten: Finetune, template: Template
+) -> None:
     (unwritten.output / CHECKPOINT).unlink()  # it is of another prompt
     finetune(
         replace(unwritten, template=template, settings=replace(unwritten.settings, epochs=0.01))
@@ -203,7 +205,7 @@ def test_result_keeps_the_prompt_of_its_training(unwritten: Finetune, template: 
         trained_prompt(unwritten.output / "model")
 
 
-def test_finished_run_is_reported_again_and_another_run_is_refused(
+def test_finished_run_is_reported_again_and_a_different_run_is_refused(
     unwritten: Finetune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = finetune(unwritten)
@@ -276,7 +278,7 @@ def test_folder_is_locked_during_the_run_and_free_afterwards(bench: Bench, tmp_p
         pass
 
 
-def test_places_that_cannot_be_written_or_locked_are_named(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_written_or_locked_are_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(FinetuneError, "file/out"), claimed(tmp_path / "file" / "out", FINETUNE):
         pass
@@ -289,7 +291,7 @@ def test_places_that_cannot_be_written_or_locked_are_named(tmp_path: Path) -> No
         pass
 
 
-def test_folder_of_another_kind_of_run_is_refused_but_not_one_with_other_files(
+def test_output_of_another_kind_of_run_is_refused_but_other_files_are_not(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.log").write_text("")

@@ -28,7 +28,7 @@ from tasc_train.finetune.training import Trainer, deferred_signals
 Amid = Callable[[Callable[[], None]], AbstractContextManager[StageProgress]]
 
 
-def test_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
+def test_killed_run_ends_with_the_weights_of_an_uninterrupted_run(
     bench: Bench, whole: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = bench.job(tmp_path)
@@ -74,7 +74,7 @@ def test_checkpoint_of_other_rows_settings_or_precision_is_refused(bench, killed
     ],
     ids=["loss", "gradient"],
 )
-def test_loss_or_gradient_that_is_not_finite_is_refused_and_keeps_the_checkpoint(
+def test_non_finite_loss_or_gradient_is_an_error_and_keeps_the_checkpoint(
     bench: Bench, killed: Path, monkeypatch: pytest.MonkeyPatch, change: Any, named: tuple[str, ...]
 ) -> None:
     before, loss = (killed / CHECKPOINT).read_bytes(), Trainer.loss
@@ -112,7 +112,7 @@ def test_full_disk_leaves_the_last_checkpoint(bench: Bench, killed: Path) -> Non
     finetune(bench.job(killed))
 
 
-def test_seconds_and_tokens_include_those_before_the_resumption(
+def test_reported_seconds_and_tokens_include_the_time_before_a_resumption(
     bench: Bench, whole: Made, killed: Path
 ) -> None:
     tokens = whole.found["tokens_per_second"] * whole.found["seconds"]
@@ -189,7 +189,7 @@ def in_a_change_of_weights(call: Callable[[], None]) -> Iterator[StageProgress]:
         (in_a_change_of_weights, 3, 3, signal.SIGINT, KeyboardInterrupt),
     ],
 )
-def test_interrupted_run_saves_its_last_complete_step_and_resumes_after_it(
+def test_interrupted_run_resumes_after_its_last_complete_step(
     bench: Bench, whole: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     amid: Amid, call: int, kept: int, signum: int, error: type[BaseException],
 ) -> None:  # fmt: skip
@@ -204,7 +204,7 @@ def test_interrupted_run_saves_its_last_complete_step_and_resumes_after_it(
 
 
 @pytest.mark.usefixtures("_at_a_terminal")
-def test_signals_are_deferred_in_the_main_thread_only() -> None:
+def test_signals_are_deferred_only_in_the_main_thread() -> None:
     done: list[str] = []
 
     def work() -> None:

@@ -94,7 +94,7 @@ def test_selection_equals_a_naive_implementation(tokenizer, settings, everything
         assert len(wanted) == 12
 
 
-def test_example_of_the_paper_is_left_out_by_the_suffix_rule_only(tmp_path: Path) -> None:
+def test_paper_example_is_left_out_only_by_the_suffix_rule(tmp_path: Path) -> None:
     outputs = ["in the", "in therapy", "in theorem"] * 4
     tiny.make_tokenizer(tmp_path, texts=["in the therapy theorem"] * 9, size=300)
     tokenizer = TaskTokenizer.from_folder(tmp_path)
@@ -160,7 +160,9 @@ def test_refined_selection_encodes_the_same_text_in_fewer_tokens(
         assert found.tokenizer.token_to_id(token.content) == token.id
 
 
-def test_refinement_replaces_tokens_that_longer_ones_made_unused(tokenizer: TaskTokenizer) -> None:
+def test_refinement_replaces_tokens_that_longer_tokens_made_unused(
+    tokenizer: TaskTokenizer,
+) -> None:
     texts = ["abcabc", "set the alarm at nine", "xyz xyz xyz"] * 9 + ["set the theorem"] * 3
     settings = EnrichSettings(5, 2, rounds=8)
     greedy = enrich(tokenizer, texts, settings)
@@ -291,7 +293,7 @@ def test_text_that_the_normalizer_changes_does_not_become_a_token() -> None:
         assert GrowingTokenizer(tokenizer).content(b" play_") is None
 
 
-def test_tokenizers_that_would_change_texts_are_refused_by_name() -> None:
+def test_tokenizers_that_would_change_texts_are_refused_and_named() -> None:
     base, other = byte_level("gpt2"), byte_level("gpt2")
     other.normalizer = normalizers.Lowercase()
     with refused(FamilyError, "'Play'", "'play'"):

@@ -32,7 +32,7 @@ def test_untrained_drafter_predicts_few_tokens(target: Bench, tmp_path: Path) ->
     assert train_drafter(target.job(tmp_path, "eagle", epochs=0.2))["agreement"] < 0.5
 
 
-def test_target_without_hidden_states_gets_an_independent_drafter_only(tmp_path: Path) -> None:
+def test_target_without_hidden_states_gets_only_an_independent_drafter(tmp_path: Path) -> None:
     target = make(tmp_path / "target", "gpt_neox")
     with refused(FinetuneError, "gpt_neox", "--kind independent"):
         train_drafter(target.job(tmp_path / "out", "eagle"))
@@ -48,7 +48,7 @@ def test_target_without_hidden_states_gets_an_independent_drafter_only(tmp_path:
     ],
     indirect=["short"],
 )
-def test_killed_run_ends_with_the_weights_of_an_uninterrupted_one(
+def test_killed_run_ends_with_the_weights_of_an_uninterrupted_run(
     short: Trained, tmp_path: Path, stage: str, done: int
 ) -> None:
     job = replace(short.bench.job(tmp_path, short.kind, **SHORT), checkpoint_s=0.0)
@@ -104,14 +104,14 @@ def test_existing_answers_are_used_with_or_without_token_ids(
     "line",
     ['{"id": "1"}', "no json", '{"id": "1", "input": "a", "output": "b", "ids": ["x"]}', "[]"],
 )
-def test_line_that_is_not_an_answer_is_named(tmp_path: Path, line: str) -> None:
+def test_line_that_is_not_an_answer_is_named_in_the_error(tmp_path: Path, line: str) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_text('{"id": "0", "input": "a", "output": "b"}\n' + line + "\n")
     with refused(FileError, "line 2 of", "answers.jsonl"):
         read_answers(file)
 
 
-def test_token_outside_the_vocabulary_is_named(target: Bench, tmp_path: Path) -> None:
+def test_token_outside_the_vocabulary_is_named_in_the_error(target: Bench, tmp_path: Path) -> None:
     answer = {"id": "7", "input": "a", "output": "b", "ids": [4, 99999]}
     answers = read_answers(write_rows(tmp_path / "answers.jsonl", [answer]))
     with refused(FileError, "answer 7", "99999"):
