@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
-from tasc_engine.lora.adapters import Adapters, Product
+from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import Linear
 from tasc_engine.model.operations import (
@@ -44,12 +44,12 @@ _UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", 
 class Layer:
     """One layer's weights; ``head_norm`` norms queries and keys, ``next_norm`` the next input."""
 
-    qkv: Product
+    qkv: Matmul
     head_norm: Norm | None
-    out: Product
+    out: Matmul
     before_mlp: Norm
-    gate_up: Product
-    down: Product
+    gate_up: Matmul
+    down: Matmul
     next_norm: Norm
     window: int | None
 
@@ -173,7 +173,7 @@ def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
     last = index == config.num_hidden_layers - 1
     next_norm = model.model.norm if last else model.model.layers[index + 1].input_layernorm
 
-    def product(part: str, *names: str, picked: bool = last) -> Product:
+    def product(part: str, *names: str, picked: bool = last) -> Matmul:
         linears = [layer.get_submodule(f"{part}.{name}") for name in names]
         paths = [f"model.layers.{index}.{part}.{name}" for name in names]
         widths = [linear.out_features for linear in linears]
