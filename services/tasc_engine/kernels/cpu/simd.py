@@ -1,9 +1,9 @@
 """Sixteen numbers in one value, for compiled code: explicit vectors.
 
-LLVM splits them into the processor's registers (one of AVX-512, two of AVX2, four of NEON). Without
-explicit vectors, loops over arrays that might overlap stay scalar, at a tenth of the speed. Arrays
-hold float32 or float64, or the bits of bfloat16 as uint16 and of float16 as int16; lanes are
-float32 or float64.
+LLVM splits a vector into the processor's registers (one of AVX-512, two of AVX2, four of NEON).
+Without explicit vectors, loops over arrays that might overlap stay scalar, at a tenth of the speed.
+The elements of arrays are float32 or float64, or the bits of bfloat16 as uint16 and of float16 as
+int16. Lanes are float32 or float64.
 """
 
 import math
