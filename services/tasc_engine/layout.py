@@ -89,8 +89,8 @@ class StepLayout(Generic[Array]):
             row. 0 for other tokens.
         adapters: ``[N]`` number of the row's adapter, 0 for none.
         logits_indices: ``[M]`` packed indices of the tokens whose next token is needed: for each
-            row that may emit, its last token, then its draft, without those that are ``known``;
-            then the scored tokens of all rows.
+            row that may emit, its last token, then its draft, without tokens whose next token is
+            ``known``; then the scored tokens of all rows.
         query_offsets: ``[R + 1]`` where each row's tokens begin.
         kv_starts: ``[R]`` cache slot of each row's first token.
         trunks: ``[R]`` number of tokens of each row before its draft; node b enters slot ``kv_start

@@ -41,7 +41,7 @@ class HiddenStateBuffer:
         self._held.pop(row, None)
 
     def take(self, row: int) -> RowHiddenStates | None:
-        """Returns a row's hidden states since the last call; None if there are none."""
+        """Returns a row's hidden states since the last call; None if it has none."""
         parts = self._held.pop(row, [])
         if len(parts) < 2:
             return parts[0] if parts else None

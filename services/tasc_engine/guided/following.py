@@ -47,7 +47,7 @@ class Guide(Protocol):
         Args:
             tokens: ``int32[n]``, a row's draft.
             parents: ``int32[n]``, each node's parent, which precedes it; -1 is the current token.
-            kept: ``bool[n]``, written: whether a node and all above it are allowed.
+            kept: ``bool[n]``, written: whether a node and all its ancestors are allowed.
             masks: ``uint32[1 + n, words]``, written: the tokens allowed now and, at ``1 + x``,
                 after node x. Masks of nodes that are not kept are undefined.
         """
@@ -80,7 +80,7 @@ def known_ends(tokenizer: TaskTokenizer, vocab_size: int) -> tuple[int, ...]:
 
 
 class LeastTokens:
-    """Forbids the tokens that end an answer until it is long enough; see `Guide`.
+    """Forbids the tokens that end an answer until the answer is long enough; see `Guide`.
 
     Args:
         ends: Tokens that end an answer.

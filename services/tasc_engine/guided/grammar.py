@@ -190,7 +190,7 @@ class GrammarGuide:
         return np.array(found, np.int32)
 
     def _now(self, mask: Masks) -> bool:
-        """Writes the tokens that may come next; returns False if there are none."""
+        """Writes the tokens that may come next; returns False if no token may."""
         if self._ended or self.error:
             return False
         return self._grammar.fill(self._matcher, self._place, mask) or self._revive(mask)

@@ -250,9 +250,9 @@ def _require_certain(made: Prepared) -> None:
         arrays = [[other for other in group if can_be("array", other)] for group in reached]
         if any(len({made.members.get(id(other)) for other in group}) > 1 for group in arrays):
             raise GuideError(
-                "this json_schema has uniqueItems in one of several array alternatives; it is "
-                "supported only if every array alternative in anyOf, oneOf, allOf or "
-                "patternProperties has it with the same values; make them equal, "
+                "in this json_schema, uniqueItems is supported only if every array alternative in "
+                "anyOf, oneOf, allOf or patternProperties has it with the same values; make the "
+                "alternatives equal, "
                 f"{LENIENT}"
             )
 

@@ -61,7 +61,7 @@ def refusal(matcher: "LLMatcher", eos_id: int) -> str:
 
 
 def reason(matcher: "LLMatcher") -> str:
-    """The short error of a matcher; empty if there is none."""
+    """The short error of a matcher; empty if the matcher has no error."""
     message = matcher.get_error().split("\n<")[0]
     lines = [line for line in message.splitlines() if line.startswith("error: ")] or [message]
     words = " ".join(lines[0].split())[:_MAX_REASON_CHARS]

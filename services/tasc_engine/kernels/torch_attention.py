@@ -1,4 +1,4 @@
-"""Attention in plain torch, one row of the cache after the other, on any device.
+"""Attention in plain torch, row by row, on any device.
 
 It serves rows with many tokens, whose products are large, and devices for which this project has no
 kernel.

@@ -127,7 +127,7 @@ class RowCache:
         Args:
             query: ``[N, heads, head_dim]``.
             scale: Factor of the scores.
-            window: Number of tokens that a query attends to, itself included; None for all.
+            window: Number of tokens that a query attends to, including itself; None for all.
             softcap: Scores s become ``softcap * tanh(s / softcap)``.
 
         Returns:

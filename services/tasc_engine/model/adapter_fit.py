@@ -1,8 +1,8 @@
 """Checks, from settings and weight-file headers only, whether a LoRA adapter fits a model.
 
-Neither torch nor the weights themselves are needed. Weight names in files may differ from those of
-the loaded model, so only shapes of weights with equal names are compared. Loading finds the other
-faults.
+Neither torch nor the weights themselves are needed. Weight names in files may differ from the names
+in the loaded model, so only shapes of weights with equal names are compared. Loading finds the
+other faults.
 """
 
 import re

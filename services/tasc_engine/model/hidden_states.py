@@ -27,7 +27,7 @@ class HiddenStateRequest:
 
     @classmethod
     def of(cls, proposer: Any) -> "HiddenStateRequest":
-        """A proposer's own request; an empty one if it does not need hidden states."""
+        """A proposer's own request; an empty request if it does not need hidden states."""
         return getattr(proposer, "hidden_state_request", cls())
 
 

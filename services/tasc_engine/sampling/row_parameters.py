@@ -157,7 +157,7 @@ def list_paths(
     Args:
         drafted, parents, offsets: Fields of `Drafts`.
         wanted: ``bool[n]``.
-        places, tokens: ``int64[*]``, as many as the sum of depths; written.
+        places, tokens: ``int64[k]``, written; k is the sum of the depths in the wanted trees.
     """
     n = 0
     for i in range(len(wanted)):

@@ -73,7 +73,7 @@ class AnswerBuilder:
         return used
 
     def count_draft(self, drafted: int, accepted: int) -> None:
-        """Counts the tokens drafted and accepted in a step, without forced ones."""
+        """Counts the tokens drafted and accepted in a step, without forced tokens."""
         self._drafted.append(drafted)
         self._accepted.append(accepted)
 

@@ -92,7 +92,7 @@ class Scheduler:
 
     @property
     def held(self) -> tuple[Sequence, ...]:
-        """All requests, the waiting ones first."""
+        """All requests, the waiting requests first."""
         return (*self._waiting, *self._active.values())
 
     @property

@@ -31,7 +31,7 @@ class Ranking:
         eos_id: The tokenizer's end of sequence, counted once per answer and part of every
             selection.
         origin: Source of the answers: raw outputs of the task, the target, or a draft model.
-        total: Number of counted tokens, including those that a selection left out.
+        total: Number of counted tokens, including tokens that a selection left out.
         rows: Number of counted answers.
         corpus_rows: The answers come from rows ``[0, corpus_rows)`` of the corpus; 0 if they come
             from a file.

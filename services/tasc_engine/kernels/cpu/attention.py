@@ -370,7 +370,7 @@ class CompiledRows:
         return self._out
 
     def _take(self, query: Tensor) -> None:
-        """Sets arrays of queries and results; usually those of the previous layer are reused."""
+        """Sets the arrays of queries and results; usually reuses the previous layer's arrays."""
         if query is not self._query:
             if self._out.shape != query.shape:
                 self._out = torch.empty_like(query)

@@ -51,7 +51,7 @@ def add_and_norm(hidden: Any, delta: Any, weight: Any, eps: Any, out: Any) -> No
 
 @arithmetic
 def add_to(sums: Any, to: int, more: Any, at: int, n: int) -> None:
-    """Adds ``n`` elements of ``more``, from ``at`` on, to those of ``sums`` from ``to`` on."""
+    """Adds ``more[at : at + n]`` to ``sums[to : to + n]``, element by element."""
     d = 0
     while d + WIDTH <= n:
         store(sums, to + d, add(load(sums, to + d), load(more, at + d)))
