@@ -167,7 +167,7 @@ def _beyond(steps: NDArray[Any], positions: int) -> list[int]:
 
 
 def _deepest(drafts: Drafts, labels: LabelTrie, state: int) -> int:
-    """Maximum number of drafted tokens on a path, without those that labels force."""
+    """Maximum number of drafted tokens on a path, without tokens that labels force."""
     states, positions = np.empty((2, len(drafts.tokens)), np.int32)
     return int(
         _fill_positions(

@@ -339,8 +339,8 @@ def _words_of_the_head(texts: Any, word_starts: Any) -> int:
 def _majority(texts: Any, agreeing: Any, place: int, word_starts: Any) -> tuple[int, int, int, int]:
     """The token that more than half of the agreeing texts have at a place, if there is one.
 
-    Uses Boyer and Moore's majority vote. Also returns how many texts have the token, how many are
-    long enough, and how many of those continue a word there.
+    Uses Boyer and Moore's majority vote. Also returns how many texts have the token, how many texts
+    are long enough, and how many of the long enough texts continue a word at this place.
     """
     ids, offsets = texts
     token, votes, longer, continuing = -1, 0, 0, 0

@@ -63,7 +63,7 @@ def sorted_places(
 
 
 def sort_chosen(text: Int32, places: Int32, depth: int) -> Int32:
-    """Ascending places of a text, sorted and marked like those of `sorted_places`."""
+    """Sorts ascending places of a text, and marks them like `sorted_places`."""
     text, places, bits = read_only(text), places.copy(), width_of(text).bit_length()
     keys = np.empty(len(places), np.uint64)
     gather(text, places, 0, len(places), 0, depth, bits, keys)

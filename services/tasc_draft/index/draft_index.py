@@ -124,7 +124,7 @@ def build_index(
             out.
 
     Raises:
-        DraftError: An id is outside the vocabulary, there are not as many prompts as outputs, or a
+        DraftError: An id is outside the vocabulary, the numbers of prompts and outputs differ, or a
             size is out of range.
     """
     documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)

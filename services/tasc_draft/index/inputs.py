@@ -44,7 +44,7 @@ class InputIndex(IndexPart):
     Attributes:
         rows: Number of rows of the corpus, with one prompt each.
         slots: ``int32[2^m]``; entry i is the first key whose m highest bits are at least i.
-        keys: ``uint32[features]``, ascending; even ones are tokens, odd ones pairs of tokens.
+        keys: ``uint32[features]``, ascending; even keys are tokens, odd keys are pairs of tokens.
         first: ``int32[features + 1]``; feature f's rows are ``postings[first[f]:first[f + 1]]``.
             A feature of too many rows has no postings.
         postings: ``int32[*]`` row numbers, ascending within a feature.
@@ -150,7 +150,7 @@ class NearestScratch(NamedTuple):
 
 
 def nearest_scratch(inputs: InputIndex) -> NearestScratch:
-    """Scratch memory for searches in one index, one at a time."""
+    """Allocates scratch memory for searches in one index, one search at a time."""
     return NearestScratch(
         scores=np.zeros(inputs.rows, np.float32),
         touched=np.zeros(inputs.rows + 1, np.int32),

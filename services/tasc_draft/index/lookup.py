@@ -132,7 +132,7 @@ def continuations(corpus: Any, lo: int, hi: int, depth: int, found: Any) -> int:
     it walks over at most HOT entries.
 
     Args:
-        found: ``int32[WIDEST, COLUMNS]``, filled. END is left out; at the root SEP is included.
+        found: ``int32[WIDEST, COLUMNS]``, filled, without END. At the root, SEP is included.
 
     Returns:
         The number of lines filled. If it is below WIDEST, the interval has no other next tokens.
@@ -179,7 +179,7 @@ def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> tuple
 
 @compiled
 def common_prefixes(text: Any, order: Any, depth: int) -> Any:
-    """``uint8[S]``: number of tokens each entry shares with the one before it; 0 for the first."""
+    """``uint8[S]``: number of tokens that each entry shares with the previous; 0 for the first."""
     shared = np.zeros(len(order), np.uint8)
     for i in range(1, len(order)):
         a, b, k = order[i - 1], order[i], 0

@@ -81,7 +81,8 @@ _LAST_PLACE = 1 << 30  # larger than every place
 # For the next fields, see `external_tree`.
 #   external: the node of the external tree at the same path, if it has children, or NONE
 #   external_chance: probability of each candidate in the external tree
-#   floor, rest: by side, the probability of a candidate it does not name, and of all other tokens
+#   floor, rest: by side, the probability of a candidate that the side does not name, and of all
+#     other tokens
 #   mixed, none: mixed probability of each candidate (negated like chance), and of other tokens
 #   cell: the cell of trust by which both sides were mixed
 # For the next fields, see `tasc_draft.labels`.
