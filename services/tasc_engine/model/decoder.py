@@ -152,10 +152,7 @@ def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> Le
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether all weights have one dtype and device, and all layers are plain Linear or Embedding.
-
-    Only linear layers and embeddings are checked for their class.
-    """
+    """Whether weights share one dtype and device, and linear layers and embedding are plain."""
     kinds = {(p.device, p.dtype) for p in model.parameters()}
     linears = [m for name, m in model.named_modules() if name.endswith(("_proj", "lm_head"))]
     plain = all(type(m) is nn.Linear for m in linears)
