@@ -1,7 +1,7 @@
-"""N-gram drafts: a task's index, sources, their mixture, trees. Token ids only; numpy and numba.
+"""N-gram drafts from a task's index: sources of evidence, their mixture, and draft trees.
 
-Modules that need numba are imported at their first use, since commands and gateways need only the
-settings.
+The package handles only token ids and needs only numpy and numba. Modules that need numba are
+imported at their first use, since commands and gateways need only the settings.
 """
 
 from importlib import import_module
@@ -60,7 +60,7 @@ __all__ = [
     "write_index",
 ]
 
-if not TYPE_CHECKING:  # else a type checker would accept any name
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _NEEDS_NUMBA:

@@ -1,7 +1,7 @@
 """Compile most of drafting into numba's cache, ahead of first runs: ``python -m tasc_draft``.
 
-It takes up to a minute and needs only numpy and numba, so `make` runs it beside the installation.
-Code for other sizes and settings is compiled at its first use.
+This takes up to a minute and needs only numpy and numba, so `make` runs it during the installation
+of other packages. Code for other sizes and settings is compiled at its first use.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Compiles hot paths with numba, cached on disk, without the interpreter lock.
 
-numba's cache is keyed by the file that a function is in. It would miss a change in another file
+numba's cache is keyed by the function's own file. The cache would miss a change in another file
 whose functions are called, so each state of a package's sources has its own cache folder.
 """
 
@@ -27,7 +27,7 @@ class Compiler:
 
     Args:
         folders: Folders with the sources of all compiled functions and of everything they call. The
-            cache is kept in the first.
+            cache is kept in the first folder.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -39,8 +39,8 @@ class Compiler:
     def borrowing(self, function: Callable[..., Any]) -> Any:
         """Compiles a function that does not allocate, without reference counting.
 
-        numba counts references with an atomic operation for each array that is named. That took
-        half of the time of a draft.
+        numba counts references with an atomic operation for each named array, which took half of
+        the time of a draft.
         """
         return self._jit(function, _nrt=False)
 

@@ -82,7 +82,7 @@ class Drafts:
         offsets: ``int32[rows + 1]``; row i's draft is ``[offsets[i], offsets[i + 1])``.
         logp: ``float32[N]`` log-probability of the path to each token.
         source: ``int8[N]`` the source that contributed most, as an index into ``SOURCES``. The
-            engine writes `FORCED` where a guide allows one token only.
+            engine writes `FORCED` if a guide allows only one token.
     """
 
     tokens: Int32
@@ -109,7 +109,7 @@ class Proposer(Protocol):
     """Makes drafts for rows. Row numbers are below a limit that is fixed at construction.
 
     Attributes:
-        max_depth: Depth of the deepest draft it can make; 0 if it never drafts.
+        max_depth: Depth of the deepest draft that the proposer can make; 0 if it never drafts.
     """
 
     @property
@@ -120,7 +120,8 @@ class Proposer(Protocol):
 
         Args:
             labels: The answers that the row is limited to, a `LabelTrie` or None. A draft then
-                consists of tokens that they allow. The caller of `observe` includes forced tokens.
+                consists of tokens that the labels allow. The caller of `observe` includes forced
+                tokens.
         """
 
     def propose(
@@ -137,7 +138,7 @@ class Proposer(Protocol):
         """
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        """Append tokens the target emitted for ``row``."""
+        """Append tokens that the target emitted for ``row``."""
 
     def finish(self, row: int) -> None:
         """Release a row, which may then be started again."""
@@ -152,4 +153,4 @@ class IndexFileError(DraftError):
 
 
 class IndexFormatError(IndexFileError):
-    """An index file is undamaged, but of a format version that this program does not read."""
+    """An index file is undamaged, but has a format version that this program does not read."""

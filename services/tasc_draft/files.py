@@ -18,13 +18,13 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Opens a file to write, which replaces ``path`` when the block ends without an error.
 
     Until then, and if the process is killed, ``path`` keeps its content. Several processes may
-    write the same file: each writes its own, and the last one to finish wins.
+    write the same file: each process writes its own copy, and the last process to finish wins.
 
     Args:
         sync: Whether the file is on disk when the block ends, so that it survives a power failure.
     """
     for left in unfinished_files(path):
-        with suppress(OSError):  # it is gone, or of another user
+        with suppress(OSError):  # the file is gone, or belongs to another user
             if left.stat().st_mtime < time.time() - _LEFT_S:
                 left.unlink()
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")

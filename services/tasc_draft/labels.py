@@ -1,9 +1,9 @@
 """A set of labels as a trie of tokens, and the labels that each row of a batch is limited to.
 
-The trie is flat arrays that compiled code walks. Nodes are numbered level by level with siblings by
-token, so that children are neighbours: those of node i are ``first[i]`` to ``first[i + 1] - 1``,
-and node 0 is the root. A node with several children is a *branch*: only there does the target
-decide. Between branches each token is forced.
+The trie consists of flat arrays for compiled code. Node 0 is the root. Nodes are numbered level by
+level, with siblings in the order of their tokens, so the children of node i are the nodes
+``first[i]`` to ``first[i + 1] - 1``. A node with several children is a *branch*. The target has a
+choice only at a branch. Between branches, each token is forced.
 """
 
 from collections import Counter, defaultdict
@@ -30,7 +30,7 @@ class LabelTrie:
         token: ``int32[nodes]`` the token that leads to a node.
         first: ``int32[nodes + 1]`` where each node's children begin.
         ahead: ``int32[nodes]`` forced tokens from a node to its next branch, 0 for a branch itself;
-            `NO_BRANCH` if there is none.
+            `NO_BRANCH` if no branch follows.
         decides: ``int32[nodes]``, 1 if a token that is allowed at a node leads to a further branch.
             A draft from any other node saves no forward.
     """
@@ -167,7 +167,7 @@ def warm_up() -> None:
 
 
 def _place_size(labels: LabelTrie) -> int:
-    """Nodes of a trie and the end of the last one's children, rounded up to a power of two."""
+    """Number of nodes of a trie plus one (``first`` is longer), rounded up to a power of two."""
     return 1 << len(labels.token).bit_length()
 
 
@@ -180,7 +180,7 @@ def _enlarged(forest: Forest, size: int) -> Forest:
 
 @compiled
 def _build(ids: Any, offsets: Any, token: Any, parent: Any, depth: Any, path: Any) -> int:
-    """Nodes of sorted sequences, each in front of those below it; ``path`` is scratch."""
+    """Nodes of sorted sequences, each node before its descendants; ``path`` is scratch memory."""
     n, before = 1, ids[:0]
     for i in range(len(offsets) - 1):
         now = ids[offsets[i] : offsets[i + 1]]

@@ -6,8 +6,8 @@ answer. End-of-sequence counts as a token. The first step has a draft, too.
 
 Tokens that a guide forces need no forward, with drafts or without. They follow the preceding token
 in the same step, and count neither as drafted nor as accepted. As in the engine, drafts of guided
-answers lose the nodes that the guide forbids and those that save no forward. Without labels, only
-the answer shows which tokens its guide forces, so a draft is not changed after a wrong token.
+answers lose the nodes that the guide forbids and the nodes that save no forward. Without labels,
+only the answer shows which tokens its guide forces, so a draft is not changed after a wrong token.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from tasc_draft.labels import LabelTrie, child
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.settings import DraftSettings
 
-POSITIONS = 64  # depths counted separately; deeper ones count with the last
+POSITIONS = 64  # depths that are counted separately; greater depths count with the last
 EPOCHS = 6
 RATE = 0.1
 MIN_ROWS = 200  # smaller corpora get no learnt weights
@@ -41,11 +41,12 @@ class Replay:
 
     Attributes:
         rows, steps, tokens: Number of answers, target forwards, and emitted tokens.
-        plain_steps: Number of target forwards without drafts: of tokens that no guide forces.
-        nodes: Number of verified draft tokens, those that are forced within drafts included.
-        carried: Those of them that are forced and accepted.
-        forced: Number of forced tokens in front of an answer's last decided one. They enter the
-            cache by some forward, with drafts or without.
+        plain_steps: Number of target forwards that decoding without drafts would need: one for each
+            token that no guide forces.
+        nodes: Number of verified draft tokens, including forced tokens within drafts.
+        carried: Number of forced tokens within drafts that were accepted.
+        forced: Number of forced tokens before an answer's last token that is not forced. A forward
+            writes them to the cache, with drafts or without.
         drafted_steps: Number of steps with a draft.
         reached: ``[positions]`` number of steps whose draft reaches depth i + 1.
         accepted: ``[positions]`` number of steps that accept a token at depth i + 1.
@@ -68,7 +69,7 @@ class Replay:
 
     @property
     def charged(self) -> int:
-        """Nodes that drafting has to pay for: accepted forced ones need a forward anyway."""
+        """Nodes that count as a cost of drafting; accepted forced nodes need a forward anyway."""
         return self.nodes - self.carried
 
     @property
@@ -92,10 +93,10 @@ def replay(
         rows: Prompt and answer ids, ``int32``, the answer with its end-of-sequence.
         budget: Maximum number of draft tokens of a step.
         progress: Called after each row.
-        labels: Labels that the answers are limited to. An answer that is none of them is not
+        labels: Labels that the answers are limited to. An answer that is not a label is not
             limited.
-        forced: For each answer, ``bool[n]`` which of its tokens its guide forces, or None if it is
-            not limited; by default those that ``labels`` force.
+        forced: For each answer, ``bool[n]``, whether its guide forces each token, or None for an
+            answer without a guide. By default, the tokens that ``labels`` force.
     """
     tokens, nodes, start_us, draft_us = 0, 0, list[float](), list[float]()
     plain_steps = carried = all_forced = 0
@@ -115,7 +116,7 @@ def replay(
         all_forced += int(decided.max(initial=-1)) + 1 - len(decided)
         began = time.perf_counter()
         proposer.start(0, prompt, own)
-        proposer.propose(batch, limit, impossible)  # the first one analyses the prompt
+        proposer.propose(batch, limit, impossible)  # the first call analyses the prompt
         start_us.append((time.perf_counter() - began) * 1e6)
         at = min(_forced_end(needless, 0), len(answer) - 1)
         proposer.observe(0, answer[:at])
@@ -166,7 +167,7 @@ def _beyond(steps: NDArray[Any], positions: int) -> list[int]:
 
 
 def _deepest(drafts: Drafts, labels: LabelTrie, state: int) -> int:
-    """Maximum number of drafted tokens on a path, without those that labels force."""
+    """Maximum number of drafted tokens on a path, without tokens that labels force."""
     states, positions = np.empty((2, len(drafts.tokens)), np.int32)
     return int(
         _fill_positions(
@@ -203,12 +204,13 @@ def _forced_end(forced: Any, at: int) -> int:
 def _outcome(
     tokens: Any, parents: Any, answer: Any, at: int, forced: Any, guided: bool
 ) -> tuple[int, int, int]:
-    """The nodes of a draft that are verified: their number, accepted ones, and deepest position.
+    """Returns a draft's numbers of verified and of accepted nodes, and its deepest position.
 
     Args:
-        at: Where the draft begins in the answer.
-        guided: Leave out nodes that the answer's guide forbids, and those that save no forward:
-            after which it decides nothing. Off the answer's path, each node saves one.
+        at: Place in the answer where the draft begins.
+        guided: Whether to leave out nodes that the answer's guide forbids, and nodes that save no
+            forward because all later tokens are forced. Off the answer's path, each node counts as
+            saving a forward.
     """
     n = len(tokens)
     place, position = np.empty(n, np.int32), np.empty(n, np.int32)
@@ -240,9 +242,10 @@ def _outcome(
 
 
 def held_out(rows: int, seed: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split row numbers into those to index and those to learn from.
+    """Split row numbers into rows to index and rows to learn from.
 
-    A twelfth is held out, but between 100 and 600 rows and at most half of them.
+    A twelfth of the rows is held out to learn from, but at least 100 rows, at most 600 rows, and
+    never more than half.
     """
     count = min(max(rows // _SHARE, _MIN_HELD_OUT), _MAX_HELD_OUT, rows // 2)
     out = np.zeros(rows, bool)
@@ -264,10 +267,10 @@ def taught(
     """A proposer whose weights maximise the likelihood of held-out answers, by gradient ascent.
 
     Args:
-        index: An index without these rows.
+        index: An index without the held-out rows.
         prompts, outputs: The held-out rows; outputs without end-of-sequence.
         settings: Settings of the proposer that will use the weights. Recent answers are turned
-            off: from the second epoch on they would contain the answers themselves.
+            off, because from the second epoch on they would contain the held-out answers.
         progress: Called after each epoch.
     """
     rows = list(answers(prompts, outputs, eos_id))
@@ -295,12 +298,12 @@ def learn_weights(index: DraftIndex, prompts: Tokens, outputs: Tokens, **how: An
 def corpus_weights(
     build: Callable[[Tokens, Tokens], DraftIndex], outputs: Tokens, prompts: Tokens, **how: Any
 ) -> Weights | None:
-    """Weights learnt on some rows of a corpus and an index of the others.
+    """Weights learnt on some rows of a corpus with an index of the other rows.
 
-    A corpus of fewer than MIN_ROWS rows gets none.
+    Returns None for a corpus of fewer than MIN_ROWS rows.
 
     Args:
-        build: Makes the index of some rows, outputs first.
+        build: Builds an index from the outputs and the prompts of some rows.
         how: Arguments of `taught`.
     """
     if len(outputs) < MIN_ROWS:

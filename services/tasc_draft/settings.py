@@ -91,7 +91,7 @@ class DraftSettings:
             return cls(mixture="tasc", p_min=5, min_prob=0.0)
         if mixture == "trie":
             return cls(mixture="trie", n_max=13, num_speculative_tokens=32, min_prob=0.0)
-        raise DraftError(f"{mixture!r} has no published settings; tasc and trie have")
+        raise DraftError(f"{mixture!r} has no published settings; only tasc and trie have")
 
 
 def _within(name: str, value: float, minimum: float, maximum: float) -> None:

@@ -55,7 +55,7 @@ __all__ = [
     "UnsupportedModel",
 ]
 
-if not TYPE_CHECKING:  # else a type checker would accept any name
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _NEEDS_TORCH:

@@ -1,8 +1,8 @@
-"""Shape and limits of one engine. The loader provides the properties of the model."""
+"""Shape and limits of one engine. The properties of the model are known when it is loaded."""
 
 from dataclasses import dataclass
 
-MAX_NODES = 63  # draft tokens of one row in one step; with the root, they fill a 64-bit mask
+MAX_NODES = 63  # maximum draft tokens of a row in one step; with the root, they fill a 64-bit mask
 
 
 @dataclass(frozen=True)
@@ -10,18 +10,18 @@ class EngineConfig:
     """Settings that are fixed for an engine's lifetime.
 
     Attributes:
-        rows: b, the maximum number of rows decoded together.
+        rows: Maximum number of rows decoded together (the batch size).
         max_model_len: Maximum number of tokens of one row, prompt and answer together.
         prefix_cache_bytes: Maximum bytes of keys and values of shared prompt prefixes; 0 for none.
-        kv_cache_bytes: Maximum bytes of keys and values; None for as much as all rows need at their
-            maximum length. With less, requests wait in order until there is room for the first.
-            Those of a drafter are not included, see `NeuralProposer`.
+        kv_cache_bytes: Maximum bytes of keys and values; None for as many as all rows need at their
+            maximum length. With fewer bytes, requests wait in order until the first one fits. Keys
+            and values of a drafter are not included; see `NeuralProposer`.
         max_draft_tokens: Maximum number of draft tokens of one row in one step.
         prefill_chunk: Maximum number of prompt tokens of one row in one step.
         max_waiting: Maximum number of requests that wait for a row.
 
     Raises:
-        ValueError: ``max_draft_tokens`` exceeds the maximum of a step.
+        ValueError: ``max_draft_tokens`` exceeds `MAX_NODES`.
     """
 
     rows: int = 8

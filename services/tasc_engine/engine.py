@@ -1,8 +1,8 @@
 """The decoding engine: continuous batching with drafts, verified losslessly by the target.
 
-The emitted tokens of a request equal those of plain one-by-one decoding by the request's own rule
-with the same model. They depend neither on drafts nor on other requests in the batch. The engine
-does not depend on HTTP, Ray or a store. It must be used by one thread.
+The emitted tokens of a request equal the tokens of plain one-by-one decoding with the same model
+and the request's sampling rule. They depend neither on drafts nor on other requests in the batch.
+The engine does not depend on HTTP, Ray or a store. It must be used by one thread.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ class Proposed:
     """A step's drafts, and the tokens that guides allow.
 
     Attributes:
-        may_draft: Whether any request allows drafts, has room for them and may gain from them.
+        may_draft: Whether any request allows drafts, has room for drafts and may gain from them.
     """
 
     drafts: Drafts
@@ -54,13 +54,13 @@ class Engine:
 
     Args:
         on_step: Called with each step's record, on the engine's thread.
-        costs: Costs of steps on this machine, so that drafts are made only if they pay; None:
-            always.
-        on_costs: Called with costs that real steps have corrected for long, on the engine's thread.
+        costs: Costs of steps on this machine, so that drafts are made only if they pay. None makes
+            drafts in every step.
+        on_costs: Called on the engine's thread with costs that many real steps have corrected.
 
     Attributes:
         guides: Makes the guides of requests, on any thread.
-        scheduler: Holds the requests that wait and those that have a row.
+        scheduler: Holds the waiting requests and the requests that have a row.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Engine:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV cache's slots that requests hold; the rest is free for waiting ones."""
+        """Share of the KV cache's slots that requests hold; other slots are free."""
         return self.scheduler.kv_usage
 
     @property
@@ -126,7 +126,7 @@ class Engine:
 
         Raises:
             RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.
-            GuideError: Its guide cannot be followed.
+            GuideError: The request's guide cannot be followed.
             QueueFull: The maximum number of requests is waiting.
             ValueError: The engine holds a request with this id, a token id is outside the
                 vocabulary, or the adapter does not exist.
@@ -165,9 +165,9 @@ class Engine:
             raise FieldError("logprobs", message)
         if len(prompt) + most > self.longest:
             raise RequestTooLong(
-                f"prompt ({len(prompt)} tokens) and max_tokens ({most}) make "
-                f"{len(prompt) + most}, a row holds {self.longest} (max_model_len, "
-                "kv_cache_bytes); shorten the prompt or lower max_tokens"
+                f"prompt ({len(prompt)} tokens) plus max_tokens ({most}) is {len(prompt) + most} "
+                f"tokens; a row holds at most {self.longest} (max_model_len, kv_cache_bytes); "
+                "shorten the prompt or lower max_tokens"
             )
         biased = tuple(token for token, _ in request.sampling.logit_bias)
         for field, ids in (
@@ -184,15 +184,16 @@ class Engine:
 
     @property
     def rules_compiled(self) -> bool:
-        """Whether `compile_rules` has ended, whose code all requests but plain ones need."""
+        """Whether `compile_rules` has ended; requests with any rule but the plain rule need it."""
         return sampler.is_warm(self._target.dtype, self._target.device)
 
     def compile_rules(self) -> None:
-        """Compiles all rules except the plain one; on any thread, seconds once per machine.
+        """Compiles all sampling rules except the plain rule. May run on any thread.
 
-        Otherwise the first request with such a rule waits for it, with its whole batch.
+        This takes seconds once per machine. Without the call, the first request with such a rule
+        waits for the compilation, and so does its whole batch.
         """
-        following.warm_up()  # first, since `rules_compiled` looks at the other
+        following.warm_up()  # first, since `rules_compiled` checks only the sampler
         sampler.warm_up(self._target.dtype, self._target.device)
 
     def cancel(self, request_id: str) -> bool:
@@ -208,7 +209,7 @@ class Engine:
             self._release(sequence)
 
     def draft_by(self, proposer: Proposer) -> None:
-        """Replaces the proposer by one without rows; answers do not change."""
+        """Replaces the proposer by another that has no rows yet; answers do not change."""
         self._proposer.use(proposer)
         self._draft_budget.begin_again(self._max_step_drafts(proposer))
         for sequence in self.scheduler.active:
@@ -217,7 +218,7 @@ class Engine:
                 self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
     def step(self) -> list[Output]:
-        """Advances all rows by one verify forward; does nothing if there is no request."""
+        """Advances all rows by one verify forward; does nothing without requests."""
         clock = StepClock()
         plan = self._plan()
         if not plan.sequences:
@@ -238,7 +239,7 @@ class Engine:
         """Answers requests, refilling rows as they end, and yields results as they finish.
 
         Args:
-            stopped: Called before each step; True ends the loop, and running requests stay.
+            stopped: Called before each step; True ends the loop, and running requests remain.
         """
         source = iter(requests)
         exhausted = False
@@ -303,7 +304,7 @@ class Engine:
         committed: Committed,
         clock: StepClock,
     ) -> None:
-        """Publishes the step's record, and learns from it the cost of steps and value of drafts."""
+        """Publishes the step's record; updates the costs of steps and the value of drafts."""
         drafts, used, counts = verified.drafts, committed.used, committed.counts
         record = StepRecord(
             row_steps=len(plan.emitting),
@@ -335,7 +336,7 @@ class Engine:
                 self._draft_budget.learn(spent)
 
     def _give_up(self, sequence: Sequence, error: str) -> Output:
-        """Ends a request after a forward did not fit; keeps the others."""
+        """Ends a request after a forward did not fit the memory; keeps the other requests."""
         row = sequence.row
         output = self.scheduler.fail(sequence, error)
         self._free(row)

@@ -13,7 +13,7 @@ class UnsupportedModel(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """A forward did not fit the device's memory; the rows' contents of the cache are unchanged."""
+    """A forward did not fit the device's memory; the cache contents of rows are unchanged."""
 
 
 @contextmanager
@@ -50,4 +50,4 @@ class GuideError(EngineError, ValueError):
 
 
 class RankingError(EngineError, ValueError):
-    """A ranked vocabulary is damaged, of another tokenizer, or lacks what is requested."""
+    """A ranked vocabulary is damaged, is for another tokenizer, or lacks requested tokens."""

@@ -1,4 +1,4 @@
-"""Layout of a step's tokens in the packed forward, and of the cache slots that each sees.
+"""Layout of a step's tokens in the packed forward, and of the cache slots that each token sees.
 
 The tokens of all rows are concatenated without padding. A row holds adjacent slots of the cache.
 Its tokens without the draft are its trunk, and its draft is a tree after the trunk. A node sees the
@@ -27,17 +27,17 @@ class ForwardBatch:
 
     Attributes:
         kv_starts: ``int64[n]``, the cache slot of each row's first token.
-        context_lens: ``int32[n]``, number of tokens of each row in the cache already.
+        context_lens: ``int32[n]``, number of tokens of each row that are already in the cache.
         tokens: ``int32[*]``, prompt tokens, or the current token, of all rows.
-        query_offsets: ``int32[n + 1]``, where each row's tokens begin; each has at least one.
+        query_offsets: ``int32[n + 1]``, where each row's tokens begin; a row has at least one.
         draft_of: ``int32[n]``, index of the row's draft in ``drafts``; -1 if it may not emit yet.
         drafts: Trees after the last token of each row that may emit.
-        adapters: ``int32[n]``, the number of each row's adapter, 0 for none; None if no row has
-            one.
+        adapters: ``int32[n]``, the number of each row's adapter, 0 for none; None if no row has an
+            adapter.
         scored: ``int32[n]``, number of each row's tokens, from the first on, that also get
-            logits to score the prompt; None if there are none.
+            logits to score the prompt; None if no token does.
         known: ``bool[M]``, for the last token and the draft of each row that may emit: whether the
-            next token is known, so that no logits are needed; None if none is known.
+            next token is known, so that no logits are needed; None if no next token is known.
     """
 
     kv_starts: Int64
@@ -65,7 +65,7 @@ def plain_batch(kv_starts: list[int], start: int, tokens: Int32) -> ForwardBatch
 
 
 def chains(ids: Int32) -> Drafts:
-    """Drafts that are chains with probability 1, of ``int32[rows, n]`` ids."""
+    """Makes drafts of ``int32[rows, n]`` ids that are chains with probability 1."""
     rows, n = ids.shape
     depths = np.tile(np.arange(1, n + 1, dtype=np.int16), rows)
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(n)
@@ -77,25 +77,25 @@ def chains(ids: Int32) -> Drafts:
 class StepLayout(Generic[Array]):
     """The packed tokens of one step: N tokens of R rows; M of them get logits.
 
-    All are int64: arrays on the host, tensors on the device.
+    All fields are int64: arrays on the host, tensors on the device.
 
     Attributes:
         ids: ``[N]`` token ids.
         positions: ``[N]`` positions in their row.
         slots: ``[N]`` cache slots of the tokens.
         visible_lens: ``[N]`` number of the row's slots that a token sees, from the first on. They
-            include its own slot, unless it is a node.
-        tree: ``[N]`` for a node, the nodes that it sees, itself included: bit b is node b of its
+            include the token's own slot, unless the token is a node.
+        tree: ``[N]`` for a node, the nodes that it sees, including itself: bit b is node b of its
             row. 0 for other tokens.
         adapters: ``[N]`` number of the row's adapter, 0 for none.
         logits_indices: ``[M]`` packed indices of the tokens whose next token is needed: for each
-            row that may emit, its last token, then its draft, without those that are ``known``;
-            then the scored tokens of all rows.
+            row that may emit, its last token, then its draft, without tokens whose next token is
+            ``known``; then the scored tokens of all rows.
         query_offsets: ``[R + 1]`` where each row's tokens begin.
         kv_starts: ``[R]`` cache slot of each row's first token.
         trunks: ``[R]`` number of tokens of each row before its draft; node b enters slot ``kv_start
             + trunk + b``.
-        nodes: ``[R]`` size of each row's draft, which is the end of its tokens.
+        nodes: ``[R]`` size of each row's draft, whose nodes are the row's last tokens.
         moves: ``[2, k]``, cache slots to copy from and to before anything is written.
     """
 
@@ -114,7 +114,7 @@ class StepLayout(Generic[Array]):
 
 
 def lay_out(batch: ForwardBatch, moves: Int64 | None = None) -> StepLayout[Int64]:
-    """Computes the layout of one step; ``moves`` are the cache's pending ones, or none."""
+    """Computes the layout of one step; ``moves`` are the cache's pending moves, if any."""
     drafts, rows = batch.drafts, len(batch.kv_starts)
     n, m = len(batch.tokens) + len(drafts.tokens), len(drafts.tokens) + len(drafts.offsets) - 1
     ids, positions, slots, visible_lens, tree, adapters = np.empty((6, n), np.int64)

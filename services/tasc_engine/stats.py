@@ -19,11 +19,11 @@ class StepRecord:
             chunks.
         drafts: Number of rows with a non-empty draft.
         drafted: ``[sources, positions]``, proposed draft tokens by source and draft position.
-        reached: Same shape: drafts that reach a position, by the source of the likeliest token
-            there.
+        reached: Same shape: drafts that reach a position, by the source of their likeliest token at
+            this position.
         accepted: Same shape: emitted draft tokens, without bonus tokens.
         bonus_tokens: Number of emitted tokens that the target chose itself.
-        prompt_tokens: Number of prompt tokens that entered the cache by a forward.
+        prompt_tokens: Number of prompt tokens that a forward wrote to the cache.
         shared_tokens: Number of prompt tokens that were copied from another prompt's prefix.
         cached_tokens: Number of tokens in the KV cache after the step, over all rows.
         draft_seconds: Time to make drafts.
@@ -31,15 +31,16 @@ class StepRecord:
         draft_failures: Number of proposer calls that raised, and of drafts that were not trees.
         guide_seconds: Time that guides took to compute allowed and forced tokens.
         forced_tokens: Number of tokens that were emitted without a forward, because a guide allowed
-            no other.
+            no other token.
         carried_tokens: Number of forced tokens within drafts. They are verified with the drafts,
             and count neither as drafted nor as accepted.
-        carried_kept: Number of those that were emitted; ``forced_tokens`` includes them.
+        carried_kept: Number of ``carried_tokens`` that were emitted; ``forced_tokens`` includes
+            them.
         paused: Whether the step had no drafts because earlier drafts did not pay.
         cost_error: Mean difference between the times of earlier steps and their costs: 0.1 is 10 %.
             0 if costs are unknown.
         requests: Ids of the requests that took part.
-        emitted: Number of new tokens by request, for those that could emit.
+        emitted: Number of new tokens by request, for requests that could emit.
     """
 
     row_steps: int
@@ -69,7 +70,7 @@ class StepRecord:
 
 
 class EngineTotals:
-    """Sums of step records; attributes other than ``steps`` have the names of their fields."""
+    """Sums of step records; attributes other than ``steps`` are named like the records' fields."""
 
     def __init__(self, sources: int, positions: int) -> None:
         self.row_steps = self.drafts = self.bonus_tokens = 0
@@ -91,7 +92,7 @@ class EngineTotals:
 
     @property
     def block_efficiency(self) -> float:
-        """Emitted tokens, end of sequence included, per target forward of a row that can emit."""
+        """Emitted tokens, including ends of sequence, per target forward of a row that can emit."""
         return self.emitted_tokens / self.row_steps if self.row_steps else 0.0
 
     def acceptance_by_position(self) -> list[float]:

@@ -1,11 +1,12 @@
 """Predicts answers whose words follow the words of the prompt, one by one, as in tagging.
 
 The likeliest next token then depends on the prompt's word at the same place. The table maps
-contexts (`context_keys`) to counts of the next token. `build_aligned` determines whether a task
-goes word by word, and where in the prompt the input begins; it needs no template.
+contexts (`context_keys`) to counts of the next token. `build_aligned` determines whether a task's
+answers follow the prompt word by word, and where in the prompt the input begins; it needs no
+template.
 
 A word is a run of tokens. ``word_starts``, which the tokenizer provides, marks the tokens that
-begin one.
+begin a word.
 """
 
 from collections import namedtuple
@@ -35,7 +36,7 @@ AlignedView: Any = namedtuple("AlignedView", "slots keys first tokens counts tot
 
 @borrowing
 def begins(word_starts: Any, token: int) -> bool:
-    """Whether a token begins a word. Ids without a token do."""
+    """Whether a token begins a word, as ids without a token are taken to do."""
     return token < 0 or token >= len(word_starts) or word_starts[token]
 
 
@@ -70,7 +71,7 @@ def words(prompt: Any, word_starts: Any, hashes: Any, lasts: Any) -> int:
 def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, out: Any) -> None:
     """Fill ``out``, ``uint32[KINDS]``, with the keys of the next token's contexts.
 
-    Each context has the last token ``y1`` of the answer, and besides, by kind:
+    Each context contains the last token ``y1`` of the answer and, by kind:
 
     - 0: the aligned word;
     - 1: the aligned word and ``y2``;
@@ -82,8 +83,8 @@ def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, 
     Args:
         hashes, lasts, words: The arrays filled and the number returned by `words`.
         u: Number of the aligned word in the prompt; it may lie outside the prompt.
-        y1, y2: The last token of the answer and the one before it. In front of the answer is SEP,
-            in front of that -1.
+        y1, y2: The last token of the answer and the token before it. SEP precedes the answer, and
+            -1 precedes SEP.
     """
     word, last = _word(hashes, words, u), _last(lasts, words, u)
     following, last_following = _word(hashes, words, u + 1), _last(lasts, words, u + 1)
@@ -147,7 +148,7 @@ class AlignedTable(IndexPart):
     """Immutable counts of the next token by context.
 
     Attributes:
-        vocab_size: The tokenizer's; all tokens are below it.
+        vocab_size: The tokenizer's vocabulary size; all tokens are below it.
         head: Number of words of the prompt template in front of the input.
         slots: ``int32[B + 1]``; the keys with ``key * B >> 32 = b`` are ``[slots[b], slots[b+1])``.
         keys: ``uint32[K]`` hashed contexts, ascending; one record each.
@@ -155,7 +156,7 @@ class AlignedTable(IndexPart):
             ``tokens`` and ``counts``, at most ``WIDEST``.
         tokens: ``int32[C]`` next tokens; within a record by falling count, then by token.
         counts: ``int32[C]`` how often each token follows.
-        totals: ``int32[K]`` how often each context occurs, dropped continuations included.
+        totals: ``int32[K]`` how often each context occurs, including dropped continuations.
     """
 
     vocab_size: int
@@ -174,7 +175,7 @@ class AlignedTable(IndexPart):
     def check_integrity(self) -> None:
         """Raise DraftError unless compiled code, which checks no bounds, stays in the arrays."""
         first, keys = self.first, self.keys
-        # Later checks rely on earlier ones.
+        # Later checks rely on earlier checks.
         if not (
             0 <= self.head <= MAX_HEAD
             and flat(np.int32, self.slots, first, self.tokens, self.counts, self.totals)
@@ -192,7 +193,7 @@ class AlignedTable(IndexPart):
 
 
 MIN_ROWS = 50
-MIN_SHARE = 0.9  # minimum share of rows that go word by word
+MIN_SHARE = 0.9  # minimum share of rows whose answers follow the prompt word by word
 # Minimum count of a context, by kind. On 12,500 tagged sentences this saves a quarter of the memory
 # and costs no drafted token.
 MIN_TOTALS = (1, 2, 2, 1, 1, 1)
@@ -221,8 +222,9 @@ def build_aligned(
         eos_id: Appended to each output.
 
     Returns:
-        None if the task does not go word by word: there are fewer than MIN_ROWS rows, or the
-        prompts of fewer than MIN_SHARE of them have the same number of words more than the output.
+        None if the answers do not follow the prompt word by word. This is so if the task has fewer
+        than MIN_ROWS rows, or if the share of rows in which the prompt exceeds the output by the
+        usual number of words is below MIN_SHARE.
     """
     if len(outputs) < MIN_ROWS:
         return None
@@ -238,7 +240,7 @@ def build_aligned(
 
 
 def _aligned_rows(extra: Int64, head: int) -> Int64:
-    """The rows whose prompt has the usual number of words more than the output, or one more.
+    """The rows whose prompt exceeds the output by the usual number of words, or by one more.
 
     Many tokenizers join a full stop and the template's line break to one token, but not a letter
     and a line break, so that rows of one task differ by one word.
@@ -289,7 +291,7 @@ def _by_count(pairs: Pairs, counts: Int32, begins: Int32) -> tuple[Pairs, Int32,
     """Sort each context's pairs by falling count, then by token; also returns their ranks.
 
     ``begins[i]`` is where the context of pair i begins. Most contexts have a single pair, so only
-    the others are sorted.
+    contexts with several pairs are sorted.
     """
     ranks = np.arange(len(pairs), dtype=np.int32) - begins
     several = ranks > 0
@@ -337,8 +339,8 @@ def _words_of_the_head(texts: Any, word_starts: Any) -> int:
 def _majority(texts: Any, agreeing: Any, place: int, word_starts: Any) -> tuple[int, int, int, int]:
     """The token that more than half of the agreeing texts have at a place, if there is one.
 
-    Uses Boyer and Moore's majority vote. Also returns how many texts have the token, how many are
-    long enough, and how many of those continue a word there.
+    Uses Boyer and Moore's majority vote. Also returns how many texts have the token, how many texts
+    are long enough, and how many of the long enough texts continue a word at this place.
     """
     ids, offsets = texts
     token, votes, longer, continuing = -1, 0, 0, 0

@@ -17,7 +17,7 @@ _DAMAGES = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zl
 def write_arrays(
     path: Path, arrays: Mapping[str, Any], save: Callable[..., None] = np.savez
 ) -> None:
-    """Writes a file with ``save``. It appears under its name once it is complete."""
+    """Writes a file with ``save``. The file appears at ``path`` once it is complete."""
     with whole_file(path, sync=False) as file:
         save(file, **arrays)
 
@@ -33,9 +33,9 @@ def read_arrays(path: Path, names: Iterable[str], kind: str, make: str) -> dict[
         DraftError: The file is missing or damaged, or lacks an array.
     """
     try:
-        with path.open("rb") as file:  # numpy leaves one open that is damaged
+        with path.open("rb") as file:  # numpy does not close a damaged file
             if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile("it is no .npz archive")
+                raise zipfile.BadZipFile("it is not an .npz archive")
             file.seek(0)
             with np.load(file, allow_pickle=False) as content:
                 return {name: content[name] for name in names}

@@ -1,7 +1,8 @@
 """The target's own likeliest continuations of each token, as arrays and as one file.
 
-They do not depend on the task, so they serve where a task's corpus has no evidence (Stewart et al.
-2024, arXiv 2411.03786: model-derived bigrams). ``tasc_jobs.index.model_bigrams`` computes them.
+The continuations do not depend on the task, so they help where a task's corpus has no evidence
+(Stewart et al. 2024, arXiv 2411.03786: model-derived bigrams). ``tasc_jobs.index.model_bigrams``
+computes them.
 """
 
 from collections import namedtuple
@@ -31,7 +32,7 @@ class BigramTable(IndexPart):
     Attributes:
         model: The target's display name.
         fingerprint: The fingerprint of the tokenizer that made the ids.
-        vocab_size: The tokenizer's, V; the target's padding beyond it is left out.
+        vocab_size: The tokenizer's vocabulary size, V; the target's padding beyond V is left out.
         tokens: ``int32[V, k]`` the k likeliest next tokens of each token, the likeliest first.
         logp: ``float32[V, k]`` their log-probabilities, natural.
     """
@@ -65,7 +66,7 @@ class BigramTable(IndexPart):
 
 
 def write_bigrams(table: BigramTable, path: Path) -> None:
-    """Write a table's file. It appears under its name once it is complete."""
+    """Write a table to a file. The file appears at ``path`` once it is complete."""
     write_arrays(path, vars(table))
 
 
@@ -73,7 +74,7 @@ def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
     """Read and verify a table.
 
     Args:
-        fingerprint: The fingerprint of the tokenizer whose ids the table will be used with.
+        fingerprint: The fingerprint of the task's tokenizer.
 
     Raises:
         DraftError: The file is missing or damaged, is not a bigram table, or belongs to another
@@ -82,7 +83,7 @@ def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
     table = _table(read_arrays(path, _FIELDS, "a bigram table", _MAKE), path)
     if table.fingerprint != fingerprint:
         raise DraftError(
-            f"{path} is of {table.model} with tokenizer {table.fingerprint}, the task has "
+            f"{path} is of {table.model} with tokenizer {table.fingerprint}, but the task has "
             f"tokenizer {fingerprint}; make one with `tasc model-bigrams` from the task's model"
         )
     try:

@@ -1,8 +1,8 @@
 """The corpus index: a suffix array of a task's distinct outputs, with counts.
 
 The trie of all n-grams of ``SEP output EOS`` (TASC-spec, Tsur et al. 2026, arXiv 2602.24174,
-section 5.2) is stored as an array of text positions sorted by their next ``depth`` tokens, so that
-a node of the trie is an interval of it (Manber & Myers 1993). `corpus_build` builds it.
+section 5.2) is stored as an array of text positions, sorted by their next ``depth`` tokens. A node
+of the trie is an interval of this array (Manber & Myers 1993). `corpus_build` builds the index.
 """
 
 from dataclasses import dataclass
@@ -37,22 +37,22 @@ class CorpusIndex(IndexPart):
 
     Attributes:
         fingerprint: The fingerprint of the tokenizer that made the ids.
-        vocab_size: The tokenizer's; also the id of the document mark SEP.
+        vocab_size: The tokenizer's vocabulary size, which is also the id of the document mark SEP.
         depth: Number of tokens by which positions are sorted: the length of the longest n-gram.
-        documents: Number of documents, repeats counted.
-        tokens: Number of their tokens, SEP and EOS included, repeats counted.
+        documents: Number of documents, including repeats.
+        tokens: Number of tokens of these documents, including SEP and EOS.
         text: ``int32[T]`` distinct documents in lexicographic order, each ``SEP output EOS END``
             (END = -1), then ``depth`` more ENDs, so that ``text[p + depth]`` exists for every p.
         offsets: ``int32[D + 1]`` where each distinct document begins; the last is their end.
         order: ``int32[S]`` the first position of each distinct ``depth``-gram (cut after its first
             END), sorted by the gram's tokens, END first. No gram begins with END.
-        cumulative: ``int32[S + 1]`` how often the grams before entry i occur, repeats counted.
+        cumulative: ``int32[S + 1]`` how often the grams before entry i occur, including repeats.
         hot_slots: ``int32[2^m, 4]`` hash table by ``slot_of(lo, depth)``, open addressing, at most
             half full. (lo, depth, begin, n) of each interval with more than HOT entries and at
             least two different next tokens; ``hot_next[begin : begin + n]`` are its continuations.
         hot_next: ``int32[*, 4]`` (token, count, lo, hi): a next token, how often it follows, and
-            the interval one token deeper. Each interval has its WIDEST most frequent ones without
-            END, by falling count, then rising token.
+            the interval one token deeper. Each interval has its WIDEST most frequent next tokens
+            without END, by falling count, then rising token.
     """
 
     fingerprint: str
@@ -85,7 +85,7 @@ class CorpusIndex(IndexPart):
 
         An index that passes may still be wrong. Its drafts are then worse; answers are the same.
         """
-        # Each check relies on those before it.
+        # Each check relies on the previous checks.
         for part, holds in (
             ("sizes", _sizes_hold),
             ("text", _text_holds),

@@ -1,4 +1,4 @@
-"""Builds a corpus index from token ids, in steps that a distributed job calls as well.
+"""Builds a corpus index from token ids, in steps that a distributed job also calls.
 
 The job calls `distinct` once, `splitters` once, `sort_part` for each pair of neighbouring splitters
 on any machine that has the text, and `assemble` once. The bytes do not depend on the number of
@@ -6,9 +6,9 @@ parts or on the order of documents.
 
 If an index would be larger than allowed, the documents with the least expected gain are left out.
 The gain of a document is how often its tokens would be predicted for other documents: each of its
-grams of GAIN_TOKENS tokens predicts its last token wherever else the gram occurs. A gram that kept
-documents already have k times counts 1 / (1 + k)^2. Without this discount the most similar
-documents are kept, and drafts are worse than with documents drawn at random.
+grams of GAIN_TOKENS tokens predicts its last token wherever else the gram occurs. A gram that the
+kept documents already contain k times counts 1 / (1 + k)^2. Without this discount, the most similar
+documents would be kept, and drafts would be worse than with documents drawn at random.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
 """The results of `sort_part` for each part of a text, in order."""
 
 GAIN_TOKENS = 8  # the best of 3, 4, 6, 8 and 12 on five tasks cut to a half and to a fifth
-SWEEPS = 16  # each halves the threshold of the gain; the rest gains almost nothing
+SWEEPS = 16  # each sweep halves the threshold of the gain; later sweeps would gain almost nothing
 _CAUTION = 0.99  # attempts to meet a byte limit aim a little lower, so that few are needed
 
 
@@ -84,23 +84,24 @@ def keep(documents: Documents, kept: NDArray[np.bool_], depth: int) -> Documents
 def _check(outputs: Tokens, vocab_size: int, eos_id: int, depth: int) -> None:
     if not 0 < vocab_size <= MAX_VOCAB:
         raise DraftError(
-            f"the vocabulary has {vocab_size} tokens, an index supports 1 to {MAX_VOCAB}; "
+            f"the vocabulary has {vocab_size} tokens, but an index supports 1 to {MAX_VOCAB}; "
             "correct vocab_size in the model's config.json"
         )
     if not 0 <= eos_id < vocab_size:
         raise DraftError(
-            f"the end-of-sequence id is {eos_id}, the vocabulary has {vocab_size}; "
+            f"the end-of-sequence id is {eos_id}, but the vocabulary has {vocab_size} tokens; "
             "correct eos_token_id in the model's config.json"
         )
     require_ids(outputs, vocab_size)
     if not 2 <= depth <= MAX_DEPTH:
         raise DraftError(
-            f"depth is {depth}, grams have 2 to {MAX_DEPTH} tokens; leave it at {DEPTH}"
+            f"depth is {depth}, but grams have 2 to {MAX_DEPTH} tokens; leave depth at {DEPTH}"
         )
     size = outputs.ids.size + MARKS * len(outputs) + depth
     if size > MAX_TEXT:
         raise DraftError(
-            f"the corpus has {size} tokens, an index holds {MAX_TEXT}; index fewer documents"
+            f"the corpus has {size} tokens, but an index holds at most {MAX_TEXT}; index fewer "
+            "documents"
         )
 
 
@@ -109,7 +110,7 @@ def require_ids(texts: Tokens, vocab_size: int) -> None:
     ids = texts.ids
     if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise DraftError(
-            f"corpus ids run from {ids.min()} to {ids.max()}, the vocabulary has {vocab_size}; "
+            f"corpus ids run from {ids.min()} to {ids.max()}, but the vocabulary has {vocab_size}; "
             "tokenise the corpus with the target's own tokenizer"
         )
 
@@ -163,7 +164,7 @@ def by_gain(documents: Documents) -> Int64:
 
 @compiled
 def ranked(gram_of: Any, elsewhere: Any, offsets: Any) -> Any:
-    """Sweep over the documents and take those above a threshold that each sweep halves."""
+    """Sweep over the documents and take documents above a threshold that each sweep halves."""
     documents = len(offsets) - 1
     held = np.zeros(len(elsewhere), np.int32)
     taken = np.zeros(documents, np.bool_)
@@ -196,11 +197,12 @@ def gain_of(grams: Any, elsewhere: Any, held: Any) -> float:
 
 
 def check_cap(max_bytes: int | None, depth: int = DEPTH) -> None:
-    """Raise DraftError if even an index without documents is larger; None is no limit."""
+    """Raise DraftError if even an index without documents exceeds ``max_bytes``."""
     smallest = CorpusIndex.empty("", 1, depth).nbytes
     if max_bytes is not None and max_bytes < smallest:
         raise DraftError(
-            f"max_bytes is {max_bytes}, an index without documents takes {smallest}; raise it"
+            f"max_bytes is {max_bytes}, but an index without documents takes {smallest}; "
+            "raise max_bytes"
         )
 
 
@@ -218,8 +220,8 @@ def index_documents(
 
     Memory peaks below 60 bytes per token.
 
-    If not all fit, documents are kept by falling expected gain per token (`by_gain`). The bytes per
-    token of one attempt determine how many to keep in the next.
+    If not all documents fit, those with the highest expected gain per token are kept (`by_gain`).
+    The bytes per token of one attempt determine how many documents the next attempt keeps.
 
     Args:
         fingerprint: The fingerprint of the tokenizer that made the ids.

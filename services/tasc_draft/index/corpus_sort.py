@@ -1,9 +1,10 @@
-"""Sorts places of a text by their next tokens: all of them, those of a part, or chosen ones.
+"""Sorts places of a text by their next tokens: all places, the places of a part, or chosen places.
 
 A gram is the next ``depth`` tokens from a place on, cut after its first END. Places are first put
 into buckets by their first token. Each group of equal places is then sorted by its next tokens,
-packed into a 64-bit key, with a stable radix sort, and so on to ``depth`` tokens (most significant
-key first: McIlroy, Bostic & McIlroy 1993). Time is linear in the size of the text times the depth.
+packed into a 64-bit key, with a stable radix sort. This repeats up to ``depth`` tokens (most
+significant key first: McIlroy, Bostic & McIlroy 1993). Time is linear in the size of the text times
+the depth.
 """
 
 from typing import Any
@@ -62,7 +63,7 @@ def sorted_places(
 
 
 def sort_chosen(text: Int32, places: Int32, depth: int) -> Int32:
-    """Ascending places of a text, sorted and marked like those of `sorted_places`."""
+    """Sorts ascending places of a text, and marks them like `sorted_places`."""
     text, places, bits = read_only(text), places.copy(), width_of(text).bit_length()
     keys = np.empty(len(places), np.uint64)
     gather(text, places, 0, len(places), 0, depth, bits, keys)
@@ -73,11 +74,12 @@ def sort_chosen(text: Int32, places: Int32, depth: int) -> Int32:
 def splitters(text: Int32, parts: int, depth: int = DEPTH) -> list[int]:
     """Places whose grams split a text into ``parts`` parts with about equally many places.
 
-    They are quantiles of an evenly spaced sample, as first tokens are too unevenly distributed.
+    The places are quantiles of an evenly spaced sample, since first tokens are distributed too
+    unevenly.
 
     Returns:
-        ``parts - 1`` places by rising gram, or fewer if the text has fewer. A very frequent gram
-        gives equal places, and the part between them is empty.
+        ``parts - 1`` places by rising gram, or fewer if the text has fewer places. A very frequent
+        gram gives equal places, and the part between them is empty.
     """
     stride = max(1, len(text) // (SAMPLE * parts))
     sample = np.flatnonzero(text[::stride] != END).astype(np.int32) * np.int32(stride)
@@ -185,8 +187,8 @@ def refine(
     """Sort each bucket by gram, stably, and mark all but the first place of a gram by ``~``.
 
     Args:
-        first: ``int64[buckets + 1]`` where each bucket begins. Its places share ``shared`` tokens;
-            ``keys`` holds the next ones.
+        first: ``int64[buckets + 1]`` where each bucket begins. The places of a bucket share
+            ``shared`` tokens; ``keys`` holds their next tokens.
     """
     largest = 0
     for bucket in range(len(first) - 1):

@@ -2,7 +2,7 @@
 
 Layout of the file: 8 bytes magic, 8 bytes header length (little-endian), the JSON header, padding
 to 64 bytes, then each array at a 64-byte boundary. The header holds the format version, the scalar
-fields of each part, where each array lies, and the SHA-256 of all that and of the arrays.
+fields of each part, the place of each array, and the SHA-256 of these entries and of the arrays.
 """
 
 import dataclasses
@@ -30,18 +30,19 @@ from tasc_draft.settings import DraftSettings
 
 @dataclass(frozen=True)
 class DraftIndex:
-    """The parts of a task's draft index. All but the corpus are optional.
+    """The parts of a task's draft index. All parts but the corpus are optional.
 
     Attributes:
         corpus: All n-grams of the outputs.
-        inputs: The prompts, to search for the most similar ones.
-        aligned: Next tokens by aligned word, for tasks that go word by word.
+        inputs: The prompts, to search for similar prompts.
+        aligned: Next tokens by aligned word, for tasks whose answers follow the prompt word by
+            word.
         word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; goes with ``aligned``.
         canonical: ``int32[vocab_size + 1]`` the id of the same text without a leading space. It
-            lets a prompt's tokens be found in the answer with a leading space and without.
+            allows a prompt's token to match the answer with or without a leading space.
         bigrams: The target's own continuations of each token.
-        weights: Weights learnt on held-out rows; None stands for the initial ones.
-        settings: Settings chosen on held-out rows; None leaves them to the task's record.
+        weights: Weights learnt on held-out rows; None for the initial weights.
+        settings: Settings chosen on held-out rows; None for the settings of the task's record.
     """
 
     corpus: CorpusIndex
@@ -78,7 +79,7 @@ class DraftIndex:
         return [part for part in parts if part is not None]
 
     def check_integrity(self) -> None:
-        """Raise DraftError unless compiled code stays within every part, and they fit together."""
+        """Raise DraftError unless compiled code stays in the parts, and the parts fit together."""
         for part in self._parts:
             part.check_integrity()
         ids, fits = self.vocab_size + 1, True
@@ -116,14 +117,14 @@ def build_index(
         prompts: Token ids of the same rows' rendered prompts, as the target will see them.
         fingerprint: The fingerprint of the tokenizer that made the ids.
         eos_id: Appended to each output.
-        word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; without it there is no
-            aligned table.
+        word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; None for an index
+            without an aligned table.
         canonical: ``int32[vocab_size + 1]`` the id of the same text without a leading space.
         max_bytes: Maximum bytes of the corpus part. Outputs with the lowest expected gain are left
             out.
 
     Raises:
-        DraftError: An id is outside the vocabulary, there are not as many prompts as outputs, or a
+        DraftError: An id is outside the vocabulary, the numbers of prompts and outputs differ, or a
             size is out of range.
     """
     documents = distinct(outputs, vocab_size=vocab_size, eos_id=eos_id)
@@ -145,18 +146,18 @@ def with_prompts(
     word_starts: NDArray[np.bool_] | None,
     canonical: Int32 | None = None,
 ) -> DraftIndex:
-    """Add what is built from prompts to a corpus index; see `build_index` for the arguments."""
+    """Add the parts that are built from prompts to a corpus index; see `build_index`."""
     if prompts is None or not len(prompts):
         return DraftIndex(corpus, canonical=canonical)
     if not len(prompts) == len(outputs) == len(documents.rows):
         raise DraftError(
-            f"there are {len(prompts)} prompts for {len(outputs)} outputs; give one each"
+            f"there are {len(prompts)} prompts for {len(outputs)} outputs; give one per output"
         )
     require_ids(prompts, corpus.vocab_size)
     if word_starts is not None and len(word_starts) != corpus.vocab_size + 1:
         raise DraftError(
-            f"word_starts has {len(word_starts)} entries, a vocabulary of {corpus.vocab_size} "
-            f"needs {corpus.vocab_size + 1}; take it from the tokenizer"
+            f"word_starts has {len(word_starts)} entries, but a vocabulary of "
+            f"{corpus.vocab_size} needs {corpus.vocab_size + 1}; take them from the tokenizer"
         )
     held = np.flatnonzero(documents.rows >= 0)
     if len(held) < len(prompts):
@@ -188,7 +189,7 @@ _PARTS: dict[str, Any] = {
 
 
 def write_index(index: DraftIndex, path: Path) -> None:
-    """Write an index file. It appears under its name once it is complete."""
+    """Write an index file. The file appears at ``path`` once it is complete."""
     parts, arrays = _split(index)
     layout, size = _layout(arrays)
     header = {"format": FORMAT, "parts": parts, "arrays": layout, "bytes": size}
@@ -216,7 +217,7 @@ def read_index(path: Path) -> DraftIndex:
     size, promised = path.stat().st_size - begin, header.get("bytes")
     if size != promised:
         raise IndexFileError(
-            f"{path} has {size} bytes of arrays, its header says {promised}; fetch it again"
+            f"{path} has {size} bytes of arrays, but its header says {promised}; fetch it again"
         )
     body = np.memmap(path, np.uint8, "r", offset=begin) if size else np.zeros(0, np.uint8)
     try:
@@ -231,7 +232,7 @@ def read_index(path: Path) -> DraftIndex:
 
 
 def settings_in(head: bytes, name: str) -> DraftSettings | None:
-    """Read the settings of an index from its first HEAD_BYTES; None if it has none.
+    """Read the settings of an index from its first HEAD_BYTES; None for an index without settings.
 
     Args:
         name: The name of the index, for messages.
@@ -315,7 +316,7 @@ def _read_header(file: IO[bytes], path: Path | str) -> tuple[dict[str, Any], int
         raise IndexFileError(f"{path} has a damaged header; fetch it again") from error
     if version != FORMAT:
         raise IndexFormatError(
-            f"{path} has format {version}, this program reads format {FORMAT}; "
+            f"{path} has format {version}, but this program reads format {FORMAT}; "
             "build the index again with this version"
         )
     begin = _PREFIX + length
@@ -323,7 +324,7 @@ def _read_header(file: IO[bytes], path: Path | str) -> tuple[dict[str, Any], int
 
 
 def _view(body: Any, place: dict[str, Any]) -> Any:
-    """One array of a mapped file, without a copy. ValueError: It does not lie in the file."""
+    """One array of a mapped file, without a copy; ValueError if it does not lie in the file."""
     if place["dtype"] not in _DTYPES:
         raise ValueError(f"{place} has none of the types {_DTYPES}")
     kind, shape, begin = np.dtype(place["dtype"]), tuple(place["shape"]), place["offset"]

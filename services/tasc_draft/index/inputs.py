@@ -2,11 +2,12 @@
 
 A prompt's features are its distinct tokens and pairs of adjacent tokens, hashed to 32 bits. The
 similarity of two prompts is the cosine of their weighted features. A feature weighs idf *
-sqrt(purity). The idf is log(rows / rows that have it) (Sparck Jones 1972). The purity is the degree
-to which the outputs of those rows agree, so that words which distinguish outputs count more than
-words which are merely rare; it is estimated from a few pairs of rows.
+sqrt(purity). The idf is log(rows / rows with the feature) (Sparck Jones 1972). The purity is the
+degree to which the outputs of the rows with the feature agree, so that words which distinguish
+outputs count more than words which are merely rare. The purity is estimated from a few pairs of
+rows.
 
-Searches are compiled. They write to the caller's scratch memory and clean what they touched.
+Searches are compiled. They write to the caller's scratch memory and reset the entries afterwards.
 """
 
 from collections import namedtuple
@@ -23,8 +24,8 @@ UInt32 = NDArray[np.uint32]
 Float32 = NDArray[np.float32]
 
 PROMPT_TOKENS = 1024  # the last tokens of a prompt that count: the request after its template
-WIDEST_SHARE = 0.3  # features of more rows than this share distinguish nothing; they are left out
-MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0  # of a feature of some rows; a build's are 0.12 to 22
+WIDEST_SHARE = 0.3  # features of a larger share of rows distinguish nothing and are left out
+MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0  # limits for a feature with postings; builds give 0.12 to 22
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIX_SECOND = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -43,9 +44,9 @@ class InputIndex(IndexPart):
     Attributes:
         rows: Number of rows of the corpus, with one prompt each.
         slots: ``int32[2^m]``; entry i is the first key whose m highest bits are at least i.
-        keys: ``uint32[features]``, ascending; even ones are tokens, odd ones pairs of tokens.
+        keys: ``uint32[features]``, ascending; even keys are tokens, odd keys are pairs of tokens.
         first: ``int32[features + 1]``; feature f's rows are ``postings[first[f]:first[f + 1]]``.
-            A feature of too many rows has none.
+            A feature of too many rows has no postings.
         postings: ``int32[*]`` row numbers, ascending within a feature.
         weights: ``float32[features]``; 0 for a feature without postings.
         norms: ``float32[rows]``, root of the summed squared weights of each row's features.
@@ -68,7 +69,7 @@ class InputIndex(IndexPart):
     def check_integrity(self) -> None:
         """Raise DraftError unless a search, which checks no bounds, stays within its memory."""
         first, keys, weights = self.first, self.keys, self.weights
-        # Later checks rely on earlier ones.
+        # Later checks rely on earlier checks.
         if not (
             flat(np.int32, self.slots, first, self.postings, self.documents)
             and flat(np.uint32, keys)
@@ -82,8 +83,8 @@ class InputIndex(IndexPart):
             and first[-1] == len(self.postings)
             and (first[1:] >= first[:-1]).all()
             and within(self.postings, self.rows)
-            # A search lists a row when its score is 0, so that with a weight of 0 it would list it
-            # again and again.
+            # A search lists a row whenever the row's score is 0, so with a weight of 0 it would
+            # list the row again and again.
             and (weights >= np.where(first[1:] > first[:-1], MIN_WEIGHT, 0)).all()
             and (weights <= MAX_WEIGHT).all()
             and (self.norms[self.postings] >= MIN_WEIGHT).all()
@@ -128,11 +129,11 @@ def find(slots: Any, keys: Any, key: Any) -> int:
     return -1
 
 
-# Maximum number of postings that a search reads, those of rare features first. It limits the time;
-# on all measured tasks, reading more found no better rows.
+# Maximum number of postings that a search reads, starting with the rarest features. This limits the
+# time of a search. On all measured tasks, reading more postings found no better rows.
 MAX_POSTINGS = 100_000
-# Features that no row has make a prompt less similar to all rows. Each adds this share of the
-# largest squared idf to the prompt's squared norm.
+# Features that no row has make a prompt less similar to all rows. Each such feature adds this share
+# of the largest squared idf to the prompt's squared norm.
 UNKNOWN_SHARE = 0.3
 
 _SET_SIZE = 4 * PROMPT_TOKENS  # a power of two, at least twice the features of a prompt
@@ -149,7 +150,7 @@ class NearestScratch(NamedTuple):
 
 
 def nearest_scratch(inputs: InputIndex) -> NearestScratch:
-    """Scratch memory for searches in one index, one at a time."""
+    """Allocates scratch memory for searches in one index, one search at a time."""
     return NearestScratch(
         scores=np.zeros(inputs.rows, np.float32),
         touched=np.zeros(inputs.rows + 1, np.int32),
@@ -171,7 +172,7 @@ def nearest(inputs: Any, prompt: Any, scratch: Any, found: Any, similarity: Any)
         similarity: ``float32[k]``, filled with their cosines, in (0, 1] up to rounding.
 
     Returns:
-        How many were found. Rows without a feature in common with the prompt are not.
+        The number of rows found. Rows that share no feature with the prompt are not found.
     """
     known, square = _features(inputs, prompt, scratch)
     if known == 0 or len(found) == 0:
@@ -233,7 +234,7 @@ def _score(inputs: Any, scratch: Any, known: int) -> int:
     for i in range(known):
         f = features[i]
         square = inputs.weights[f] ** 2
-        # If a feature has more postings than the limit, it is the only one.
+        # A feature with more postings than the limit is the only feature of the search.
         for j in range(first[f], min(first[f + 1], first[f] + MAX_POSTINGS)):
             row = postings[j]
             touched[n] = row
@@ -281,7 +282,7 @@ def _best(norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similar
     return n
 
 
-AGREEMENT_TOKENS = 24  # outputs are compared by their first tokens, the end being one of them
+AGREEMENT_TOKENS = 24  # outputs are compared by this many first tokens, including the end
 # Maximum number of pairs of rows from which a feature's purity and the corpus-wide mean are
 # estimated.
 FEATURE_PAIRS = 16
@@ -334,7 +335,8 @@ def _invert(prompts: Tokens) -> tuple[UInt32, Int32, Int32]:
     postings = (marks[posted] & _LOW).astype(np.int32)
     if len(postings) > LARGEST_INDEX:
         raise DraftError(
-            f"the prompts have {len(postings)} features, an index holds {LARGEST_INDEX}; "
+            f"the prompts have {len(postings)} features, but an index holds at most "
+            f"{LARGEST_INDEX}; "
             "shorten the prompts or index fewer rows"
         )
     # Features of too many rows are kept without postings, so that they do not count as unknown.

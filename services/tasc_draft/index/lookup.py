@@ -6,7 +6,7 @@ the most frequent continuations of all large intervals, which are the nodes of t
 (Abouelhoda, Kurtz & Ohlebusch 2004).
 
 Look-ups check no arguments: an interval must come from `narrow`, and a depth must be below the
-index's.
+depth of the index.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ def run_end(text: Any, order: Any, at: int, hi: int, depth: int, token: int) -> 
 
 @borrowing
 def narrow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:
-    """The part of an interval whose token at ``depth`` is ``token``; (0, 0) if there is none."""
+    """The part of an interval whose token at ``depth`` is ``token``; (0, 0) if it is empty."""
     text, order = corpus.text, corpus.order
     if lo >= hi:
         return 0, 0
@@ -70,7 +70,7 @@ def narrow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, 
 
 @borrowing
 def count(corpus: Any, lo: int, hi: int) -> int:
-    """How often the grams of an interval occur, repeated documents included."""
+    """How often the grams of an interval occur, including repeated documents."""
     return int(corpus.cumulative[hi]) - int(corpus.cumulative[lo])
 
 
@@ -128,14 +128,14 @@ def scan(text: Any, order: Any, cumulative: Any, lo: int, hi: int, depth: int, f
 def continuations(corpus: Any, lo: int, hi: int, depth: int, found: Any) -> int:
     """Find the most frequent next tokens of an interval, by falling count, then by token.
 
-    Takes constant time if there is one next token or the interval is in the hot table, else a walk
-    over at most HOT entries.
+    This takes constant time if the interval has one next token or is in the hot table. Otherwise,
+    it walks over at most HOT entries.
 
     Args:
-        found: ``int32[WIDEST, COLUMNS]``, filled. END is left out; at the root SEP is included.
+        found: ``int32[WIDEST, COLUMNS]``, filled, without END. At the root, SEP is included.
 
     Returns:
-        The number of lines filled. If it is below WIDEST, there are no others.
+        The number of lines filled. If it is below WIDEST, the interval has no other next tokens.
     """
     if lo >= hi:
         return 0
@@ -149,7 +149,7 @@ def continuations(corpus: Any, lo: int, hi: int, depth: int, found: Any) -> int:
 
 @borrowing
 def follow(corpus: Any, lo: int, hi: int, depth: int, token: int) -> tuple[int, int, int]:
-    """`narrow` and `count` in one, by the hot table if it has the interval."""
+    """`narrow` and `count` in one call; uses the hot table if it has the interval."""
     begin, end = hot(corpus, lo, hi, depth)
     for i in range(begin, end):
         if corpus.hot_next[i, TOKEN] == token:
@@ -179,7 +179,7 @@ def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> tuple
 
 @compiled
 def common_prefixes(text: Any, order: Any, depth: int) -> Any:
-    """``uint8[S]``: number of tokens each entry shares with the one before it; 0 for the first."""
+    """``uint8[S]``: number of tokens that each entry shares with the previous; 0 for the first."""
     shared = np.zeros(len(order), np.uint8)
     for i in range(1, len(order)):
         a, b, k = order[i - 1], order[i], 0

@@ -51,10 +51,10 @@ BIGRAM_BASE = LOCAL_BASE + (BIGRAM - NEIGHBOURS) * LOCAL_SIZE
 ALIGNED_BASE = BIGRAM_BASE + LEVELS
 OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
 CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
-MAX_WEIGHT = 1e6  # maximum of a cell; learning ends far below
+MAX_WEIGHT = 1e6  # maximum of a cell; learnt weights are far below
 
 
-# Lower limits of the classes after the first.
+# Lower limits of all classes but the first.
 _SIMILARITY_LIMITS = (0.25, 0.45, 0.7)
 _AMOUNT_LIMITS = (2, 3, 5, 9, 33)
 _ORDER_LIMITS = (2, 3, 4, 5, 7, 10)
@@ -72,7 +72,7 @@ def _class(value: float, limits: Any) -> int:
 @borrowing
 def share_level(share: float) -> int:
     """Level 1 to 9 of the share of a source's evidence that supports a candidate."""
-    # By halves, as it is called for each piece of evidence. A loop over limits is slower.
+    # A search by halves, since each piece of evidence calls it. A loop over limits is slower.
     if share >= 0.5:
         if share >= 0.9:
             return 9 if share >= 0.97 else 8
@@ -158,5 +158,5 @@ class Weights:
         """Raise DraftError unless every cell has a weight that can be added up."""
         if self.values.dtype != np.float32 or not (np.abs(self.values) <= MAX_WEIGHT).all():
             raise DraftError(
-                f"some weights are no numbers within {MAX_WEIGHT:g}; build the index again"
+                f"some weights are not numbers within {MAX_WEIGHT:g}; build the index again"
             )

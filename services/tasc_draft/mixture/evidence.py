@@ -1,14 +1,15 @@
 """Nodes of the draft tree: candidates for the next token, their evidence and probabilities.
 
-Each source keeps a state at a node that follows from its parent's state by one token (`root`,
-`descend`). From that state the source supports candidates, each with a share of its evidence
+Each source keeps a state at each node, which follows from the parent's state and one token (`root`,
+`descend`). From this state the source supports candidates, each with a share of its evidence
 (`gather`). A candidate's score is the sum of weight[base + level] over the slots that support it,
 and its probability p(v) = exp(score(v)) / Z, where Z includes a score for "none of the candidates".
 The weights maximise the likelihood of the tokens that the target emitted (log-linear mixing of
 n-gram evidence). So probabilities of paths are calibrated and no mixing constant has to be chosen.
 
-Where a row is limited to labels, only tokens that they allow are candidates. Those without evidence
-share the probability of "none of the candidates", so that weights learnt without labels fit.
+If a row is limited to labels, only tokens that the labels allow are candidates. Candidates without
+evidence share the probability of "none of the candidates", so that weights learnt without labels
+fit.
 """
 
 import math
@@ -56,9 +57,9 @@ from tasc_draft.mixture.row_state import (
 )
 
 WIDTH = 48  # maximum candidates of a node
-FULL_WIDTH = WIDTH + 32  # with those that only an external tree has
+FULL_WIDTH = WIDTH + 32  # including candidates that only an external tree has
 PLACES = 48  # maximum places in a local text that a node keeps
-RECENT_PLACES = 16  # in recent answers; more cost much and add little
+RECENT_PLACES = 16  # maximum places in recent answers; more places cost much and add little
 SILENT = -1  # base of a slot without evidence at a node
 NEGLIGIBLE = 1e-2  # smaller gradients do not move the weights
 HOPELESS = 9.0  # a score this far below the best gets probability 0 and needs no exponential
@@ -72,18 +73,19 @@ _LAST_PLACE = 1 << 30  # larger than every place
 #   source: number of the source that contributed most; words: begun in the answer up to here
 #   known: continuations of the first contexts; num_known is NONE if they were not looked up
 #   near, own, recent: (place, agreeing tokens) in the local texts
-#   width: number of the n-grams' candidates; the external tree's own ones follow to full_width
-#   supported: number of those with evidence, which are in front of the others
+#   width: number of the n-grams' candidates; candidates of the external tree follow to full_width
+#   supported: number of the n-grams' candidates with evidence, which precede the others
 #   bases: cell at which a slot's levels begin, or SILENT; other: cell of "none of the candidates"
 #   chance: probability of each candidate, negated once it is a node of the tree
 #   next: the candidate that is on the heap
-# See `external_tree` for the others.
+# For the next fields, see `external_tree`.
 #   external: the node of the external tree at the same path, if it has children, or NONE
 #   external_chance: probability of each candidate in the external tree
-#   floor, rest: by side, the probability of a candidate it does not name, and of all other tokens
+#   floor, rest: by side, the probability of a candidate that the side does not name, and of all
+#     other tokens
 #   mixed, none: mixed probability of each candidate (negated like chance), and of other tokens
 #   cell: the cell of trust by which both sides were mixed
-# See `tasc_draft.labels` for these.
+# For the next fields, see `tasc_draft.labels`.
 #   label: the state in the forest of labels, or UNLIMITED
 #   others: number of tokens without evidence that may follow, or UNLIMITED
 #   forced: whether the node's only child is a token that the labels force
@@ -176,7 +178,7 @@ def clear(node: Any) -> None:
 
 @borrowing
 def candidate(node: Any, token: int) -> int:
-    """`enter` among the n-grams' own candidates; NONE for END, which may follow in a cut output."""
+    """`enter` among the n-grams' own candidates; NONE for END, which may follow a cut output."""
     if token < 0:
         return NONE
     i = enter(node, token, node.width, WIDTH)
@@ -187,9 +189,9 @@ def candidate(node: Any, token: int) -> int:
 
 @borrowing
 def enter(node: Any, token: int, n: int, most: int) -> int:
-    """The number of ``token`` among a node's first ``n`` candidates; it is added if necessary.
+    """The number of ``token`` among a node's first ``n`` candidates, to which it is added if new.
 
-    NONE if there are ``most`` already.
+    NONE if the token is new and the node already has ``most`` candidates.
     """
     for i in range(n):
         if node.candidates[i] == token:
@@ -204,10 +206,10 @@ def enter(node: Any, token: int, n: int, most: int) -> int:
 
 @borrowing
 def score(weights: Any, node: Any) -> None:
-    """Fill the probabilities of a node's candidates and of none of them; they sum to one.
+    """Fill the probabilities of a node's candidates and of all other tokens; they sum to one.
 
-    The probability of all tokens without evidence is one number. If the row's labels determine
-    which tokens these are, each gets the same share of it.
+    All tokens without evidence together have one probability. If the row's labels determine which
+    tokens these are, each of them gets an equal share of it.
     """
     n, other = node.supported, -math.inf if node.others == 0 else weights[node.other]
     greatest = other
@@ -355,7 +357,7 @@ def _allows(labels: Any, node: Any, token: int) -> bool:
 
 @borrowing
 def _name_others(labels: Any, node: Any) -> None:
-    """Make allowed tokens without evidence candidates, after the others, if all of them fit."""
+    """Append the allowed tokens without evidence to the candidates, if all of them fit."""
     begin, end = labels.first[node.label], labels.first[node.label + 1]
     node.others = end - begin - node.supported
     if end - begin <= WIDTH:
@@ -365,13 +367,13 @@ def _name_others(labels: Any, node: Any) -> None:
 
 @borrowing
 def _allowed(labels: Any, node: Any, token: int) -> int:
-    """`candidate` of a token that may follow; else NONE."""
+    """`candidate` for a token that may follow; NONE for another token."""
     return candidate(node, token) if _allows(labels, node, token) else NONE
 
 
 @borrowing
 def _support(labels: Any, node: Any, slot: int, token: int, level: int) -> None:
-    """Note that ``slot`` supports ``token`` with this level of its evidence, if it may follow."""
+    """Record that ``slot`` supports ``token`` with this level, if the token may follow."""
     i = _allowed(labels, node, token)
     if i >= 0:
         node.levels[i, slot] = level
@@ -379,7 +381,7 @@ def _support(labels: Any, node: Any, slot: int, token: int, level: int) -> None:
 
 @borrowing
 def _corpus(labels: Any, corpus: Any, node: Any, found: Any) -> None:
-    """Enter the corpus's contexts. Labels count as if the corpus had only what they allow."""
+    """Enter the corpus's contexts. With labels, only continuations that they allow count."""
     slot = 0
     for i in range(node.num_contexts):
         tokens, whole, known = node.contexts[i, 0], node.contexts[i, 3], node.known[i]
@@ -398,7 +400,7 @@ def _corpus(labels: Any, corpus: Any, node: Any, found: Any) -> None:
 def _continued(
     labels: Any, node: Any, slot: int, tokens: int, whole: int, known: Any, n: int
 ) -> None:
-    """Enter the continuations of a context, which occur ``whole`` times in all."""
+    """Enter the continuations of a context, which together occur ``whole`` times."""
     if n == 0:
         return
     node.bases[slot] = cells.corpus_base(slot, tokens, whole)
@@ -413,10 +415,10 @@ def _continued(
 def _allowed_continuations(
     labels: Any, corpus: Any, node: Any, context: int, found: Any
 ) -> tuple[int, int]:
-    """`continuations` that the row's labels allow, and how often all of these occur.
+    """The `continuations` that the row's labels allow, and how often they occur together.
 
     If the context has more continuations than ``node.known`` has lines, each allowed token is
-    searched for.
+    looked up in the corpus.
     """
     tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
     known, kept, whole = node.known[context], 0, 0
@@ -439,7 +441,7 @@ def _allowed_continuations(
 
 @borrowing
 def _near(text: Any, weight: Any, group: int, labels: Any, node: Any, scratch: Any) -> None:
-    """Neighbours, weighed by similarity: all places, and those of the longest agreement."""
+    """Neighbours, weighed by similarity: all places, and the places of the longest agreement."""
     places, sums, n = node.near, scratch.sums, node.num_near
     longest = _longest(places, n)
     sums[:] = 0.0
@@ -516,7 +518,7 @@ def _aligned(labels: Any, state: Any, node: Any, scratch: Any) -> None:
 
 @borrowing
 def _before(state: Any, node: Any) -> int:
-    """The token before a node's in the answer; SEP before the first token, -1 before SEP."""
+    """The token before a node's token in the answer; SEP before the first, -1 before SEP."""
     if node.parent != NONE:
         return int(state.nodes[node.parent].token)
     row_state = state.rows[node.row]

@@ -1,13 +1,13 @@
-"""Mixes another proposer's draft trees into the n-grams' own, over one heap.
+"""Mixes another proposer's draft trees with the n-grams' trees, over one heap.
 
-Where a node of the tree is also a node of the external tree, both sides' probabilities of the next
+If a node of the tree is also a node of the external tree, both sides' probabilities of the next
 token v are mixed: p(v) = p_ngrams(v)^a * p_external(v)^b * exp(c(v)) / Z. Here c(v) is one number
-for tokens that n-grams did not name, one for those that the external tree did not name, and one for
-all tokens that neither named. The five numbers define how far each side is trusted, for tokens that
-it names and for those that it leaves out. They are learnt from the tokens that the target emits,
-like the weights of n-grams (`evidence.learn`): numbers for all nodes, plus numbers for nodes of a
-depth and of a confidence of the n-grams. N-grams continue after tokens that only the external tree
-has, and vice versa.
+for tokens that n-grams did not name, another for tokens that the external tree did not name, and a
+third for all tokens that neither side named. These five numbers define how far each side is
+trusted, for tokens that it names and for tokens that it leaves out. They are learnt from the tokens
+that the target emits, like the weights of n-grams (`evidence.learn`). Each number is the sum of a
+value for all nodes and a value for nodes of similar depth and n-gram confidence. N-grams continue
+after tokens that only the external tree has, and vice versa.
 """
 
 import math
@@ -22,14 +22,14 @@ from tasc_draft.mixture.evidence import FULL_WIDTH, enter
 from tasc_draft.mixture.row_state import NONE
 
 SIDES = 2  # n-grams and external tree
-# Exponents of n-grams and external tree; terms for tokens they did not name; the term for others.
+# Exponents of n-grams and external tree; terms for tokens that each did not name; term for others.
 TRUST = (0.5, 0.5, 0.0, 0.0, 0.0)
 OTHERS = len(TRUST) - 1
 CONFIDENCE = (0.5, 0.9)  # limits between classes of the n-grams' largest probability
 CELLS = 1 + 2 * (len(CONFIDENCE) + 1)  # the first is for all nodes
 MAX_EXPONENT, MAX_ADDED = 2.0, 8.0  # limits of the numbers in each cell
 RATE = 0.2
-UNNAMED = 0.5  # share of the mass a side leaves to others that goes to what the other side names
+UNNAMED = 0.5  # share of a side's unnamed mass that goes to tokens named by the other side
 MIN_PROB = 1e-5  # probability
 
 
@@ -98,7 +98,7 @@ def root(tree: Any, batch_row: int) -> int:
 
 @borrowing
 def child(tree: Any, x: int, token: int) -> int:
-    """The external child of node ``x`` with this token; NONE unless it has children itself."""
+    """The external child of node ``x`` with this token; NONE if the child has no children."""
     if x == NONE:
         return NONE
     y = tree.first[x]
@@ -140,13 +140,13 @@ def mix(trust: Any, node: Any, tree: Any) -> None:
 
 @borrowing
 def chance(node: Any, i: int) -> float:
-    """The probability of a node's candidate; negative or 0 once it is in the tree."""
+    """The probability of a node's candidate; negative or 0 once the candidate is in the tree."""
     return node.chance[i] if node.external == NONE else node.mixed[i]
 
 
 @borrowing
 def take(trust: Any, node: Any, i: int) -> bool:
-    """Note that a candidate is in the tree; returns whether the external tree raised it more."""
+    """Mark a candidate as in the tree; returns whether the external tree raised its score more."""
     if node.external == NONE:
         node.chance[i] = -node.chance[i]
         return False
@@ -160,7 +160,7 @@ def take(trust: Any, node: Any, i: int) -> bool:
 
 @borrowing
 def learn(learnt: Any, node: Any, token: int) -> None:
-    """One step of gradient ascent on the likelihood of ``token`` by the five numbers (AdaGrad)."""
+    """One step of gradient ascent in the five numbers on the likelihood of ``token`` (AdaGrad)."""
     if node.width == 0:
         return
     emitted = NONE
@@ -187,7 +187,7 @@ def _climb(learnt: Any, cell: int, k: int, gradient: float) -> None:
 
 @borrowing
 def _trust(trust: Any, node: Any, k: int) -> float:
-    """The k-th number at a node."""
+    """The k-th of the five numbers at a node."""
     found = trust[0, k] + trust[node.cell, k]
     return max(found, 0.0) if k < SIDES else found
 
@@ -211,7 +211,7 @@ def _score(trust: Any, node: Any, i: int) -> float:
 
 @borrowing
 def _gain(trust: Any, node: Any, side: int, i: int) -> float:
-    """The amount that a side adds to a candidate's score, minus that for other tokens."""
+    """The amount that a side adds to a candidate's score, minus its amount for other tokens."""
     over = _feature(node, side, i) - _feature(node, side, NONE)
     unnamed = _feature(node, SIDES + side, i)
     return _trust(trust, node, side) * over + _trust(trust, node, SIDES + side) * unnamed
@@ -239,7 +239,7 @@ def _named(node: Any, side: int, i: int) -> bool:
 
 @borrowing
 def _share_rest(node: Any, side: int, left: float) -> None:
-    """Divide the mass a side leaves to others among candidates it did not name and the rest."""
+    """Divide a side's unnamed mass among the candidates that it did not name and other tokens."""
     unnamed = 0
     for i in range(node.full_width):
         unnamed += not _named(node, side, i)

@@ -1,8 +1,8 @@
 """All memory of a proposer: rows, local texts, nodes and output of a step, allocated once.
 
-Compiled code gets it as one address with named fields, the `Box`, instead of fifty arrays. Numba's
-own structref counts references with atomic operations at each access, which takes longer than
-drafting itself.
+Compiled code gets this memory as one address with named fields, the `Box`, instead of fifty arrays.
+numba's own structref counts references with atomic operations at each access, which takes longer
+than drafting itself.
 """
 
 from collections import namedtuple
@@ -51,7 +51,7 @@ class Box:
     """Arrays and tuples of arrays, by name, for compiled code.
 
     Args:
-        fields: The value of each name. The box keeps references, so that the arrays live as long.
+        fields: The value of each name. The box keeps references, so the arrays live as long as it.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -201,12 +201,12 @@ class Memory:
         """The box for compiled code.
 
         Raises:
-            DraftError: The index is sorted by fewer tokens than a row's longest context has.
+            DraftError: The index is sorted by too few tokens for a row's longest context.
         """
         if index.corpus.depth <= MAX_CONTEXT:
             raise DraftError(
-                f"the index is sorted by {index.corpus.depth} tokens, contexts have up to "
-                f"{MAX_CONTEXT}; build it with a depth above {MAX_CONTEXT}"
+                f"the index is sorted by {index.corpus.depth} tokens, but contexts have up to "
+                f"{MAX_CONTEXT}; build the index with a depth above {MAX_CONTEXT}"
             )
         corpus, aligned, bigrams = index.corpus, index.aligned, index.bigrams
         self.growth["depth"] = corpus.depth
@@ -237,7 +237,7 @@ class Memory:
         )
 
     def _canonical(self, index: DraftIndex) -> Int32:
-        """Each id's canonical id. The published rules use the ids themselves."""
+        """Each id's canonical id; for the published rules, the id itself."""
         canonical = np.arange(len(self.is_eos), dtype=np.int32)
         if index.canonical is not None and self.settings.mixture == "mixed":
             canonical[: len(index.canonical)] = index.canonical
@@ -255,7 +255,7 @@ class Memory:
 
     def drafts(self, n: int, rows: int) -> Drafts:
         """The first n tokens of the output as drafts of ``rows`` rows."""
-        # Views of the same arrays each time, so those of each size are made once.
+        # The arrays are always the same, so the views of each size are made once.
         found = self._views.get((n, rows))
         if found is None:
             if len(self._views) >= _MAX_VIEWS:

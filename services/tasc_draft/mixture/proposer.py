@@ -24,11 +24,11 @@ _KEPT_ANSWERS, _KEPT_TOKENS = 64, 4096
 
 @dataclass
 class _Pending:
-    """A row that has not been drafted for yet: only its text has been written.
+    """A row that has had no draft yet: only its text has been written.
 
     Attributes:
         begin: Number of tokens of the prompt.
-        length: Number of tokens of the text, SEP included.
+        length: Number of tokens of the text, including SEP.
     """
 
     begin: int
@@ -45,19 +45,19 @@ class NgramProposer:
     The constructor allocates the memory of all rows and steps (`nbytes`). An index adds a few bytes
     per id and per corpus row. A proposer is not thread-safe and belongs to one engine.
 
-    A row costs next to nothing until it is drafted for: only then its prompt is analysed and its
-    state is derived. An answer that ends before that still becomes a recent answer.
+    A row costs next to nothing until its first draft, when its prompt is analysed and its state is
+    derived. An answer that ends before its first draft still becomes a recent answer.
 
     Attributes:
         index: The index in use.
         memory: The arrays that compiled code works on, for tests.
-        state: The input of compiled code: these arrays and those of the index.
+        state: The input of compiled code: the arrays of ``memory`` and of the index.
         learnt: The weights as learnt so far; compiled code updates them in place.
 
     Args:
         rows: Number of rows.
         capacity: Maximum number of tokens of one row, prompt and answer together.
-        vocab_size: The target emits ids below it.
+        vocab_size: Vocabulary size of the target, which emits only ids below it.
         eos_ids: Ids that end a path.
         index: The index to draft from; ``set_index`` replaces it.
         branching: Whether drafts are trees; otherwise they are chains.
@@ -114,7 +114,7 @@ class NgramProposer:
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         if row in self._pending or self._lengths[row]:
-            raise DraftError(f"row {row} is in use; finish it before it is started again")
+            raise DraftError(f"row {row} is in use; finish the row before starting it again")
         begin, text = len(prompt), self.memory.texts[row]
         self._require_fit(row, begin)
         self._require_ids(prompt)
@@ -137,12 +137,13 @@ class NgramProposer:
                 gets up to ``budget[i]`` tokens, regardless of ``settings.min_prob``.
 
         Raises:
-            DraftError: There are not as many rows, or ``external`` has a log-probability that is
-                not finite, or not one for each token.
+            DraftError: The batch has more rows than the proposer, or ``external`` lacks a
+                log-probability for a token or has one that is not finite.
         """
         if len(rows) > len(self._lengths):
             raise DraftError(
-                f"the batch has {len(rows)} rows, there are {len(self._lengths)}; name each once"
+                f"the batch has {len(rows)} rows, but the proposer has {len(self._lengths)}; name "
+                "each row once"
             )
         limits = budget.copy()
         min_probs = self._min_probs if min_probs is None else min_probs[: self._budget]
@@ -177,8 +178,8 @@ class NgramProposer:
     def teach(self, prompt: Int32, answer: Int32, rate: float) -> None:
         """Learn from one answer, ``int32[n]`` with its end-of-sequence, on row 0.
 
-        The row must be free. The index must not contain the answer, as the weights would otherwise
-        be learnt for text that the index already has.
+        The row must be free. The index must not contain the answer, because the weights would
+        otherwise be learnt for text that the index already has.
         """
         self._require_fit(0, len(prompt) + len(answer))
         self._require_ids(answer)
@@ -197,8 +198,8 @@ class NgramProposer:
         """
         if index.corpus.vocab_size != self.index.corpus.vocab_size:
             raise DraftError(
-                f"the new index has a vocabulary of {index.corpus.vocab_size}, the old one of "
-                f"{self.index.corpus.vocab_size}; build it with the target's tokenizer"
+                f"the new index has a vocabulary of {index.corpus.vocab_size}, but the old index "
+                f"of {self.index.corpus.vocab_size}; build the index with the target's tokenizer"
             )
         self._open(index)
         for row in np.flatnonzero(self._lengths):
@@ -218,21 +219,21 @@ class NgramProposer:
         capacity = self.memory.texts.shape[1] - 1
         if length > capacity:
             raise DraftError(
-                f"{length} tokens of row {row} exceed its capacity of {capacity}; make the "
-                "proposer with a larger one"
+                f"{length} tokens of row {row} exceed its capacity of {capacity}; create the "
+                "proposer with a larger capacity"
             )
 
     def _require_ids(self, tokens: Int32) -> None:
         """Checks ids, because compiled code checks no bounds."""
         ids = len(self.memory.is_eos)
-        if len(tokens) and tokens.view(np.uint32).max() >= ids:  # as unsigned: negative ids, too
+        if len(tokens) and tokens.view(np.uint32).max() >= ids:  # unsigned finds negative ids, too
             raise DraftError(
-                f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has {ids}; "
+                f"ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has {ids}; "
                 "tokenise with the target's own tokenizer"
             )
 
     def _begin(self, row: int, pending: _Pending) -> None:
-        """Prepare a row for drafts, at the first step that may draft for it."""
+        """Prepare a row for drafts, in the first step in which it may get one."""
         row_state = self.memory.rows[row]
         row_state["begin"], row_state["length"] = pending.begin, pending.length
         row_state["caught"] = row_state["num_contexts"] = row_state["begun"] = 0
@@ -242,7 +243,7 @@ class NgramProposer:
         self._analyse(row, self.memory.texts[row, : pending.begin])
 
     def _keep_undrafted(self, text: Int32) -> None:
-        """Keep an answer that no draft was made for, SEP in front, until several can be added."""
+        """Keep an answer without drafts, preceded by SEP, to add several answers at once later."""
         if 2 * (len(text) + 1) > self.memory.recent.tokens.shape[1]:
             return  # too long for the recent answers
         self._undrafted.append(text.copy())

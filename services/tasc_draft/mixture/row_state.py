@@ -1,17 +1,17 @@
 """The state of each row of a batch, and its update by new tokens.
 
-A row's own text is ``prompt SEP answer``. New tokens are only written to it. `catch_up` derives
-everything else from them when the row is drafted for: where tokens occurred before, the contexts of
-the answer's end in the corpus, and the number of words begun.
+A row's own text is ``prompt SEP answer``. New tokens are only appended to this text. When the row
+next gets a draft, `catch_up` derives everything else from these tokens: where tokens occurred
+before, the contexts of the answer's end in the corpus, and the number of words begun.
 
 A *local text* is a row's own text by canonical ids, the outputs of the training rows whose prompts
 are most similar (its neighbours), or the recent answers that all rows share. ``previous[i]`` is the
-last place before i with the same token and ``last[t]`` the last place of token t; both are ``NONE``
-if there is none. A place stands for the token at it; the token after it is a continuation.
+last place before i with the same token and ``last[t]`` the last place of token t; ``NONE`` means
+that no such place exists. The token after a place is a continuation.
 
 A *context* is ``(tokens, lo, hi, count)``: its length, its interval in the suffix array and how
-often it occurs. A context that occurs exactly as often as a longer one adds no evidence, now or
-later, so only contexts of different counts are kept, the longest first.
+often it occurs. A context that occurs exactly as often as a longer context adds no evidence, now or
+later, so only contexts with different counts are kept, the longest first.
 """
 
 from typing import Any, NamedTuple
@@ -42,12 +42,12 @@ def int32(*names: str) -> list[tuple[str, type[np.int32]]]:
 
 # A row.
 #   length: tokens of the own text; begin: place of SEP in it
-#   caught: tokens of it that the derived state covers
+#   caught: tokens of the own text that the derived state covers
 #   root: node of the row's root in the previous step, or NONE
 #   near_length: tokens of the neighbours' outputs; similarity: class of the nearest prompt's
 #   words: in the prompt; begun: words begun in the answer
 #   label_root, label: states in the forest of labels at the answer's beginning and at its end;
-#     UNLIMITED where the answer may be anything (see `tasc_draft.labels`)
+#     UNLIMITED if the row has no labels (see `tasc_draft.labels`)
 ROW = np.dtype(
     [
         *int32("length", "begin", "caught", "root", "num_contexts"),
@@ -87,7 +87,7 @@ def reset(state: Any, row: int) -> None:
 
 @borrowing
 def begins_word(word_starts: Any, token: int, first: bool) -> int:
-    """1 if a token begins a word of the answer, as its first token always does."""
+    """1 if a token begins a word of the answer, as the answer's first token always does."""
     return 1 if first or begins(word_starts, token) else 0
 
 
@@ -134,7 +134,7 @@ def forget(local: Any, row: int, length: int) -> None:
 def find_places(local: Any, row: int, followed: int, text: Any, end: int, found: Any) -> int:
     """Fill ``found[i] = (place, agreeing tokens)`` for the end of ``text``, newest places first.
 
-    Only places below ``followed`` have a continuation and count. Returns the number found.
+    Only places below ``followed`` count, since they have a continuation. Returns the number found.
     """
     tokens, n = local.tokens[row], _places_of(local, row, followed, text[end], found)
     for i in range(n):
@@ -170,10 +170,10 @@ def _agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
 def extend_places(
     local: Any, row: int, followed: int, parents: Any, num_parents: int, token: int, found: Any
 ) -> int:
-    """Fill ``found`` for a context one ``token`` longer than that of ``parents``.
+    """Fill ``found`` for the context of ``parents`` extended by ``token``.
 
-    If no place of the parents is followed by ``token``, all places of the token count. Returns the
-    number found.
+    If ``token`` follows no place of the parents, all places of the token count. Returns the number
+    found.
     """
     tokens, n = local.tokens[row], 0
     for i in range(num_parents):
@@ -197,7 +197,7 @@ def advance_contexts(state: Any, contexts: Any, n: int, text: Any, end: int) -> 
         if tokens >= MAX_CONTEXT:
             tokens, lo, hi = _shortened(state, text, end - 1)
         lo, hi, occurs = follow(corpus, lo, hi, tokens, token)
-        if occurs > seen:  # else it is empty or adds nothing to the one before it
+        if occurs > seen:  # else empty, or adds nothing to the context before
             _set_context(contexts, kept, tokens + 1, lo, hi, occurs)
             kept, seen = kept + 1, occurs
     lo, hi = state.starts[token], state.starts[token + 1]
@@ -220,7 +220,7 @@ def _shortened(state: Any, text: Any, end: int) -> tuple[int, int, int]:
 
 @borrowing
 def pick_contexts(contexts: Any, n: int, times: int, max_contexts: int, picked: Any) -> int:
-    """The longest context, then each next one that occurs ``times`` as often, within a maximum."""
+    """Pick the longest context, then each next context that occurs ``times`` as often."""
     m, seen = 0, 0
     for i in range(n):
         if m < max_contexts and contexts[i, 3] >= times * seen:
@@ -232,9 +232,10 @@ def pick_contexts(contexts: Any, n: int, times: int, max_contexts: int, picked: 
 
 @borrowing
 def extend_contexts(state: Any, parent: Any, token: int, max_contexts: int, node: Any) -> int:
-    """Fill a tree node's contexts: its parent's with ``token``, and the token alone if fewer.
+    """Fill a tree node's contexts: its parent's contexts, each extended by ``token``.
 
-    Returns their number.
+    If the node then has fewer than ``max_contexts``, the token alone is added. Returns the number
+    of contexts.
     """
     corpus, longest = state.corpus, state.growth[0].depth - 1  # suffixes are sorted by depth tokens
     m = 0
@@ -281,7 +282,7 @@ def find_neighbours(
     state: Any, offsets: Any, inputs: Any, scratch: Any, found: Any, similarity: Any, row: int,
     prompt: Any,
 ) -> None:  # fmt: skip
-    """Fill a row's neighbours' outputs, the most similar last, as many whole ones as fit.
+    """Fill a row's neighbours' outputs, the most similar last, as many whole outputs as fit.
 
     Args:
         offsets: ``int32[D + 1]`` where each distinct output begins in the corpus's text.

@@ -1,7 +1,7 @@
 """The two published rules for the probabilities of a node's candidates, TASC-spec and N-Gram Trie.
 
 Both use corpus counts and the places where the same tokens occurred in the prompt and the answer.
-`evidence` has our own rule.
+`evidence` has this project's own rule.
 """
 
 from typing import Any
@@ -18,9 +18,9 @@ def tasc(state: Any, x: int) -> None:
     """TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2).
 
     p(v) = lambda * p_corpus(v) + (1 - lambda) * p_prompt(v). Each source uses its longest matching
-    context of fewer than ``n_max`` tokens. If one source has none, the other gets all the weight;
-    if neither has, the corpus's most frequent token is drafted. N-grams of the corpus are used from
-    ``p_min`` occurrences on.
+    context of fewer than ``n_max`` tokens. If one source has no matching context, the other gets
+    all the weight. If neither has, the corpus's most frequent token is drafted. N-grams of the
+    corpus are used if they occur at least ``p_min`` times.
     """
     node, scratch, growth, corpus = state.nodes[x], state.scratch[0], state.growth[0], state.corpus
     clear(node)
@@ -43,11 +43,11 @@ def tasc(state: Any, x: int) -> None:
 
 @borrowing
 def trie(state: Any, x: int) -> None:
-    """The N-Gram Trie: continuations by how often the prompt has them after the matched prefix.
+    """The N-Gram Trie: continuations by their count in the prompt after the matched prefix.
 
     The prefix is the longest suffix of the answer, of at most ``prefix`` tokens, that occurs in the
-    prompt. A path's probability is its count over the prefix's, so that the most frequent paths are
-    drafted first. Prefix and path together have at most ``n_max`` tokens.
+    prompt. A path's probability is its count divided by the prefix's count, so that the most
+    frequent paths are drafted first. Prefix and path together have at most ``n_max`` tokens.
     """
     node, growth = state.nodes[x], state.growth[0]
     clear(node)
@@ -95,7 +95,7 @@ def _agreement(places: Any, n: int, max_tokens: int) -> tuple[int, int]:
 def _longest_kept(corpus: Any, node: Any, scratch: Any, n_max: int, p_min: int) -> int:
     """The longest context of fewer than n_max tokens that a kept n-gram continues, or NONE.
 
-    A context also stands for shorter ones, down to the next, which occur as often as it does.
+    A context also represents the shorter contexts that occur equally often, down to the next one.
     """
     for i in range(node.num_contexts):
         if i + 1 < node.num_contexts and node.contexts[i + 1, 0] >= n_max - 1:
@@ -117,7 +117,8 @@ def _by_corpus(
     for i in range(n):
         if scratch.found[i, COUNT] >= p_min:
             j = candidate(node, scratch.found[i, TOKEN])
-            node.chance[j] = weight * min(scratch.found[i, COUNT] / whole, 1.0)  # if wrong, above 1
+            # In a wrong index, the count may exceed the whole.
+            node.chance[j] = weight * min(scratch.found[i, COUNT] / whole, 1.0)
 
 
 @borrowing

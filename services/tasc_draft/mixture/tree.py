@@ -5,9 +5,10 @@ batch is drafted next, until the budget is used up or the next token is not wort
 is a tree whose nodes have one child. A node is expanded only when its best child is likely to be
 drafted next, so leaves cost next to nothing.
 
-A row that is limited to labels is drafted for at branches only, where a forward would be needed. A
-token there brings the tokens that it forces with it, up to the next branch; if there is none, it is
-not drafted, because the target's choice at the branch already decides the rest of the answer.
+A row that is limited to labels gets drafts only at branches, where a forward would be needed. A
+token at a branch is drafted with the tokens that it forces, up to the next branch. Without a next
+branch, nothing is drafted, because the target's choice at the branch already decides the rest of
+the answer.
 
 The heap is bounded. Its first entry holds the size, in ``node``; entries count from 1.
 
@@ -40,7 +41,10 @@ ENTRY = np.dtype([("path", np.float32), ("node", np.int32), ("leaf", np.int32)])
 
 
 def heap_size(nodes: int) -> int:
-    """Number of entries for trees of ``nodes`` nodes, each as a leaf and with its next child."""
+    """Number of entries for trees of ``nodes`` nodes.
+
+    Each node may have two entries: itself as a leaf, and its next child.
+    """
     return 2 * nodes + 1
 
 
@@ -89,11 +93,10 @@ def grow(state: Any, batch: Any, limits: Any, min_probs: Any, external: Any, lab
     Args:
         batch: ``int32[m]`` rows.
         limits: ``int32[m]``, maximum number of draft tokens of each row; overwritten.
-        min_probs: ``float32[n]``, minimum path probability of the i-th token of all; n is the
-            budget.
-        external: An `ExternalTree` of the same rows. Rows that have a draft there get as many
-            tokens as ``limits`` allows, regardless of their probability, since the caller sets
-            ``min_probs``.
+        min_probs: ``float32[n]``, minimum path probability for the i-th token drafted in the step;
+            n is the budget.
+        external: An `ExternalTree` of the same rows. Rows with a draft in this tree ignore the
+            settings' ``min_prob``; the caller encodes their limit in ``min_probs``.
         labels: The `Forest` that the rows' states belong to.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
@@ -143,10 +146,10 @@ def grow(state: Any, batch: Any, limits: Any, min_probs: Any, external: Any, lab
 def _segment_end(
     node: Any, path: float, limit: int, min_probs: Any, drafted: int, deepest: int, labels: Any
 ) -> int:
-    """How many tokens the next candidate of a node brings with it; 0 if they are not worth it.
+    """Number of tokens to draft for a node's next candidate: the candidate and its forced tokens.
 
-    A forced token costs its forward only if the draft is rejected: accepted, it would have entered
-    the cache by a later forward anyway.
+    0 if they are not worth their cost. A forced token costs extra only if the draft is rejected. If
+    it is accepted, a later forward would have computed the token anyway.
     """
     if node.label == UNLIMITED:
         return 1
@@ -191,7 +194,10 @@ def _add_segment(state: Any, x: int, n: int, path: float, external: Any, labels:
 
 @borrowing
 def take_in(state: Any, row: int, labels: Any) -> None:
-    """Learn from a row's new tokens as far as they follow its last tree; then catch up."""
+    """Learn from a row's new tokens as far as they follow its last tree; then index them.
+
+    `catch_up` adds the tokens to the row's places, contexts and words.
+    """
     row_state, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
     x, at = row_state.root, row_state.caught
     if x != NONE and nodes[x].row != row:
@@ -246,7 +252,7 @@ def _add_roots(state: Any, batch: Any, limits: Any, external: Any) -> int:
 
 @borrowing
 def _expand(state: Any, x: int, labels: Any) -> None:
-    """Fill a node's candidates and their probabilities, by the rule."""
+    """Fill a node's candidates and their probabilities, by the rule of the settings' mixture."""
     rule = state.growth[0].rule
     if state.nodes[x].depth > 0:
         evidence.descend(state, x)
@@ -262,7 +268,7 @@ def _expand(state: Any, x: int, labels: Any) -> None:
 
 @borrowing
 def _push_best_child(node: Any, x: int, heap: Any, growth: Any, labels: Any) -> None:
-    """Push the likeliest candidate of a node that is not in the tree yet and may be drafted."""
+    """Push a node's likeliest candidate that is not in the tree yet and may be drafted."""
     best, likeliest = NONE, 0.0
     for i in range(node.full_width):
         token, chance = node.candidates[i], external_tree.chance(node, i)
@@ -335,7 +341,7 @@ def teach(state: Any, row: int, answer: Any, rate: float, labels: Any) -> None:
     """Learn from each token of an answer to the prompt that ``row`` was started with.
 
     Args:
-        answer: ``int32[n]``, its end-of-sequence included.
+        answer: ``int32[n]``, including its end-of-sequence.
     """
     row_state, text, learnt = state.rows[row], state.texts[row], state.learnt
     for token in answer:
@@ -360,10 +366,10 @@ def release(state: Any, row: int, labels: Any) -> None:
 
 @borrowing
 def remember_all(state: Any, texts: Any, offsets: Any) -> None:
-    """Add answers to the recent ones.
+    """Add answers to the recent answers.
 
     Args:
-        texts: ``int32[n]``, SEP and each answer.
+        texts: ``int32[n]``, the answers, each preceded by SEP.
         offsets: ``int64[m + 1]`` where each text begins.
     """
     for i in range(len(offsets) - 1):
@@ -372,7 +378,7 @@ def remember_all(state: Any, texts: Any, offsets: Any) -> None:
 
 @borrowing
 def _remember(state: Any, text: Any) -> None:
-    """Append ``SEP answer END`` to the recent answers, unless it takes more than half of them."""
+    """Append ``SEP answer END`` to the recent answers, unless it exceeds half of their capacity."""
     growth, recent = state.growth[0], state.recent
     tokens, size = recent.tokens[0], len(text) + 1
     if size < 3 or size > len(tokens) // 2:

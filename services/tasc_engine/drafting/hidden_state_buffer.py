@@ -1,4 +1,4 @@
-"""Keeps the target's hidden states at cached tokens by row, for proposers."""
+"""Keeps the target's hidden states of cached tokens by row, for proposers."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class RowHiddenStates:
     Attributes:
         begin: Position of the first token.
         hidden: ``[k, D]``, see `HiddenStates`.
-        top: ``int64[k, K]``.
+        top: ``int64[k, K]``, the K likeliest next tokens.
     """
 
     begin: int
@@ -41,7 +41,7 @@ class HiddenStateBuffer:
         self._held.pop(row, None)
 
     def take(self, row: int) -> RowHiddenStates | None:
-        """Returns a row's hidden states since the last call; None if there are none."""
+        """Returns a row's hidden states since the last call; None if it has none."""
         parts = self._held.pop(row, [])
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -53,7 +53,7 @@ class HiddenStateBuffer:
     def keep(
         self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
     ) -> None:
-        """Keeps the hidden states of a step: each row's fed tokens and its accepted draft nodes.
+        """Keeps the hidden states of a step: of each row's own tokens and accepted draft nodes.
 
         A step without hidden states leaves a gap, and the states before the gap are dropped.
         """
@@ -75,7 +75,7 @@ class HiddenStateBuffer:
 
 
 def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:
-    """Indices of the forward's tokens to keep for each row: fed tokens and accepted nodes."""
+    """Indices of the forward's tokens to keep for each row: its own tokens and accepted nodes."""
     sizes = plan.sizes
     nodes = np.zeros(len(sizes), np.int64)
     nodes[plan.draft_of >= 0] = drafts.sizes

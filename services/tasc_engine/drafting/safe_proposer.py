@@ -1,8 +1,8 @@
 """Makes any proposer safe to call: its failures and bad drafts never fail a request.
 
 Answers do not depend on drafts. If the proposer fails for a row, the row has no drafts until it is
-started again. If the drafts of a step are not trees, the step has none. A proposer with a limit is
-switched off permanently if it keeps failing or takes too long.
+started again. If the drafts of a step are not trees, the step uses no drafts. A proposer with a
+limit is switched off permanently if it keeps failing or takes too long.
 """
 
 import logging
@@ -27,15 +27,15 @@ from tasc_engine.step.plan import Plan
 
 Reason: TypeAlias = Literal["failed", "slow"]
 
-FAILURES = 3  # consecutive ones after which a proposer with a limit is switched off
-STEPS = 16  # their median time is compared with the limit, as the first ones compile
+FAILURES = 3  # consecutive failures after which a proposer with a limit is switched off
+STEPS = 16  # steps whose median time is compared with the limit, since the first steps compile
 NOTHING = np.zeros(0, np.int32)
 
 log = logging.getLogger(__name__)
 
 
 def max_draft_tokens(proposer: Proposer) -> int:
-    """Maximum draft tokens of a row: its ``max_tokens``, or its depth if it has none."""
+    """Maximum draft tokens of a row: the proposer's ``max_tokens``, or its ``max_depth``."""
     return int(getattr(proposer, "max_tokens", proposer.max_depth))
 
 
@@ -45,7 +45,7 @@ class DraftLimit:
 
     Attributes:
         seconds: Maximum median of the seconds of a drafted step.
-        on_off: Called with the reason, once.
+        on_off: Called once, with the reason, when the proposer is switched off.
     """
 
     seconds: float
@@ -59,12 +59,12 @@ class SafeProposer:
     not started must have a budget of 0. A proposer may have a `DraftLimit` as ``limit``.
 
     Args:
-        request_hidden_states: Called with the hidden states that the proposer needs from the next
-            forward on, when that changes.
+        request_hidden_states: Called when the proposer needs other hidden states than before from
+            the next forward on.
         clock: Returns seconds since an arbitrary time.
 
     Attributes:
-        failures: Number of calls that raised and of drafts that were not trees.
+        failures: Number of calls that raised, plus number of drafts that were not trees.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SafeProposer:
         labels: LabelTrie | None = None,
         committed: Int32 = NOTHING,
     ) -> None:
-        """Starts a row with ``int32[*]`` ids of its prompt, and of its answer so far."""
+        """Starts a row with its prompt and its answer so far, ``int32[*]`` ids."""
         if row in self._in_use:
             self.finish(row)
         self._in_use.add(row)
@@ -145,7 +145,7 @@ class SafeProposer:
     def propose(
         self, rows: Int32, budget: Int32, min_probs: NDArray[np.float32] | None = None
     ) -> Drafts:
-        """Returns drafts for rows, see `Proposer`; empty if the proposer gives none."""
+        """Returns drafts for rows, see `Proposer`; empty drafts if the proposer fails or is off."""
         if self._lost:
             budget = np.where(np.isin(rows, list(self._lost)), 0, budget).astype(np.int32)
         nothing_pays = min_probs is not None and not len(min_probs)
@@ -155,7 +155,7 @@ class SafeProposer:
         try:
             drafts = self._proposer.propose(rows, budget, min_probs)
             if not is_forest(drafts, budget, self._vocab_size, self.max_depth):
-                raise ValueError("the drafts are no trees within their limits")
+                raise ValueError("the drafts are not trees within their limits")
         except Exception as error:
             self._fail("a proposer failed; this step goes without its drafts", error)
             return Drafts.empty(len(rows))
@@ -165,7 +165,7 @@ class SafeProposer:
         return drafts
 
     def new_failures(self) -> int:
-        """Returns the number of failures since the last call, those of a guarded part included."""
+        """Returns the number of failures since the last call, including those of a guarded part."""
         reported, self._reported = self._reported, self.failures
         of_part: Callable[[], int] = getattr(self._proposer, "new_failures", lambda: 0)
         return self.failures - reported + of_part()
@@ -215,7 +215,7 @@ class SafeProposer:
         )
         try:
             limit.on_off(reason)
-        except Exception as error:  # no fault of the proposer's
+        except Exception as error:  # not the proposer's fault
             log.warning("that drafting is off was not reported", exc_info=error)
 
 

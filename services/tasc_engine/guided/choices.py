@@ -1,6 +1,7 @@
-"""Guided choice: an answer is one of some texts, in the tokens that the tokenizer makes of it.
+"""Guided choice: an answer is one of a given set of texts, in the tokenizer's own encoding.
 
-Other tokens of the same text are not allowed, since the corpus, and so the drafts, have these.
+Other token sequences with the same text are not allowed, because the corpus and the drafts use the
+tokenizer's own encoding.
 """
 
 from collections.abc import Sequence
@@ -16,15 +17,16 @@ from tasc_engine.guided.following import Guide, Masks, known_ends
 from tasc_engine.layout import Int32
 from tasc_text import TaskTokenizer
 
-_SHOWN = 300  # characters of a choice in an error; the rest of a longer one is counted
+_SHOWN = 300  # characters of a choice that an error quotes; further characters are only counted
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Texts as a trie of their tokens, each followed by an end of sequence.
+    """Texts as a trie of their tokens, each followed by an end-of-sequence token.
 
-    A text that is the beginning of another one may end with any end of sequence. After the other
-    texts, only the tokenizer's first end is allowed, and so it is forced.
+    A text whose tokens are a prefix of another text's tokens may end with any end-of-sequence
+    token. After any other text, only the tokenizer's first end-of-sequence token is allowed, so
+    that token is forced.
 
     Attributes:
         longest: Number of tokens of the longest text, including its end.
@@ -41,12 +43,12 @@ class Choices:
         """Compiles choices.
 
         Raises:
-            GuideError: A text is empty or has no tokens, has a token that the model does not know
-                or that ends an answer, or differs from the text of its tokens.
+            GuideError: A text is empty or has no tokens; it contains a token that the model does
+                not know or that ends an answer; or decoding its tokens gives another text.
         """
         ids = tokenizer.encode_outputs(texts)
         ends = known_ends(tokenizer, vocab_size)
-        _require_sayable(texts, ids, tokenizer, vocab_size)
+        _require_encodable(texts, ids, tokenizer, vocab_size)
         lengths = [len(tokens) for tokens in ids]
         at = int(np.argmax(lengths))
         begun = _begun(ids)
@@ -63,7 +65,8 @@ class Choices:
         """Returns a guide for one answer.
 
         Args:
-            max_tokens: Each choice must fit it; unset: a choice may be cut.
+            max_tokens: Limit that every choice must fit; if None, an answer may be cut inside a
+                choice.
 
         Raises:
             GuideError: A choice does not fit ``max_tokens``.
@@ -101,7 +104,7 @@ class ChoiceGuide:
         return self.labels.forced(self._state, max_tokens)
 
 
-def _require_sayable(
+def _require_encodable(
     texts: Sequence[str], ids: Sequence[Sequence[int]], tokenizer: TaskTokenizer, vocab_size: int
 ) -> None:
     ends = set(tokenizer.eos_ids)
@@ -111,18 +114,18 @@ def _require_sayable(
             raise GuideError(f"{_name(at, text)} has no tokens; leave it out")
         if max(tokens) >= vocab_size or not ends.isdisjoint(tokens):
             raise GuideError(
-                f"{_name(at, text)} has a token that the model (of {vocab_size}) does not know, or "
-                f"that ends an answer, among {list(tokens)[:8]}; write it in other words"
+                f"{_name(at, text)} has a token that the model (with {vocab_size} tokens) does not "
+                f"know, or that ends an answer, among {list(tokens)[:8]}; reword the choice"
             )
         if back != text:
             raise GuideError(
-                f"{_name(at, text)} would be answered as {_quoted(back)}: the tokenizer does not "
-                "give it back; write it as it comes back"
+                f"{_name(at, text)} would be answered as {_quoted(back)}, because the tokenizer "
+                "changes the text; send the choice as the tokenizer decodes it"
             )
 
 
 def _begun(sequences: Sequence[Sequence[int]]) -> set[tuple[int, ...]]:
-    """The sequences that are proper beginnings of others."""
+    """The sequences that are prefixes of other sequences."""
     known = sorted({tuple(sequence) for sequence in sequences})
     return {one for one, other in pairwise(known) if other[: len(one)] == one}
 

@@ -1,4 +1,4 @@
-"""Makes guides for requests; each different guide is compiled once and kept while used."""
+"""Makes guides for requests. Each distinct guide is compiled once and then cached."""
 
 import threading
 from collections import OrderedDict
@@ -19,9 +19,10 @@ Made = TypeVar("Made")
 
 
 class Kept(Generic[Made]):
-    """Keeps values by guide, up to a number and a total size of the guides.
+    """A cache with guides as keys, limited by the number and the total size of its guides.
 
-    The newest is kept regardless of its size. Not thread-safe.
+    The least recently used guides are dropped first. The newest guide is kept regardless of its
+    size. Not thread-safe.
     """
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
@@ -55,10 +56,10 @@ class GuideLimits:
 
     Attributes:
         compile_seconds: Processor time to compile a JSON schema, an expression or a grammar.
-        compile_bytes: Memory to compile one of these.
-        kept: Maximum number of compiled guides that are kept, the latest used ones, and of refused
-            ones.
-        kept_bytes: Maximum total size of their sources, and of those of refused ones.
+        compile_bytes: Memory to compile one schema, expression or grammar.
+        kept: Maximum number of compiled guides in the cache. Refused guides have a separate cache
+            with the same limits.
+        kept_bytes: Maximum total size of the sources of all guides in a cache.
     """
 
     compile_seconds: float = 2.0
@@ -99,10 +100,11 @@ class Guides:
         """Returns a guide for one answer.
 
         Args:
-            max_tokens: Each choice must fit it; unset: an answer may be cut inside a choice.
+            max_tokens: Limit that every choice must fit; if None, an answer may be cut inside a
+                choice.
 
         Raises:
-            GuideError: The guide cannot be followed, or a choice does not fit.
+            GuideError: The guide cannot be followed, or a choice does not fit ``max_tokens``.
         """
         compiled = self._find(spec)
         if compiled is None:
@@ -111,12 +113,12 @@ class Guides:
         return compiled.guide(max_tokens)
 
     def known(self, spec: GuideSpec) -> bool:
-        """Whether `of` needs to compile nothing now; for threads that must not wait."""
+        """Whether `of` returns or fails without compiling; for threads that must not wait."""
         with self._lock:
             return spec in self._kept or spec in self._refused
 
     def _compile(self, spec: GuideSpec) -> _Compiled:
-        if not self._warm:  # only now: it takes seconds the first time on a machine
+        if not self._warm:  # not earlier: the first time on a machine takes seconds
             labels.warm_up()
             following.warm_up()
             self._warm = True
@@ -139,7 +141,7 @@ class Guides:
             effort = Effort(self._limits.compile_seconds, self._limits.compile_bytes)
             try:
                 self._library = Library(self._tokenizer, self._vocab_size, effort)
-            except GuideError as error:  # it is slow, and would fail again
+            except GuideError as error:  # a second attempt would be slow and fail again
                 self._library = error
         if isinstance(self._library, GuideError):
             raise GuideError(str(self._library))

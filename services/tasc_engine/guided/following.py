@@ -35,11 +35,11 @@ class Guide(Protocol):
 
     @property
     def draftable(self) -> bool:
-        """Whether a draft may save a forward; False if the next token decides all that follow."""
+        """Whether a draft may save a forward; False if the next token decides all later tokens."""
 
     @property
     def error(self) -> str:
-        """The reason why the answer cannot continue; empty if it can. No token is allowed then."""
+        """The reason why the answer cannot continue and no token is allowed; empty if it can."""
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
         """Writes the allowed tokens now and after each node of a draft; the state is unchanged.
@@ -47,7 +47,7 @@ class Guide(Protocol):
         Args:
             tokens: ``int32[n]``, a row's draft.
             parents: ``int32[n]``, each node's parent, which precedes it; -1 is the current token.
-            kept: ``bool[n]``, written: whether a node and all above it are allowed.
+            kept: ``bool[n]``, written: whether a node and all its ancestors are allowed.
             masks: ``uint32[1 + n, words]``, written: the tokens allowed now and, at ``1 + x``,
                 after node x. Masks of nodes that are not kept are undefined.
         """
@@ -58,7 +58,7 @@ class Guide(Protocol):
     def forced(self, max_tokens: int) -> Int32:
         """Returns ``int32[n]``, at most ``max_tokens`` forced next tokens; the state is unchanged.
 
-        They continue while exactly one token is allowed, and stop after an end of sequence.
+        The result ends where several tokens or none are allowed, or after an end of sequence.
         """
 
 
@@ -80,11 +80,11 @@ def known_ends(tokenizer: TaskTokenizer, vocab_size: int) -> tuple[int, ...]:
 
 
 class LeastTokens:
-    """Forbids the tokens that end an answer until it is long enough; see `Guide`.
+    """Forbids the tokens that end an answer until the answer is long enough; see `Guide`.
 
     Args:
         ends: Tokens that end an answer.
-        missing: Number of tokens that the answer must have before one of them.
+        missing: Number of tokens that must still follow before the answer may end.
     """
 
     error = ""
@@ -106,7 +106,7 @@ class LeastTokens:
             kept[x] = not is_early and (above < 0 or kept[above])
             missing.append(missing[1 + above] - 1)
         enough = (np.array(missing) <= 0).astype(np.intp)
-        np.take(self._masks, enough, axis=0, out=masks, mode="clip")  # "raise" makes a copy
+        np.take(self._masks, enough, axis=0, out=masks, mode="clip")  # mode "raise" would copy
 
     def advance(self, tokens: Int32) -> None:
         self._missing -= len(tokens)
@@ -117,13 +117,13 @@ class LeastTokens:
 
 @dataclass(frozen=True)
 class Guided:
-    """Drafts that guides allow, and the allowed tokens at their places.
+    """Drafts that the guides allow, and the tokens that are allowed at each place.
 
     Attributes:
-        drafts: Drafts without nodes that a guide forbids, those below them, and nodes that save no
+        drafts: The drafts without forbidden nodes, their descendants, and nodes that save no
             forward. Forced nodes have the source `FORCED`.
         allowed: A mask for each place of rows with a guide; unused masks are undefined. The places
-            of row i begin at ``drafts.offsets[i] + i``: its current token, then its nodes.
+            of row i are its current token and then its nodes, from ``drafts.offsets[i] + i`` on.
     """
 
     drafts: Drafts
@@ -138,17 +138,16 @@ def follow(
 ) -> Guided:
     """Applies each row's guide to its draft. A guide with an `error` allows no token.
 
-    A draft token saves a forward only if the target decides something after it. If a guide forces
-    all that follows, the target's choice before the token has decided it, with or without a draft.
-    Such tokens are left out.
+    A draft token saves a forward only if the target has a choice at some later token. If the guide
+    forces all later tokens, the draft token saves nothing and is left out.
 
     Args:
-        guides: One for each row of the drafts; None for a row without limits.
-        forces: For each row, whether forced tokens need no forward of their own. None if they need
-            one in every row.
-        price: The forwards that one more draft token costs. Parts of drafts that are expected to
-            save less are left out, except in rows with labels, whose drafts are already made that
-            way.
+        guides: Each row's guide; None for a row without limits.
+        forces: For each row, whether forced tokens need no forward of their own. None if forced
+            tokens need a forward in every row.
+        price: Cost of one more draft token, in forwards. Subtrees that are expected to save less
+            than they cost are left out, except in rows with labels, whose drafts are already
+            limited in this way.
     """
     n, rows = len(drafts.tokens), len(guides)
     mask_at = np.full(rows, -1, np.int32)
@@ -218,7 +217,7 @@ def _without(
 
 @numba.njit(cache=True, nogil=True)
 def _options(mask: Any) -> int:
-    """The number of tokens that a mask allows: 0, 1, or 2 for more."""
+    """The number of tokens that a mask allows: 0, 1, or 2 for two or more."""
     found = 0
     for word in mask:
         if word:
@@ -250,11 +249,11 @@ def _select(
     parents: Any, offsets: Any, logp: Any, mask_at: Any, masks: Any, forces: Any, prices: Any,
     kept: Any, forced: Any, prob: Any, gain: Any, cost: Any,
 ) -> None:  # fmt: skip
-    """Marks forced nodes, and unmarks ``kept`` of nodes that are not worth their forward.
+    """Sets ``forced`` of forced nodes, and clears ``kept`` of nodes that are not worth their cost.
 
     ``prob`` is the probability of a node's path if the guide is followed. ``gain`` is the number of
-    forwards that a node and those below it are expected to save, and ``cost`` the number that they
-    cost.
+    forwards that a node and its descendants are expected to save. ``cost`` is the number of
+    forwards that these nodes cost.
     """
     for i in range(len(mask_at)):
         if mask_at[i] < 0 or not forces[i]:

@@ -1,11 +1,11 @@
-"""Answers guided by a grammar: JSON schemas, regular expressions and Lark grammars, by llguidance.
+"""Guides answers by JSON schemas, regular expressions and Lark grammars, with llguidance.
 
 llguidance is imported when the first grammar is compiled; engines without guides do not need it.
 
-All matchers of a grammar share one lexer. If the lexer exceeds its limits, all of them stop. Then a
-matcher is rebuilt from the answer so far: with a lexer that another answer has already renewed,
-with a new one for all answers, or finally with one of its own. Only if that stops too does the
-answer end with an error. So an answer does not depend on other answers.
+All matchers of a grammar share one lexer. If the lexer exceeds its limits, all these matchers stop.
+Each matcher is then rebuilt from the answer so far: with a lexer that another answer has already
+renewed, with a new lexer for all answers, or finally with a lexer for this answer only. If that
+lexer stops too, the answer ends with an error. So an answer does not depend on other answers.
 """
 
 import json
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-# Each forced token needs a mask, which takes up to a millisecond while all rows wait. Further
-# forced tokens follow in the next step; the answer is the same.
+# Maximum number of forced tokens at once. Each of them needs a mask, which takes up to a
+# millisecond while all rows wait. Further forced tokens follow in the next step, so the answer is
+# the same.
 MAX_FORCED = 32
-# Maximum number of lexers made for one answer; all rows wait while one is compiled. The first ones
-# are shared by all answers, the others are its own, which other answers cannot exhaust.
+# Maximum numbers of lexers made for one answer: shared by all answers, and in total. All rows wait
+# while a lexer is compiled. A lexer that is not shared cannot be exhausted by other answers.
 MAX_SHARED, MAX_MADE = 3, 6
 _DEAD_ENDS = ("doesn't satisfy the grammar", "NoExtension")  # errors of the grammar, not the lexer
 
@@ -65,7 +66,7 @@ class Grammar:
         self.words = len(never)
         others = _bits(ends[1:], self.words)
         self._other_ends = others if others.any() else None
-        never = never | others  # the grammar may have them as text
+        never = never | others  # the grammar may contain these tokens as text
         self._never = never if never.any() else None
         self.make = make
         self._lock = threading.Lock()
@@ -78,12 +79,12 @@ class Grammar:
 
     @property
     def fresh(self) -> "LLMatcher":
-        """The matcher to copy for new answers: at the start, with the shared lexer."""
+        """The matcher to copy for a new answer, at the start and with the shared lexer."""
         with self._lock:
             return self._fresh
 
     def begin(self) -> "LLMatcher":
-        """Returns the matcher to copy; its lexer is renewed if it has stopped."""
+        """Returns the matcher to copy, with a new lexer if the shared lexer has stopped."""
         with self._lock:
             matcher = self._fresh.deep_copy()
             matcher.compute_bitmask()
@@ -92,7 +93,7 @@ class Grammar:
             return self._fresh
 
     def share(self, fresh: "LLMatcher") -> None:
-        """Makes this the matcher that other answers copy."""
+        """Makes ``fresh`` the matcher that other answers copy."""
         with self._lock:
             self._fresh = fresh
 
@@ -101,7 +102,7 @@ class Grammar:
         return self.unique.after(place, token) if self.unique and place else None
 
     def fill(self, matcher: "LLMatcher", place: Place | None, mask: Masks) -> bool:
-        """Writes the tokens that a matcher allows; returns False if there are none or it failed."""
+        """Writes the tokens that a matcher allows; returns False if it allows none or failed."""
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             return False
@@ -189,7 +190,7 @@ class GrammarGuide:
         return np.array(found, np.int32)
 
     def _now(self, mask: Masks) -> bool:
-        """Writes the tokens that may come next; returns False if there are none."""
+        """Writes the tokens that may come next; returns False if no token may."""
         if self._ended or self.error:
             return False
         return self._grammar.fill(self._matcher, self._place, mask) or self._revive(mask)
@@ -224,9 +225,12 @@ class GrammarGuide:
         return self._matcher.rollback(len(path) - 1)
 
     def _revive(self, mask: Masks | None = None) -> bool:
-        """Rebuilds the matcher and writes the mask; False, with an `error`, if it stops again."""
-        # Not worn: it stopped on a draft or forced tokens and can start again, or (with a mask) at
-        # the end of the answer itself, which is final.
+        """Rebuilds the matcher and writes the mask.
+
+        Returns False and sets `error` if the matcher stops again.
+        """
+        # If the lexer is not worn, the matcher stopped either at draft or forced tokens, and can
+        # start again, or (with a mask) at the end of the answer itself, which is final.
         if not self._worn and mask is None and self._restart(self._origin):
             return True
         if self._worn and self._made < MAX_SHARED:
@@ -263,7 +267,7 @@ def _allows(mask: Masks, token: int) -> bool:
 
 
 def _only(mask: Masks) -> int | None:
-    """Returns the only token of a mask; None if there are none or several."""
+    """Returns the only token that a mask allows; None if the mask allows none or several."""
     words = np.flatnonzero(mask)
     if len(words) != 1:
         return None
@@ -274,19 +278,19 @@ def _only(mask: Masks) -> int | None:
 # Texts that show which bytes a tokenizer's tokens stand for.
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
 # White space where JSON allows it: up to two blanks, and up to two line breaks with an indentation,
-# so that a model may write its usual layout. The library's default is unlimited, and a model that
+# so that a model may write its usual layout. llguidance's default has no limit, and a model that
 # was not trained on JSON may write blanks up to its last token.
 _WHITE_SPACE = r"[ \t]{0,2}((\r?\n){1,2}[ \t]{0,40})?"
 
-_SHOWN = 200  # characters of an error
-_UNKNOWN = ("Unimplemented keys", "Unknown format", "oneOf constraints")  # refusals by the library
+_SHOWN = 200  # maximum characters of an error that a message quotes
+_UNKNOWN = ("Unimplemented keys", "Unknown format", "oneOf constraints")  # llguidance's refusals
 
 
 class Library:
     """Compiles grammars for one tokenizer. Used by one thread at a time.
 
     Args:
-        effort: Limits for compiling one text.
+        effort: Limits for compiling one grammar.
 
     Raises:
         GuideError: llguidance is not installed or does not support the tokenizer, or the model has
@@ -358,12 +362,12 @@ def _schema_of(spec: GuideSpec) -> Prepared:
 
 
 def _unreadable(error: Exception) -> GuideError:
-    shown = f"{error!s:.{_SHOWN}}"  # it may quote a number of thousands of digits
+    shown = f"{error!s:.{_SHOWN}}"  # it may quote a number with thousands of digits
     return GuideError(f"this json_schema is not a JSON object, or too deep: {shown}")
 
 
 def _top_grammar(spec: GuideSpec, schema: Prepared | None) -> dict[str, object]:
-    """Returns a text in llguidance's format of a grammar."""
+    """Returns a schema, expression or grammar in llguidance's own format."""
     from llguidance import LLMatcher
 
     if schema is None:
@@ -382,10 +386,10 @@ def _top_grammar(spec: GuideSpec, schema: Prepared | None) -> dict[str, object]:
 
 
 def _readable(tokenizer: TaskTokenizer) -> str:
-    """Returns the ``tokenizer.json`` with a decoder of a kind that llguidance knows.
+    """Returns the ``tokenizer.json`` with a decoder that llguidance knows.
 
     llguidance looks only for ``ByteFallback`` or ``ByteLevel``. Tokenizers converted from GGUF have
-    both, and it takes the first, though only ``ByteLevel`` has an effect on their tokens.
+    both, and llguidance takes the first, though only ``ByteLevel`` has an effect on their tokens.
     `_misread` checks the result.
     """
     text = tokenizer.backend.to_str()
@@ -406,9 +410,9 @@ def _readable(tokenizer: TaskTokenizer) -> str:
 
 
 def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
-    """Whether the tokenizer adds a blank before a text, and drops it when it decodes.
+    """Whether the tokenizer adds a blank before a text when encoding, and drops it when decoding.
 
-    Then an answer starts with that blank, in tokens such as ``▁a``, like outputs in the corpus.
+    If so, an answer starts with that blank, in tokens such as ``▁a``, like outputs in the corpus.
 
     Raises:
         GuideError: llguidance decodes this tokenizer's tokens differently.
@@ -428,8 +432,8 @@ def _blank_in_front(tokens: "LLTokenizer", tokenizer: TaskTokenizer) -> bool:
 def _misread(tokens: "LLTokenizer", tokenizer: TaskTokenizer, blank: bool) -> tuple[int, ...]:
     """Returns the tokens whose text in an answer differs from llguidance's text for them.
 
-    These are added tokens with characters that the decoder converts, or that stop it from
-    converting, and ``<0x61>`` if the decoder does not convert it to a byte.
+    These are added tokens with characters that the decoder converts or that stop the decoder from
+    converting, and byte tokens such as ``<0x61>`` if the decoder does not convert them to bytes.
     """
     found = []
     added = tokenizer.backend.get_added_tokens_decoder()

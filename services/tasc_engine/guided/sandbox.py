@@ -1,4 +1,4 @@
-"""The process in which new grammars are compiled first."""
+"""Checks new grammars by compiling them in a separate process first."""
 
 import json
 import signal
@@ -12,9 +12,9 @@ from pathlib import Path
 from tasc_engine.errors import GuideError
 
 _PROGRAM = Path(__file__).with_name("trial.py")
-_START_SECONDS = 60.0  # on a machine that is busy with loading a model
-_WALL_SECONDS = 5  # for each second of processor time, on a machine that is busy with answers
-MAX_ASKED = 256  # maximum grammars of one process, as they fragment its memory
+_START_SECONDS = 60.0  # the machine may be busy with loading a model
+_WALL_SECONDS = 5  # per second of processor time; the machine may be busy with answers
+MAX_ASKED = 256  # maximum number of grammars per process, since they fragment its memory
 
 
 class Unsettled(GuideError):
@@ -37,7 +37,7 @@ class Effort:
 class Sandbox:
     """Checks whether a grammar compiles in time. Used by one thread at a time.
 
-    The process starts with the first grammar. It is restarted after a grammar that ended it, when
+    The process starts with the first grammar. It is restarted after a grammar has ended it, after
     it was killed from outside, and after `MAX_ASKED` grammars.
 
     Args:
@@ -55,7 +55,7 @@ class Sandbox:
         """Returns the reason why the grammar cannot be used; empty if it can.
 
         Raises:
-            Unsettled: Twice, the process did not start or was killed from outside.
+            Unsettled: The process did not start, took too long, or was twice killed from outside.
         """
         for _ in range(2):
             process = self._ready()
@@ -70,8 +70,8 @@ class Sandbox:
                 limits = f"{self._effort.seconds:g} s or {self._effort.bytes / 2**20:g} MiB"
                 return f"it takes more than {limits} to compile"
         raise Unsettled(
-            f"the process that compiles guides was ended twice (by {process.returncode}, a "
-            "signal's number where it is negative); look for what ends it, and send it again"
+            f"the process that compiles guides was ended twice (exit code {process.returncode}; "
+            "a negative code is a signal); find out what ends it, then send the request again"
         )
 
     def _ready(self) -> "subprocess.Popen[str]":
@@ -112,7 +112,7 @@ def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> 
     """Returns the process's answer; None if the process has ended.
 
     Raises:
-        Unsettled: It took longer in wall-clock time; the process has been killed.
+        Unsettled: The process took more than ``seconds`` of wall-clock time, and was killed.
     """
     assert process.stdin
     assert process.stdout
@@ -128,7 +128,7 @@ def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> 
         process.stdin.write(json.dumps(question) + "\n")
         process.stdin.flush()
         line = process.stdout.readline()
-    except OSError:  # its end of the pipe is closed
+    except OSError:  # the process has closed the pipe
         line = ""
     finally:
         timer.cancel()
@@ -137,8 +137,8 @@ def _ask(process: "subprocess.Popen[str]", question: object, seconds: float) -> 
     if over.is_set():
         process.wait()
         raise Unsettled(
-            f"compiling the guide took too long: more than {seconds:g} s on the clock; send it "
-            "again when the machine has less to do"
+            f"compiling the guide took too long: more than {seconds:g} s of wall-clock time; send "
+            "the request again when the machine is less busy"
         )
     return None
 

@@ -16,8 +16,8 @@ from tasc_engine.errors import GuideError
 
 Node: TypeAlias = dict[str, Any]
 LENIENT = 'or ignore what cannot be enforced: "x-guidance": {"lenient": true}'
-MAX_MEMBERS = 1000  # maximum values of a unique item
-MAX_VISITS = 100_000  # visited schemas in the search for arrays with unique items
+MAX_MEMBERS = 1000  # maximum number of values that a unique item may have
+MAX_VISITS = 100_000  # maximum schemas visited in the search for arrays with unique items
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -28,7 +28,7 @@ _LIMITS |= {"multipleOf", "allOf", "not", "if"}
 _HEX = "[0-9a-fA-F]"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _NETWORK = rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])"
-# Replacements of formats that llguidance does not know; empty where any text has the format.
+# Replacements of formats that llguidance does not know; an empty schema allows any text.
 _FORMATS: Mapping[str, Node] = {
     **{name: {} for name in ("password", "binary", "path", "file-path", "directory-path")},
     **{
@@ -49,15 +49,15 @@ class Prepared:
     """A schema for llguidance, and the limits that it cannot express.
 
     Attributes:
-        members: The JSON texts that the items of each array with unique items may be, sorted; the
-            key is the ``id`` of the array's node in ``root``.
+        members: For each array with unique items, the sorted JSON texts that its items may have.
+            The key is the ``id`` of the array's node in ``root``.
     """
 
     root: Node
     members: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
 
     def expand(self, nodes: Sequence[Any]) -> list[Node]:
-        """Returns schemas, and those that their references and unions lead to."""
+        """Returns the schemas and all schemas that their references, unions and allOf lead to."""
         found: dict[int, Node] = {}
         pending = list(nodes)
         while pending:
@@ -95,7 +95,7 @@ def prepared(schema: Node) -> Prepared:
 
 
 def _rewritten(schema: Any, unique: list[Node], root: Node) -> Any:
-    """Returns a schema without the keywords that llguidance lacks; appends arrays to ``unique``."""
+    """Returns a schema that llguidance supports; appends arrays with unique items to ``unique``."""
     if not isinstance(schema, dict):
         return schema
     node = dict(schema)
@@ -143,7 +143,7 @@ def _add(node: Node, rule: Node) -> None:
 
 
 def _members_of(made: Prepared, node: Node) -> tuple[bytes, ...]:
-    """Returns the texts of items; none if there cannot be a second item.
+    """Returns the texts that items may have; empty if the array cannot have a second item.
 
     Raises:
         GuideError: There are too many texts.
@@ -160,20 +160,20 @@ def _members_of(made: Prepared, node: Node) -> tuple[bytes, ...]:
     members = {json.dumps(value, ensure_ascii=False).encode() for value in values}
     if len(members) < node.get("minItems", 0):
         raise GuideError(
-            f"no answer can be guided by this json_schema: minItems is {node['minItems']}, and the "
-            f"items of this array with uniqueItems have {len(members)} values; lower minItems"
+            f"no answer can be guided by this json_schema: minItems is {node['minItems']}, but "
+            f"uniqueItems allows only {len(members)} different items; lower minItems"
         )
     return tuple(sorted(members))
 
 
 def _values(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> list[Any] | None:
-    """Returns the scalars that a schema allows; None if they are too many, or not known.
+    """Returns the scalars that a schema allows; None if there are too many or they are unknown.
 
     Args:
-        known: The values of schemas that have been found so far, by their ``id``.
+        known: The results for the schemas visited so far, by the schema's ``id``.
     """
     if id(node) not in known:
-        known[id(node)] = None  # for a schema that refers to itself
+        known[id(node)] = None  # the result inside a schema that refers to itself
         found = _found(made, node, known)
         known[id(node)] = found if found is not None and len(found) <= MAX_MEMBERS else None
     return known[id(node)]
@@ -211,7 +211,7 @@ def _found(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> lis
 
 
 def _of_kind(kinds: Sequence[str], low: float, high: float) -> list[Any] | None:
-    """Returns all values of a type; None if they are too many, or there are several types."""
+    """Returns all values of a type; None if there are too many values, or several types."""
     if len(kinds) != 1:
         return None
     if kinds[0] == "integer" and -math.inf < low and high < math.inf:
@@ -227,7 +227,7 @@ _SCALARS = {kind for kinds in _KINDS.values() for kind in kinds}
 
 
 def _require_certain(made: Prepared) -> None:
-    """Raises GuideError if an array may be one with unique items, or one without."""
+    """Raises GuideError if the alternatives for an array differ in their unique items."""
     visits = 0
     for node in _nodes(made.root):
         reference = node.get("$ref", "#")
@@ -237,7 +237,7 @@ def _require_certain(made: Prepared) -> None:
                 f"supported together; refer to #/$defs, {LENIENT}"
             )
         groups: list[list[Any]] = [[node]]
-        if patterns := node.get("patternProperties"):  # which of them a name matches is unknown
+        if patterns := node.get("patternProperties"):  # a name may match any of them
             own = node.get("properties", {})
             groups.append([*patterns.values(), *own.values(), node.get("additionalProperties")])
         reached = [made.expand(group) for group in groups]
@@ -250,15 +250,15 @@ def _require_certain(made: Prepared) -> None:
         arrays = [[other for other in group if can_be("array", other)] for group in reached]
         if any(len({made.members.get(id(other)) for other in group}) > 1 for group in arrays):
             raise GuideError(
-                "this json_schema has uniqueItems in one of several arrays of anyOf, oneOf, allOf "
-                "or patternProperties, which is not supported; give all of them unique items of "
-                "the same values, "
+                "in this json_schema, uniqueItems is supported only if every array alternative in "
+                "anyOf, oneOf, allOf or patternProperties has it with the same values; make the "
+                "alternatives equal, "
                 f"{LENIENT}"
             )
 
 
 def can_be(kind: str, node: Node) -> bool:
-    """Whether a schema itself allows values of a type, apart from those that it refers to."""
+    """Whether a schema allows values of a type by itself, without the schemas it refers to."""
     types = node.get("type")
     if types is None:
         return not node.keys() & {"$ref", "enum", "const", *_UNIONS, "allOf"}
@@ -282,7 +282,7 @@ def _nodes(schema: Any) -> Iterator[Node]:
 
 
 def _target(root: Node, reference: Any) -> Any:
-    """Returns what a JSON pointer refers to; None if there is nothing."""
+    """Returns the value that a JSON pointer refers to; None if no value exists there."""
     if not isinstance(reference, str) or not re.match(r"#(/|$)", reference):
         return None
     node: Any = root

@@ -2,8 +2,9 @@
 
 llguidance's limits bound most of its work, but not all. Some grammars would compile for hours, such
 as a negated terminal that may match in many ways, or ``multipleOf`` a large number. So each new
-grammar is first compiled by this file run as a program, which the system ends when it exceeds its
-processor time or memory. The file imports nothing of the project, so that it starts quickly.
+grammar is first compiled in a separate process that runs this file. The system ends the process if
+it exceeds its limit of processor time or memory. This file imports nothing from the project, so
+that the process starts quickly.
 """
 
 import json
@@ -17,22 +18,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Half of a mask's fuel and an eighth of the states that llguidance grants. With these limits, the
-# worst masks took some 30 ms at 100,000 tokens, and a lexer holds about 30 MB. An enumeration of
-# 2,000 labels, the most expensive of usual schemas, takes less than half of the fuel.
+# Half of llguidance's default fuel per mask, and about an eighth of its default lexer states. With
+# these limits, the slowest masks took some 30 ms with 100,000 tokens, and a lexer holds about
+# 30 MB. An enumeration of 2,000 labels, the most expensive of the usual schemas, takes less than
+# half of the fuel.
 LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 30_000,
     "verbose_errors": False,
 }
-_MAX_WORDS = 300  # maximum characters of a reason
+_MAX_REASON_CHARS = 300
 
 
 def make_tokens(tokenizer: str, vocab_size: int, eos_id: int) -> "LLTokenizer":
     """Makes llguidance's tokenizer from a ``tokenizer.json``.
 
     Raises:
-        ValueError: llguidance does not support its kind.
+        ValueError: llguidance does not support this kind of tokenizer.
     """
     from llguidance import LLTokenizer
 
@@ -59,15 +61,18 @@ def refusal(matcher: "LLMatcher", eos_id: int) -> str:
 
 
 def reason(matcher: "LLMatcher") -> str:
-    """The short error of a matcher; empty if there is none."""
+    """The short error of a matcher; empty if the matcher has no error."""
     message = matcher.get_error().split("\n<")[0]
     lines = [line for line in message.splitlines() if line.startswith("error: ")] or [message]
-    words = " ".join(lines[0].split())[:_MAX_WORDS]
+    words = " ".join(lines[0].split())[:_MAX_REASON_CHARS]
     return words.replace("NoExtensionBias", "no token may follow")
 
 
 def main() -> None:
-    """Answers each line, a grammar as JSON, with its refusal as JSON; line one has settings."""
+    """Reads settings from the first line; answers each later line, a grammar, with its refusal.
+
+    All lines and answers are JSON.
+    """
     about = json.loads(sys.stdin.readline())
     tokens = make_tokens(about["tokenizer"], about["vocab_size"], about["eos_id"])
     _limit_memory(about["bytes"])
@@ -77,13 +82,13 @@ def main() -> None:
         try:
             message = refusal(make_matcher(tokens, json.loads(line)), about["eos_id"])
         except MemoryError:
-            os.abort()  # as when the library itself runs out of memory
+            os.abort()  # as llguidance does when it runs out of memory
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(message), flush=True)
 
 
 def _limit_memory(more: int) -> None:
-    """Limits this process to ``more`` than its current memory, if the system reports that."""
+    """Limits this process to ``more`` bytes above its current memory, if the system reports it."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         max_bytes = int(statm.read_text().split()[0]) * resource.getpagesize() + more

@@ -1,7 +1,8 @@
-"""Arrays with unique items: finds tokens that would repeat an item, or leave no item.
+"""Finds tokens that would repeat an item of an array with unique items, or leave no item for it.
 
-llguidance follows the schema without ``uniqueItems``. This module also follows an answer's position
-in its JSON, byte by byte. In such an array, only items that are not in it yet are allowed.
+llguidance enforces the schema without ``uniqueItems``. This module also follows an answer's
+position in its JSON, byte by byte. In an array with unique items, it allows only items that the
+array does not contain yet.
 """
 
 import json
@@ -22,10 +23,10 @@ class _Frame(NamedTuple):
     """An open array or object.
 
     Attributes:
-        nodes: Schemas that it may follow.
+        nodes: Schemas that the array or object may follow.
         key: Text of the key whose value is next; None in an array.
         at: Number of items or keys so far.
-        left: In an array with unique items, the remaining items, sorted; else None.
+        left: In an array with unique items, the remaining items, sorted; otherwise None.
     """
 
     nodes: tuple[Node, ...]
@@ -40,8 +41,8 @@ class Place(NamedTuple):
     Attributes:
         mode: ``v`` before a value, ``s`` in a string, ``e`` after its backslash, ``n`` in a number
             or a name, ``a`` after a value, ``k`` in an object before a key.
-        text: The string, number or name so far; empty if its text does not matter, so that a step
-            in a long string costs as much as one in a short string.
+        text: The string, number or name so far; empty if its text does not matter, so that the
+            cost of a step does not grow with the length of a string.
     """
 
     frames: tuple[_Frame, ...] = ()
@@ -51,7 +52,7 @@ class Place(NamedTuple):
 
 
 def opening(tokenizer: TaskTokenizer, vocab_size: int) -> Masks:
-    """Returns the tokens that open an array and contain more than one of its items."""
+    """Returns a mask of the tokens that open an array and extend past its first item."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     for i in range(min(tokenizer.vocab_size, vocab_size)):
         bits[i] = b"," in tokenizer.token_bytes(i).partition(b"[")[2]
@@ -188,13 +189,16 @@ def _matters(frames: tuple[_Frame, ...]) -> bool:
 
 
 def _may_say(node: Node, key: str, text: bytes) -> bool:
-    """Whether a schema of an object allows a value, if it names the values; see discriminators."""
+    """Whether an object's schema allows a value of a property, such as a union's discriminator.
+
+    A schema that does not list the values of the property allows any value.
+    """
     named = _named(node, key)
     return named is None or json.loads(text) in named
 
 
 def _named(node: Node, key: str) -> Sequence[Any] | None:
-    """Returns the values that a schema of an object names for a property; None if it names none."""
+    """Returns the values that an object's schema lists for a property; None if it lists none."""
     rule = node.get("properties", {}).get(key)
     if not isinstance(rule, dict) or not rule.keys() & {"const", "enum"}:
         return None

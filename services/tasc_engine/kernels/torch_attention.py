@@ -1,6 +1,7 @@
-"""Attention in plain torch, one row of the cache after the other, on any device.
+"""Attention in plain torch, row by row, on any device.
 
-It serves long rows, whose products are large, and devices without a kernel of this project.
+It serves rows with many tokens, whose products are large, and devices for which this project has no
+kernel.
 """
 
 from typing import Any
@@ -55,7 +56,7 @@ class RowByRow:
         kv = self._pool[layer, first : first + step.trunks[row] + step.nodes[row]]
         kv_heads, (tokens, heads, dim) = kv.shape[2], (end - begin, *query.shape[1:])
         shared = heads // kv_heads
-        # Query heads that share a KV head become further queries of it, without copies of keys.
+        # Query heads that share a KV head become more queries of that head; no key is copied.
         asked = query[begin:end].view(tokens, kv_heads, shared, dim).permute(1, 2, 0, 3)
         asked = asked.reshape(1, kv_heads, shared * tokens, dim)
         key, value = kv.permute(1, 2, 0, 3).unsqueeze(1).unbind()
@@ -80,7 +81,7 @@ class RowByRow:
 
 
 def visible(step: StepLayout[Int64], row: int, window: int | None) -> np.ndarray[Any, Any]:
-    """``bool[tokens, slots]``, the slots of its row that each token sees."""
+    """``bool[tokens, slots]``, the slots that each token of a row sees."""
     begin, end = step.query_offsets[row], step.query_offsets[row + 1]
     trunk, nodes = step.trunks[row], step.nodes[row]
     own, slots = step.positions[begin:end, None], np.arange(trunk + nodes)

@@ -16,8 +16,8 @@ class Holder(Protocol):
     """A request that holds slots.
 
     Attributes:
-        max_kv_slots: Number of slots that it holds until it ends.
-        kv_start: Its first slot; set by the allocator.
+        max_kv_slots: Number of slots that the request holds until it ends.
+        kv_start: First slot of the request; set by the allocator.
         cached: Number of tokens whose keys and values are in the cache.
     """
 
@@ -33,7 +33,7 @@ class KVAllocator:
 
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
-        self._held: list[Holder] = []  # by their first slot
+        self._held: list[Holder] = []  # ordered by first slot
 
     @property
     def total(self) -> int:
@@ -44,7 +44,10 @@ class KVAllocator:
         return self.total - sum(s.max_kv_slots for s in self._held)
 
     def enter(self, sequence: Holder) -> bool:
-        """Gives a request its slots, and returns whether enough were free; others may be moved."""
+        """Gives a request its slots, and returns whether enough were free.
+
+        Other requests may be moved.
+        """
         if sequence.max_kv_slots > self.free:
             return False
         if (start := self._gap(sequence.max_kv_slots)) is None:
@@ -53,7 +56,7 @@ class KVAllocator:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return False  # no memory to move requests: wait until others have left
+                return False  # no memory to move requests: wait until some have left
         sequence.kv_start = start
         self._held.append(sequence)
         self._held.sort(key=lambda s: s.kv_start)
@@ -65,7 +68,7 @@ class KVAllocator:
         self._cache.drop_moves(sequence.kv_start, sequence.kv_start + sequence.max_kv_slots)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if held slots overlap or exceed the cache, or others move."""
+        """Raises AssertionError if held slots overlap or exceed the cache, or free slots move."""
         ends = [0, *(s.kv_start + s.max_kv_slots for s in self._held)]
         starts = [*(s.kv_start for s in self._held), self.total]
         assert all(end <= first for end, first in zip(ends, starts, strict=True)), (ends, starts)
@@ -74,7 +77,7 @@ class KVAllocator:
         assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
 
     def _gap(self, size: int) -> int | None:
-        """Returns the first slot of the first gap that is long enough; None if there is none."""
+        """Returns the first slot of the first gap that is long enough; None if no gap is."""
         begin = 0
         for held in self._held:
             if held.kv_start - begin >= size:
@@ -88,7 +91,7 @@ class KVAllocator:
         for sequence in self._held:
             first = sequence.kv_start
             if first > begin:
-                # Cached tokens, and nodes of the last draft, which the next forward pass moves.
+                # Cached tokens and the nodes of the last draft; the next forward pass moves nodes.
                 held = min(sequence.max_kv_slots, sequence.cached + 1 + MAX_NODES)
                 self._cache.shift(first, begin, held)
                 sequence.kv_start = begin

@@ -1,8 +1,8 @@
 """The KV cache, and attention of packed rows over it; each row has its own slots and length.
 
-It plugs into any model that calls transformers' attention interface. The keys and values of a step
-are written to their slots. Then each token attends to the visible tokens of its own row. The device
-and data type select the code.
+The cache works with any model that calls transformers' attention interface. The keys and values of
+a step are written to their slots. Then each token attends to the visible tokens of its own row. The
+device and data type select the implementation.
 """
 
 import logging
@@ -22,7 +22,7 @@ from tasc_engine.layout import Int64, StepLayout
 
 NAME = "tasc_packed"
 _CACHE = "tasc_cache"
-MIN_SLOTS = 16  # a model is tried with as many when it is loaded
+MIN_SLOTS = 16  # for the trial forwards when a model is loaded
 log = logging.getLogger(__name__)
 
 
@@ -31,19 +31,20 @@ class RowCache:
 
     `KVAllocator` assigns slots to rows. Memory is allocated at the first forward pass, while the
     model is loaded. Slots after a row's length hold finite values of rejected drafts or earlier
-    requests, and no token attends to them. The last slot belongs to no row: tokens that pad a step
-    to a fixed size are written there.
+    requests, and no token attends to these slots. The last slot belongs to no row. It receives the
+    tokens that pad a step to a fixed size.
 
     Args:
         slots: Maximum number of slots.
-        nbytes: Maximum memory; None for as much as ``slots`` need.
+        nbytes: Maximum bytes; None for as many as ``slots`` need.
         longest: Maximum slots of one row; None for all.
 
     Attributes:
-        host, device: The layout of the current or the last step, outside of a CUDA graph.
+        host, device: The layout of the current or last step that ran outside a CUDA graph.
         pending_moves: ``int64[2, k]``, slots of accepted draft tokens, from and to. The next
             forward pass copies them before it writes anything.
-        windows: The sliding window of each layer that ran by the model's own code; None: all.
+        windows: The sliding window of each layer that the model's own code ran; None for a layer
+            without a window.
     """
 
     def __init__(
@@ -77,9 +78,12 @@ class RowCache:
             self._rows.begin(host, device)
 
     def move(self, moves: Tensor) -> None:
-        """Makes the pending moves, of which ``int64[2, k]`` is a copy on the device.
+        """Makes the pending moves.
 
-        All slots are read before any is written. Without memory for it, the moves remain pending.
+        All slots are read before any slot is written. If memory runs out, the moves remain pending.
+
+        Args:
+            moves: ``int64[2, k]``, the pending moves on the device.
         """
         if self._pool is not None and moves.numel():
             source, target = moves
@@ -99,15 +103,15 @@ class RowCache:
             self._rows.begin(self.current, self._on_device)
         if self._pool.shape[3:] != (kv_heads, head_dim):
             raise UnsupportedModel(
-                f"layers have keys and values of {tuple(self._pool.shape[3:])} and "
-                f"{(kv_heads, head_dim)} heads and numbers per head; all layers must be alike"
+                f"layers have keys and values of {tuple(self._pool.shape[3:])} and of "
+                f"{(kv_heads, head_dim)} (heads, head size); all layers must have the same"
             )
         return self._pool[layer]
 
     def keep(self, layer: int, kv: Tensor) -> None:
         """Writes the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
         pool = self.pool(layer, kv.shape[2], kv.shape[3], kv)
-        # Masks hide only finite numbers, and old values must be hidden from later rows.
+        # Masks hide only finite numbers, and they must hide these values from later rows.
         pool.index_copy_(0, self._on_device.slots, kv.nan_to_num(0.0, 0.0, 0.0))
 
     def attend(
@@ -123,7 +127,7 @@ class RowCache:
         Args:
             query: ``[N, heads, head_dim]``.
             scale: Factor of the scores.
-            window: Number of tokens that a query attends to, itself included; None for all.
+            window: Number of tokens that a query attends to, including itself; None for all.
             softcap: Scores s become ``softcap * tanh(s / softcap)``.
 
         Returns:
@@ -191,7 +195,7 @@ class RowCache:
         if slots < min(MIN_SLOTS, self._most):
             raise ValueError(
                 f"kv_cache_bytes is {self._nbytes}, room for {slots} tokens of {each} bytes; "
-                f"at least {(MIN_SLOTS + 1) * each} are needed, and more than "
+                f"at least {(MIN_SLOTS + 1) * each} bytes are needed, and more than "
                 f"{(self._most + 1) * each} are not used"
             )
         shape = (self.layers, slots + 1, 2, kv_heads, head_dim)
@@ -244,7 +248,7 @@ def _packed_attention(
         raise UnsupportedModel("the model's attention has sinks (s_aux), which are not supported")
     if key.shape != value.shape:
         raise UnsupportedModel(
-            f"keys have {key.shape[-1]} numbers per head, values {value.shape[-1]}; they must agree"
+            f"keys have head size {key.shape[-1]} and values {value.shape[-1]}; both must be equal"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = int(module.layer_idx)  # type: ignore[arg-type]

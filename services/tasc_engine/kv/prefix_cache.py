@@ -1,8 +1,9 @@
 """Keeps keys and values of prefixes that prompts share, and copies them into new rows.
 
-A prefix that a prompt shares with one of the last prompts, such as the task's template, is kept. So
-is one that it shares with the expected prompt (`expect`). If the bytes run out, the least recently
-used prefix is dropped. Each row gets its own copy, so no reference counts or locks are needed.
+The cache keeps a prefix that a prompt shares with one of the last prompts, such as the task's
+template, or with the expected prompt (see `expect`). If the limit of bytes is exceeded, the least
+recently used prefix is dropped. Each row gets its own copy, so no reference counts or locks are
+needed.
 """
 
 from collections import OrderedDict, deque
@@ -16,18 +17,18 @@ from tasc_engine.kv.cache import RowCache
 
 Int32 = NDArray[np.int32]
 
-_Key = tuple[int, bytes]  # the adapter's number, as keys and values depend on it; token ids
+_Key = tuple[int, bytes]  # adapter number (keys and values depend on the adapter), token ids
 
 MIN_TOKENS = 8  # shorter prefixes are not worth a copy
-RECENT = 8  # prompts that a new one is compared with
-MAX_KEPT = 64  # prefixes; `enter` compares a prompt with all of them
+RECENT = 8  # number of last prompts with which a new prompt is compared
+MAX_KEPT = 64  # maximum number of prefixes, since `enter` compares a prompt with all of them
 
 
 class PrefixCache:
     """Keys and values of shared prefixes.
 
     Args:
-        cache: The KV cache that they are copied from and to.
+        cache: The KV cache from which and to which prefixes are copied.
         budget: Maximum bytes of keys and values to keep; 0 keeps none.
     """
 
@@ -40,7 +41,7 @@ class PrefixCache:
         self.nbytes = 0
 
     def expect(self, prompt: Int32) -> None:
-        """Announces that other prompts will start like this one, with any adapter."""
+        """Announces that later prompts will start like this prompt, with any adapter."""
         self._expected = prompt
 
     def enter(self, first: int, prompt: Int32, adapter: int = 0) -> int:
@@ -64,12 +65,13 @@ class PrefixCache:
         return longest
 
     def leave(self, first: int, prompt: Int32, entered: int, adapter: int = 0) -> None:
-        """Keeps the longest prefix that a row's prompt shares with recent or expected ones.
+        """Keeps the longest prefix that a row's prompt shares with a recent or expected prompt.
 
-        It must be longer than the one that `enter` copied, by at least `MIN_TOKENS`.
+        The prefix is kept only if it is at least `MIN_TOKENS` longer than the copy that `enter`
+        made.
 
         Args:
-            entered: The result of `enter` for it.
+            entered: The result of `enter` for this row.
         """
         if not self._budget:
             return

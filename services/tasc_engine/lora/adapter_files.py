@@ -1,8 +1,8 @@
 """Reads LoRA adapters that peft saved: settings and weights of a folder, without peft.
 
-Only safetensors are read, since a pickled file may run code. Adapters that would change the model
-in another way than ``x @ A.T @ B.T * scale`` beside linear layers are refused, and the message
-names the part at fault. The base model is not needed.
+Only safetensors are read, since a pickled file may run code. An adapter may only add
+``x @ A.T @ B.T * scale`` to the outputs of linear layers. Other adapters are refused with a message
+that names the unsupported part. The base model is not needed.
 """
 
 import math
@@ -35,7 +35,7 @@ class Adapter:
     """A LoRA adapter (Hu et al. 2021, arXiv 2106.09685).
 
     Attributes:
-        layers: Its weights by the names of linear layers in the base model.
+        layers: The adapter's weights, by the names of linear layers in the base model.
     """
 
     name: str
@@ -66,8 +66,8 @@ def _layers(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[
     for key, tensor in tensors.items():
         if not (match := _NAME.fullmatch(key)):
             raise ValueError(
-                f"it has weights {key}; only lora_A and lora_B of linear layers count in an "
-                f"adapter that rows choose: {ALONE}"
+                f"it has weights {key}; an adapter that rows choose may have only lora_A and "
+                f"lora_B of linear layers: {ALONE}"
             )
         found.setdefault(match["module"], {})[match["side"]] = tensor
     if not found:
@@ -85,14 +85,14 @@ def _layer(module: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any])
             "rank], of a rank above 0"
         )
     if not all(bool(tensor.isfinite().all()) for tensor in pair.values()):
-        raise ValueError(f"{module} has weights that are no finite numbers; train it again")
+        raise ValueError(f"{module} has weights that are not finite; train the adapter again")
     alpha = float(_setting(settings, "alpha_pattern", "lora_alpha", module))
     root = settings.get("use_rslora")  # Kalajdzievski 2023, arXiv 2312.03732
     return LowRank(pair["A"], pair["B"], alpha / (math.sqrt(rank) if root else rank))
 
 
 def _setting(settings: Mapping[str, Any], pattern: str, name: str, module: str) -> Any:
-    """A module's own value if a pattern matches its name or the end of it, else the default."""
+    """A module's own value if a pattern matches the end of its name, otherwise the default."""
     for key, own in (settings.get(pattern) or {}).items():
         if re.fullmatch(rf"(.*\.)?({key})", module):
             return own

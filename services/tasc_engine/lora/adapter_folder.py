@@ -1,4 +1,4 @@
-"""Folders of LoRA adapters as peft saves them: weight file and settings, without torch and peft.
+"""Checks folders of LoRA adapters, as peft saves them, without importing torch or peft.
 
 Only safetensors are read, since a pickled file may run code. The base model is not needed.
 """
@@ -16,10 +16,10 @@ MERGE = (
     "merge it into a folder of its own (peft's merge_and_unload, then save_pretrained of model and "
     "tokenizer) and name that as the model"
 )
-# The remedy for one of several adapters.
+# The remedy for an adapter that cannot be one of several.
 ALONE = f"use it alone as the adapter of a task, or {MERGE}"
 
-# Settings about how, or on which layers, an adapter was trained. None affects its results.
+# Settings about how, or on which layers, an adapter was trained. None of them affects its results.
 _NO_MATTER = frozenset((
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
     "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout",
@@ -30,7 +30,7 @@ _READ = frozenset((
     "bias", "fan_in_fan_out", "init_lora_weights", "r", "lora_alpha", "rank_pattern",
     "alpha_pattern", "use_rslora",
 ))  # fmt: skip
-# Other values initialise an adapter by changing the base model's weights.
+# Values of ``init_lora_weights`` that leave the base model's weights unchanged.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
@@ -38,7 +38,7 @@ def safe_weights(folder: Path) -> Path:
     """The path of an adapter's weight file.
 
     Raises:
-        UnsupportedModel: There is no weight file in safetensors.
+        UnsupportedModel: The folder has no weight file in safetensors.
     """
     path = folder / WEIGHTS
     if not path.is_file():
@@ -54,7 +54,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
     """The settings in an adapter's ``adapter_config.json``.
 
     Raises:
-        ValueError: There is no such file, it holds no JSON object, or the adapter is not LoRA.
+        ValueError: The file is missing or holds no JSON object, or the adapter is not LoRA.
         OSError: The file cannot be read.
     """
     path = folder / CONFIG

@@ -1,8 +1,9 @@
-"""Several adapters over one base model, chosen by row: which layers they change, and how.
+"""Applies several adapters to one base model; each row uses one adapter or none.
 
 Each token of a step has the number of its row's adapter, 0 for none. The adapter's result is added
-to the layer's own product, so rows with different adapters, or with none, share a forward. This
-module handles a model's layers and adapters' weights, but no files or requests.
+to the layer's own output, so rows with different adapters, or with none, share a forward. This
+module handles a model's layers and adapters' weights, but no files or requests. A layer is
+``picked`` if it sees only the tokens that need logits, as after the last layer's attention.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from tasc_engine.kv.cache import RowCache
 from tasc_engine.lora.adapter_files import Adapter
 from tasc_engine.lora.low_rank import AdapterTokens, Addition, CompiledTokens, MaskedTokens
 
-Product = Callable[[Tensor], Tensor]
+Matmul = Callable[[Tensor], Tensor]  # the product of linear layers, with their bias
 
 
 class Adapters:
@@ -23,11 +24,11 @@ class Adapters:
 
     Args:
         model: The base model, a transformers causal LM.
-        adapters: The adapters; their numbers are their positions, from 1 on.
+        adapters: The adapters, numbered from 1 in this order.
 
     Raises:
-        UnsupportedModel: An adapter changes a layer that is missing in the model, is not an inner
-            linear layer, or has another shape.
+        UnsupportedModel: An adapter changes a layer that is missing in the model, is not a linear
+            layer between embeddings and head, or has another shape.
     """
 
     def __init__(self, model: Any, adapters: Sequence[Adapter] = ()) -> None:
@@ -44,9 +45,8 @@ class Adapters:
         """Note each token's adapter number, before the first layer of a forward pass.
 
         Args:
-            cache: Has the step's layout.
-            logits_indices: ``int64[M]``, the tokens that remain in layers that are ``picked``; None
-                for all.
+            cache: The cache that holds the step's layout.
+            logits_indices: ``int64[M]``, the tokens that need logits; None for all.
         """
         if self._adapters:
             assert cache.device is not None, "a forward begins with a layout"
@@ -56,35 +56,35 @@ class Adapters:
             self._picked.begin(left)
 
     def around(
-        self, product: Product, layers: Sequence[str], widths: Sequence[int], picked: bool
-    ) -> Product:
-        """A product with the additions of adapters; the product itself if no adapter changes it.
+        self, matmul: Matmul, layers: Sequence[str], widths: Sequence[int], picked: bool
+    ) -> Matmul:
+        """Returns ``matmul`` with the additions of adapters; unchanged if no adapter adds to it.
 
         Args:
-            product: The product of joined linear layers, whose outputs are concatenated.
-            layers: Their names in the model.
+            matmul: Computes joined linear layers, and concatenates their outputs.
+            layers: The names of these layers in the model.
             widths: Number of outputs of each layer.
-            picked: Whether only the tokens looked at are left.
+            picked: Whether these layers see only the tokens that need logits.
         """
         tokens = self._picked if picked else self._every
         addition = self._addition(tokens, layers, widths)
         if addition is None:
-            return product
+            return matmul
 
         def adapted(x: Tensor) -> Tensor:
-            y = product(x)
+            y = matmul(x)
             addition(x, y)
             return y
 
         return adapted
 
     def attach(self, model: nn.Module) -> None:
-        """Put the additions of adapters into a model's layers, each with all tokens of a step."""
+        """Put the additions of adapters into a model's layers, each applied to all tokens."""
         for name in sorted({name for adapter in self._adapters for name in adapter.layers}):
             parent, _, own = name.rpartition(".")
             linear: Any = model.get_submodule(name)
             addition = self._addition(self._every, [name], [linear.out_features])
-            assert addition is not None, "an adapter changes this product"
+            assert addition is not None, "an adapter changes this layer"
             module = AdaptedModule(linear, addition, self._every, name)
             setattr(model.get_submodule(parent), own, module)
 
@@ -149,6 +149,7 @@ def _check_fit(adapter: Adapter, model: nn.Module) -> None:
         own = [weights.up.shape[0], weights.down.shape[1]]
         if own != [layer.out_features, layer.in_features]:
             raise UnsupportedModel(
-                f"adapter {adapter.name} changes {name} of {own}, the base model's has "
-                f"{[layer.out_features, layer.in_features]}; name the model it was trained for"
+                f"adapter {adapter.name} changes {name} with shape {own}, but the base model's "
+                f"layer has {[layer.out_features, layer.in_features]}; name the model that it was "
+                "trained for"
             )

@@ -1,11 +1,11 @@
-"""Computes the additions of low-rank adapters to linear layers, for the tokens of their rows.
+"""Computes the additions of low-rank adapters to linear layers, for tokens whose row uses them.
 
 LoRA (Hu et al. 2021, arXiv 2106.09685): an adapter adds ``x @ down.T @ up.T`` to a layer's output.
 `MaskedTokens` uses torch on any device. All adapters' weights of a layer are concatenated, and a
-mask selects each token's own, so the number of calls does not depend on the number of adapters.
+mask selects each token's adapter, so the number of calls does not depend on the number of adapters.
 `CompiledTokens` uses compiled code on a CPU. It takes four tokens of an adapter at a time and reads
 only the weights of their adapter, so the result of a token does not depend on the other tokens.
-Arrays of compiled code are flat; their elements are those of `simd`.
+Arrays of compiled code are flat; for their element types, see `simd`.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,22 +38,22 @@ class LowRank:
     scale: float
 
     def cast(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """``[r, in]`` and scaled ``[out, r]``, in the dtype and on the device of a tensor."""
+        """Returns ``down`` and the scaled ``up``, in the dtype and on the device of ``like``."""
         up = self.up.double() * self.scale
         return self.down.to(like.device, like.dtype), up.to(like.device, like.dtype)
 
 
-# The weights of each adapter for each joined layer; None if it adds nothing to the layer.
+# Each adapter's weights for each joined layer; None if the adapter adds nothing to the layer.
 Weights = Sequence[Sequence[LowRank | None]]
 # Adds the adapters' results for inputs ``[..., in]`` to outputs ``[..., out]``, in place.
 Addition = Callable[[Tensor, Tensor], None]
 
 
 class MaskedTokens:
-    """Adds by masks which adapter each token uses; on any device, with three calls per layer.
+    """Selects each token's adapter with a mask; on any device, with three calls per layer.
 
-    Nothing waits for the device or depends on values, so it can be captured in a CUDA graph. For
-    the same reason nothing is skipped if no token has an adapter.
+    No call waits for the device or depends on values, so the calls can be captured in a CUDA graph.
+    For the same reason, no call is skipped if no token has an adapter.
 
     Attributes:
         count: Number of tokens of the forward.
@@ -96,7 +96,7 @@ class MaskedTokens:
 def _stacked(
     weights: Weights, widths: Sequence[int], like: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """``[R, in]``, ``[R, out]`` in blocks, and the number of the R that each adapter has."""
+    """``[R, in]``, ``[R, out]`` in blocks, and each adapter's share of R."""
     downs, ups, ranks = [], [], []
     for own in weights:
         ranks.append(sum(len(w.down) for w in own if w))
@@ -117,14 +117,14 @@ def _table(ranks: tuple[int, ...], like: Tensor) -> Tensor:
     return (numbers[:, None] == owner).to(like.device, like.dtype)
 
 
-_TOKENS = 4  # processed together
-_BLOCK = 2 + _TOKENS  # numbers of a block: adapter, count of valid tokens, tokens
+_TOKENS = 4  # number of tokens processed together
+_BLOCK = 2 + _TOKENS  # integers per block: adapter, number of valid tokens, tokens
 _OUTPUTS = 2 * WIDTH
 _one = known(1)
 
 
 class CompiledTokens:
-    """`MaskedTokens` on a CPU, compiled.
+    """Does the same as `MaskedTokens` in compiled code, on a CPU.
 
     Args:
         adapters: Number of adapters.
@@ -170,7 +170,7 @@ AdapterTokens: TypeAlias = MaskedTokens | CompiledTokens
 
 @dataclass(frozen=True)
 class _LoraLayout:
-    """Weights of a layer, or of joined ones, in the order in which they are read.
+    """Weights of a layer, or of joined layers, in the order of reading.
 
     Attributes:
         down: For each adapter ``[lanes / 16, in, 16]`` elements, with the ranks of all parts side
@@ -218,7 +218,7 @@ def _laid_out(weights: Weights, widths: Sequence[int], dtype: torch.dtype) -> _L
 
 
 def _kept(weights: Sequence[LowRank], dtype: torch.dtype) -> torch.dtype:
-    """The dtype that weights are kept in; 16-bit weights stay so, as less is read then."""
+    """The dtype in which weights are kept; 16-bit weights keep their dtype, to read less memory."""
     own = {tensor.dtype for w in weights for tensor in (w.down, w.up)}
     short = len(own) == 1 and own <= {torch.float16, torch.bfloat16}
     return own.pop() if short and dtype != torch.float64 else dtype
@@ -242,7 +242,7 @@ def _up_to(n: int, step: int) -> int:
 
 @arithmetic
 def _gather(tokens: Any, adapters: int, blocks: Any) -> int:
-    """Writes blocks of tokens, each of one adapter; returns how many numbers were written.
+    """Writes blocks of tokens, each of one adapter; returns the number of integers written.
 
     Args:
         tokens: ``int64[N]``, the number of each token's adapter.
@@ -270,7 +270,7 @@ def _add_low_rank(
     x: Any, y: Any, blocks: Any, down: Any, up: Any, scales: Any, plan: Any, widened: Any,
     inner: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Adds the results of the tokens' adapters for the inputs to the outputs.
+    """Adds each token's adapter result to ``y``.
 
     Args:
         x: ``[N * in]`` elements.
@@ -313,7 +313,10 @@ def _widen(x: Any, at: int, width: int, widened: Any, to: int) -> None:
 def _go_down(
     widened: Any, width: int, down: Any, at: int, scales: Any, scale_at: int, lanes: int, inner: Any
 ) -> None:
-    """Computes ``[4, lanes]`` of an adapter's ranks, with separate sums of even and odd inputs."""
+    """Computes the down-projections of four tokens, ``[4, lanes]``.
+
+    Even and odd inputs have separate sums.
+    """
     none, one, even = zeros(inner), _one(), width // 2 * 2
     for j in range(0, lanes, WIDTH):
         a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none

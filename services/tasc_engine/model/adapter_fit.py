@@ -1,8 +1,8 @@
-"""Checks by settings and headers of weight files whether a LoRA adapter fits a model.
+"""Checks, from settings and weight-file headers only, whether a LoRA adapter fits a model.
 
-Neither torch nor the weights themselves are needed. Weight names in files may differ from those of
-the loaded model, so only shapes of weights with equal names are compared. Loading finds the other
-faults.
+Neither torch nor the weights themselves are needed. Weight names in files may differ from the names
+in the loaded model, so only shapes of weights with equal names are compared. Loading finds the
+other faults.
 """
 
 import re
@@ -22,10 +22,10 @@ from tasc_engine.lora.adapter_folder import (
 from tasc_engine.model.folder import Shape, float_shapes, tensor_shapes, vocabulary_rows
 
 _LORA = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# Name parts of the wrappers that peft puts around modules that it copies or changes.
+# Parts of weight names that stand for peft's wrappers around modules that it copies or changes.
 _WRAPPERS = re.compile(r"\.(?:base_layer|original_module|modules_to_save|token_adapter)(?=\.)")
 _TRAINED_ROWS = ".trainable_tokens_delta"
-_EMBEDDINGS = ("embed_tokens", "embed_in", "embed_out", "wte", "lm_head")  # their rows are tokens
+_EMBEDDINGS = ("embed_tokens", "embed_in", "embed_out", "wte", "lm_head")  # one row per token
 _Pairs: TypeAlias = Mapping[str, Mapping[str, Shape]]
 
 
@@ -36,8 +36,8 @@ def require_fit(
 
     Args:
         adapter, base: Folders; the base folder need not have weights.
-        by_row: Whether it is one of several adapters that rows choose from; such an adapter may
-            change only linear layers.
+        by_row: Whether the adapter is one of several from which each row chooses one. Such an
+            adapter may change only linear layers.
         quantized: Whether the base is quantised during loading, so that no adapter is merged.
 
     Raises:
@@ -72,8 +72,8 @@ def _check_pairs(
         raise ValueError("it has no LoRA weights (lora_A, lora_B); save the adapter again")
     if by_row and others:
         raise ValueError(
-            f"it has weights {next(iter(others))}; only lora_A and lora_B of linear layers count "
-            f"in an adapter that rows choose: {ALONE}"
+            f"it has weights {next(iter(others))}; an adapter that rows choose may have only "
+            f"lora_A and lora_B of linear layers: {ALONE}"
         )
     for module, pair in pairs.items():
         _check_pair(module, pair, None if settings.get("rank_pattern") else rank)
@@ -89,8 +89,8 @@ def _check_pair(module: str, pair: Mapping[str, Shape], rank: int | None) -> Non
     if not (len(a) == len(b) == 2 and a[0] == b[1] > 0 and rank in (None, a[0])):
         wanted = f"r {rank}" if rank else "one r"
         raise ValueError(
-            f"it has {module} in shapes {shapes}; need A [r, in] and B [out, r] of {wanted}: "
-            "save the adapter again"
+            f"it has {module} with shapes {shapes}; A must be [r, in] and B [out, r] with "
+            f"{wanted}: save the adapter again"
         )
 
 
@@ -102,8 +102,8 @@ def _check_layers(pairs: _Pairs, theirs: Mapping[str, Shape], trained_for: str) 
         if own[1] == wanted[1] and _is_embedding(module):
             raise ValueError(_more_tokens(module, own, wanted))
         raise ValueError(
-            f"it adapts {module} of {list(own)}, the model's has {list(wanted)}; it was trained "
-            f"for {trained_for}: name that model, or another adapter"
+            f"it adapts {module} with shape {list(own)}, but the model's layer has {list(wanted)}; "
+            f"it was trained for {trained_for}: name that model, or another adapter"
         )
 
 
@@ -148,8 +148,8 @@ def _check_whole(
     if shape[1:] == wanted[1:] and _is_embedding(module):
         raise ValueError(_more_tokens(module, shape, wanted))
     raise ValueError(
-        f"it has weights {name} of {list(shape)}, the model's are {list(wanted)}; name the model "
-        "that it was trained for"
+        f"it has weights {name} with shape {list(shape)}, but the model's have {list(wanted)}; "
+        "name the model that it was trained for"
     )
 
 

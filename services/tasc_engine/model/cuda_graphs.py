@@ -3,16 +3,16 @@
 A step of a small model launches hundreds of kernels, each shorter than its launch; a graph launches
 all of them at once. A graph needs fixed shapes, so a step is padded to the size of its bucket.
 Padding tokens use a scratch slot of the cache and see only that slot. A graph cannot depend on
-where a prompt ends, so it computes the logits of every token, and the host selects those that are
-looked at. All numbers of a step are copied to the device at once, its tokens are copied back at
-once, and the host waits only for the second copy. Steps with many prompt tokens are left to the
-caller. This module does not depend on requests, draft trees, or the implementation of the forward
-and the cache.
+where a prompt ends, so it computes the logits of every token, and the host selects the logits that
+the step needs. One transfer copies all integers of a step to the device, and one copies the chosen
+tokens back; the host waits only for the second transfer. Steps with many prompt tokens are left to
+the caller. This module does not depend on requests, draft trees, or the implementation of the
+forward and the cache.
 
-Code that has a forward and a cache on a GPU uses it before its own forward::
+Code with a forward and a cache on a GPU calls a `GraphedForward` before its own forward::
 
-    chosen = graphs.next_tokens(step)      # as `lay_out` gives it
-    if chosen is None:                     # this step is for no graph
+    chosen = graphs.next_tokens(step)      # a result of `lay_out`
+    if chosen is None:                     # no graph can run this step
         chosen = greatest(...)
 """
 
@@ -31,13 +31,14 @@ from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.model.operations import first_greatest
 
 Step = StepLayout[Int64]
-Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the first greatest token of each line
+Work = Callable[[], tuple[Tensor, Tensor]]  # logits, and the greedy token of each line
 log = logging.getLogger(__name__)
 
 _PER_TOKEN = ("ids", "positions", "slots", "visible_lens", "tree", "adapters")
 _PER_ROW = ("kv_starts", "trunks", "nodes")
 _WARM_UPS = 2  # the first compiles kernels and makes libraries allocate workspaces
-# Prompt tokens of a step. Their logits are not used, and many of them cost more than launches do.
+# Maximum number of tokens in a step whose logits are not used. A graph computes these logits too,
+# and many of them cost more than the launches that the graph saves.
 _MAX_UNREAD = 256
 
 
@@ -45,7 +46,7 @@ class Recorder(Protocol):
     """Records work on fixed tensors so that it can be repeated, and waits for the device."""
 
     def record(self, run: Work) -> Work:
-        """Returns a function that fills the same tensors anew at each call; may drop ``run``."""
+        """Returns a function that fills the same tensors again at each call; may drop ``run``."""
 
     def wait(self) -> None:
         """Waits until the device has done all its work."""
@@ -82,7 +83,7 @@ def buckets(max_tokens: int) -> tuple[int, ...]:
 
 
 def sizes(limits: Limits, tokens: int) -> dict[str, int]:
-    """Length of each part of a bucket's buffer, in order; one more row is for padding."""
+    """Length of each part of a bucket's buffer, in order; an additional row is for padding."""
     per_token = dict.fromkeys(_PER_TOKEN, tokens)
     per_row = dict.fromkeys(_PER_ROW, limits.rows + 1)
     return {**per_token, "query_offsets": limits.rows + 2, **per_row, "moves": 2 * limits.moves}
@@ -130,7 +131,7 @@ class _Bucket:
     def run(self, step: Step, limits: Limits, cache: RowCache) -> tuple[Tensor, Tensor]:
         fill(self.parts, step, limits)
         self.device.copy_(self.host, non_blocking=True)
-        # Not part of the graph, which would move the maximum number of slots at every step.
+        # Moves are not part of the graph, which would move the maximum number of slots each time.
         cache.move(self.moves[:, : step.moves.shape[1]])
         return self.replay()
 
@@ -139,10 +140,11 @@ class GraphedForward:
     """Runs steps with few prompt tokens; other steps are left to the caller.
 
     Args:
-        forward: Takes ids, indices looked at and the cache; returns logits ``[M, vocab]``. It and
-            ``cache.begin`` must neither wait for the device nor depend on values.
+        forward: Takes ids, the indices of tokens that need logits, and the cache; returns logits
+            ``[M, vocab]``. Neither ``forward`` nor ``cache.begin`` may wait for the device or
+            depend on values.
         cache: A cache with allocated memory; its slot ``limits.scratch`` belongs to no row.
-        recorder: Captures graphs; `CudaGraphs` where it is None.
+        recorder: Captures graphs; None for `CudaGraphs`.
     """
 
     def __init__(
@@ -163,11 +165,11 @@ class GraphedForward:
 
     @torch.inference_mode()
     def next_tokens(self, step: Step) -> Int64 | None:
-        """Returns ``int64[M]``, the greedy next token at each place looked at, or None.
+        """Returns ``int64[M]``, the greedy next token at each of ``step.logits_indices``, or None.
 
-        The result is None if no graph can run the step. A token is below 0 where logits are NaN.
-        The first step of a bucket captures its graph. If that does not fit the memory, no graph
-        runs the steps of this bucket.
+        The result is None if no graph can run the step. A token is below 0 if its logits contain
+        NaN. The first step of a bucket captures the bucket's graph. If the capture does not fit the
+        memory, no graph runs the steps of this bucket.
         """
         bucket = self._bucket_of(step)
         if bucket is None:
@@ -185,9 +187,9 @@ class GraphedForward:
         if bucket is None:
             return None
         logits, _ = bucket.run(step, self._limits, self._cache)
-        # The next step's numbers must not overwrite these before they are copied.
+        # The next step must not overwrite the host buffer before it is copied to the device.
         self._recorder.wait()
-        if np.array_equal(step.logits_indices, np.arange(len(step.ids))):  # no row reads a prompt
+        if np.array_equal(step.logits_indices, np.arange(len(step.ids))):  # all are needed
             return logits[: len(step.ids)]
         return logits.index_select(0, torch.from_numpy(step.logits_indices).to(logits.device))
 
@@ -265,7 +267,7 @@ class CudaGraphs:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            # Other threads of the process may use the device meanwhile.
+            # Other threads of the process may use the device during the capture.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 found = run()
 
@@ -288,7 +290,7 @@ class CudaGraphs:
 
 
 def _layout(parts: dict[str, Any], logits_indices: Any) -> StepLayout[Any]:
-    """The layout of a step without its moves, which are made before."""
+    """The layout of a step without its moves, which are made before the forward."""
     none = parts["moves"][:0].reshape(2, 0)
     return StepLayout(**{**parts, "moves": none, "logits_indices": logits_indices})
 

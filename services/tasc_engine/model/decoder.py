@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
-from tasc_engine.lora.adapters import Adapters, Product
+from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import Linear
 from tasc_engine.model.operations import (
@@ -42,14 +42,14 @@ _UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights; ``head_norm`` norms queries and keys, ``next_norm`` the next input."""
+    """One layer's weights; ``head_norm`` is for queries and keys, ``next_norm`` for the output."""
 
-    qkv: Product
+    qkv: Matmul
     head_norm: Norm | None
-    out: Product
+    out: Matmul
     before_mlp: Norm
-    gate_up: Product
-    down: Product
+    gate_up: Matmul
+    down: Matmul
     next_norm: Norm
     window: int | None
 
@@ -57,16 +57,16 @@ class Layer:
 class LeanDecoder:
     """A Llama-like model, made by :func:`lean` and called under ``torch.inference_mode``.
 
-    On a GPU nothing in a call waits for the device or depends on values, so that it can be captured
-    in a CUDA graph.
+    On a GPU, a call does not wait for the device or depend on values, so it can be captured in a
+    CUDA graph.
 
     Attributes:
         operations: The operations between matrix products.
-        layers, heads, kv_heads, head_dim: The shape of its attention.
+        layers, heads, kv_heads, head_dim: The shape of the model's attention.
         embedding: ``[vocab_size, D]``.
         head: Computes logits from hidden states.
-        requested: The values that each call keeps in `hidden_states`. Keeping them requires the
-            last layer at every token.
+        requested: The values that each call keeps in `hidden_states`. To keep any, a call computes
+            the last layer for every token.
     """
 
     def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
@@ -91,8 +91,8 @@ class LeanDecoder:
 
         Args:
             ids: ``int64[N]`` token ids.
-            logits_indices: ``int64[M]`` which of the N tokens get logits.
-            cache: Has the step's layout; receives keys and values of all N tokens in every layer.
+            logits_indices: ``int64[M]``, the indices of the tokens that get logits.
+            cache: Holds the step's layout; receives keys and values of all N tokens in every layer.
         """
         if not self.requested:
             return self.head(self.states(self.embed(ids), logits_indices, cache))
@@ -124,7 +124,7 @@ class LeanDecoder:
             query = ops.apply_rope_and_write_kv(index, qkv, layer.head_norm, cache)
             attention_output = cache.attend(index, query, self._scale, layer.window).flatten(1)
             if index == self.layers - 1 and logits_indices is not None:
-                # The other tokens are not needed after this.
+                # The other tokens are not needed from here on.
                 hidden = hidden.index_select(0, logits_indices)
                 attention_output = attention_output.index_select(0, logits_indices)
             normed = ops.add_and_norm(hidden, layer.out(attention_output), layer.before_mlp)
@@ -141,7 +141,7 @@ def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> Le
     Args:
         model: A model in evaluation mode, on any device, with any dtype.
         max_positions: Positions of the longest row, for which rope is tabulated.
-        adapters: Adapters of this model, which rows choose from.
+        adapters: Adapters of this model; each row uses one or none of them.
     """
     known = FAMILIES.get(model.config.model_type) is type(model)
     if not (known and _is_plain(model) and _settings_known(model.config)):
@@ -152,7 +152,7 @@ def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> Le
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether all weights have one dtype and device, and no layer is of another class."""
+    """Whether weights share one dtype and device, and linear layers and embedding are plain."""
     kinds = {(p.device, p.dtype) for p in model.parameters()}
     linears = [m for name, m in model.named_modules() if name.endswith(("_proj", "lm_head"))]
     plain = all(type(m) is nn.Linear for m in linears)
@@ -173,7 +173,7 @@ def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
     last = index == config.num_hidden_layers - 1
     next_norm = model.model.norm if last else model.model.layers[index + 1].input_layernorm
 
-    def product(part: str, *names: str, picked: bool = last) -> Product:
+    def product(part: str, *names: str, picked: bool = last) -> Matmul:
         linears = [layer.get_submodule(f"{part}.{name}") for name in names]
         paths = [f"model.layers.{index}.{part}.{name}" for name in names]
         widths = [linear.out_features for linear in linears]

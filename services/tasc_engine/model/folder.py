@@ -17,7 +17,8 @@ ADAPTER_CONFIG, CONFIG = "adapter_config.json", "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Shards of a distributed checkpoint, which transformers prefers to all other files.
 _DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-# Quantisation methods, and the packages transformers needs for them. None is a dependency here.
+# Quantisation methods and the packages that transformers needs for them. None of these packages is
+# a dependency of this project.
 _NEEDED = {
     "aqlm": ("aqlm",),
     "auto-round": ("auto_round",),
@@ -36,8 +37,8 @@ _NEEDED = {
 }
 # Files that older programs wrote beside a config.json that does not mention quantisation.
 _FILES_OF_METHODS = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
-_FLOATS = ("F64", "F32", "F16", "BF16")  # others are packed: their shapes mean nothing
-# Layers that keep only keys and values. Others keep a state that each token overwrites.
+_FLOATS = ("F64", "F32", "F16", "BF16")  # tensors of other types are packed, with other shapes
+# Layers that keep only keys and values. Other layers keep a state that each token overwrites.
 _ATTENTION = ("attention", "sliding", "full", "chunked")
 _STATE_FIELDS = ("mamba_", "ssm_", "conv_L_cache", "linear_conv_kernel_dim", "lru_width", "xlstm_")
 _STATE_FAMILIES = ("mamba", "rwkv", "xlstm", "recurrent_gemma")
@@ -87,7 +88,7 @@ def quantization_fault(folder: Path) -> str | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files from which transformers reads the weights, without further copies of them."""
+    """The files from which transformers reads the weights, without other copies of the weights."""
     return [path for path in _named_files(folder) if path.is_file()]
 
 
@@ -111,8 +112,8 @@ def require_weights(folder: Path) -> None:
     """Refuse a model folder without usable weights; see also `require_model_alone`.
 
     Raises:
-        UnsupportedModel: No weights are in safetensors, a file of them is missing, or other files
-            would change them.
+        UnsupportedModel: The folder has no weights in safetensors, a weight file is missing, or
+            other files would change the weights.
     """
     require_model_alone(folder)
     if not _first_file(folder).is_file():
@@ -131,9 +132,10 @@ def require_weights(folder: Path) -> None:
 
 
 def require_model_alone(folder: Path) -> None:
-    """Refuse a model folder with further files that would change the model's weights.
+    """Refuse a model folder with other files that would change the model's weights.
 
-    transformers would add an adapter in the folder to the weights, even if they contain it already.
+    transformers would add an adapter in the folder to the weights, even if the adapter has already
+    been merged.
 
     Raises:
         UnsupportedModel: The folder holds an adapter, or shards of a distributed checkpoint.
@@ -141,9 +143,9 @@ def require_model_alone(folder: Path) -> None:
     if (folder / ADAPTER_CONFIG).is_file() and any(folder.glob("model*.safetensors")):
         raise UnsupportedModel(
             f"{folder} has {ADAPTER_CONFIG} beside the model's weights, and transformers would add "
-            "that adapter to them; if it is merged into them already, delete adapter_config.json "
-            "and adapter_model.*; else move both files to a folder of their own and name it as the "
-            "adapter"
+            "that adapter to the weights; if the adapter is already merged, delete "
+            "adapter_config.json and adapter_model.*; else move both files to a separate folder "
+            "and name that folder as the adapter"
         )
     names = (path.name for path in folder.glob("shard-*.safetensors"))
     if shards := sorted(filter(_DISTRIBUTED.fullmatch, names)):
@@ -174,7 +176,7 @@ def tensor_shapes(path: Path, dtypes: Collection[str] = ()) -> dict[str, Shape]:
             }
     except SafetensorError as error:
         raise ValueError(
-            f"{path} is no safetensors file; fetch it again (git lfs pull?)"
+            f"{path} is not a safetensors file; fetch it again (git lfs pull?)"
         ) from error
 
 
@@ -185,7 +187,7 @@ def float_shapes(folder: Path) -> dict[str, Shape]:
 
 
 def vocabulary_rows(folder: Path) -> int | None:
-    """The number of rows of a model's embeddings in its settings; None if not given."""
+    """The number of embedding rows in a model's settings; None if the settings do not give it."""
     config = _object(folder / CONFIG)
     text = config.get("text_config")
     rows = {**config, **(text if isinstance(text, dict) else {})}.get("vocab_size")
@@ -207,7 +209,7 @@ def recurrent_state(config: Mapping[str, Any]) -> str | None:
     Each token overwrites such a state, so rejected drafts could not be undone.
 
     Args:
-        config: The content of ``config.json``, its text part over the rest.
+        config: The content of ``config.json``; for a multimodal model, the text model's settings.
     """
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and kinds:  # hybrid families also have models with attention only

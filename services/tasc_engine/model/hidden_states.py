@@ -15,8 +15,8 @@ class HiddenStateRequest:
     """The hidden states that a proposer needs from the target's forwards.
 
     Attributes:
-        hidden: Whether it needs the inputs of the LM head.
-        top: Number of the likeliest next tokens that it needs.
+        hidden: Whether the proposer needs the inputs of the LM head.
+        top: Number of likeliest next tokens that the proposer needs.
     """
 
     hidden: bool = False
@@ -27,13 +27,13 @@ class HiddenStateRequest:
 
     @classmethod
     def of(cls, proposer: Any) -> "HiddenStateRequest":
-        """A proposer's own request; an empty one if it does not need hidden states."""
+        """A proposer's own request; an empty request if it does not need hidden states."""
         return getattr(proposer, "hidden_state_request", cls())
 
 
 @dataclass(frozen=True)
 class HiddenStates:
-    """The hidden states of all N tokens of one forward, in its order.
+    """The hidden states of all N tokens of one forward, in the order of the step's tokens.
 
     Attributes:
         request: The request that this result answers.
@@ -46,14 +46,17 @@ class HiddenStates:
     head: Callable[[Tensor], Tensor] | None = None
 
     def at(self, places: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Hidden states ``[k, D]`` and likeliest next tokens ``int64[k, top]`` at ``int64[k]``.
+        """Hidden states ``[k, D]`` and likeliest next tokens ``int64[k, top]`` at ``places``.
 
-        Parts that were not requested are None. The head runs once more, over these tokens only,
-        since most nodes of a draft are not accepted.
+        Parts that were not requested are None. The LM head runs again for these tokens only, since
+        most nodes of a draft are not accepted.
+
+        Args:
+            places: ``int64[k]``, indices of tokens of the forward.
         """
         if self.hidden is None or self.head is None:
             return None, None
         hidden, top = self.hidden[places], self.request.top
-        # In slices, as logits of a whole prompt may need more memory than a plain step.
+        # In slices, since the logits of a whole prompt may need more memory than a plain step.
         tops = [self.head(x).topk(top, -1).indices for x in hidden.split(_SLICE)] if top else []
         return hidden if self.request.hidden else None, torch.cat(tops) if tops else None

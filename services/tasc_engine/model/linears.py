@@ -1,4 +1,4 @@
-"""Linear layers whose weights are laid out once for the CPU; layers of one input are joined.
+"""Linear layers whose weights are laid out once for the CPU; layers with the same input are joined.
 
 oneDNN lays a weight out for its kernels at each call of ``linear``. For the few tokens of a
 decoding step, that takes longer than the product itself.
@@ -13,23 +13,23 @@ from torch.nn import functional
 
 logger = logging.getLogger(__name__)
 
-# Number of tokens that the layout is chosen for, that of a usual step. Measurements show that it
-# also suits 256.
+# Number of tokens for which the layout is chosen, as in a usual step. Measurements show that the
+# layout also suits 256 tokens.
 _TOKENS = 8
-# In float32 oneDNN takes up to half the time of MKL at 4 to 64 tokens, but more at a single one
-# and for weights that stay in a core's cache; bfloat16 gains at every size.
+# In float32, oneDNN is up to twice as fast as MKL with 4 to 64 tokens, but slower with a single
+# token and for weights that stay in a core's cache. bfloat16 gains at every size.
 _FLOAT32_FROM = 1 << 20
 
 _onednn = torch.ops.mkldnn
-# Names the overload, since its lookup takes a tenth of a small product's time.
+# The overload is fetched once, since its lookup takes a tenth of a small product's time.
 _product: Any = getattr(_onednn._linear_pointwise, "default", None)
-_without_layout: set[str] = set()  # reasons that have been logged
+_without_layout: set[str] = set()  # the reasons that have been logged
 
 
 class Linear(nn.Module):
-    """Computes ``x @ weight.T + bias``, with a weight laid out once on a CPU that gains from it.
+    """Computes ``x @ weight.T + bias``; lays out the weight once if the CPU gains from the layout.
 
-    It is for inference only: it has no parameters and calls no hooks.
+    For inference only: the layer has no parameters and calls no hooks.
 
     Args:
         weight: ``[out, in]``; not kept if it is laid out.
@@ -70,12 +70,12 @@ class Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense ``[out, in]`` weight; each call makes a copy if it is laid out."""
+        """The dense ``[out, in]`` weight; each access makes a copy if the weight is laid out."""
         return self._weight.to_dense() if self.laid_out else self._weight
 
 
 def lay_out_linears(model: nn.Module) -> None:
-    """Replace each plain ``nn.Linear`` inside ``model`` that gains from it, in place.
+    """Replace each plain ``nn.Linear`` inside ``model`` that gains from a layout, in place.
 
     Subclasses, such as quantised layers, are left unchanged. The dense weight of a replaced layer
     is freed unless another module shares it, such as an embedding tied to the LM head.

@@ -68,18 +68,18 @@ class ModelSource:
     def __post_init__(self) -> None:
         if self.adapter is not None and self.adapters:
             raise ValueError(
-                f"adapter is {self.adapter} and adapters has {len(self.adapters)}; name it among "
-                "adapters, or leave them out"
+                f"adapter is {self.adapter} and adapters has {len(self.adapters)}; name the "
+                "adapter among adapters, or leave adapters out"
             )
         names = [name for name, _ in self.adapters]
         if len(set(names)) < len(names):
-            raise ValueError(f"adapters has {', '.join(names)}; each name may be there once")
+            raise ValueError(f"adapters has {', '.join(names)}; each name may occur only once")
         if self.quantization not in (None, "nf4", "int8"):
             raise ValueError(f"quantization is {self.quantization!r}; use nf4, int8 or None")
         if self.quantization and self.dtype == "float64":
             raise ValueError(
-                f"quantization is {self.quantization} and dtype float64, in which it has no "
-                "products; use float32, bfloat16 or float16"
+                f"quantization is {self.quantization} and dtype is float64, which quantised layers "
+                "do not support; use float32, bfloat16 or float16"
             )
 
 
@@ -99,13 +99,13 @@ def positions_of(config: Any) -> int:
 
 
 def load_model(source: ModelSource) -> Any:
-    """Loads a transformers model in evaluation mode, with ``source.adapter`` in it.
+    """Loads a transformers model in evaluation mode, including ``source.adapter``.
 
     Raises:
-        UnsupportedModel: The model is not a causal LM; its weights are not in safetensors, damaged,
-            incomplete or of other shapes than its settings define; an adapter lies beside them; the
-            model keeps a recurrent state; a package is missing; or its quantisation lets rows
-            influence each other.
+        UnsupportedModel: The model is not a causal LM; its weights are not in safetensors, are
+            damaged or incomplete, or have other shapes than its settings define; its folder also
+            has an adapter; the model keeps a recurrent state; a package is missing; or the
+            quantisation lets rows influence each other.
     """
     transformers_logging.disable_progress_bar()
     # bitsandbytes logs missing kernels of other packages, and each int8 product that it rounds.
@@ -116,7 +116,7 @@ def load_model(source: ModelSource) -> Any:
         quantized = source.quantization is not None
         require_fit(source.adapter, source.folder, quantized=quantized)  # before weights are read
     quantised = _quantisation(source, config)
-    # The model's own output is that of its eager attention: other kinds leave out soft caps.
+    # Eager attention computes the reference logits, since other kinds leave out soft caps.
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.folder,
@@ -125,7 +125,7 @@ def load_model(source: ModelSource) -> Any:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused by name below
+            ignore_mismatched_sizes=True,  # `require_whole` names them
             **quantised,
         )
     except _FAULTS as error:
@@ -182,9 +182,9 @@ def _short(error: Exception) -> str:
 
 
 def require_whole(folder: Path, found: Mapping[str, Any]) -> None:
-    """Check that a model's files have all of its weights, since missing ones would be random.
+    """Check that a model's files have all of its weights, since missing weights would be random.
 
-    Weights without a place in the model may be those of images or sound; they are logged.
+    Weights that the model does not use, such as those for images or sound, are only logged.
 
     Args:
         found: The loading info of transformers.
@@ -194,8 +194,8 @@ def require_whole(folder: Path, found: Mapping[str, Any]) -> None:
     """
     if unused := sorted(found["unexpected_keys"]):
         log.warning(
-            "%s has %d weights that config.json has no place for, such as %s; they are left out: "
-            "if the model needs them, mend config.json",
+            "%s has %d weights that config.json does not define, such as %s; they are left out: "
+            "if the model needs them, correct config.json",
             folder, len(unused), unused[0],
         )  # fmt: skip
     if missing := sorted(found["missing_keys"]):
@@ -205,8 +205,8 @@ def require_whole(folder: Path, found: Mapping[str, Any]) -> None:
         )
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         raise UnsupportedModel(
-            f"{folder} has weights {name} of {list(stored)}, its config.json says {list(wanted)}; "
-            "fetch or save weights and config.json together"
+            f"{folder}: weight {name} has shape {list(stored)}, but config.json expects "
+            f"{list(wanted)}; fetch or save weights and config.json together"
         )
 
 
@@ -250,12 +250,12 @@ def _as_mapping(settings: Any) -> Mapping[str, Any]:
 
 
 def _adapted(model: Any, folder: Path, merge: bool) -> Any:
-    """Returns the model with an adapter: merged, or beside the weights of a quantised model.
+    """Returns the model with an adapter: merged, or as separate weights in a quantised model.
 
     Merged weights would have to be quantised again, which rounds away most of a small update.
     Merging before quantisation would need memory for the whole unquantised model. So a quantised
-    layer keeps its weights, and the adapter's part is added to its output, as in the training of
-    such adapters.
+    layer keeps its weights, and the adapter's result is added to the layer's output, as when such
+    adapters are trained.
     """
     with _without_compiler():
         import peft
@@ -266,7 +266,7 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
         # peft 0.21 uses an older name that transformers 5.23 does not have.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # refused below
-        # The warning concerns heads with weights of their own.
+        # This warning is about heads that get their own weights.
         warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings|.* no longer tied")
         outside = model.get_input_embeddings(), model.get_output_embeddings()
         try:
@@ -296,14 +296,14 @@ def _merged(adapted: Any, embeddings: Any, head: Any) -> Any:
 
 
 def _require_used(adapted: Any, folder: Path, own: Set[str]) -> None:
-    """Refuse adapters of which peft dropped weights, or in which it filled missing ones."""
+    """Refuse an adapter if peft dropped some of its weights or initialised missing weights."""
     known = {name.replace(".default", "") for name in adapted.state_dict()}
     places = {name.replace(".modules_to_save", "") for name in known} | known
     places |= {name.removesuffix(".weight") for name in places}
     if unused := sorted(own - places):
         raise UnsupportedModel(
-            f"the adapter in {folder} is another model's: the model has no {unused[0]}; name the "
-            "model that it was trained for, or another adapter"
+            f"the adapter in {folder} belongs to another model: this model has no {unused[0]}; "
+            "name the model that it was trained for, or another adapter"
         )
     if missing := sorted(name for name in known - own if _LORA.search(name)):
         raise UnsupportedModel(
@@ -314,9 +314,9 @@ def _require_used(adapted: Any, folder: Path, own: Set[str]) -> None:
 
 @contextmanager
 def _without_compiler() -> Iterator[None]:
-    """While active, the import of bitsandbytes by peft skips torch's Inductor, which takes 0.9 s.
+    """While active, peft's import of bitsandbytes skips torch's Inductor, which saves 0.9 s.
 
-    bitsandbytes needs it only for devices without its own kernels; CPUs and CUDA have them.
+    bitsandbytes needs Inductor only on devices for which it has no kernels, unlike CPUs and CUDA.
     """
     name = "TORCHDYNAMO_DISABLE"
     with _IMPORTING:

@@ -1,8 +1,8 @@
-"""Operations between the products of a Llama-like layer: in torch, compiled code and Triton.
+"""Operations between a Llama-like layer's matrix products: in torch, compiled code and Triton.
 
 `TensorOperations` run on any device. `CompiledOperations` run on a CPU and allocate memory once.
-`FusedOperations` run on a GPU as three kernels that read each input once and round once; only these
-need Triton, which comes with the CUDA builds of torch.
+`FusedOperations` run on a GPU as three kernels that read each input once and round once. Only
+`FusedOperations` need Triton, which comes with the CUDA builds of torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Norm:
         return self.wide.reshape(-1).numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Norms ``[N, D]`` or ``[N, heads, D]``, computed in float32 or float64; new tensor."""
+        """Returns the normed ``[N, D]`` or ``[N, heads, D]``, computed in float32 or float64."""
         full = x.to(self.wide.dtype)
         factor = full.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return full.mul(factor).mul_(self.wide).to(x.dtype)
@@ -72,7 +72,7 @@ class Operations(Protocol):
         """
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """Activated gates times values, ``[N, width]``, of both in ``[N, 2 * width]``."""
+        """Return activated gates times values, ``[N, width]``, from ``[N, 2 * width]`` of both."""
 
 
 class TensorOperations:
@@ -101,7 +101,7 @@ class TensorOperations:
         qkv = qkv.view(len(qkv), self._heads + 2 * self._kv_heads, self._dim)
         rotated = qkv[:, : self._heads + self._kv_heads]
         heads = rotated if norm is None else norm(rotated)
-        # Su et al. 2021. As ``sin`` has the sign of the first half, swapping halves is a roll.
+        # Su et al. 2021. ``sin`` contains the sign of the first half, so a roll swaps the halves.
         rotated.copy_(heads * cos + heads.roll(self._dim // 2, -1) * sin)
         kv = qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
         cache.keep(layer, kv)
@@ -114,13 +114,13 @@ class TensorOperations:
 
 
 def greatest(logits: Tensor) -> Int64:
-    """``int64[M]``, the first greatest logit of each line; -1 if a logit is NaN."""
+    """``int64[M]``, the index of each line's first greatest logit; -1 if a logit is NaN."""
     chosen: Int64 = first_greatest(logits).cpu().numpy()
     return chosen
 
 
 def first_greatest(logits: Tensor) -> Tensor:
-    """`greatest` on the device."""
+    """Like `greatest`, with the result on the device."""
     highest, place = logits.max(-1)  # the first one if several are equal
     return place.masked_fill_(highest.isnan(), -1)
 
@@ -172,7 +172,7 @@ class CompiledOperations:
         return out
 
     def _hold(self, name: str, shape: Any, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
-        """The memory of a name, and its elements; allocated anew only if the shape changes."""
+        """The tensor of this name and its flat elements; a new one only if the shape changes."""
         held = self._held.get(name)
         if held is None or held[0].shape != shape:
             made = torch.empty(shape, dtype=like.dtype)
@@ -181,7 +181,7 @@ class CompiledOperations:
 
 
 def choose(logits: Tensor) -> Int64:
-    """See `greatest`; on a CPU."""
+    """Like `greatest`, for logits on a CPU."""
     out = np.empty(len(logits), np.int64)
     layers.choose(bits(logits.contiguous()), logits.shape[1], out)
     return out
@@ -258,7 +258,7 @@ def _add_and_norm(
     tl.store(out + at, x.to(out.dtype.element_ty), mask=inside)
 
 
-# See the kernel of attention.
+# A layout's parts have varying addresses; see `tasc_engine.kernels.gpu.attention`.
 @_jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _apply_rope_and_write_kv(
     qkv: tl.tensor, cos_sin: tl.tensor, weight: tl.tensor, positions: tl.tensor,

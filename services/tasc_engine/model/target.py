@@ -29,7 +29,8 @@ from tasc_engine.model.linears import lay_out_linears
 from tasc_engine.model.loading import ModelSource, load_model, positions_of
 from tasc_engine.model.operations import choose, greatest
 
-# Maximum norm of the difference over that of the logits: allows rounding, but no wrong mask.
+# Maximum relative error: the norm of the difference divided by the norm of the logits. It allows
+# for rounding, but not for a wrong mask.
 TOLERANCE = {
     torch.float64: 1e-6,
     torch.float32: 1e-3,
@@ -40,7 +41,7 @@ TOLERANCE = {
 QUANTISED_TOLERANCE = 0.2
 
 T = TypeVar("T")
-# Takes token ids, places looked at, and a cache with the step's layout; returns logits.
+# Takes token ids, the indices that need logits, and a cache with the step's layout; returns logits.
 Forward = Callable[[Tensor, Tensor, RowCache], Tensor]
 
 
@@ -51,9 +52,9 @@ class Target:
         adapters: Adapters; each row uses one or none of them.
 
     Attributes:
-        adapters: Names of the adapters; an adapter's number is its position, from 1 on.
-        forward: Computes logits from token ids, by the step's layout in the cache.
-        decoder: The decoder of this project; None if the model's own code runs.
+        adapters: Names of the adapters, which are numbered from 1 in this order.
+        forward: Computes logits from token ids and the step's layout in the cache.
+        decoder: This project's decoder; None if the model's own code runs.
 
     Raises:
         UnsupportedModel: The model cannot be decoded exactly. The message names it and the cause.
@@ -84,10 +85,10 @@ class Target:
 
     @classmethod
     def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
-        """Loads weights and adapters, and checks that decoding is exact; on any thread.
+        """Loads weights and adapters, and checks that decoding is exact. May run on any thread.
 
         Raises:
-            UnsupportedModel: See the class; or an adapter is not supported.
+            UnsupportedModel: The model cannot be decoded exactly, or an adapter is not supported.
         """
         adapters = [read_adapter(name, folder) for name, folder in source.adapters]
         return cls(load_model(source), config, adapters)
@@ -96,7 +97,7 @@ class Target:
         """The number of an adapter; 0 for None.
 
         Raises:
-            ValueError: There is no such adapter.
+            ValueError: No adapter has this name.
         """
         if name is None:
             return 0
@@ -120,7 +121,7 @@ class Target:
             return
         if self.decoder is None:
             raise UnsupportedModel(
-                f"{self._name} does not give its hidden states; a proposer that reads them needs "
+                f"{self._name} does not provide hidden states; a proposer that reads them needs "
                 f"one of {', '.join(FAMILIES)}"
             )
         self.decoder.requested, self.decoder.hidden_states = request, HiddenStates()
@@ -141,8 +142,7 @@ class Target:
             with self._current():
                 graphs.warm_up()
             length = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
-            # Up to the first step with too many prompt tokens for a graph, which uses other
-            # kernels.
+            # The last step has too many prompt tokens for a graph, and uses other kernels.
             for rows in range(1, min(self.config.rows, self.cache.slots // length) + 1):
                 kv_starts = list(range(0, rows * length, length))
                 batch = plain_batch(kv_starts, 0, np.zeros(length, np.int32))
@@ -163,12 +163,12 @@ class Target:
         return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
 
     def next_tokens(self, batch: ForwardBatch) -> Int64:
-        """Runs one step; returns ``int64[M]``, the greedy next token at each place looked at.
+        """Runs one step; returns ``int64[M]``, the greedy next token where logits are needed.
 
-        A token is below 0 if its logits are NaN.
+        A token is below 0 if its logits contain NaN.
 
         Raises:
-            OutOfMemory: The forward did not fit; the rows' contents of the cache are still valid.
+            OutOfMemory: The forward did not fit the memory; the rows' cache is still valid.
         """
         return self._step(batch, self._chosen)
 
@@ -204,7 +204,7 @@ class Target:
 
     @property
     def _usable_graphs(self) -> GraphedForward | None:
-        """The CUDA graphs; None while hidden states are kept, which graphs cannot do."""
+        """The CUDA graphs; None while hidden states are kept, since graphs cannot keep them."""
         return None if self.keeps_hidden_states else self._graphs
 
     @property
@@ -230,9 +230,9 @@ class Target:
     def _check_against(self, expected: Tensor) -> None:
         """Compare steps of each kind with the model's own logits, ``[T, vocab]``.
 
-        Two rows read a prompt in two parts, then single tokens, then a draft with a wrong last
-        token, and then the tokens that follow the right ones. This takes seven forwards of a few
-        tokens.
+        Two rows read a prompt in two parts, then two single tokens, then a draft with a wrong last
+        token, and then two tokens after the right part of the draft. These are seven forwards of a
+        few tokens.
         """
         with self._current():
             self._try(expected)
@@ -263,12 +263,12 @@ class Target:
         error = float((found - own).double().norm() / own.double().norm())
         if not error <= self._tolerance:  # also refuses NaN
             raise UnsupportedModel(
-                f"{self._name} does not give its own answer through the packed "
-                f"cache (relative difference {error:.3g}); this architecture is not supported"
+                f"{self._name} computes other logits with the packed cache than on its own "
+                f"(relative difference {error:.3g}); this architecture is not supported"
             )
 
     def _current(self) -> AbstractContextManager[Any]:
-        """Makes the target's device the current one, on which custom kernels are launched."""
+        """Makes the target's device the current device, on which custom kernels are launched."""
         cuda = self.device.type == "cuda"
         return torch.cuda.device(self.device) if cuda else nullcontext()
 
@@ -298,7 +298,7 @@ def _check_config(config: Any, max_model_len: int) -> None:
     text, longest = config.get_text_config(), positions_of(config)
     if max_model_len > longest:
         raise UnsupportedModel(
-            f"max_model_len is {max_model_len}, {config.model_type} was made for {longest} "
+            f"max_model_len is {max_model_len}, but {config.model_type} was made for {longest} "
             f"positions; set max_model_len to {longest} or less"
         )
     if varying := _rope_types(text) & {"dynamic", "longrope"}:
@@ -315,7 +315,7 @@ def _check_config(config: Any, max_model_len: int) -> None:
 
 
 def _check_windows(config: Any, windows: Mapping[int, int | None], max_model_len: int) -> None:
-    """Refuse layers whose window is only in a mask, which the packed attention does not read."""
+    """Refuse layers that define their window only by a mask, since packed attention has no mask."""
     text = config.get_text_config()
     window = getattr(text, "sliding_window", None)
     if window is None or window >= max_model_len:
@@ -323,9 +323,8 @@ def _check_windows(config: Any, windows: Mapping[int, int | None], max_model_len
     types = getattr(text, "layer_types", None) or ["sliding_attention"] * text.num_hidden_layers
     if any(types[layer] == "sliding_attention" and own is None for layer, own in windows.items()):
         raise UnsupportedModel(
-            f"{config.model_type} looks back over a window of {window} tokens by a mask that is "
-            f"not read here, and a row may hold {max_model_len}; set max_model_len to {window} or "
-            "less"
+            f"{config.model_type} limits attention to {window} tokens by a mask, which is not "
+            f"supported, and a row may hold {max_model_len}; set max_model_len to {window} or less"
         )
 
 
@@ -336,7 +335,7 @@ def _rope_types(config: Any) -> set[str]:
     return {part["rope_type"] for part in parts if "rope_type" in part}
 
 
-_TRIAL_CUTS = (0, 4, 8, 9, 10)  # of the trial tokens, before those with drafts
+_TRIAL_CUTS = (0, 4, 8, 9, 10)  # where the trial steps before the draft begin and end
 
 
 def _trial_ids(vocab_size: int) -> NDArray[np.int32]:

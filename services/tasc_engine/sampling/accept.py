@@ -1,7 +1,7 @@
 """Follows the target's tokens through the draft trees of a step, once.
 
-The target's token at a visited node is the token that plain decoding would have emitted there. The
-path goes on while the node has that token as a child (speculative verification with deterministic
+The target's token after a visited node is the token that plain decoding would have emitted. The
+path continues while the node has this token as a child (speculative verification with deterministic
 choice: Leviathan et al. 2023, arXiv 2211.17192; of trees: Miao et al. 2024, arXiv 2305.09781).
 """
 
@@ -17,7 +17,7 @@ from tasc_engine.stats import Counts
 
 
 class EmitLimits(NamedTuple):
-    """The ends of each row's tokens.
+    """Where each row's tokens end.
 
     Attributes:
         room: ``int32[rows]``, the maximum number of tokens that a row may emit, at least 1.
@@ -34,10 +34,10 @@ class Accepted(NamedTuple):
     """The accepted path and the tokens of each row.
 
     Attributes:
-        tokens: ``int32[rows, W]``; the first ``emitted`` of a row are its accepted draft tokens and
-            the bonus token.
-        emitted: ``int32[rows]``, at least 1; 0 if the target gives no token.
-        path: ``int32[rows, W]``; the first ``followed`` of a row are its accepted nodes.
+        tokens: ``int32[rows, W]``; the first ``emitted`` tokens of a row are its accepted draft
+            tokens and the bonus token.
+        emitted: ``int32[rows]``, at least 1; 0 if the target chooses no token.
+        path: ``int32[rows, W]``; the first ``followed`` nodes of a row are its accepted nodes.
         followed: ``int32[rows]``, the number of accepted nodes.
     """
 
@@ -48,7 +48,7 @@ class Accepted(NamedTuple):
 
     @classmethod
     def none(cls, drafts: Drafts) -> "Accepted":
-        """Nothing accepted yet, with room for the longest path."""
+        """Returns a result without accepted nodes, with room for the longest path."""
         rows, widest = len(drafts.offsets) - 1, int(drafts.sizes.max(initial=0)) + 1
         tokens, path = np.zeros((2, rows, widest), np.int32)
         emitted, followed = np.zeros((2, rows), np.int32)
@@ -56,7 +56,7 @@ class Accepted(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """See `Drafts`."""
+    """The trees of `Drafts`, for compiled code."""
 
     tokens: Int32
     parents: Int32
@@ -70,14 +70,14 @@ class Trees(NamedTuple):
 class DraftCounts(NamedTuple):
     """Counts of a step's draft tokens.
 
-    Forced tokens count in none of the arrays, and not in positions either. A draft that reaches a
-    position counts for the source of its most likely token there.
+    The arrays do not count forced tokens, and positions skip forced tokens. A draft that reaches a
+    position counts for the source of its most likely token at this position.
 
     Attributes:
         drafted: ``int64[sources, positions]``, draft tokens.
         reached: ``int64[sources, positions]``, drafts that reach a position.
         kept: ``int64[sources, positions]``, draft tokens that entered an answer.
-        row_drafted, row_kept: ``int64[rows]``, the same draft tokens by row.
+        row_drafted, row_kept: ``int64[rows]``, draft tokens and kept draft tokens by row.
         forced: Number of forced tokens of drafts that entered an answer.
     """
 
@@ -90,11 +90,11 @@ class DraftCounts(NamedTuple):
 
 
 def accept(target_tokens: Int64, drafts: Drafts, limits: EmitLimits) -> Accepted:
-    """Follows the target through each row's tree.
+    """Follows the target's tokens through each row's tree.
 
     Args:
         target_tokens: ``int64[M]``, the target's token after each current and each draft token;
-            below 0 if its logits are not numbers.
+            below 0 if the logits contain NaN.
         drafts: The drafts of the same rows, in the same order.
     """
     found = Accepted.none(drafts)
@@ -107,7 +107,7 @@ def moves(accepted: Accepted, kv_starts: Int64, next_slots: Int32) -> Int64:
 
     Args:
         kv_starts: ``int64[n]``, the cache slot of each row's first token; -1 for a row that ended.
-        next_slots: ``int32[n]``, the number of the row's tokens up to its current one.
+        next_slots: ``int32[n]``, the number of the row's tokens, including its current token.
     """
     found = np.empty((2, accepted.path.size), np.int64)
     n = _moves(accepted, kv_starts, next_slots, found)
@@ -120,7 +120,7 @@ def count(
     """Counts a step's draft tokens by source and position, and by row.
 
     Args:
-        used: ``int32[rows]``, tokens that entered the answer, at most those emitted.
+        used: ``int32[rows]``, number of emitted tokens that entered the answer.
     """
     drafted, reached, kept = np.zeros((3, sources, max(positions, 1)), np.int64)
     row_drafted, row_kept = np.zeros((2, len(used)), np.int64)
@@ -145,11 +145,11 @@ def advance(trees: Any, limits: Any, i: int, node: int, token: int, found: Any) 
 
     Args:
         node: The last accepted node; -1 for the root.
-        token: The target's token; below 0 if there is none.
+        token: The target's token; below 0 if the target chose none.
         found: The `Accepted` of all rows; written.
 
     Returns:
-        -1 where the row's tokens end.
+        The index of the accepted child; -1 if the row's tokens end.
     """
     n, k = found.emitted[i], found.followed[i]
     if token < 0:

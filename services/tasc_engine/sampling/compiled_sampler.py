@@ -1,8 +1,8 @@
-"""The target's token at each visited place of the rows' draft trees, in compiled code.
+"""Chooses the target's token at each visited place of the draft trees, in compiled code.
 
 All rows of a step are sampled in one call. A token is drawn from a line of logits by temperature,
-min_p, top_k and top_p. A line is float64 in blocks with the greatest of each beside them, so that
-blocks too small to matter are skipped; no vocabulary is sorted.
+min_p, top_k and top_p. A line is float64 and divided into blocks. The greatest logit of each block
+is stored too, so blocks with only small logits are skipped. The vocabulary is never sorted.
 """
 
 import math
@@ -37,9 +37,9 @@ from tasc_engine.sampling.accept import Accepted, EmitLimits, Trees, advance
 from tasc_engine.sampling.row_parameters import Allowed, Rules, biased, hold, penalised
 
 BLOCK = 4 * WIDTH
-_MIN_EXPONENT = -708.0  # from here on `exp` is 0
+_MIN_EXPONENT = -708.0  # at and below this exponent, `exp` is 0
 _MAX_FLOAT = float(np.finfo(np.float64).max)
-# A floor that only saves work is slightly below the true one, so rounding cannot lift it above.
+# A floor that only saves work is slightly below the exact floor, so rounding cannot lift it above.
 _SLACK = 1e-6
 _HALVINGS = 6
 
@@ -49,10 +49,10 @@ class DrawScratch(NamedTuple):
 
     Attributes:
         line: ``float64[blocks * BLOCK]`` logits; minus infinity where no token may be chosen.
-        tops: ``float64[blocks]`` the greatest of each block.
+        tops: ``float64[blocks]`` the greatest logit of each block.
         sums: ``float64[blocks]`` the sum of weights of each block.
         ids, order: ``int32[blocks * BLOCK]`` the remaining tokens, ascending.
-        values, weights: ``float64[blocks * BLOCK]`` their logits and weights.
+        values, weights: ``float64[blocks * BLOCK]`` logits and weights of the remaining tokens.
     """
 
     line: NDArray[np.float64]
@@ -67,7 +67,7 @@ class DrawScratch(NamedTuple):
 def scratch_for(width: int) -> DrawScratch:
     """Allocates memory for lines of ``width`` logits."""
     blocks = -(-width // BLOCK)
-    # One more than there are logits, since skipped ones are written, too.
+    # One block more than the logits need, since skipped logits are written, too.
     long = (blocks + 1) * BLOCK
     line, values, weights = (np.zeros(long) for _ in range(3))
     ids, order = (np.zeros(long, np.int32) for _ in range(2))
@@ -79,12 +79,12 @@ def draw(
     s: Any, width: int, best: float, temperature: float, top_p: float, top_k: int, min_p: float,
     number: float,
 ) -> int:  # fmt: skip
-    """Draws the token of a random number, by the inverse distribution function in id order.
+    """Draws a token with a random number, by the inverse distribution function in id order.
 
     Args:
-        s: A `DrawScratch`; ``line`` and ``tops`` are filled.
+        s: A `DrawScratch` with filled ``line`` and ``tops``.
         best: The greatest logit; it is finite.
-        number: In [0, 1).
+        number: The random number, in [0, 1).
     """
     scale = min(1.0 / temperature, _MAX_FLOAT)
     if top_k >= width:
@@ -127,7 +127,7 @@ def _drawn_of_all(s: Any, best: float, scale: float, number: float) -> int:
 
 @borrowing
 def _drawn(weights: Any, at: int, n: int, goal: float) -> int:
-    """The first index whose cumulative weight exceeds a goal, else the last with a weight."""
+    """The first index whose cumulative weight exceeds a goal, else the last weighted index."""
     found, running = 0, 0.0
     for i in range(n):
         if weights[at + i] > 0.0:
@@ -172,7 +172,7 @@ def _sum(weights: Any, n: int) -> float:
 @borrowing
 def _top_p_floor(s: Any, width: int, whole: float, top_p: float) -> float:
     """A weight above 0 that, with all larger weights, makes up ``top_p`` of the whole."""
-    # All weights below together do not make up the share that is left out.
+    # Weights below ``low`` add up to less than the share that top_p leaves out.
     low, high = (1.0 - top_p) * whole / width, 1.0
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
@@ -196,7 +196,7 @@ def _sum_from(s: Any, floor: float) -> float:
 
 @borrowing
 def _top_k_floor(s: Any, top_k: int) -> float:
-    """A logit that at least ``top_k`` tokens reach, since as many blocks have one."""
+    """A logit that at least ``top_k`` tokens reach, one in each of ``top_k`` blocks."""
     blocks = len(s.tops)
     if top_k > blocks:
         return -np.inf
@@ -238,13 +238,13 @@ def _keep_until(s: Any, n: int, last: int) -> int:
 
 @borrowing
 def _last_kept(values: Any, weights: Any, counted: bool, order: Any, n: int, goal: float) -> int:
-    """The token at which those ranked up to it reach a goal; the last one if they never do.
+    """The token in order of rank at which the sum of weights reaches a goal; else the last token.
 
-    The greatest value ranks first; of equal values, the first one does. The expected time is linear
-    in ``n`` (quickselect; Hoare 1961), with weights summed on the way.
+    The greatest value ranks first; of equal values, the first one. The expected time is linear in
+    ``n`` (quickselect; Hoare 1961), with weights summed on the way.
 
     Args:
-        counted: Whether each token counts 1, regardless of its weight.
+        counted: Whether each token has weight 1, regardless of ``weights``.
         order: Overwritten.
         goal: A number above 0.
     """
@@ -267,7 +267,10 @@ def _last_kept(values: Any, weights: Any, counted: bool, order: Any, n: int, goa
 def _split(
     values: Any, weights: Any, counted: bool, order: Any, low: int, high: int
 ) -> tuple[int, float]:
-    """Partitions a range around its middle element; returns its new index and the sum before."""
+    """Partitions a range around its middle element.
+
+    Returns the new index of this element, and the sum of the weights before it.
+    """
     middle = (low + high) // 2
     pivot = order[middle]
     order[middle] = order[high - 1]
@@ -286,7 +289,7 @@ def _split(
 
 
 class Masks(NamedTuple):
-    """See `Allowed`; without places, every token is allowed.
+    """The fields of `Allowed` for compiled code; if empty, every token is allowed.
 
     Attributes:
         only: See `Allowed`; empty if all places have logits.
@@ -347,7 +350,7 @@ def _choose(
 
 @borrowing
 def _release_path(trees: Any, i: int, node: int, rules: Any, row: int) -> None:
-    """Releases the tokens of a draft, which are not part of the answer yet."""
+    """Releases the held tokens of a draft, which are not part of the answer yet."""
     while node >= 0:
         x = trees.offsets[i] + node
         rules.held[row, trees.tokens[x]] -= 1
@@ -428,7 +431,7 @@ def _adjust(rules: Any, row: int, s: Any) -> None:
 
 @borrowing
 def _put(s: Any, token: int, logit: float) -> None:
-    """Changes a logit, and updates the greatest of its block."""
+    """Changes a logit, and updates the greatest logit of its block."""
     before, block = s.line[token], token // BLOCK
     s.line[token] = logit
     if logit >= s.tops[block]:

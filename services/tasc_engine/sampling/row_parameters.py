@@ -19,13 +19,13 @@ from tasc_protocol.sampling import MOST_BIASES, PARAMETERS
 
 @dataclass(frozen=True)
 class Allowed:
-    """Masks of allowed tokens, and which of them counts where.
+    """Masks of allowed tokens, and the mask of each place.
 
     Attributes:
         masks: ``uint32[K, ceil(V / 32)]``; bit b of word w is token ``32 * w + b``.
-        mask_of: ``int32[M]`` the mask of each place; -1 where every token is allowed.
-        only: ``int32[M]`` the token at places that have no logits because no other is allowed
-            there; -1 at places that have logits. None: all have logits.
+        mask_of: ``int32[M]`` the mask of each place; -1 if every token is allowed.
+        only: ``int32[M]`` the only allowed token of a place that therefore has no logits; -1 at
+            places that have logits. None if all places have logits.
     """
 
     masks: NDArray[np.uint32]
@@ -33,13 +33,13 @@ class Allowed:
     only: NDArray[np.int32] | None = None
 
     def at(self, places: NDArray[np.int32]) -> "Allowed":
-        """The same for some of the places."""
+        """Returns the masks of some of the places."""
         only = None if self.only is None else self.only[places]
         return Allowed(self.masks, self.mask_of[places], only)
 
     @property
     def known(self) -> NDArray[np.bool_] | None:
-        """``bool[M]`` which places have no logits; None if all have some."""
+        """``bool[M]`` whether a place has no logits; None if all places have logits."""
         return None if self.only is None else self.only >= 0
 
 
@@ -47,7 +47,7 @@ Float64 = NDArray[np.float64]
 
 # The parameters of all rows, ``float64[rows]`` or ``int64[rows]`` each.
 Columns: Any = namedtuple("Columns", PARAMETERS)  # type: ignore[misc]
-AHEAD = MAX_NODES + 1  # places of a row that one step may look at
+AHEAD = MAX_NODES + 1  # maximum places of a row in one step
 IN_PROMPT = 1 << 30  # a flag in ``held``
 
 
@@ -55,17 +55,17 @@ class Rules(NamedTuple):
     """Sampling parameters and state, by row.
 
     Attributes:
-        parameters: `Columns`, those of `Sampling`.
-        plain: ``bool[rows]`` whether the greatest of the target's own logits is taken.
+        parameters: `Columns` with the parameters of `Sampling`.
+        plain: ``bool[rows]`` whether the token with the target's greatest logit is taken.
         penalises: ``bool[rows]``.
         answered: ``int64[rows]`` tokens of the answer so far.
         numbers: ``float64[rows, 2 * AHEAD]`` random numbers of the positions from ``first`` on.
         first: ``int64[rows]``.
-        bias_ids: ``int32[rows, MOST_BIASES]`` distinct tokens, the first ``biases`` of a row.
+        bias_ids: ``int32[rows, MOST_BIASES]`` distinct tokens; only a row's first ``biases`` count.
         bias_values: ``float64[rows, MOST_BIASES]``.
         biases: ``int32[rows]``.
         held: ``int32[rows, V]`` how often a token is in the answer, and ``IN_PROMPT``.
-        held_ids: ``int32[rows, *]`` the tokens held, the first ``distinct`` of a row.
+        held_ids: ``int32[rows, *]`` tokens in prompt or answer; a row's first ``distinct`` count.
         distinct: ``int32[rows]``.
     """
 
@@ -86,7 +86,7 @@ class Rules(NamedTuple):
 def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
     """Creates rules for rows that all decode plainly.
 
-    Large arrays are zeros, which take no memory until they are written.
+    Large arrays contain zeros, which take no memory until they are written.
     """
     columns = {
         each.name: np.full(rows, each.default, np.int64 if each.is_integer else np.float64)
@@ -152,12 +152,12 @@ def _know(rules: Any, row: int, token: int) -> None:
 def list_paths(
     drafted: Any, parents: Any, offsets: Any, wanted: Any, places: Any, tokens: Any
 ) -> None:
-    """Lists the draft tokens on the path to each node, its own included, in the wanted trees.
+    """Lists the draft tokens on the path to each node, including the node, in the wanted trees.
 
     Args:
         drafted, parents, offsets: Fields of `Drafts`.
         wanted: ``bool[n]``.
-        places, tokens: ``int64[*]``, as many as the sum of depths; written.
+        places, tokens: ``int64[k]``, written; k is the sum of the depths in the wanted trees.
     """
     n = 0
     for i in range(len(wanted)):

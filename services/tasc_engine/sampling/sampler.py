@@ -1,7 +1,7 @@
-"""Chooses the target's token at each node of the rows' draft trees, by the rule of each request.
+"""Chooses the target's token at each node of the draft trees, by each request's sampling rule.
 
-The choice depends only on the node's logits, the request's rule, the tokens before it and the
-random number of its output position: not on drafts, other rows or earlier steps. `Sampler` keeps
+The choice depends only on the node's logits, the request's rule, the tokens before the node and the
+random number of the output position: not on drafts, other rows or earlier steps. `Sampler` keeps
 the state of the rows; `compiled_sampler` (CPU) and `tensor_sampler` (GPU) apply the rules.
 """
 
@@ -36,8 +36,8 @@ _AT_ONCE = 1 << 22  # logits handled together; about three times their 32 MB are
 def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
     """Returns ``float64[n]`` random numbers in [0, 1) for output positions from ``begin`` on.
 
-    They depend only on seed, prompt, choice and position: a counter-based generator (Philox; Salmon
-    et al. 2011) has no state that drafts or other requests could change.
+    The numbers depend only on seed, prompt, choice and position: a counter-based generator (Philox;
+    Salmon et al. 2011) has no state that drafts or other requests could change.
     """
     key = np.array([sampling.seed, sampling.prompt << 32 | sampling.choice], np.uint64)
     stream = np.random.Philox(key=key)
@@ -51,14 +51,14 @@ def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
 def token_logprobs(
     logits: Tensor, places: Int64, tokens: Int64, num_top: Sequence[int] | Int64
 ) -> list[TokenLogprob]:
-    """Returns log-probabilities (natural) of tokens, and of the most likely tokens beside them.
+    """Returns natural log-probabilities of tokens, and of the most likely tokens at their places.
 
     Args:
         logits: ``[M, V]`` of any floating dtype, on any device.
-        places: ``int64[n]`` of the logits.
+        places: ``int64[n]``, lines of ``logits``.
         tokens: ``int64[n]``, one for each place.
-        num_top: Number of the most likely tokens of each place; of equal ones, the first.
-            Impossible tokens are left out.
+        num_top: Number of most likely tokens to return for each place. Among equal tokens, lower
+            ids come first. Tokens with probability 0 are left out.
     """
     at_once = max(_AT_ONCE // logits.shape[1], 1)
     parts = [slice(begin, begin + at_once) for begin in range(0, len(places), at_once)]
@@ -82,8 +82,8 @@ def _of_part(
 
 
 def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Returns the ``n`` greatest values of each line and their ids; of equal ones, the first."""
-    values, _ = logs.topk(n)  # its choice among equal ones is undefined
+    """Returns the ``n`` greatest values of each line and their ids; of equal values, the first."""
+    values, _ = logs.topk(n)  # the choice of `topk` among equal values is undefined
     width, smallest = logs.shape[1], values[:, -1:]
     above, equal = logs > smallest, logs == smallest
     found = above | (equal & (equal.cumsum(-1) <= n - above.sum(-1, keepdim=True)))
@@ -108,7 +108,7 @@ class Sampler:
     Args:
         rows: Maximum number of rows.
         capacity: Maximum tokens of a row, prompt and answer together.
-        vocab_size: Number of logits of a place.
+        vocab_size: Number of logits per place.
 
     Attributes:
         rules: Parameters and counts of each row.
@@ -127,8 +127,8 @@ class Sampler:
 
         Args:
             prompt: ``int32[*]``, the ids of the prompt.
-            sampling: The ids of its biases must be within the vocabulary.
-            committed: ``int32[*]``, the beginning of the answer.
+            sampling: The sampling rule. The ids of its biases must be within the vocabulary.
+            committed: ``int32[*]``, the tokens with which the answer begins.
         """
         rules, biases = self.rules, dict(sampling.logit_bias)
         self._samplings[row] = sampling
@@ -159,7 +159,7 @@ class Sampler:
         self.rules.plain[row] = True
 
     def plain(self, rows: Int32) -> bool:
-        """Whether each of ``int32[n]`` rows takes the greatest of the target's own logits."""
+        """Whether each of ``int32[n]`` rows takes the token with the target's greatest logit."""
         return bool(self.rules.plain[rows].all())
 
     def choose(
@@ -170,14 +170,14 @@ class Sampler:
         allowed: Allowed | None,
         limits: EmitLimits,
     ) -> Accepted:
-        """Follows each row's draft by the tokens of its rule.
+        """Follows each row's draft with the tokens that its rule chooses.
 
-        There is no token if a logit is NaN or infinity, or if nothing is allowed. A plain row
+        A row gets no token if a logit is NaN or infinity, or if no token is allowed. A plain row
         without a mask gets the result of `operations.greatest`.
 
         Args:
-            logits: ``[M, V]`` of any floating dtype, on any device: for each row those of its
-                current token, then those of its draft's nodes.
+            logits: ``[M, V]`` of any floating dtype, on any device: for each row, the logits of its
+                current token, then of its draft's nodes.
             rows: ``int32[n]``.
             drafts: Drafts of these rows, in the same order, with at most ``MAX_NODES`` tokens
                 each.
@@ -189,7 +189,7 @@ class Sampler:
         if logits.shape[1] != self._vocab_size:
             raise ValueError(
                 f"{logits.shape[1]} logits for a vocabulary of {self._vocab_size}; "
-                "make the sampler for the target it chooses for"
+                "create the sampler with the vocabulary size of its target"
             )
         if logits.device.type == "cpu":
             return compiled.choose(logits, rows, drafts, allowed, limits, self.rules, self._scratch)
@@ -205,12 +205,12 @@ class Sampler:
 
 
 def is_warm(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the code for such logits is already compiled."""
+    """Whether the code for logits of this dtype and device is already compiled."""
     return (dtype, device.type) in _warm
 
 
 def warm_up(dtype: torch.dtype, device: torch.device) -> None:
-    """Compiles or loads the code that chooses among such logits."""
+    """Compiles or loads the code for logits of this dtype and device."""
     sampler, one = Sampler(1, 2, 2), np.zeros(1, np.int32)
     sampler.start(0, one, Sampling(temperature=1, repetition_penalty=2))
     sampler.observe(0, one)
@@ -218,7 +218,7 @@ def warm_up(dtype: torch.dtype, device: torch.device) -> None:
     limits = EmitLimits(one, np.ones(1, bool), np.zeros(2, bool))
     if device.type == "cpu":
         sampler.choose(logits, one, draft, None, limits)
-    else:  # only its part on the host is compiled
+    else:  # only the part on the host is compiled
         tensor_sampler.choose(logits, one, draft, None, sampler.rules)
     sampler.finish(0)
     _warm.add((dtype, device.type))

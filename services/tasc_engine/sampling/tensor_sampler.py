@@ -1,7 +1,7 @@
 """Samples the target's tokens by the rows' parameters with tensor operations, on any device.
 
-All places are sampled together, visited or not. This takes one copy of the parameters to the device
-and one of tokens back. The tokens equal those of compiled code, except for rounding.
+All places are sampled together, visited or not. One transfer copies the parameters to the device,
+and one copies the tokens back. The tokens equal those of `compiled_sampler`, except for rounding.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -27,7 +27,7 @@ _COLUMN = {name: column for column, name in enumerate(PARAMETERS)}
 
 @dataclass(frozen=True)
 class Inputs(Generic[Array]):
-    """Inputs of P places that are not plain; arrays on the host, tensors on the device.
+    """Inputs of the P places whose rows are not plain; arrays on the host, tensors on the device.
 
     Attributes:
         place: ``int64[P]`` ascending indices among the step's places.
@@ -35,9 +35,9 @@ class Inputs(Generic[Array]):
         mask_of: ``int64[P]`` indices of masks; -1 for none.
         number: ``float64[P]`` random numbers.
         parameters: ``float64[P, *]`` the parameters of `Sampling`; see `parameter`.
-        path_at, path_token: ``int64[*]`` draft tokens on the paths to places of penalised rows, by
-            ascending index of the place.
-        held_slot, held_token: ``int64[*]`` of penalised rows.
+        path_at, path_token: ``int64[*]`` draft tokens on the paths to places of penalised rows,
+            with the ascending indices of the places.
+        held_slot, held_token: ``int64[*]`` rows and held tokens of penalised rows.
         held: ``int32[*]``; see `Rules`.
         bias_slot, bias_token: ``int64[*]``.
         bias: ``float64[*]``.
@@ -60,11 +60,11 @@ class Inputs(Generic[Array]):
     masks: Array
 
     def parameter(self, name: str) -> Any:
-        """``float64[P]`` a parameter of `Sampling`."""
+        """Returns ``float64[P]``, a parameter of `Sampling`."""
         return self.parameters[:, _COLUMN[name]]
 
     def part(self, begin: int, end: int, paths: slice) -> "Inputs[Array]":
-        """Some of the places, with the tokens that lead to them."""
+        """Returns some of the places, with the draft tokens on their paths."""
         own: Any = {name: getattr(self, name)[begin:end] for name in _PER_PLACE}
         own["path_at"] = self.path_at[paths] - begin
         return replace(self, path_token=self.path_token[paths], **own)
@@ -129,13 +129,13 @@ def _places(drafts: Drafts) -> tuple[Int64, Int64]:
 
 
 def _ragged(values: NDArray[Any], counts: Int32, rows: Int32) -> tuple[Int64, NDArray[Any]]:
-    """The first ``counts`` values of each row, and the index of the row of each value."""
+    """The row index of each value, and the values: the first ``counts`` of each row."""
     own = [values[row, :n] for row, n in zip(rows.tolist(), counts[rows].tolist(), strict=True)]
     return np.repeat(np.arange(len(rows)), counts[rows]), np.concatenate([values[:0, 0], *own])
 
 
 _AT_ONCE = 1 << 22  # logits processed together; about ten times their 32 MB are allocated
-_RANKED = 1024  # likeliest tokens that are ranked first; rarely too few
+_RANKED = 1024  # number of likeliest tokens that are ranked first; rarely too few
 _NOTHING = -torch.inf
 
 
@@ -209,7 +209,7 @@ def _penalised(x: Tensor, part: Inputs[Tensor], counts: Tensor) -> Tensor:
 
 
 def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
-    """``int64[P]``, tokens of the random numbers; arbitrary if the temperature is 0."""
+    """``int64[P]``, tokens drawn with the random numbers; arbitrary if the temperature is 0."""
     temperature = part.parameter("temperature").unsqueeze(-1)
     temperature = temperature.masked_fill(temperature == 0, 1)
     highest = x.amax(-1, keepdim=True)
@@ -220,7 +220,7 @@ def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
     running = weights.cumsum(-1)
     goal = part.number.unsqueeze(-1) * running[:, -1:]
     ids, width = torch.arange(x.shape[1], device=x.device), x.shape[1]
-    # A parallel sum may increase by rounding at tokens without weight.
+    # Rounding may increase a parallel sum at tokens without weight.
     first = torch.where((running > goal) & (weights > 0), ids, width).amin(-1)
     last = torch.where(weights > 0, ids, -1).amax(-1)
     return torch.where(first < width, first, last)
@@ -229,7 +229,7 @@ def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
 def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
     """``bool[P, V]``, the tokens that top_k and top_p keep.
 
-    The likeliest tokens are ranked; all tokens are ranked only if these are not enough.
+    The likeliest tokens are ranked first. All tokens are ranked only if these are not enough.
     """
     width = x.shape[1]
     kept, decided = _kept_of(x, weights, part, min(_RANKED, width))
@@ -239,7 +239,7 @@ def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
 
 
 def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[Tensor, Tensor]:
-    """`_kept` by ranking the ``n`` likeliest tokens, and ``bool[P]``, whether that is enough."""
+    """`_kept` by ranking the ``n`` likeliest tokens, and ``bool[P]``, whether ``n`` is enough."""
     top_k, top_p = part.parameter("top_k"), part.parameter("top_p")
     values, ids = x.topk(n)
     ranked, rank = weights.gather(-1, ids), torch.arange(n, device=x.device)

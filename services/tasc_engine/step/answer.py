@@ -20,9 +20,9 @@ class AnswerBuilder:
     """The answer of one request while it grows.
 
     Attributes:
-        tokens: Tokens so far, with those that another engine has committed.
-        logprobs: One for each token of the prompt, then of the answer, if requested.
-        num_sent: Number of tokens that outputs have included, or that another engine gave.
+        tokens: Tokens of the answer so far, including tokens that another engine has committed.
+        logprobs: Log-probabilities of the prompt's tokens, then of the answer's, if requested.
+        num_sent: Number of tokens that outputs have included, or that another engine has committed.
         num_sent_logprobs: Number of log-probabilities that outputs have included.
         admitted, first_token: Times of these events; 0 until then.
     """
@@ -58,7 +58,7 @@ class AnswerBuilder:
         return ended or (self._writer is not None and self._writer.stopped)
 
     def append(self, tokens: list[int]) -> int:
-        """Appends tokens up to a stop; returns how many belong to the answer."""
+        """Appends tokens up to a stop; returns the number of tokens that belong to the answer."""
         if ids := self._request.stop_token_ids:
             tokens = tokens[: next((n for n, id_ in enumerate(tokens, 1) if id_ in ids), None)]
         used = self._writer.push(tokens) if self._writer else len(tokens)
@@ -66,14 +66,14 @@ class AnswerBuilder:
         return used
 
     def emit(self, tokens: list[int], logprobs: list[TokenLogprob]) -> int:
-        """Appends tokens of one step up to a stop; returns how many belong to the answer."""
+        """Appends tokens of one step up to a stop; returns the number of appended tokens."""
         used = self.append(tokens)
         self.logprobs += logprobs[:used]
         self.first_token = self.first_token or time.monotonic()
         return used
 
     def count_draft(self, drafted: int, accepted: int) -> None:
-        """Counts the tokens drafted and accepted in a step, without forced ones."""
+        """Counts the tokens drafted and accepted in a step, without forced tokens."""
         self._drafted.append(drafted)
         self._accepted.append(accepted)
 
@@ -85,7 +85,7 @@ class AnswerBuilder:
         return "length" if self.remaining <= 0 else None
 
     def output(self, reason: FinishReason | None) -> Output:
-        """The tokens that no output has included yet, and the result if they end the answer."""
+        """Returns the tokens that no output has included yet; with a reason, also the result."""
         tokens = tuple(self.tokens[self.num_sent :])
         logprobs = tuple(self.logprobs[self.num_sent_logprobs :])
         self.num_sent, self.num_sent_logprobs = len(self.tokens), len(self.logprobs)
@@ -97,9 +97,10 @@ class AnswerBuilder:
         return Output(self._request.id, tokens, rest, result, logprobs)
 
     def failed(self, error: str) -> Output:
-        """The last output of a request that cannot be completed.
+        """Returns the last output of a request that cannot be completed.
 
-        Its tokens are those that no output included yet, such as forced ones of the beginning.
+        The output has the tokens that no output has included yet, such as tokens that the guide
+        forced at the beginning.
         """
         output = self.output("error")
         return replace(output, result=output.result and replace(output.result, error=error))
@@ -108,7 +109,7 @@ class AnswerBuilder:
         now = time.monotonic()
         if self._writer and self._writer.stopped:
             text = self._writer.text
-        else:  # an end may be an ordinary token, but its text is not part of the answer
+        else:  # the end may be an ordinary token, whose text is not part of the answer
             eos_ids = self._tokenizer.eos_ids
             ended = not self._request.ignore_eos and set(self.tokens[-1:]) & {*eos_ids}
             text = self._tokenizer.decode(self.tokens[:-1] if ended else self.tokens)

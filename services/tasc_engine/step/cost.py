@@ -1,7 +1,8 @@
 """Costs of verify forwards on this machine: measured once, kept in a file, used each step.
 
-Costs are seconds of one forward by number of rows, total tokens, and context of each row. This
-module measures a target. `live_costs` corrects the costs, and `draft_budget` decides by them.
+A cost is the time of one forward in seconds, for a number of rows, a total number of tokens, and a
+context of each row. This module measures a target. `live_costs` corrects the costs, and
+`draft_budget` uses them for its decisions.
 """
 
 import json
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 DRAFTED = (0, 1, 3, 7, 15, 31)  # measured numbers of draft tokens per row
 SECONDS = 15.0  # maximum time of a measurement, without its last forward
 ROUNDS, MIN_ROUNDS = 25, 3
-SETTLED = 0.05  # the last round makes no point faster by a larger share
+SETTLED = 0.05  # a round that makes no point faster by a larger share is the last
 _CONTEXT = 64
 
 
@@ -45,7 +46,7 @@ def processor() -> str:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Where and when costs were measured, for people who check them.
+    """Where and when costs were measured, for people who check the costs.
 
     Attributes:
         load: Load average of the last minute before the measurement.
@@ -108,9 +109,9 @@ class StepCosts:
 
 
 def _line(points: list[tuple[int, float]], x: Float64) -> Float64:
-    """Interpolates linearly; flat before the first point, extrapolated after the last two."""
+    """Interpolates linearly; flat before the first point, extrapolated from the last two."""
     xs, ys = np.array(sorted(points)).T
-    ys = np.minimum.accumulate(ys[::-1])[::-1]  # a point above a larger one was disturbed
+    ys = np.minimum.accumulate(ys[::-1])[::-1]  # a point slower than a larger point was disturbed
     if len(xs) == 1:
         return np.full(len(x), ys[0])
     i = np.clip(np.searchsorted(xs, x), 1, len(xs) - 1)
@@ -127,14 +128,14 @@ def measure(
 ) -> StepCosts:
     """Times forwards of a target whose rows are all free, and clears the cache afterwards.
 
-    Points are timed in rounds, so that a machine that is busy for a moment spoils no point. The
-    minimum time of each point counts. The measurement ends with the first round that improves
-    little.
+    Points are timed in rounds, so that a short disturbance does not spoil a point. The minimum time
+    of each point counts. The measurement ends with the first round that improves no point by more
+    than `SETTLED`.
 
     Args:
         model: Name under which the costs are kept.
         seconds: Maximum time of the measurement. Points that were not reached are left out, except
-            those of the full batch at the first context.
+            the points of the full batch at the first context, which are always measured.
         progress: Called with the number of timed forwards and their maximum.
     """
     points, until = list(_points(target)), time.perf_counter() + seconds
@@ -173,7 +174,7 @@ def _points(target: Target) -> Iterator[tuple[int, int, int]]:
 
 def _time(target: Target, point: tuple[int, int, int], warm_up: bool) -> float:
     """Seconds of one forward."""
-    # Rows are as close as in real use: with large equal distances, CPU caches hold fewer of them.
+    # Rows are as close as in real use. With large equal distances, CPU caches hold fewer rows.
     batch = _batch(target.vocab_size, *point, min(_stride(target), point[2] + point[1] + 1))
     if warm_up:
         target.next_tokens(batch)
@@ -197,9 +198,9 @@ def _batch(vocab_size: int, rows: int, drafted: int, context: int, stride: int) 
 
 
 def kept(path: Path, make: Callable[[], StepCosts]) -> StepCosts:
-    """Reads costs from a file, or makes and writes them if the file cannot be read.
+    """Reads costs from a file. If the file cannot be read, measures and writes the costs.
 
-    If the file cannot be written, costs are made at each start.
+    If the file cannot be written, costs are measured at each start.
     """
     try:
         return StepCosts.from_json(json.loads(path.read_bytes()))

@@ -1,12 +1,13 @@
 """Computes which draft tokens are worth verifying, from the costs of steps and past acceptance.
 
 A draft token that is accepted with probability p saves p forwards of its row on average. Verifying
-it takes time in which plain steps would do forwards' worth of work at the current rate. It is worth
-drafting if p exceeds that rate times the seconds it adds. Applied to every step, this rule
-approaches the highest rate (Dinkelbach's method for ratios). Tokens that a guide forces need no
-forward, drafted or not, so they do not count. If drafting did not pay for a while, it pauses, twice
-as long each time. Now and then a step drafts all likely tokens whatever they cost, because wrong
-costs would otherwise stay unnoticed. This module neither makes drafts nor measures forward passes.
+the token takes time, in which the engine could do other forwards at its current rate. The token is
+worth drafting if p exceeds this rate times the seconds that the token adds. Applied to every step,
+this rule approaches the highest rate (Dinkelbach's method for ratios). Tokens that a guide forces
+need no forward, drafted or not, so they do not count. If drafting has not paid for a while, it
+pauses, twice as long each time. Now and then a step is a probe: it drafts all likely tokens
+whatever their cost, because wrong costs would otherwise stay unnoticed. This module neither makes
+drafts nor measures forward passes.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ Float32 = NDArray[np.float32]
 FADE = 0.9  # factor per step of the running averages
 TRIAL = 8  # drafted steps before drafting may pause
 SHORTEST_PAUSE, LONGEST_PAUSE = 4, 512  # steps; short at first, while the weights still learn
-PROBE, LONGEST_PROBE = 32, 1024  # steps between two that draft all likely tokens
+PROBE, LONGEST_PROBE = 32, 1024  # steps between two probes
 LIKELY = 0.5
 _CONTEXT_GRAIN, _TOKENS_GRAIN = 64, 8
 _MAX_CURVES = 1024
@@ -37,9 +38,9 @@ class Spent:
     """The costs and results of one step; see `StepRecord` for the tokens.
 
     Attributes:
-        verified: Tokens of drafts, forced ones included.
-        charged: Those of them that drafting has to pay for. Forced tokens of accepted drafts are
-            free: without the draft, a later forward would have brought them into the cache.
+        verified: Number of draft tokens, including forced tokens.
+        charged: Number of draft tokens that count as a cost of drafting. Forced tokens of accepted
+            drafts do not count: without the draft, a later forward would have cached them.
         decided: Emitted tokens that were not forced, each worth one plain forward of its row.
         reads: See `Plan.reads`.
     """
@@ -72,25 +73,25 @@ class Spent:
 
     @property
     def saved(self) -> int:
-        """Forwards that drafts saved. One that ends an answer saves none: nothing follows it."""
+        """Number of forwards that drafts saved; a token that ends an answer saves none."""
         return self.decided - self.rows
 
 
 class DraftBudget:
     """Decides before each step which draft tokens are worth verifying, and learns from its result.
 
-    It sets a minimum probability (`min_probs`). The maximum number of draft tokens of each row is
-    set elsewhere, by `Plan.budget`.
+    The budget sets the minimum probability of draft tokens (`min_probs`). `Plan.budget` sets the
+    maximum number of draft tokens of each row.
 
     Args:
-        costs: Costs of steps; None if unknown: then every draft token is worth verifying.
+        costs: Costs of steps. None if they are unknown; then every draft token is worth verifying.
         max_tokens: Maximum number of draft tokens of a step, summed over rows.
     """
 
     def __init__(self, costs: LiveCosts | None, max_tokens: int) -> None:
         self._costs = costs
         self._unprobed, self._probe_after, self._probing = 0, PROBE, False
-        convex_steps(np.zeros(2))  # compiled before the first request waits for it
+        convex_steps(np.zeros(2))  # compiles before the first request
         self.begin_again(max_tokens)
 
     def begin_again(self, max_tokens: int) -> None:
@@ -116,7 +117,7 @@ class DraftBudget:
 
     @property
     def paused(self) -> bool:
-        """Whether the next step does not draft, because drafts did not pay lately."""
+        """Whether the next step does not draft, because recent drafts did not pay."""
         return self._paused > 0 and not self._probing
 
     def min_probs(
@@ -128,7 +129,7 @@ class DraftBudget:
             rows: Number of rows that emit tokens.
             tokens: Number of tokens of the step without drafts.
             context: Mean length of the rows.
-            reads: See `Plan.reads`; such a step is no probe.
+            reads: See `Plan.reads`; a step that reads a prompt is never a probe.
 
         Returns:
             ``float32[n]``; n may be 0. None if every token is worth verifying.
@@ -149,7 +150,7 @@ class DraftBudget:
             return
         tokens = spent.tokens + spent.verified
         error = self._costs.correct(spent.rows, tokens, spent.context, spent.verify_seconds)
-        if self._probing and spent.verified:  # rarer, the more accurate the costs are
+        if self._probing and spent.verified:  # accurate costs need fewer probes
             after = 2 * self._probe_after if abs(error) < WRONG / 2 else self._probe_after // 2
             self._probe_after = min(max(after, PROBE), LONGEST_PROBE)
 
@@ -159,11 +160,11 @@ class DraftBudget:
             return
         if self._probing:
             self._unprobed, self._probing = 0, False
-            return  # its drafts were chosen regardless of cost, so its rate is not typical
+            return  # a probe drafts regardless of cost, so its rate is not typical
         self._unprobed += 1
         if self._resumes and not self.paused:
             self._resumes = False
-            return  # its draft time includes starting rows that came during the pause
+            return  # the draft time includes the start of rows that came in the pause
         plain, marginals = self._price(
             self._costs.table, spent.rows, spent.tokens, spent.context, spent.reads
         )
@@ -185,9 +186,9 @@ class DraftBudget:
     def _price(
         self, costs: StepCosts, rows: int, tokens: int, context: float, reads: bool
     ) -> tuple[float, Float32]:
-        """Returns seconds of a plain step, and of each draft token of this one.
+        """Returns the seconds of a plain step, and of each draft token of this step.
 
-        Prompts have to be read whatever is drafted, so a plain step is one without them.
+        Prompts must be read whether or not the step drafts, so the plain step reads no prompts.
         """
         plain, marginals = self._curve(costs, rows, tokens, context)
         if reads:

@@ -1,9 +1,9 @@
 """Corrects step costs by the times of real steps while an engine serves.
 
-Costs that were measured in a busy moment are wrong, above all those of long forwards, which are
-interrupted more often than short ones. Each step moves the measured points that its own cost was
-interpolated from (least mean squares, in logarithms). The estimate is a mean, since minima have the
-same fault on a machine that stays busy.
+Costs that were measured in a busy moment are wrong, above all the costs of long forwards, which are
+interrupted more often than short forwards. Each step moves the measured points from which its own
+cost was interpolated (least mean squares, in logarithms). The estimate is a mean, since minima have
+the same fault on a machine that stays busy.
 
 Four rules limit the effect of a slow step or a busy second. An error counts for a factor of at most
 four. A point moves more slowly the more steps it has seen. Points that moved little do not change
@@ -18,9 +18,9 @@ from dataclasses import replace
 from tasc_engine.step.cost import Conditions, StepCosts
 
 BOUND = math.log(4.0)  # maximum error of one step that counts
-MAX_SHARE = 2.0  # maximum share of a point; far beyond the last one, shares are larger
+MAX_SHARE = 2.0  # maximum share of a point; shares are larger far beyond the last point
 TRUST = 8.0  # number of steps that a measured point counts as
-MIN_RATE = 1 / 64  # minimum rate, of a point that many steps have moved
+MIN_RATE = 1 / 64  # rate of a point that many steps have moved
 LOOK = 64  # steps without prompt tokens between two checks of moved points
 MOVED = math.log(1.1)  # a point that moved this far changes the table
 WRONG = math.log(4 / 3)  # distance of a point from the file that counts as wrong
@@ -34,7 +34,7 @@ class LiveCosts:
     """A table of step costs that follows the times of real steps.
 
     Args:
-        keep: Called with a table that differed by more than a third for long, to keep it.
+        keep: Saves a table; called after the costs have differed by more than a third for long.
 
     Attributes:
         table: The current costs; replaced by another object when they change.
@@ -57,7 +57,10 @@ class LiveCosts:
         return math.expm1(self._error)
 
     def correct(self, rows: int, tokens: int, context: float, seconds: float) -> float:
-        """Corrects by a step's seconds; returns the logarithm of real over expected seconds."""
+        """Corrects the costs by a step's seconds.
+
+        Returns the logarithm of the ratio of real to expected seconds.
+        """
         points = self._points(rows, tokens, context)
         expected = max(sum(share * self._seconds[i] for i, _, share in points), 1e-9)
         error = math.log(max(seconds, 1e-9) / expected)
@@ -68,7 +71,7 @@ class LiveCosts:
             factor = math.exp(bounded * share * max(1 / (TRUST + self._seen[i]), MIN_RATE))
             self._seen[i] += abs(share)
             self._seconds[i] *= factor
-            for unseen in range(i + 1, end):  # points with few steps are as wrong as this
+            for unseen in range(i + 1, end):  # points with few steps are equally wrong
                 self._seconds[unseen] *= factor if self._seen[unseen] < TRUST else 1.0
         self._steps += 1
         if self._steps % LOOK == 0:
@@ -76,9 +79,9 @@ class LiveCosts:
         return error
 
     def _points(self, rows: int, tokens: int, context: float) -> list[tuple[int, int, float]]:
-        """The points that `StepCosts.seconds` interpolates this shape from.
+        """Returns the points from which `StepCosts.seconds` interpolates this shape.
 
-        Each has its index, the end of the following points that it stands for, and its share.
+        Each point has its index, the end of the following points that it represents, and its share.
         """
         near = min(self._curves, key=lambda known: (abs(known - rows), known))
         curves = list(self._curves[near].items())
@@ -87,7 +90,7 @@ class LiveCosts:
         found = []
         for (begin, known), weight in ((first, 1 - part), (last, part)):
             end, i = begin + len(known), min(bisect_right(known, tokens), len(known) - 1)
-            if i == 0 or tokens <= known[0]:  # flat before the first
+            if i == 0 or tokens <= known[0]:  # flat before the first point
                 found.append((begin, begin + 1 if i else end, weight))
                 continue
             share = (tokens - known[i - 1]) / (known[i] - known[i - 1])

@@ -21,10 +21,11 @@ class Plan:
 
     Attributes:
         sequences: Sequences that take part, by row.
-        emitting: Those of them that may emit, because prompt and answer are, or will be, cached.
-        rows: ``int32[n]``, their rows in the batch.
+        emitting: Sequences that may emit, because this step's forward includes the last token of
+            their prompt and answer.
+        rows: ``int32[n]``, the rows of ``sequences`` in the batch.
         kv_starts, context_lens, query_offsets, tokens, draft_of: See `ForwardBatch`.
-        prompt_tokens: Number of prompt tokens that enter the cache by this step's forward.
+        prompt_tokens: Number of prompt tokens that this step's forward writes to the cache.
         shared_tokens: Number of prompt tokens that were copied for rows that begin in this step.
         adapters: ``int32[n]``, the number of each row's adapter, 0 for none.
         admitted: Sequences that got their row for this step.
@@ -57,8 +58,8 @@ class Plan:
         """Plans each row's next tokens, at most ``chunk``.
 
         Args:
-            most_scored: Maximum number of scored tokens of all prompts; at least one of each is
-                scored.
+            most_scored: Maximum number of scored tokens of all prompts; each prompt gets at least
+                one.
         """
         scoring = sum(s.wants_prompt_logprobs for s in sequences)
         fewer = min(chunk, max(most_scored // scoring, 1)) if scoring else chunk
@@ -103,7 +104,7 @@ class Plan:
 
     @property
     def largest(self) -> Sequence:
-        """The sequence with the most tokens in this step, and of equal ones in the cache."""
+        """The sequence with the most tokens in this step; among equals, the most in the cache."""
         longest = int(self.context_lens.max()) + 1
         return self.sequences[int((self.sizes + self.context_lens / longest).argmax())]
 
@@ -124,12 +125,12 @@ class Plan:
         return ends[self.draft_of >= 0]
 
     def limits(self, is_eos: NDArray[np.bool_]) -> EmitLimits:
-        """The ends of the tokens of each row that may emit."""
+        """Returns the limits of the tokens of each row that may emit."""
         ends = np.array([not s.request.ignore_eos for s in self.emitting], bool)
         return EmitLimits(_ints(s.answer.remaining for s in self.emitting), ends, is_eos)
 
     def budget(self, max_tokens: int) -> Int32:
-        """``int32[m]``, maximum draft tokens of each row, with room for the bonus token."""
+        """Returns ``int32[m]``, each row's maximum draft tokens, with room for the bonus token."""
         asked = (s.answer.remaining - 1 if s.drafts else 0 for s in self.emitting)
         return np.minimum(_ints(asked), max_tokens).astype(np.int32)
 

@@ -29,15 +29,15 @@ NOT_NUMBERS = (
     "the target's logits are not numbers (NaN), or make all that is allowed impossible; load it in "
     "another dtype, and check its weights"
 )
-_SCORED_LOGITS = 1 << 24  # maximum logits of prompts in one step: 64 MB in float32
+_SCORED_LOGITS = 1 << 24  # maximum number of prompt logits in one step: 64 MB in float32
 
 
 @dataclass(frozen=True)
 class Committed:
-    """The tokens that a step gave to the rows that may emit.
+    """The tokens that a step added to the rows that may emit.
 
     Attributes:
-        new: New tokens of each answer, with those that its guide forces after them.
+        new: New tokens of each answer, including tokens that its guide forces after them.
         used: ``int32[m]``, number of tokens that each answer took from the step.
         counts: Counts of the step's draft tokens.
     """
@@ -49,7 +49,7 @@ class Committed:
 
     @property
     def forced(self) -> int:
-        """Number of tokens that guides forced before or after those of the step."""
+        """Number of tokens that guides forced before or after the step's own tokens."""
         pairs = zip(self.outputs, self.used.tolist(), strict=True)
         return sum(len(output.tokens) - used for output, used in pairs if used)
 
@@ -58,10 +58,10 @@ class Scheduler:
     """Requests that wait and requests that have a row.
 
     Args:
-        vocab_size: Number of logits of a place.
+        vocab_size: Number of logits per token.
 
     Attributes:
-        prefixes: Prefixes of prompts that are kept for later ones.
+        prefixes: Prefixes of prompts that are kept for later prompts.
     """
 
     def __init__(self, config: EngineConfig, cache: RowCache, vocab_size: int) -> None:
@@ -92,7 +92,7 @@ class Scheduler:
 
     @property
     def held(self) -> tuple[Sequence, ...]:
-        """All requests, the waiting ones first."""
+        """All requests, the waiting requests first."""
         return (*self._waiting, *self._active.values())
 
     @property
@@ -114,12 +114,12 @@ class Scheduler:
 
         Raises:
             QueueFull: The maximum number of requests is waiting.
-            ValueError: Its id is in use.
+            ValueError: The request's id is in use.
         """
         if self.find(request_id := sequence.request.id):
             raise ValueError(f"request {request_id} is being answered; ids must differ")
         if self.waiting >= self._config.max_waiting + self.free_rows:
-            raise QueueFull(f"{self.waiting} requests wait already; try again later")
+            raise QueueFull(f"{self.waiting} requests are already waiting; try again later")
         self._waiting.append(sequence)
 
     def find(self, request_id: str) -> Sequence | None:
@@ -194,14 +194,14 @@ class Scheduler:
         self.prefixes.check_integrity()
 
     def _emit(self, plan: Plan, verified: Verified) -> Int32:
-        """Appends the accepted tokens of each row; returns how many each answer took."""
+        """Appends the accepted tokens of each row; returns the number that each answer took."""
         accepted = verified.accepted
         used = np.zeros(len(plan.emitting), np.int32)
         emitted = accepted.emitted.tolist()
         for i, (sequence, size) in enumerate(zip(plan.emitting, emitted, strict=True)):
             if not size:
                 continue
-            if not sequence.answer.first_token:  # keep what others share of its prompt
+            if not sequence.answer.first_token:  # keep the shared prefix
                 start, kept = sequence.kv_start, sequence.num_prefix_cached
                 self.prefixes.leave(start, sequence.prompt, kept, sequence.adapter)
             tokens = accepted.tokens[i, :size].tolist()
@@ -226,7 +226,7 @@ class Scheduler:
             sequence.row = row = self._free.pop()
             sequence.answer.admitted = time.monotonic()
             self._active[row] = sequence
-            if not sequence.request.wants_prompt_logprobs:  # these need a forward of every token
+            if not sequence.request.wants_prompt_logprobs:  # these need every token's forward
                 start = sequence.kv_start
                 copied = self.prefixes.enter(start, sequence.prompt, sequence.adapter)
                 sequence.num_prefix_cached = sequence.cached = copied

@@ -20,11 +20,11 @@ class Sequence:
         tokenizer: The tokenizer of the answer.
 
     Attributes:
-        answer: Its newest token is not in the cache yet, nor are the forced ones after it.
+        answer: The answer. Its newest token, and forced tokens after it, are not in the cache yet.
         guide: Limits of the answer; None if it is not limited.
         adapter: Number of the target's adapter; 0 for none.
-        row: Its row in the batch; -1 while waiting.
-        kv_start: The cache slot of its first token; -1 while waiting.
+        row: Row of the request in the batch; -1 while waiting.
+        kv_start: Cache slot of the request's first token; -1 while waiting.
         cached: Number of tokens of prompt and answer in the cache.
         num_prefix_cached: Number of prompt tokens that were copied from another prompt's prefix.
     """
@@ -49,10 +49,10 @@ class Sequence:
             self._begin_forced(tokenizer.eos_ids)
 
     def _begin_forced(self, eos_ids: tuple[int, ...]) -> None:
-        """Takes the tokens that the guide forces first; they enter the cache with the prompt.
+        """Appends the tokens that the guide forces first; they enter the cache with the prompt.
 
-        A token that ends the answer is left to the first step. So are all tokens if stop strings or
-        stop tokens might end the answer.
+        A token that ends the answer is left to the first step. If stop strings or stop tokens might
+        end the answer, all tokens are left to the first step.
         """
         request = self.request
         if self.guide is None or not self.forces or request.stop or request.stop_token_ids:
@@ -65,7 +65,7 @@ class Sequence:
 
     @property
     def forces(self) -> bool:
-        """Whether forced tokens need no forward; log-probabilities need one for each token."""
+        """Whether forced tokens need no forward; False if each token needs log-probabilities."""
         return self.guide is not None and self.request.logprobs is None
 
     @property
@@ -86,7 +86,7 @@ class Sequence:
 
     @property
     def max_kv_slots(self) -> int:
-        """Cache slots of its longest answer; its last token and drafts beyond never enter."""
+        """Cache slots of the longest possible answer, whose last token does not enter the cache."""
         return len(self.prompt) + self.request.answer_limit - 1
 
     @property
@@ -100,11 +100,11 @@ class Sequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether its next tokens are of a prompt with requested log-probabilities."""
+        """Whether the next tokens are prompt tokens with requested log-probabilities."""
         return self.prefilling and self.request.wants_prompt_logprobs
 
     def next_tokens(self, chunk: int) -> Int32:
-        """The next forward's tokens before any draft: prompt tokens, then emitted ones."""
+        """The next forward's tokens before any draft: prompt tokens, then answer tokens."""
         answer, begin = self.answer.tokens, self.cached - len(self.prompt)
         if begin >= 0:
             return np.array(answer[begin : begin + chunk], np.int32)
@@ -120,7 +120,7 @@ class Sequence:
         return self.guide.error if self.guide else ""
 
     def emit(self, tokens: list[int], logprobs: list[TokenLogprob]) -> int:
-        """Appends tokens of one step up to a stop; returns how many belong to the answer."""
+        """Appends tokens of one step up to a stop; returns the number of appended tokens."""
         used = self.answer.emit(tokens, logprobs)
         self.cached += used - 1
         return used
@@ -140,4 +140,4 @@ class Sequence:
     def _advance_guide(self, guide: Guide, new: Int32) -> None:
         guide.advance(new)
         if self.request.guide is None and len(self.answer.tokens) >= self.request.min_tokens:
-            self.guide = None  # only `min_tokens` needed it, and it slows the batch
+            self.guide = None  # only `min_tokens` needed the guide, which slows the batch

@@ -1,4 +1,4 @@
-"""Verifies drafts by one forward pass of the target; the step is repeated if memory ends."""
+"""Verifies drafts by one forward pass of the target; repeats the step if memory runs out."""
 
 from dataclasses import dataclass, replace
 
@@ -24,8 +24,8 @@ class Verified:
     Attributes:
         drafts: The verified drafts; empty if they did not fit the memory.
         accepted: The accepted tokens of each row.
-        logprobs: For each row, log-probabilities of its tokens if they are requested.
-        prompt_logprobs: For each row of the plan, those of its scored prompt tokens.
+        logprobs: For each row, the requested log-probabilities of its tokens.
+        prompt_logprobs: For each row of the plan, log-probabilities of its scored prompt tokens.
     """
 
     drafts: Drafts
@@ -48,7 +48,7 @@ class _Forward:
 
 
 class Verifier:
-    """The target, and the sampling rules of its rows.
+    """Runs steps of the target, and chooses tokens by the sampling rules of the rows.
 
     Args:
         is_eos: ``bool[vocab]``, whether an id is an end-of-sequence token.
@@ -60,14 +60,14 @@ class Verifier:
     def verify(
         self, plan: Plan, drafts: Drafts, allowed: Allowed | None, clock: StepClock
     ) -> Verified:
-        """Runs a step. If it does not fit the memory, it is run without drafts and hidden states.
+        """Runs a step; if memory runs out, again without drafts, then without hidden states too.
 
         Args:
             allowed: The tokens that guides allow at each place; None without guides.
-            clock: Gets the time of the forward pass, until its tokens were read.
+            clock: Receives the time of the forward pass, until its tokens were read.
 
         Raises:
-            OutOfMemory: The step does not fit without drafts either; it can be run again.
+            OutOfMemory: The step does not fit the memory even then; it can be run again.
         """
         clock.lap()
         forward = None
@@ -76,14 +76,14 @@ class Verifier:
         except OutOfMemory:
             if not len(drafts.tokens) and not self._target.keeps_hidden_states:
                 raise
-        if forward is None:  # behind the block, as its exception holds memory of the forward
+        if forward is None:  # not in the except block: the exception holds the forward's memory
             forward = self._run_smaller(plan, drafts, allowed)
         clock.verify = clock.lap()
         logprobs, scored = _logprobs(plan, forward), _prompt_logprobs(plan, forward)
         return Verified(forward.drafts, forward.accepted, logprobs, scored)
 
     def _run_smaller(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
-        """Runs a step without drafts, and without hidden states if that does not fit either."""
+        """Runs a step without drafts; if it still does not fit, also without hidden states."""
         target, none = self._target, Drafts.empty(len(plan.emitting))
         roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
         at_roots = allowed and allowed.at(roots)
@@ -108,7 +108,7 @@ class Verifier:
         known = allowed.known if allowed else None
         logits = self._target.logits(plan.batch(drafts, known))
         with out_of_memory_is("choosing tokens"):
-            visited = logits[: len(rows) + len(drafts.tokens)]  # scored ones follow
+            visited = logits[: len(rows) + len(drafts.tokens)]  # logits of scored tokens follow
             accepted = self._sampler.choose(visited, rows, drafts, allowed, limits)
         return _Forward(accepted, drafts, logits)
 
@@ -117,7 +117,7 @@ def _logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:
     """Log-probabilities of the tokens that each row of ``plan.emitting`` takes, if requested.
 
     Raises:
-        OutOfMemory: They did not fit.
+        OutOfMemory: The log-probabilities did not fit the memory.
     """
     asked, accepted = [s.request.logprobs for s in plan.emitting], forward.accepted
     if forward.logits is None or all(n is None for n in asked):
@@ -138,7 +138,7 @@ def _prompt_logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:
     """Log-probabilities of the scored tokens of each row, before they enter the cache.
 
     Raises:
-        OutOfMemory: They did not fit.
+        OutOfMemory: The log-probabilities did not fit the memory.
     """
     if plan.scored is None or forward.logits is None:
         return []

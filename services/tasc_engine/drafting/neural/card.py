@@ -22,7 +22,7 @@ class DrafterCard:
 
     Attributes:
         kind: Architecture of the drafter.
-        tokenizer: Fingerprint of the tokenizer whose token ids it drafts.
+        tokenizer: Fingerprint of the tokenizer whose token ids the drafter drafts.
         target: `target_fingerprint` of the model whose hidden states an EAGLE head reads. None for
             an independent drafter, which works with every model that has the tokenizer.
     """
@@ -72,7 +72,7 @@ def fitting_card(folder: Path, tokenizer: str, target: str | None) -> DrafterCar
     Args:
         tokenizer: Fingerprint of the target's tokenizer.
         target: `target_fingerprint` of the target. None skips the comparison of weights, for
-            callers that do not have them.
+            callers that do not have the weights.
 
     Raises:
         UnsupportedModel: The folder has no drafter, or its tokenizer or target differs.
@@ -85,7 +85,7 @@ def fitting_card(folder: Path, tokenizer: str, target: str | None) -> DrafterCar
         )
     if card.kind == "eagle" and target not in (None, card.target):
         raise UnsupportedModel(
-            f"the EAGLE head in {folder} is for the target {card.target}, but this one is "
+            f"the EAGLE head in {folder} is for the target {card.target}, but this target is "
             f"{target}; train a drafter for this target"
         )
     return card

@@ -1,8 +1,8 @@
 """The two kinds of drafter, and their layers with a separate KV cache.
 
 An EAGLE-style head shares the target's embedding and LM head; an independent drafter is a small
-model. A row's committed inputs are its trunk. The nodes of a draft follow it, level by level, and
-the next trunk overwrites them.
+model. A row's committed inputs are its trunk. In the cache, the nodes of a draft follow the trunk,
+level by level, until the next trunk overwrites them.
 """
 
 from dataclasses import replace
@@ -37,7 +37,8 @@ class Backbone:
     def __init__(self, decoder: LeanDecoder, rows: int, capacity: int) -> None:
         if decoder.windowed:
             raise UnsupportedModel(
-                "the drafter attends over a sliding window; take one without (sliding_window null)"
+                "the drafter attends over a sliding window; use a drafter without a window "
+                "(sliding_window null)"
             )
         self.decoder, self._last = decoder, capacity - 1
         self._capacity = capacity + MAX_NODES
@@ -56,7 +57,7 @@ class Backbone:
     def trunk(
         self, inputs: Tensor, rows: Int32, bases: Int32, context_lens: Int32, sizes: Int32
     ) -> Tensor:
-        """Commits inputs of rows; returns ``[R, D]``, the head's input for each row's last one.
+        """Commits inputs of rows; returns ``[R, D]``, the LM head's input after each row's last.
 
         Args:
             inputs: ``[N, D]``, row after row; they are overwritten.
@@ -81,12 +82,12 @@ class Backbone:
     def level(
         self, inputs: Tensor, tree: Tensor, rows: Int32, bases: Int32, trunks: Int32, level: int
     ) -> Tensor:
-        """Returns ``[R, W, D]``, the head's inputs for the nodes of one level.
+        """Returns ``[R, W, D]``, the LM head's inputs for the nodes of one level.
 
         Args:
             inputs: ``[R, W, D]``; they are overwritten.
-            tree: ``int64[R, W]``, bits of the expanded nodes that each node sees, itself included.
-                The bits of this level start at ``W * (level - 1)``.
+            tree: ``int64[R, W]``, bits of the expanded nodes that each node sees, including the
+                node. The bits of this level start at ``W * (level - 1)``.
             trunks: ``int32[R]``, number of committed inputs of each row.
             level: Depth of the nodes, from 1 on.
         """
@@ -94,14 +95,14 @@ class Backbone:
         before = width * (level - 1)
         kv_starts, long = self._kv_starts(rows), trunks.astype(np.int64)
         slots = (kv_starts + long)[:, None] + before + np.arange(width)
-        # A nearly full row is grown as deep as the others; tokens beyond its end are not drafted.
+        # The tree of a nearly full row is as deep as others; tokens beyond its end are not drafted.
         positions = np.minimum(bases + long - 1 + level, self._last)
         host = StepLayout[Int64](
             ids=np.zeros(n * width, np.int64),
             positions=np.repeat(positions, width),
             slots=slots.reshape(-1),
             visible_lens=np.repeat(long, width),
-            # Kernels on a GPU read only the device's layout, and nothing waits for a copy.
+            # GPU kernels read only the device's layout, so no copy of the tree is waited for.
             tree=np.zeros(n * width, np.int64) if self._fused else tree.flatten().cpu().numpy(),
             adapters=np.zeros(n * width, np.int64),
             logits_indices=np.arange(n * width),
@@ -141,8 +142,8 @@ class Eagle:
     """One layer over the target's last hidden states and the embeddings of the tokens after them
     (EAGLE: Li et al. 2024, arXiv 2401.15077; drafted by the trees of EAGLE-2, arXiv 2406.16858).
 
-    The target does not compute a prompt's beginning that is copied from the prefix cache, so its
-    hidden states are unknown. The head drafts only from the tokens after it.
+    The target does not compute a prompt prefix that is copied from the prefix cache, so the hidden
+    states of the prefix are unknown. The head then reads only the tokens after the prefix.
 
     Args:
         decoder: The head's layer; its embedding is the target's.

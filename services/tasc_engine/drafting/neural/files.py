@@ -1,8 +1,8 @@
 """Writes and loads drafters in folders: their weights in safetensors, and their cards.
 
 A folder has `drafter.json`, a transformers `config.json` and `model.safetensors`. The weights of an
-EAGLE head do not include the embedding and the LM head, which are the target's. Pickled files are
-not read.
+EAGLE head do not include the embedding and the LM head, since the head uses those of the target.
+Pickled files are not read.
 """
 
 import json
@@ -52,7 +52,7 @@ def save_drafter(folder: Path, model: Any, card: DrafterCard, joint: Tensor | No
 
 
 def as_readable_as(config: Path) -> None:
-    """Gives weight files the read permissions of the config; they are written for the owner."""
+    """Gives weight files, which only the owner can read, the permissions of the config."""
     for weights in config.parent.glob("*.safetensors"):
         shutil.copymode(config, weights)
 
@@ -60,7 +60,7 @@ def as_readable_as(config: Path) -> None:
 def load_drafter(
     folder: Path, target: Target, source: ModelSource, tokenizer: str, rows: int, capacity: int
 ) -> tuple[Eagle | Independent, Tensor]:
-    """Loads a drafter in the target's dtype and on its device, and the weight of its LM head.
+    """Loads a drafter and the weight of its LM head, in the target's dtype and on its device.
 
     Args:
         source: The source of the target.
@@ -76,8 +76,8 @@ def load_drafter(
         raise UnsupportedModel(f"the drafter in {folder} is damaged ({error})") from error
     if config.vocab_size != target.vocab_size:
         raise UnsupportedModel(
-            f"the drafter in {folder} has {config.vocab_size} tokens, the target "
-            f"{target.vocab_size}; train one for it"
+            f"the drafter in {folder} has {config.vocab_size} tokens, but the target has "
+            f"{target.vocab_size}; train a drafter for this target"
         )
     if card.kind == "independent":
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set[str]()
@@ -86,10 +86,10 @@ def load_drafter(
     joint, ends = weights.pop(JOINT, None), target.decoder
     if ends is None or joint is None:
         raise UnsupportedModel(
-            f"an EAGLE head needs a target of {', '.join(FAMILIES)} and its own {JOINT}; take an "
+            f"an EAGLE head needs a target of {', '.join(FAMILIES)} and its own {JOINT}; use an "
             "independent drafter"
         )
-    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # the target has the ends
+    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # the target's apply
     decoder = _decoder(config, weights, target, capacity, set(_ENDS))
     decoder.embedding, decoder.head = ends.embedding, ends.head
     size = ends.embedding.shape[1]
@@ -105,7 +105,7 @@ def load_drafter(
 def _decoder(
     config: Any, weights: dict[str, Tensor], target: Target, capacity: int, elsewhere: set[str]
 ) -> LeanDecoder:
-    """The model of ``config``; weights named in ``elsewhere`` may be missing."""
+    """Builds the model of ``config``; weights named in ``elsewhere`` may be missing."""
     model: Any = AutoModelForCausalLM.from_config(config)
     try:
         found = model.load_state_dict(weights, strict=False)
@@ -119,6 +119,6 @@ def _decoder(
     decoder = lean(model.to(target.device, target.dtype).eval(), capacity)
     if decoder is None:
         raise UnsupportedModel(
-            f"a drafter of {config.model_type} cannot run here; take one of {', '.join(FAMILIES)}"
+            f"a drafter of {config.model_type} cannot run here; use one of {', '.join(FAMILIES)}"
         )
     return decoder

@@ -1,7 +1,7 @@
-"""N-gram mixture and neural drafter in one tree; the drafter runs where n-grams are unsure.
+"""Combines n-gram mixture and neural drafter; the drafter runs where n-grams are unsure.
 
-The drafter's tree is merged into the n-grams' tree (`tasc_draft.mixture.external_tree`): each
-extends the other's paths, and the weight of each is learnt. Whether the drafter is worth its time
+The drafter's tree is merged into the n-grams' tree (`tasc_draft.mixture.external_tree`): each tree
+extends the other's paths, and the weights of both are learnt. Whether the drafter is worth its time
 depends on machine, target and load. A two-armed bandit decides this: it measures tokens per second
 with and without the drafter, and repeats the trials from time to time.
 """
@@ -19,9 +19,9 @@ from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
-TRIAL = 16  # steps with one arm before the other is tried, at first and in later trials
+TRIAL = 16  # steps of a trial of one arm
 LONGEST = 2048  # steps between two trials of the slower arm
-_FADE = 0.5  # of the rates of earlier trials
+_FADE = 0.5  # weight of the rates of earlier trials
 
 
 class TwoArmedBandit:
@@ -40,7 +40,7 @@ class TwoArmedBandit:
         self._tokens, self._seconds = 0, 0.0
 
     def begin(self) -> bool:
-        """Begins a step, which ends the last one; returns whether it uses the costly arm."""
+        """Ends the last step and begins the next; returns whether it uses the costly arm."""
         self._end()
         self._began = self._clock()
         return self._costly
@@ -50,7 +50,7 @@ class TwoArmedBandit:
         self._tokens += tokens
 
     def idle(self) -> None:
-        """Ends the step now, because no request is left; the next one begins later."""
+        """Ends the step without beginning the next, because no request is left."""
         self._end()
         self._began = None
 
@@ -84,10 +84,9 @@ class HybridProposer:
         ngram: The cheap proposer. It runs in every step, and twice in a step that may run the
             model.
         neural: Runs in steps that ``arms`` selects, for rows where the likeliest token of the
-            n-grams has less probability than ``sure``. It does not run for rows whose labels leave
-            no draft token that can save a forward.
-        arms: Selects steps; None selects those in which the neural proposer raises tokens per
-            second.
+            n-grams has a probability below ``sure``. It does not run for rows whose labels leave no
+            draft token that can save a forward.
+        arms: Selects the steps; None for a `TwoArmedBandit`, which maximises tokens per second.
 
     Raises:
         ValueError: ``sure`` is not a probability.
@@ -102,7 +101,7 @@ class HybridProposer:
     ) -> None:
         if not 0.0 <= sure <= 1.0:
             raise ValueError(f"sure is {sure}; it must lie between 0 and 1")
-        # A failure of the model, or its time limit, must not cost drafts of n-grams.
+        # A failure of the model, or its time limit, must not affect the drafts of n-grams.
         self._ngram, self._neural = ngram, SafeProposer(neural, ngram.vocab_size)
         self._sure = sure
         self._arms = arms or TwoArmedBandit()
@@ -123,7 +122,7 @@ class HybridProposer:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of a row's tree: the larger of the two; a tree may hold tokens of both."""
+        """Maximum tokens of a row's tree: the larger maximum; a tree may hold tokens of both."""
         return max(max_draft_tokens(self._ngram), max_draft_tokens(self._neural))
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
@@ -157,9 +156,9 @@ class HybridProposer:
         return self._ngram.propose(rows, budget, min_probs, external)
 
     def _best(self, rows: Int32, budget: Int32) -> NDArray[np.float32]:
-        """Probability of the n-grams' likeliest first token of each row; 0 if there is none."""
+        """Probability of the n-grams' likeliest first token of each row; 0 without a draft."""
         first_budget = np.minimum(budget, 1)
-        if self._labelled:  # a label's token needs the tokens that it forces
+        if self._labelled:  # a label's token also takes budget for forced tokens
             first_budget = np.where(np.isin(rows, list(self._labelled)), budget, first_budget)
         first = self._ngram.propose(rows, first_budget)
         best = np.zeros(len(rows), np.float32)

@@ -1,8 +1,8 @@
 """The neural proposer: a drafter on the target's device, batched over rows of any length.
 
-It keeps each row's tokens and the number of them that the drafter has read. A draft reads the new
-tokens and grows a tree after them. A `Vocabulary` selects the tokens that may be drafted. Answers
-do not depend on the proposer.
+The proposer keeps each row's tokens and counts how many of them the drafter has read. To draft, the
+drafter reads the new tokens and grows a tree after them. A `Vocabulary` selects the tokens that may
+be drafted. Answers do not depend on the proposer.
 """
 
 from collections.abc import Callable
@@ -29,17 +29,17 @@ _WARM_UP = 4  # tokens of a prompt
 class NeuralProposer:
     """Drafts with a model; see `tasc_draft.Proposer`.
 
-    It allocates `cache_bytes` of the device's memory when it is created. They hold the keys and
-    values of ``capacity`` tokens and a draft's nodes for each row and, for an EAGLE head, as many
-    hidden states of the target.
+    The proposer allocates `cache_bytes` of the device's memory when it is created. This memory
+    holds the keys and values of ``capacity`` tokens and a draft's nodes for each row and, for an
+    EAGLE head, the target's hidden states.
 
     Args:
-        rows: Number of rows; row numbers are below it.
+        rows: Number of rows; row numbers start at 0.
         capacity: Maximum number of tokens of one row, prompt and answer together.
         eos_ids: Ids that end a path.
         chunk: Maximum number of tokens of one row that a forward reads; the first draft of a row
             reads its prompt.
-        limit: When to switch it off; None: never.
+        limit: When to switch the proposer off; None for never.
         on_drafted: Called after a step with the rows that have drafts.
 
     Raises:
@@ -93,7 +93,7 @@ class NeuralProposer:
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
         if self._lengths[row]:
-            raise ValueError(f"row {row} is in use; finish it before it is started again")
+            raise ValueError(f"row {row} is in use; finish the row before starting it again")
         self._bases[row] = self._taken[row] = self._known[row] = 0
         self._append(row, prompt)
         self.vocabulary.start(row, prompt)
@@ -133,7 +133,7 @@ class NeuralProposer:
         return found if ready.all() else _spread(found, ready)
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
-        """Which rows can be drafted for: the drafter can read up to their last token."""
+        """Whether each row can get a draft: the drafter can read all tokens up to its last."""
         there = (rows >= 0) & (rows < len(self._lengths))
         asked = np.where(there, rows, 0)
         ready: NDArray[np.bool_] = there & (budget > 0) & (self._lengths[asked] > 0)
@@ -143,9 +143,9 @@ class NeuralProposer:
         return ready
 
     def _take_in(self, rows: Int32) -> Tensor:
-        """Reads the new tokens of each row; returns ``[R, 1, D]`` after its last token."""
+        """Reads each row's new tokens; returns ``[R, 1, D]``, hidden states after the last one."""
         ends = self._lengths[rows] - int(self._drafter.needs_hidden) - self._bases[rows]
-        # Reads the last input again if nothing is new, for a repeated call.
+        # If no token is new, because the call is repeated, the last input is read again.
         context_lens = np.minimum(self._taken[rows], ends - 1)
         while (long := ends - context_lens > self._chunk).any():
             self._run(rows[long], context_lens[long], np.full(long.sum(), self._chunk, np.int32))
@@ -153,7 +153,7 @@ class NeuralProposer:
         return self._run(rows, context_lens, ends - context_lens)[:, None]
 
     def _run(self, rows: Int32, context_lens: Int32, sizes: Int32) -> Tensor:
-        """Reads ``sizes`` inputs of each row; returns ``[R, D]`` after their last ones."""
+        """Reads ``sizes`` inputs of each row; returns ``[R, D]`` after each row's last input."""
         late = int(self._drafter.needs_hidden)
         parts, hidden_states = [], []
         lists = rows.tolist(), context_lens.tolist(), sizes.tolist()
@@ -172,13 +172,13 @@ class NeuralProposer:
         """Log-probabilities and ids of the likeliest tokens after each node, both ``[R, P, C]``."""
         logits = self.vocabulary.logits(hidden, rows).float()
         count = min(self.settings.width, logits.shape[-1])
-        # The result is NaN where no token may be drafted.
+        # The result is NaN if no token may be drafted.
         logp = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
         logp, slots = logp.topk(count, -1)
         return logp, self.vocabulary.ids_of(slots.flatten(1), rows).view_as(slots)
 
     def _expand(self, rows: Int32, nodes: Frontier, above: Tensor, level: int) -> Tensor:
-        """Returns ``[R, W, D]`` after the nodes of a level; ``above`` is that after the parents."""
+        """Returns hidden states ``[R, W, D]`` after a level's nodes; ``above`` has the parents'."""
         width = above.shape[-1]
         parent_hidden = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
         inputs = self._drafter.inputs(nodes.tokens, parent_hidden)
@@ -190,19 +190,19 @@ class NeuralProposer:
         begin, end = int(self._lengths[row]), int(self._lengths[row]) + len(tokens)
         if end > self._texts.shape[1]:
             raise ValueError(
-                f"row {row} has {begin} tokens, {len(tokens)} more exceed its capacity of "
-                f"{self._texts.shape[1]}; make the proposer with a greater one"
+                f"row {row} has {begin} tokens, and {len(tokens)} more exceed its capacity of "
+                f"{self._texts.shape[1]}; create the proposer with a greater capacity"
             )
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             raise ValueError(
-                f"ids run from {tokens.min()} to {tokens.max()}, the vocabulary has "
+                f"ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has "
                 f"{self.vocab_size}; tokenise with the target's own tokenizer"
             )
         self._texts[row, begin:end] = tokens
         self._lengths[row] = end
 
     def _keep(self, row: int, begin: int, hidden: Tensor) -> None:
-        """Keeps hidden states from position ``begin`` on; those of copied tokens stay unknown."""
+        """Keeps hidden states from position ``begin`` on; copied tokens have no known states."""
         assert self._hidden is not None, "the drafter reads hidden states"
         if begin != self._known[row]:
             self._bases[row], self._taken[row] = begin, 0
@@ -211,7 +211,7 @@ class NeuralProposer:
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
-        """Allocates memory and compiles code of a draft before the first request comes."""
+        """Allocates memory and compiles the code of a draft before the first request."""
         if self._texts.shape[1] < _WARM_UP + 2:
             return
         self.start(0, np.zeros(_WARM_UP, np.int32))
@@ -224,7 +224,7 @@ class NeuralProposer:
 
 
 def _spread(found: Drafts, ready: NDArray[np.bool_]) -> Drafts:
-    """Extends drafts of some rows to all rows; the others have empty drafts."""
+    """Extends drafts of some rows to all rows; the other rows get empty drafts."""
     sizes = np.zeros(len(ready), np.int32)
     sizes[ready] = np.diff(found.offsets)
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)))

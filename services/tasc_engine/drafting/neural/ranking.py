@@ -1,7 +1,8 @@
-"""Tokens of one tokenizer ranked by their frequency in answers, and the file format.
+"""Tokens of one tokenizer, ranked by their frequency in answers, and their file format.
 
-See FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694, which drafts best from the tokens of
-the target's own answers. This module does not count tokens and needs neither torch nor a store.
+See FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694, which found that ranking the tokens
+of the target's own answers works best. This module does not count tokens and needs neither torch
+nor a store.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -27,11 +28,13 @@ class Ranking:
         counts: ``int64[n]``, each at least 1.
         fingerprint: Fingerprint of the tokenizer.
         vocab_size: One above the tokenizer's largest id.
-        eos_id: Its end of sequence, counted once per answer; every selection includes it.
+        eos_id: The tokenizer's end of sequence, counted once per answer and part of every
+            selection.
         origin: Source of the answers: raw outputs of the task, the target, or a draft model.
-        total: Number of counted tokens, including those that a selection left out.
+        total: Number of counted tokens, including tokens that a selection left out.
         rows: Number of counted answers.
-        corpus_rows: The answers come from rows ``[0, corpus_rows)`` of the corpus; 0: from a file.
+        corpus_rows: The answers come from rows ``[0, corpus_rows)`` of the corpus; 0 if they come
+            from a file.
 
     Raises:
         RankingError: The parts are inconsistent.
@@ -92,13 +95,13 @@ class Ranking:
         return chosen if self.eos_id in chosen else self._and_eos(chosen[:-1])
 
     def top_p(self, p: float) -> Int32:
-        """The smallest set of tokens with at least a share p of all counted, or all tokens.
+        """The smallest set of tokens with at least a share p of all counted tokens, or all tokens.
 
         Raises:
             RankingError: p is not in (0, 1].
         """
         if not 0 < p <= 1:
-            raise RankingError(f"the top {p} of what was counted is asked for; choose 0 < p <= 1")
+            raise RankingError(f"the top {p} of the counted tokens is asked for; choose 0 < p <= 1")
         # Products with p are slightly inexact; tokens that reach p exactly are enough.
         enough = self.counts.cumsum() >= p * self.total * (1 - 1e-12)
         return self._and_eos(self.ids[: int(enough.argmax()) + 1 if enough.any() else None])
@@ -114,12 +117,12 @@ class Ranking:
         return self._and_eos(self.ids[self.counts >= count])
 
     def only(self, ids: Int32) -> Self:
-        """The ranking restricted to some of its tokens."""
+        """Returns the ranking with only some of its tokens."""
         kept = np.isin(self.ids, ids)
         return replace(self, ids=self.ids[kept], counts=self.counts[kept])
 
     def save(self, path: Path) -> None:
-        """Writes a file atomically: it appears under its name only when it is complete."""
+        """Writes a file atomically: the file appears at ``path`` only when it is complete."""
         write_arrays(path, vars(self), np.savez_compressed)
 
     @classmethod
@@ -141,11 +144,11 @@ class Ranking:
         except DraftError as error:
             raise RankingError(str(error)) from error
         except ValueError as error:
-            raise RankingError(f"{path} is no ranked vocabulary: {error}; {_MAKE}") from error
+            raise RankingError(f"{path} is not a ranked vocabulary: {error}; {_MAKE}") from error
         if found["fingerprint"] != fingerprint:
             raise RankingError(
-                f"{path} ranks tokens of tokenizer {found['fingerprint']}, the target's is "
-                f"{fingerprint}; rank again with the target's"
+                f"{path} ranks tokens of tokenizer {found['fingerprint']}, but the target's is "
+                f"{fingerprint}; rank again with the target's tokenizer"
             )
         try:
             return cls(**found)

@@ -1,13 +1,14 @@
-"""Vocabulary ``recent``: drafts tokens that were recently in the row's context or likely there.
+"""Vocabulary ``recent``: drafts tokens that recently occurred, or were likely, in a row's context.
 
-See MicroSpec, arXiv 2605.26444. With ``ranked`` as base, it drafts from the union of both, which no
-paper describes. Candidates are the prompt and the target's likeliest tokens of the prefill, then
-for each step the drafts, the emitted tokens, and the likeliest tokens of the verification. A
-sliding window over each row's stream of candidates gives each token in it a slot (section 3.2). All
-tokens that rows drafted and observed since the last update enter the window together. All shapes
-depend only on given shapes, so nothing waits for the device. The part of the LM head that each row
-needs is gathered into one contiguous buffer per row (section 3.3). On CUDA a separate stream does
-this, and only the next product waits for it.
+See MicroSpec, arXiv 2605.26444. With ``ranked`` as base, tokens are drafted from the union of both,
+which no paper describes. Candidates are the prompt and the target's likeliest tokens of the
+prefill, then for each step the drafts, the emitted tokens, and the likeliest tokens of the
+verification. Each row has a sliding window over its stream of candidates, and each token in the
+window has a slot (section 3.2). All tokens that rows drafted and observed since the last update
+enter the window together. All shapes depend only on given shapes, so the host never waits for the
+device. The part of the LM head that each row needs is gathered into one contiguous buffer per row
+(section 3.3). On CUDA, a separate stream gathers these weights, and only the next product waits for
+this stream.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Steps:
     """Pending drafts, tokens and likeliest tokens by row; -1 marks empty places.
 
     Args:
-        max_columns: Maximum number of pending columns of drafts; the oldest levels beyond it are
+        max_columns: Maximum number of pending columns of drafts; if exceeded, the oldest levels are
             dropped.
     """
 
@@ -93,8 +94,8 @@ class Steps:
 class Entered:
     """Ids that got a slot, and flat places in ``[rows, capacity + 1]``, both ``int64[R, n]``.
 
-    For a candidate that got no slot, the place is in the last column, which is not read, and the id
-    is an arbitrary token of the vocabulary.
+    For a candidate that got no slot, the place is in the last column, which is not read. Its id is
+    an arbitrary token of the vocabulary.
     """
 
     places: Tensor
@@ -112,7 +113,7 @@ class RecentWindow:
 
     Attributes:
         capacity: Number of slots of a row.
-        ids: ``int64[rows, capacity]``, the id in each slot, -1 in free ones.
+        ids: ``int64[rows, capacity]``, the id in each slot; -1 in free slots.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class RecentWindow:
     ) -> None:
         self.capacity = capacity = min(window, vocab_size)
         self._window, self._vocab_size = window, vocab_size
-        # The last column of each table receives writes that must have no effect.
+        # The last column of each table receives the writes that must have no effect.
         self._ring = torch.empty((rows, window + 1), dtype=torch.int64, device=device)
         self._head = torch.empty(rows, dtype=torch.int64, device=device)
         self._ids = torch.empty((rows, capacity + 1), dtype=torch.int64, device=device)
@@ -169,7 +170,7 @@ class RecentWindow:
 
         Args:
             rows: ``int64[R]``, each once.
-            ids: ``int64[R, n]``, n > 0; ids outside the vocabulary, such as -1, are skipped.
+            ids: ``int64[R, n]`` with n > 0; ids outside the vocabulary, such as -1, are skipped.
         """
         window = self._window
         valid = (ids >= 0) & (ids < self._vocab_size)
@@ -187,7 +188,7 @@ class RecentWindow:
         return self._take_in(rows, ids)
 
     def distinct(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """``ids int64[R, n]`` with -1 wherever the same id occurs again later in its row.
+        """Returns ``ids int64[R, n]``, with -1 for an id that occurs again later in its row.
 
         Ids outside the vocabulary also become -1.
         """
@@ -213,7 +214,7 @@ class RecentWindow:
         self._free_count.index_add_(0, rows, number[:, -1])
 
     def _take_in(self, rows: Tensor, ids: Tensor) -> Entered:
-        """Assigns slots to ids that have none yet."""
+        """Assigns slots to ids that have no slot yet."""
         at, capacity = self._at(rows, ids), self.capacity
         new = self._last(rows, ids) & (self._slots.take(at) < 0)
         number, first = new.cumsum(1), self._row(rows, capacity)
@@ -244,7 +245,7 @@ class RecentWindow:
         return rows[:, None] * (columns + 1)
 
 
-# Columns are cut to a multiple of this number, which is also the minimum.
+# The number of columns is rounded to a multiple of this number, which is also the minimum.
 _COLUMNS = 64
 
 
@@ -253,7 +254,7 @@ class GatheredHead:
 
     Args:
         head: Weight of the LM head, ``[V, H]``; not copied.
-        gathered: Whether weights are copied when ids enter; else each product looks them up.
+        gathered: Whether weights are copied when ids enter; if not, each product looks them up.
     """
 
     def __init__(self, head: Tensor, rows: int, window: RecentWindow, gathered: bool) -> None:
@@ -281,7 +282,7 @@ class GatheredHead:
         self._offsets.copy_(torch.where(self._window.ids < 0, float("-inf"), 0.0))
 
     def gather(self, entered: Entered) -> None:
-        """Copies the weights of ids that entered; asynchronous on CUDA."""
+        """Copies the weights of ids that entered the window; asynchronous on CUDA."""
         self.refresh()
         if self._buffer is None:
             return
@@ -296,7 +297,7 @@ class GatheredHead:
             tensor.record_stream(self._side)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Maps ``[R, w, H]`` to ``[R, w, A]``; A is at most the window's capacity."""
+        """Maps ``[R, w, H]`` to logits ``[R, w, A]``; A is at most the window's capacity."""
         if self._copied is not None:
             torch.cuda.current_stream(self._head.device).wait_event(self._copied)
         return self.all_rows(hidden, rows) if hidden.is_cuda else self.row_by_row(hidden, rows)
@@ -306,7 +307,7 @@ class GatheredHead:
         if self._buffer is None:
             weights = self._head[self._window.ids[rows].clamp(min=0)]
             return torch.baddbmm(self._offsets[rows, None], hidden, weights.mT)
-        # Selecting some rows would copy their buffers.
+        # All rows are used, since a selection of rows would copy their buffers.
         spread = hidden.new_zeros((len(self._buffer), *hidden.shape[1:]))
         spread.index_copy_(0, rows, hidden)
         weights = self._buffer[:, : self._window.capacity]
@@ -317,7 +318,7 @@ class GatheredHead:
         buffer.flatten(0, 1).index_copy_(0, entered.places.flatten(), weights)
 
     def row_by_row(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """One product per row, without unused slots; on a CPU, reading sizes costs no wait."""
+        """One product per row, without unused slots; for CPUs, which read sizes without waiting."""
         max_columns = int(self._window.peaks(rows).max()) if len(rows) else 0
         columns = min(self._window.capacity, -(-max(max_columns, 1) // _COLUMNS) * _COLUMNS)
         out = hidden.new_empty((*hidden.shape[:2], columns))
@@ -333,7 +334,7 @@ class GatheredHead:
 
 
 class RecentVocabulary:
-    """The tokens in a window of each row's latest candidates, and those of ``base`` if given.
+    """The tokens in a window of each row's latest candidates, and the tokens of ``base`` if given.
 
     A step's drafts and tokens enter the window together, at the first `prepare` or `logits` after
     `observe`, so no slot changes its token during a draft.
@@ -344,7 +345,7 @@ class RecentVocabulary:
             ``[window + 1, H]``.
         window: Number of candidates in a window, including duplicates.
         base: Ids that may always be drafted in every row.
-        gathered: Whether the needed weights are copied; else each product looks them up in the
+        gathered: Whether the needed weights are copied; if not, each product looks them up in the
             head.
         context: Whether the prompt gives candidates.
         extension: Whether drafts and answers give candidates.
@@ -399,7 +400,7 @@ class RecentVocabulary:
                 self._in_prompt.remove(row)
             if top is not None and len(top):
                 rows = self._rows[row : row + 1]
-                ids = top if self._context else top[-1:]  # without context, those at its end
+                ids = top if self._context else top[-1:]  # without context, only at its end
                 self._append(rows, self.window.distinct(rows, ids.reshape(1, -1)))
             top = None
         if self._extension:

@@ -1,8 +1,8 @@
 """Grows draft trees level by level and ranks paths by probability, for all rows in tensors.
 
 EAGLE-2 (Li et al. 2024, arXiv 2406.16858): each level expands the nodes with the likeliest paths,
-and the likeliest paths of all candidates are drafted. This module does not run a model. It gets
-log-probabilities, and does not depend on the vocabulary.
+and the likeliest paths of all candidates are drafted. This module does not run a model. Callers
+pass log-probabilities. The module does not depend on the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class NeuralSettings:
     """The tree of one draft (EAGLE-2: Li et al. 2024, arXiv 2406.16858).
 
     Attributes:
-        depth: Number of levels; each but the last takes a forward of the drafter. MicroSpec has 5,
-            FR-Spec 6, VocabTrim 3.
-        width: Number of expanded nodes of a level, and of considered children of each.
-        nodes: Maximum number of draft tokens of one row, those of the likeliest paths.
+        depth: Number of levels; each level but the last takes a forward of the drafter. MicroSpec
+            uses 5, FR-Spec 6, VocabTrim 3.
+        width: Number of expanded nodes of a level, and of considered children of each node.
+        nodes: Maximum number of draft tokens of one row, on its likeliest paths.
 
-    All levels but the last expand at most ``MAX_NODES`` nodes together, and ``nodes`` is at most
-    that, since a step has one bit for each.
+    All levels but the last together expand at most ``MAX_NODES`` nodes, and ``nodes`` is at most
+    ``MAX_NODES``, since a step has one bit for each node.
     """
 
     depth: int = 5
@@ -38,14 +38,14 @@ class NeuralSettings:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The expanded nodes of one level, W of each row.
+    """The expanded nodes of one level, W nodes of each row.
 
     Attributes:
         logp: ``float32[R, W]``, log-probability of the path to each node; -inf for no node.
-        tokens: ``int64[R, W]``.
-        above: ``int64[R, W]``, index of its parent in the previous level; 0 in the first level.
-        candidate: ``int64[R, W]``, its number among the row's candidates.
-        tree: ``int64[R, W]``, bits of the expanded nodes that it sees, itself included.
+        tokens: ``int64[R, W]``, the token of each node.
+        above: ``int64[R, W]``, index of the parent in the previous level; 0 in the first level.
+        candidate: ``int64[R, W]``, number of the node among the row's candidates.
+        tree: ``int64[R, W]``, bits of the expanded nodes that a node sees, including itself.
     """
 
     logp: Tensor
@@ -56,7 +56,7 @@ class Frontier:
 
 
 class Beam:
-    """The candidates of R rows; each level gets the log-probabilities after the previous one.
+    """The candidates of R rows; each level needs the log-probabilities after the previous level.
 
     Attributes:
         frontier: The expanded nodes of the newest level.
@@ -108,7 +108,7 @@ class Beam:
             [np.full(level[0].shape[1], i + 1, np.int16) for i, level in enumerate(self._levels)]
         )
         logp, tokens, parents = (torch.cat(parts, 1) for parts in zip(*self._levels, strict=True))
-        # The sort is stable: of equal nodes the shallower comes first, so parents precede children.
+        # The sort is stable: of equal nodes, the shallower is first, so parents precede children.
         best, at = logp.sort(dim=1, descending=True, stable=True)
         best, at = best[:, :nodes], at[:, :nodes]
         copied = torch.stack((at, tokens.gather(1, at), parents.gather(1, at))).cpu().numpy()
@@ -160,8 +160,8 @@ def _worth(
     kept: NDArray[np.bool_],
     min_probs: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
-    """Selects the likeliest tokens of all rows up to the first that is not worth its cost."""
-    # Not by probabilities: if rounded ones are equal, each row has its own order.
+    """Selects the likeliest tokens of all rows, before the first token not worth its cost."""
+    # Not sorted by rounded probabilities: each row would order equal probabilities differently.
     order = np.lexsort((depths.ravel(), -np.where(kept, logp, -np.inf).ravel()))
     first = order[: min(len(min_probs), int(kept.sum()))]
     short = np.exp(logp.ravel()[first]) < min_probs[: len(first)]

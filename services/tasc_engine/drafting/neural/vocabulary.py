@@ -19,16 +19,16 @@ class Vocabulary(Protocol):
     """The tokens that a neural proposer may draft, and their logits.
 
     Tensors are on the head's device. Rows are numbered from 0. A row is started, observed any
-    number of times, and finished. A method that only notes something does nothing by default.
+    number of times, and finished. Methods that only record events do nothing by default.
     """
 
     @property
     def needs_top(self) -> int:
-        """Number of the target's likeliest tokens that it needs at each place; 0 for none."""
+        """Number of the target's likeliest tokens that `observe` needs per place; 0 for none."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it allocates on the head's device: copied weights and windows."""
+        """Bytes of copied weights and windows that are allocated on the head's device."""
 
     def start(self, row: int, prompt: Int32) -> None:
         return
@@ -43,13 +43,13 @@ class Vocabulary(Protocol):
         return
 
     def drafted(self, rows: Tensor, ids: Tensor) -> None:
-        """Notes candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
+        """Records candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
         return
 
     def prepare(self) -> None:
-        """Begins work that the next `logits` needs, best before the forward that gives `hidden`.
+        """Begins work for the next `logits`, preferably before the forward that gives ``hidden``.
 
-        The call is optional: `logits` does the work that was not begun.
+        The call is optional: without it, `logits` does all the work.
         """
         return
 
@@ -67,7 +67,7 @@ class Vocabulary(Protocol):
 
 
 class _FixedVocabulary(Vocabulary):
-    """The same tokens in all rows at all times, so that nothing about rows is noted."""
+    """The same tokens in all rows at all times, so that rows need no records."""
 
     needs_top = nbytes = 0
 
@@ -89,7 +89,7 @@ class FullVocabulary(_FixedVocabulary):
 
 
 class RankedVocabulary(_FixedVocabulary):
-    """A subset of tokens, the same for every row; their part of the head is copied once.
+    """A subset of tokens, the same for every row; its part of the LM head is copied once.
 
     Args:
         head: Weight of the LM head, ``[V, H]``.
@@ -124,14 +124,14 @@ def checked_ids(ids: Int32, head: Tensor) -> Tensor:
     return torch.as_tensor(ids.astype("int64"), device=head.device)
 
 
-STEPS = 16  # their sizes are fetched together
+STEPS = 16  # number of steps whose sizes are fetched together
 
 
 class ActiveSizes:
     """Collects the sizes of a vocabulary on its device.
 
     Args:
-        tell: Called with the sizes of the drafted rows of `STEPS` steps, on the engine's thread.
+        tell: Called on the engine's thread with the sizes of all drafted rows in `STEPS` steps.
     """
 
     def __init__(

@@ -42,17 +42,17 @@ _one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
 
 class Scratch:
-    """Memory for one attention at a time; it grows when a longer row comes.
+    """Working memory for one attention call at a time; it grows for longer rows.
 
     Args:
-        dtype: Data type of sums: float64 for float64, else float32.
+        dtype: Data type of sums: float64 for float64 inputs, otherwise float32.
     """
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: Any) -> None:
         self.heads, self.kv_heads = heads, kv_heads
         self.size = Size(head_dim)
         self.tokens = max(_MAX_LANES // heads, 1)  # processed together
-        # Of a slot; a product may write up to one vector beyond its own lanes.
+        # Lanes of one slot; a product may write up to one vector beyond its own lanes.
         self.lanes = _up(self.tokens * heads) + WIDTH
         self.queries = np.zeros(head_dim * self.lanes, dtype)
         self.keys = np.zeros(_TAKEN * _up(head_dim), dtype)
@@ -86,7 +86,8 @@ def _attend(
         query, out: ``[N * heads * head_dim]`` elements, see `simd`.
         pool: ``[slots * 2 * kv_heads * head_dim]`` elements of one layer.
         rows: ``int64[n]``, the rows to process; the other rows' part of ``out`` is not changed.
-        together: Number of tokens that are processed together; see `Scratch` for the others.
+        together: Number of tokens that are processed together.
+        queries, keys, values, scores, totals, sums: The memory of a `Scratch`.
     """
     dim = value(size)
     shared, step = heads // kv_heads, 2 * kv_heads * dim
@@ -174,7 +175,7 @@ def _score(
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int,
 ) -> None:  # fmt: skip
-    """Scores of one KV head: first of queries that fill vectors, then of the remaining ones."""
+    """Scores of one KV head: first for the queries that fill vectors, then for the others."""
     s1, s2, s4, s8, s16 = _one(), _two(), _four(), _eight(), _sixteen()
     full = n // WIDTH * WIDTH if value(size) % WIDTH == 0 else n
     left = n - full
@@ -318,8 +319,9 @@ def _scatter(
             d += 1
 
 
-# From this number of queries per KV head on, torch is faster if there is enough work. Measured with
-# 32 to 128 slots per head and contexts up to 900.
+# Torch is faster for a row with at least this many queries per KV head and this much work (tokens
+# times slots times the width of a query). Measured with 32 to 128 slots per head and contexts up to
+# 900.
 _MANY, _MUCH = 24, 400_000
 
 
@@ -368,7 +370,7 @@ class CompiledRows:
         return self._out
 
     def _take(self, query: Tensor) -> None:
-        """Sets arrays of queries and results; usually those of the previous layer are reused."""
+        """Sets the arrays of queries and results; usually reuses the previous layer's arrays."""
         if query is not self._query:
             if self._out.shape != query.shape:
                 self._out = torch.empty_like(query)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tasc_draft.compiled import Compiler
 
-# numba has no 16-bit floats. It gets their bits, with one integer type for each; see `simd`.
+# numba has no 16-bit floats. It gets their bits as integers of a type for each format; see `simd`.
 _BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 
@@ -58,7 +58,7 @@ def _native(kind: SizeType, size: Any, c: Any) -> Any:
 
 @intrinsic
 def value(_: Any, size: Any) -> Any:
-    """The number of a size, in compiled code."""
+    """The value of a `Size`, in compiled code."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.get_constant(types.intp, size.value)
@@ -67,7 +67,7 @@ def value(_: Any, size: Any) -> Any:
 
 
 def known(number: int) -> Any:
-    """A compiled function that returns the size of a number."""
+    """Returns a compiled function that returns the `Size` of ``number``."""
     kind = SizeType(number)
 
     def typed(_: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Compiled operations between the products of a Llama-like layer, and the choice of tokens.
+"""Compiled operations between a Llama-like layer's matrix products, and the choice of tokens.
 
-Arrays are flat; their elements are those of `simd`. Sums are computed in float32 (float64 for
+Arrays are flat; for their element types, see `simd`. Sums are computed in float32 (float64 for
 float64), and results are rounded once.
 """
 
@@ -29,8 +29,8 @@ from tasc_engine.kernels.cpu.simd import (
     zeros,
 )
 
-_ONE = np.float32(1)  # of the narrower type, so that it widens nothing
-_BLOCK = 8 * WIDTH  # logits that are searched again for the greatest
+_ONE = np.float32(1)  # the narrower type, so that float32 values are not widened
+_BLOCK = 8 * WIDTH  # logits per block; a block with a new greatest logit is searched for its place
 
 
 @arithmetic
@@ -51,7 +51,7 @@ def add_and_norm(hidden: Any, delta: Any, weight: Any, eps: Any, out: Any) -> No
 
 @arithmetic
 def add_to(sums: Any, to: int, more: Any, at: int, n: int) -> None:
-    """Adds ``n`` elements of ``more``, from ``at`` on, to those of ``sums`` from ``to`` on."""
+    """Adds ``more[at : at + n]`` to ``sums[to : to + n]``, element by element."""
     d = 0
     while d + WIDTH <= n:
         store(sums, to + d, add(load(sums, to + d), load(more, at + d)))
@@ -87,7 +87,7 @@ def apply_rope_and_write_kv(
     qkv: Any, heads: int, kv_heads: int, dim: int, weights: Any, eps: Any, cos_sin: Any,
     positions: Any, slots: Any, query: Any, pool: Any,
 ) -> None:  # fmt: skip
-    """Norms and rotates queries and keys (rope: Su et al. 2021), and keeps keys and values.
+    """Norms and rotates queries and keys (rope: Su et al. 2021), and writes keys and values.
 
     Args:
         qkv: ``[N * (heads + 2 * kv_heads) * dim]`` elements: queries, keys, values of a token;
@@ -136,7 +136,7 @@ def _apply_rope(qkv: Any, at: int, dim: int, cos_sin: Any, rope: int, out: Any, 
 
 @arithmetic
 def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
-    """Copies, with 0 for values that are not finite, since a mask hides only finite numbers."""
+    """Copies elements, with 0 for infinities and NaNs, since a mask hides only finite numbers."""
     d = 0
     while d + WIDTH <= n:
         store(pool, to + d, finite(load(source, at + d)))
@@ -169,7 +169,7 @@ def gate(gate_up: Any, width: int, out: Any) -> None:
 
 @arithmetic
 def choose(logits: Any, width: int, out: Any) -> None:
-    """Finds the first greatest of each line of logits; -1 if one is NaN.
+    """Finds the index of each line's first greatest logit; -1 if a logit is NaN.
 
     Args:
         logits: ``[M * width]`` elements.

@@ -1,9 +1,9 @@
 """Sixteen numbers in one value, for compiled code: explicit vectors.
 
-LLVM splits them into the processor's registers (one of AVX-512, two of AVX2, four of NEON). Without
-explicit vectors, loops over arrays that might overlap stay scalar, at a tenth of the speed. Arrays
-hold float32 or float64, or the bits of bfloat16 as uint16 and of float16 as int16; lanes are
-float32 or float64.
+LLVM splits a vector into the processor's registers (one of AVX-512, two of AVX2, four of NEON).
+Without explicit vectors, loops over arrays that might overlap stay scalar, at a tenth of the speed.
+The elements of arrays are float32 or float64, or the bits of bfloat16 as uint16 and of float16 as
+int16. Lanes are float32 or float64.
 """
 
 import math
@@ -113,7 +113,7 @@ def load(_: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def tile(_: Any, array: Any, index: Any, size: Any) -> Any:
-    """Repeats elements of a flat array, as many as a `Size` gives, to fill the lanes."""
+    """Repeats ``size`` elements of a flat array, from an index on, to fill the lanes."""
     few = size.value
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -128,7 +128,7 @@ def tile(_: Any, array: Any, index: Any, size: Any) -> Any:
 
 @intrinsic
 def fold(_: Any, x: Any, size: Any) -> Any:
-    """Sums of consecutive runs of lanes, each as long as a `Size` gives."""
+    """Sums of consecutive runs of ``size`` lanes."""
     kind, few = _vector(x.of), size.value
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:

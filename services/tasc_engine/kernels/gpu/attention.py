@@ -1,11 +1,11 @@
 """Attention of packed draft trees over the KV pool as one fused GPU kernel, written in Triton.
 
 Each program processes a few tokens of one row with the query heads that share a KV head, and a part
-of the row's context. If contexts are cut into parts, a second kernel joins them (tree
+of the row's context. If contexts are cut into parts, a second kernel joins their results (tree
 attention: Miao et al. 2024, arXiv 2305.09781; online softmax over blocks: Dao 2023, arXiv
 2307.08691; parts of a context: Dao et al. 2023, Flash-Decoding). The nodes that a token sees are
-bits, tested in registers, so no mask is written to memory. Grids depend on shapes only, so a
-captured call serves every layout of the same shapes.
+bits of an integer, tested in registers, so no mask is written to memory. Grids depend on shapes
+only, so a captured call serves every layout of the same shapes.
 
 Triton comes with the CUDA builds of torch. Without it, this module can be imported, but `available`
 returns False.
@@ -41,7 +41,7 @@ _WIDE = 64 * 64  # numbers of an accumulator that four warps hold
 def available(
     dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, device: torch.device | None = None
 ) -> bool:
-    """Whether `attend` supports such keys here; needs Triton and an Ampere or later GPU."""
+    """Whether `attend` supports these keys on this device: Triton, and an Ampere or later GPU."""
     fits = dtype in DTYPES and head_dim <= MAX_HEAD_DIM
     if triton is None or not fits:
         return False
@@ -68,7 +68,8 @@ def attend(
         softcap: Scores s become ``softcap * tanh(s / softcap)``.
 
     Returns:
-        ``[N, heads, D]``; zeros for a token that sees nothing. Tokens of no row are not written.
+        ``[N, heads, D]``; zeros for a token that sees no slot. Nothing is written for tokens that
+        belong to no row.
 
     Raises:
         ValueError: A shape, a stride or a dtype differs from the above.
@@ -108,11 +109,12 @@ def _check(query: Tensor, pool: Tensor) -> None:
         raise ValueError(f"queries are {query.dtype}, keys {pool.dtype}; both must be of {DTYPES}")
     if dim != pool.shape[3] or dim > MAX_HEAD_DIM or heads % kv_heads:
         raise ValueError(
-            f"{heads} query heads of {dim} and {kv_heads} heads of keys of {pool.shape[3]}: sizes "
-            f"must be equal and at most {MAX_HEAD_DIM}, heads a multiple; use other attention"
+            f"{heads} query heads of {dim} and {kv_heads} key heads of {pool.shape[3]}: sizes must "
+            f"be equal and at most {MAX_HEAD_DIM}, the number of query heads a multiple of the "
+            "number of key heads; use other attention"
         )
     if query.stride(2) != 1 or not pool.is_contiguous():
-        raise ValueError("a query head's numbers, and all of the pool, must lie together in memory")
+        raise ValueError("each query head, and the whole pool, must be contiguous in memory")
 
 
 def _power(n: int, minimum: int = 16) -> int:
@@ -121,7 +123,7 @@ def _power(n: int, minimum: int = 16) -> int:
 
 
 def _lines(lines: int, dtype: torch.dtype) -> int:
-    # Float32 products run in registers, which hold no more than this.
+    # Float32 products run in registers, which hold at most 16 lines.
     return min(16 if dtype == torch.float32 else 64, _power(lines, _MIN_LINES))
 
 
@@ -211,7 +213,7 @@ def _attention(
 def _row_of(
     query_offsets: tl.tensor, rows: tl.tensor, each: tl.constexpr, most_rows: tl.constexpr
 ) -> tl.tensor:
-    """The row of this program's tile, at least ``rows`` if there is none, and its tile there."""
+    """The row of this program's tile (at least ``rows`` for no tile), and its tile in that row."""
     at = tl.arange(0, most_rows)
     starts = tl.load(query_offsets + at, mask=at < rows, other=0)
     ends = tl.load(query_offsets + at + 1, mask=at < rows, other=0)
