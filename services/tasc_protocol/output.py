@@ -62,7 +62,7 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The token as in OpenAI's responses: ``token``, ``logprob``, ``bytes``, ``top_logprobs``."""
+        """The token in OpenAI's format: ``token``, ``logprob``, ``bytes``, ``top_logprobs``."""
         likeliest = [_entry(utf8, logprob) for utf8, logprob in self.top]
         return {**_entry(self.utf8, self.logprob or 0.0), "top_logprobs": likeliest}
 

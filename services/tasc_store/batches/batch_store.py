@@ -272,7 +272,7 @@ class BatchStore:
         self._swept()
         (found,) = self._load([id_])
         if found is None:
-            raise UnknownBatch(f"there is no batch {id_[:64]!r}; ended ones are removed after a time")
+            raise UnknownBatch(f"there is no batch {id_[:64]!r}; ended ones are removed later")
         return found
 
     def page(
