@@ -76,7 +76,7 @@ class ChatTemplate(Template):
         """Renders the prompt of a row's input, or of a conversation.
 
         Args:
-            quote: Function applied to the texts of all turns, and to the variables of the client.
+            quote: Function applied to the texts of all turns, and to the client's variables.
 
         Raises:
             MessageError: The template refuses the conversation, fails, or exceeds a limit.
@@ -120,7 +120,7 @@ def _variables(asked: Conversation) -> dict[str, Any]:
     if taken := [name for name in found if name in _RESERVED]:
         raise MessageError(
             "chat_template_kwargs",
-            f"chat_template_kwargs has {taken[0]}, which is not the client's to set; remove it",
+            f"chat_template_kwargs has {taken[0]}, which clients may not set; remove it",
         )
     return found
 

@@ -31,7 +31,7 @@ _TOO_LARGE = f"needs more than {MEMORY >> 20} MiB of memory; shorten what it wri
 
 
 class Renderer:
-    """The process, started at the first call. Any thread may call; calls run one after another."""
+    """The process, which the first call starts. Any thread may call; calls run one by one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class Renderer:
             if answer.endswith(b"\n"):
                 return answer, None
             code = process.wait()
-        except BaseException:  # a late answer would be read as that of the next prompt
+        except BaseException:  # a late answer would be read as the next prompt's answer
             self.close()
             raise
         self.close()
@@ -112,7 +112,7 @@ class _Late(BaseException):
 
 
 def serve() -> None:
-    """Renders the prompts on stdin until it ends."""
+    """Renders the prompts on stdin until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not be read as an answer
     # Imported here by name, so that no other process of this package imports the library.
@@ -151,10 +151,10 @@ def _answer(render: Any, wanted: dict[str, Any]) -> dict[str, str]:
     except MemoryError:
         return {"error": _TOO_LARGE}
     except TemplateSyntaxError as error:
-        return {"error": f"is no Jinja, in line {error.lineno}: {error.message}"[:_SHOWN]}
+        return {"error": f"is not valid Jinja in line {error.lineno}: {error.message}"[:_SHOWN]}
     except Exception as error:
         refused = type(error) is TemplateError  # by the template's own raise_exception
-        said = f"refuses the messages: {error}" if refused else f"fails on them: {error!r}"
+        said = f"refuses the messages: {error}" if refused else f"fails on the messages: {error!r}"
         return {"error": said[:_SHOWN]}
     if len(text) > MOST_CHARACTERS:
         return {"error": f"writes {len(text)} characters; at most {MOST_CHARACTERS} are taken"}
