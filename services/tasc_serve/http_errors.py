@@ -232,6 +232,6 @@ def install(app: FastAPI) -> None:
 
 
 def _nearest(faults: Sequence[ErrorDetails]) -> ErrorDetails:
-    """Of the first field's union errors, returns the deepest one; type errors lose a tie."""
+    """Returns the deepest of the first field's union errors; type errors lose a tie."""
     same = [f for f in faults if f["loc"][:1] == faults[0]["loc"][:1]]
     return max(same, key=lambda f: (len(f["loc"]), not f["type"].endswith("_type")))

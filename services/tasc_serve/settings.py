@@ -266,7 +266,7 @@ class AutoscalingSettings(Section):
 
 
 class ServedTask(Section):
-    """A task of the store to serve; each task has its own Ray Serve deployment."""
+    """A task of the store to serve; each task has a separate Ray Serve deployment."""
 
     name: str = Field(description="Name of the task.")
     replicas: Count = Field(1, description="Number of replicas; each has its own model and batch.")
@@ -299,7 +299,7 @@ class ServedTask(Section):
         "429. Unset: no limit.",
     )
     draft: DraftOverrides = Field(
-        DraftOverrides(), description="Draft settings that replace those of the task."
+        DraftOverrides(), description="Draft settings that replace the task's draft settings."
     )
     shadow: ShadowSettings = Field(ShadowSettings(), description="Checks of answers in production.")
     collect: CollectSettings = Field(

@@ -123,7 +123,7 @@ class Idempotency:
                 self._calls.begin(lambda: attempts.keep(task, key.digest, answer))
 
     async def _claimed(self, task: str, key: RequestKey, note: str) -> tuple[str, bytes | None]:
-        """Returns the first attempt's values; if the store fails, those of this attempt."""
+        """Returns the first attempt's values, or this attempt's values if the store fails."""
         attempts = self._attempts
         if attempts:
             with suppress(StoreError):  # logged by `StoreCalls`

@@ -455,7 +455,7 @@ def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: st
     access.allow(key, task)
     if task not in backend.tasks:
         known = ", ".join(access.visible(key, backend.tasks))
-        message = f"model {task[:SHOWN]!r} is not served here; there are {known}"
+        message = f"model {task[:SHOWN]!r} is not served here; served models: {known}"
         raise ApiError(404, message, "model", "model_not_found")
     return task
 

@@ -104,10 +104,10 @@ def parsed(raw: bytes, model: type[_Model]) -> _Model:
 
 
 def query_of(request: HttpRequest, known: Sequence[str]) -> Mapping[str, str]:
-    """Returns the query's parameters; raises ApiError 400 for an unknown one."""
+    """Returns the query's parameters; raises ApiError 400 for an unknown parameter."""
     for name in request.query_params:
         if name not in known:
-            message = f"unknown parameter {name[:SHOWN]!r}; there are {', '.join(known)}"
+            message = f"unknown parameter {name[:SHOWN]!r}; known are {', '.join(known)}"
             raise ApiError(400, message, name[:SHOWN])
     return request.query_params
 
@@ -131,7 +131,7 @@ def requests_of(
 
     Args:
         id: Id of the response.
-        seed: Seed if the body has none; unset: a random one.
+        seed: Seed if the body has none; unset: a random seed.
         record_version: Version of the task's record for all answers; not used for one answer.
 
     Raises:

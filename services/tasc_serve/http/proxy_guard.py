@@ -21,7 +21,7 @@ from tasc_serve.http.ray_proxy import ARRIVAL, GONE
 
 log = logging.getLogger(__name__)
 _OURS: Final = b'{"error"'
-# Headers that control Serve, in its spelling: with underscores in place of hyphens.
+# Headers that control Serve, as Serve spells them: with underscores instead of hyphens.
 _STEERING: Final = frozenset(
     {
         b"x_request_timeout_seconds",
@@ -86,7 +86,7 @@ def first_fields(scope: Scope) -> Mapping[bytes, bytes]:
 
 
 class PlainHeaders:
-    """Refuses headers that are not text with status 400, and drops those that control Serve."""
+    """Refuses headers that are not text with status 400, and drops headers that control Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -37,7 +37,7 @@ GONE: Final = {
         "code": "gateway_gone",
     }
 }
-# Below the ephemeral ports of systems, above those of Ray's workers.
+# Below the ephemeral ports of systems, above the ports of Ray's workers.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 _FLAGS: Final = {
     # Gateways request connections by handle calls. These must not be Ray actor calls, because one
@@ -57,7 +57,7 @@ _HAPROXY: Final = {
     # actor, and the start of the service would fail.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     # A stopping gateway stays reachable for this time. HAProxy takes a second to remove the
-    # gateway. It sends requests that the gateway refuses after that to another gateway.
+    # gateway. Requests that the gateway refuses after that are sent to another gateway.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     # An HAProxy that is replaced because gateways changed completes its requests, uploads too.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
@@ -156,7 +156,7 @@ def _is_free(port: int) -> bool:
 
 
 def _launcher(folder: Path) -> str:
-    """The path of a program that runs `main`: the installed one, else a generated one."""
+    """The path of a program that runs `main`: the installed program, else a generated script."""
     if found := shutil.which(_LAUNCHER, path=str(Path(sys.executable).parent)):
         return found
     script = folder / _LAUNCHER

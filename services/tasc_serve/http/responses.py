@@ -24,7 +24,7 @@ json_of = msgspec.json.Encoder().encode
 
 
 def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
-    """Columns with one entry for each token. The likeliest tokens include the chosen one."""
+    """Columns with one entry for each token. The likeliest tokens include the chosen token."""
     has_top = any(token.top for token in tokens)
     return {
         "tokens": [token_name(token.utf8) for token in tokens],
@@ -44,7 +44,7 @@ def _likeliest(token: TokenText) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
-        name = token_name(utf8)  # of tokens with equal texts, the likelier one counts
+        name = token_name(utf8)  # of tokens with equal texts, the likelier counts
         found[name] = max(finite(logprob), found.get(name, LEAST_LOGPROB))
     return found
 

@@ -27,7 +27,7 @@ MetricsLevel = Literal["none", "summary", "detailed"]
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = Field(False, description="not used: nothing is added to events")
-    continuous_usage_stats: bool = Field(False, description="not used: the last event has them")
+    continuous_usage_stats: bool = Field(False, description="not used: the last event has usage")
 
 
 Label = Annotated[str, StringConstraints(max_length=256)]

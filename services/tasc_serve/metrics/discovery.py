@@ -44,8 +44,8 @@ class _Merged(Collector):
 def merge(texts: Iterable[str]) -> str:
     """Sums samples with the same name and labels; other gauges get the maximum.
 
-    ``*_created`` series and those of the process and Python collectors are left out. Histograms
-    are expected to have the same buckets in every text.
+    ``*_created`` series and the series of the process and Python collectors are left out.
+    Histograms are expected to have the same buckets in every text.
 
     Raises:
         ValueError: A text is not in Prometheus text format, or two disagree on a series' type.

@@ -223,7 +223,7 @@ class ReplicaMetrics:
     def set_proposer(self, proposer: str) -> None:
         """Labels later counts with another mixture. Called on the step loop.
 
-        Gauges must be set again, including those of the draft index.
+        Gauges must be set again, including the gauges of the draft index.
         """
         self._count_pending()
         with self._counting:
@@ -432,7 +432,7 @@ class ReplicaMetrics:
         """Observes ``seconds / tokens`` once per token, when the step is counted.
 
         Args:
-            seconds: Gap between the previous chunk of this request and the current one.
+            seconds: Gap between the previous chunk of this request and the current chunk.
             tokens: Number of tokens in the current chunk; a chunk without tokens is not observed.
         """
         if tokens:
@@ -473,5 +473,5 @@ def _sum(counts: Sequence[Counts]) -> Counts:
 
 
 def _taken(waiting: deque[_Item]) -> list[_Item]:
-    """Removes and returns the pending items; another thread may add more meanwhile."""
+    """Removes and returns the pending items; another thread may add items at the same time."""
     return [waiting.popleft() for _ in range(len(waiting))]

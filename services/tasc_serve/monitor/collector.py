@@ -53,7 +53,7 @@ def row_of(asked: Request, request: Request, result: GenerationResult) -> Collec
 
 
 class Collector:
-    """Accepts answers on any thread and stores them on its own thread.
+    """Accepts answers on any thread, and stores them on a separate thread.
 
     Args:
         rows: The store of collected rows.

@@ -59,7 +59,7 @@ class TaskReplica:
         settings: The service's settings.
         redis_url: URL of the store.
         task: Name of one of the settings' tasks.
-        digest: The `engine_digest` of the record to serve; unset: that of the newest record.
+        digest: The `engine_digest` of the record to serve; unset: the newest record is served.
 
     Attributes:
         builder: The builder of the task's engine.
@@ -325,8 +325,8 @@ def _failure(error: str, asked: Request, guide: Guide | None) -> Refusal:
 class Admission:
     """Fills in the requests of one replica and compiles their guides, on one event loop.
 
-    New guides are compiled on separate threads, so that answers are still sent meanwhile. Requests
-    with a known guide, or none, do not wait.
+    New guides are compiled on separate threads, so that answers are still sent. Requests with a
+    known guide or without a guide do not wait.
     """
 
     def __init__(self, builder: EngineBuilder, limits: LimitSettings) -> None:

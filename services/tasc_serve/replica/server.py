@@ -1,9 +1,9 @@
 """The socket of a replica: accepts connections of gateways and answers the calls on them.
 
-A gateway requests an endpoint over its Ray Serve handle. It gets a one-time token and an address: a
-Unix socket on the same node, otherwise a TLS port. The handle call stays open as long as the
-connection, so that Serve sees the replica in use and does not stop it before the gateway
-disconnects.
+A gateway requests an endpoint over its Ray Serve handle. The reply has a one-time token and an
+address: a Unix socket on the same node, otherwise a TLS port. The handle call stays open as
+long as the connection, so that Serve sees the replica in use and does not stop it before the
+gateway disconnects.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tasc_serve.wire import Connection, Endpoint, Message
 
 log = logging.getLogger(__name__)
 _BACKLOG = 64  # connections that wait to be accepted
-_PORTS = 100  # number of ports to try, from the configured one on
+_PORTS = 100  # number of ports to try, from the configured port on
 _HELLO_BYTES = 1024  # maximum size of a message before the token
 
 

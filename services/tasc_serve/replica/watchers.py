@@ -29,7 +29,7 @@ class TaskWatcher:
     """Installs new indexes and record versions of a task in its ``builder``.
 
     Later requests use the new version of the record; earlier ones keep theirs. One change at a time
-    is prepared and installed, so that no change is prepared for a state that another one replaces.
+    is prepared and installed, so that no change is prepared for a state that is about to change.
 
     Args:
         poll_s: Maximum seconds until a new version is detected.
@@ -105,7 +105,7 @@ class TaskWatcher:
         try:
             if version < builder.record_version:
                 builder.records.add(record, version)
-            else:  # it is the newest until the next one is added
+            else:  # it is the newest until the next version is added
                 self._install(record, version)
         except Exception as error:  # for example, the version needs another engine
             log.debug("version %d of task %s is not remembered: %s", version, self._name, error)

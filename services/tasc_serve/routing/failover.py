@@ -172,7 +172,7 @@ class Failover:
                 self._lose(run, replica, error)
 
     async def _wait_for_replica(self, run: _Run) -> SeenReplica | Refusal:
-        """Returns the next replica to ask; waits for one, such as the replacement of a dead one."""
+        """Returns the next replica to ask; may wait, e.g. until a dead replica is replaced."""
         deadline = time.monotonic() + self._settings.no_replica_timeout_s
         while True:
             if found := self._fleet.pick(run.avoided, run.record_version):
@@ -221,7 +221,7 @@ class Failover:
 
     def _changed(self, run: _Run) -> str:
         version = run.record_version
-        return f"version {version} of task {self._task} is not served any more; send a new request"
+        return f"version {version} of task {self._task} is no longer served; send a new request"
 
     def _may_try_another(self, run: _Run, replica: SeenReplica, item: Output | Refusal) -> bool:
         """Whether another replica may accept a call that this one refused; notes the refusal."""

@@ -230,7 +230,7 @@ class Fleet:
     def _judge(self, replica: SeenReplica) -> None:
         if replica.silent_s < self._silence_s or replica.disconnected:
             return  # a call may remain if its client does not read
-        # A silent replica may come back; without another one, calls wait for it.
+        # A silent replica may come back. If there is no other replica, calls wait for it.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
             log.warning("task %s: replica %s is silent, given up", self._task, replica.name)
             self._give_up(replica, "silent")
@@ -260,7 +260,7 @@ class Fleet:
                 self._give_up(replica, reason)
             elif not isinstance(error, TimeoutError):
                 where = f"task {self._task}: replica {replica.name}"
-                log.warning("%s has no heartbeat: %r", where, error)
+                log.warning("%s sent no heartbeat: %r", where, error)
         finally:
             replica.asking = False
 

@@ -189,7 +189,7 @@ class Batches(StorageEndpoints):
             raise ApiError(400, f"file {file.id} {words}", "input_file_id")
         self.access.allow(key, model)
         if not await self.calls.run(partial(self.storage.has_task, model)):
-            message = f"the first line names model {model[:SHOWN]!r}, and there is no such task"
+            message = f"the first line names model {model[:SHOWN]!r}, but no task has this name"
             raise ApiError(404, message, "model", "model_not_found")
         return model
 

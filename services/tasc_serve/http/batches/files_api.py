@@ -86,7 +86,7 @@ class StorageEndpoints:
     calls: StoreCalls
 
     async def owner_of(self, request: Request) -> str:
-        """The owner whose files and batches a request may use: its key's id; empty without keys."""
+        """The owner of a request's files and batches: the API key's id; empty if keys are off."""
         key = await self.access.key_of(request)
         return key.id if key else ""
 
@@ -304,7 +304,7 @@ async def _whole(body: AsyncIterable[bytes], end: bytes) -> AsyncGenerator[bytes
         tail = (tail + chunk)[-len(end) - 2 :]
         yield chunk
     if not tail.removesuffix(b"\r\n").endswith(end):
-        raise ApiError(400, "the form breaks off; send it whole")
+        raise ApiError(400, "the form is incomplete; send all of it")
 
 
 def _file_name(name: str) -> str:
