@@ -128,7 +128,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
         text: Text; empty until the last output if the request does not stream.
         logprobs: One for each token, set by an engine; a replica replaces them by ``token_texts``.
         token_texts: The tokens as clients see them, if log-probabilities were requested.
-        record_version: Version of the task's record with which the answer was begun.
+        record_version: Version of the task's record that began the answer.
     """
 
     id: str

@@ -167,7 +167,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         timeout_s: Seconds that the answer may take; None: the service's limit.
         committed_ids: Token ids of the answer that another replica has already generated. Only the
             tokens after them are returned, the same that the other replica would have generated.
-        record_version: Version of the task's record with which the answer was begun; None: any.
+        record_version: Version of the task's record that must answer; None: any.
 
     Raises:
         FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.

@@ -37,7 +37,7 @@ UNSEALED_S = 3600
 def verified(
     blocks: Iterable[bytes], size_bytes: int, sha256: str, damaged: Callable[[str], Exception]
 ) -> Iterator[bytes]:
-    """Yields the blocks, and checks their total size and checksum after the last one.
+    """Yields the blocks, and checks their total size and checksum after the last block.
 
     Args:
         damaged: Makes an exception from a description of the damage.
@@ -91,7 +91,7 @@ return 1
 
 
 CHUNK_BYTES = 16 * 1024 * 1024
-INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files; each has its own versions
+INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files, with separate versions
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class ArtifactStore:
         return artifact
 
     def announce(self, version: int, *, after: int | None = None) -> None:
-        """Makes a version the current one. An older version is allowed, as a rollback.
+        """Makes a version current. An older version is allowed, as a rollback.
 
         Args:
             after: The version that must be current (0: no version); unset: any version.
@@ -274,7 +274,7 @@ class ArtifactStore:
 
         Raises:
             UnknownVersion: The version does not exist.
-            StoreError: The version is the current one.
+            StoreError: The version is current.
         """
         names = self._chunks(self.get(version))
         gone = self._delete([self._records, self._pointer, *names], [version])
@@ -284,7 +284,7 @@ class ArtifactStore:
             )
 
     def prune(self, keep: int) -> list[int]:
-        """Removes all but the newest ``keep`` versions and the current one; returns the removed.
+        """Removes all versions but the newest ``keep`` and the current one; returns removed ones.
 
         Raises:
             ValueError: ``keep`` is below 1.
@@ -352,7 +352,7 @@ class ArtifactStore:
     def _unknown(self, version: int) -> UnknownVersion:
         known = ", ".join(map(str, self.versions())) or "none"
         no = f"no {self._kind} version {version} of {self._name}"
-        return UnknownVersion(f"{no}; there are: {known}")
+        return UnknownVersion(f"{no}; existing versions: {known}")
 
 
 _SUFFIX = ".index"

@@ -46,7 +46,7 @@ class TaskChanged(StoreError):
 
 
 class IndexChanged(StoreError):
-    """Another index version became current after the caller read the current one."""
+    """Another index version became current after the caller read the current version."""
 
 
 class CorruptArtifact(StoreError):

@@ -48,7 +48,7 @@ def checked_fingerprint(fingerprint: str) -> str:
 def _checked(pattern: re.Pattern[str], kind: str, value: str, longest: int) -> str:
     if not pattern.fullmatch(value):
         raise ValueError(
-            f"{kind} {value!r} will not do; use 1 to {longest} of the characters a-z A-Z 0-9 . _ -"
-            " and begin with a letter or digit"
+            f"{kind} {value!r} is not allowed; use 1 to {longest} of the characters a-z A-Z 0-9 . _"
+            " -, and begin with a letter or digit"
         )
     return value

@@ -271,7 +271,7 @@ class FileStore:
         return Upload(self)
 
     def require_room(self, limits: FileLimits, owner: str = "") -> None:
-        """Raises FilesFull if there is no room for another file, even a small one."""
+        """Raises FilesFull if there is no room for another file, even for one byte."""
         limits.require_room(self._files(), 1, owner)
 
     def add(self, file: StoredFile, limits: FileLimits) -> None:
@@ -384,7 +384,7 @@ class FileStore:
             yield
         except StoreError:
             raise
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has different errors
             place = f"the storage of uploaded files, {redact(self._url)},"
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise StoreFull(f"{place} is full: {error}") from error

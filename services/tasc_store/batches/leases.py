@@ -237,7 +237,7 @@ class BatchLease:
 def take_batch(
     client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), without: Sequence[str] = ()
 ) -> BatchLease | None:
-    """Takes the free batch with the nearest deadline; returns None if there is none.
+    """Takes the free batch with the nearest deadline; returns None if no batch is free.
 
     Args:
         lease_s: Duration of the lease without renewal, in seconds.

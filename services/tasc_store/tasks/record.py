@@ -178,7 +178,7 @@ class TaskRecord:
         draft: The drafting settings of the task.
         quantization: nf4 or int8; unset: weights of ``dtype``.
         sampling: Sampling parameters, used where a request sets none.
-        choices: Labels, one of which is the answer. Only one of choices, schema and regex may be
+        choices: Labels; the answer is one of them. Only one of choices, schema and regex may be
             set.
         schema: JSON schema of the answer, as text.
         regex: Regular expression of the whole answer.

@@ -108,7 +108,7 @@ class TaskStore:
         return any(self._pages(name))
 
     def delete(self, name: str) -> None:
-        """Removes a task: its corpus, its draft indexes of all tokenizers, its records.
+        """Removes a task: the corpus, the draft indexes of all tokenizers, and the records.
 
         This includes data that an interrupted deletion left, or that an ingest wrote after a
         deletion. Whether another task uses the corpus is judged by that task's newest record.
@@ -123,8 +123,8 @@ class TaskStore:
             raise UnknownTask(self._unknown(name))
         if users := self._users(name):
             raise TaskInUse(
-                f"{', '.join(users)} draft from the corpus of task {name}; delete them first, or "
-                "give them another --corpus"
+                f"{', '.join(users)} draft from the corpus of task {name}; delete these "
+                "tasks first, or give them another --corpus"
             )
         self._unlink_all_but_records(name)
         self._client.srem(keys.ALL_TASKS, name)
