@@ -225,7 +225,7 @@ class LLM:
       ``max_tokens`` of this object, 256.
     - An input is put into ``template``, which should be the prompt that the model was fine-tuned
       with. The default is the prompt that ``tasc finetune`` keeps in its models' folders; for other
-      models, including those of the hub, the prompt is the input itself. `generate` and `chat` use
+      models, including hub models, the prompt is the input itself. `generate` and `chat` use
       a chat template only if ``chat_template`` is given, or the model was fine-tuned with one.
     - `generate` returns one flat list of `Completion`: ``answer.text`` replaces
       ``output.outputs[0].text``.
@@ -263,7 +263,7 @@ class LLM:
             With the template ``{input}``, an input is a whole prompt and may always spell them.
         stop: A string that ends an answer, or several.
         max_tokens: Maximum number of tokens of an answer, unless a call sets another.
-        choices: Labels, one of which is the answer. Only one of choices, schema and regex may be
+        choices: Labels; the answer is one of them. Only one of choices, schema and regex may be
             set.
         schema: JSON schema that every answer fits.
         regex: Regular expression that every whole answer matches.
@@ -748,7 +748,7 @@ def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSetti
             raise ValueError(fault_of(error)) from None
         known = [*own, *EngineSettings.model_fields]
         near = get_close_matches(name, known, 1)
-        way_out = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        way_out = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         raise ValueError(f"unknown keyword {name}; {way_out}") from None
 
 

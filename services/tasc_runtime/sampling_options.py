@@ -318,7 +318,7 @@ class RuleFields(_ParameterFields):
 
         Args:
             logprobs: How many of the most likely tokens to report at each position; None: none.
-            seed: The seed if the request has none; None: a random one.
+            seed: The seed if the request has none; None: a random seed.
 
         Raises:
             FieldError: Fields contradict each other, or a guide is empty, too large or not JSON.
@@ -456,7 +456,7 @@ def joined_text(content: Any) -> Any:
     """Joins the text parts of a message's content; a string is returned as it is.
 
     Raises:
-        PydanticCustomError: The content is neither, or a part is not text. It is a ValueError.
+        PydanticCustomError: The content is neither, or a part is not text. (A ValueError.)
     """
     if isinstance(content, str):
         return content
@@ -491,7 +491,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _named(part: Mapping[str, Any]) -> set[str]:
-    """The names of a part's fields, without those that are ignored."""
+    """The names of a part's fields, without ignored fields."""
     return {name for name, value in part.items() if value is not None} - IGNORED_OF_PARTS
 
 

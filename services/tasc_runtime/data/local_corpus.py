@@ -149,7 +149,7 @@ class TokenRows:
 
 
 def encode(rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: Template) -> TokenRows:
-    """Encodes rows; prompts equal those of requests with the same inputs."""
+    """Encodes rows; prompts equal the prompts of requests with the same inputs."""
     prompts: list[Tokens] = []
     outputs: list[Tokens] = []
     rest = iter(rows)

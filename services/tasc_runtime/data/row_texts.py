@@ -62,7 +62,7 @@ class RowTexts:
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"field {name!r} is no text and no JSON: {error}") from error
+            raise ValueError(f"field {name!r} is neither text nor JSON: {error}") from error
         self._warn(f"field {name!r} is not a text in every row; it is read as JSON", text)
         return text
 
@@ -99,7 +99,7 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
     if MESSAGES not in row:
         raise ValueError(f"no field {name!r}")
     if not is_chat(row[MESSAGES]):
-        raise ValueError(f"field {MESSAGES!r} is no list of messages with roles")
+        raise ValueError(f"field {MESSAGES!r} is not a list of messages with roles")
     return row[MESSAGES]
 
 

@@ -75,7 +75,7 @@ class RawRow:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A line that is not a corpus row; the attributes are those of a `RawRow`."""
+    """A line that is not a corpus row; the attributes mean the same as in `RawRow`."""
 
     file: str
     line: int

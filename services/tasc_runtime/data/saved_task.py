@@ -54,7 +54,7 @@ class SavedTask:
         """
         path = Path(folder).expanduser() / _SAVED
         if not path.parent.is_dir():
-            raise ServiceError(f"there is no folder {path.parent}; name one that LLM.save wrote")
+            raise ServiceError(f"there is no folder {path.parent}; name one saved by LLM.save")
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             if saved.get("format") != _FORMAT:

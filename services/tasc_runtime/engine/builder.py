@@ -97,7 +97,7 @@ class EngineBuilder:
         tokenizer: The model's tokenizer; unset: it is loaded.
         index: The index that n-grams draft from; unset: only prompts and answers.
         artifact: The source of the index, if it comes from a store.
-        rankings: The store of ranked vocabularies for a drafter; unset: there is none.
+        rankings: The store of ranked vocabularies for a drafter; unset: no store.
 
     Raises:
         ServiceError: The model folder's tokenizer differs from the one of the registered task.
@@ -105,7 +105,7 @@ class EngineBuilder:
 
     Attributes:
         reader: Fills in the task's values in requests for this engine.
-        proposer: The n-grams; a drafter may draft beside or instead of them.
+        proposer: The n-gram proposer; a drafter may draft with it or instead of it.
         drafter: The drafter; None if the record that the engine was built from names none.
         indexes: The indexes of a task in a store, see `of_task`.
         positions: Maximum tokens per row that the model supports, regardless of ``max_model_len``.
@@ -183,8 +183,8 @@ class EngineBuilder:
 
         Args:
             pinned: Versions to use instead of the newest ones.
-            digest: Only record versions with this `engine_digest` count, of which the newest is
-                used; unset: all count.
+            digest: The newest of the record versions with this `engine_digest` is used; unset: the
+                newest of all.
             cache_dir: Folder of indexes on this node.
 
         Raises:
@@ -253,7 +253,7 @@ class EngineBuilder:
         self.engine.draft_by(self._drafted_by(self.proposer))
 
     def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
-        """Makes a proposer for a record and an index on any thread; None if the current one fits.
+        """Makes a proposer for a record and an index on any thread; None if none is needed.
 
         The result is valid until the engine's record or index changes, so install one change before
         preparing the next.

@@ -40,7 +40,7 @@ from tasc_text import TaskTokenizer, resolve_folder
 
 
 def current_ranking(store: ArtifactStore) -> Ranking | None:
-    """Returns the current ranking in a store of kind VOCABULARY; None if there is none.
+    """Returns the current ranking in a store of kind VOCABULARY; None if no ranking is current.
 
     Raises:
         RankingError: The ranking is damaged, or for another tokenizer.
@@ -183,7 +183,7 @@ def load_task_drafter(
         neural: The drafter's settings in the record.
         source: The source of the target.
         limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
-        rankings: The store of ranked vocabularies; None if there is none.
+        rankings: The store of ranked vocabularies; None: no store.
 
     Raises:
         ServiceError: The drafter needs a ranked vocabulary, and the task has none.
@@ -220,7 +220,7 @@ def load_task_drafter(
 def _log_memory(folder: Path, proposer: NeuralProposer, dtype: torch.dtype, rows: int) -> None:
     log.info(
         "the drafter in %s takes %.1f MiB for its weights, %.1f MiB for the cache of %d rows and "
-        "%.1f MiB for its vocabulary, in addition to the target's memory (engine.kv_cache_bytes)",
+        "%.1f MiB for the vocabulary it drafts from, added to the target's (engine.kv_cache_bytes)",
         folder,
         _numbers(folder) * dtype.itemsize / _MIB,
         proposer.cache_bytes / _MIB,

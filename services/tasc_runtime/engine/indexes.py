@@ -94,7 +94,7 @@ class DraftIndexes:
 
     def _warn(self) -> None:
         others = self.store.other_fingerprints()
-        found = f"; there are some for tokenizers {', '.join(others)}" if others else ""
+        found = f"; indexes exist for tokenizers {', '.join(others)}" if others else ""
         log.warning(
             "task %s has no draft index for tokenizer %s%s; drafting from prompts only until "
             "`tasc build-index %s` has run",

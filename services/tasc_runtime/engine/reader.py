@@ -94,8 +94,8 @@ def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
         if (held := tokenizer.special_in(stop)) not in (None, stop):
             raise FieldError(
                 "stop",
-                f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special token, "
-                f"which has no text there; give {held!r} alone, or stop_token_ids: "
+                f"stop has {stop[:SHOWN]!r}, which no answer has: {held!r} is a special token, "
+                f"which has no text in answers; give {held!r} alone, or stop_token_ids: "
                 f"[{tokenizer.special_tokens[held]}]",
             )
 
