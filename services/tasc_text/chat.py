@@ -22,7 +22,7 @@ _RESERVED = (
 class ChatTemplate(Template):
     """A Jinja template, and the turns that each conversation begins with.
 
-    Prompts equal those of ``tokenizer.apply_chat_template`` in transformers, except that messages
+    Prompts equal the results of ``tokenizer.apply_chat_template``, except that clients' messages
     can spell neither special tokens nor other tokens that the template writes around messages.
 
     Attributes:

@@ -109,7 +109,7 @@ class ControlTokens:
         return _replaced(text, [(s, MARK * (s.end - s.begin)) for s in self.find(text)])
 
     def example(self, spans: Sequence[Span]) -> str:
-        """The text of the first of these spellings, or of any control token if there are none."""
+        """The text of the first of these spellings; without spellings, of any control token."""
         return next(iter([self._contents[span.id] for span in spans] or self._ids))
 
     def beyond(self, ids: Sequence[int], spans: Sequence[Span]) -> bool:
@@ -166,8 +166,8 @@ class ControlTokens:
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
         """A copy of the tokenizer whose control tokens have secret names, and real ids by its ids.
 
-        The copy shares the model, so it costs neither time nor memory. It numbers added tokens
-        differently.
+        The copy shares the model, so it costs neither time nor memory. The ids of its added tokens
+        are different.
         """
         made = Tokenizer(self._backend.model)
         for part in ("normalizer", "pre_tokenizer"):
@@ -203,7 +203,7 @@ def _replaced(text: str, others: Iterable[tuple[Span, str]]) -> str:
 
 
 def _signs(texts: Collection[str]) -> str:
-    """A few characters, preferably signs, at least one of which is in each text."""
+    """A few characters, preferably signs, such that each text has at least one of them."""
     chosen, left = "", set(texts)
     while left:
         letters = sorted({letter for text in left for letter in text})

@@ -19,7 +19,7 @@ _OTHERS = {
 
 
 def file_in_words(path: Path) -> str:
-    """Describes a file that was named in place of a folder, and a remedy."""
+    """Describes a file that was named instead of a folder, and a remedy."""
     ends = path.suffix.lower()
     if ends == ".gguf":
         return _gguf(path)

@@ -1,6 +1,6 @@
 """Renders chat templates with transformers' sandbox in a separate process, within limits.
 
-The sandbox denies a template access to files and to Python's internals. It does not stop endless
+The sandbox denies a template access to files and to Python's internals, but does not stop endless
 loops or huge texts, and a single call into C code cannot be interrupted by a thread. So templates
 are rendered in a process that is killed at the limit; the next prompt starts another one.
 """
@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 LIMIT_S: Final = 1.0  # processor time of one prompt; most take under a millisecond
 MOST_CHARACTERS: Final = 4_000_000  # characters of one prompt
-MEMORY: Final = 512 << 20  # bytes above those of the process when it starts
+MEMORY: Final = 512 << 20  # bytes in addition to those that the process has at its start
 _KILL_S: Final = 2 * LIMIT_S  # kills code other than Python's, which is not interrupted at LIMIT_S
 _TICK_S: Final = 0.1
 _SHOWN: Final = 500  # characters of a template's own message
@@ -108,7 +108,7 @@ def shared_renderer() -> Renderer:
 
 
 class _Late(BaseException):
-    """Raised at the time limit. It is a BaseException, which Jinja does not catch."""
+    """Raised at the time limit. Jinja does not catch a BaseException."""
 
 
 def serve() -> None:

@@ -98,7 +98,7 @@ class Conversation:
             raise MessageError(
                 ignored[0].split()[0],
                 f"the task's format string takes the last user message only, not "
-                f"{', '.join(ignored)}; remove them, or strict_messages",
+                f"{', '.join(ignored)}; remove these messages, or strict_messages",
             )
         return self.messages[last].content
 
@@ -139,7 +139,7 @@ class Template(ABC):
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """Texts of the task that are put into the template besides a client's texts."""
+        """Texts of the task that are put into the template in addition to a client's texts."""
         return ()
 
     @property
@@ -205,7 +205,7 @@ class Template(ABC):
     ) -> list[int]:
         """Returns ids of a prompt in which all control tokens are the template's.
 
-        The prompt is rendered again with marks in place of the signs that spellings in texts need.
+        The prompt is rendered again with marks instead of the signs that spellings in texts need.
         This shows which parts the template wrote, even if it changes the texts. If the template
         examines these signs, only whole spellings are replaced by marks.
 

@@ -29,7 +29,7 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
     Args:
         model: A folder, or a hub name such as ``Qwen/Qwen2.5-0.5B``.
         revision: A branch, tag or commit of the hub; ignored for a folder.
-        weights: Whether the weights are needed besides tokenizer and configuration.
+        weights: Whether the weights are needed, in addition to tokenizer and configuration.
 
     Raises:
         TextError: ``model`` is a file; or it is not a folder, and the hub does not have it or
@@ -140,7 +140,7 @@ class TaskTokenizer:
         return frozenset(self.special_tokens.values())
 
     def special_in(self, text: str) -> str | None:
-        """The text of the first special token in a text; None if there is none."""
+        """The text of the first special token in a text; None if the text has none."""
         added = self.spellings.added
         found = (added[span.id] for span in self.spellings.find(text))
         return next((t.content for t in found if t.special and t.content in text), None)
@@ -152,7 +152,7 @@ class TaskTokenizer:
 
     @cached_property
     def controls(self) -> dict[Hashable, tuple[ControlTokens, frozenset[str]]]:
-        """A cache by template: its control tokens, and those of its texts that spell none."""
+        """A cache: the control tokens of each template, and its own texts that spell none."""
         return {}
 
     def control(self, ids: Iterable[int] = ()) -> ControlTokens:
@@ -326,7 +326,7 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
         shown = ", ".join(list(special)[:_SHOWN]) or "none"
         raise TokenizerError(
             f"{file} and the settings next to it name no end-of-sequence token; name one with "
-            f"--eos, as in --eos '</s>' (special tokens there: {shown})"
+            f"--eos, as in --eos '</s>' (its special tokens: {shown})"
         )
     return TaskTokenizer(file, [usual])
 
