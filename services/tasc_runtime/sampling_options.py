@@ -264,7 +264,7 @@ class RuleFields(_ParameterFields):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
         None, description="same seed, same answers; unset: a random seed"
     )
-    logit_bias: Biases | None = Field(None, description="token ids, and the value added to each")
+    logit_bias: Biases | None = Field(None, description="token ids, and an addend for each logit")
     ignore_eos: bool = Field(False, description="extension: continue after an end of sequence")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="extension: each ends an answer and is a part of it"

@@ -288,8 +288,9 @@ class ServedTask(Section):
         25,
         ge=0,
         le=100,
-        description="Share of the replicas, in percent and rounded up, that a rolling update may "
-        "add at a time; 0: old replicas stop first, for clusters without spare CPUs or GPUs.",
+        description="Percentage of the replicas that a rolling update may add at a time; their "
+        "number is rounded up. 0: old replicas stop first, for clusters without spare CPUs or "
+        "GPUs.",
     )
     max_requests_per_s: float | None = Field(
         None,

@@ -70,7 +70,7 @@ class FilesFull(StoreError):
 
 
 class FilesNotShared(StoreError):
-    """This process does not see the files that other processes with the same Redis store."""
+    """This process does not see the files of other processes that use the same Redis."""
 
 
 class UnknownBatch(StoreError):

@@ -31,7 +31,7 @@ class RowTexts:
         self._warned: set[str] = set()
 
     def id(self, row: Mapping[str, Any], name: str) -> str | None:
-        """The id of a row; None if it has none. Whole floats, as pandas has, become integers."""
+        """The id of a row; None if it has none. Whole floats, as in pandas, become integers."""
         value = row.get(name)
         if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
             value = int(value)

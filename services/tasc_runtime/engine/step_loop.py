@@ -1,6 +1,6 @@
 """The thread that owns an engine and steps it while there is work.
 
-Other threads pass requests, cancellations and calls to run between two steps. The engine's thread
+Other threads pass requests, cancellations and actions between two steps to this thread, which
 passes outputs back. This module does not depend on HTTP or Ray.
 """
 

@@ -49,7 +49,7 @@ def fixed_changes(old: TaskRecord, new: TaskRecord) -> list[str]:
 
 
 def _one_spelling(record: TaskRecord) -> TaskRecord:
-    """Makes equal the two records that draft from their own corpus: named, or not named."""
+    """Removes the corpus from a record that names its own task as the corpus."""
     return replace(record, corpus=None) if record.corpus == record.name else record
 
 

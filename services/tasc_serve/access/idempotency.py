@@ -3,7 +3,7 @@
 The seed and id of an answer are derived from the key, so a second run gives the same answer even if
 nothing is known of the first run. The store only avoids the second run, detects a key that is used
 for two requests, and pins a retry to the task version of the first attempt. While the store is
-unavailable, requests continue without these three.
+unavailable, requests continue without these functions.
 """
 
 import hashlib

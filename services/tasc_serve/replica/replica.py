@@ -403,7 +403,7 @@ class Admission:
             message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
             return Refusal("full", message, guide.field)
         except GuideError as error:
-            if not guides.known(guide):  # else the cached error is raised by `guide`
+            if not guides.known(guide):  # else `request` raises the cached failure
                 raise FieldError(guide.field, f"{guide.name}: {error}") from error
         return None
 

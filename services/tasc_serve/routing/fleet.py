@@ -218,7 +218,7 @@ class Fleet:
             self._replicas[name] = SeenReplica(name)
         for replica in list(self._replicas.values()):
             present = replica.name in names
-            if present or replica.calls:  # a stopping replica ends its calls
+            if present or replica.calls:  # a stopping replica finishes its calls
                 if present or not replica.disconnected:
                     self._begin_to_ask(replica)
                 self._judge(replica)
