@@ -1,6 +1,7 @@
-"""The values that travel between the parts of the service, without torch and pydantic.
+"""Values that the parts of the service exchange; the package imports neither torch nor pydantic.
 
-A `Request` is made where it enters (HTTP, command, `LLM`, line of a batch), an `Output` in a step.
+A `Request` is made where the service receives it (HTTP, command, `LLM`, line of a batch). An
+`Output` is made in a step of the engine.
 """
 
 from tasc_protocol.output import (

@@ -1,7 +1,7 @@
 """The outputs of a request: the tokens and texts of each step, and finally the result.
 
-An engine makes an `Output` in each step of a row. A replica adds what clients see of its tokens,
-and the same record is sent to the gateway, which turns it into JSON, an event or a row.
+An engine makes an `Output` in each step of a row. A replica adds the tokens' texts as clients see
+them, and sends the `Output` to the gateway, which turns it into JSON, an event or a row.
 """
 
 from typing import Any, Final, Literal, TypeAlias
@@ -33,8 +33,9 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """The log-probability of an answer's token in the target's logits, before any rule or guide.
 
     Attributes:
-        logprob: Natural logarithm of its probability.
-        top: The most likely tokens of its position, most likely first: ids and log-probabilities.
+        logprob: Natural logarithm of the token's probability.
+        top: The most likely tokens at its position, in descending order: ids and
+            log-probabilities.
     """
 
     token: int
@@ -46,10 +47,12 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
     """One emitted token with its text and log-probability, as clients see it.
 
     Attributes:
-        utf8: The bytes that it adds to a text; they may be a part of a character.
-        logprob: Natural logarithm of its probability; None for the first token of a prompt.
-        offset: Number of characters of the answer before it; with ``echo``, of the prompt too.
-        top: The most likely tokens of its position, most likely first: bytes and log-probabilities.
+        utf8: The bytes that the token adds to a text; they may be a part of a character.
+        logprob: Natural logarithm of the token's probability; None for the first prompt token.
+        offset: Number of characters of the answer before the token; with ``echo``, the prompt's
+            characters count too.
+        top: The most likely tokens at its position, in descending order: bytes and
+            log-probabilities.
     """
 
     utf8: bytes
@@ -59,7 +62,7 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The token as in OpenAI's chats: ``token``, ``logprob``, ``bytes``, ``top_logprobs``."""
+        """The token in OpenAI's format: ``token``, ``logprob``, ``bytes``, ``top_logprobs``."""
         likeliest = [_entry(utf8, logprob) for utf8, logprob in self.top]
         return {**_entry(self.utf8, self.logprob or 0.0), "top_logprobs": likeliest}
 
@@ -73,11 +76,11 @@ class Timings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Acceptance(msgspec.Struct, frozen=True, array_like=True):
-    """How drafting went for one request.
+    """Draft tokens of one request and how many were accepted.
 
     Attributes:
         drafted: Number of draft tokens proposed at each step.
-        accepted: Number of draft tokens kept at each step, the bonus token not counted.
+        accepted: Number of accepted draft tokens at each step, without the bonus token.
     """
 
     drafted: tuple[int, ...] = ()
@@ -85,7 +88,7 @@ class Acceptance(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def steps(self) -> int:
-        """Number of target forwards of this row that could emit, the last prefill included."""
+        """Number of target forwards of this row that could emit, including the last prefill."""
         return len(self.drafted)
 
 
@@ -93,13 +96,14 @@ class GenerationResult(msgspec.Struct, frozen=True, array_like=True):
     """A finished answer.
 
     Attributes:
-        tokens: Emitted token ids, with end-of-sequence if the model gave it.
+        tokens: Emitted token ids, including end-of-sequence if the model emitted it.
         text: The decoded answer, without end-of-sequence and cut before a stop string.
         error: Why the answer broke off, if ``finish_reason`` is ``error``.
-        logprobs: One for each token, if requested; committed tokens have none. With
-            ``prompt_logprobs`` those of the prompt come first.
-        index_version: Version of the draft index at its end, set by a replica.
-        committed: Number of tokens that another engine gave; timings and acceptance count the rest.
+        logprobs: One for each token, if requested; committed tokens have none. If the prompt's
+            log-probabilities are requested, they come first.
+        index_version: Version of the draft index when the answer ended, set by a replica.
+        committed: Number of tokens that another engine generated; timings and acceptance describe
+            only the other tokens.
     """
 
     id: str
@@ -116,15 +120,15 @@ class GenerationResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens and text that a step added to one answer; the last one has the result.
+    """Tokens and text that a step added to one answer; the last output has the result.
 
     Attributes:
         id: Id of the request.
         tokens: Token ids.
         text: Text; empty until the last output if the request does not stream.
-        logprobs: One for each token, from an engine; a replica replaces them by ``token_texts``.
+        logprobs: One for each token, set by an engine; a replica replaces them by ``token_texts``.
         token_texts: The tokens as clients see them, if log-probabilities were requested.
-        record_version: Version of the task's record that the answer was begun by.
+        record_version: Version of the task's record that began the answer.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""A request for one answer, from its entry to the replica that answers it."""
+"""A request for one answer, as the parts of the service pass it on."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -36,14 +36,14 @@ class GuideSpec:
     """A constraint on an answer.
 
     Attributes:
-        kind: ``choice``: one of ``choices``, in the tokenizer's tokens, then the end. Else ``text``
-            is a JSON schema, a regular expression, or a Lark grammar.
-        field: The request field that has it; ``model`` for the guide of the task itself. Guides
-            that differ in it alone are equal.
+        kind: ``choice``: the answer is one of ``choices``, as the tokenizer encodes it, and then
+            ends. For other kinds, ``text`` is a JSON schema, a regular expression, or a Lark
+            grammar.
+        field: The request field that sets the guide; ``model`` for the task's own guide. Guides
+            that differ only in ``field`` are equal.
 
     Raises:
-        ValueError: It has no choices, no text or a lone surrogate, or exceeds the size limit of
-            guides.
+        ValueError: The guide has no choices, no text or a lone surrogate, or is too large.
     """
 
     kind: GuideKind
@@ -58,7 +58,7 @@ class GuideSpec:
         if self.kind == "choice" and not self.choices:
             raise ValueError("a guide of choices is empty; give at least one")
         if self.kind == "choice" and self.text:
-            raise ValueError("a guide of choices has a text besides; leave it out")
+            raise ValueError("a guide of choices also has a text; leave the text out")
         if self.kind != "choice" and (not self.text or self.choices):
             raise ValueError(f"a guide by {self.kind} needs its text, and nothing else")
         _require_at_most(len(self.choices), "choices", MOST_CHOICES)
@@ -67,7 +67,7 @@ class GuideSpec:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Bytes of the text, or of the choices together, in UTF-8."""
+        """Size of the text, or of all choices together, in bytes of UTF-8."""
         choices = (_size_of(f"choice {at}", choice) for at, choice in enumerate(self.choices))
         return _size_of(self.kind, self.text) + sum(choices)
 
@@ -75,7 +75,7 @@ class GuideSpec:
         return self._hash
 
     @cached_property
-    def _hash(self) -> int:  # of up to 20,000 choices that are looked up often
+    def _hash(self) -> int:  # kept, as a guide of 20,000 choices is looked up often
         return hash((self.kind, self.choices, self.text))
 
     def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str, str]]:
@@ -84,19 +84,19 @@ class GuideSpec:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The guide's name in messages."""
         return f"the task's {_OWN[self.kind]}" if self.is_tasks else self.field
 
     @property
     def is_tasks(self) -> bool:
-        """Whether it is the guide of the task itself."""
+        """Whether this is the task's own guide."""
         return self.field == "model"
 
     def require_whole(self, stops: tuple[str, ...], stop_ids: Collection[int]) -> None:
         """Raises FieldError if a stop string or a stop token could cut a choice.
 
         Args:
-            stop_ids: Stop tokens, without special tokens and ends of sequence, which no choice has.
+            stop_ids: Stop tokens, except special tokens and ends of sequence, which no choice has.
         """
         if self.choices and stop_ids:
             message = f"stop_token_ids has {min(stop_ids)}, which could cut a choice of {self.name}"
@@ -126,44 +126,48 @@ def _size_of(what: str, text: str) -> int:
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
-    """One answer that is requested.
+    """A request for one answer.
 
-    It is made where it enters. A replica fills in the values of the task (`RequestReader`); the
-    engine takes requests whose prompt is token ids and whose values are complete.
+    A request is made where the service receives it. A replica fills in the task's values
+    (`RequestReader`). The engine takes requests whose prompt is token ids and whose values are
+    complete.
 
     Attributes:
         id: Id of the answer. A client's retry and a failover to another replica keep it.
         prompt: The prompt as text or token ids or, with ``templated``, a row's input or a
             conversation.
-        max_tokens: Maximum tokens of the answer, end of sequence included; 0 with ``echo``; None:
-            the task's.
-        stop: Strings that end the answer, besides the task's. The text is cut before the first.
+        max_tokens: Maximum tokens of the answer, including end of sequence; may be 0 with
+            ``echo``; None: the task's value.
+        stop: Strings that end the answer, in addition to the task's. The text is cut before the
+            first of them.
         templated: Whether the task's template makes the prompt.
         draft: Whether drafts may be used; the answer is the same. Answers without drafts are not
-            used for drafts of other rows.
-        stream: Whether each step's output has its text, rather than the last one all of it.
-        parameters: Sampling parameters by name; the task's values are used for all others.
+            a source of drafts for other rows.
+        stream: Whether each step's output has its text; otherwise the last output has all text.
+        parameters: Sampling parameters by name; for others, the task's values are used.
         seed: Equal requests with the same seed get the same answer.
         prompt_index: Index of the prompt in its HTTP request.
         choice_index: Index of the answer among the answers to its prompt.
         guide: The constraint on the answer.
-        unguided: Whether the task's own guide is not used either, where ``guide`` is None.
+        unguided: Whether the task's own guide is not used either if ``guide`` is None.
         logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
-        adapter: Name of the adapter; None: the task's first, and none in a filled-in request.
-        echo: Return the prompt before the answer, with log-probabilities if they are requested.
+        adapter: Name of the adapter; None: the task's first. None in a filled-in request: no
+            adapter.
+        echo: Whether the prompt is returned before the answer, with log-probabilities if they are
+            requested.
         stop_token_ids: Tokens that end the answer and are a part of it.
         include_stop_str_in_output: Whether a stop string is a part of the answer.
-        min_tokens: Minimum number of tokens before anything ends the answer.
-        truncate_prompt_tokens: Keep this many last tokens of the prompt; None and 0: all, -1: as
+        min_tokens: Minimum number of tokens of the answer; nothing ends it earlier.
+        truncate_prompt_tokens: Number of last tokens of the prompt to keep; None or 0: all; -1: as
             many as a row has room for.
         add_special_tokens: Whether the tokenizer adds its special tokens to a prompt of text; None:
-            as the template sets; for a prompt without a template, it does.
+            the template decides, and a prompt without a template gets them.
         n: Number of answers to this prompt in the HTTP request.
         prompts: Number of prompts of the HTTP request.
         timeout_s: Seconds that the answer may take; None: the service's limit.
-        committed_ids: Token ids of the answer that another replica has given already. Only the rest
-            is returned, and it is the rest that that replica would have generated.
-        record_version: Version of the task's record that the answer was begun by; None: any.
+        committed_ids: Token ids of the answer that another replica has already generated. Only the
+            tokens after them are returned, the same that the other replica would have generated.
+        record_version: Version of the task's record that must answer; None: any.
 
     Raises:
         FieldError: A guide is combined with ``ignore_eos`` or ``min_tokens``.
@@ -202,24 +206,24 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         self.guided_by(None)
 
     def guided_by(self, own: GuideSpec | None) -> GuideSpec | None:
-        """Returns the guide of the answer: the request's, or else the task's unless it wants none.
+        """Returns the request's guide, or else the task's guide unless ``unguided`` is set.
 
         Args:
             own: The task's guide.
 
         Raises:
-            FieldError: A part of the request contradicts the end that the guide sets.
+            FieldError: ``ignore_eos`` or ``min_tokens`` is set, although the guide ends the answer.
         """
         guide = self.guide or (None if self.unguided else own)
         for name in ("ignore_eos", "min_tokens"):
             if guide and getattr(self, name):
-                message = f"{name} meets {guide.name}, whose guide ends the answer; leave it out"
+                message = f"{name} contradicts {guide.name}, which ends the answer; leave it out"
                 raise FieldError(name, message)
         return guide
 
     @cached_property
     def sampling(self) -> Sampling:
-        """The rule by which tokens are chosen, if the task's values are filled in.
+        """The rule by which tokens are chosen; the task's values must be filled in.
 
         Raises:
             ValueError: A value is out of its range.
@@ -274,9 +278,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether its stream begins with an empty output, as soon as it is admitted.
+        """Whether the stream begins with an empty output as soon as the request is admitted.
 
-        A client then gets its status code and headers, and waits for a free row afterwards. No part
-        of an answer is sent before all requests of an HTTP request are admitted.
+        The client then gets the status code and headers before a row is free. No part of an answer
+        is sent before all requests of an HTTP request are admitted.
         """
         return self.stream and not self.committed_ids

@@ -14,17 +14,17 @@ _MOST_SEED = 2**64
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number that a request sets, or else its task.
+    """A sampling parameter, which a request or else its task sets.
 
     Attributes:
         minimum: The minimum value.
         maximum: The maximum value.
-        option_help: The help text of its command option.
-        request_help: The end of its description in the HTTP schema.
-        request_range: The minimum and maximum value in an HTTP request, if they differ.
+        option_help: The help text of the command option.
+        request_help: The end of the description in the HTTP schema.
+        request_range: The minimum and maximum in an HTTP request, if they differ from the above.
         above_minimum: Whether the minimum itself is refused.
-        is_penalty: Whether earlier tokens change the choice of later ones, also at temperature 0.
-        is_extension: Whether OpenAI's API lacks it.
+        is_penalty: Whether earlier tokens change the choice of later tokens, even at temperature 0.
+        is_extension: Whether OpenAI's API lacks the parameter.
         name, default: As in `Sampling`; the default changes nothing.
     """
 
@@ -60,12 +60,12 @@ class Parameter:
 class Sampling:
     """The rule by which the target's token is chosen at each position of an answer.
 
-    Applied in this order to the logits: ``logit_bias``, penalties, what a guide allows,
+    The logits are changed in this order: ``logit_bias``, penalties, what a guide allows,
     ``temperature``, ``min_p``, ``top_k``, ``top_p``.
 
     Attributes:
-        temperature: 0 takes the greatest logit, the first of equal ones. Above 0, tokens are drawn
-            from the softmax of the logits divided by the temperature.
+        temperature: 0 takes the greatest logit, the first if several are equal. Above 0, tokens are
+            drawn from the softmax of the logits divided by the temperature.
         top_p: Draw from the smallest set of the most likely tokens whose probabilities sum to this
             value (Holtzman et al. 2020, arXiv 1904.09751).
         top_k: Draw from this many of the most likely tokens; 0 for all.
@@ -183,7 +183,7 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """Whether earlier tokens change the choice of later ones."""
+        """Whether earlier tokens change the choice of later tokens."""
         return any(getattr(self, one.name) != one.default for one in _PENALTIES)
 
     @property
@@ -207,7 +207,7 @@ _PENALTIES = tuple(one for one in PARAMETERS.values() if one.is_penalty)
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """A task's values of the sampling parameters; None leaves the value that changes nothing.
+    """A task's values of the sampling parameters; None: the value that changes nothing.
 
     Raises:
         ValueError: A value is not a number, or outside its range.
@@ -224,7 +224,7 @@ class SamplingDefaults:
     def __post_init__(self) -> None:
         for name, value in self.given.items():
             PARAMETERS[name].require(value)
-            if not PARAMETERS[name].is_integer:  # 1 and 1.0 are one value, and must be so in JSON
+            if not PARAMETERS[name].is_integer:  # 1 and 1.0 must give the same JSON
                 object.__setattr__(self, name, float(value))
 
     @property

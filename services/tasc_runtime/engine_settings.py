@@ -40,7 +40,7 @@ class EngineSettings(Section):
         None,
         ge=1,
         description="Maximum size of the model's KV cache; a drafter's cache is extra. Unset: "
-        "what all rows need at most.",
+        "the size that all rows need at most.",
     )
     max_draft_tokens: int = Field(
         32,
@@ -55,8 +55,8 @@ class EngineSettings(Section):
     )
     cost_aware: bool = Field(
         True,
-        description="Measure step costs at the first start and draft only where it pays; false: "
-        "always draft.",
+        description="Measure step costs at the first start and draft only where drafting pays; "
+        "false: always draft.",
     )
     cost_seconds: float = Field(
         15.0, gt=0, description="Maximum time to measure step costs at the first start."
@@ -71,7 +71,7 @@ class EngineSettings(Section):
 
 
 class DraftOverrides(Section):
-    """Drafting settings; those that are set replace those of the task's record."""
+    """Drafting settings; values that are set replace the values of the task's record."""
 
     mixture: str | None = Field(
         None, description="How sources are mixed: mixed (learnt weights), tasc or trie."
@@ -82,7 +82,7 @@ class DraftOverrides(Section):
         "engine.max_draft_tokens limits it.",
     )
     min_prob: float | None = Field(
-        None, description="A draft ends where the probability of its path falls below this."
+        None, description="A draft ends where the probability of its path falls below this value."
     )
     n_max: int | None = Field(None, description="tasc: length of the longest n-gram.")
     corpus_weight: float | None = Field(

@@ -10,7 +10,7 @@ class SettingsError(ServiceError):
 
 
 class FileError(ServiceError):
-    """A file, or the place for one, cannot be used; the message names it and a remedy."""
+    """A file cannot be read or written; the message names the file and a remedy."""
 
 
 class EngineBroken(ServiceError):

@@ -1,6 +1,6 @@
 """`LLM`: a model, its adapters and its task's corpus behind one call, in this process.
 
-It runs the engine, sampling, guides and drafts of the service, without Ray, Redis or HTTP.
+`LLM` runs the engine, sampling, guides and drafts of the service, without Ray, Redis or HTTP.
 """
 
 import json
@@ -88,7 +88,7 @@ _Fields = TypeVar("_Fields", bound=Body)
 
 
 class Options(GenerationFields):
-    """Keyword arguments of `LLM.generate`: the fields of an HTTP request of the same names."""
+    """Keyword arguments of `LLM.generate`, which are named like the fields of HTTP requests."""
 
     logprobs: Top | None = None
 
@@ -102,21 +102,21 @@ class Completion:
     """One answer.
 
     Attributes:
-        index: Position of its input among the inputs of the call, from 0.
+        index: Position of the input in the call, from 0.
         choice: Index among the ``n`` answers to that input, from 0.
         text: The answer, without end-of-sequence and cut before a stop string.
-        tokens: Its token ids, including end-of-sequence if the model ended it.
+        tokens: Token ids, including end-of-sequence if the model ended the answer.
         finish_reason: ``stop`` (end-of-sequence, a stop string or the end of a guide), ``length``
             (``max_tokens``) or ``error``.
-        prompt_tokens: Number of tokens of its prompt.
-        steps: Number of forward passes of the model for its tokens.
+        prompt_tokens: Number of tokens of the prompt.
+        steps: Number of forward passes of the model for this answer.
         drafted: Number of proposed draft tokens.
         accepted: Number of draft tokens that the model accepted.
-        seconds: Seconds from its arrival in the engine to its last token.
-        queued: Part of these seconds that it waited for a row.
+        seconds: Seconds from arrival in the engine to the last token.
+        queued: Seconds of waiting for a row, which are part of ``seconds``.
         logprobs: One entry per token with ``utf8``, ``logprob``, ``offset`` and the likeliest
             tokens ``top``; none for the end-of-sequence, and empty unless ``logprobs`` was given.
-        error: Why it broke off, if ``finish_reason`` is ``error``.
+        error: Why the answer broke off, if ``finish_reason`` is ``error``.
     """
 
     index: int
@@ -135,7 +135,7 @@ class Completion:
 
     @property
     def acceptance(self) -> float:
-        """Accepted draft tokens / proposed ones; 0 if nothing was drafted."""
+        """Accepted draft tokens / proposed draft tokens; 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
@@ -143,8 +143,8 @@ class Completions(list[Completion]):
     """A list of answers in the order of their inputs, ``n`` for each input.
 
     Attributes:
-        interrupted: Whether Ctrl-C ended the call. The list is then shorter: incomplete answers are
-            missing, also between others. `Completion.index` gives the input of each one.
+        interrupted: Whether Ctrl-C ended the call. The list then lacks incomplete answers, even in
+            the middle. `Completion.index` gives the input of each answer.
     """
 
     interrupted = False
@@ -158,7 +158,7 @@ class Summary:
         tokens: Number of emitted tokens, including ends of sequence.
         steps: Number of forward passes of rows that could emit.
         forced: Number of tokens that needed no forward pass, because a guide allowed no other.
-        acceptance_by_position: Accepted at position i / drafts that reach i.
+        acceptance_by_position: Accepted draft tokens at position i / drafts that reach i.
         accepted_by_source: Number of accepted draft tokens by the source that proposed them.
         draft_seconds: Time to make drafts.
         verify_seconds: Time of the target's forwards.
@@ -223,20 +223,20 @@ class LLM:
     - The fields of ``SamplingParams`` are keyword arguments: ``llm.generate(texts, temperature=0.8,
       max_tokens=64)``. The defaults are temperature 0, which takes the likeliest token, and the
       ``max_tokens`` of this object, 256.
-    - An input is put into ``template``, so write there the prompt that the model was fine-tuned
+    - An input is put into ``template``, which should be the prompt that the model was fine-tuned
       with. The default is the prompt that ``tasc finetune`` keeps in its models' folders; for other
-      models, also those of the hub, the input as it is. `generate` and `chat` use a chat template
-      only where ``chat_template`` is given, or the model was fine-tuned with one.
-    - `generate` returns one flat list of `Completion`: ``answer.text`` stands for
+      models, including hub models, the prompt is the input itself. `generate` and `chat` use
+      a chat template only if ``chat_template`` is given, or the model was fine-tuned with one.
+    - `generate` returns one flat list of `Completion`: ``answer.text`` replaces
       ``output.outputs[0].text``.
     - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
       answer, unless ``max_model_len`` is larger.
-    - Any thread may call, but a call is refused while another one runs. Give many inputs to one
-      call, which decodes ``rows`` of them together.
+    - Any thread may call an `LLM`, but a call is refused while another one runs. Give many inputs
+      to one call, which decodes ``rows`` of them together.
 
-    The first start with a model on a machine measures for up to 15 seconds what its forward passes
-    cost, so that it drafts where that pays; later starts read a file. ``cost_aware=False`` drafts
-    always and measures nothing.
+    The first start with a model on a machine measures for up to 15 seconds how long forward passes
+    take, so that drafts are made only where they pay. Later starts read the times from a file. With
+    ``cost_aware=False``, nothing is measured, and drafts are always made.
 
     Args:
         model: Folder or hub name of a Hugging Face causal LM with weights in safetensors.
@@ -250,19 +250,20 @@ class LLM:
             ``cache_dir``.
         revision: Branch, tag or commit of a model on the hub.
         template: The prompt, with ``{input}`` once; unset: see above.
-        chat_template: In place of ``template``: ``auto`` for the model's own chat template, a file
-            with one, or its text. An input is then the user message of a conversation.
+        chat_template: Instead of ``template``: ``auto`` for the model's own chat template, a file
+            with a template, or the text of a template. An input is then the user message of a
+            conversation.
         system_prompt: System prompt for conversations without one; needs a chat template. Unset:
-            that of the fine-tune, if any; an empty text is none.
-        few_shot: Inputs and answers that every prompt has as examples, in the forms of a corpus,
-            such as pairs or a JSONL file; needs a chat template. Unset: those of the fine-tune, if
-            any; an empty list is none.
+            the system prompt of the fine-tune, if any. An empty text: no system prompt.
+        few_shot: Example inputs and answers for every prompt, in any form of a corpus, such as
+            pairs or a JSONL file; needs a chat template. Unset: the examples of the fine-tune, if
+            any. An empty list: no examples.
         allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
-            become these tokens in what is put into a template; else they are ordinary text. With
-            the template ``{input}``, an input is a whole prompt and may spell them in any case.
+            become these tokens in texts that are put into a template; else they are ordinary text.
+            With the template ``{input}``, an input is a whole prompt and may always spell them.
         stop: A string that ends an answer, or several.
-        max_tokens: Maximum number of tokens of an answer, unless a call sets it.
-        choices: Labels, one of which is the answer. Only one of choices, schema and regex may be
+        max_tokens: Maximum number of tokens of an answer, unless a call sets another.
+        choices: Labels; the answer is one of them. Only one of choices, schema and regex may be
             set.
         schema: JSON schema that every answer fits.
         regex: Regular expression that every whole answer matches.
@@ -273,13 +274,13 @@ class LLM:
             ``XDG_CACHE_HOME``, by default ``~/.cache``.
         engine: Fields of ``tasc_runtime.engine_settings.EngineSettings``: ``rows`` decoded together
             (8), ``max_model_len``, the maximum number of tokens of prompt and answer (up to 1024),
-            ``device`` (``auto``: a GPU if there is one), ``torch_threads`` (1) on a CPU, which
-            torch then has in this whole process, ``cost_aware`` and others.
+            ``device`` (``auto``: a GPU if there is one), ``torch_threads`` (1), the number of CPU
+            threads of torch in this whole process, ``cost_aware`` and others.
 
     Raises:
         EngineError: The model cannot be decoded exactly, or the adapter is for another model.
-        FileError: A file of the corpus cannot be read, or a line of it is not a row.
-        ServiceError: transformers cannot read the tokenizer, for a chat template.
+        FileError: A file of the corpus cannot be read, or one of its lines is not a row.
+        ServiceError: A chat template is used, but transformers cannot read the tokenizer.
         TextError: Model, adapter, tokenizer or chat template cannot be found, read or used.
         TypeError: The corpus is none of the kinds above.
         ValueError: A value is of the wrong kind or outside its range, or the device does not exist.
@@ -315,7 +316,7 @@ class LLM:
         if isinstance(choices, str | Path):
             raise ValueError(
                 f"choices is {str(choices)!r:.80}; give a list of labels, as in "
-                "Path('labels.txt').read_text('utf-8-sig').splitlines() where a file has one a line"
+                "Path('labels.txt').read_text('utf-8-sig').splitlines() for one label per line"
             )
         if isinstance(choices, Sequence) and not choices:
             raise ValueError("choices is empty; give at least one label, or leave it out")
@@ -370,10 +371,11 @@ class LLM:
         return llm
 
     def _open(self, settings: EngineSettings, build: Callable[..., EngineBuilder]) -> None:
-        """Builds the engine; all ways to make an `LLM` end here.
+        """Builds the engine. All constructors call this method.
 
         Args:
-            build: A constructor of `EngineBuilder` that lacks the settings and `BuilderOptions`.
+            build: A constructor of `EngineBuilder` that still needs the settings and
+                `BuilderOptions`.
         """
         self._totals: EngineTotals | None = None
         self._answers = 0
@@ -387,12 +389,12 @@ class LLM:
         """Opens a folder that `save` wrote, such as ``LLM.load("./ticket-task")``.
 
         Args:
-            engine: Fields of `EngineSettings` that replace those saved.
+            engine: Fields of `EngineSettings` that replace the saved ones.
 
         Raises:
-            ServiceError: `save` did not write the folder, another version of this program did, it
-                is damaged, it drafts by a ranking that only a store has, or the model now has
-                another tokenizer.
+            ServiceError: The folder was not written by `save` of this version, or is damaged; the
+                task drafts from a ranking, which only a store has; or the model has another
+                tokenizer now.
             EngineError, TextError, ValueError: See the class.
         """
         saved = SavedTask.read(folder)
@@ -439,8 +441,9 @@ class LLM:
         """Writes the task, the engine's settings and the draft index to a folder.
 
         `load` opens the folder, and ``tasc task create NAME --from FOLDER`` registers the task with
-        its index, so that ``tasc serve`` can serve it. The model is named, not copied: both need it
-        at the same path or on the hub. Rows of the corpus are not in the folder.
+        its index, so that ``tasc serve`` can serve it. The folder names the model, but has no copy:
+        both uses need the model at the same path or on the hub. Rows of the corpus are not in the
+        folder.
 
         Raises:
             OSError: The folder cannot be written.
@@ -455,9 +458,9 @@ class LLM:
     ) -> Completions:
         """Answers inputs, in their order.
 
-        All of them are checked before the first one is answered. Ctrl-C ends the call and returns
-        the answers that are complete. Their list is shorter than the inputs, and has
-        ``interrupted`` set: check it before you pair inputs and answers by position.
+        All inputs are checked before the first one is answered. Ctrl-C ends the call and returns
+        the answers that are complete. The list is then shorter than the inputs, and its attribute
+        ``interrupted`` is true: check it before you pair inputs and answers by position.
 
         ```python
         llm.generate("play some jazz")[0].text
@@ -466,14 +469,14 @@ class LLM:
         ```
 
         Args:
-            inputs: One or several: texts that are put into the template, or token ids of whole
-                prompts.
+            inputs: One input or several: texts that are put into the template, or token ids of
+                whole prompts.
             progress: Whether to show progress on stderr; unset: from 100 answers on.
-            options: The fields of an HTTP request of the same names.
+            options: Options with the names and meanings of HTTP request fields.
                 Length: ``max_tokens``, ``min_tokens``, ``stop`` (a string or a list),
                 ``include_stop_str_in_output``, ``stop_token_ids``, ``ignore_eos``,
-                ``truncate_prompt_tokens`` (the last of a prompt that count),
-                ``add_special_tokens`` (those of the tokenizer, in front of a prompt of text).
+                ``truncate_prompt_tokens`` (number of last prompt tokens to keep),
+                ``add_special_tokens`` (whether the tokenizer adds its own to a prompt of text).
                 Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
                 ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
                 Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``,
@@ -486,12 +489,12 @@ class LLM:
         Returns:
             A list of `Completion`, ``n`` for each input: ``text``, ``tokens``, ``finish_reason``,
             ``logprobs``, and the numbers of ``drafted`` and ``accepted`` tokens and of ``steps``.
-            An answer that broke off has an ``error``; it does not end the call.
+            An answer that broke off has an ``error``, and does not end the call.
 
         Raises:
             FieldError: An option is unknown or cannot be met, or an input is not a text, has no
-                tokens, is too long, or has ids that the model does not have; the message names it.
-                It is a ValueError.
+                tokens, is too long, or has ids that the model does not have. The message names the
+                option or the input. FieldError is a ValueError.
             RuntimeError: Another call is running.
             KeyboardInterrupt: Ctrl-C was pressed twice.
         """
@@ -511,18 +514,18 @@ class LLM:
         llm.chat([{"role": "user", "content": "my card is gone"}])[0].text
         ```
 
-        Without a chat template, the last user message is the input, and others are not used.
+        Without a chat template, the last user message is the input; other messages are not used.
 
         Args:
             messages: One conversation or several, each a list of messages with ``role`` (system,
                 developer, user or assistant) and ``content``.
             progress: See `generate`.
-            options: Those of `generate`; also ``add_generation_prompt``, ``chat_template_kwargs``,
+            options: The options of `generate`, ``add_generation_prompt``, ``chat_template_kwargs``,
                 ``reasoning_effort``, and ``strict_messages`` to refuse messages that are not used.
 
         Raises:
             FieldError: See `generate`; also if a message cannot be used, or the template refuses
-                it.
+                the conversation.
             KeyboardInterrupt, RuntimeError: See `generate`.
         """
         asked = _parsed(ChatOptions, options)
@@ -563,7 +566,7 @@ class LLM:
         ```
 
         Args:
-            options: Those of `generate`, without ``n``.
+            options: The options of `generate`, except ``n``.
 
         Raises:
             FieldError: See `generate`.
@@ -580,7 +583,7 @@ class LLM:
         return self._stream(structs.replace(request, stream=True))
 
     def summary(self) -> Summary:
-        """Counts of the work so far and the gain of drafting, for printing."""
+        """Returns counts of the work so far and the gain of drafting, for printing."""
         totals = self._totals or EngineTotals(len(SOURCES), 1)
         by_source = zip(SOURCES, totals.accepted.sum(1).tolist(), strict=True)
         return Summary(
@@ -610,19 +613,19 @@ class LLM:
     def engine(self) -> Engine:
         """The engine, for measurements of its steps and for direct requests.
 
-        Requests submitted to it are dropped when a call of this object begins.
+        Requests submitted to the engine are dropped when a call of this `LLM` begins.
         """
         return self._engine
 
     @property
     def index(self) -> DraftIndex:
-        """The index that drafts come from besides prompts and answers; empty without a corpus."""
+        """The index to draft from, in addition to prompts and answers; empty without a corpus."""
         return self._builder.proposer.index
 
     def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
-        """Drafts from another index from now on, without the learning from past answers.
+        """Drafts from another index from now on, and forgets what past answers taught.
 
-        `summary` starts to count anew.
+        `summary` counts from 0 again.
 
         Args:
             index: The index; None to draft only from prompts and answers.
@@ -649,7 +652,7 @@ class LLM:
     def _requests(
         self, inputs: Sequence[Input | Conversation], asked: Options
     ) -> Iterator[Request]:
-        """Makes the requests for all inputs; their shared guide is made once."""
+        """Makes the requests for all inputs; their shared guide is compiled once."""
         builder, shared = self._builder, asked.request(asked.logprobs)
         shared = structs.replace(
             shared, guide=shared.guided_by(guide_of(builder.record)), max_tokens=asked.max_tokens
@@ -715,7 +718,7 @@ class LLM:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Allows one call at a time; however it ends, the engine is free for the next one."""
+        """Allows one call at a time. However a call ends, the engine is free for the next one."""
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 "another call of this LLM is running; wait for it, or close its stream"
@@ -745,7 +748,7 @@ def _settings(engine: Mapping[str, Any], own: Iterable[str] = ()) -> EngineSetti
             raise ValueError(fault_of(error)) from None
         known = [*own, *EngineSettings.model_fields]
         near = get_close_matches(name, known, 1)
-        way_out = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        way_out = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         raise ValueError(f"unknown keyword {name}; {way_out}") from None
 
 
@@ -800,7 +803,7 @@ def _listed(inputs: Input | Iterable[Input]) -> list[Input]:
 
 
 def _conversations(messages: Any) -> list[list[Any]]:
-    """Makes a list of conversations; a list of messages is one."""
+    """Makes a list of conversations; a list of messages is one conversation."""
     form = 'a list of messages such as {"role": "user", "content": "..."}, or several such lists'
     given = _items("messages", messages, "messages", form)
     if given and isinstance(given[0], Mapping):
@@ -858,7 +861,7 @@ def _place(folder: str | Path) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Yields an event that Ctrl-C sets, so that no step is interrupted. A second one raises.
+    """Yields an event that Ctrl-C sets, so that no step is interrupted. A second Ctrl-C raises.
 
     Custom signal handlers are kept, and other threads get no signals.
     """

@@ -25,8 +25,8 @@ def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
     """Loads the tokenizer of a task's model.
 
     Raises:
-        ServiceError: It differs from the one that the task was registered with.
-        TextError: It cannot be loaded.
+        ServiceError: The tokenizer differs from the one that the task was registered with.
+        TextError: The tokenizer cannot be loaded.
     """
     folder = resolve_folder(record.model, record.revision, weights=False)
     tokenizer = TaskTokenizer.from_folder(folder)
@@ -49,7 +49,7 @@ def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
 
     Args:
         folder: Folder of the model or of its tokenizer, or a file in it.
-        template: ``auto`` for the model's own, a file, or the template's text.
+        template: ``auto`` for the model's own template, a file, or the text of a template.
 
     Raises:
         TemplateError: There is no template, or it is not valid Jinja or refuses a user message.
@@ -70,7 +70,7 @@ def chat_template(folder: Path, template: str = AUTO) -> ChatTemplate:
             source = str(tokenizer.get_chat_template())
         elif "{" not in template:
             source = Path(template).expanduser().read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # none, several without a default, or not UTF-8
+    except (OSError, ValueError) as error:  # no template, no default among several, or not UTF-8
         raise TemplateError(
             f"chat_template is {template}, which cannot be read ({error}); name a file with a "
             "Jinja template"
@@ -94,10 +94,10 @@ def keep_prompt(folder: Path, template: Template) -> None:
 
 
 def trained_prompt(*places: str | Path | None) -> Template | None:
-    """The prompt that `keep_prompt` wrote to the first of these folders that has one.
+    """Returns the prompt in the first of these folders to which `keep_prompt` wrote one.
 
     Args:
-        places: Folders of adapters and models; names of the hub and None are skipped.
+        places: Folders of adapters and models; hub names and None are skipped.
 
     Raises:
         ServiceError: The file is damaged.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import rich.progress
 
 StageProgress: TypeAlias = Callable[[str, int, int | None], None]
-"""Called with the stage, how much of it is done, and its total, None if unknown."""
+"""Called with the stage, the number of items done, and the total number (None: unknown)."""
 
 
 def note(text: str, stream: TextIO | None = None) -> None:
@@ -33,10 +33,10 @@ class Clock:
 
 
 class Progress:
-    """Shows how much is done, the rate and the time left while its block runs.
+    """Shows the number of items done, the rate and the time left while its block runs.
 
-    The time left is computed from the time after the first `advance`, because the time before it is
-    mostly preparation, such as compiling.
+    The time left is computed from the time after the first `advance`, because the time before
+    that is mostly preparation, such as compiling.
     """
 
     def __init__(self, bar: "rich.progress.Progress", unit: str, every_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Values that gateway and replica exchange: frozen, and sent between processes."""
+"""Values that gateways and replicas exchange, and the interfaces between their parts."""
 
 import codecs
 from collections.abc import AsyncGenerator, Sequence
@@ -16,9 +16,9 @@ class Refusal:
     """A replica's reply to a request that it does not accept or cannot complete.
 
     Attributes:
-        kind: ``full``: try again later; ``invalid``: the request itself is at fault; ``failed``: it
-            was accepted, but the answer broke off; ``changed``: the task's record differs from the
-            one that the answer was begun by; ``late``: its time is over.
+        kind: ``full``: try again later; ``invalid``: the request itself is at fault; ``failed``:
+            the request was accepted, but the answer broke off; ``changed``: the answer was begun
+            with another version of the task's record; ``late``: the time limit has passed.
         param: The request field at fault.
         retry_after_s: Seconds until a place is likely to be free, if known.
     """
@@ -36,8 +36,8 @@ class TaskStatus:
     Attributes:
         index_rows: Number of corpus rows that the index was built from; None: unknown.
         adapters: Names of the adapters that a request may choose from.
-        older_record_versions: Older versions with which it still completes answers begun by them.
-        chat: Whether its template accepts whole conversations.
+        older_record_versions: Older versions whose unfinished answers it can still complete.
+        chat: Whether the task's template accepts whole conversations.
     """
 
     task: str
@@ -60,8 +60,8 @@ class Pulse:
     """The state that a replica reports when a gateway requests it, about once a second.
 
     Attributes:
-        outstanding: Number of requests that it holds, running or waiting.
-        stalled_s: Seconds since its engine loop last completed a round.
+        outstanding: Number of requests that the replica holds, running or waiting.
+        stalled_s: Seconds since the engine loop last completed a round.
     """
 
     status: TaskStatus
@@ -73,10 +73,11 @@ class Router(Protocol):
     """Sends the requests of one task to its replicas."""
 
     async def complete(self, request: Request) -> Output | Refusal:
-        """Returns the last output, with the whole answer. Cancelling the task frees the row."""
+        """Returns the last output, with the whole answer. Cancelling this call frees the row."""
 
     def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """Yields outputs of the answer. A refusal ends it; it comes first unless the answer failed.
+        """Yields outputs of the answer. A refusal is the last item; it is the only one unless the
+        answer failed.
 
         Closing the iterator frees the row.
         """
@@ -92,7 +93,7 @@ class Backend(Protocol):
 
     @property
     def store_fault(self) -> str | None:
-        """The reason why the store accepts no writes or does not answer; None if it does."""
+        """Why the store accepts no writes or does not answer; None if it accepts writes."""
 
     async def settled(self) -> None:
         """Waits until each task has a status, at most some seconds after the first call."""
@@ -112,7 +113,7 @@ class TokenTexts:
 
     Args:
         ends: Ids that end the answer and are not part of it.
-        sent: Its first tokens, which another replica has already sent.
+        sent: The first tokens of the answer, which another replica has already sent.
         written: The text that the tokens begin with, if it differs from the decoded tokens.
     """
 
@@ -148,7 +149,7 @@ class TokenTexts:
         return begun and bool(shown) and not 0x80 <= shown[0] < 0xC0
 
     def _shown(self, token: int) -> bytes:
-        """The bytes a token adds; special tokens and a leading blank may add nothing."""
+        """The bytes that a token adds; a special token or a leading blank may add nothing."""
         utf8, at = self._tokenizer.token_bytes(token), self._length
         if token in self._tokenizer.special_ids:
             return utf8 if self._written.startswith(utf8.decode(), at) else b""
@@ -165,7 +166,7 @@ class AnswerTexts:
 
     Args:
         asked: The request as its client sent it.
-        request: The same with the task's values, as the engine answers it.
+        request: The same request with the task's values, as the engine gets it.
     """
 
     def __init__(self, tokenizer: TaskTokenizer, asked: Request, request: Request) -> None:
@@ -187,7 +188,7 @@ class AnswerTexts:
         self._joins = self._joins and self._first(committed) is None
 
     def output(self, made: Output, index_version: int | None) -> Output:
-        """Converts the engine's next output for the client; all of it if it does not stream."""
+        """Converts the engine's next output, or the whole answer if it does not stream."""
         result, text, ids = made.result, made.text, made.tokens
         logprobs = result.logprobs if result and not self._streams else made.logprobs
         if self._is_empty:  # the engine makes one token that was not requested
@@ -199,10 +200,10 @@ class AnswerTexts:
         front = self._prompt
         if self._joins:
             sent = self._first(result.tokens if result and not self._streams else ids)
-            if sent is not None:  # the answer, decoded alone, may lack its blank
+            if sent is not None:  # decoding the answer alone may drop its leading blank
                 front += " " * self._tokenizer.drops_blank(sent)
                 self._joins = False
-        if result:  # log-probabilities are sent as texts
+        if result:  # log-probabilities are sent in `token_texts`
             whole = front + result.text
             result = replace(result, text=whole, logprobs=(), index_version=index_version)
         text, self._prompt, self._scored = front + text, "", ()

@@ -1,7 +1,7 @@
 """Private parts of Ray, and Ray's configuration of HAProxy, on which this project depends.
 
-Ray has no public setting for any of them. A new version of Ray may change each without notice, so
-they are together here, with the version that they were checked against.
+Ray has no public setting for any of these parts, and a new version of Ray may change them without
+notice. So they are collected in this module, with the version that they were checked against.
 """
 
 import re
@@ -18,12 +18,12 @@ _LOCAL: Final = re.compile(r" (?:127\.0\.0\.1|::1)(:\d+ )")
 def loopback_only() -> Iterator[Mapping[str, str]]:
     """Makes a Ray that starts in the block use the address 127.0.0.1 alone.
 
-    Yields the variables that its processes need for that in their environment. Ray's parameter for
-    the address does not help, since Ray replaces a loopback address by another one.
+    Yields the environment variables that Ray's processes need for this. Ray's parameter for the
+    address does not help, since Ray replaces a loopback address by another address.
     """
     from ray._private import ray_constants
 
-    # Ray read the variable at its import; only its child processes will read it again.
+    # Ray has read the variable on import; only its child processes read it again.
     with changed(ray_constants, ENABLE_RAY_CLUSTER=False):
         yield {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
 
@@ -63,7 +63,7 @@ def versioned(deployment: Any, version: str) -> Any:
 def over_grpc(handle: Any) -> Any:
     """A handle of Serve that streams over gRPC, whatever the deploying process's environment says.
 
-    Otherwise one Ray actor call to an unreachable node blocks all others.
+    With Ray actor calls, one call to an unreachable node would block all others.
     """
     return handle.options(stream=True, _by_reference=False)
 
@@ -78,11 +78,12 @@ def callable_without_loop(handle: Any) -> Any:
 def haproxy_config(config: str, page: Path, arrival: str, *, keep_log: bool = False) -> str:
     """Returns Ray's configuration of HAProxy with changes for which Ray has no setting.
 
-    Statistics and exporter, which listen on all interfaces, are removed. HAProxy's own errors
-    become the page. Each request gets the header ``arrival``, its time of arrival in microseconds.
-    Gateways of this node are preferred, since other nodes may be unreachable, and are called at the
-    address that they listen on. Splicing is disabled, because with it HAProxy 2.8 does not notify a
-    gateway when its client disconnects, and uses all processor time until the answer is complete.
+    The statistics page and the metrics exporter, which listen on all interfaces, are removed.
+    HAProxy's own errors are answered with ``page``. Each request gets the header ``arrival`` with
+    its time of arrival in microseconds. Gateways of this node are preferred, since other nodes may
+    be unreachable, and are called at the address that they listen on. Splicing is disabled: with
+    it, HAProxy 2.8 does not notify a gateway when a client disconnects, and uses all CPU time until
+    the answer is complete.
 
     Args:
         page: A file with the error response.

@@ -1,7 +1,7 @@
 """The fields of a request: sampling parameters, guides, stop conditions, adapter and chat messages.
 
-`RuleFields` validates the fields that all generating endpoints share. `GenerationFields` adds
-those that ``/v1/responses`` lacks or names differently, and `ChatFields` validates conversations.
+`RuleFields` validates the fields that all generating endpoints share. `GenerationFields` adds the
+fields that ``/v1/responses`` lacks or names differently, and `ChatFields` validates conversations.
 Unknown fields are refused; None means a field's default. `RuleFields.request` makes the `Request`
 that is sent to a replica, where a `RequestReader` fills in the task's values.
 """
@@ -60,10 +60,10 @@ class Body(BaseModel):
     """A JSON object. Unknown fields are refused, and values are not converted to other types.
 
     Attributes:
-        unsupported: Fields of other services that are refused, because they would change the
-            answer; and for each, the values that change nothing and are accepted.
+        unsupported: Fields of other services that are refused because they would change the answer.
+            Each field has values that change nothing, which are accepted.
         unsupported_values: Values of fields for which a message is refused as a whole, before its
-            other fields are looked at.
+            other fields are checked.
         ignored: Fields that do not change answers here; they are accepted and not used.
         nullable: Optional fields for which null has a meaning; for others, null is the default.
     """
@@ -77,7 +77,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, body: Any) -> Any:
-        """Stops at the first unknown field, as there may be many. Null is a field's default."""
+        """Stops at the first unknown field, as there may be many. Null means the default."""
         if not isinstance(body, dict):
             return body
         required = _required(cls)
@@ -113,14 +113,14 @@ def _whole(text: str) -> str:
     if _REPLACEMENT in text:
         raise PydanticCustomError(
             "cut_text",
-            "has a replacement character (U+FFFD), which no answer contains: it was cut inside a "
-            "character; cut it between two",
+            "has a replacement character (U+FFFD), which no answer contains: the text was cut "
+            "inside a character; cut it between characters",
         )
     return text
 
 
 def _few(biases: Any) -> Any:
-    """Counts biases before validation, so that a million wrong ones do not give as many errors."""
+    """Counts biases before validation, so that a million wrong biases give a single error."""
     if isinstance(biases, dict) and len(biases) > MOST_BIASES:
         raise PydanticCustomError(
             "too_many",
@@ -148,7 +148,7 @@ class JsonObjectFormat(Body):
 
 class JsonSchema(Body):
     name: str = Field(max_length=256)
-    schema_: dict[str, Any] = Field(alias="schema", description="what the answer always fits")
+    schema_: dict[str, Any] = Field(alias="schema", description="the answer always fits this")
     strict: bool | None = Field(
         None, description="false: keywords that cannot be enforced are ignored"
     )
@@ -177,7 +177,7 @@ def _parsed_schema(value: Any) -> Any:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise PydanticCustomError("no_json", "is no JSON: {why}", {"why": str(error)}) from error
+        raise PydanticCustomError("no_json", "is not JSON: {why}", {"why": str(error)}) from error
     if not isinstance(found, dict):
         raise PydanticCustomError(
             "no_object",
@@ -262,10 +262,10 @@ class RuleFields(_ParameterFields):
 
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
-        None, description="same seed, same answers; unset: a drawn one"
+        None, description="same seed, same answers; unset: a random seed"
     )
-    logit_bias: Biases | None = Field(None, description="token ids and what their logits get")
-    ignore_eos: bool = Field(False, description="extension: go on behind an end of sequence")
+    logit_bias: Biases | None = Field(None, description="token ids, and an addend for each logit")
+    ignore_eos: bool = Field(False, description="extension: continue after an end of sequence")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
         None, description="extension: each ends an answer and is a part of it"
     )
@@ -273,12 +273,12 @@ class RuleFields(_ParameterFields):
         False, description="extension: whether a stop string is a part of the answer"
     )
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        0, description="extension: nothing ends an answer before it has so many; no guide"
+        0, description="extension: minimum tokens of an answer; not with a guide"
     )
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         None,
-        description="extension: the last tokens of a prompt that count; -1: what there is "
-        "room for, 0: all",
+        description="extension: number of last prompt tokens to keep; -1: as many as there "
+        "is room for; 0: all",
     )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="extension: the answer's choice, regex, json, json_object or grammar"
@@ -298,7 +298,7 @@ class RuleFields(_ParameterFields):
     adapter: str | None = Field(
         None,
         max_length=64,
-        description="extension: which of the task's adapters answers; unset: its first",
+        description="extension: which of the task's adapters answers; unset: the first",
     )
     draft: bool = Field(True, description="extension: whether to draft; the answer is the same")
 
@@ -318,12 +318,12 @@ class RuleFields(_ParameterFields):
 
         Args:
             logprobs: How many of the most likely tokens to report at each position; None: none.
-            seed: The seed if the request has none; None: a random one.
+            seed: The seed if the request has none; None: a random seed.
 
         Raises:
             FieldError: Fields contradict each other, or a guide is empty, too large or not JSON.
         """
-        if seed is None:  # drawn here, so that a call that is made again gets the same answer
+        if seed is None:  # drawn here, so that a repeated call gets the same answer
             seed = secrets.randbits(64)
         biases = (self.logit_bias or {}).items()
         return Request(
@@ -354,7 +354,7 @@ class RuleFields(_ParameterFields):
     def _drops_guide(self) -> bool:
         """Whether the request sends null for a guide.
 
-        A ``response_format`` of null or text does not count: clients send it by themselves.
+        A ``response_format`` of null or text does not count: clients send it by default.
         """
         return any(getattr(self, field) is None for field in self.nullable & self.model_fields_set)
 
@@ -376,7 +376,7 @@ class RuleFields(_ParameterFields):
         if len(given) > 1:
             raise FieldError(given[1], f"{' and '.join(given)} are sent; an answer has one guide")
         if self.structured_outputs and not (given and given[0].startswith("structured_outputs")):
-            message = "structured_outputs says no guide; say one, or leave it out"
+            message = "structured_outputs sets no guide; set one, or leave it out"
             raise FieldError("structured_outputs", message)
         layout_field, layout = self._layout(own)
         if not given:
@@ -402,7 +402,7 @@ class RuleFields(_ParameterFields):
             raise FieldError(field, f"{field}: {error}") from error
 
     def _layout(self, own: StructuredOutputs) -> tuple[str, Mapping[str, Any]]:
-        """Returns the field about white space, empty if there is none, and its options."""
+        """Returns the field about white space (empty if none is set), and its options."""
         patterns = {
             "guided_whitespace_pattern": self.guided_whitespace_pattern,
             "structured_outputs.whitespace_pattern": own.whitespace_pattern,
@@ -429,8 +429,8 @@ class GenerationFields(RuleFields):
     add_special_tokens: bool | None = Field(
         None,
         description="extension: whether the tokenizer adds special tokens, such as the beginning "
-        "of sequence, to a prompt of text; unset: it does, but for chat templates, which write "
-        "them; never twice, and no end of sequence",
+        "of sequence, to a prompt of text; unset: yes, except for chat templates, which write "
+        "them; never twice, and never an end of sequence",
     )
 
     def request(self, logprobs: int | None, seed: int | None = None) -> Request:
@@ -456,7 +456,7 @@ def joined_text(content: Any) -> Any:
     """Joins the text parts of a message's content; a string is returned as it is.
 
     Raises:
-        PydanticCustomError: It is neither, or a part is no text; a ValueError.
+        PydanticCustomError: The content is neither, or a part is not text. (A ValueError.)
     """
     if isinstance(content, str):
         return content
@@ -491,7 +491,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _named(part: Mapping[str, Any]) -> set[str]:
-    """The names of the fields of a part that have a meaning here."""
+    """The names of a part's fields, without ignored fields."""
     return {name for name, value in part.items() if value is not None} - IGNORED_OF_PARTS
 
 
@@ -512,14 +512,14 @@ class ChatMessage(Body):
 
     role: Role
     content: Content
-    name: str | None = Field(None, max_length=256, description="of who says it")
+    name: str | None = Field(None, max_length=256, description="name of the speaker")
 
 
 def _plain_json(value: dict[str, Any]) -> dict[str, Any]:
     try:
         json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise PydanticCustomError("no_json", "is no JSON: {why}", {"why": str(error)}) from error
+        raise PydanticCustomError("no_json", "is not JSON: {why}", {"why": str(error)}) from error
     return value
 
 
@@ -538,12 +538,12 @@ class TemplateFields(Body):
     """How a prompt is made of a conversation."""
 
     strict_messages: bool = Field(
-        False, description="extension: refuse messages that a format string does not take"
+        False, description="extension: refuse messages that a format string does not use"
     )
     add_generation_prompt: bool | None = Field(
         None,
         description="extension, for chat templates: whether the prompt ends with the head of an "
-        "answer; unset: it does",
+        "answer; unset: yes",
     )
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_plain_json)] | None = Field(
         None, description="extension, for chat templates: further variables"
@@ -551,7 +551,7 @@ class TemplateFields(Body):
     reasoning_effort: _Word | None = Field(
         None, description="for chat templates: a variable of this name"
     )
-    reasoning: Reasoning | None = Field(None, description="its effort is reasoning_effort")
+    reasoning: Reasoning | None = Field(None, description="its effort is used as reasoning_effort")
 
     def conversation_of(self, messages: Sequence[ChatMessage]) -> str | Conversation:
         """Returns a conversation, or the text of a single user message, which fits any template."""
@@ -576,7 +576,7 @@ class ChatFields(TemplateFields):
 
     messages: Annotated[
         list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
-    ] = Field(description="a chat template takes all, a format string the last one of a user")
+    ] = Field(description="a chat template uses all, a format string only the last user message")
 
     @property
     def conversation(self) -> str | Conversation:

@@ -1,6 +1,6 @@
 """The Ray Serve application: gateway, replicas, metrics, settings.
 
-`LLM` runs a model with drafts in this process; it is imported at its first use.
+`LLM` runs a model with drafts in this process. The class is imported on first access.
 """
 
 from typing import TYPE_CHECKING, Any

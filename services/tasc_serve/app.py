@@ -1,12 +1,12 @@
 """Builds the service as one Ray Serve application, starts it and updates it.
 
-Ray must be initialised; the code that started Ray stops it. Ray's own tools (``serve deploy``,
-``serve run``, KubeRay) import `app`. They listen at the address in their own file, so the settings'
-``http.host`` and ``http.port`` have no effect there.
+Ray must be initialised; the code that started Ray must also stop it. Ray's own tools (``serve
+deploy``, ``serve run``, KubeRay) import `app`. These tools listen at the address in their own
+config file, so the settings' ``http.host`` and ``http.port`` have no effect.
 
-A task's replicas are bound to a digest of the fields that their engine is built from. If it has
-changed at the next deployment, Serve replaces the task's replicas by a rolling update, and keeps
-others.
+Each replica is bound to a digest of the record fields that its engine is built from. If a task's
+digest has changed at the next deployment, Serve replaces the task's replicas by a rolling update.
+The replicas of other tasks are kept.
 """
 
 import logging
@@ -40,8 +40,8 @@ NAME = "tasc"
 _REPLICA = "tasc_serve.replica.replica.TaskReplica"
 _DRAIN_MARGIN_S = 5.0
 _STORE_LOOK_S = 1.0
-# A stopping replica waits this long, and again while it has requests. Gateways may still choose it
-# meanwhile, since they learn of its end later.
+# A stopping replica waits this long, repeatedly while it has requests. Gateways learn later that
+# the replica stops, so they may still choose it in the meantime.
 _DRAIN_CHECK_S = 0.5
 _LOOKS = 3  # load samples in the averaging period; Serve's default
 _ROUTER: Any = ChosenReplicaRouter  # Ray's types allow no class here, but its docs do
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 
-# The first deployment of this process replaces all that ran before, as settings and code may
+# The first deployment by this process replaces all earlier replicas, as settings and code may
 # differ.
 _PROCESS = uuid.uuid4().hex
 
@@ -128,7 +128,7 @@ def start(
     Returns once every task answers.
 
     Args:
-        digests: See `build`; unset: those of the newest records.
+        digests: See `build`; unset: the digests of the newest records.
         on_running: Called with a deployment (a task's name or ``gateway``) and its number of
             running replicas, whenever it increases.
         on_note: Called on another thread with a task and a note about slow work of its replica.
@@ -172,7 +172,7 @@ def stop(drain_timeout_s: float = 0) -> None:
     """Stops the application, after gateways have completed their requests.
 
     Args:
-        drain_timeout_s: Maximum seconds for that.
+        drain_timeout_s: Maximum seconds to wait for these requests.
     """
     try:
         gateways = callable_without_loop(serve.get_deployment_handle("gateway", NAME))
@@ -188,7 +188,7 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
         name=task.name,
         **_replicas_of(settings, task),
         ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
-        # Counts gateways' connections, not calls; a rolling update doubles the gateways.
+        # Limits gateways' connections, not calls; a rolling update doubles the number of gateways.
         max_ongoing_requests=4 * settings.http.gateways + 16,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
         graceful_shutdown_wait_loop_s=_DRAIN_CHECK_S,
@@ -220,7 +220,13 @@ def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
 def report_arrivals(
     deployments: Mapping[str, Any], known: dict[str, int], on_running: Callable[[str, int], None]
 ) -> None:
-    """Reports deployments with more running replicas than ``known``, by Serve's status of each."""
+    """Reports deployments that have more running replicas than in ``known``, and updates ``known``.
+
+    Args:
+        deployments: Serve's status of each deployment, by name.
+        known: The last reported number of running replicas, by deployment.
+        on_running: See `start`.
+    """
     for name, found in deployments.items():
         running = found.replica_states.get("RUNNING", 0)
         if running > known.get(name, 0):
@@ -232,7 +238,8 @@ def _wait_until_ready(
     base: str, tasks: set[str], timeout_s: float, on_running: Callable[[str, int], None]
 ) -> None:
     deadline, known = time.monotonic() + timeout_s, dict[str, int]()
-    # One client, since creating one takes 20 ms. A replaced HAProxy would answer a kept connection.
+    # One client, since creating one takes 20 ms. A connection that is kept open would stay with an
+    # HAProxy that was replaced.
     one_use = httpx.Limits(max_keepalive_connections=0)
     with httpx.Client(base_url=base, timeout=10, limits=one_use) as client:
         while True:
@@ -284,15 +291,16 @@ def app(args: Deployed) -> serve.Application:
     """Builds the application from the settings file in ``args``.
 
     Raises:
-        SettingsError: The file is invalid, or neither it nor ``REDIS_URL`` has the URL of Redis.
-        StoreError: For ``limits.start_timeout_s``, Redis could not be reached or lacked a task.
+        SettingsError: The file is invalid, or neither the file nor ``REDIS_URL`` names Redis.
+        StoreError: Until ``limits.start_timeout_s`` had passed, Redis was unreachable or lacked a
+            task.
     """
     settings = load_settings(args.settings)
     redis_url = settings.store_url(os.environ.get("REDIS_URL"))
     if not redis_url:
         raise SettingsError(
-            f"{args.settings} has no redis_url and REDIS_URL is not set; set one of them, since a"
-            " Redis server of our own would be on one node only"
+            f"{args.settings} has no redis_url and REDIS_URL is not set; set one of them, since"
+            " an embedded Redis server would run on one node only"
         )
     return build(settings, redis_url, _digests_once_there(settings, redis_url))
 
@@ -312,5 +320,5 @@ def _digests_once_there(settings: ServeSettings, redis_url: str) -> dict[str, st
                 raise
             if str(error) != fault:
                 fault = str(error)
-                log.warning("the application is built once its tasks are there: %s", fault)
+                log.warning("waiting for Redis and the tasks, to build the application: %s", fault)
         time.sleep(_STORE_LOOK_S)

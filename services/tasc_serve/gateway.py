@@ -118,7 +118,7 @@ class ReplicaBackend:
         self._store.close()
 
     async def _scrape(self, target: str) -> str | None:
-        """Metrics of one process; None if it has ended, as its entry expires by itself."""
+        """Returns one process's metrics; None if it does not answer, e.g. because it has ended."""
         try:
             return (await self._scraper.get(f"http://{target}/metrics")).text
         except httpx.HTTPError as error:
@@ -127,10 +127,10 @@ class ReplicaBackend:
 
 
 def _attach(handle: DeploymentHandle[Any], request: AttachRequest) -> Any:
-    """Sends it with a separate id, not that of the HTTP request that needs the connection.
+    """Sends ``request`` with a new Serve request id, not the id of the current HTTP request.
 
-    Serve's router finds a waiting call by its id, and never routes the second of two with the same
-    id.
+    Serve's router finds a waiting call by its id. Of two calls with the same id, it never routes
+    the second.
     """
     return Context().run(over_grpc(handle).attach.remote, request)
 
@@ -181,7 +181,7 @@ class Gateway:
         return app
 
     async def drain(self, timeout_s: float) -> int:
-        """Admits no more requests, waits for the others, and returns how many did not end."""
+        """Admits no more requests, waits for admitted ones, and returns how many did not end."""
         return await self._in_flight.drain(timeout_s)
 
     def __del__(self) -> Any:

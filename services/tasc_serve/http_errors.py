@@ -40,7 +40,7 @@ class ApiError(Exception):
     Attributes:
         status: HTTP code.
         param: The request field at fault, if any.
-        headers: Headers of the response; a ``Retry-After`` among them replaces the usual one.
+        headers: Headers of the response. A ``Retry-After`` header replaces the default value.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ _OF_STORE: Final[tuple[tuple[type[StoreError], int, str], ...]] = (
     (CorruptArtifact, 500, "file_damaged"),
     (StoreBusy, 503, "service_unavailable"),
 )
-_METHODS = {"GET": "GET, HEAD", "POST": "POST", "DELETE": "DELETE"}  # and how they are shown
+_METHODS = {"GET": "GET, HEAD", "POST": "POST", "DELETE": "DELETE"}  # method: text in Allow
 _UNIONS = (("prompt",), ("stop",), ("response_format",), ("text", "format"))
 _PROMPTS = "prompts are strings or lists of token ids, all of one kind"
 _PROMPT_KINDS = {
@@ -121,20 +121,20 @@ def of_store(error: StoreError) -> ApiError:
         message = "this gateway does not share the files of batches; files_url must be set for that"
         return ApiError(501, message, code="files_not_shared")
     if isinstance(error, StoreFull):
-        return ApiError(503, "the store is full; delete files that you need no more")
+        return ApiError(503, "the store is full; delete files that you no longer need")
     if isinstance(error, StoreReadOnly):
         return ApiError(503, "the store takes no writes at the moment; try again later")
     return ApiError(503, "the store cannot be reached at the moment; try again later")
 
 
 def of_validation(error: ValidationError, body: bytes) -> ApiError:
-    """Names the field at fault; for a body that is not JSON, the one with a cut character."""
+    """Names the field at fault; if the body is not JSON, the field with a lone surrogate."""
     fault = _nearest(error.errors(include_url=False, include_input=False))
     if fault["type"] == "json_invalid":
         return _no_json(fault, body)
     place = fault["loc"]
     if union := next((union for union in _UNIONS if place[: len(union)] == union), None):
-        place = (*union, *place[len(union) + 1 :])  # after it is pydantic's name of a branch
+        place = (*union, *place[len(union) + 1 :])  # drop pydantic's branch name
     context = fault.get("ctx", {})
     if fault["type"] in (UNKNOWN, UNSUPPORTED):
         place = (*place, context["field"])
@@ -162,7 +162,7 @@ def _in_words(fault: ErrorDetails) -> str:
 
 
 def _shown(part: int | str) -> str:
-    """Formats a part of a field's path for messages; names from clients may be any text."""
+    """Formats a part of a field's path for messages. Clients may send any text as a name."""
     name = str(part)
     if not name:
         return '""'
@@ -174,14 +174,14 @@ def _no_json(fault: ErrorDetails, body: bytes) -> ApiError:
     if field is None:
         return ApiError(400, f"the body is not valid JSON: {fault['msg']}")
     name = _shown(field)
-    message = f"{name} has half of a character (a lone surrogate); cut it between two"
+    message = f"{name} has half of a character (a lone surrogate); cut texts between characters"
     return ApiError(400, message, name)
 
 
 def _cut_field(body: bytes) -> str | None:
-    """The first field with half of a character, because of which pydantic rejects the JSON."""
+    """Returns the first field with a lone surrogate, which pydantic rejects as invalid JSON."""
     try:
-        content = json.loads(body)  # accepts it
+        content = json.loads(body)  # json.loads accepts lone surrogates, pydantic does not
         fields = content.items() if isinstance(content, dict) else ()
         return next((name for name, value in fields if _is_cut([name, value])), None)
     except (ValueError, RecursionError):
@@ -193,9 +193,9 @@ def _is_cut(value: object) -> bool:
 
 
 def of_unexpected(error: Exception, where: str) -> ApiError:
-    """Logs an unexpected error; the client gets no details of it."""
+    """Logs an unexpected error; the response does not include its details."""
     log.error("%s failed", where, exc_info=error)
-    return ApiError(500, "internal error; it is in the gateway's log")
+    return ApiError(500, "internal error; the gateway's log has the details")
 
 
 def response_to(request: Request, error: Exception) -> Response:
@@ -214,7 +214,7 @@ def response_to(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of all routes of a path; an exception has only those of one."""
+    """The methods of all routes of a path; the 405 exception lists only one route's."""
     asked = {name: request.scope.get(name, "") for name in ("type", "path", "root_path")}
     return ", ".join(
         shown
@@ -232,6 +232,6 @@ def install(app: FastAPI) -> None:
 
 
 def _nearest(faults: Sequence[ErrorDetails]) -> ErrorDetails:
-    """The error of the first field's union branch that is nearest to the given value."""
+    """Returns the deepest of the first field's union errors; type errors lose a tie."""
     same = [f for f in faults if f["loc"][:1] == faults[0]["loc"][:1]]
     return max(same, key=lambda f: (len(f["loc"]), not f["type"].endswith("_type")))

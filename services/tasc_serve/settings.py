@@ -31,16 +31,18 @@ class LimitSettings(Section):
     max_prompt_bytes: Count = Field(
         262_144,
         description="Maximum size of a prompt; a longer one is answered with 400. If n is above 1, "
-        "the prompts of all answers have at most max_choices times this size.",
+        "each prompt counts n times, and the total is at most max_choices times this size.",
     )
     max_body_bytes: Count = Field(4_194_304, description="Maximum size of an HTTP body.")
     max_tokens: Count = Field(
-        512, description="Maximum of max_tokens in a request; the task's own may be greater."
+        512,
+        description="Maximum max_tokens of a request; the task's own max_tokens may be greater.",
     )
     max_choices: Count = Field(16, description="Maximum number of answers (n) to one request.")
     max_prompts: Count = Field(
         256,
-        description="Maximum number of prompts in one request; if n is above 1, of their answers.",
+        description="Maximum number of prompts in one request; if n is above 1, the maximum of "
+        "prompts times n.",
     )
     max_total_tokens: Count = Field(
         4096,
@@ -49,7 +51,7 @@ class LimitSettings(Section):
         "times this.",
     )
     guide_timeout_s: PositiveFloat = Field(
-        5.0, description="Maximum time to compile a new guide; after it the answer is 503."
+        5.0, description="Maximum time to compile a new guide; after this time the answer is 503."
     )
     max_compiling_guides: Count = Field(
         16, description="Maximum number of different guides that one replica compiles or queues."
@@ -60,11 +62,11 @@ class LimitSettings(Section):
         "503.",
     )
     request_timeout_s: PositiveFloat = Field(
-        60.0, description="Maximum time of a request; after it the answer is 504."
+        60.0, description="Maximum time of a request; after this time the answer is 504."
     )
     stream_keep_alive_s: PositiveFloat = Field(
         3.0,
-        description="Maximum silence of a stream; after it, a comment is sent, so that no proxy "
+        description="Maximum silence of a stream. Then a comment is sent, so that no proxy "
         "ends the connection. Also the maximum wait for the status code of a stream.",
     )
     idempotency_ttl_s: Count = Field(
@@ -112,22 +114,22 @@ class LimitSettings(Section):
     max_batch_lines: Count = Field(100_000, description="Maximum number of requests in one batch.")
     max_open_batch_lines: Count = Field(
         500_000,
-        description="Maximum number of lines in the open batches of one key, or of all if no key "
-        "is required.",
+        description="Maximum number of lines in the unfinished batches of one API key, or in all "
+        "unfinished batches if no key is required.",
     )
 
     store_threads: Count = Field(
         4,
         description="Number of threads of a gateway for Redis calls; API keys, retries and files "
-        "have separate ones.",
+        "have separate threads.",
     )
     max_store_calls: Count = Field(
         256, description="Maximum number of calls of each kind that wait for a thread."
     )
     store_timeout_s: PositiveFloat = Field(
         2.0,
-        description="Maximum time of a Redis call; after it, keys are used as last seen, and "
-        "retries are generated again.",
+        description="Maximum time of a Redis call. After this time, API keys are used as last "
+        "read, and answers to retries are generated again.",
     )
     store_pause_s: NonNegativeFloat = Field(
         1.0, description="Pause between two Redis calls while Redis fails."
@@ -141,7 +143,8 @@ class LimitSettings(Section):
         if self.max_open_batch_lines < self.max_batch_lines:
             raise ValueError(
                 f"max_open_batch_lines is {self.max_open_batch_lines}, less than max_batch_lines, "
-                f"which is {self.max_batch_lines}; no such batch would be taken: raise the first"
+                f"which is {self.max_batch_lines}; no batch of that size would be accepted: set "
+                f"max_open_batch_lines to {self.max_batch_lines} or more"
             )
         return self
 
@@ -154,7 +157,7 @@ class FailoverSettings(Section):
         description="A silent replica is given up after this time if another replica is available.",
     )
     max_retries: NonNegativeInt = Field(
-        3, description="Maximum number of replicas that one request may lose."
+        3, description="Maximum number of lost replicas after which one request is sent again."
     )
     no_replica_timeout_s: NonNegativeFloat = Field(
         15.0,
@@ -176,8 +179,8 @@ class ConnectionSettings(Section):
         0,
         ge=0,
         le=65_436,
-        description="First port of replicas for gateways on other nodes; each replica takes the "
-        "first free port of the hundred from here. 0: any free port.",
+        description="First port of replicas for gateways on other nodes. Each replica takes the "
+        "first free port of the 100 ports from this one on. 0: any free port.",
     )
     connect_timeout_s: PositiveFloat = Field(5.0, description="Maximum time to open a connection.")
     max_message_bytes: int = Field(
@@ -189,12 +192,12 @@ class ConnectionSettings(Section):
 
     @property
     def max_unsent_bytes(self) -> int:
-        """Maximum size of data that waits to be sent: two messages, so that one always fits."""
+        """Maximum size of data that waits to be sent: two messages, so that one always fits in."""
         return 2 * self.max_message_bytes
 
 
 class ShadowSettings(Section):
-    """Checks: answers are decoded again without drafts, in idle rows, and compared."""
+    """Shadow checks: answers are decoded again without drafts, in idle rows, and compared."""
 
     sample_rate: float = Field(
         0.0, ge=0, le=1, description="Share of drafted answers to check; 0: none."
@@ -208,7 +211,7 @@ class ShadowSettings(Section):
 
 
 class CollectSettings(Section):
-    """Collection of answers for `tasc refresh`; only of chats without special options."""
+    """Collection of answers for `tasc refresh`, from chats without special options only."""
 
     sample_rate: float = Field(0.0, ge=0, le=1, description="Share of answers to keep; 0: none.")
     max_rows: Count = Field(
@@ -233,7 +236,7 @@ class CollectSettings(Section):
 
 
 class AutoscalingSettings(Section):
-    """Number of replicas of a task, by the number of their running and queued requests."""
+    """Scales the replicas of a task by the number of running and queued requests."""
 
     min_replicas: Count = Field(1, description="Minimum number of replicas.")
     max_replicas: Count = Field(4, description="Maximum number of replicas.")
@@ -263,7 +266,7 @@ class AutoscalingSettings(Section):
 
 
 class ServedTask(Section):
-    """A task of the store to serve; each task has its own Ray Serve deployment."""
+    """A task of the store to serve; each task has a separate Ray Serve deployment."""
 
     name: str = Field(description="Name of the task.")
     replicas: Count = Field(1, description="Number of replicas; each has its own model and batch.")
@@ -285,8 +288,9 @@ class ServedTask(Section):
         25,
         ge=0,
         le=100,
-        description="Replicas that a rolling update may add at a time, rounded up; 0: old ones "
-        "stop first, for clusters without spare CPUs or GPUs.",
+        description="Percentage of the replicas that a rolling update may add at a time; their "
+        "number is rounded up. 0: old replicas stop first, for clusters without spare CPUs or "
+        "GPUs.",
     )
     max_requests_per_s: float | None = Field(
         None,
@@ -296,7 +300,7 @@ class ServedTask(Section):
         "429. Unset: no limit.",
     )
     draft: DraftOverrides = Field(
-        DraftOverrides(), description="Draft settings that replace those of the task."
+        DraftOverrides(), description="Draft settings that replace the task's draft settings."
     )
     shadow: ShadowSettings = Field(ShadowSettings(), description="Checks of answers in production.")
     collect: CollectSettings = Field(
@@ -318,7 +322,7 @@ class ServedTask(Section):
 
 
 class AuthSettings(Section):
-    """Whether requests need an API key, and how keys are remembered."""
+    """Whether requests need an API key, and how keys are cached."""
 
     required: bool = Field(
         False, description="Whether requests need an API key; if false, keys are not read."
@@ -367,7 +371,7 @@ class HttpSettings(Section):
 
 
 class MetricsSettings(Section):
-    """Each process serves its metrics on a free port and registers it in the store."""
+    """Each process serves its metrics on a free port and registers the port in the store."""
 
     host: str | None = Field(
         None, description="Address to listen on; unset: the node's address in the Ray cluster."
@@ -385,16 +389,16 @@ class ServeSettings(Section):
     redis_url: str | None = Field(
         None,
         repr=False,
-        description="URL of Redis, unless the option --redis-url or the environment variable "
-        "REDIS_URL names one; without any: an embedded server.",
+        description="URL of Redis. The option --redis-url or the environment variable REDIS_URL "
+        "takes precedence. If none of them is set, an embedded server is used.",
     )
     files_url: str | None = Field(
         None,
         repr=False,
-        description="Folder of uploaded files and of answers of batches, or a URL of fsspec such "
-        "as `s3://bucket/files`. Gateways and workers that do not share it refuse to start; unset: "
-        "`files` in the folder of `--data-dir`, and a gateway that does not share it takes no "
-        "files.",
+        description="Folder of uploaded files and batch results, or an fsspec URL such as "
+        "`s3://bucket/files`. Gateways and workers that do not share this folder refuse to start. "
+        "Unset: `files` in the folder of `--data-dir`; a gateway that does not share this folder "
+        "then accepts no files.",
     )
     tasks: tuple[ServedTask, ...] = Field(min_length=1, description="Tasks to serve, at least one.")
     http: HttpSettings = Field(HttpSettings(), description="Where the service listens.")
@@ -421,7 +425,7 @@ class ServeSettings(Section):
 
     @property
     def gateway_limits(self) -> LimitSettings:
-        """The limits, with at most as many answers to one request as a replica holds."""
+        """The limits, where one request has at most as many answers as fit into one replica."""
         capacity = self.engine.rows + self.limits.max_queued_requests
         names = ("max_choices", "max_prompts")
         lowered = {name: min(getattr(self.limits, name), capacity) for name in names}
@@ -435,7 +439,7 @@ class ServeSettings(Section):
 
     @property
     def max_in_flight(self) -> int:
-        """Maximum requests that a gateway reads at once, to limit memory; more than queues hold."""
+        """Maximum number of requests in a gateway, to limit memory; more than all queues hold."""
         return 3 * self.capacity
 
     def store_url(self, named: str | None) -> str | None:
@@ -446,8 +450,8 @@ class ServeSettings(Section):
         """
         if named and self.redis_url and named != self.redis_url:
             log.warning(
-                "the store is %s of --redis-url or REDIS_URL, not %s of the settings file; unset "
-                "REDIS_URL to use that of the file",
+                "using Redis at %s from --redis-url or REDIS_URL, not %s from the settings file; "
+                "unset REDIS_URL to use the URL in the settings file",
                 redact(named),
                 redact(self.redis_url),
             )
@@ -469,8 +473,8 @@ class ServeSettings(Section):
         if message < 2 * body:
             raise ValueError(
                 f"connection.max_message_bytes is {message}, less than twice "
-                f"limits.max_body_bytes, which is {body}; a prompt might not reach a replica: "
-                "raise the first"
+                f"limits.max_body_bytes, which is {body}; a prompt might not reach a replica: set "
+                f"connection.max_message_bytes to {2 * body} or more"
             )
         return self
 
@@ -515,13 +519,13 @@ def _fault(error: yaml.YAMLError) -> str:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raises ServiceError unless ``port`` can be bound; 0 always can."""
+    """Raises ServiceError if ``port`` cannot be bound; port 0 means any free port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise ServiceError(
-                f"{host}:{port} cannot be used ({error}); end what uses it, or choose another "
-                "port: http.port in the settings, --port of `tasc demo --serve`"
+                f"{host}:{port} cannot be used ({error}); end the process that uses it, or "
+                "choose another port: http.port in the settings, --port of `tasc demo --serve`"
             ) from error

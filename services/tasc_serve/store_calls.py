@@ -1,4 +1,4 @@
-"""Blocking calls of the store, kept off the threads that requests and steps need."""
+"""Runs blocking store calls on separate threads, apart from those of requests and steps."""
 
 import asyncio
 import logging
@@ -16,15 +16,16 @@ from tasc_store.errors import StoreBusy
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-# Other subclasses of StoreError are answers of a store that works, such as UnknownFile.
+# Other subclasses of StoreError, such as UnknownFile, are answers of a working store.
 _FAULTS = (StoreError, StoreUnreachable, StoreFull, StoreReadOnly, StoreTooOld)
 
 
 class StoreCalls:
     """Runs blocking calls on a few threads, with a deadline and a limit on waiting calls.
 
-    After a failure, no calls are made for a moment. Then one call at a time is tried until one
-    succeeds within the deadline. Otherwise each request would wait for the whole deadline.
+    After a failure, no calls are made for a moment. Then one call at a time is tried until a call
+    succeeds within the deadline. Without this pause, each request would wait for the whole
+    deadline.
 
     Args:
         name: Purpose of the calls, for the names of threads and for messages.
@@ -60,7 +61,8 @@ class StoreCalls:
         """Runs ``call`` and returns its result.
 
         Raises:
-            StoreBusy: There is no room or no answer in time, or calls pause after a failure.
+            StoreBusy: Too many calls wait, Redis does not answer in time, or calls pause after a
+                failure.
             Exception: Any error of ``call``.
         """
         begun = self.begin(call)
@@ -69,7 +71,7 @@ class StoreCalls:
                 return await asyncio.wrap_future(begun)
         except TimeoutError as error:
             busy = StoreBusy(
-                f"{self._name}: no answer of Redis within {self._timeout_s:g} s; try again later"
+                f"{self._name}: no answer from Redis within {self._timeout_s:g} s; try again later"
             )
             self._failed(busy)
             raise busy from error
@@ -78,7 +80,7 @@ class StoreCalls:
         """Starts a call without waiting for it.
 
         Raises:
-            StoreBusy: There is no room, calls pause after a failure, or the instance is closed.
+            StoreBusy: Too many calls wait, calls pause after a failure, or the instance is closed.
         """
         now = time.monotonic()
         if self.failing and now < self._retry_at:
@@ -95,7 +97,7 @@ class StoreCalls:
         self._retry_at = now + self._pause_s
         try:
             begun = self._threads.submit(call)
-        except RuntimeError as error:  # closed, or the process may have no more threads
+        except RuntimeError as error:  # closed, or no more threads can be started
             self._room.release()
             raise StoreBusy(f"{self._name}: cannot begin a call: {error}") from error
         # An abandoned call keeps its thread until Redis answers.
@@ -114,7 +116,7 @@ class StoreCalls:
         if type(error) in _FAULTS:
             self._failed(error)
             return
-        # A late answer means that Redis is slow; an error of our own is unrelated.
+        # A late answer means that Redis is slow. An error in our own code says nothing about Redis.
         in_time = time.monotonic() - begun_at < self._timeout_s
         if self.failing and in_time and (error is None or isinstance(error, StoreError)):
             self.failing = False
@@ -134,9 +136,9 @@ class RepeatedCall:
 
     Args:
         name: Purpose of the call, for the name of the thread and the log.
-        last: Called on that thread when it closes, after the last call of ``work``.
+        last: Called on the same thread at `close`, after the last call of ``work``.
         wait_s: Maximum time that the constructor waits for the first call.
-        report: Called with the message of an error; unset: it is logged.
+        report: Called with the message of an error; unset: the message is logged.
 
     Attributes:
         fault: The last call's error, as text; None after a success and before the first call.
@@ -161,9 +163,10 @@ class RepeatedCall:
         self._called.wait(wait_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Makes the last call, if any; returns whether the thread ended within ``timeout_s``.
+        """Stops the calls, after calling ``last``; returns whether the thread ended in time.
 
-        A thread that is still in a call ends after it, or with the process.
+        If the thread is in a call for longer than ``timeout_s``, it ends after this call or with
+        the process.
         """
         self._closing.set()
         self._thread.join(timeout_s)

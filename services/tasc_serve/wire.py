@@ -1,7 +1,8 @@
 """Messages between gateway and replica, and the connection that carries them.
 
-A gateway has one connection to each replica. Each message is its length, then msgpack; all messages
-of one round of the event loop are written together. Decoding is typed, without pickle.
+A gateway has one connection to each replica. A message is sent as its length, followed by its
+msgpack encoding. All messages of one iteration of the event loop are written together. Decoding is
+typed, without pickle.
 """
 
 import asyncio
@@ -29,10 +30,11 @@ _KEEPALIVE: Final = {
 
 @dataclass(frozen=True)
 class AttachRequest:
-    """Requests an endpoint from a replica. The only message sent over a Ray Serve handle.
+    """Requests an endpoint from a replica. Only this message is sent over a Ray Serve handle.
 
     Attributes:
-        replica_id: The replica; empty: any, and no endpoint is made.
+        replica_id: Id of the replica; empty: any replica receives the request, and none answers
+            with an endpoint.
         node: The gateway's Ray node. On the replica's own node the endpoint is a Unix socket.
     """
 
@@ -42,7 +44,7 @@ class AttachRequest:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address at which a replica accepts one connection, and the proof of both sides.
+    """The address at which a replica accepts one connection, and the credentials of both sides.
 
     Attributes:
         address: Path of a Unix socket, or host and port.
@@ -87,7 +89,7 @@ class Welcome(msgspec.Struct, tag=10, array_like=True, frozen=True):
 
 
 class Answered(msgspec.Struct, tag=11, array_like=True, frozen=True):
-    """A part of an answer, or all of it; the last one has the result."""
+    """A part of an answer, or the whole answer; the last part has the result."""
 
     number: int
     output: Output
@@ -124,7 +126,7 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 
 
 class BufferFull(Exception):
-    """Too many bytes wait to be sent to a peer for further calls."""
+    """Too many bytes already wait to be sent to a peer, so it gets no further calls."""
 
 
 class Connection(asyncio.Protocol, ABC):
@@ -157,10 +159,11 @@ class Connection(asyncio.Protocol, ABC):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: Message) -> None:
-        """Sends with the next flush, at the end of this round of the event loop.
+        """Sends with the next flush, at the end of this iteration of the event loop.
 
-        A peer with `max_unsent_bytes` unread is disconnected. Calls are refused at half of that, so
-        that many large ones do not end the connection and other calls.
+        A peer is disconnected if more than `max_unsent_bytes` wait to be sent to it. New calls are
+        refused at half of this size, so that many large calls do not end the connection and all
+        other calls on it.
 
         Raises:
             BufferFull: The message is a call, and the buffer is half full.
@@ -195,15 +198,14 @@ class Connection(asyncio.Protocol, ABC):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's class is not a subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass
         one = transport.get_extra_info("socket")
         if one is not None and one.family != socket.AF_UNIX:
-            # A lost node closes no connection; without these, its calls would never end.
+            # A lost node does not close its connections. Without keep-alive, calls to it would
+            # never end.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEPALIVE.items():
-                if option := getattr(socket, name, None):  # not every system has all of them
+                if option := getattr(socket, name, None):  # not every system has all options
                     one.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def data_received(self, data: bytes) -> None:

@@ -23,7 +23,7 @@ from tasc_store.errors import UnknownKey
 PREFIX: Final = "tasc_"
 _SECRET_BYTES = 32
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
-_ID_LENGTH = 16  # number of the hash's 64 hexadecimal digits
+_ID_LENGTH = 16  # of the hash's 64 hexadecimal digits
 _ID = re.compile(rf"[0-9a-f]{{{_ID_LENGTH}}}")
 _MAX_NAME = 64
 _MAX_TASKS = 1000
@@ -37,10 +37,10 @@ class ApiKey:
     Attributes:
         id: Id of the key in commands, the beginning of its hash.
         name: Display name of the owner: 1 to 64 printable characters.
-        tasks: Tasks that it may use; empty: all.
+        tasks: Tasks that the key may use; empty: all.
         requests_per_minute: Maximum number of requests; unset: no limit.
         tokens_per_minute: Maximum number of tokens of answers; unset: no limit.
-        created_at: Time of its creation, in seconds since the epoch.
+        created_at: Time of creation, in seconds since the epoch.
         revoked: Whether the key is no longer valid.
 
     Raises:
@@ -57,14 +57,16 @@ class ApiKey:
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.id):
-            raise ValueError(f"{self.id!r} is no id of a key; `tasc key list` shows them")
+            raise ValueError(f"{self.id!r} is not the id of a key; `tasc key list` shows the ids")
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
             raise ValueError(
-                f"name of a key {self.name!r} will not do; use 1 to {_MAX_NAME} printable "
+                f"a key cannot have the name {self.name!r}; use 1 to {_MAX_NAME} printable "
                 "characters"
             )
         if len(self.tasks) > _MAX_TASKS:
-            raise ValueError(f"tasks are {len(self.tasks)}; at most {_MAX_TASKS}, or none for all")
+            raise ValueError(
+                f"{len(self.tasks)} tasks are given; give at most {_MAX_TASKS}, or none for all"
+            )
         for task in self.tasks:
             keys.checked_task(task)
         _check_limit("requests_per_minute", self.requests_per_minute)
@@ -114,7 +116,7 @@ class ApiKeys:
         return secret, key
 
     def find(self, digest: str) -> ApiKey | None:
-        """The key with this hash, revoked or not; None if there is none."""
+        """Returns the key with this hash, revoked or not; None if no key has it."""
         found = self._client.hget(keys.API_KEYS, digest)
         return None if found is None else _parsed(found)
 
@@ -124,13 +126,15 @@ class ApiKeys:
         return sorted(set(found), key=lambda key: (key.created_at, key.id))
 
     def revoke(self, id: str) -> ApiKey:
-        """Revokes a key permanently; services apply this within their ``auth.cache_ttl_s``.
+        """Revokes a key permanently; services refuse it within their ``auth.cache_ttl_s``.
 
         Raises:
             UnknownKey: No key has this id.
         """
         if not _ID.fullmatch(id):
-            raise UnknownKey(f"{id[:_MAX_NAME]!r} is no id of a key; `tasc key list` has them")
+            raise UnknownKey(
+                f"{id[:_MAX_NAME]!r} is not the id of a key; `tasc key list` shows the ids"
+            )
         for digest, text in self._client.hscan_iter(keys.API_KEYS, match=f"{id}*"):
             key = replace(_parsed(text), revoked=True)
             self._client.hset(keys.API_KEYS, as_text(digest), key.to_json())
@@ -170,7 +174,7 @@ end
 return redis.call('HMGET', KEYS[1], 'note', 'answer')
 """
 
-# An answer whose note has expired meanwhile would never expire.
+# Without its note, which may have expired by now, an answer would never expire.
 _KEEP = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 return redis.call('HSETNX', KEYS[1], 'answer', ARGV[1])
@@ -189,12 +193,12 @@ class IdempotencyStore:
         self._keep = client.register_script(_KEEP)
 
     def claim(self, task: str, name: str, note: str) -> tuple[str, bytes | None]:
-        """Stores a first attempt unless there is one; returns its note, and its answer if known."""
+        """Stores a first attempt if none is stored; returns its note, and its answer if known."""
         found, answer = self._claim([_key(task, name)], [note, self._ttl_s])
         return as_text(found), answer
 
     def keep(self, task: str, name: str, answer: bytes) -> None:
-        """Stores the answer of a first attempt; if there are several, the first one."""
+        """Stores the answer of a first attempt; an answer that is already stored is kept."""
         self._keep([_key(task, name)], [answer])
 
 

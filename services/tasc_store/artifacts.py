@@ -1,8 +1,8 @@
 """Immutable versions of draft indexes and other files, in Redis and on local disks.
 
-A version exists once its record is written, and is *current* once announced. Files are stored in
-Redis as chunks. Chunks without a record, left by a killed publish, expire. Records and the pointer
-to the current version are changed in Lua scripts, which are atomic.
+A version exists once its record is written, and is *current* once it is announced. Files are stored
+in Redis as chunks. Chunks without a record, which a killed process left, expire. Records and the
+pointer to the current version are changed in Lua scripts, which are atomic.
 """
 
 import hashlib
@@ -30,20 +30,20 @@ from tasc_store.errors import (
     UnknownVersion,
 )
 
-# Pieces that are not made permanent within this time expire.
+# Chunks that are not made permanent within this time expire.
 UNSEALED_S = 3600
 
 
 def verified(
     blocks: Iterable[bytes], size_bytes: int, sha256: str, damaged: Callable[[str], Exception]
 ) -> Iterator[bytes]:
-    """Yields the blocks, and checks their total size and checksum after the last one.
+    """Yields the blocks, and checks their total size and checksum after the last block.
 
     Args:
-        damaged: Makes the error from a description of the damage.
+        damaged: Makes an exception from a description of the damage.
 
     Raises:
-        Exception: The result of ``damaged``: the size or the checksum differs.
+        Exception: The size or the checksum differs; the exception is the result of ``damaged``.
     """
     size, digest = 0, hashlib.sha256()
     for block in blocks:
@@ -65,7 +65,7 @@ return 1
 """
 
 # KEYS: records, pointer, fingerprints; ARGV: version, fingerprint and, optionally, the version that
-# must be current, 0 for none.
+# must be current (0: no version).
 ANNOUNCE = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 if ARGV[3] and (redis.call('GET', KEYS[2]) or '0') ~= ARGV[3] then return -1 end
@@ -91,21 +91,21 @@ return 1
 
 
 CHUNK_BYTES = 16 * 1024 * 1024
-INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files; each has its own versions
+INDEX, VOCABULARY = "index", "vocabulary"  # kinds of files, with separate versions
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """The record of one version of one task's index, or other file, for one tokenizer.
+    """The record of one version of a task's index, or of another file, for one tokenizer.
 
     Attributes:
-        version: Number from 1, increasing; numbers of failed publishes are skipped.
+        version: Number from 1, increasing; numbers of failed `publish` calls are skipped.
         size_bytes: Size of the whole file.
         sha256: SHA-256 of the whole file, hexadecimal.
-        chunks: Number of its pieces.
-        corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
-        created_at: Time of its creation, in seconds since the epoch.
-        forecast: Tokens per step measured on rows that it did not contain; None: unknown.
+        chunks: Number of its chunks.
+        corpus_rows: The file was built from rows ``[0, corpus_rows)``; None: unknown.
+        created_at: Time of creation, in seconds since the epoch.
+        forecast: Tokens per step, measured on rows that are not in the index; None: unknown.
     """
 
     task: str
@@ -120,18 +120,18 @@ class Artifact:
 
     @property
     def rows_in_words(self) -> str:
-        """The number of rows, for display; an index of no rows is not built."""
+        """The number of rows, for display; never 0, since an index without rows is not built."""
         return f"{self.corpus_rows:,} rows" if self.corpus_rows else "rows unknown"
 
 
 class ArtifactStore:
-    """The versions of one task's index, or other kind of file, for one tokenizer fingerprint.
+    """The versions of a task's index, or of another kind of file, for one tokenizer fingerprint.
 
     Every method raises `StoreError` when Redis fails.
 
     Args:
         kind: INDEX or VOCABULARY.
-        chunk_bytes: Size of the pieces that `publish` writes; not needed for reading.
+        chunk_bytes: Size of the chunks that `publish` writes; not needed for reading.
     """
 
     def __init__(
@@ -161,19 +161,19 @@ class ArtifactStore:
         """Stores a file as the next version, reads it back, and only then writes its record.
 
         Args:
-            corpus_rows: It was built from rows ``[0, corpus_rows)``; None: unknown.
-            forecast: Tokens per step that it is expected to bring.
+            corpus_rows: The file was built from rows ``[0, corpus_rows)``; None: unknown.
+            forecast: Expected tokens per step when drafting from the index.
 
         Raises:
             ValueError: The file is empty.
-            CorruptArtifact: The bytes read back differ from those written.
+            CorruptArtifact: The bytes read back differ from the written ones.
             StoreError: Publishing took more than an hour.
         """
         with path.open("rb") as file:
             version = int(self._client.incr(self._key("last")))
             names, size, digest = list[str](), 0, hashlib.sha256()
-            # After any error, the written pieces are removed. Otherwise a server that they filled
-            # would stay full until they expire.
+            # After any error, the written chunks are removed. Otherwise, a server that is full of
+            # them would stay full until they expire.
             try:
                 while block := file.read(self._chunk_bytes):
                     names.append(self._key("chunk", version, len(names)))
@@ -200,15 +200,15 @@ class ArtifactStore:
                     if names:
                         self._client.unlink(*names)
                 raise
-            # From here on, nothing is removed, since the record may exist if the reply was lost.
+            # From here on, nothing is removed: the record may exist even if its reply was lost.
             self._seal(artifact)
         return artifact
 
     def announce(self, version: int, *, after: int | None = None) -> None:
-        """Makes a version the current one. An older one is a rollback.
+        """Makes a version current. An older version is allowed, as a rollback.
 
         Args:
-            after: The version that must be current, 0 for none; unset: any.
+            after: The version that must be current (0: no version); unset: any version.
 
         Raises:
             UnknownVersion: The version does not exist.
@@ -224,14 +224,14 @@ class ArtifactStore:
         if moved < 0:
             raise IndexChanged(
                 f"version {after or 'none'} of {self._name} is not current any more: another "
-                f"process announced one; version {version} is kept, look at `tasc index list`"
+                f"process announced a version; version {version} is kept, see `tasc index list`"
             )
 
     def current(self) -> Artifact | None:
-        """The announced version, or None if there is none.
+        """The current version; None if no version was announced.
 
         Raises:
-            CorruptArtifact: Its record is missing.
+            CorruptArtifact: The version's record is missing.
         """
         found = self._current([self._records, self._pointer])
         return None if found is None else self._parsed(int(found[0]), found[1])
@@ -248,16 +248,16 @@ class ArtifactStore:
         return sorted(int(version) for version in self._client.hkeys(self._records))
 
     def other_fingerprints(self) -> list[str]:
-        """The other tokenizers for which the task has an announced index."""
+        """The fingerprints of other tokenizers for which the task has a current index."""
         found = {as_text(f) for f in self._client.smembers(self._fingerprints)}
         return sorted(found - {self.fingerprint})
 
     def download(self, artifact: Artifact, path: Path) -> None:
-        """Replaces a file with an artifact's bytes if they are correct.
+        """Writes an artifact's bytes to a file, which is replaced only if they are correct.
 
         Raises:
-            CorruptArtifact: Chunks are missing, maybe deleted meanwhile, or size or checksum
-                differ.
+            CorruptArtifact: Chunks are missing, maybe because the version was deleted, or size or
+                checksum differ.
             FingerprintMismatch: The artifact is for another task or tokenizer.
         """
         self.require_own(artifact)
@@ -265,7 +265,7 @@ class ArtifactStore:
             out.writelines(self._blocks(artifact))
 
     def head(self, artifact: Artifact, size: int) -> bytes:
-        """The first bytes of an artifact, at most ``size`` of its first chunk, not verified."""
+        """Returns up to ``size`` first bytes of an artifact's first chunk, without verification."""
         found: Any = self._client.getrange(self._chunks(artifact)[0], 0, size - 1)
         return bytes(found)
 
@@ -274,17 +274,17 @@ class ArtifactStore:
 
         Raises:
             UnknownVersion: The version does not exist.
-            StoreError: The version is the current one.
+            StoreError: The version is current.
         """
         names = self._chunks(self.get(version))
         gone = self._delete([self._records, self._pointer, *names], [version])
         if not gone:
             raise StoreError(
-                f"version {version} of {self._name} is the current one; announce another first"
+                f"version {version} of {self._name} is current; announce another version first"
             )
 
     def prune(self, keep: int) -> list[int]:
-        """Removes all but the newest ``keep`` versions and the current one; returns those removed.
+        """Removes all versions but the newest ``keep`` and the current one; returns removed ones.
 
         Raises:
             ValueError: ``keep`` is below 1.
@@ -352,7 +352,7 @@ class ArtifactStore:
     def _unknown(self, version: int) -> UnknownVersion:
         known = ", ".join(map(str, self.versions())) or "none"
         no = f"no {self._kind} version {version} of {self._name}"
-        return UnknownVersion(f"{no}; there are: {known}")
+        return UnknownVersion(f"{no}; existing versions: {known}")
 
 
 _SUFFIX = ".index"
@@ -361,8 +361,9 @@ _SUFFIX = ".index"
 class ArtifactCache:
     """A folder of artifacts, shared by the processes of a machine.
 
-    A file is unlinked when ``keep`` others of its task and tokenizer were fetched after it.
-    Processes that have mapped it keep it, since POSIX frees the bytes with the last mapping.
+    A file is unlinked when ``keep`` other files of its task and tokenizer were used after it.
+    Processes that have mapped the file can still read it, since POSIX frees its bytes with the last
+    mapping.
 
     Args:
         keep: Number of files kept per task and tokenizer; at least 1.
@@ -380,7 +381,7 @@ class ArtifactCache:
         self._lock_timeout_s = lock_timeout_s
 
     def fetch(self, store: ArtifactStore, artifact: Artifact) -> Path:
-        """Returns the file with an artifact's bytes; downloads it unless it exists with its size.
+        """Returns the file with an artifact's bytes; downloads it if no file has the right size.
 
         Raises:
             FingerprintMismatch: The artifact does not belong to this store.
@@ -389,14 +390,14 @@ class ArtifactCache:
         """
         store.require_own(artifact)
         folder = self._directory / artifact.task / artifact.fingerprint
-        # The checksum in the name distinguishes a file from one with the same number that was
-        # published after Redis lost its data.
+        # The checksum in the name distinguishes versions with the same number: Redis may lose its
+        # data and count from 1 again.
         path = folder / f"{artifact.version:08d}-{artifact.sha256[:16]}{_SUFFIX}"
         if not _is_here(path, artifact):
             folder.mkdir(parents=True, exist_ok=True)
             with self._locked(folder / "lock"):
                 if not _is_here(path, artifact):
-                    # The lock is held, so any such file was left by a killed process.
+                    # The lock is held, so a killed process left these files.
                     for left in folder.glob("*.partial"):
                         left.unlink()
                     store.download(artifact, path)
@@ -410,8 +411,8 @@ class ArtifactCache:
             lock = FileLock(path).acquire(self._lock_timeout_s)
         except Timeout as error:
             raise StoreError(
-                f"another process has held {path} for {self._lock_timeout_s} s; see what hangs "
-                "there, or use another cache directory"
+                f"another process has held {path} for {self._lock_timeout_s} s; end it if "
+                "it hangs, or use another cache directory"
             ) from error
         with lock:
             yield
@@ -427,7 +428,7 @@ def _is_here(path: Path, artifact: Artifact) -> bool:
     try:
         if path.stat().st_size != artifact.size_bytes:
             return False
-        os.utime(path)  # used again, such as after a rollback, so evicted last
+        os.utime(path)  # marks the file as used, so that it is evicted last
     except FileNotFoundError:
         return False
     return True

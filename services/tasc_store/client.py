@@ -37,7 +37,7 @@ OLDEST = (6, 2)
 _RETRIES = 2
 _Result = TypeVar("_Result")
 
-# Errors of servers without their code, which servers before Redis 7 leave out in a Lua script.
+# Parts of servers' error messages. Before Redis 7, errors in Lua scripts have no error code.
 _FULL = "when used memory"
 _REPLICA = "read only replica"
 _CUT_OFF = "Link with MASTER is down"
@@ -74,7 +74,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     """Returns a client whose server answers, is new enough and accepts writes.
 
     The client follows a failover behind one address: if a server is no longer the primary, the
-    client drops its idle connections and repeats the call on a new one.
+    client drops its idle connections and repeats the call on a new connection.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``.
@@ -98,7 +98,7 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
 
 
 def require_version(version: str, url: str) -> None:
-    """Raises StoreTooOld if the server at the URL, of this version, lacks commands we use."""
+    """Raises StoreTooOld if a server of this version lacks commands that this package uses."""
     found = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if found < OLDEST:
         raise StoreTooOld(
@@ -120,7 +120,7 @@ def translated(url: str) -> Iterator[None]:
     """
     try:
         yield
-    except NoScriptError:  # the library loads the script then, and repeats the call
+    except NoScriptError:  # on this error, the library loads the script and repeats the call
         raise
     except RedisError as error:
         raise _explained(redact(url), error) from error
@@ -142,7 +142,7 @@ class StoreClient(redis.Redis):
     """A client whose commands, scripts and transactions raise `StoreError`, see `translated`.
 
     Attributes:
-        url: The URL that messages name; empty: that of the server.
+        url: The URL for messages; empty: the address of the server is used.
     """
 
     url = ""
@@ -164,9 +164,9 @@ class _NotPrimary(redis.ConnectionError):
 
 
 class _Reconnecting(Retry):
-    """Retries on a new connection, also if the server is no longer the primary.
+    """Retries on a new connection, even if the server is no longer the primary.
 
-    Another server may answer at the same address meanwhile. Idle connections are closed too,
+    By then, another server may answer at the same address. Idle connections are closed too,
     because the former primary would still return old values. A connection in use is closed at its
     next refused write.
     """
@@ -176,7 +176,7 @@ class _Reconnecting(Retry):
         self.drop_idle: Callable[[], object] = lambda: None
 
     def __deepcopy__(self, memo: object) -> Self:
-        return self  # each connection copies it, and all belong to one pool
+        return self  # each connection copies this object, and all belong to one pool
 
     def call_with_retry(self, do: Callable[[], _Result], *args: Any, **options: Any) -> _Result:
         def tried() -> _Result:
@@ -197,11 +197,11 @@ def _client(url: str, timeout_s: float) -> StoreClient:
     try:
         timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
         client = cast(StoreClient, StoreClient.from_url(url, retry=retry, **timeouts))
-        client.connection_pool.make_connection()  # makes an object, no connection: reads options
+        client.connection_pool.make_connection()  # does not connect, but checks the options
     except (TypeError, ValueError):
         # Not chained: the library's message can quote a part of the password.
         raise StoreUnreachable(
-            f"{redact(url)} is no Redis URL; write redis://[user:password@]host:port/db, with"
+            f"{redact(url)} is not a Redis URL; write redis://[user:password@]host:port/db, with"
             " special characters of the password percent-encoded"
         ) from None
     client.url = redact(url)
@@ -224,16 +224,16 @@ def _explained(shown: str, error: RedisError) -> StoreError:
     if _TOO_FEW_REPLICAS in text:
         return StoreReadOnly(
             f"Redis at {shown} refuses writes, since it has fewer replicas than its"
-            " min-replicas-to-write; repair them, or lower it"
+            " min-replicas-to-write; repair the replicas, or lower this setting"
         )
     if "MISCONF" in text:
-        return StoreReadOnly(f"Redis at {shown} refuses writes, see to its disk: {text}")
+        return StoreReadOnly(f"Redis at {shown} refuses writes; check its disk: {text}")
     if _CUT_OFF in text:
         return StoreUnreachable(
             f"Redis at {shown} is a replica that has lost its primary; use the primary's URL"
         )
     if isinstance(error, BusyLoadingError):
-        return StoreUnreachable(f"Redis at {shown} is loading its data; wait until it has ended")
+        return StoreUnreachable(f"Redis at {shown} is still loading its data; wait and try again")
     if _UNTRUSTED in text:
         return StoreUnreachable(
             f"the certificate of Redis at {shown} is not trusted ({text}); name the file of its"

@@ -13,10 +13,10 @@ import redis
 from tasc_store import keys
 from tasc_text import is_unicode
 
-# One call is one Lua script, and a script keeps every other client of the server waiting.
+# Rows in one call. A call is one Lua script, during which all other clients of the server wait.
 MAX_BATCH = 1000
 
-# SADD comes first: a full or read-only server refuses the first write, so no row is half written.
+# SADD comes first: a full or read-only server refuses this write, so no row is half written.
 _APPEND = """
 local added = 0
 for i = 1, #ARGV, 2 do
@@ -72,7 +72,7 @@ class CorpusStore:
         self._keys = keys.task_key(checked, "corpus", "keys")
 
     def append(self, rows: Sequence[CorpusRow]) -> Appended:
-        """Append the rows whose key is new, in the given order. On an error, no row is appended.
+        """Appends the rows whose key is new, in the given order. On an error, no row is appended.
 
         If the server's reply is lost, the call is repeated, and rows that the first call added
         count as known.
@@ -93,7 +93,7 @@ class CorpusStore:
         return int(self._client.llen(self._rows))
 
     def read(self, start: int, stop: int) -> list[CorpusRow]:
-        """Return the rows at positions ``[start, stop)`` in append order.
+        """Returns the rows at positions ``[start, stop)`` in append order.
 
         Returns fewer rows if the corpus ends before ``stop``.
 
@@ -108,7 +108,7 @@ class CorpusStore:
         return [CorpusRow(*json.loads(row)) for row in rows]
 
 
-# The same limit for collected rows, which may be longer.
+# The limit of one call for collected rows, which may be longer than corpus rows.
 MAX_COLLECTED = 500
 
 # The end of a script that removed the `removed` oldest rows, with `freed` bytes in total.
@@ -146,7 +146,7 @@ return {tonumber(redis.call('HGET', KEYS[2], 'first') or '0'),
         redis.call('LRANGE', KEYS[1], 0, ARGV[1] - 1)}
 """
 
-# ARGV: number of the first row to keep, maximum rows to remove. Returns how many were removed.
+# ARGV: number of the first row to keep, maximum rows to remove. Returns how many rows were removed.
 _REMOVE = (
     """
 local first, removed, freed = tonumber(redis.call('HGET', KEYS[2], 'first') or '0'), 0, 0
@@ -183,7 +183,7 @@ class CollectedBatch:
     """The oldest collected rows.
 
     Attributes:
-        end: The number after that of the last row, for `CollectedRows.remove`.
+        end: The number that follows the last row's number, for `CollectedRows.remove`.
     """
 
     rows: tuple[CollectedRow, ...]
@@ -193,7 +193,7 @@ class CollectedBatch:
 class CollectedRows:
     """The collected rows of one task, for any number of concurrent writers.
 
-    A reader may die at any moment without losing rows, because reading does not remove them. Every
+    A reader may die at any moment without losing rows, because reading does not remove rows. Every
     method raises `StoreError` if Redis fails.
     """
 
@@ -204,7 +204,7 @@ class CollectedRows:
         self._add, self._read, self._remove = map(client.register_script, (_ADD, _READ, _REMOVE))
 
     def add(self, rows: Sequence[CollectedRow], *, max_rows: int, max_bytes: int) -> int:
-        """Add rows, and drop the oldest ones beyond the limits.
+        """Adds rows, and drops the oldest rows beyond the limits.
 
         If the server's reply is lost, the call is repeated, which may duplicate rows.
 
@@ -222,17 +222,17 @@ class CollectedRows:
         return int(self._add(self._keys, [max_rows, max_bytes, *encoded]))
 
     def read(self, limit: int = MAX_COLLECTED) -> CollectedBatch:
-        """Return up to ``limit`` of the oldest rows, without removing them."""
+        """Returns up to ``limit`` of the oldest rows, without removing them."""
         first, rows = self._read(self._keys, [limit])
         return CollectedBatch(
             tuple(CollectedRow(*json.loads(row)) for row in rows), first + len(rows)
         )
 
     def remove(self, end: int) -> int:
-        """Remove the rows with numbers below ``end``.
+        """Removes the rows with numbers below ``end``.
 
         Returns:
-            The number of rows removed; another reader may have removed some before.
+            The number of rows removed; another reader may have removed others.
         """
         total = 0
         while removed := int(self._remove(self._keys, [end, MAX_COLLECTED])):

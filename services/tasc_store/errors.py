@@ -1,4 +1,4 @@
-"""Errors of the store. Messages name the server, but never its password, and a remedy."""
+"""Errors of the store. Messages name the server and a remedy, but never the server's password."""
 
 
 class StoreError(Exception):
@@ -30,7 +30,7 @@ class UnknownTask(StoreError):
 
 
 class UnknownVersion(StoreError):
-    """The task or index exists, but not that version of it."""
+    """The task or index exists, but this version of it does not."""
 
 
 class UnknownKey(StoreError):
@@ -42,11 +42,11 @@ class TaskInUse(StoreError):
 
 
 class TaskChanged(StoreError):
-    """Another version of the task was added since it was read."""
+    """Another version of the task was added after the caller read the task."""
 
 
 class IndexChanged(StoreError):
-    """Another index version became current since it was read."""
+    """Another index version became current after the caller read the current version."""
 
 
 class CorruptArtifact(StoreError):
@@ -70,7 +70,7 @@ class FilesFull(StoreError):
 
 
 class FilesNotShared(StoreError):
-    """This process does not see the files that other processes of the same Redis store."""
+    """This process does not see the files of other processes that use the same Redis."""
 
 
 class UnknownBatch(StoreError):
@@ -86,8 +86,8 @@ class BatchesFull(StoreError):
 
 
 class LinesFull(StoreError):
-    """An owner's open batches would have too many lines together."""
+    """An owner's unfinished batches would have too many lines together."""
 
 
 class LeaseLost(StoreError):
-    """Another worker holds the batch; this one must not write to it any more."""
+    """Another worker holds the batch; the caller must not write to it any more."""

@@ -1,4 +1,4 @@
-"""Names of the Redis keys, and the names allowed in them.
+"""Names of Redis keys, and checks of the task names and fingerprints in them.
 
 The braces are literal: a Redis Cluster hashes the text between them, so that all keys of one task
 share a slot and one Lua script may use several of them.
@@ -10,7 +10,7 @@ ALL_TASKS = "tasc:tasks"
 API_KEYS = "tasc:api-keys"
 # Keys of files and batches, which belong to no task. Task names cannot contain an @.
 SHARED = "tasc:{@batches}"
-# Deleted, but never written: a command that needs write access and leaves no data.
+# Commands on this key test write access; they leave no data.
 WRITE_PROBE = "tasc:write-probe"
 
 _TASK = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}")
@@ -31,7 +31,7 @@ def checked_task(name: str) -> str:
     """Returns the name.
 
     Raises:
-        ValueError: It is not allowed in a key or a file name.
+        ValueError: The name is not allowed in a key or a file name.
     """
     return _checked(_TASK, "task name", name, 64)
 
@@ -40,7 +40,7 @@ def checked_fingerprint(fingerprint: str) -> str:
     """Returns the tokenizer fingerprint.
 
     Raises:
-        ValueError: It is not allowed in a key or a file name.
+        ValueError: The fingerprint is not allowed in a key or a file name.
     """
     return _checked(_FINGERPRINT, "tokenizer fingerprint", fingerprint, 128)
 
@@ -48,7 +48,7 @@ def checked_fingerprint(fingerprint: str) -> str:
 def _checked(pattern: re.Pattern[str], kind: str, value: str, longest: int) -> str:
     if not pattern.fullmatch(value):
         raise ValueError(
-            f"{kind} {value!r} will not do; use 1 to {longest} of the characters a-z A-Z 0-9 . _ -"
-            " and begin with a letter or digit"
+            f"{kind} {value!r} is not allowed; use 1 to {longest} of the characters a-z A-Z 0-9 . _"
+            " -, and begin with a letter or digit"
         )
     return value

@@ -22,7 +22,7 @@ _RESERVED = (
 class ChatTemplate(Template):
     """A Jinja template, and the turns that each conversation begins with.
 
-    Prompts equal those of ``tokenizer.apply_chat_template`` in transformers, except that messages
+    Prompts equal the results of ``tokenizer.apply_chat_template``, except that clients' messages
     can spell neither special tokens nor other tokens that the template writes around messages.
 
     Attributes:
@@ -76,7 +76,7 @@ class ChatTemplate(Template):
         """Renders the prompt of a row's input, or of a conversation.
 
         Args:
-            quote: Function applied to the texts of all turns, and to the variables of the client.
+            quote: Function applied to the texts of all turns, and to the client's variables.
 
         Raises:
             MessageError: The template refuses the conversation, fails, or exceeds a limit.
@@ -120,7 +120,7 @@ def _variables(asked: Conversation) -> dict[str, Any]:
     if taken := [name for name in found if name in _RESERVED]:
         raise MessageError(
             "chat_template_kwargs",
-            f"chat_template_kwargs has {taken[0]}, which is not the client's to set; remove it",
+            f"chat_template_kwargs has {taken[0]}, which clients may not set; remove it",
         )
     return found
 

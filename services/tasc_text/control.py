@@ -1,9 +1,9 @@
 """Prevents texts of clients from spelling control tokens, such as ``<|im_end|>``.
 
 A tokenizer converts the spelling of an added token to that token anywhere in a text. In a prompt,
-only the template may write tokens that control the model. `ControlTokens` finds spellings, and
-encodes a prompt in which only given ones are control tokens. `template` determines which ones these
-are.
+only the template may write tokens that control the model. `ControlTokens` finds such spellings, and
+encodes a prompt in which only given spellings become control tokens. The module `template`
+determines these spellings.
 """
 
 import re
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Spellings:
-    """Finds the added tokens of a tokenizer in texts, by its own rules and in linear time.
+    """Finds a tokenizer's added tokens in texts, by the tokenizer's rules and in linear time.
 
     Args:
         backend: The tokenizer.
@@ -64,7 +64,7 @@ class ControlTokens:
     Args:
         backend: The tokenizer.
         spellings: The spellings of the tokenizer.
-        ids: Ids of the tokens; ids that are not of added tokens are ignored.
+        ids: Ids of the tokens; ids of other than added tokens are ignored.
     """
 
     def __init__(self, backend: Tokenizer, spellings: Spellings, ids: Iterable[int]) -> None:
@@ -99,7 +99,7 @@ class ControlTokens:
         return [span for span in self._spellings.find(text) if span.id in self._contents]
 
     def without_signs(self, text: str) -> str:
-        """Replaces the signs in a text by marks, so that it can be no part of a spelling."""
+        """Replaces the signs in a text by marks, so that the text cannot be part of a spelling."""
         if not self.may_spell(text):
             return text
         return self._hidden.sub(lambda found: MARK * len(found[0]), text)
@@ -109,11 +109,11 @@ class ControlTokens:
         return _replaced(text, [(s, MARK * (s.end - s.begin)) for s in self.find(text)])
 
     def example(self, spans: Sequence[Span]) -> str:
-        """The text of the first of these spellings, else of any control token."""
+        """The text of the first of these spellings; without spellings, of any control token."""
         return next(iter([self._contents[span.id] for span in spans] or self._ids))
 
     def beyond(self, ids: Sequence[int], spans: Sequence[Span]) -> bool:
-        """Whether ids have control tokens that the text does not spell, except unknown text."""
+        """Whether ids have control tokens that the text does not spell. Unknown text is ignored."""
         counted = self._contents.keys() - self._unknown
         wanted = [span.id for span in spans if span.id in counted]
         return [id_ for id_ in ids if id_ in counted] != wanted
@@ -125,12 +125,12 @@ class ControlTokens:
         a control token is left out.
 
         Args:
-            written: The places of these spellings, in order.
+            written: The places of the spellings that become control tokens, in order.
         """
         named = _replaced(text, [(span, self._named(text, span)) for span in written])
         copy, real = self._renamed
         encoding = copy.encode(named, add_special_tokens=False)
-        # The model converts a text to a control token if its vocabulary has it.
+        # The model itself converts a text to a control token if its vocabulary has the token.
         own = self._contents.keys() - real.keys()
         if own.isdisjoint(found := encoding.ids):
             return [real.get(id_, id_) for id_ in found]
@@ -145,7 +145,7 @@ class ControlTokens:
         return ids
 
     def _named(self, text: str, span: Span) -> str:
-        """A spelling with its secret name, and the white space that the token takes around it."""
+        """A token's secret name, with the white space that the token takes around its spelling."""
         spelled = text[span.begin : span.end]
         begin = len(spelled) - len(spelled.lstrip())
         return spelled[:begin] + self._secret[span.id] + spelled[len(spelled.rstrip()) :]
@@ -164,10 +164,10 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
-        """A copy of the tokenizer whose control tokens have secret names, and its ids' real ones.
+        """A copy of the tokenizer whose control tokens have secret names, and real ids by its ids.
 
-        The copy shares the model, so it costs neither time nor memory. It numbers added tokens
-        differently.
+        The copy shares the model, so it costs neither time nor memory. The ids of its added tokens
+        are different.
         """
         made = Tokenizer(self._backend.model)
         for part in ("normalizer", "pre_tokenizer"):
@@ -183,13 +183,13 @@ class ControlTokens:
             flag: getattr(self._spellings.added[id_], flag)
             for flag in ("lstrip", "rstrip", "single_word", "normalized", "special")
         }
-        if id_ in self._contents:  # written by the template, regardless of texts beside it
+        if id_ in self._contents:  # written by the template, whatever text is next to it
             flags["single_word"] = False
         return AddedToken(name, **flags)
 
 
 def _numbers(copy: Tokenizer, names: Mapping[str, int]) -> dict[int, int]:
-    """The ids of tokens by their ids in a copy."""
+    """The tokenizer's ids of tokens, by their ids in a copy."""
     pairs = ((copy.token_to_id(name), id_) for name, id_ in names.items())
     return {number: id_ for number, id_ in pairs if number is not None}
 
@@ -203,7 +203,7 @@ def _replaced(text: str, others: Iterable[tuple[Span, str]]) -> str:
 
 
 def _signs(texts: Collection[str]) -> str:
-    """A few characters, preferably signs, at least one of which is in each text."""
+    """A few characters, preferably signs, such that each text has at least one of them."""
     chosen, left = "", set(texts)
     while left:
         letters = sorted({letter for text in left for letter in text})

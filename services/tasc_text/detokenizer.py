@@ -11,7 +11,7 @@ class IncrementalDetokenizer:
     """Decodes one answer as its tokens arrive.
 
     Text that may become part of a stop string, or change when the last bytes of a character arrive,
-    is held back. So the joined results of ``take`` are always the beginning of ``text``.
+    is held back. So the joined results of ``take`` are always a prefix of ``text``.
 
     Args:
         tokenizer: The target's tokenizer.
@@ -71,7 +71,7 @@ class IncrementalDetokenizer:
         self._ids.append(token)
         try:
             return self._decode.step(self._tokenizer, token)
-        except Exception:  # a plain one: an invalid byte token joined a valid run
+        except Exception:  # tokenizers raises a bare Exception if a byte token breaks a valid run
             whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
             self._decode = DecodeStream(self._ids, skip_special_tokens=True)
             self._text, piece = whole[: self._firm], whole[self._firm :]
@@ -81,7 +81,7 @@ class IncrementalDetokenizer:
         before = len(self._text)
         self._text += piece
         stops = self._stop if len(self._ids) > self._min_tokens else ()
-        # Each from where it would end in the piece, since earlier ones may not count yet.
+        # Only matches that end in the new piece: earlier ones were within min_tokens.
         starts = ((s, self._text.find(s, max(0, before - len(s) + 1))) for s in stops)
         found = [(at, at + len(s)) for s, at in starts if at >= 0]
         if found:
@@ -90,7 +90,7 @@ class IncrementalDetokenizer:
         return self.stopped
 
     def _held(self) -> int:
-        """Length of the longest tail that is a proper beginning of a stop string."""
+        """Length of the longest tail that is a prefix of a stop string."""
         tail = self._text[max(self._taken, len(self._text) - self._longest + 1) :]
         return next(
             (

@@ -1,8 +1,8 @@
 """Finds the tokens that end a model's answers in the files of its folder.
 
-No single file is complete for all models. Chat models often end a turn with another token than a
-text, and a fine-tuned model may name its end in one file only. So each token that any file names as
-an end ends an answer.
+No single file is complete for all models. Chat models often end a turn with another token than they
+end a text, and a fine-tuned model may name its end in one file only. So every token that any file
+names as an end ends an answer.
 """
 
 import json
@@ -23,8 +23,8 @@ _ANSWER = "an-answer-of-the-model"
 def named_ends(folder: Path) -> dict[str, tuple[int, ...]]:
     """Returns the ends of answers by the file that names them, without files that name none.
 
-    The first one is the end that the model most likely writes: the one after an answer in the chat
-    template, else the tokenizer's ``eos_token``, else the first of the model's settings.
+    The first end is the one that the model most likely writes: the end after an answer in the chat
+    template, else the tokenizer's ``eos_token``, else the first end in the model's settings.
 
     Raises:
         TokenizerError: A file cannot be read, or the chat template breaks its renderer.
@@ -44,7 +44,7 @@ def named_ends(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a file; an empty one if there is no file or no object in it.
+    """Returns the object in a file; an empty object if there is no file or it has no object.
 
     Raises:
         TokenizerError: The file cannot be read as JSON.
@@ -59,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """Returns the ids of added tokens, the only ones found verbatim in a text."""
+    """Returns the ids of added tokens, the only tokens that are found verbatim in a text."""
     return {t["content"]: t["id"] for t in read_json(path).get("added_tokens", [])}
 
 
@@ -73,7 +73,7 @@ def _known(texts: tuple[str | None, ...], ids: Mapping[str, int]) -> tuple[int, 
 
 
 def _eos(settings: Mapping[str, Any]) -> Any:
-    """Returns the end in settings; a model with several parts may have it in its text part."""
+    """Returns the end in settings; for a model with several parts, maybe from its text part."""
     named, text = settings.get("eos_token_id"), settings.get("text_config")
     return text.get("eos_token_id") if named is None and isinstance(text, dict) else named
 
@@ -86,7 +86,7 @@ def _ids(named: Any) -> tuple[int, ...]:
 def _turn_end(
     folder: Path, settings: Mapping[str, Any], special: Mapping[str, str], ids: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Returns the token that the chat template writes after an answer, if it is an added one."""
+    """Returns the token that the chat template writes after an answer, if it is an added token."""
     source = _template(folder, settings)
     if source is None or not ("eos_token" in source or any(text in source for text in ids)):
         return ()

@@ -19,7 +19,7 @@ _OTHERS = {
 
 
 def file_in_words(path: Path) -> str:
-    """Describes a file that was named in place of a folder, and a remedy."""
+    """Describes a file that was named instead of a folder, and a remedy."""
     ends = path.suffix.lower()
     if ends == ".gguf":
         return _gguf(path)
@@ -59,7 +59,7 @@ def _gguf(path: Path) -> str:
     saved = f".save_pretrained({path.stem!r})"
     lines = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig",
-        # Without it, transformers treats the model as quantised and refuses to save it.
+        # Without this config, transformers treats the model as quantised and refuses to save it.
         f"AutoModelForCausalLM.from_pretrained({place}, "
         f"quantization_config=GgufConfig(dequantize=True)){saved}",
         f"AutoTokenizer.from_pretrained({place}){saved}",
@@ -72,7 +72,7 @@ def _gguf(path: Path) -> str:
 
 def _pickled(folder: Path) -> str:
     return (
-        "weights in pickle, which may run code; where you trust them, load them and save them as "
+        "weights in pickle, which may run code; if you trust them, load them and save them as "
         f"safetensors: AutoModelForCausalLM.from_pretrained({str(folder)!r})"
         ".save_pretrained(another folder), and the tokenizer likewise"
     )

@@ -1,6 +1,6 @@
 """Renders chat templates with transformers' sandbox in a separate process, within limits.
 
-The sandbox denies a template access to files and to Python's internals. It does not stop endless
+The sandbox denies a template access to files and to Python's internals, but does not stop endless
 loops or huge texts, and a single call into C code cannot be interrupted by a thread. So templates
 are rendered in a process that is killed at the limit; the next prompt starts another one.
 """
@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 LIMIT_S: Final = 1.0  # processor time of one prompt; most take under a millisecond
 MOST_CHARACTERS: Final = 4_000_000  # characters of one prompt
-MEMORY: Final = 512 << 20  # bytes above those of the process when it starts
+MEMORY: Final = 512 << 20  # bytes in addition to those that the process has at its start
 _KILL_S: Final = 2 * LIMIT_S  # kills code other than Python's, which is not interrupted at LIMIT_S
 _TICK_S: Final = 0.1
 _SHOWN: Final = 500  # characters of a template's own message
@@ -31,7 +31,7 @@ _TOO_LARGE = f"needs more than {MEMORY >> 20} MiB of memory; shorten what it wri
 
 
 class Renderer:
-    """The process, started at the first call. Any thread may call; calls run one after another."""
+    """The process, which the first call starts. Any thread may call; calls run one by one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class Renderer:
             if answer.endswith(b"\n"):
                 return answer, None
             code = process.wait()
-        except BaseException:  # a late answer would be read as that of the next prompt
+        except BaseException:  # a late answer would be read as the next prompt's answer
             self.close()
             raise
         self.close()
@@ -108,11 +108,11 @@ def shared_renderer() -> Renderer:
 
 
 class _Late(BaseException):
-    """Raised at the time limit. It is a BaseException, which Jinja does not catch."""
+    """Raised at the time limit. Jinja does not catch a BaseException."""
 
 
 def serve() -> None:
-    """Renders the prompts on stdin until it ends."""
+    """Renders the prompts on stdin until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text must not be read as an answer
     # Imported here by name, so that no other process of this package imports the library.
@@ -151,10 +151,10 @@ def _answer(render: Any, wanted: dict[str, Any]) -> dict[str, str]:
     except MemoryError:
         return {"error": _TOO_LARGE}
     except TemplateSyntaxError as error:
-        return {"error": f"is no Jinja, in line {error.lineno}: {error.message}"[:_SHOWN]}
+        return {"error": f"is not valid Jinja in line {error.lineno}: {error.message}"[:_SHOWN]}
     except Exception as error:
         refused = type(error) is TemplateError  # by the template's own raise_exception
-        said = f"refuses the messages: {error}" if refused else f"fails on them: {error!r}"
+        said = f"refuses the messages: {error}" if refused else f"fails on the messages: {error!r}"
         return {"error": said[:_SHOWN]}
     if len(text) > MOST_CHARACTERS:
         return {"error": f"writes {len(text)} characters; at most {MOST_CHARACTERS} are taken"}

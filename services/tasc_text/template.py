@@ -55,7 +55,7 @@ class Conversation:
         add_generation_prompt: Whether the prompt ends with the head of an assistant's turn; unset:
             it does.
         variables: A JSON object with further variables of a chat template.
-        reasoning_effort: Another such variable, which format strings need not refuse.
+        reasoning_effort: A variable of chat templates, which format strings ignore.
     """
 
     messages: tuple[Message, ...]
@@ -65,7 +65,7 @@ class Conversation:
     reasoning_effort: str | None = None
 
     def __str__(self) -> str:
-        """All text that a client sent; its length is that of the template's input."""
+        """All text that the client sent; limits of the prompt's size use its length."""
         return "".join((*(m.content + (m.name or "") for m in self.messages), self.variables or ""))
 
     @property
@@ -80,7 +80,7 @@ class Conversation:
         """The input of a format string: the last user message.
 
         Raises:
-            MessageError: There is no user message, or a format string does not support a part.
+            MessageError: There is no user message, or a format string does not support a field.
         """
         for name in ("add_generation_prompt", "variables"):
             if getattr(self, name) is not None:
@@ -98,7 +98,7 @@ class Conversation:
             raise MessageError(
                 ignored[0].split()[0],
                 f"the task's format string takes the last user message only, not "
-                f"{', '.join(ignored)}; remove them, or strict_messages",
+                f"{', '.join(ignored)}; remove these messages, or strict_messages",
             )
         return self.messages[last].content
 
@@ -139,7 +139,7 @@ class Template(ABC):
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """Texts of the task that are put into the template besides a client's texts."""
+        """Texts of the task that are put into the template in addition to a client's texts."""
         return ()
 
     @property
@@ -159,12 +159,13 @@ class Template(ABC):
         are put into the template.
 
         Args:
-            add_special_tokens: None for the value of `adds_special_tokens`.
+            add_special_tokens: Whether the tokenizer adds its special tokens; None: the value of
+                `adds_special_tokens`.
 
         Raises:
-            MessageError: See `render`. It is also raised if texts spell control tokens, and the
-                template changes or examines them, so that its own control tokens cannot be
-                determined.
+            MessageError: See `render`. Also raised if texts spell control tokens, and the template
+                changes or examines these texts, so that the template's own control tokens cannot
+                be determined.
         """
         prompt = self.render(value, texts := _Texts())
         ids = tokenizer.encode_prompt(prompt, False)
@@ -204,7 +205,7 @@ class Template(ABC):
     ) -> list[int]:
         """Returns ids of a prompt in which all control tokens are the template's.
 
-        The prompt is rendered again with marks in place of the signs that spellings in texts need.
+        The prompt is rendered again with marks instead of the signs that spellings in texts need.
         This shows which parts the template wrote, even if it changes the texts. If the template
         examines these signs, only whole spellings are replaced by marks.
 

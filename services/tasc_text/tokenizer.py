@@ -24,16 +24,16 @@ WEIGHT_FILES = ("*.safetensors",)
 
 
 def resolve_folder(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """Return the local folder of a model. Models of the Hugging Face hub are downloaded.
+    """Returns the local folder of a model. Models of the Hugging Face hub are downloaded.
 
     Args:
         model: A folder, or a hub name such as ``Qwen/Qwen2.5-0.5B``.
         revision: A branch, tag or commit of the hub; ignored for a folder.
-        weights: Whether the weights are needed besides tokenizer and configuration.
+        weights: Whether the weights are needed, in addition to tokenizer and configuration.
 
     Raises:
-        TextError: ``model`` is a file, or is not a folder, and the hub does not have it or cannot
-            be reached.
+        TextError: ``model`` is a file; or it is not a folder, and the hub does not have it or
+            cannot be reached.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -53,7 +53,7 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
                 model,
                 revision=revision,
                 allow_patterns=patterns,
-                local_files_only=constants.HF_HUB_OFFLINE,  # 1.x asks for a cached commit's files
+                local_files_only=constants.HF_HUB_OFFLINE,  # else 1.x asks the hub for cached files
             )
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -119,7 +119,7 @@ class TaskTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id plus 1. It is also the id of the document mark of draft indexes."""
+        """The largest id plus 1. This is also the id of the document mark of draft indexes."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
@@ -140,7 +140,7 @@ class TaskTokenizer:
         return frozenset(self.special_tokens.values())
 
     def special_in(self, text: str) -> str | None:
-        """The text of the first special token in a text; None if there is none."""
+        """The text of the first special token in a text; None if the text has none."""
         added = self.spellings.added
         found = (added[span.id] for span in self.spellings.find(text))
         return next((t.content for t in found if t.special and t.content in text), None)
@@ -152,11 +152,11 @@ class TaskTokenizer:
 
     @cached_property
     def controls(self) -> dict[Hashable, tuple[ControlTokens, frozenset[str]]]:
-        """The control tokens of each template, and texts of it that spell none, as a cache."""
+        """A cache: the control tokens of each template, and its own texts that spell none."""
         return {}
 
     def control(self, ids: Iterable[int] = ()) -> ControlTokens:
-        """The tokens that texts of clients may not spell: special ones, ends, and further ones.
+        """The tokens that texts of clients may not spell: special tokens, ends, and further tokens.
 
         Args:
             ids: Ids of the further tokens.
@@ -168,8 +168,8 @@ class TaskTokenizer:
     def word_starts(self) -> NDArray[np.bool_]:
         """``bool[vocab_size + 1]``, read-only: whether a token begins a word.
 
-        Tokens whose text begins with white space do, and tokens without text in answers: special
-        tokens, end-of-sequence, ids without a token, and the document mark, which is the last.
+        A token begins a word if its text begins with white space, or if it has no text in answers:
+        special tokens, end-of-sequence, ids without a token, and the document mark, which is last.
         """
         starts = np.ones(self.vocab_size + 1, bool)
         for id_, text in self._texts.items():
@@ -205,8 +205,8 @@ class TaskTokenizer:
     def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a prompt, by default with the special tokens that the tokenizer adds.
 
-        Leading ones are not added to a prompt that already begins with them. An end of sequence is
-        never added, because nothing would follow it.
+        Leading special tokens are not added to a prompt that already begins with them. An end of
+        sequence is never added, because nothing would follow it.
         """
         ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         return self.with_special_tokens(ids) if add_special_tokens else ids
@@ -249,7 +249,7 @@ class TaskTokenizer:
         return found
 
     def drops_blank(self, id_: int) -> bool:
-        """Whether a text that begins with a token lacks the blank that the token begins with."""
+        """Whether decoding drops a token's leading blank at the beginning of a text."""
         return self.token_bytes(id_)[:1] == b" " and self.decode([id_])[:1] != " "
 
     @cached_property
@@ -285,7 +285,7 @@ class TaskTokenizer:
 def _letters_of_bytes() -> dict[str, int]:
     """The letters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2).
 
-    Printable ones stand for themselves; the others are the letters from 256 on.
+    Printable bytes stand for themselves; the others are the letters from 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -304,8 +304,8 @@ _SHOWN = 8
 def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
     """Loads a tokenizer and finds the token that ends an answer.
 
-    It is ``eos``, else the one in the settings files beside ``tokenizer.json``, else the special
-    token with the most common of the usual names.
+    This token is ``eos``, else the end that the settings files next to ``tokenizer.json`` name,
+    else the special token with the most common of the usual names.
 
     Args:
         path: A folder with a ``tokenizer.json``, or such a file.
@@ -325,8 +325,8 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
     if usual is None:
         shown = ", ".join(list(special)[:_SHOWN]) or "none"
         raise TokenizerError(
-            f"{file} and the settings beside it name no end-of-sequence token; name one with "
-            f"--eos, as in --eos '</s>' (special tokens there: {shown})"
+            f"{file} and the settings next to it name no end-of-sequence token; name one with "
+            f"--eos, as in --eos '</s>' (its special tokens: {shown})"
         )
     return TaskTokenizer(file, [usual])
 

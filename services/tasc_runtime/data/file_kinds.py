@@ -1,8 +1,8 @@
-"""Recognises by their first bytes files that are not UTF-8 text with a JSON object per line.
+"""Recognises files that are not UTF-8 text with a JSON object per line, by their first bytes.
 
 Editors and spreadsheets write byte order marks and UTF-16, and many tools write one JSON array. A
-mark at the beginning of a line is skipped; every other kind of file has one error for the whole
-file in place of one for each line.
+byte order mark at the beginning of a line is skipped. Any other kind of file causes one error for
+the whole file, instead of an error for each line.
 """
 
 import codecs
@@ -35,7 +35,7 @@ def wrong_kind(head: bytes) -> str | None:
         head: The first bytes; `HEAD_BYTES` are enough.
 
     Returns:
-        Words that follow the name of the file; None if the file may have such lines.
+        The end of a message that begins with the file's name; None if the file may be right.
     """
     for magic, kind in _BY_MAGIC.items():
         if head.startswith(magic):

@@ -38,7 +38,7 @@ from tasc_text import TaskTokenizer, Template
 
 log = logging.getLogger(__name__)
 
-PROMPT_TOKENS = 3000  # the last ones of a prompt are kept
+PROMPT_TOKENS = 3000  # a prompt is cut to its last tokens
 _BATCH = 1000
 _KEPT_S = 30 * 86_400.0
 # Files, a table (pandas, Polars, Arrow, `datasets.Dataset`), pairs of input and output, or objects.
@@ -46,15 +46,15 @@ Corpus: TypeAlias = Any
 
 
 def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
-    """Yields rows of a corpus, in order. The key of a row that is not in a file is its number.
+    """Yields rows of a corpus, in order. Outside files, the key of a row is its number.
 
     Args:
-        corpus: A file of rows, several, a table with the columns of ``fields`` (pandas, Polars,
-            Arrow, ``datasets.Dataset``), pairs of input and output, or objects with the fields.
-            Values that are not texts are read by `RowTexts`.
+        corpus: One or several files of rows, a table with the columns of ``fields`` (pandas,
+            Polars, Arrow, ``datasets.Dataset``), pairs of input and output, or objects with the
+            fields. Values that are not texts are read by `RowTexts`.
 
     Raises:
-        FileError: A file cannot be read, or a line of it is not a row.
+        FileError: A file cannot be read, or one of its lines is not a row.
         TypeError: The corpus is none of these.
         ValueError: A column is missing, a row does not give two texts, or its output is blank.
     """
@@ -62,7 +62,7 @@ def rows_of(corpus: Corpus, fields: Fields = Fields()) -> Iterator[CorpusRow]:
     if isinstance(paths, Sequence) and paths and all(isinstance(p, str | Path) for p in paths):
         yield from read_corpus([Path(p).expanduser() for p in paths], fields, _refuse)
         return
-    no_rows = isinstance(corpus, bytes | Mapping) or hasattr(type(corpus), "collect")  # lazy
+    no_rows = isinstance(corpus, bytes | Mapping) or hasattr(type(corpus), "collect")  # lazy table
     columns = None if no_rows else _columns(corpus, fields)
     if columns is None and (no_rows or not isinstance(corpus, Iterable)):
         parts = f" with {', '.join(map(str, corpus))}" if isinstance(corpus, Mapping) else ""
@@ -82,10 +82,10 @@ def _refuse(bad: BadRow) -> None:
 
 
 def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] | None:
-    """Columns of input and output; None if it is not a table."""
+    """The columns of input and output; None if ``table`` is not a table."""
     names = getattr(table, "column_names", None)  # Arrow's
     names = getattr(table, "columns", None) if names is None else names  # pandas'
-    if names is None or callable(names):  # a method of Ray's
+    if names is None or callable(names):  # in Ray, `columns` is a method
         return None
     found = []
     for name in (fields.input, fields.output):
@@ -97,7 +97,7 @@ def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] 
 
 
 def _listed(column: Any) -> Iterable[Any]:
-    """The values as Python objects, also of Arrow (``to_pylist``), pandas and Polars."""
+    """Returns a column's values as Python objects (Arrow: ``to_pylist``; pandas, Polars)."""
     for method in ("to_pylist", "to_list"):
         if hasattr(column, method):
             return cast(Iterable[Any], getattr(column, method)())
@@ -122,7 +122,7 @@ def _row(number: int, given: Any, fields: Fields, texts: RowTexts) -> CorpusRow:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a Python object, also one of numpy, whose arrays pandas keeps in columns."""
+    """Converts a numpy value to a Python object; pandas keeps numpy arrays in columns."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -149,7 +149,7 @@ class TokenRows:
 
 
 def encode(rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: Template) -> TokenRows:
-    """Encodes rows; prompts equal those of requests with the same inputs."""
+    """Encodes rows; prompts equal the prompts of requests with the same inputs."""
     prompts: list[Tokens] = []
     outputs: list[Tokens] = []
     rest = iter(rows)
@@ -197,7 +197,7 @@ def learnt_index(
     """Builds the draft index of rows, with weights learnt on some of them.
 
     Args:
-        settings: Settings of the proposer that will draft from it.
+        settings: Settings of the proposer that will draft from the index.
     """
     found = encode(rows, tokenizer, template)
     weights = corpus_weights(
@@ -217,11 +217,11 @@ def local_index(
     settings: DraftSettings,
     folder: Path | None = None,
 ) -> DraftIndex:
-    """`learnt_index`, built once for the same content.
+    """Returns `learnt_index`, which is built once for the same content.
 
     Args:
         folder: Folder where indexes are kept for a month after their last use; unset: in
-            `cache_folder`. If it cannot be written to, this is logged and nothing is kept.
+            `cache_folder`. If the folder cannot be written, this is logged and nothing is kept.
 
     Raises:
         ValueError: There are no rows.

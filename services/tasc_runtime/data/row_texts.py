@@ -16,9 +16,9 @@ _SHOWN: Final = 80
 class RowTexts:
     """Reads the rows of one file or table, and logs a warning once for each kind of change.
 
-    A value that is a number, a boolean, a list or an object becomes JSON. A list of chat messages
-    becomes its one user message as an input, and its answer as an output. If a row has no field for
-    input or output, the field ``messages`` is read instead.
+    A value that is a number, a boolean, a list or an object becomes JSON. As an input, a list of
+    chat messages becomes its one user message; as an output, its one answer. If a row has no field
+    for input or output, the field ``messages`` is read instead.
 
     Every method raises ValueError, with the reason, for a row that cannot be read.
 
@@ -31,7 +31,7 @@ class RowTexts:
         self._warned: set[str] = set()
 
     def id(self, row: Mapping[str, Any], name: str) -> str | None:
-        """The id of a row; None if it has none. Whole floats, as pandas makes them, are numbers."""
+        """The id of a row; None if it has none. Whole floats, as in pandas, become integers."""
         value = row.get(name)
         if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
             value = int(value)
@@ -62,7 +62,7 @@ class RowTexts:
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"field {name!r} is no text and no JSON: {error}") from error
+            raise ValueError(f"field {name!r} is neither text nor JSON: {error}") from error
         self._warn(f"field {name!r} is not a text in every row; it is read as JSON", text)
         return text
 
@@ -99,7 +99,7 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
     if MESSAGES not in row:
         raise ValueError(f"no field {name!r}")
     if not is_chat(row[MESSAGES]):
-        raise ValueError(f"field {MESSAGES!r} is no list of messages with roles")
+        raise ValueError(f"field {MESSAGES!r} is not a list of messages with roles")
     return row[MESSAGES]
 
 

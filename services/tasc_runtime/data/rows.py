@@ -75,7 +75,7 @@ class RawRow:
 
 @dataclass(frozen=True)
 class BadRow:
-    """A line that is not a corpus row; the attributes are those of a `RawRow`."""
+    """A line that is not a corpus row; the attributes mean the same as in `RawRow`."""
 
     file: str
     line: int
@@ -95,7 +95,7 @@ def check_file(path: Path, columns: Sequence[str] = ()) -> None:
     try:
         if path.suffix != ".parquet":
             with closing(_open(path)) as stream:
-                # Reading all would fail if a short file is damaged later on.
+                # `read` would fail on a short file that is damaged after its beginning.
                 if words := wrong_kind(stream.read1(HEAD_BYTES)):
                     raise FileError(f"{path} {words}")
             return
@@ -118,7 +118,7 @@ def file_sha256(path: Path) -> str:
 def count_rows(path: Path) -> tuple[int, str]:
     """Counts the rows of a file, including blank lines, and computes the file's SHA-256.
 
-    In a damaged gzip file, the lines before the damage count, and one more for the rest.
+    In a damaged gzip file, the lines before the damage count, and the rest counts as one.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -190,16 +190,16 @@ def read_raw_rows(
 ) -> Iterator[RawRow]:
     """Yields each line of a file in order, except blank ones, or each row of a Parquet file.
 
-    If a gzip file is damaged, one record with the reason replaces the rest; in Parquet, the rest of
-    the row group.
+    If a gzip file is damaged, one record with the reason replaces the rest of the file. In Parquet,
+    it replaces the rest of the row group.
 
     Args:
         columns: Columns to read of a Parquet file; missing ones are skipped. If one other than the
             last, which is the id, is missing, ``messages`` is read too. None reads all.
-        max_row_bytes: Maximum size of a line. Longer ones are not kept in memory, and their record
-            has the reason. In Parquet, the columns that are read count, as JSON.
-        keep: Whether rows of a Parquet file also have all columns in `RawRow.kept`. These have no
-            separate limit: about 32 MiB of rows are read at once, or one row that is larger.
+        max_row_bytes: Maximum size of a line. Longer lines are not kept in memory, and their record
+            has a reason. In Parquet, it is the size of the read columns as JSON.
+        keep: Whether rows of a Parquet file also have all columns in `RawRow.kept`. Kept columns
+            have no separate limit: about 32 MiB of rows are read at once, or one larger row.
 
     Raises:
         ArrowException, OSError: The file cannot be opened, or the disk fails.
@@ -221,8 +221,8 @@ def read_raw_rows(
 def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """Yields lines with their numbers from 1, without line ends and byte order marks.
 
-    A mark may precede any line, since files are joined by ``cat``. A longer line is cut to its
-    first ``max_bytes + 1`` bytes, so its length shows that it is too long.
+    A byte order mark may precede any line, since files are joined by ``cat``. A longer line is cut
+    to its first ``max_bytes + 1`` bytes, so its length shows that it is too long.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -389,7 +389,7 @@ def _parquet_records(
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """The column without a dictionary, which each part would otherwise include completely."""
+    """The column without a dictionary, which each slice would otherwise include completely."""
     return column.dictionary_decode() if isinstance(column, pa.DictionaryArray) else column
 
 

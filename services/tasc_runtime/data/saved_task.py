@@ -20,7 +20,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, Recursi
 
 @dataclass(frozen=True)
 class SavedTask:
-    """A task, the settings of its engine, and its draft index. The model is named, not copied."""
+    """A task, the settings of its engine, and its draft index, without a copy of the model."""
 
     record: TaskRecord
     engine: EngineSettings
@@ -49,27 +49,27 @@ class SavedTask:
         """Reads a folder that `write` wrote.
 
         Raises:
-            ServiceError: `write` did not write the folder, another version of this program did, or
-                it is damaged.
+            ServiceError: The folder was not written by `write` of this version of the program, or
+                is damaged.
         """
         path = Path(folder).expanduser() / _SAVED
         if not path.parent.is_dir():
-            raise ServiceError(f"there is no folder {path.parent}; name one that LLM.save wrote")
+            raise ServiceError(f"there is no folder {path.parent}; name one saved by LLM.save")
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             if saved.get("format") != _FORMAT:
                 raise ValueError(f"format is {saved.get('format')!r}, this program reads {_FORMAT}")
             record, engine = _settings(path, saved["record"], saved["engine"])
             if file_sha256(path.with_name(_INDEX)) != saved["index_sha256"]:
-                raise ValueError(f"{_INDEX} is of another save, or damaged")
+                raise ValueError(f"{_INDEX} belongs to another save, or is damaged")
             index = read_index(path.with_name(_INDEX))
             index.check_integrity()
             if index.fingerprint != record.fingerprint:
                 raise ValueError(f"its index is for the tokenizer {index.fingerprint}")
         except _UNREADABLE as error:
             raise ServiceError(
-                f"{path} is not what LLM.save writes ({error}); name a folder that it wrote, or "
-                "save the model again"
+                f"{path} is not what LLM.save writes ({error}); name a folder that LLM.save "
+                "wrote, or save the model again"
             ) from error
         return cls(record, engine, index)
 

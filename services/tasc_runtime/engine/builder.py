@@ -1,6 +1,6 @@
 """Builds the engine of a task from its record, tokenizer, target, proposers and draft index.
 
-Online replicas and batch actors build their engines with it.
+Online replicas and batch actors build their engines with `EngineBuilder`.
 """
 
 import dataclasses
@@ -68,11 +68,11 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
-_ANY_INPUT = "a"  # its prompt begins like those of other inputs
+_ANY_INPUT = "a"  # its prompt begins like the prompts of other inputs
 
 
 class BuilderOptions(TypedDict, total=False):
-    """Options of building an engine that do not depend on its task.
+    """Options for building an engine that do not depend on its task.
 
     Attributes:
         draft: The service's own drafting settings.
@@ -97,18 +97,18 @@ class EngineBuilder:
         tokenizer: The model's tokenizer; unset: it is loaded.
         index: The index that n-grams draft from; unset: only prompts and answers.
         artifact: The source of the index, if it comes from a store.
-        rankings: The store of ranked vocabularies for a drafter; unset: there is none.
+        rankings: The store of ranked vocabularies for a drafter; unset: no store.
 
     Raises:
         ServiceError: The model folder's tokenizer differs from the one of the registered task.
         EngineError: The task's drafter is for another tokenizer or target.
 
     Attributes:
-        reader: Fills in the task's values of requests for this engine.
-        proposer: The n-grams; a drafter may draft beside or instead of them.
-        drafter: The drafter of the record that the engine was built from, if it names one.
+        reader: Fills in the task's values in requests for this engine.
+        proposer: The n-gram proposer; a drafter may draft with it or instead of it.
+        drafter: The drafter; None if the record that the engine was built from names none.
         indexes: The indexes of a task in a store, see `of_task`.
-        positions: Maximum tokens of a row of the model, regardless of ``max_model_len``.
+        positions: Maximum tokens per row that the model supports, regardless of ``max_model_len``.
     """
 
     indexes: DraftIndexes
@@ -179,12 +179,12 @@ class EngineBuilder:
         cache_dir: Path | None = None,
         **options: Unpack[BuilderOptions],
     ) -> Self:
-        """Builds the engine of a registered task, with its announced index.
+        """Builds the engine of a registered task, with its current index.
 
         Args:
-            pinned: Versions to use instead of the newest.
-            digest: The `engine_digest` of the version to use instead of the newest; live changes of
-                that version still apply.
+            pinned: Versions to use instead of the newest ones.
+            digest: The newest of the record versions with this `engine_digest` is used; unset: the
+                newest of all.
             cache_dir: Folder of indexes on this node.
 
         Raises:
@@ -239,11 +239,11 @@ class EngineBuilder:
         return self.proposer.index.nbytes if self.artifact else 0
 
     def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
-        """Restarts drafting without the learning from past answers; call it between two steps.
+        """Restarts drafting and forgets what past answers taught. Call it between two steps.
 
         Args:
             index: The index; None to draft only from prompts and answers.
-            settings: Draft settings; unset: those of the index or the record.
+            settings: Draft settings; unset: the settings of the index or the record.
 
         Raises:
             ValueError: These settings cannot draft from this index.
@@ -253,9 +253,10 @@ class EngineBuilder:
         self.engine.draft_by(self._drafted_by(self.proposer))
 
     def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
-        """Makes the proposer for record and index on any thread; None if the current one fits.
+        """Makes a proposer for a record and an index on any thread; None if none is needed.
 
-        The result is valid while neither changes: install one change before preparing the next.
+        The result is valid until the engine's record or index changes, so install one change before
+        preparing the next.
 
         Raises:
             ValueError: These settings cannot draft from this index.
@@ -267,25 +268,25 @@ class EngineBuilder:
     def swap(
         self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
     ) -> None:
-        """Drafts from another index, with its tuned settings; call it between two steps.
+        """Drafts from another index, with its tuned settings. Call it between two steps.
 
         Args:
-            proposer: The result of `proposer_for` for it.
+            proposer: The result of `proposer_for` for this index.
         """
         self._draft(index, proposer)
         self.artifact = artifact
 
     def take(self, record: TaskRecord, version: int, proposer: NgramProposer | None = None) -> None:
-        """Adds a version of the record to answer by; call it between two steps.
+        """Adds a version of the record to answer with. Call it between two steps.
 
         Args:
-            proposer: The result of `proposer_for` for it.
+            proposer: The result of `proposer_for` for this record.
         """
         self._draft(self.proposer.index, proposer)
         self.records.add(record, version)
 
     def _draft_settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
-        """The settings tuned with the index, or the record's, overridden by the service's own."""
+        """The settings tuned with the index, or else the record's, with the service's overrides."""
         return dataclasses.replace(index.settings or record.draft, **self._overrides)
 
     def _made_proposer(

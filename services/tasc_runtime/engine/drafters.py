@@ -1,7 +1,7 @@
 """A task's drafter: loads it for one engine, guards it, and combines it with the n-grams.
 
-Its ranked vocabulary comes from the store. The size of its vocabulary, and whether it has been
-switched off, are published as Prometheus series.
+A ranked vocabulary comes from the store. The size of the drafter's vocabulary, and whether the
+drafter has been switched off, are published as Prometheus series.
 """
 
 import logging
@@ -40,7 +40,7 @@ from tasc_text import TaskTokenizer, resolve_folder
 
 
 def current_ranking(store: ArtifactStore) -> Ranking | None:
-    """The announced ranking of a store of kind VOCABULARY; None if there is none.
+    """Returns the current ranking in a store of kind VOCABULARY; None if no ranking is current.
 
     Raises:
         RankingError: The ranking is damaged, or for another tokenizer.
@@ -106,7 +106,7 @@ class TaskDrafter:
         neural: The drafter's settings in the task's record.
         kind: Kind of the drafter, for display.
         limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
-        make: Makes the proposer, with its limit and the observer of its drafted rows.
+        make: Makes the proposer from its limit and the observer of its drafted rows.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TaskDrafter:
         return f"{self._neural.proposer}/{self._kind}"
 
     def beside(self, ngram: NgramProposer) -> Proposer:
-        """Returns the engine's proposer. If n-grams may draft nothing, neither may the model.
+        """Returns the engine's proposer. If n-grams may draft nothing, the drafter drafts nothing.
 
         After the drafter was switched off, n-grams draft alone.
         """
@@ -141,7 +141,7 @@ class TaskDrafter:
         return HybridProposer(ngram, self._proposer, self._neural.sure)
 
     def publish(self, metrics: NeuralMetrics) -> None:
-        """Publishes vocabulary sizes from now on, and when the drafter is switched off."""
+        """Publishes vocabulary sizes from now on, and whether the drafter is switched off."""
         self._metrics = metrics
         if self._proposer is not None:
             self._sizes = ActiveSizes(
@@ -154,7 +154,7 @@ class TaskDrafter:
         try:
             if self._sizes is not None:
                 self._sizes.drafted(rows)
-        except Exception as error:  # no fault of the drafter's
+        except Exception as error:  # not the drafter's fault
             log.warning("drafted rows are not counted any more", exc_info=error)
             self._sizes = None
 
@@ -183,7 +183,7 @@ def load_task_drafter(
         neural: The drafter's settings in the record.
         source: The source of the target.
         limit_s: Maximum seconds of a drafted step, see `DraftLimit`.
-        rankings: The store of ranked vocabularies; None if there is none.
+        rankings: The store of ranked vocabularies; None: no store.
 
     Raises:
         ServiceError: The drafter needs a ranked vocabulary, and the task has none.
@@ -220,7 +220,7 @@ def load_task_drafter(
 def _log_memory(folder: Path, proposer: NeuralProposer, dtype: torch.dtype, rows: int) -> None:
     log.info(
         "the drafter in %s takes %.1f MiB for its weights, %.1f MiB for the cache of %d rows and "
-        "%.1f MiB for the vocabulary it drafts from, beside the target's (engine.kv_cache_bytes)",
+        "%.1f MiB for the vocabulary it drafts from, added to the target's (engine.kv_cache_bytes)",
         folder,
         _numbers(folder) * dtype.itemsize / _MIB,
         proposer.cache_bytes / _MIB,

@@ -1,6 +1,6 @@
-"""The draft indexes of one task on this node, which are fetched, mapped and checked.
+"""Fetches, maps and checks the draft indexes of one task on this node.
 
-Drafting works without an index, so a damaged one reduces speed but fails no answer.
+Drafting works without an index, so a damaged index reduces speed but fails no answer.
 """
 
 import logging
@@ -19,7 +19,7 @@ def empty_index(tokenizer: TaskTokenizer) -> DraftIndex:
 
 
 def require_own(index: DraftIndex, tokenizer: TaskTokenizer, name: str, way_out: str) -> None:
-    """Raises IndexRefused if the index of this name holds another tokenizer's ids."""
+    """Raises IndexRefused if the index holds another tokenizer's ids; the message has ``name``."""
     ours = (tokenizer.fingerprint, tokenizer.vocab_size)
     if (index.fingerprint, index.vocab_size) != ours:
         raise IndexRefused(
@@ -47,7 +47,7 @@ class DraftIndexes:
         Raises:
             IndexRefused: The index holds another tokenizer's ids.
             IndexFileError: The index is damaged, or in an unknown format.
-            DraftError: Its arrays are inconsistent.
+            DraftError: The index's arrays are inconsistent.
             StoreError: Redis fails, or its content is damaged.
         """
         path = self._cache.fetch(self.store, artifact)
@@ -65,10 +65,10 @@ class DraftIndexes:
         return index
 
     def current(self) -> tuple[Artifact | None, DraftIndex]:
-        """The announced index, or an empty one if there is none or it is damaged.
+        """Returns the current index, or an empty index if there is none or it is damaged.
 
         Raises:
-            IndexRefused: The announced index holds another tokenizer's ids.
+            IndexRefused: The current index holds another tokenizer's ids.
             StoreError: Redis fails.
         """
         artifact = self.store.current()
@@ -82,10 +82,10 @@ class DraftIndexes:
         return None, empty_index(self._tokenizer)
 
     def pinned(self, version: int | None) -> tuple[Artifact | None, DraftIndex]:
-        """The index of a version, announced or not; an empty one for None.
+        """Returns the index of a version, current or not; for None, an empty index.
 
         Raises:
-            IndexRefused, DraftError, StoreError, OSError: The index cannot be loaded as built.
+            IndexRefused, DraftError, StoreError, OSError: This exact version cannot be loaded.
         """
         if version is None:
             return None, empty_index(self._tokenizer)
@@ -94,7 +94,7 @@ class DraftIndexes:
 
     def _warn(self) -> None:
         others = self.store.other_fingerprints()
-        found = f"; there are some for tokenizers {', '.join(others)}" if others else ""
+        found = f"; indexes exist for tokenizers {', '.join(others)}" if others else ""
         log.warning(
             "task %s has no draft index for tokenizer %s%s; drafting from prompts only until "
             "`tasc build-index %s` has run",

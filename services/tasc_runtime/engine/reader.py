@@ -67,10 +67,10 @@ def adapter_of(adapter: str | None, record: TaskRecord) -> str | None:
 def parameters_of(
     sent: Mapping[str, int | float], task: SamplingDefaults
 ) -> dict[str, int | float]:
-    """Returns the sampling parameters: those of a request, and the task's for all others.
+    """Returns the sampling parameters: a request's values, and the task's for all others.
 
     Raises:
-        FieldError: ``top_p`` is 0, and tokens are drawn.
+        FieldError: ``top_p`` is 0, and tokens are sampled.
     """
     found = {**task.given, **sent}
     if found.get("top_p") == 0:
@@ -88,14 +88,14 @@ def require_stops(tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
     """Checks that answers can contain stop strings.
 
     Raises:
-        FieldError: A string has a special token and other text, which no answer has.
+        FieldError: A string has a special token and other text, so no answer can contain it.
     """
     for stop in stops:
         if (held := tokenizer.special_in(stop)) not in (None, stop):
             raise FieldError(
                 "stop",
-                f"stop has {stop[:SHOWN]!r}, which is in no answer: {held!r} is a special token, "
-                f"which has no text there; give {held!r} alone, or stop_token_ids: "
+                f"stop has {stop[:SHOWN]!r}, which no answer has: {held!r} is a special token, "
+                f"which has no text in answers; give {held!r} alone, or stop_token_ids: "
                 f"[{tokenizer.special_tokens[held]}]",
             )
 
@@ -104,7 +104,7 @@ def require_total(request: Request, max_tokens: int) -> None:
     """Raises FieldError if all answers to one HTTP request are too large together.
 
     Args:
-        request: One of them, with the task's values filled in; the others are like it.
+        request: One of the requests, with the task's values; the others have the same limits.
         max_tokens: Maximum number of tokens of all answers together (``limits.max_total_tokens``).
     """
     n, each = request.n, request.answer_limit
@@ -136,7 +136,7 @@ class RequestReader:
         self._template, self._records = template, records
 
     def request(self, asked: Request) -> Request:
-        """Fills in a request by the newest record, and compiles its guide, which may take seconds.
+        """Fills in a request, and compiles its guide, which may take seconds.
 
         Raises:
             FieldError, ValueError: See `read` and `guide`.
@@ -146,7 +146,7 @@ class RequestReader:
         return request
 
     def read(self, asked: Request, id: str, version: int) -> Request:
-        """Fills in a request: token ids of the prompt, limits, stops, rule, guide and adapter.
+        """Fills in the prompt's token ids, limits, stops, sampling parameters, guide and adapter.
 
         Args:
             id: The request's id in the engine; it must be unique there.
@@ -199,7 +199,7 @@ class RequestReader:
         return request
 
     def guide(self, guide: GuideSpec | None) -> "Guide | None":
-        """Returns the compiled guide of a request; compiles it here unless it is known.
+        """Returns the compiled guide of a request; compiles it on this thread unless it is known.
 
         Raises:
             FieldError: The guide cannot be followed.
@@ -212,7 +212,7 @@ class RequestReader:
             raise FieldError(guide.field, f"{guide.name}: {error}") from error
 
     def compile_own_guide(self) -> None:
-        """Compiles the task's own guide before the first request comes."""
+        """Compiles the task's own guide before the first request arrives."""
         try:
             self.guide(guide_of(self._records.newest[0]))
         except FieldError as error:
@@ -227,10 +227,10 @@ class RequestReader:
         return max(longest - (own if asked.max_tokens is None else asked.max_tokens or 1), 1)
 
     def _special_stops(self, asked: Sequence[str], record: TaskRecord) -> tuple[int, ...]:
-        """Returns the stop strings that are special tokens, as ids: answers' texts lack them.
+        """Returns the ids of stop strings that are special tokens, which answers' texts lack.
 
         Raises:
-            FieldError: See `require_stops`; those of the task were checked when it was made.
+            FieldError: See `require_stops`. The task's stop strings were checked at its creation.
         """
         require_stops(self._tokenizer, asked)
         special = self._tokenizer.special_tokens

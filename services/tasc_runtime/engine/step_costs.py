@@ -1,7 +1,7 @@
 """Step costs of a target: measured at the first start on a machine, then read from a file.
 
 The file name depends on everything that changes a step's time: model, adapter, dtype, processor and
-threads, the engine's shape, torch and this program. Decisions about drafts are made elsewhere.
+threads, the engine's shape, torch and this program. This module makes no decisions about drafts.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from tasc_draft.files import cache_folder
 from tasc_engine import ModelSource, Target
 from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure, processor, write
 
-WAIT_S = 120.0  # wait for other measurements here; less than the start-up limit
-PATIENCE_S = 1.0  # others may only be reading, which needs no message
+WAIT_S = 120.0  # maximum wait for other measurements; less than the start-up limit
+PATIENCE_S = 1.0  # others may only read the file, which needs no message
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ def step_costs(
     say: Callable[[str], None] = log.info,
     seconds: float = SECONDS,
 ) -> tuple[StepCosts, Callable[[StepCosts], None]]:
-    """Returns this target's step costs here, and a function that keeps corrected costs.
+    """Returns a target's step costs on this machine, and a function that keeps corrected costs.
 
     Args:
-        folder: Folder of the files of costs, created if needed. Unset: in `cache_folder`.
+        folder: Folder of cost files, created if needed. Unset: in `cache_folder`.
         say: Called with a line for waiting users about work that takes seconds.
         seconds: Maximum time of a measurement.
     """
@@ -47,14 +47,14 @@ def step_costs(
 
     def measured() -> StepCosts:
         say(
-            f"measuring what steps of {source.folder.name} cost on {platform.node()}, up to about "
-            f"{seconds:.0f} s; once for these settings, later starts on this machine read {path}"
+            f"measuring the step costs of {source.folder.name} on {platform.node()}, up to about "
+            f"{seconds:.0f} s; later starts with these settings on this machine read {path}"
         )
         return measure(target, source.folder.name, seconds)
 
     def keep(costs: StepCosts) -> None:
         """Writes on another thread, so that no step waits for a slow disk."""
-        log.info("real steps have corrected what steps cost here; writing %s", path)
+        log.info("real steps have corrected the step costs; writing %s", path)
         threading.Thread(target=write, args=(path, costs), name="step-costs", daemon=True).start()
 
     with _alone(folder, say):
@@ -63,8 +63,8 @@ def step_costs(
 
 @contextlib.contextmanager
 def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Allows one measurement at a time, as two disturb each other; no lock without a folder."""
-    lock = FileLock(folder / "measuring.lock")  # also released when its process dies
+    """Allows one measurement at a time, as two would disturb each other."""
+    lock = FileLock(folder / "measuring.lock")  # the lock is also released when its process dies
     try:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -73,9 +73,9 @@ def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             say(f"waiting: another process measures step costs on {platform.node()}")
             lock.acquire(WAIT_S - PATIENCE_S)
     except Timeout:
-        log.warning("others have measured for %.0f s; measuring beside them", WAIT_S)
+        log.warning("another process has measured for %.0f s; measuring at the same time", WAIT_S)
     except OSError:
-        log.warning("cannot write to %s; others may measure at the same time", folder)
+        log.warning("cannot write to %s; other processes may measure at the same time", folder)
     try:
         yield
     finally:

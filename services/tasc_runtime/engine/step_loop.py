@@ -1,7 +1,7 @@
 """The thread that owns an engine and steps it while there is work.
 
-Other threads pass it requests, cancellations and calls to run between two steps; it passes back
-outputs. It does not depend on HTTP or Ray.
+Other threads pass requests, cancellations and actions between two steps to this thread, which
+passes outputs back. This module does not depend on HTTP or Ray.
 """
 
 import logging
@@ -25,13 +25,15 @@ _IDLE_S = 0.5
 class EngineLoop:
     """Runs ``engine`` on a separate thread.
 
-    A sink is called with each output of its request and, if the engine breaks, with the exception.
-    A request that does not stream gets only its last output.
+    Each request has a sink: a function that is called with each output of the request and, if the
+    engine breaks, with the exception. The sink of a request that does not stream gets only the last
+    output.
 
     Args:
-        hand_over: Runs a function that calls all sinks of a round. By default, it runs on the
-            engine's thread, and sinks must not block.
-        on_delta: Called with seconds since the row's previous output and its number of tokens.
+        hand_over: Runs a function that calls all sinks of a round. By default, the function runs on
+            the engine's thread, and sinks must not block.
+        on_delta: Called with the seconds since the row's previous output, and the number of tokens
+            in the new output.
     """
 
     def __init__(
@@ -75,19 +77,19 @@ class EngineLoop:
         """Submits ``request``; if the engine refuses it, the sink gets a refusal.
 
         Args:
-            guide: The request's guide, made on another thread, as this one compiles nothing.
+            guide: The request's guide, compiled by the caller: the engine's thread compiles none.
         """
         self._inbox.put(lambda: self._submit(request, sink, guide))
 
     def submit_idle(self, request: Request, sink: Sink, guide: Guide | None, until: float) -> None:
         """Submits a request that uses rows only while no other request needs them.
 
-        It begins when a row is free and no other request waits. If its row is needed, it is dropped
-        and its sink gets a refusal of the kind ``full``.
+        The request begins when a row is free and no other request waits. If another request needs
+        the row, the idle request is dropped, and its sink gets a refusal of the kind ``full``.
 
         Args:
-            until: Time of `time.monotonic` by which it must begin; else its sink gets a refusal of
-                the kind ``late``.
+            until: Time of `time.monotonic` by which the request must begin; else its sink gets a
+                refusal of the kind ``late``.
         """
         self._inbox.put(lambda: self._idle_requests.append((request, sink, guide, until)))
 
@@ -98,7 +100,7 @@ class EngineLoop:
     def between_steps(self, action: Callable[[], None]) -> None:
         """Runs ``action`` on the engine's thread, between two steps, in order of arrival.
 
-        Its errors are logged and have no other effect.
+        Errors of ``action`` are logged and have no other effect.
         """
 
         def guarded() -> None:
@@ -144,7 +146,7 @@ class EngineLoop:
         self._hand_out(items)
 
     def _use_idle_rows(self) -> None:
-        """Begins one idle request if a row is free, or frees the rows of all if others wait.
+        """Begins one idle request if a row is free; drops all of them if other requests wait.
 
         If the cache has no room for the newest idle request beside others, only that one is
         dropped.
@@ -169,7 +171,7 @@ class EngineLoop:
         self._hand_out([(sink, Refusal("full", "another request needs the row"))])
 
     def _refuse_all(self, error: Exception) -> None:
-        """Refuses all requests, also later ones, after the engine has ended."""
+        """Refuses all requests, including later ones, after the engine has ended."""
         while True:
             sinks = [sink for sink, _ in self._sinks.values()]
             sinks += [sink for _, sink, _, _ in self._idle_requests]
@@ -190,7 +192,7 @@ class EngineLoop:
             return
 
     def _next_action(self) -> Callable[[], None]:
-        """Returns the next action; waits for it if the engine is idle."""
+        """Returns the next action; waits for one if the engine is idle."""
         engine = self._engine
         self._idle = idle = not (engine.running or engine.waiting or self._idle_requests)
         try:
@@ -204,7 +206,7 @@ class EngineLoop:
         engine = self._engine
         item: Refusal | Exception | None = None
         if self._idle_ids and engine.running + engine.waiting >= engine.config.rows:
-            self._drop_idle()  # the request finds the row that it would find without idle ones
+            self._drop_idle()  # the request gets the row that it would get without idle requests
         try:
             engine.submit(request, guide)
         except QueueFull as error:

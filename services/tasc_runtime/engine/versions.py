@@ -1,7 +1,7 @@
-"""The versions of a task's record: those that one running engine can use, and how to follow them.
+"""The versions of a task's record that one running engine can use, and how new ones are followed.
 
-A new version is accepted if it differs only in fields that a running engine can change. Older ones
-are kept for a while, since an answer is completed by the version that it was begun by.
+A new version is accepted if it differs only in fields that a running engine can change. Older
+versions are kept for a while, since an answer is completed with the version that began it.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ MAX_KNOWN = 8
 
 @dataclass(frozen=True)
 class Pinned:
-    """Versions of task record and index that an engine is built from, in place of the newest.
+    """Versions of record and index from which an engine is built, instead of the newest ones.
 
     Attributes:
         index_version: Version of the index; None for no index.
@@ -34,7 +34,7 @@ class Pinned:
 def engine_digest(record: TaskRecord) -> str:
     """A short digest of the fields that an engine is built from.
 
-    Records of one digest can be served by one running engine, one after the other.
+    One running engine can serve all records with the same digest, one after the other.
     """
     content = json.loads(_one_spelling(record).to_json())
     fixed = {name: value for name, value in content.items() if name not in _LIVE}
@@ -49,7 +49,7 @@ def fixed_changes(old: TaskRecord, new: TaskRecord) -> list[str]:
 
 
 def _one_spelling(record: TaskRecord) -> TaskRecord:
-    """Normalises a task that names itself as its corpus to one that names none."""
+    """Removes the corpus from a record that names its own task as the corpus."""
     return replace(record, corpus=None) if record.corpus == record.name else record
 
 
@@ -79,22 +79,22 @@ def newest_version(
             return record, number
     raise ServiceError(
         f"none of the {len(numbers)} versions of task {task} is the one that was deployed (digest "
-        f"{digest}): the task was deleted and made anew; deploy the application again, by `tasc "
-        "serve` or with another args.revision"
+        f"{digest}): the task was deleted and created again; deploy the application again, by "
+        "`tasc serve` or with another args.revision"
     )
 
 
 class Records:
-    """Versions of one task's record. Any thread may read them, one at a time may change them.
+    """Versions of one task's record. Any thread may read them; one at a time may change them.
 
     Args:
         record: The record that the engine was built from.
-        version: Its number.
+        version: The version of this record.
     """
 
     def __init__(self, record: TaskRecord, version: int) -> None:
         self._known = {version: record}
-        # One value, so that no thread sees a record with another's number.
+        # One tuple, so that no thread sees a record with another record's version.
         self.newest = record, version
 
     @property
@@ -115,7 +115,7 @@ class Records:
             return self.newest[0]
         if (found := self._known.get(version)) is None:
             raise ValueError(
-                f"version {version} of the task's record is not served; send the request anew"
+                f"version {version} of the task's record is not served; send the request again"
             )
         return found
 
@@ -134,15 +134,15 @@ class Records:
 
 
 class RecordFollower:
-    """Hands each new version of a task's record to ``use``, and a refused one again later.
+    """Passes each new version of a task's record to ``use``, and a refused version again later.
 
     Args:
-        seen: The newest version at the start, and its number.
-        use: Called with a new version and its number; raises an error if it cannot be used.
-        in_use: Returns the number of the version in use.
+        seen: The newest record at the start, and its version.
+        use: Called with a new record and its version; raises an error if it cannot be used.
+        in_use: Returns the version in use.
         report: Called once with each problem, until a version can be used.
         again_s: Seconds until a refused version is tried again, as its files may be repaired.
-        command: Makes a `tasc` command of its words, for messages.
+        command: Joins words to a `tasc` command, for messages.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class RecordFollower:
         found = version = None
         try:
             version = self._store.versions(self._task)[-1]
-            # Read each time, because a task that was created again may have as many versions.
+            # Always read, because a task that was created again may have equally many versions.
             found = self._store.get(self._task, version), version
             if found == self._refused and time.monotonic() < self._retry_at:
                 return
@@ -182,8 +182,8 @@ class RecordFollower:
                 self._refused, self._retry_at = found, time.monotonic() + self._again_s
                 now = self._in_use()
                 problem = (
-                    f"version {version} cannot be used, version {now} stays in use: {error}; put "
-                    f"it right, or go back with `{self._command('task', 'use', self._task, now)}`"
+                    f"version {version} cannot be used, version {now} stays in use: {error}; fix "
+                    f"it, or go back with `{self._command('task', 'use', self._task, now)}`"
                 )
             if problem not in self._reported:
                 self._reported.add(problem)

@@ -44,8 +44,9 @@ class _Seen:
 class KnownKeys:
     """Caches keys as last read from the store, and hashes of unknown or revoked keys.
 
-    Of each kind, the last used ``max_cached_keys`` are kept, so that clients who guess keys cannot
-    displace valid ones. While the store is unavailable, known keys keep their last state.
+    Of each kind, the ``max_cached_keys`` most recently used ones are kept, so that clients who
+    guess keys cannot displace valid keys. While the store is unavailable, known keys keep their
+    last state.
 
     Args:
         find: Looks a hash up in the store; raises StoreError when the store fails.
@@ -71,7 +72,7 @@ class KnownKeys:
         """The open key in an ``Authorization`` header.
 
         Raises:
-            ApiError: 401 for no key, an unknown or a revoked one; 503 if this cannot be checked.
+            ApiError: 401: the key is missing, unknown or revoked; 503: it cannot be checked.
         """
         secret = _secret(authorization)
         key = await self._known(digest_of(secret)) if is_key(secret) else None
@@ -86,7 +87,7 @@ class KnownKeys:
             return seen.key
         failing = self._calls.failing
         lookup = self._lookups.get(digest) or self._begin_lookup(digest)
-        # No request waits for a store that has just failed. Others may wait for the same look-up.
+        # No request waits for a store that has just failed. Several may wait for one look-up.
         found = None if failing else await asyncio.shield(lookup)
         found = found or seen
         if found is None or (found is seen and found.key is None):
@@ -136,11 +137,11 @@ def _secret(authorization: str | None) -> str:
 
 
 class Bucket:
-    """A token bucket that fills at ``per_s`` up to ``size``; it may become negative, as a debt.
+    """A token bucket that fills at ``per_s`` up to ``size``. A negative level is a debt.
 
     Args:
         per_s: Number of units added per second.
-        size: Maximum content, and the initial one.
+        size: Maximum level, and the initial level.
     """
 
     def __init__(self, per_s: float, size: float, clock: Clock) -> None:
@@ -156,12 +157,12 @@ class Bucket:
         return self._level
 
     def wait_s(self, count: float = 1.0) -> float:
-        """Seconds until ``count`` can be taken; for more than ``size``, until it is full."""
+        """Seconds until ``count`` can be taken, or until the bucket is full if ``size`` is less."""
         missing = min(count, self.size) - self.level
         return 0.0 if missing <= _ROUNDING else missing / self.per_s
 
     def full_s(self) -> float:
-        """Seconds until it is full."""
+        """Seconds until the bucket is full."""
         return (self.size - self.level) / self.per_s
 
     def take(self, count: float) -> None:
@@ -203,10 +204,10 @@ class Rates:
     """The buckets of one gateway.
 
     Args:
-        gateways: Number of gateways that share each limit; each has an equal part, but at least one
-            request.
-        max_keys: Maximum number of keys with buckets, the last used ones; other buckets start
-            full.
+        gateways: Number of gateways that share each limit. Each gateway has an equal part, but at
+            least one request.
+        max_keys: Maximum number of keys whose buckets are kept, the most recently used ones. The
+            buckets of other keys start full.
     """
 
     def __init__(
@@ -225,9 +226,9 @@ class Rates:
         }
 
     def take(self, key: ApiKey | None, task: str, requests: int = 1) -> Over | None:
-        """Takes requests from every bucket, or from none and returns the exceeded limit.
+        """Takes requests from every bucket. If a limit is exceeded, takes none and returns it.
 
-        More than a bucket can hold are taken from a full one, as a debt.
+        If ``requests`` exceeds the size of a bucket, the bucket must be full, and gets a debt.
         """
         mine, shared = self._of(key), self._tasks.get(task)
         for limit, count in ((mine.requests, requests), (mine.tokens, 1), (shared, requests)):
@@ -323,12 +324,12 @@ class InFlight:
         """
         self.require_open()
         if self.max_requests is not None and self.inside >= self.max_requests:
-            message = f"this gateway has {self.inside} requests, as many as it takes; try again"
+            message = f"this gateway already has {self.inside} requests, its maximum; try again"
             raise ApiError(503, message, code="service_full", headers={"Retry-After": "1"})
         self.inside += 1
 
     def leave(self) -> None:
-        """Ends an admitted request that was answered, or whose client disconnected."""
+        """Ends an admitted request, which was answered or whose client disconnected."""
         self.inside -= 1
 
     def require_open(self) -> None:
@@ -382,7 +383,7 @@ class AccessControl:
         """Returns the key of a request; None if keys are not required.
 
         Raises:
-            ApiError: 401 for no key, an unknown or a revoked one; 503 if this cannot be checked.
+            ApiError: 401: the key is missing, unknown or revoked; 503: it cannot be checked.
         """
         return await self._keys.of(request.headers.get("authorization")) if self._keys else None
 
@@ -407,7 +408,7 @@ class AccessControl:
             prompts: Number of prompts of the request; each counts as a request.
 
         Raises:
-            ApiError: 429, with ``Retry-After``; nothing is counted then.
+            ApiError: 429 with ``Retry-After``: a limit is exceeded; the request is not counted.
         """
         over = self._rates.take(key, task, prompts)
         left = self._rates.headers(key)
@@ -423,7 +424,7 @@ class Permit:
     """An admitted request.
 
     Attributes:
-        headers: Headers of the response with the rest of its key's limits.
+        headers: Headers of the response, which show how much of the key's limits is left.
         spend: Called with the number of tokens of the answer.
     """
 
@@ -433,7 +434,7 @@ class Permit:
     async def counting(
         self, outputs: AsyncGenerator[Numbered, None]
     ) -> AsyncGenerator[Numbered, None]:
-        """Yields the same outputs; counts what was sent, even if the client disconnects."""
+        """Yields the same outputs; counts sent tokens, even if the client disconnects."""
         counted: defaultdict[int, int] = defaultdict(int)
         async with aclosing(outputs):
             async for index, output in outputs:

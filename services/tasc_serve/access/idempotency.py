@@ -1,9 +1,9 @@
 """Requests with an ``Idempotency-Key``: a client's retry gets the answer of its first attempt.
 
-Seed and id of an answer are derived from the key, so a second run gives the same answer regardless
-of the first. The store only avoids the second run, detects a key that is used for two requests, and
-pins a retry to the task version of the first attempt. While the store is unavailable, requests
-continue without it.
+The seed and id of an answer are derived from the key, so a second run gives the same answer even if
+nothing is known of the first run. The store only avoids the second run, detects a key that is used
+for two requests, and pins a retry to the task version of the first attempt. While the store is
+unavailable, requests continue without these functions.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ class Idempotency:
     """The idempotent requests of one gateway.
 
     Args:
-        attempts: Store of first attempts; None: none, so that a retry runs again.
+        attempts: Store of first attempts; None: attempts are not stored, and a retry runs again.
     """
 
     def __init__(self, attempts: IdempotencyStore | None, limits: LimitSettings) -> None:
@@ -94,7 +94,7 @@ class Idempotency:
         self._calls.close()
 
     def key_of(self, request: Request, sender: str) -> RequestKey | None:
-        """The key of a request, None without one; raises ApiError 400 if it is too long."""
+        """Returns a request's key or None; raises ApiError 400 if it is empty or too long."""
         key = request.headers.get(HEADER)
         if key is None:
             return None
@@ -106,7 +106,7 @@ class Idempotency:
     async def claim(
         self, key: RequestKey, request: Request, body: bytes, task: str, record_version: int | None
     ) -> IdempotentRequest:
-        """Stores or finds a first attempt; raises ApiError 422 if it was another request."""
+        """Stores or finds the first attempt; raises ApiError 422 if its request was different."""
         digest = _digest(request.url.path.encode() + b"\0" + body)
         note = json.dumps({"request": digest, "record_version": record_version})
         found, answer = await self._claimed(task, key, note)
@@ -123,7 +123,7 @@ class Idempotency:
                 self._calls.begin(lambda: attempts.keep(task, key.digest, answer))
 
     async def _claimed(self, task: str, key: RequestKey, note: str) -> tuple[str, bytes | None]:
-        """Returns a first attempt's values, also if the store does not answer in time."""
+        """Returns the first attempt's values, or this attempt's values if the store fails."""
         attempts = self._attempts
         if attempts:
             with suppress(StoreError):  # logged by `StoreCalls`

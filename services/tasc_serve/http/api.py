@@ -32,14 +32,14 @@ _Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application(FastAPI):
-    """FastAPI, except for the generating endpoints.
+    """A FastAPI application that answers the generating endpoints itself.
 
-    Requests to these skip its middleware, routing and dependencies, which take more processor time
-    than the rest of a request.
+    Requests to these endpoints skip FastAPI's middleware, routing and dependencies, which take more
+    CPU time than the rest of a request.
 
     Attributes:
-        direct: The handler of a POST to each of these paths.
-        cors: The outermost middleware, if scripts of web pages may call the service.
+        direct: The handlers of POST requests to the generating endpoints, by path.
+        cors: The outermost middleware; None if scripts of web pages may not call the service.
     """
 
     direct: Mapping[str, _Endpoint] = MappingProxyType({})
@@ -91,7 +91,7 @@ def create_api(
         in_flight: Decides whether requests are accepted; unset: always.
         attempts: Store of first attempts of idempotent requests; unset: none.
         storage: Storage of files and batches; unset: there are no endpoints for them.
-        cors_origins: Origins of web pages whose scripts may call it; ``*``: any.
+        cors_origins: Origins of web pages whose scripts may call the service; ``*``: any.
     """
     access, in_flight = access or AccessControl(metrics), in_flight or InFlight()
     closing = ExitStack()
@@ -123,7 +123,7 @@ def _add_generation(app: Application, generation: Generation) -> None:
         raise AssertionError("the application answers these itself")
 
     for path, endpoint in ENDPOINTS.items():
-        # For the API's description, and for other methods.
+        # These routes serve only the API's description and requests with other methods.
         name = path.removeprefix("/v1/").replace("/", "_")
         app.post(path, name=name, openapi_extra=documented(endpoint.body))(generate)
 
@@ -147,7 +147,7 @@ def _add_operations(
     app: FastAPI, backend: Backend, in_flight: InFlight, own: GatewayMetrics
 ) -> None:
     @app.get("/healthz")
-    @app.get("/health")  # vLLM's, which its clients request first
+    @app.get("/health")  # vLLM's path, which its clients request first
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
@@ -155,7 +155,7 @@ def _add_operations(
     async def readyz() -> dict[str, Any]:
         """Ready if any task answers; degraded, with status 200, if the store accepts no writes.
 
-        Answers do not need the store.
+        Generation does not need the store.
         """
         in_flight.require_open()
         tasks = [status["task"] for status in await _statuses(backend)]
@@ -165,7 +165,7 @@ def _add_operations(
             return {"status": "degraded", "tasks": tasks, "store": backend.store_fault}
         return {"status": "ready", "tasks": tasks}
 
-    one_at_a_time = asyncio.Lock()  # it reads every process's metrics, and needs no key
+    one_at_a_time = asyncio.Lock()  # a scrape reads every process, and needs no key
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -180,7 +180,7 @@ def _add_operations(
 
 
 async def _statuses(backend: Backend) -> list[dict[str, Any]]:
-    """The statuses of tasks that answer; a new gateway first requests them from replicas."""
+    """The statuses of tasks that answer; a new gateway first waits for its replicas' status."""
     await backend.settled()
     found = (backend.status(task) for task in backend.tasks)
     return [asdict(status) for status in found if status]

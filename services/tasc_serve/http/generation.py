@@ -66,8 +66,8 @@ class GenerationEndpoint:
     """How one endpoint reads a body and formats the answer.
 
     Attributes:
-        body: The model of its body.
-        reply: Makes the reply to a body, with its task and its requests.
+        body: The pydantic model of the request body.
+        reply: Makes the reply from a body, its task and its requests.
         reworded: Converts an error to the field names of this endpoint.
     """
 
@@ -84,10 +84,12 @@ ENDPOINTS: Final[Mapping[str, GenerationEndpoint]] = {
 
 
 class RequestScope:
-    """One request from its first byte to its last; it must be ended exactly once.
+    """One HTTP request, from its first byte to the last byte of its answer.
+
+    `done` must be called exactly once.
 
     Attributes:
-        task: The served task that it names, once known.
+        task: The served task that the request names; None until it is known.
     """
 
     def __init__(self, request: HttpRequest, in_flight: InFlight, metrics: GatewayMetrics) -> None:
@@ -144,7 +146,7 @@ class Generation:
         self._idempotency = idempotency
 
     async def answer(self, endpoint: GenerationEndpoint, request: HttpRequest) -> Response:
-        """Returns the response; every error is raised as an ApiError, and counted."""
+        """Returns the response. Every error is counted, and raised."""
         scope = RequestScope(request, self._in_flight, self._metrics)
         try:
             scope.enter()
@@ -172,7 +174,7 @@ class Generation:
         scope.task = task = served(self._backend, self._access, key, body.model)
         permit = self._access.admit(key, task, min(body.prompt_count, self._limits.max_prompts))
         retry_key = self._idempotency.key_of(request, key.id if key else "")
-        version = None  # all answers to a request and its retries are made by one record's version
+        version = None  # one version of the record makes all answers to a request and its retries
         if retry_key or body.prompt_count * (body.n or 1) > 1:
             status = self._backend.status(task)
             version = status.record_version if status else None
@@ -210,7 +212,8 @@ class Generation:
     ) -> StreamingResponse:
         """Streams the answer; waits briefly for admission, so that a refusal sets the status code.
 
-        If that takes longer, the headers are sent first, since proxies give up on a silent service.
+        If admission takes longer, the headers are sent first, since proxies give up on a silent
+        service.
         A refusal is then sent as an event.
         """
         deadline = asyncio.get_running_loop().time() + (asked[0].timeout_s or 0)
@@ -247,7 +250,7 @@ class Generation:
     def _ignored(self, task: str, asked: Sequence[Request]) -> Mapping[str, str]:
         """Returns a header that lists the messages that are not in the prompt, and counts them.
 
-        The task's template is known to replicas and, after the first answer, to the backend.
+        Only the status of a replica tells the gateway whether the task has a chat template.
         """
         prompt = asked[0].prompt
         if not isinstance(prompt, Conversation) or len(prompt.messages) == 1:
@@ -327,7 +330,7 @@ class _SteadySend:
         self._stalled = False
 
     async def send(self, message: Message) -> None:
-        if self._comment:  # the last message must not overtake it
+        if self._comment:  # the last message must not overtake the comment
             await self._comment
             self._comment = None
         self._since, self._sending = self._loop.time(), True
@@ -356,7 +359,7 @@ class _SteadySend:
         return True
 
     def _look(self) -> None:
-        """Runs as one timer per stream: most sends do not wait, and a timer for each is costly."""
+        """Runs as one timer per stream: most sends do not wait, and a timer per send is costly."""
         now = self._loop.time()
         if self._sending and now - self._since >= self._longest_s:
             log.warning("a client did not read for %g s; its stream is cut", self._longest_s)
@@ -381,8 +384,8 @@ class _SteadySend:
 class _Events(StreamingResponse):
     """The events of one stream.
 
-    When sending ends, or if it never begins, the pieces are closed and the end is counted at once.
-    Starlette leaves its iterators to the garbage collector.
+    When sending ends, or if it never begins, the pieces are closed and the request is counted at
+    once. Starlette would leave the iterators to the garbage collector.
     """
 
     def __init__(
@@ -420,7 +423,7 @@ class _Events(StreamingResponse):
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         try:
             while True:
-                # Not around sending, as a client that reads slowly already has its answer.
+                # The deadline excludes sending: for a client that reads slowly, the answer exists.
                 with self._scope.waiting():
                     async with asyncio.timeout_at(self._deadline):
                         event = await anext(events, None)
@@ -435,7 +438,7 @@ class _Events(StreamingResponse):
 
 
 def _since(arrival: str | None) -> float | None:
-    """Seconds since HAProxy got a request; None if the header is missing or implausible."""
+    """Seconds since HAProxy received a request; None if the header is missing or implausible."""
     if arrival is None or not arrival.isdecimal():
         return None
     seconds = time.time() - int(arrival[:_DIGITS]) / 1e6
@@ -443,7 +446,7 @@ def _since(arrival: str | None) -> float | None:
 
 
 async def _aside(long: bool, work: Callable[[], _Result]) -> _Result:
-    """Runs ``work`` on a thread if it takes long, so that other answers do not wait for it."""
+    """Runs ``work`` on a thread if it takes ``long``, so that other answers do not wait."""
     return await asyncio.to_thread(work) if long else work()
 
 
@@ -452,7 +455,7 @@ def served(backend: Backend, access: AccessControl, key: ApiKey | None, task: st
     access.allow(key, task)
     if task not in backend.tasks:
         known = ", ".join(access.visible(key, backend.tasks))
-        message = f"model {task[:SHOWN]!r} is not served here; there are {known}"
+        message = f"model {task[:SHOWN]!r} is not served here; served models: {known}"
         raise ApiError(404, message, "model", "model_not_found")
     return task
 

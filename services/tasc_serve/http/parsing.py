@@ -1,4 +1,4 @@
-"""Reads bodies and queries of HTTP requests within limits, and makes requests for answers.
+"""Reads bodies and queries of HTTP requests within limits, and makes the requests to replicas.
 
 Limits that do not depend on a task's record are checked here, such as a prompt's bytes. The replica
 checks the others, such as a prompt's tokens (`tasc_runtime.engine.reader`).
@@ -34,8 +34,8 @@ async def read_body(request: HttpRequest, limits: LimitSettings) -> bytes:
     """Reads a whole body, compressed by gzip or not.
 
     Raises:
-        ApiError: See `arriving` and `chunks`; 400: it is not valid gzip; 415: it has another
-            encoding, or a web page's script could send it without a preflight request.
+        ApiError: See `arriving` and `chunks`; 400: the body is not valid gzip; 415: the body has
+            another encoding, or a web page's script could send it without a preflight request.
     """
     headers = first_fields(request.scope)
     kind = _field(headers, b"content-type").partition(";")[0].rstrip()
@@ -57,7 +57,7 @@ async def read_body(request: HttpRequest, limits: LimitSettings) -> bytes:
     if len(unpacked) > most:
         raise _too_large(most)
     if not reader.eof or reader.unused_data:
-        raise ApiError(400, "the body's gzip is cut, or something stands behind it; send it again")
+        raise ApiError(400, "the gzip body is cut off, or other data follows it; send it again")
     return unpacked
 
 
@@ -104,16 +104,16 @@ def parsed(raw: bytes, model: type[_Model]) -> _Model:
 
 
 def query_of(request: HttpRequest, known: Sequence[str]) -> Mapping[str, str]:
-    """Returns the query's parameters; raises ApiError 400 for an unknown one."""
+    """Returns the query's parameters; raises ApiError 400 for an unknown parameter."""
     for name in request.query_params:
         if name not in known:
-            message = f"unknown parameter {name[:SHOWN]!r}; there are {', '.join(known)}"
+            message = f"unknown parameter {name[:SHOWN]!r}; known are {', '.join(known)}"
             raise ApiError(400, message, name[:SHOWN])
     return request.query_params
 
 
 def limit_of(query: Mapping[str, str], default: int, most: int) -> int:
-    """Returns ``limit`` of a query; raises ApiError 400 unless it is from 1 to ``most``."""
+    """Returns ``limit`` of a query; raises ApiError 400 if it is not from 1 to ``most``."""
     text = query.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and 1 <= int(text) <= most):
         raise ApiError(400, f"limit is {text[:SHOWN]!r}; it goes from 1 to {most}", "limit")
@@ -131,8 +131,8 @@ def requests_of(
 
     Args:
         id: Id of the response.
-        seed: Seed if the body has none; unset: a random one.
-        record_version: Version of the task's record for all answers, if there are several.
+        seed: Seed if the body has none; unset: a random seed.
+        record_version: Version of the task's record for all answers; not used for one answer.
 
     Raises:
         ApiError: 400: a field is over its limit, or fields contradict each other.

@@ -1,11 +1,11 @@
 """Middleware of Ray Serve's HTTP servers: a shortcut that bypasses Serve, and a guard.
 
-Behind HAProxy, each gateway's process has its own HTTP server. There, generating requests go
-directly to the application, since Serve's own processing costs more than the application's. Other
-requests pass through Serve, which reads some headers first. It fails on values that are not UTF-8,
-and lets clients disable the code that frees a row when they disconnect.
-``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` names `middlewares` on every node. The module imports
-little, since proxies hold no models.
+Behind HAProxy, each gateway's process has its own HTTP server. In these servers, generating
+requests go directly to the application, since Serve's own processing costs more than the
+application's. Other requests pass through Serve, which reads some headers first. Serve fails on
+header values that are not UTF-8, and some headers let clients disable the code that frees a row
+when they disconnect. ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` names `middlewares` on every
+node. This module imports little, since proxies hold no models.
 """
 
 import logging
@@ -21,14 +21,14 @@ from tasc_serve.http.ray_proxy import ARRIVAL, GONE
 
 log = logging.getLogger(__name__)
 _OURS: Final = b'{"error"'
-# In Serve's form, with underscores in place of hyphens.
+# Headers that control Serve, as Serve spells them: with underscores instead of hyphens.
 _STEERING: Final = frozenset(
     {
         b"x_request_timeout_seconds",
         b"x_request_disconnect_disabled",
         b"serve_multiplexed_model_id",
         b"x_session_id",
-        ARRIVAL.replace("-", "_").encode(),  # set by HAProxy, whose requests do not come here
+        ARRIVAL.replace("-", "_").encode(),  # trusted only in requests that bypass Serve
     }
 )
 _REQUEST_ID: Final = b"x-request-id"
@@ -59,8 +59,8 @@ def middlewares() -> list[Middleware]:
 class Shortcut:
     """Passes some requests to the application set by `answer_directly`, and others to Serve.
 
-    Serve does not count the former, but its HTTP server does, so a replaced gateway ends only after
-    they are answered.
+    Serve does not count the requests that bypass it, but its HTTP server does. A replaced gateway
+    therefore ends only after these requests are answered.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -81,12 +81,12 @@ class Shortcut:
 
 
 def first_fields(scope: Scope) -> Mapping[bytes, bytes]:
-    """The headers of a request by name; the first one if a name occurs repeatedly."""
+    """The headers of a request by name. If a name occurs repeatedly, the first header counts."""
     return dict(reversed(scope["headers"]))
 
 
 class PlainHeaders:
-    """Refuses headers that are not text with status 400, and drops those that control Serve."""
+    """Refuses headers that are not text with status 400, and drops headers that control Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -108,8 +108,8 @@ class PlainHeaders:
 class OwnErrors:
     """Converts Serve's error about a gateway that died with a request to the OpenAI shape.
 
-    Serve's errors are a text, or a text as JSON. Errors of the gateways are objects, and are not
-    changed.
+    Serve's errors are plain text or a JSON string. The gateways' errors are JSON objects, and are
+    not changed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -164,7 +164,7 @@ def _is_text(value: bytes) -> bool:
 
 
 def _refusal(name: bytes) -> JSONResponse:
-    message = f"header {name.decode('latin-1')[:64]} is no UTF-8; send ASCII"
+    message = f"header {name.decode('latin-1')[:64]} is not UTF-8; send ASCII"
     kind = "invalid_request_error"
     return JSONResponse(
         {"error": {"message": message, "type": kind, "param": None, "code": None}}, 400

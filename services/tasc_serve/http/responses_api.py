@@ -89,7 +89,7 @@ class ResponsesRequest(TemplateFields, RequestFields):
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "max_tokens": (),  # max_output_tokens here, but min_tokens is more similar
+        "max_tokens": (),  # the hint for an unknown field would be min_tokens
         "previous_response_id": (),
         "prompt": (),
         "truncation": ("disabled",),
@@ -133,7 +133,7 @@ class ResponsesRequest(TemplateFields, RequestFields):
 
 
 def in_its_words(error: ApiError) -> ApiError:
-    """Converts the error of a conversation, which this endpoint calls input."""
+    """Converts an error about ``messages`` to one about ``input``, as this endpoint names them."""
     place = error.param or ""
     if place.partition(".")[0] != "messages":
         return error

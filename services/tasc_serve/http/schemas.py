@@ -1,7 +1,7 @@
 """Request bodies in the OpenAI shape. `responses` has the response bodies.
 
-Unsupported fields that would change the answer are refused, and so are unknown ones. null means a
-field's default.
+Unsupported fields that would change the answer are refused, and so are unknown fields. A null value
+means the field's default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ MetricsLevel = Literal["none", "summary", "detailed"]
 class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: bool = Field(False, description="not used: nothing is added to events")
-    continuous_usage_stats: bool = Field(False, description="not used: the last event has them")
+    continuous_usage_stats: bool = Field(False, description="not used: the last event has usage")
 
 
 Label = Annotated[str, StringConstraints(max_length=256)]
@@ -86,11 +86,11 @@ class RequestFields(HarmlessFields, RuleFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     timeout: Annotated[Number, Field(gt=0)] | None = Field(
-        None, description="extension: seconds until the answer is given up, the service's at most"
+        None, description="extension: maximum seconds for the answer, up to the service's limit"
     )
     metrics: MetricsLevel = Field(
         "summary",
-        description="extension: how much of time and drafts is reported; nothing for n > 1",
+        description="extension: detail of the reported times and drafts; null for several answers",
     )
 
     @property
@@ -114,7 +114,7 @@ class _Generation(RequestFields, GenerationFields):
 
 
 def _kind(prompt: Any) -> str | None:
-    """The kind of prompts that a value has, by its first element."""
+    """The kind of the prompts in a value, judged by the first element."""
     if isinstance(prompt, str):
         return "text"
     if not isinstance(prompt, list):
@@ -151,10 +151,10 @@ class CompletionRequest(_Generation):
         None, ge=0, description="unset: the task's own; 0 only with echo: no answer"
     )
     echo: bool = Field(
-        False, description="the prompt in front of the answer, with logprobs those of its tokens"
+        False, description="return the prompt before the answer; logprobs then include its tokens"
     )
     logprobs: Top | None = Field(
-        None, description="so many of the likeliest tokens of each place, and the chosen one"
+        None, description="number of likeliest tokens per position, besides the chosen one"
     )
 
     def request(self, logprobs: int | None, seed: int | None = None) -> Request:
@@ -222,7 +222,7 @@ class ChatRequest(ChatFields, _Generation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-# Seconds: the maximum time of a batch, and the lifetime of files.
+# In seconds: the maximum time of a batch, and the minimum and maximum lifetime of files.
 WINDOW_S: Final = 24 * 3600
 SHORTEST_S: Final = 3600
 LONGEST_S: Final = 2_592_000
@@ -248,7 +248,7 @@ class BatchRequest(Body):
 
 
 class BatchLine(Body):
-    """One line of a batch's file. The worker reads its body like that of a single request."""
+    """One line of a batch's file. The worker reads ``body`` like the body of a single request."""
 
     custom_id: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     method: Literal["POST"]
@@ -257,6 +257,6 @@ class BatchLine(Body):
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:
-    """The body of an endpoint for the API's description."""
+    """Describes the body of an endpoint for the OpenAPI document."""
     schema = {"schema": model.model_json_schema()}
     return {"requestBody": {"content": {"application/json": schema}, "required": True}}

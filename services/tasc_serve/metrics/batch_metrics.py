@@ -13,7 +13,8 @@ _RESULTS: Final = ("completed", "failed")
 class BatchMetrics:
     """The metrics of one worker.
 
-    An attribute is called with the name of a batch's task, and a further label if it has one.
+    Call each metric with the name of a batch's task and, if it has a further label, the label's
+    value.
 
     Raises:
         ValueError: The registry already holds these series.
@@ -43,7 +44,7 @@ class BatchMetrics:
         )
 
     def begun(self, task: str) -> None:
-        """Counts a started batch; the counters of its task are exported from then on, at 0."""
+        """Marks a batch as started. From then on, the counters of its task are exported, from 0."""
         # Prometheus does not count a series' first value as an increase.
         for result in _RESULTS:
             self._requests(task, result)
@@ -61,6 +62,6 @@ class BatchMetrics:
         self._tokens(task).inc(tokens)
 
     def released(self, task: str) -> None:
-        """Counts a batch that has ended or was returned."""
+        """Resets the gauges after a batch has ended or went back to the queue."""
         self.running(task).set(0)
         self._in_progress(task).set(0)

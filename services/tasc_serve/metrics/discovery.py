@@ -1,4 +1,4 @@
-"""Metrics ports of processes, the list of live ones in Redis, and their merged text.
+"""Metrics ports of processes, the list of live ports in Redis, and the merged metrics text.
 
 Prometheus scrapes each process separately, since a merged counter falls when a process ends.
 """
@@ -44,8 +44,8 @@ class _Merged(Collector):
 def merge(texts: Iterable[str]) -> str:
     """Sums samples with the same name and labels; other gauges get the maximum.
 
-    ``*_created`` series and those of the process and Python collectors are left out. Histograms
-    are expected to have the same buckets in every text.
+    ``*_created`` series and the series of the process and Python collectors are left out.
+    Histograms are expected to have the same buckets in every text.
 
     Raises:
         ValueError: A text is not in Prometheus text format, or two disagree on a series' type.
@@ -106,7 +106,7 @@ class MetricsPort:
         if host in _WILDCARDS:
             raise SettingsError(
                 f"metrics.host is {host!r}, which a scraper cannot reach;"
-                " set the address of this machine that it can"
+                " set an address of this machine that the scraper can reach"
             )
         disable_created_metrics()
         self._client, self._ttl_s = client, ttl_s
@@ -175,8 +175,8 @@ class StoreWatch:
     """Checks the store every second: whether it accepts writes, and the list of metrics ports.
 
     Entries expire while the store accepts no writes, although their processes are alive. So the
-    known targets stay listed meanwhile and for a further ``ttl_s``, until all have renewed their
-    entries.
+    known targets stay listed during this time and for a further ``ttl_s``, until all processes have
+    renewed their entries.
 
     Args:
         client: Redis; it stays open.
@@ -195,7 +195,7 @@ class StoreWatch:
 
     @property
     def fault(self) -> str | None:
-        """The reason why the store accepts no writes or does not answer; None if it does."""
+        """Why the store accepts no writes or does not answer; None if it accepts writes."""
         return self._looks.fault
 
     def close(self) -> None:

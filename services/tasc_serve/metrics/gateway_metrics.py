@@ -18,15 +18,16 @@ _NONE = Waiting(0, 0.0)
 class GatewayMetrics:
     """The metrics of one gateway.
 
-    Every gateway publishes the same count of waiting batches of one store, so use the maximum, not
-    the sum.
+    Call each metric with the name of a served task and, if it has a further label, the label's
+    value.
 
-    An attribute is called with the name of a served task, and a further label if it has one.
+    All gateways of one store publish the same number of waiting batches, so use the maximum, not
+    the sum.
 
     Args:
         registry: Registry of the series.
-        tasks: Tasks whose waiting batches are exported from the start, at 0. Those of other tasks
-            are exported once one of their batches waits.
+        tasks: Tasks whose waiting batches are exported from the start, at 0. Other tasks are
+            exported once one of their batches waits.
 
     Raises:
         ValueError: The registry already holds these series.
@@ -100,7 +101,7 @@ class GatewayMetrics:
         self._request_seconds(task or NO_TASK).observe(seconds)
 
     def set_replicas(self, task: str, replicas: int) -> None:
-        """Exports how many replicas of a task answer, and its failovers from then on."""
+        """Exports how many replicas of a task answer. From then on, its failovers are exported."""
         self._replicas(task).set(replicas)
         # At 0, as Prometheus does not count a series' first value as an increase.
         self.failovers_refused(task)

@@ -1,6 +1,6 @@
 """Metrics of a replica: steps, drafts, requests, draft index, lossless checks, collected answers.
 
-Names keep vLLM's suffixes, so that its dashboards only need another prefix. The denominators
+Names keep vLLM's suffixes, so that vLLM's dashboards need only another prefix. The denominators
 ``tasc_row_steps_total`` and ``tasc_spec_decode_num_drafts_per_pos_total`` are added.
 """
 
@@ -22,7 +22,7 @@ NotCollected: TypeAlias = Literal["full", "trimmed"]
 Mismatch: TypeAlias = Literal["near_tie", "real"]
 NotChecked: TypeAlias = Literal["full", "old", "failed"]
 
-# vLLM's bounds, and finer ones below, since a small model answers in milliseconds.
+# vLLM's bounds, and finer bounds below them, since a small model answers in milliseconds.
 E2E_S = (
     *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5),
     *(5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
@@ -39,7 +39,7 @@ _INTER_TOKEN_S = (
 _MAX_PENDING = 64  # maximum steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
-# Names, without tasc_, of series of sums over step records and of times of a step.
+# Series names without tasc_: counters summed over step records, and histograms of step times.
 _STEP_COUNTERS: Final = {
     "drafting_paused_steps": "Steps without drafts because earlier drafts did not pay off.",
     "draft_failures": "Proposer calls that failed, and invalid drafts.",
@@ -58,7 +58,7 @@ _STEP_SECONDS: Final = {
         _INTER_TOKEN_S,
     ),
 }
-# The record fields whose names differ from those of their series.
+# Record fields whose names differ from the names of their series.
 _FIELDS: Final = {
     "drafting_paused_steps": "paused",
     "prefix_cache_hits": "shared_tokens",
@@ -70,7 +70,7 @@ class ManyHistogram(Histogram):
     """A histogram that observes many values at about the cost of one."""
 
     def observe_all(self, values: Sequence[float], times: Sequence[int]) -> None:
-        """Observes each value as often as ``times`` gives."""
+        """Observes each value as many times as the same entry of ``times``."""
         self._sum.inc(float(np.dot(values, times)))
         buckets = np.bincount(np.searchsorted(self._upper_bounds, values), times)
         for bucket, count in zip(self._buckets, buckets.tolist(), strict=False):
@@ -83,7 +83,7 @@ _Family = TypeVar("_Family", Counter, Gauge, ManyHistogram)
 
 
 class Series:
-    """Makes series of one registry with the same labels and names tasc_*.
+    """Makes series in one registry, with common labels and names that begin with tasc_.
 
     Each family is made once; after `relabel`, the same families get other series.
 
@@ -96,12 +96,12 @@ class Series:
         self._families: dict[str, Any] = {}
 
     def relabel(self, labels: dict[str, str]) -> None:
-        """Makes series with these labels from now on, and drops the gauges with the old ones."""
+        """Makes series with these labels from now on, and drops gauges with the old labels."""
         self.clear_gauges()
         self._labels = labels
 
     def clear_gauges(self, *names: str) -> None:
-        """Drops the samples of these gauges; without names, of all gauges."""
+        """Drops the samples of these gauges, or of all gauges if no names are given."""
         for name, family in self._families.items():
             if isinstance(family, Gauge) and (not names or name in names):
                 family.clear()
@@ -142,7 +142,7 @@ class Series:
         def child(*values: object) -> _Family:
             return family.labels(*own, *map(str, values))
 
-        # Cleared gauges drop their children. Those of other families are never dropped.
+        # Clearing a gauge drops its children. Children of other families are never dropped.
         return child if kind is Gauge else cache(child)
 
 
@@ -183,8 +183,8 @@ class ReplicaMetrics:
         model_name: The target's name.
         proposer: The mixture that makes the drafts.
         record_version: Returns the version of the task's record; called at each scrape.
-        load: Returns the number of requests that hold a row, that of queued requests, and the used
-            share of the KV cache; called at each scrape.
+        load: Returns the number of requests that hold a row, the number of queued requests, and the
+            used share of the KV cache; called at each scrape.
 
     Raises:
         ValueError: The registry already holds these series.
@@ -223,7 +223,7 @@ class ReplicaMetrics:
     def set_proposer(self, proposer: str) -> None:
         """Labels later counts with another mixture. Called on the step loop.
 
-        Gauges must be set again, including those of the draft index.
+        Gauges must be set again, including the gauges of the draft index.
         """
         self._count_pending()
         with self._counting:
@@ -232,9 +232,9 @@ class ReplicaMetrics:
             self._make_drafted_series(self._series)
 
     def collect(self) -> Sequence[Metric]:
-        """Counts pending steps; a scrape calls it before it reads the series.
+        """Counts pending steps. A scrape calls this method before it reads the series.
 
-        A scrape of selected series (``name[]``) does not call it.
+        A scrape of selected series (``name[]``) does not call this method.
         """
         self._count_pending()
         return ()
@@ -422,7 +422,7 @@ class ReplicaMetrics:
         self._cost_error.set(records[-1].cost_error)
 
     def observe_result(self, result: GenerationResult) -> None:
-        """Counts one answered request; an abandoned one has no result."""
+        """Counts one answered request. An abandoned request has no result."""
         self._finished[result.finish_reason].inc()
         self._queued.observe(result.timings.queued)
         self._e2e.observe(result.timings.total)
@@ -432,14 +432,14 @@ class ReplicaMetrics:
         """Observes ``seconds / tokens`` once per token, when the step is counted.
 
         Args:
-            seconds: Gap between the previous chunk of this request and the current one.
+            seconds: Gap between the previous chunk of this request and the current chunk.
             tokens: Number of tokens in the current chunk; a chunk without tokens is not observed.
         """
         if tokens:
             self._gaps.append((seconds / tokens, tokens))
 
     def set_index(self, artifact: Artifact | None, size_bytes: int) -> None:
-        """Exports which draft index is in use, None for none. The first call is not a swap."""
+        """Exports the draft index in use; None: no index. The first call does not count a swap."""
         version = artifact.version if artifact else None
         if version != self._version:
             self._series.clear_gauges(
@@ -473,5 +473,5 @@ def _sum(counts: Sequence[Counts]) -> Counts:
 
 
 def _taken(waiting: deque[_Item]) -> list[_Item]:
-    """Removes and returns the pending items; another thread may add more meanwhile."""
+    """Removes and returns the pending items; another thread may add items at the same time."""
     return [waiting.popleft() for _ in range(len(waiting))]

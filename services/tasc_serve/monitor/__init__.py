@@ -1,1 +1,1 @@
-"""Observers beside the requests: shadow checks and collected answers."""
+"""Observers of finished answers: shadow checks and the collection of answers."""

@@ -1,6 +1,6 @@
 """Collects a share of a task's finished answers for its corpus, off the decoding thread.
 
-Serving never waits for it: rows that the store does not accept in time are dropped and counted.
+Serving never waits for the store: rows that it does not accept in time are dropped and counted.
 """
 
 import threading
@@ -17,24 +17,24 @@ from tasc_store.corpus import MAX_COLLECTED
 from tasc_text import Conversation
 
 _JOIN_S = 5.0
-# Request fields that a default answer may have any value of. All others must be at their defaults.
+# Request fields that may have any value in a default answer. All others must have their defaults.
 _FREE = (
     *("id", "prompt", "templated", "max_tokens", "draft", "stream", "parameters", "seed"),
     *("prompt_index", "logprobs", "n", "prompts", "timeout_s", "committed_ids", "record_version"),
 )
-_OVERHEAD = 256  # approximate size of a row beside its characters
+_OVERHEAD = 256  # approximate bytes of a row in addition to its characters
 
 
 def row_of(asked: Request, request: Request, result: GenerationResult) -> CollectedRow | None:
     """Makes a row of an answer; None unless it is the task's default answer.
 
-    Args:
-        asked: The request as a client sent it, with a row's input as its prompt.
-        request: The same with the task's values.
-
     A default answer is a greedy answer of a chat, ended by the model or the task's own stop string,
     with no rule, guide, adapter or stop string of the request. Only the first of several equal
     answers (``n``) counts.
+
+    Args:
+        asked: The request as a client sent it, with a row's input as its prompt.
+        request: The same request with the task's values filled in.
     """
     own = (
         asked.templated
@@ -53,12 +53,12 @@ def row_of(asked: Request, request: Request, result: GenerationResult) -> Collec
 
 
 class Collector:
-    """Accepts answers on any thread and stores them on its own thread.
+    """Accepts answers on any thread, and stores them on a separate thread.
 
     Args:
         rows: The store of collected rows.
-        takes_conversations: Whether the task has a chat template. Otherwise its template takes the
-            input of a conversation.
+        takes_conversations: Whether the task has a chat template. Otherwise, only the input of a
+            conversation is put into the task's template.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Decodes some answers again without drafts, in idle rows, and compares token ids.
 
-Only greedy answers by the target's own logits are compared: if tokens are drawn or logits are
-changed, near ties between two tokens cannot be detected.
+Only greedy answers from unchanged logits are compared. If tokens are sampled or logits are changed,
+near ties between two tokens cannot be detected.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ SubmitIdle: TypeAlias = Callable[
     [Request, Callable[[Output | Refusal | Exception], None], Guide | None, float], None
 ]
 
-# Maximum difference of natural logarithms at which the batch's shape may swap two tokens: some
-# rounding errors of logits of a few tens.
+# Maximum difference of log-probabilities at which another batch shape may swap two tokens: a few
+# rounding errors of logits in the tens.
 MARGINS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 _PREFIX = "shadow:"
 
@@ -48,7 +48,7 @@ class Difference:
     Attributes:
         place: Position of the first token that differs, from 0.
         gap: Difference of the log-probabilities (natural) of the shadow's and the answer's token
-            there; infinite if the answer's token is not among the likeliest.
+            at this position; infinite if the answer's token is not among the likeliest.
     """
 
     place: int
@@ -59,7 +59,7 @@ class Difference:
 def difference(
     answer: tuple[int, ...], shadow: tuple[TokenLogprob, ...], margin: float
 ) -> Difference | None:
-    """The first difference between an answer and its shadow's tokens; None if they are equal."""
+    """The first difference between an answer and the shadow's tokens; None if they are equal."""
     for place, (token, shadow_token) in enumerate(zip(answer, shadow, strict=False)):
         if token != shadow_token.token:
             gap = abs(shadow_token.logprob - dict(shadow_token.top).get(token, float("-inf")))
@@ -77,7 +77,7 @@ class _Candidate:
 
     @property
     def shadow(self) -> Request:
-        """The same request from its prompt on, as a shadow."""
+        """The request of the check: decodes the answer again from its prompt, without drafts."""
         return structs.replace(
             self.request,
             id=_PREFIX + self.request.id,
@@ -92,8 +92,8 @@ class _Candidate:
 def without_checks(record: StepRecord) -> StepRecord | None:
     """Returns a step's record without the tokens of checks; None if the step had checks only.
 
-    Prompt tokens of checks remain in it. They have no drafts, and no tokens are forced if
-    log-probabilities are requested.
+    The prompt tokens of checks stay counted. Checks have no drafts, and no forced tokens, since
+    they request log-probabilities.
     """
     checks = [id_ for id_ in record.requests if id_.startswith(_PREFIX)]
     if not checks:
@@ -112,7 +112,7 @@ class ShadowCheck:
     """Checks a share of one engine's drafted answers.
 
     A check is an idle request of the step loop, so it never delays a user's request. All methods
-    are called on one thread, the one that gets the loop's outputs.
+    are called on one thread, which receives the loop's outputs.
 
     Args:
         submit_idle: See `EngineLoop.submit_idle`.
@@ -138,7 +138,7 @@ class ShadowCheck:
             engine.compile_rules()  # checks need log-probabilities
 
     def finished(self, asked: Request, request: Request, result: GenerationResult) -> None:
-        """Notes the end of a user's answer; selects every n-th that can be compared."""
+        """Notes the end of a user's answer; selects every n-th comparable one."""
         drafted = request.draft and any(result.acceptance.drafted)
         if not (drafted and request.sampling.plain) or result.finish_reason == "error":
             return
@@ -173,7 +173,7 @@ class ShadowCheck:
             log.exception("an answer could not be checked")
 
     def _on_item(self, candidate: _Candidate, item: Output | Refusal | Exception) -> None:
-        """Compares the whole answer, or begins it again if a user's request took its row."""
+        """Compares the whole answer, or begins the check again if a user's request took its row."""
         with self._dropped_on_error():
             match item:
                 case Refusal(kind="full"):

@@ -1,7 +1,7 @@
 """The Serve deployment that answers for one task: an engine, its step loop, its metrics.
 
-`TaskReplica.answer` is the way of a request: it is refused if the queue is full, `Admission` fills
-in the task's values and compiles its guide, and the step loop answers it.
+`TaskReplica.answer` is the path of a request. A request is refused if the queue is full. Otherwise,
+`Admission` fills in the task's values and compiles the guide, and the step loop makes the answer.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ from tasc_serve.settings import LimitSettings, ServedTask, ServeSettings
 from tasc_serve.wire import AttachRequest, Endpoint
 from tasc_store import CollectedRows, TaskStore, connect
 
-_LEAST_STALL_S = 60.0  # long steps must not get a replica replaced
+_LEAST_STALL_S = 60.0  # a long step must not cause a replacement
 _LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
 _COMPILERS = 2  # guides of choices and of grammars do not wait for each other
-_KEPT = 64  # number of endings that the rate is measured over
+_KEPT = 64  # number of endings that the rate covers
 _LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
-_LATEST_S = 5  # the last part of it, for all calls that must wait longer
-_UNKNOWN_S = 1.0  # assumed for an answer before any has ended
-_SLACK = 4  # a quarter of the queue should be empty at the first retries
+_LATEST_S = 5  # longer waits are spread over the last 5 s of the 60
+_UNKNOWN_S = 1.0  # assumed time of an answer before any has ended
+_SLACK = 4  # at the first retries, a quarter of the queue should be empty
 
 
 class TaskReplica:
@@ -59,11 +59,11 @@ class TaskReplica:
         settings: The service's settings.
         redis_url: URL of the store.
         task: Name of one of the settings' tasks.
-        digest: The `engine_digest` of the record that it serves; unset: that of the newest one.
+        digest: The `engine_digest` of the record to serve; unset: the newest record is served.
 
     Attributes:
         builder: The builder of the task's engine.
-        registry: The replica's metrics.
+        registry: The registry of the replica's metrics.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class TaskReplica:
         )
 
     async def answer(self, asked: Request, send: Callable[[Output | Refusal], None]) -> None:
-        """Sends outputs of an answer, or one with all of it; the last item may be a refusal.
+        """Streams outputs, or sends one complete output. The last item may be a refusal.
 
-        Cancelling the task frees the row.
+        Cancelling the asyncio task that runs this method frees the row.
 
         Raises:
             EngineBroken: The engine has ended.
@@ -147,7 +147,7 @@ class TaskReplica:
             wait_s = self._drain.retry_after_s(asked.id, outstanding - builder.engine.config.rows)
             send(Refusal("full", message, None, wait_s))
             return
-        # One version from here on, as a newer one may arrive while a guide is compiled.
+        # The version is fixed here, as a newer one may arrive while a guide is compiled.
         now = builder.record_version
         version = now if asked.record_version is None else asked.record_version
         if version not in builder.records:
@@ -159,7 +159,7 @@ class TaskReplica:
         self._outstanding += 1
         taken = False
         try:
-            # Not the call's id, as a client's retry and its first attempt may be here together.
+            # Not the call's id: a client's retry may arrive while the first attempt runs.
             id = f"{asked.id}-{next(self._numbers)}"
             admitted = await self._admission.request(asked, id, version)
             if isinstance(admitted, Refusal):
@@ -183,13 +183,13 @@ class TaskReplica:
         guide: Guide | None,
         send: Callable[[Output | Refusal], None],
     ) -> None:
-        """Has the engine answer a request, and sends what arrives until it has ended."""
+        """Passes a request to the engine, and sends its outputs until the answer has ended."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         texts, over = AnswerTexts(self.builder.tokenizer, asked, request), False
 
         def on_item(item: Item) -> None:
             nonlocal over
-            if ended.done():  # it was cancelled, and the engine may not know yet
+            if ended.done():  # the call was cancelled; the engine may not know yet
                 return
             result = item.result if isinstance(item, Output) else None
             over = not isinstance(item, Output) or result is not None
@@ -219,7 +219,7 @@ class TaskReplica:
             async with asyncio.timeout(timeout_s) as limit:
                 await ended
         except TimeoutError:
-            if not limit.expired():  # sending raised it
+            if not limit.expired():  # raised by `send`
                 raise
             if not over:
                 send(Refusal("late", f"no answer within {timeout_s:g} s"))
@@ -233,19 +233,19 @@ class TaskReplica:
             name = serve.get_replica_context().replica_id.unique_id
             node = ray.get_runtime_context().get_node_id()
             self._server = CallServer(self, name, node_address(), node, self._connection)
-        if request.replica_id == self._server.name:  # Serve's router may fall back to any
+        if request.replica_id == self._server.name:  # the router may pick any replica
             async for endpoint in self._server.attach(request.node):
                 yield endpoint
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The load by which Serve scales, as calls do not use its handles."""
+        """Returns the load by which Serve scales, since calls bypass Serve's handles."""
         return {OUTSTANDING: self._outstanding}
 
     def pulse(self) -> Pulse:
         """Returns the replica's state and load.
 
         Raises:
-            EngineBroken: Its engine has ended.
+            EngineBroken: The replica's engine has ended.
         """
         if not self._loop.alive:
             raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
@@ -278,7 +278,7 @@ class TaskReplica:
             raise EngineBroken(f"no step has ended for {self._loop.stalled_s:.0f} s")
 
     def close(self) -> None:
-        """Ends its threads and connections, even if construction failed."""
+        """Ends the replica's threads and connections, even if construction failed."""
         if self._server:
             self._server.close()
         for part in ("_watcher", "_loop", "_admission", "_collector", "_port"):
@@ -303,13 +303,13 @@ class TaskReplica:
         self._metrics.set_index(self.builder.artifact, self.builder.index_bytes)
 
     def _observe_step(self, record: StepRecord) -> None:
-        # Metrics are labelled with the builder's proposer, so they are created later.
+        # The metrics are created after the builder, since its proposer is one of their labels.
         if users := without_checks(record):
             self._metrics.observe_step(users)
 
     def _load(self) -> tuple[int, int, float]:
         engine = self.builder.engine
-        # Read during a step, so the loop may not know yet that the engine has ended one.
+        # Read during a step: the loop may not know yet that the engine has finished a request.
         running = max(engine.running - self._loop.idle_running, 0)
         return running, engine.waiting, engine.kv_usage
 
@@ -325,16 +325,16 @@ def _failure(error: str, asked: Request, guide: Guide | None) -> Refusal:
 class Admission:
     """Fills in the requests of one replica and compiles their guides, on one event loop.
 
-    New guides are compiled on separate threads, so that answers are still sent meanwhile. Requests
-    with a known guide, or none, do not wait.
+    New guides are compiled on separate threads, so that answers are still sent. Requests with a
+    known guide or without a guide do not wait.
     """
 
     def __init__(self, builder: EngineBuilder, limits: LimitSettings) -> None:
         self._builder, self._limits = builder, limits
         self._threads = ThreadPoolExecutor(_COMPILERS, "guides")
-        # The task's own guide does not wait for others, if it was dropped in favour of them.
+        # The task's own guide does not wait for others if it was evicted from the cache.
         self._own = ThreadPoolExecutor(1, "own-guide")
-        # One thread, since prompts are rendered one by one anyway.
+        # One thread is enough, since prompts are rendered one by one.
         self._renders = ThreadPoolExecutor(1, "prompts")
         self._compiling: dict[GuideSpec, asyncio.Future[Guide]] = {}
         self._rules = asyncio.Lock()
@@ -368,7 +368,7 @@ class Admission:
         except ValueError as error:
             return Refusal("invalid", f"{asked.prompt_field}: {error}", asked.prompt_field)
         if not (request.is_plain or engine.rules_compiled):
-            async with self._rules:  # one thread at a time, as others would only wait
+            async with self._rules:  # one thread at a time, as further threads would only wait
                 if not engine.rules_compiled:
                     await asyncio.to_thread(engine.compile_rules)
         return request, guide
@@ -390,7 +390,7 @@ class Admission:
             def ended(compiled: asyncio.Future[Guide]) -> None:
                 del self._compiling[guide]
                 if not compiled.cancelled():
-                    compiled.exception()  # it may be that no request waits for it any more
+                    compiled.exception()  # retrieved, as no request may be waiting any more
 
             threads = self._own if guide.is_tasks else self._threads
             compiling = asyncio.get_running_loop().run_in_executor(threads, guides.of, guide)
@@ -403,7 +403,7 @@ class Admission:
             message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
             return Refusal("full", message, guide.field)
         except GuideError as error:
-            if not guides.known(guide):  # it is not tried again here
+            if not guides.known(guide):  # else `request` raises the cached failure
                 raise FieldError(guide.field, f"{guide.name}: {error}") from error
         return None
 
@@ -424,7 +424,7 @@ class DrainRate:
         self._marks: deque[float] = deque(maxlen=_KEPT + 1)  # times of the start and the endings
         self._known = rows / _UNKNOWN_S
         self._expected: dict[str, float] = {}  # retry times of refused calls
-        self._times: list[tuple[float, str]] = []  # a heap of these and of calls accepted since
+        self._times: list[tuple[float, str]] = []  # heap of (time, call); entries may be stale
 
     def began(self, call_id: str) -> None:
         """Notes an accepted call, whose retry is no longer expected."""
@@ -443,7 +443,7 @@ class DrainRate:
         self._marks.clear()
 
     def per_second(self) -> float:
-        """Places that become free per second; before the first, the rate before `idle`.
+        """Places that become free per second; before the first ending, the last known rate.
 
         The rate falls while no call ends.
         """
@@ -455,10 +455,10 @@ class DrainRate:
     def retry_after_s(self, call_id: str, waiting: int) -> float:
         """Seconds until a call that is refused now should retry, at most 60.
 
-        Each call gets its own time, after those refused before it, at the rate at which places
+        Each call gets its own time, after the calls refused before it, at the rate at which places
         become free. A call that retries too early keeps its time. If the time would exceed 60 s,
-        the call retries within the last 5 of them, since an earlier try would waste one of the
-        client's retries.
+        the result is a random time in the last 5 s of the 60, since an earlier retry would fail
+        and waste one of the client's retries.
 
         Args:
             waiting: Number of calls in the queue.

@@ -1,8 +1,9 @@
 """The socket of a replica: accepts connections of gateways and answers the calls on them.
 
-A gateway requests an endpoint over its Ray Serve handle. It gets a one-time token, and a socket on
-the same node or a TLS port otherwise. The handle call stays open as long as the connection, so that
-Serve sees the replica in use and does not stop it before the gateway disconnects.
+A gateway requests an endpoint over its Ray Serve handle. The reply has a one-time token and an
+address: a Unix socket on the same node, otherwise a TLS port. The handle call stays open as
+long as the connection, so that Serve sees the replica in use and does not stop it before the
+gateway disconnects.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ from tasc_serve.wire import Connection, Endpoint, Message
 
 log = logging.getLogger(__name__)
 _BACKLOG = 64  # connections that wait to be accepted
-_PORTS = 100  # number of ports to try, from the configured one on
+_PORTS = 100  # number of ports to try, from the configured port on
 _HELLO_BYTES = 1024  # maximum size of a message before the token
 
 
@@ -41,9 +42,9 @@ class Answers(Protocol):
     """The interface of the object that answers calls."""
 
     async def answer(self, request: Request, send: Callable[[Output | Refusal], None]) -> None:
-        """Sends the outputs of a request, the last with its result, or at last a refusal.
+        """Sends the outputs of a request. The last item has the result, or is a refusal.
 
-        A request that does not stream has one output. Cancelling the task frees the row.
+        A request that does not stream has one output. Cancelling the asyncio task frees the row.
         """
 
     def pulse(self) -> Pulse:
@@ -51,7 +52,7 @@ class Answers(Protocol):
 
 
 class CallServer:
-    """The endpoints of one replica. Belongs to the event loop that first requests one.
+    """The endpoints of one replica. Belongs to the event loop that first requests an endpoint.
 
     Args:
         name: The replica's id; gateways compare it.
@@ -59,7 +60,7 @@ class CallServer:
         node: This node's Ray id.
 
     Attributes:
-        expected: The end of each expected connection, by its token.
+        expected: A future for each expected connection, by token; done when it has ended.
         connections: All open connections.
     """
 
@@ -99,7 +100,7 @@ class CallServer:
             ended.cancel()
 
     def close(self) -> None:
-        """Ends all connections. Call it on the event loop, or after that has ended."""
+        """Ends all connections. Call it on the event loop, or after the loop has ended."""
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
@@ -118,7 +119,7 @@ class CallServer:
         if node == self._node:
             try:
                 return await self._local_endpoint()
-            except (OSError, ServiceError) as error:  # such as a TMPDIR too long for a socket
+            except (OSError, ServiceError) as error:  # such as a TMPDIR too long for a socket path
                 log.warning("gateways of this node are answered over TLS: %s", error)
         return await self._tls_endpoint()
 
@@ -177,7 +178,7 @@ class _GatewayConnection(Connection):
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register the connection. With TLS this comes after the handshake, if that succeeds."""
+        """Registers the connection. With TLS, this is called after a successful handshake."""
         super().connection_made(transport)
         self._server.connections.add(self)
         loop = asyncio.get_running_loop()
@@ -245,7 +246,7 @@ class _GatewayConnection(Connection):
 
 
 def socket_folder() -> Path:
-    """Return the folder of this user's sockets, and remove sockets of processes that have ended.
+    """Returns the folder of this user's sockets, and removes sockets of processes that have ended.
 
     The folder has mode 700.
 
@@ -278,7 +279,7 @@ def _lives(pid: int) -> bool:
 
 
 def _listens(path: Path) -> bool:
-    """Whether a process listens on a socket; it may be in a container that shares the folder."""
+    """Whether a process listens on a socket, maybe in a container that shares the folder."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)  # a stopped process accepts nothing
         try:
@@ -291,7 +292,7 @@ def _listens(path: Path) -> bool:
 
 
 def _own_certificate() -> tuple[ssl.SSLContext, str]:
-    """Make a key and a self-signed certificate for this process.
+    """Makes a key and a self-signed certificate for this process.
 
     Returns:
         The server's TLS context, and the certificate as PEM, which gateways get over Ray's handle.

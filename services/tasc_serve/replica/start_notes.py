@@ -47,7 +47,7 @@ def start_notes(
         if task in tasks:
             on_note(task, text)
 
-    # If Redis stays unavailable, the service reports it; it may recover before that.
+    # If Redis stays unavailable, the service reports this; Redis may recover before that.
     def lost(error: BaseException, notes: Any, thread: Any) -> None:
         time.sleep(_POLL_S)
 

@@ -29,11 +29,11 @@ class TaskWatcher:
     """Installs new indexes and record versions of a task in its ``builder``.
 
     Later requests use the new version of the record; earlier ones keep theirs. One change at a time
-    is prepared and installed, so that none is prepared for a state that another one replaces.
+    is prepared and installed, so that no change is prepared for a state that is about to change.
 
     Args:
         poll_s: Maximum seconds until a new version is detected.
-        on_change: Called between two steps when another index or another proposer drafts.
+        on_change: Called between two steps when the index or the proposer has changed.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TaskWatcher:
             with self._changing:
                 proposer = self._builder.proposer_for(self._builder.record, index)
                 self._between_steps(partial(self._swap, artifact, index, proposer))
-        except (ServiceError, ValueError):  # it will never fit; other errors may be temporary
+        except (ServiceError, ValueError):  # it can never fit; other errors may be temporary
             log.exception("a new draft index does not fit; the old one stays in use")
         self._index = artifact.version
 
@@ -95,7 +95,7 @@ class TaskWatcher:
             self._records.poll()
 
     def _remember(self, version: int) -> None:
-        """Keeps a version, as another replica may have begun an answer by it."""
+        """Keeps a version, as another replica may have begun an answer with it."""
         builder = self._builder
         try:
             record = self._tasks.get(self._name, version)
@@ -105,23 +105,27 @@ class TaskWatcher:
         try:
             if version < builder.record_version:
                 builder.records.add(record, version)
-            else:  # the newest until the next one is
+            else:  # it is the newest until the next version is added
                 self._install(record, version)
-        except Exception as error:  # for example of another engine, so it cannot be used here
+        except Exception as error:  # for example, the version needs another engine
             log.debug("version %d of task %s is not remembered: %s", version, self._name, error)
 
     def _use_record(self, record: TaskRecord, version: int) -> None:
-        """Installs a version if this engine can, and before it those that were not seen."""
+        """Installs a version if this engine can use it, after the versions that polls missed."""
         for between in range(max(self._known + 1, version - MAX_KNOWN + 1), version):
             self._remember(between)
         self._known = version - 1
         now = self._builder.record_version
         if version < now or (version == now and record != self._builder.record):
-            log.error("task %s was made anew; deploy the application again to serve it", self._name)
+            log.error(
+                "task %s was deleted and created again; deploy the application again to serve it",
+                self._name,
+            )
         elif changes := fixed_changes(self._builder.record, record):
             log.warning(
                 "version %d of task %s changes %s, which needs new replicas; version %d stays in "
-                "use here until the application is deployed again, as `tasc serve` does by itself",
+                "use here until the application is deployed again (`tasc serve` redeploys "
+                "automatically)",
                 version,
                 self._name,
                 ", ".join(changes),
@@ -148,7 +152,7 @@ class TaskWatcher:
             self._on_change()
 
     def _between_steps(self, action: Callable[[], None]) -> None:
-        """Runs an action on the engine's thread, and waits until it is done or this is closed.
+        """Runs an action on the engine's thread, and waits until it is done or `close` is called.
 
         Raises:
             Exception: Any error of the action.

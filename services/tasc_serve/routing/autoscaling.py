@@ -1,7 +1,7 @@
 """Computes how many replicas a task needs, from the requests that its replicas hold.
 
-Serve counts only calls over its own handles. Ours use separate connections, so replicas report the
-number of their requests as a custom metric.
+Serve counts only calls over its own handles. Our calls use separate connections, so replicas report
+the number of their requests as a custom metric.
 """
 
 from typing import Any

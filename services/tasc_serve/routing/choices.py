@@ -1,4 +1,4 @@
-"""The answers to one request, ``n`` to each of its prompts, requested and cancelled together."""
+"""Requests and cancels all answers to one HTTP request together: ``n`` for each prompt."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -41,7 +41,7 @@ def spread(request: Request, prompts: Sequence[Prompt]) -> tuple[Request, ...]:
 
 
 def pinned(requests: Sequence[Request], record_version: int | None) -> tuple[Request, ...]:
-    """Returns the requests, to be answered by one version of the task's record."""
+    """Returns the requests, pinned to one version of the task's record."""
     return tuple(replace(request, record_version=record_version) for request in requests)
 
 
@@ -67,8 +67,8 @@ async def complete(router: Router, requests: Sequence[Request]) -> list[Whole]:
 def stream(router: Router, requests: Sequence[Request]) -> AsyncGenerator[Numbered, None]:
     """Yields the outputs of all answers as they arrive, each with the index of its request.
 
-    Nothing is yielded before each request has an output or one is refused. Closing the generator
-    cancels unfinished requests; so does an exception of one.
+    Nothing is yielded until every request has an output or any request is refused. Closing the
+    generator cancels unfinished requests, and so does an exception in any request.
     """
     streams = [router.stream(request) for request in requests]
     return _alone(streams[0]) if len(streams) == 1 else _merged(streams)

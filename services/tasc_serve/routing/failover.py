@@ -1,8 +1,8 @@
 """Completes calls when replicas die: another replica continues after the received tokens.
 
-A whole answer is requested again. For a stream, the next replica gets the token ids received so far
-and sends those that follow. The result is the same as without a failure, because an answer depends
-only on its call.
+If the answer is not streamed, the whole answer is requested again. For a stream, the next replica
+gets the token ids received so far and sends the ids that follow. The result is the same as without
+a failure, because an answer depends only on its call.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _MAX_PAUSE_S = 1.0  # until a full replica is asked again
 
 
 class RetryBudget:
-    """Limits calls that are sent again: each call adds ``share`` to the budget, up to ``size``."""
+    """Limits repeated calls: each new call adds ``share`` to the budget, up to ``size``."""
 
     def __init__(self, share: float, size: float) -> None:
         self._share, self._size, self._left = share, size, size
@@ -38,7 +38,7 @@ class RetryBudget:
         self._left = min(self._left + self._share, self._size)
 
     def spend(self) -> bool:
-        """Takes one from the budget; returns whether there was one."""
+        """Takes one repeated call from the budget; returns False if none is left."""
         if self._left < 1:
             return False
         self._left -= 1
@@ -51,10 +51,11 @@ class _Run:
     Attributes:
         request: The original request.
         committed: Token ids received so far.
-        begun: Whether a replica has taken it, so that its client has a status code.
+        begun: Whether a replica has accepted the request, so that the client has a status code.
         record_version: Version of the task's record that must answer; None: any.
-        full: Replicas that refused it because they are full or changed, and their refusals.
-        outdated: Replicas that refused it as invalid, but serve an older version than others.
+        full: Refusals of replicas that are full or do not serve the version, by replica name.
+        outdated: Names of replicas that refused the request as invalid, but serve an older
+            version than other replicas.
     """
 
     def __init__(self, request: Request) -> None:
@@ -70,7 +71,7 @@ class _Run:
 
     @property
     def avoided(self) -> Collection[str]:
-        """Names of the replicas that refused it."""
+        """Names of the replicas that refused the request."""
         return self.full.keys() | self.outdated
 
     def rest(self) -> Request:
@@ -171,7 +172,7 @@ class Failover:
                 self._lose(run, replica, error)
 
     async def _wait_for_replica(self, run: _Run) -> SeenReplica | Refusal:
-        """Returns the next replica to ask; waits for one, such as the replacement of a dead one."""
+        """Returns the next replica to ask; may wait, e.g. until a dead replica is replaced."""
         deadline = time.monotonic() + self._settings.no_replica_timeout_s
         while True:
             if found := self._fleet.pick(run.avoided, run.record_version):
@@ -190,7 +191,7 @@ class Failover:
             await asyncio.sleep(pause_s)
 
     def _lose(self, run: _Run, replica: SeenReplica, error: Exception) -> None:
-        """Counts a loss. Raises if the call may not be sent again, or the error is no loss."""
+        """Counts a loss. Raises if the call may not be sent again, or ``error`` is not a loss."""
         reason = loss_reason(error)
         if reason is None:
             raise error
@@ -207,7 +208,7 @@ class Failover:
         self._metrics.failovers(self._task, reason).inc()
 
     def _found(self, run: _Run) -> None:
-        """Records the time from a loss to the next tokens, the pause that the client saw."""
+        """Records the time from a loss to the next tokens, which the client saw as a pause."""
         if run.lost_at is not None:
             seconds = time.monotonic() - run.lost_at
             self._metrics.failover_seconds(self._task).observe(seconds)
@@ -220,16 +221,16 @@ class Failover:
 
     def _changed(self, run: _Run) -> str:
         version = run.record_version
-        return f"version {version} of task {self._task} is not served any more; send a new request"
+        return f"version {version} of task {self._task} is no longer served; send a new request"
 
     def _may_try_another(self, run: _Run, replica: SeenReplica, item: Output | Refusal) -> bool:
-        """Whether another replica may accept what this one refused; notes the refusal."""
+        """Whether another replica may accept a call that this one refused; notes the refusal."""
         if not isinstance(item, Refusal):
             return False
         if item.kind in ("full", "changed"):
             run.full[replica.name] = item
             return True
-        # A newer version may have, for example, an adapter that this one does not know.
+        # A newer version may have, for example, an adapter that this replica does not know.
         early = item.kind == "invalid" and not run.committed
         if early and self._fleet.is_outdated(replica):
             run.outdated.add(replica.name)
@@ -238,7 +239,7 @@ class Failover:
 
 
 def _soonest(refusals: Collection[Refusal]) -> Refusal:
-    """The refusal with the shortest wait, shared by all replicas that free places meanwhile."""
+    """The refusal with the shortest wait, divided by the number of replicas that free places."""
     soonest = min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
     if not soonest.retry_after_s:
         return soonest

@@ -25,14 +25,14 @@ from tasc_runtime.protocol import Pulse, TaskStatus
 log = logging.getLogger(__name__)
 
 _MAX_HEARTBEAT_S = 1.0
-_FIRST_HEARTBEAT_S = 3.0  # after the first look; Serve's report and a heartbeat take one
+_FIRST_HEARTBEAT_S = 3.0  # after the first look; Serve's report and a heartbeat take about 1 s
 _SETTLE_POLL_S = 0.05
 _DIED = (
     RayActorError,
     NodeDiedError,
     ObjectLostError,
     RaySystemError,
-    # Raised by a replica that is being stopped; our own cancellations do not come back as these.
+    # Raised by a replica that is being stopped. Our own cancellations do not raise these errors.
     TaskCancelledError,
     RequestCancelledError,
 )
@@ -70,9 +70,9 @@ class SeenReplica:
     """A gateway's knowledge about one replica.
 
     Attributes:
-        calls: Number of this gateway's calls that it is answering.
-        gone: The reason why it gets no more calls; empty if it may get some.
-        disconnected: Whether its connection was ended since it last had a heartbeat.
+        calls: Number of this gateway's calls that the replica is answering.
+        gone: The reason why the replica gets no more calls; empty if it may get calls.
+        disconnected: Whether the connection was ended after the last heartbeat.
     """
 
     def __init__(self, name: str) -> None:
@@ -88,7 +88,7 @@ class SeenReplica:
 
     @property
     def load(self) -> int:
-        """Number of its requests: other gateways' at its last heartbeat, plus our current ones."""
+        """Number of requests: other gateways' at the last heartbeat, plus our current calls."""
         others = self.heartbeat.outstanding - self._calls_then if self.heartbeat else 0
         return max(others, 0) + self.calls
 
@@ -99,7 +99,7 @@ class SeenReplica:
 
     @property
     def record_version(self) -> int:
-        """The newest version that it serves, by its last heartbeat; 0 if unknown."""
+        """The newest record version that it serves, by its last heartbeat; 0 if unknown."""
         return self.heartbeat.status.record_version if self.heartbeat else 0
 
     @property
@@ -114,10 +114,10 @@ class SeenReplica:
             self.gone, self.disconnected = "", False
 
     def give_up(self, reason: str, at: float | None = None) -> None:
-        """Stops calls to it until its next heartbeat.
+        """Sends the replica no more calls until its next heartbeat.
 
         Args:
-            at: Time of the loss; ignored if it had a heartbeat since. None: now.
+            at: Time of the loss. The loss is ignored if a heartbeat came later. None: now.
         """
         if at is None or at >= self._heartbeat_at:
             self.gone = self.gone or reason
@@ -137,7 +137,8 @@ class Fleet:
     Args:
         present: Returns the names of the replicas that exist.
         ask: Asks a replica for its heartbeat.
-        heartbeat_timeout_s: A replica is given up after so long a silence, if there is another.
+        heartbeat_timeout_s: A replica that is silent for longer is given up, if another one
+            answers.
         seen: Called after each look with the number of replicas that have answered.
         disconnect: Called with a name and a reason; ends the replica's connection and its calls.
     """
@@ -155,12 +156,12 @@ class Fleet:
         self._silence_s, self._seen, self._disconnect = heartbeat_timeout_s, seen, disconnect
         self._replicas: dict[str, SeenReplica] = {}
         self._heartbeats: set[asyncio.Task[None]] = set()
-        self._looked_at: float | None = None  # for the first time
+        self._looked_at: float | None = None  # time of the first look
 
     async def settled(self) -> None:
         """Waits for a replica's first heartbeat, until `_FIRST_HEARTBEAT_S` after the first look.
 
-        Until then the fleet does not know whether there is a replica.
+        Before that, the fleet does not know whether there is a replica.
         """
         while self.status is None:
             since = self._looked_at
@@ -172,7 +173,7 @@ class Fleet:
     def status(self) -> TaskStatus | None:
         """The last status of the replica that `pick` would choose for a new call.
 
-        Calls that are pinned to its version are distributed like others.
+        Calls that are pinned to this status's version still go to any replica that serves it.
         """
         chosen = self.pick((), None)
         return chosen.heartbeat.status if chosen and chosen.heartbeat else None
@@ -181,7 +182,7 @@ class Fleet:
         """Returns the least loaded replica that serves a version of the record, or None.
 
         Args:
-            avoid: Names of replicas that are not chosen.
+            avoid: Names of replicas that must not be chosen.
             record_version: The version that must be served; None for any. Replicas with the newest
                 version are preferred while their engines have free rows. Otherwise the load is
                 shared by all: early in a rolling update, one new replica cannot take all the load.
@@ -217,7 +218,7 @@ class Fleet:
             self._replicas[name] = SeenReplica(name)
         for replica in list(self._replicas.values()):
             present = replica.name in names
-            if present or replica.calls:  # while it stops, it finishes its calls
+            if present or replica.calls:  # a stopping replica finishes its calls
                 if present or not replica.disconnected:
                     self._begin_to_ask(replica)
                 self._judge(replica)
@@ -228,8 +229,8 @@ class Fleet:
 
     def _judge(self, replica: SeenReplica) -> None:
         if replica.silent_s < self._silence_s or replica.disconnected:
-            return  # a call to it may remain, whose client does not read
-        # A silent replica may come back; without another one, calls wait for it.
+            return  # a call may remain if its client does not read
+        # A silent replica may come back. If there is no other replica, calls wait for it.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
             log.warning("task %s: replica %s is silent, given up", self._task, replica.name)
             self._give_up(replica, "silent")
@@ -259,7 +260,7 @@ class Fleet:
                 self._give_up(replica, reason)
             elif not isinstance(error, TimeoutError):
                 where = f"task {self._task}: replica {replica.name}"
-                log.warning("%s has no heartbeat: %r", where, error)
+                log.warning("%s sent no heartbeat: %r", where, error)
         finally:
             replica.asking = False
 

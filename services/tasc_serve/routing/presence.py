@@ -1,6 +1,7 @@
 """The replicas that Ray Serve has for each deployment, as reported by the routers of this process.
 
-It is separate from the router's module, because Serve gives a process its own copy of that module.
+This module is separate from `replica_router`, because Serve gives each process a second copy of
+`replica_router`.
 """
 
 from collections import defaultdict

@@ -1,8 +1,8 @@
 """A gateway's connections to the replicas of one task, and the calls on them.
 
-A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If it
-breaks, all its calls end with `ReplicaLost`. The next call or heartbeat requests a new one from
-Serve, so it reaches only the process that Serve names.
+A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If the
+connection breaks, all calls on it end with `ReplicaLost`. The next call or heartbeat requests a new
+connection from Serve, and so reaches only the process that Serve names.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class ReplicaClient:
 
     Args:
         attach: Sends an `AttachRequest` to the replica that it names. The result yields an
-            `Endpoint`, and ends with the connection.
+            `Endpoint`, and ends when the connection ends.
         node: Id of this gateway's Ray node.
     """
 
@@ -85,10 +85,10 @@ class ReplicaClient:
             await anext(aiter(self._attach(AttachRequest(""))), None)
 
     def disconnect(self, replica: str, reason: str) -> None:
-        """Ends the connection to a replica, so that Serve can stop it.
+        """Ends the connection to a replica, so that Serve can stop the replica.
 
         Args:
-            reason: Reason of the `ReplicaLost` with which its calls end.
+            reason: Reason of the `ReplicaLost` that ends the calls on the connection.
         """
         if link := self._links.pop(replica, None):
             link.add_done_callback(partial(_end, reason))
@@ -129,7 +129,7 @@ class _ReplicaConnection(Connection):
 
     Attributes:
         attachment: The handle call that Serve counts; it must live as long as the connection.
-        reason: Reason of the `ReplicaLost` of its calls if it ends.
+        reason: Reason of the `ReplicaLost` that its calls get when the connection ends.
     """
 
     attachment: AsyncIterable[Endpoint] | None = None
@@ -155,7 +155,7 @@ class _ReplicaConnection(Connection):
             raise ConnectionError(f"this is replica {found}, not {self._name}")
 
     async def ask(self, message: "_Asked") -> "_Answer":
-        """Sends a message that has one reply, and returns that.
+        """Sends a message that has one reply, and returns the reply.
 
         Raises:
             ReplicaLost: The connection has ended.
@@ -169,7 +169,7 @@ class _ReplicaConnection(Connection):
 
     @contextmanager
     def asking(self, message: "_Asked") -> Iterator["asyncio.Queue[_Item]"]:
-        """Sends a message; the block reads the replies. After it, an unfinished call is cancelled.
+        """Sends a message; the block reads the replies. Its end cancels an unfinished call.
 
         Raises:
             ReplicaLost: The connection has ended.

@@ -1,6 +1,6 @@
 """A router for Ray Serve that sends a gateway's `AttachRequest` to the replica that it names.
 
-It also reports the present replicas to `presence`.
+The router also reports the present replicas to `presence`.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Batches in Redis: their requests, their progress, and their results.
 
-The content of lines is not interpreted here. A worker's operations are in `leases`.
+This module does not interpret the content of lines. A worker's operations are in `leases`.
 """
 
 import json
@@ -20,18 +20,18 @@ from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, 
 _EndedStatus = Literal["completed", "failed", "expired", "cancelled"]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", _EndedStatus]
 ENDED: Final = frozenset(get_args(_EndedStatus))
-TIMES: Final = get_args(Status)[1:]  # a batch has the time of each of these
+TIMES: Final = get_args(Status)[1:]  # a batch stores the time of each
 _COUNTS: Final = ("total", "completed", "failed", "attempts")
 # A worker may begin shortly before the deadline, and must still be able to read the input.
 _AFTER_DEADLINE_S: Final = 3600
-_READ_AT_ONCE: Final = 200  # batches of a list
+_READ_AT_ONCE: Final = 200  # batches per read of a list
 
-# A begun batch that is cancelled or past its deadline ends without its answers if no worker takes
+# A started batch that is cancelled or past its deadline ends without its answers if no worker takes
 # it within this time.
 LEFT_S = 300
 
-# All keys begin with KEYS[1], which holds the hash tag that they share. Times are whole seconds
-# since the epoch and come from the caller.
+# All keys begin with KEYS[1], which contains their common hash tag. Times are whole seconds since
+# the epoch and come from the caller.
 BATCHES_LUA = (
     f"local LEFT_S, FILES, HELD = {LEFT_S}, '{RECORDS}', '{HELD}'"
     + """
@@ -50,7 +50,7 @@ local function close(id, status, now)
   redis.call('ZADD', P .. ':batches:ends', kept, id)
 end
 
--- One that was begun is left to workers for a while: they write what is done of it.
+-- A started batch is left to workers for LEFT_S, so that they can write its answers so far.
 local function overdue(id, now)
   local status = redis.call('HGET', batch(id), 'status')
   local due = tonumber(redis.call('ZSCORE', P .. ':open', id))
@@ -70,12 +70,12 @@ end
 """
 )
 
-# ARGV: now. Batches that no worker holds past their deadline expire; those kept long enough are
-# removed.
+# ARGV: now. Batches that no worker holds at their deadline expire. Batches that were kept long
+# enough are removed.
 _SWEEP = BATCHES_LUA + "sweep(tonumber(ARGV[1]))"
 
-# ARGV: now, maximum of batches, maximum lines of an owner's open ones or -1, input file's id, the
-# deadline, until when the file must stay, batch's id, its owner, its fields.
+# ARGV: now, maximum number of batches, maximum lines of an owner's unfinished batches or -1, id of
+# the input file, deadline, time until which the file must be kept; id, owner, fields of the batch.
 _CREATE = (
     BATCHES_LUA
     + """
@@ -119,7 +119,7 @@ return 1
 """
 )
 
-# ARGV: now, batch's id. One that no worker has begun ends at once; another is due from now on.
+# ARGV: now, batch's id. A batch that no worker has started ends at once; others are due from now.
 _CANCEL = (
     BATCHES_LUA
     + """
@@ -158,10 +158,10 @@ class NewBatch:
     """A request for a new batch.
 
     Attributes:
-        window: The time it may take, in the client's notation; ``window_s`` in seconds.
-        model: The task that all its lines name.
-        kept_s: How long its record is kept after its end, in seconds.
-        output_ttl_s: How long its files are kept, in seconds.
+        window: The maximum duration, as the client writes it; ``window_s`` is in seconds.
+        model: The task that all lines name.
+        kept_s: How long the record is kept after the batch has ended, in seconds.
+        output_ttl_s: How long output files are kept, in seconds.
     """
 
     input_file_id: str
@@ -180,9 +180,9 @@ class Batch:
     """The current state of a batch.
 
     Attributes:
-        at: Times at which it reached each of its statuses, in seconds since the epoch.
-        total: Number of lines of its file; 0 until they have been read.
-        attempts: How often a worker has taken it since the last progress.
+        at: Time at which the batch reached each status, in seconds since the epoch.
+        total: Number of lines of the input file; 0 until the file has been read.
+        attempts: How often a worker has taken the batch since the last progress.
     """
 
     id: str
@@ -220,16 +220,16 @@ class BatchStore:
         self._sweep = client.register_script(_SWEEP)
 
     def create(self, new: NewBatch, max_batches: int, max_lines: int | None = None) -> Batch:
-        """Creates a batch; its input file is kept until it has ended.
+        """Creates a batch. The input file is kept until the batch has ended.
 
         Args:
-            max_lines: Maximum number of lines of the owner's open batches, including this one;
-                None: no limit.
+            max_lines: Maximum number of lines of the owner's unfinished batches, including this
+                one; None: no limit.
 
         Raises:
             UnknownFile: The input file does not exist.
-            BatchesFull: There are ``max_batches`` already, or half as many of the same owner.
-            LinesFull: The owner's open batches would have more lines than ``max_lines``.
+            BatchesFull: There are ``max_batches`` batches, or half as many of the same owner.
+            LinesFull: The owner's unfinished batches would have more lines than ``max_lines``.
         """
         now = time.time()
         id_, deadline = new_id("batch", now), int(now + new.window_s)
@@ -249,8 +249,8 @@ class BatchStore:
         done = int(self._create([keys.SHARED], values))
         if done == -3:
             raise LinesFull(
-                f"the batches of this key that have not ended would have more than {max_lines} "
-                "lines together; wait until one has ended, cancel one, or send fewer lines"
+                f"the unfinished batches of this API key would exceed {max_lines} lines; wait "
+                "until a batch has ended, cancel a batch, or send fewer lines"
             )
         if done == -2:
             raise BatchesFull(
@@ -267,11 +267,11 @@ class BatchStore:
         return self.get(id_)
 
     def get(self, id_: str) -> Batch:
-        """Returns a batch; raises UnknownBatch."""
+        """Returns a batch; raises UnknownBatch if it does not exist."""
         self._swept()
         (found,) = self._load([id_])
         if found is None:
-            raise UnknownBatch(f"there is no batch {id_[:64]!r}; ended ones are forgotten in time")
+            raise UnknownBatch(f"there is no batch {id_[:64]!r}; ended ones are removed later")
         return found
 
     def page(
@@ -281,7 +281,7 @@ class BatchStore:
         limit: int = 20,
         wanted: Callable[[Batch], bool] = lambda batch: True,
     ) -> Page[Batch]:
-        """Batches that follow the one with the id ``after``, the newest first."""
+        """Returns the batches that follow the batch with id ``after``, the newest first."""
         self._swept()
         found: list[Batch] = []
         newest = f"({after}" if after else "+"
@@ -294,11 +294,11 @@ class BatchStore:
         return Page.of(found, after, limit)
 
     def cancel(self, id_: str) -> Batch:
-        """Ends a batch with the answers so far; idempotent.
+        """Ends a batch with the answers so far. Idempotent.
 
         Raises:
             UnknownBatch: No batch has that id.
-            BatchEnded: The batch has ended otherwise, or its answers are being written.
+            BatchEnded: The batch has already ended, or its answers are being written.
         """
         done = int(self._cancel([keys.SHARED], [int(time.time()), id_]))
         batch = self.get(id_)

@@ -1,8 +1,8 @@
-"""Uploaded files and outputs of batches: bytes on a file system of fsspec, records in Redis.
+"""Uploaded files and outputs of batches: bytes on an fsspec file system, records in Redis.
 
-A file exists once its record is in Redis. Its bytes are written under a name that no record has
-yet, so that no process reads half a file. Bytes that belong to no record are removed by
-`FileStore.clean`. The content of files is not interpreted here.
+A file exists once its record is in Redis. The bytes are written before the record, so that no
+process reads half a file. `FileStore.clean` removes bytes that belong to no record. This module
+does not interpret the content of files.
 """
 
 import errno
@@ -40,11 +40,11 @@ from tasc_store.errors import (
 )
 
 RECORDS: Final = keys.shared_key("file-records")
-HELD: Final = keys.shared_key("held")  # number of open batches that read a file, by its id
+HELD: Final = keys.shared_key("held")  # number of unfinished batches that read a file, by file id
 _FOLDER: Final = keys.shared_key("files-folder")
 _MARKER: Final = "marker"
-_BLOCK_BYTES: Final = 8 * 1024 * 1024  # S3 takes no parts below 5 MiB
-# The bytes of an expired file are kept for its last readers and for clocks that differ.
+_BLOCK_BYTES: Final = 8 * 1024 * 1024  # S3 accepts no parts below 5 MiB
+# The bytes of an expired file are kept for its last readers, and because clocks differ.
 _GRACE_S: Final = 600
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -68,10 +68,10 @@ class Page(Generic[Item]):
     def of(
         cls, items: Iterable[Item], after: str, limit: int, *, oldest_first: bool = False
     ) -> "Page[Item]":
-        """Returns the items that follow the id ``after``, which need not exist any more.
+        """Returns the items that follow the id ``after``, even if that item no longer exists.
 
         Args:
-            after: The id; empty for the beginning.
+            after: The id; empty: from the beginning.
         """
         found = [
             item
@@ -88,7 +88,7 @@ def new_id(prefix: str, now: float | None = None) -> str:
 
 
 def _created_at(id_: str) -> float:
-    """Returns the time at which `new_id` made an id, or infinity for another text."""
+    """Returns the time at which `new_id` made an id; infinity for other texts."""
     try:
         return int(id_.partition("-")[2][:11], 16) / 1000
     except ValueError:
@@ -102,9 +102,9 @@ class StoredFile:
     Attributes:
         purpose: Purpose of the upload; ``batch_output`` for files that a batch wrote.
         sha256: SHA-256 of the whole file, hexadecimal.
-        created_at: Seconds since the epoch, like ``expires_at``, the time at which it expires.
+        created_at: Seconds since the epoch; so is ``expires_at``, the time when the file expires.
         owner: Owner of the file; empty if users are not distinguished.
-        lines: Number of its lines, including blank ones.
+        lines: Number of lines, including blank lines.
     """
 
     id: str
@@ -123,7 +123,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileLimits:
-    """Maximum number of files, and of their bytes together, for a new file to be accepted.
+    """Maximum number and total bytes of all files, including a new file.
 
     Output files of batches count, but are always accepted, so accepted batches may exceed the
     limits. One owner may have half of each limit, and always at least one file.
@@ -133,7 +133,7 @@ class FileLimits:
     max_bytes: int
 
     def require_room(self, files: Iterable[StoredFile], size: int, owner: str) -> None:
-        """Raises FilesFull if a file of ``size`` bytes does not fit beside the others."""
+        """Raises FilesFull if there is no room for a further file of ``size`` bytes."""
         files = [*files]
         total = size + sum(file.size_bytes for file in files)
         own = [file.size_bytes for file in files if owner and file.owner == owner]
@@ -151,7 +151,7 @@ class FileLimits:
 
 
 class Upload:
-    """An upload into the store. Its bytes are removed after a while unless they are kept.
+    """An upload into the store. Its bytes are removed after a while unless `keep` is called.
 
     Use it from one thread at a time, except that `abandon` may be called while another thread
     writes. Every method except `abandon` raises `StoreError`.
@@ -186,7 +186,7 @@ class Upload:
 
         Raises:
             ValueError: Nothing was written.
-            FilesFull: There is no room for it.
+            FilesFull: There is no room for the file.
         """
         if not self.size_bytes:
             raise ValueError("the file is empty; there is nothing to keep")
@@ -197,16 +197,17 @@ class Upload:
             raise
         try:
             self._store.add(file, limits)
-        except FilesFull:  # after another error, Redis may have the record
+        except FilesFull:  # not after other errors: Redis may have the record
             self.abandon()
             raise
         return file
 
     def end(self, filename: str, purpose: str, ttl_s: float, owner: str = "") -> StoredFile:
-        """Completes the bytes; returns the record of a file that is not kept yet.
+        """Completes the bytes; returns a record that is not stored yet.
 
         Raises:
-            StoreError: The upload took almost an hour, after which `FileStore.clean` may remove it.
+            StoreError: The upload took almost an hour. After an hour, `FileStore.clean` may
+                remove it.
         """
         if time.time() > _created_at(self.id) + UNSEALED_S - _GRACE_S:
             raise StoreError(
@@ -219,8 +220,8 @@ class Upload:
             self._file.close()
         if (found := self._store.size_of(self.id)) != self.size_bytes:
             raise StoreError(
-                f"{found} of {self.size_bytes} bytes were stored; the upload was removed "
-                "meanwhile: send it again"
+                f"{found} of {self.size_bytes} bytes were stored; the upload was "
+                "removed: send it again"
             )
         now = time.time()
         return StoredFile(
@@ -236,11 +237,11 @@ class Upload:
         )
 
     def abandon(self) -> None:
-        """Removes the written bytes if the file system works; otherwise `FileStore.clean` does."""
+        """Removes the written bytes. If this fails, `FileStore.clean` removes them later."""
         with self._lock:
             self._abandoned = True
             if self._file is not None:
-                with suppress(Exception):  # a bucket gets the file, which is removed below
+                with suppress(Exception):  # in a bucket, this stores the file; it is removed below
                     self._file.close()
                 with suppress(StoreError):
                     self._store.remove(self.id)
@@ -250,7 +251,7 @@ class FileStore:
     """All files. Every method raises `StoreError` when Redis or the file system fails.
 
     Files are in a folder named by Redis, so that several stores may share one URL. The folder has a
-    marker: a process that does not see it uses another disk than the process that made it.
+    marker: a process that does not see the marker uses another disk than its creator.
 
     Args:
         url: A folder, or any URL of fsspec, such as ``s3://bucket/files``. All processes that use
@@ -262,7 +263,7 @@ class FileStore:
         self._checked_folder = ""
 
     def require_shared(self) -> None:
-        """Raises FilesNotShared unless this process sees the files of the others."""
+        """Raises FilesNotShared if this process does not see the files of other processes."""
         with self.translated():
             self._at("")
 
@@ -270,14 +271,14 @@ class FileStore:
         return Upload(self)
 
     def require_room(self, limits: FileLimits, owner: str = "") -> None:
-        """Raises FilesFull if there is no room for another file, even a small one."""
+        """Raises FilesFull if there is no room for another file, even for one byte."""
         limits.require_room(self._files(), 1, owner)
 
     def add(self, file: StoredFile, limits: FileLimits) -> None:
-        """Stores the record of a file whose bytes are complete; may be repeated.
+        """Stores the record of a file whose bytes are complete. May be repeated.
 
         Raises:
-            FilesFull: There is no room for it.
+            FilesFull: There is no room for the file.
         """
 
         def change(pipe: Pipeline) -> None:
@@ -289,7 +290,7 @@ class FileStore:
         self._client.transaction(change, RECORDS)
 
     def get(self, id_: str) -> StoredFile:
-        """Returns a file's record; raises UnknownFile."""
+        """Returns a file's record; raises UnknownFile if it does not exist or has expired."""
         text = self._client.hget(RECORDS, id_)
         file = None if text is None else _parsed(text)
         if file is None or file.expires_at <= time.time():
@@ -304,16 +305,16 @@ class FileStore:
         oldest_first: bool = False,
         wanted: Callable[[StoredFile], bool] = lambda file: True,
     ) -> Page[StoredFile]:
-        """Files that follow the one with the id ``after``, which need not exist any more."""
+        """Returns the files that follow the file with id ``after``, even if it no longer exists."""
         return Page.of(filter(wanted, self._files()), after, limit, oldest_first=oldest_first)
 
     def delete(self, id_: str) -> None:
-        """Deletes a file; raises UnknownFile, or FileInUse if an open batch reads it."""
+        """Deletes a file; raises UnknownFile, or FileInUse if an unfinished batch reads it."""
 
         def change(pipe: Pipeline) -> None:
             if pipe.hexists(HELD, id_):
                 raise FileInUse(
-                    f"file {id_} is read by a batch that has not ended; cancel that first"
+                    f"file {id_} is read by a batch that has not ended; cancel the batch first"
                 )
             pipe.multi()
             pipe.hdel(RECORDS, id_)
@@ -324,16 +325,16 @@ class FileStore:
         self.remove(id_)
 
     def head(self, file: StoredFile, count: int) -> bytes:
-        """The first bytes of a file; raises CorruptArtifact if it has none."""
+        """Returns the first bytes of a file; raises CorruptArtifact if its bytes are missing."""
         with self._reading(file) as stored, self.translated():
             return bytes(stored.read(count))
 
     def blocks(self, file: StoredFile) -> Iterator[bytes]:
-        """Yields a file's bytes, piece by piece.
+        """Yields a file's bytes, block by block.
 
         Raises:
-            CorruptArtifact: The bytes are missing or, after the last piece, differ from those
-                written.
+            CorruptArtifact: The bytes are missing. Raised after the last block if the bytes differ
+                from the written ones.
         """
 
         def read() -> Iterator[bytes]:
@@ -344,7 +345,7 @@ class FileStore:
         return verified(read(), file.size_bytes, file.sha256, partial(_damaged, file))
 
     def clean(self) -> None:
-        """Removes the bytes of expired files and those of uploads that were never completed."""
+        """Removes the bytes of expired files and of uploads that were never completed."""
         with self.translated():
             filesystem, folder = self._at("")
             names = [path.rpartition("/")[2] for path in filesystem.ls(folder, detail=False)]
@@ -355,16 +356,16 @@ class FileStore:
             file = files.get(name)
             end = file.expires_at + _GRACE_S if file else _created_at(name) + UNSEALED_S
             if end < now:
-                with suppress(StoreError):  # the next call tries again, and others must go
+                with suppress(StoreError):  # the next call tries again; go on with other files
                     self.remove(name)
 
     def open(self, id_: str, mode: str) -> Any:
-        """Opens the bytes of an id, in a block of `FileStore.translated`."""
+        """Opens the bytes of an id. Call this within `FileStore.translated`."""
         filesystem, path = self._at(id_)
         return filesystem.open(path, mode, block_size=_BLOCK_BYTES)
 
     def size_of(self, id_: str) -> int:
-        """Number of bytes stored under an id, whether or not it has a record."""
+        """Number of bytes stored under an id, whether or not the id has a record."""
         with self.translated(), suppress(FileNotFoundError):
             filesystem, path = self._at(id_)
             return int(filesystem.size(path) or 0)
@@ -383,8 +384,8 @@ class FileStore:
             yield
         except StoreError:
             raise
-        except Exception as error:  # each implementation has errors of its own
-            place = f"the place of uploaded files, {redact(self._url)},"
+        except Exception as error:  # each file system has different errors
+            place = f"the storage of uploaded files, {redact(self._url)},"
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise StoreFull(f"{place} is full: {error}") from error
             raise StoreError(
@@ -409,9 +410,9 @@ class FileStore:
     def _at(self, name: str) -> tuple[Any, str]:
         """Returns the file system and a path in the folder that Redis names.
 
-        The folder is checked when it is first used, and when Redis names another one.
+        The folder is checked at its first use, and when Redis names another folder.
         """
-        # A listing that is kept would hide the files of other processes.
+        # A cached listing would hide the files of other processes.
         filesystem, root = fsspec.url_to_fs(self._url, use_listings_cache=False)
         found = self._client.get(_FOLDER)
         folder = json.loads(found or self._made(filesystem, root))
@@ -428,7 +429,7 @@ class FileStore:
         return filesystem, f"{path}/{name}"
 
     def _made(self, filesystem: Any, root: str) -> bytes | str:
-        """Makes the folder of this Redis, unless another process was first; returns its record."""
+        """Makes the folder for this Redis, or finds another process's; returns its record."""
         name = secrets.token_hex(8)
         if isinstance(filesystem, LocalFileSystem):
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)

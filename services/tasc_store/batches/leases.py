@@ -1,7 +1,7 @@
-"""The queue of batches and a worker's side of it: a batch is leased, reported on, and ended.
+"""The queue of batches, as workers use it: a batch is leased, reported on, and ended.
 
-A lease expires unless it is renewed. Only the holder of the lease writes to a batch, so that a
-worker that was presumed dead can do no harm.
+A lease expires unless it is renewed. Only the holder of a lease writes to its batch, so that a
+worker that was presumed dead cannot change the batch.
 """
 
 import secrets
@@ -24,8 +24,8 @@ from tasc_store.batches.files import StoredFile
 from tasc_store.client import as_text
 from tasc_store.errors import LeaseLost
 
-# ARGV: now. Returns, for each task with batches that no worker holds: its name, their number, and
-# since when the first of them is waiting.
+# ARGV: now. Returns three values for each task with batches that no worker holds: its name, the
+# number of these batches, and the time since which the first of them has waited.
 _WAITING = (
     BATCHES_LUA
     + """
@@ -48,8 +48,8 @@ return found
 """
 )
 
-# ARGV: now, token, milliseconds of a lease, how many tasks to leave, these, tasks to take... (none:
-# any). The next deadline comes first.
+# ARGV: now, token, milliseconds of a lease, number of excluded tasks, excluded tasks, tasks to take
+# from (none: any). The batch with the next deadline is taken.
 _TAKE = (
     BATCHES_LUA
     + """
@@ -69,8 +69,8 @@ return false
 """
 )
 
-# ARGV: batch's id, token, milliseconds, now. An expired lease is renewed if no other worker took
-# the batch, since Redis may have been unavailable for longer.
+# ARGV: batch's id, token, milliseconds, now. If no other worker took the batch, an expired lease is
+# renewed as well, since Redis may have been unavailable.
 _LEASED = (
     BATCHES_LUA
     + """
@@ -85,8 +85,8 @@ redis.call('HSET', batch(id), 'held_at', ARGV[4])
 # ARGV: as _LEASED.
 _RENEW = _LEASED + "return redis.call('HGET', batch(id), 'status')"
 
-# ARGV: as _LEASED, whether it counts as an attempt. The next worker need not wait until the lease
-# expires.
+# ARGV: as _LEASED, whether this use of the batch counts as an attempt. The next worker need not
+# wait until the lease expires.
 _RELEASE = (
     _LEASED
     + """
@@ -95,8 +95,8 @@ return redis.call('UNLINK', lease(id))
 """
 )
 
-# ARGV: as _LEASED, status or nothing, total, completed, failed. A cancelled batch keeps
-# its status. Where something was done, earlier attempts do not count any more.
+# ARGV: as _LEASED, status or an empty string, total, completed, failed. A cancelled batch keeps its
+# status. If there was progress, earlier attempts no longer count.
 _REPORT = (
     _LEASED
     + """
@@ -112,8 +112,8 @@ return status
 """
 )
 
-# ARGV: as _LEASED, last status, errors, number of files, then each one's field, id and record, then
-# the batch's counts.
+# ARGV: as _LEASED, last status, errors, number of files, then the field, id and record of each
+# file, then the batch's counts.
 _FINISH = (
     _LEASED
     + """
@@ -133,10 +133,10 @@ return 1
 
 @dataclass(frozen=True)
 class Waiting:
-    """Batches of a task that no worker holds, including those that a worker had begun.
+    """Batches of a task that no worker holds, whether or not a worker has started them.
 
     Attributes:
-        oldest_s: Seconds since the first of them was created or released.
+        oldest_s: Seconds since the longest waiting batch was created, or last held by a worker.
     """
 
     batches: int
@@ -144,7 +144,7 @@ class Waiting:
 
 
 def waiting_batches(client: redis.Redis) -> dict[str, Waiting]:
-    """Waiting batches by task, without those that have ended because no worker took them.
+    """Returns waiting batches by task. Batches that no worker took in time are ended first.
 
     Raises:
         StoreError: Redis fails.
@@ -159,7 +159,7 @@ def waiting_batches(client: redis.Redis) -> dict[str, Waiting]:
 
 @dataclass(frozen=True)
 class Counts:
-    """Lines of a batch: all of them, those answered, those in its error file."""
+    """Numbers of a batch's lines: all, answered, and in the error file."""
 
     total: int
     completed: int = 0
@@ -186,15 +186,15 @@ class BatchLease:
         return self._status(self._renew)
 
     def release(self, failed: bool = False) -> None:
-        """Releases the batch unchanged, for another worker to take at once.
+        """Releases the batch unchanged, so that another worker can take it at once.
 
         Args:
-            failed: Whether it counts as an attempt.
+            failed: Whether this use of the batch counts as an attempt.
         """
         self._release([keys.SHARED], [*self._leased, int(failed)])
 
     def report(self, counts: Counts, status: Status | None = None) -> str:
-        """Reports progress and a status; returns the new status. ``cancelling`` is kept."""
+        """Reports progress and a status; returns the new status. ``cancelling`` is not replaced."""
         numbers = (counts.total, counts.completed, counts.failed)
         return self._status(self._report, status or "", *numbers)
 
@@ -229,15 +229,15 @@ class BatchLease:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
-            f"batch {self.batch.id} was not renewed within {self.seconds:g} s and is another "
-            "worker's by now; what is done is not lost"
+            f"the lease of batch {self.batch.id} was not renewed within {self.seconds:g} s, and "
+            "another worker holds the batch now; finished lines are not lost"
         )
 
 
 def take_batch(
     client: redis.Redis, lease_s: float, tasks: Sequence[str] = (), without: Sequence[str] = ()
 ) -> BatchLease | None:
-    """Takes the free batch with the nearest deadline; returns None if there is none.
+    """Takes the free batch with the nearest deadline; returns None if no batch is free.
 
     Args:
         lease_s: Duration of the lease without renewal, in seconds.

@@ -1,7 +1,7 @@
 """The frozen record of a task, and its JSON.
 
-It has the form of answers (labels, a JSON schema or a regular expression), the sampling defaults,
-and the settings of a drafter. Sizes are checked, and that a schema is JSON.
+A record includes the form of answers (labels, a JSON schema or a regular expression), the sampling
+defaults, and the settings of a drafter. Sizes are checked, and whether a schema is JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ from tasc_text import ChatTemplate
 
 
 def check_forms(choices: object, schema: str | None, regex: str | None) -> None:
-    """Raises ValueError if several forms are set, or one is empty, too large or not a text."""
+    """Raises ValueError if several forms are set, or a form is empty, too large or not a text."""
     given = [
         name
         for name, value in (("choices", choices != ()), ("schema", schema), ("regex", regex))
@@ -66,7 +66,7 @@ def _check_json(schema: str) -> None:
     try:
         content = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"schema is no JSON ({error}); give a JSON schema") from error
+        raise ValueError(f"schema is not JSON ({error}); give a JSON schema") from error
     if not isinstance(content, dict):
         raise ValueError(f"schema is {schema!r:.80}; it must be a JSON object")
 
@@ -84,15 +84,18 @@ class NeuralDrafting:
 
     Attributes:
         drafter: Folder or hub name of a drafter that `tasc train-drafter` made.
-        proposer: ``neural`` drafts only with it, ``hybrid`` with it and n-grams in one tree.
-        vocabulary: Tokens to draft from: ``full`` for all, ``ranked`` for the most frequent of the
-            task's answers, ``recent`` for those of a row's latest context, ``recent+ranked`` for
+        proposer: ``neural``: only the drafter drafts; ``hybrid``: the drafter and n-grams draft one
+            tree together.
+        vocabulary: Tokens to draft from: ``full``: all; ``ranked``: the most frequent tokens of the
+            task's answers; ``recent``: the tokens of a row's latest context; ``recent+ranked``:
             both.
         ranked_tokens: Number of tokens of the ranking to use.
         depth: Number of levels of a draft's tree.
-        width: Number of expanded nodes of a level.
-        nodes: Maximum number of draft tokens of a row in a step; in a hybrid, of the drafter's own.
-        sure: Hybrid: the drafter runs where the n-grams' likeliest token has less probability.
+        width: Number of expanded nodes per level.
+        nodes: Maximum number of draft tokens of a row in a step; for a hybrid, maximum number of
+            the drafter's own tokens.
+        sure: For a hybrid: the drafter runs where the likeliest token of the n-grams has a lower
+            probability than this.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -119,12 +122,12 @@ class NeuralDrafting:
         if (self.depth - 1) * self.width > _WHOLE["nodes"]:
             raise ValueError(
                 f"depth {self.depth} and width {self.width} expand {(self.depth - 1) * self.width} "
-                f"nodes; the most is {_WHOLE['nodes']}, so lower one of them"
+                f"nodes; at most {_WHOLE['nodes']} are allowed, so lower one of them"
             )
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it needs a ranking of the task's tokens."""
+        """Whether drafting needs a ranking of the task's tokens."""
         return self.vocabulary in ("ranked", "recent+ranked")
 
 
@@ -142,8 +145,8 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _QUANTIZATIONS = ("nf4", "int8")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
-# Left out of the JSON if unset. So older records are written unchanged, and putting one again adds
-# no version. Older programs can read records that use none of these fields.
+# Fields that are left out of the JSON if unset. So older records are written unchanged, and putting
+# such a record again adds no version. Older programs can read records without these fields.
 _LATER = (
     *("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat"),
     "allow_special_tokens_in_input",
@@ -165,28 +168,29 @@ class TaskRecord:
         name: Letters, digits, ``.``, ``_`` and ``-``; at most 64.
         model: Hub name or folder of the base model.
         fingerprint: Fingerprint of the target's tokenizer.
-        template: Prompt with ``{input}`` exactly once; with ``chat`` it is ``{input}`` alone.
+        template: Prompt with ``{input}`` exactly once; with ``chat``, it must be ``{input}``.
         adapter: Hub name or folder of a PEFT adapter.
         revision: Revision of the base model on the hub.
         dtype: float32, bfloat16, float16 or float64.
         stop: Strings that end an answer.
-        max_tokens: Maximum number of tokens of an answer, unless a request sets it.
-        corpus: The task whose corpus feeds this one's drafts; unset: its own.
+        max_tokens: Maximum number of tokens of an answer, unless a request sets another.
+        corpus: The task whose corpus this task drafts from; unset: this task.
         draft: The drafting settings of the task.
         quantization: nf4 or int8; unset: weights of ``dtype``.
-        sampling: Sampling parameters for those that a request does not set.
-        choices: Labels, one of which is the answer. Only one of choices, schema and regex may be
+        sampling: Sampling parameters, used where a request sets none.
+        choices: Labels; the answer is one of them. Only one of choices, schema and regex may be
             set.
         schema: JSON schema of the answer, as text.
         regex: Regular expression of the whole answer.
-        adapters: Names and folders or hub names of PEFT adapters of which each request uses one,
-            the first where it names none. Names have letters, digits, ``.``, ``_`` and ``-``; at
-            most 64. Only one of adapter and adapters may be set.
-        neural: A drafter, alone or beside n-grams; unset: only n-grams.
+        adapters: Pairs of a name and a folder or hub name of a PEFT adapter. Each request uses one
+            of them, by default the first. A name has up to 64 letters, digits, ``.``, ``_`` and
+            ``-``. Only one of adapter and adapters may be set.
+        neural: A drafter, which drafts alone or together with n-grams; unset: only n-grams draft.
         chat: The model's chat template, and the turns that conversations begin with; unset: prompts
             are made by ``template``.
         allow_special_tokens_in_input: Whether spellings of special tokens, such as ``<|im_end|>``,
-            become these tokens in what is put into the template; else they are ordinary text.
+            become these tokens in texts that are put into the template; else they are ordinary
+            text.
 
     Raises:
         ValueError: A value is of the wrong kind or outside its range.
@@ -252,12 +256,12 @@ class TaskRecord:
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """The names of the adapters in requests."""
+        """The names by which requests choose an adapter."""
         return tuple(name for name, _ in self.adapters)
 
     @property
     def corpus_name(self) -> str:
-        """The task whose corpus feeds this one's drafts."""
+        """The task whose corpus this task drafts from."""
         return self.name if self.corpus is None else self.corpus
 
     def to_json(self) -> str:
@@ -267,7 +271,7 @@ class TaskRecord:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The record written by `to_json`, or by hand: fields with a default may be absent.
+        """Reads a record written by `to_json` or by hand; fields with a default may be absent.
 
         Raises:
             ValueError: The text is not a JSON object, a field is unknown or missing, or a value is
@@ -300,7 +304,7 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _pairs(content: Any) -> Any:
-    """Converts adapters to a record's form; other values are left for validation to refuse."""
+    """Converts adapters to a record's form; invalid values are returned, for later validation."""
     if isinstance(content, dict):
         return tuple(content.items())
     if not isinstance(content, list):
@@ -321,7 +325,7 @@ def _check_adapters(adapters: object) -> None:
                 "and '-'"
             )
         if names.count(name) > 1:
-            raise ValueError(f"adapters has {name!r} twice; each name may be there once")
+            raise ValueError(f"adapters has {name!r} twice; use each name once")
 
 
 def _is_pair(value: object) -> bool:

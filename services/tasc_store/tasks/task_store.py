@@ -13,11 +13,11 @@ from tasc_store.errors import TaskChanged, TaskInUse, UnknownTask, UnknownVersio
 from tasc_store.tasks.record import TaskRecord
 
 _SHOWN_NAMES = 20
-_PAGE = 1000  # keys visited by one SCAN, during which other clients wait
+_PAGE = 1000  # keys that one SCAN visits while other clients wait
 
 # Appends a record only if it differs from the newest one, so that the call is idempotent. ARGV[2]
-# is the version that must be the newest, or empty. Returns a number below 0, minus the newest
-# version, less 1, if it is not.
+# is the version that must be the newest, or empty. If another version is the newest, returns the
+# negative number -1 - version.
 _PUT = """
 local count = redis.call('LLEN', KEYS[1])
 if count > 0 and redis.call('LINDEX', KEYS[1], -1) == ARGV[1] then return count end
@@ -25,7 +25,7 @@ if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= count then return -1 - count end
 return redis.call('RPUSH', KEYS[1], ARGV[1])
 """
 
-# The record exactly as it was written.
+# Appends the record of version ARGV[1] again, exactly as it was written.
 _USE = """
 local found = redis.call('LINDEX', KEYS[1], ARGV[1] - 1)
 if not found then return 0 end
@@ -33,13 +33,13 @@ if redis.call('LINDEX', KEYS[1], -1) == found then return redis.call('LLEN', KEY
 return redis.call('RPUSH', KEYS[1], found)
 """
 
-# A script instead of MULTI, whose commands a full server refuses.
+# A script, since a full server refuses the commands of MULTI.
 _NEWEST = "return {redis.call('LLEN', KEYS[1]), redis.call('LINDEX', KEYS[1], -1)}"
 
 
 @dataclass(frozen=True)
 class Newest:
-    """A task's newest version; if it cannot be read, ``record`` is the reason."""
+    """A task's newest version. If its record cannot be read, ``record`` is the error."""
 
     name: str
     version: int
@@ -47,7 +47,7 @@ class Newest:
 
 
 class TaskStore:
-    """Task records in Redis. A record is never changed: putting another adds a version.
+    """Task records in Redis. A record is never changed: putting another record adds a version.
 
     Every method raises `StoreError` if Redis fails, and ValueError if a record
     is invalid.
@@ -60,10 +60,10 @@ class TaskStore:
         self._newest = client.register_script(_NEWEST)
 
     def put(self, record: TaskRecord, *, after: int | None = None) -> int:
-        """Makes a record the task's newest, unless that is equal; returns its version, from 1.
+        """Adds a record as the newest version, unless the newest is equal; returns its version.
 
         Args:
-            after: The version that must be the newest so far, 0 for none; unset: any.
+            after: The version that must be the newest so far (0: no version); unset: any.
 
         Raises:
             TaskChanged: Another version is the newest.
@@ -79,14 +79,14 @@ class TaskStore:
         )
 
     def use(self, name: str, version: int) -> int:
-        """Adds an older version's record again; returns its number as the newest one.
+        """Adds an older version's record again as the newest; returns its new version.
 
-        Nothing changes if the newest is that version, or equal to it.
+        Nothing changes if the newest version is this one, or has an equal record.
 
         Raises:
             UnknownTask: The task does not exist.
             UnknownVersion: The task has no such version.
-            UnknownTask: The task whose corpus it drafts from does not exist any more.
+            UnknownTask: The task whose corpus this task drafts from does not exist any more.
         """
         self.require_corpus(self.get(name, version))
         newest = int(self._use([_record_key(name)], [version]))
@@ -108,28 +108,28 @@ class TaskStore:
         return any(self._pages(name))
 
     def delete(self, name: str) -> None:
-        """Removes a task: its corpus, its draft indexes of all tokenizers, its records.
+        """Removes a task: the corpus, the draft indexes of all tokenizers, and the records.
 
-        This includes data left by an interrupted deletion, or by an ingest that ran on after one. A
-        task counts as a user of the corpus by its newest record. Services keep the indexes that
-        they have mapped until they end.
+        This includes data that an interrupted deletion left, or that an ingest wrote after a
+        deletion. Whether another task uses the corpus is judged by that task's newest record.
+        Running services keep the indexes that they have mapped.
 
         Raises:
-            UnknownTask: No data of such a task exists.
-            TaskInUse: Other tasks draft from its corpus.
+            UnknownTask: No data of this task exists.
+            TaskInUse: Other tasks draft from this task's corpus.
             ValueError: The name is invalid.
         """
         if not self.left(keys.checked_task(name)):
             raise UnknownTask(self._unknown(name))
         if users := self._users(name):
             raise TaskInUse(
-                f"{', '.join(users)} draft from the corpus of task {name}; delete them first, or "
-                "give them another --corpus"
+                f"{', '.join(users)} draft from the corpus of task {name}; delete these "
+                "tasks first, or give them another --corpus"
             )
         self._unlink_all_but_records(name)
         self._client.srem(keys.ALL_TASKS, name)
         self._client.unlink(_record_key(name))
-        # Rows that an ingest wrote meanwhile would belong to a later task with that name.
+        # A running ingest may have written rows, which a later task of this name would inherit.
         self._unlink_all_but_records(name)
 
     def get(self, name: str, version: int | None = None) -> TaskRecord:
@@ -171,11 +171,11 @@ class TaskStore:
     def _newest_texts(self) -> Iterator[tuple[str, int, str | bytes]]:
         for name in self.names():
             version, text = self._newest([_record_key(name)])
-            if text is not None:  # else it was deleted since the names were read
+            if text is not None:  # else the task was deleted after the names were read
                 yield name, int(version), text
 
     def _users(self, name: str) -> list[str]:
-        """Other tasks that draft from its corpus."""
+        """Other tasks that draft from the corpus of task ``name``."""
         found = ((other, _corpus_of(text)) for other, _, text in self._newest_texts())
         return [other for other, corpus in found if corpus == name != other]
 

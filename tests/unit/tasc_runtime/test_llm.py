@@ -180,7 +180,7 @@ def test_invalid_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
         ({"dtype": "int4"}, ValueError, "int4"),
         ({"rows": 0}, ValueError, "rows is 0"),
         ({"adaptor": "a"}, ValueError, "did you mean adapter?"),
-        ({"tensor_parallel_size": 2}, ValueError, "there are adapter"),
+        ({"tensor_parallel_size": 2}, ValueError, "known are adapter"),
         ({"choices": ["a"], "regex": "a"}, ValueError, "regex"),
         ({"choices": 5}, ValueError, "choices is 5"),
         ({"choices": "labels.txt"}, ValueError, "choices is 'labels.txt'"),
@@ -244,7 +244,7 @@ def test_error_of_a_wrong_keyword_names_the_keyword(llm: LLM, tmp_path: Path) ->
     llm.save(tmp_path)
     with refused(ValueError, "rowz", "mean rows?"):
         LLM.load(tmp_path, rowz=3)
-    with refused(ValueError, "template", "there are rows"):  # the saved task has its own
+    with refused(ValueError, "template", "known are rows"):  # the saved task has its own
         LLM.load(tmp_path, template="{input}")
     (tmp_path / "index.tasc").unlink()
     with refused(ServiceError, "llm.json"):

@@ -49,10 +49,10 @@ def add_storage(
     """Adds the routes below ``/v1/files`` and ``/v1/batches``.
 
     Args:
-        origins: Origins of web pages whose scripts may post to them; ``*``: any.
+        origins: Origins of web pages whose scripts may post to these routes; ``*``: any.
 
     Returns:
-        Their `StoreCalls`, which the caller must close.
+        The `StoreCalls` of the routes, which the caller must close.
     """
 
     async def inside(request: Request) -> AsyncGenerator[None, None]:
@@ -92,7 +92,7 @@ def add_storage(
 
 
 def _require_allowed(headers: Headers, origins: Sequence[str]) -> None:
-    """Raises ApiError 403 for pages of other sites, as browsers send forms without preflight."""
+    """Raises ApiError 403 for other sites' pages: browsers send forms without a preflight."""
     origin = headers.get("origin")
     if origin is None or {origin, "*"} & {*origins}:
         return
@@ -172,11 +172,11 @@ class Batches(StorageEndpoints):
         return listing([shown(batch) for batch in page.items], page.has_more)
 
     async def _model(self, file: StoredFile, key: ApiKey | None) -> str:
-        """Returns the task that the first line names, which is that of the whole batch.
+        """Returns the task that the first line names, which is the task of the whole batch.
 
         Raises:
-            ApiError: 400: it names none; 403: the key may not use the task, whether it exists or
-                not; 404: no task has that name.
+            ApiError: 400: the line names no task; 403: the key may not use the task, whether it
+                exists or not; 404: no task has that name.
         """
         read_head = partial(self.storage.files.head, file, self.limits.max_body_bytes)
         head = await self.calls.run(read_head)
@@ -189,7 +189,7 @@ class Batches(StorageEndpoints):
             raise ApiError(400, f"file {file.id} {words}", "input_file_id")
         self.access.allow(key, model)
         if not await self.calls.run(partial(self.storage.has_task, model)):
-            message = f"the first line names model {model[:SHOWN]!r}, and there is no such task"
+            message = f"the first line names model {model[:SHOWN]!r}, but no task has this name"
             raise ApiError(404, message, "model", "model_not_found")
         return model
 

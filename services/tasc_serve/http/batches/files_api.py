@@ -44,7 +44,7 @@ _FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
 
 class BatchStorage:
-    """Files and batches. Methods of its parts raise `StoreError` when the store fails."""
+    """Files and batches. Methods of both stores raise `StoreError` when Redis or the files fail."""
 
     def __init__(self, client: redis.Redis, files_url: str) -> None:
         self.files = FileStore(client, files_url)
@@ -53,14 +53,14 @@ class BatchStorage:
 
     @classmethod
     def open(cls, client: redis.Redis, files_url: str | None) -> Self:
-        """Opens the place of files, and checks that all processes share it.
+        """Opens the storage of files, and checks that all processes share it.
 
         Args:
-            files_url: See `ServeSettings`. If it is not set, a failed check is only logged, since
-                a service of several machines may need no files.
+            files_url: See `ServeSettings`. If unset, a failed check is only logged, since a
+                service on several machines may need no files.
 
         Raises:
-            StoreError: The place cannot be used, or is not shared.
+            StoreError: The storage cannot be used, or is not shared.
         """
         storage = cls(client, files_url or str(data_folder() / "files"))
         try:
@@ -68,17 +68,17 @@ class BatchStorage:
         except StoreError as error:
             if files_url is not None:
                 raise
-            log.warning("this gateway takes no uploads and batches: %s", error)
+            log.warning("this gateway accepts no uploads and batches: %s", error)
         return storage
 
     def has_task(self, name: str) -> bool:
-        """Whether a worker could answer for the task, even if it is not served here."""
+        """Whether the task exists, so that a worker can answer for it, even if it is not served."""
         return name in self._tasks.names()
 
 
 @dataclass(frozen=True)
 class StorageEndpoints:
-    """The parts that endpoints of files and batches share, and access to the files of an owner."""
+    """What the endpoints of files and of batches share, and access to the files of an owner."""
 
     storage: BatchStorage
     limits: LimitSettings
@@ -86,7 +86,7 @@ class StorageEndpoints:
     calls: StoreCalls
 
     async def owner_of(self, request: Request) -> str:
-        """The owner whose files and batches a request may access: its key, if keys are required."""
+        """The owner of a request's files and batches: the API key's id; empty if keys are off."""
         key = await self.access.key_of(request)
         return key.id if key else ""
 
@@ -141,7 +141,7 @@ class Files(StorageEndpoints):
         return {"id": file.id, "object": "file", "deleted": True}
 
     async def content(self, request: Request, file_id: str) -> Response:
-        """Sends a file; the first piece is read first, so that a failure sets the status code."""
+        """Sends a file. A block is read before the response, so a failure sets the status code."""
         file = await self._asked(request, file_id)
         blocks = self.storage.files.blocks(file)
         first = await self.calls.run(partial(next, blocks, b""))
@@ -188,10 +188,10 @@ class Files(StorageEndpoints):
             await form.close()
 
     async def _received(self, request: Request) -> FormData:
-        """Reads the form, with its file on disk if it is large.
+        """Reads the form; a large file is written to disk.
 
         Raises:
-            ApiError: 400 and 413 for a form that is not accepted, 408 for one that arrives too
+            ApiError: 400 and 413 for a form that is not accepted, 408 for a form that arrives too
                 slowly, 503 if the disk is full.
         """
         kind, options = parse_options_header(request.headers.get("content-type"))
@@ -223,7 +223,7 @@ class Files(StorageEndpoints):
         """Returns the file and the other fields.
 
         Raises:
-            ApiError: 400 if a field is missing or unknown; 413.
+            ApiError: 400 if a field is missing or wrong; 413 if the file is too large.
         """
         fields: dict[str, str] = {}
         for name, value in form.multi_items():
@@ -239,7 +239,7 @@ class Files(StorageEndpoints):
             message = "the form has no file; send it as the field file, with a file's name"
             raise ApiError(400, message, "file")
         if purpose != "batch":
-            message = f"purpose is {purpose[:SHOWN]!r}; files are taken for batch alone"
+            message = f"purpose is {purpose[:SHOWN]!r}; only files for batch are accepted"
             raise ApiError(400, message, "purpose")
         if not file.size:
             raise ApiError(400, "the file is empty; write one request on each line", "file")
@@ -253,11 +253,11 @@ class Files(StorageEndpoints):
             while block := await file.read(_STEP_BYTES):
                 await self.calls.run(partial(upload.write, block))
         except BaseException:
-            # Not awaited, since a cancelled request must not wait, and the rest expires by itself.
+            # Not awaited, since a cancelled request must not wait. Bytes that remain expire.
             asyncio.get_running_loop().run_in_executor(None, upload.abandon)
             raise
         name = _file_name(file.filename or "")
-        # Not abandoned from here on: Redis may have kept a file whose reply was lost.
+        # No longer abandoned after an error: if the reply was lost, Redis may have the file.
         return await self.calls.run(
             partial(upload.keep, self.file_limits, name, "batch", ttl_s, owner)
         )
@@ -268,7 +268,7 @@ class Files(StorageEndpoints):
         if anchor is None and seconds is None:
             return self.limits.file_ttl_s
         if anchor != "created_at":
-            raise ApiError(400, "expires_after counts from created_at alone", _FIELDS[1])
+            raise ApiError(400, "expires_after counts from created_at only", _FIELDS[1])
         fits = seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < 9
         if not fits or not SHORTEST_S <= int(seconds or 0) <= LONGEST_S:
             message = f"expires_after goes from {SHORTEST_S} to {LONGEST_S} seconds"
@@ -276,7 +276,7 @@ class Files(StorageEndpoints):
         return float(seconds or 0)
 
     async def _rest(self, first: bytes, blocks: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yields the rest of a file; after an error, the body is shorter than its length header."""
+        """Yields all blocks; after an error, the body is shorter than Content-Length says."""
         block = first
         while block:
             yield block
@@ -297,17 +297,17 @@ def listing(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 async def _whole(body: AsyncIterable[bytes], end: bytes) -> AsyncGenerator[bytes, None]:
     """Yields parts of a form; raises ApiError 400 if its end mark is missing.
 
-    Starlette's parser treats such a form as one without a file, and leaves the file open.
+    Starlette's parser would treat such a form as a form without a file, and leave the file open.
     """
     tail = b""
     async for chunk in body:
         tail = (tail + chunk)[-len(end) - 2 :]
         yield chunk
     if not tail.removesuffix(b"\r\n").endswith(end):
-        raise ApiError(400, "the form breaks off; send it whole")
+        raise ApiError(400, "the form is incomplete; send all of it")
 
 
 def _file_name(name: str) -> str:
-    """The stored part of a file's name: its last part, with printable characters."""
+    """Returns the last part of a path, with unprintable characters replaced, as the stored name."""
     last = name.replace("\\", "/").rpartition("/")[2]
     return "".join(c if c.isprintable() else "_" for c in last)[:_LONGEST_NAME] or "file.jsonl"
