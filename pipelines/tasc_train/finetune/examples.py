@@ -4,15 +4,18 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tasc_store import CorpusRow
 from tasc_text import TaskTokenizer, Template
 from tasc_train.errors import FinetuneError
 from tasc_train.finetune.hyperparameters import LoopSettings
+
+if TYPE_CHECKING:  # training does not need the packages of the store
+    from tasc_store import CorpusRow
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Example:
 
 
 def examples_of(
-    rows: Iterable[CorpusRow], tokenizer: TaskTokenizer, template: Template, max_length: int
+    rows: Iterable["CorpusRow"], tokenizer: TaskTokenizer, template: Template, max_length: int
 ) -> tuple[list[Example], int]:
     """Returns the rows of at most ``max_length`` tokens, and the number of longer ones.
 

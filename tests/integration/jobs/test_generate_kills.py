@@ -106,7 +106,7 @@ def test_job_fails_when_ray_dies_and_can_be_resumed(
         assert len(victims) == 2
         err = kill_others(process, victims)
     assert process.returncode == 1, err
-    assert "run the job again, which goes on where it was" in err
+    assert "run the job again, which resumes it" in err
     report = generate(redis_url, "kills", source, output, engine=ENGINE)
     assert 0 < report.resumed < count
     assert output.read_bytes() == undisturbed

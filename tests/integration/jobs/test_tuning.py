@@ -173,7 +173,11 @@ def read_rows(client: redis.Redis, record: TaskRecord) -> list[CorpusRow]:
     ("command", "code", "message"),
     [
         (["tune", "TASK", "--report", "nowhere/r.html"], 2, "nowhere/r.html"),
-        (["tune", "TASK", "--step-cost", "COSTS", "--batch-size", "3"], 1, "none for b = 3 rows"),
+        (
+            ["tune", "TASK", "--step-cost", "COSTS", "--batch-size", "3"],
+            1,
+            "step costs for b = 3 rows",
+        ),
         (["tune", "TASK", "--step-cost", "COSTS", "--measure-cost"], 2, "--measure-cost"),
     ],
 )
