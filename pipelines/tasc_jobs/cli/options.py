@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
@@ -300,6 +300,8 @@ def grouped(shown: Mapping[type, str | bool] = {}) -> Callable[[Command], Comman
 
 def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
     kind, option = get_args(field.type)
+    if is_dataclass(option) and not isinstance(option, type):
+        option = typer.Option(**asdict(option))  # a setting of a module that imports no typer
     if shown is not None:
         option = copy(option)
         option.show_default = shown

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from typer import Option
-
 from tasc_engine.drafting.neural.card import Kind
-from tasc_train.finetune.hyperparameters import BatchRows, LoopSettings, MicroRows
+from tasc_train.finetune.hyperparameters import BatchRows, LoopSettings, MicroRows, Setting
 
 # Settings that only one kind of drafter has.
 OF_KIND: dict[Kind, tuple[str, ...]] = {
@@ -45,19 +43,19 @@ class DrafterSettings(LoopSettings):
 
     kind: Annotated[
         Kind,
-        Option(help="eagle: a layer over the model's hidden states; independent: a small model."),
+        Setting(help="eagle: a layer over the model's hidden states; independent: a small model."),
     ]
-    epochs: Annotated[float, Option(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
-    learning_rate: Annotated[float, Option(min=0, max=1, help="Greatest learning rate.")] = 1e-3
+    epochs: Annotated[float, Setting(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
+    learning_rate: Annotated[float, Setting(min=0, max=1, help="Greatest learning rate.")] = 1e-3
     batch_rows: BatchRows = 32
     micro_rows: MicroRows = 8
     max_length: Annotated[
         int,
-        Option(min=3, help="Maximum tokens of prompt and answer; longer rows are left out."),
+        Setting(min=3, help="Maximum tokens of prompt and answer; longer rows are left out."),
     ] = 1024
     token_weight: Annotated[
         float,
-        Option(
+        Setting(
             min=0,
             max=1000,
             help="Weight of an EAGLE head's cross-entropy; raise it for small models.",
@@ -65,28 +63,28 @@ class DrafterSettings(LoopSettings):
     ] = 0.1
     noise: Annotated[
         float,
-        Option(min=0, max=100, help="Noise on the hidden states that an EAGLE head reads."),
+        Setting(min=0, max=100, help="Noise on the hidden states that an EAGLE head reads."),
     ] = 0.1
     own_share: Annotated[
         float,
-        Option(
+        Setting(
             min=0, max=1, help="Share of the hidden states that an EAGLE head replaces by its own."
         ),
     ] = 0.5
     prompt_weight: Annotated[
         float,
-        Option(min=0, max=1, help="Weight of prompt tokens for an independent drafter."),
+        Setting(min=0, max=1, help="Weight of prompt tokens for an independent drafter."),
     ] = 0.1
     layers: Annotated[
         int | None,
-        Option(
+        Setting(
             min=1, help="Layers of an independent drafter.", show_default="a quarter of the model's"
         ),
     ] = None
     hidden: Annotated[
         int | None,
-        Option(
+        Setting(
             min=8, help="Width of an independent drafter.", show_default="a quarter of the model's"
         ),
     ] = None
-    seed: Annotated[int, Option(min=0, help="Seed of initial values, row order and noise.")] = 0
+    seed: Annotated[int, Setting(min=0, help="Seed of initial values, row order and noise.")] = 0

@@ -3,13 +3,24 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from typer import Option
-
 Quantization = Literal["auto", "nf4", "none"]
 
 
-BatchRows = Annotated[int, Option(min=1, help="Rows per optimizer step.")]
-MicroRows = Annotated[int, Option(min=1, help="Rows per forward pass; fewer need less memory.")]
+@dataclass(frozen=True)
+class Setting:
+    """The help text and the limits of a setting that is also an option of a command.
+
+    It replaces typer's option, because machines that only train have no typer.
+    """
+
+    help: str
+    min: float | None = None
+    max: float | None = None
+    show_default: bool | str = True
+
+
+BatchRows = Annotated[int, Setting(min=1, help="Rows per optimizer step.")]
+MicroRows = Annotated[int, Setting(min=1, help="Rows per forward pass; fewer need less memory.")]
 
 
 class LoopSettings:
@@ -43,19 +54,19 @@ class FinetuneSettings(LoopSettings):
         seed: Seed of the row order, of the adapter's initial values and of dropout.
     """
 
-    epochs: Annotated[float, Option(min=0.01, max=1000, help="Passes over the rows.")] = 3.0
-    learning_rate: Annotated[float, Option(min=0, max=1, help="Initial learning rate.")] = 2e-4
-    rank: Annotated[int, Option(min=1, max=1024, help="LoRA rank.")] = 16
-    alpha: Annotated[int, Option(min=1, max=4096, help="LoRA alpha.")] = 16
-    dropout: Annotated[float, Option(min=0, max=0.9, help="LoRA dropout.")] = 0.2
+    epochs: Annotated[float, Setting(min=0.01, max=1000, help="Passes over the rows.")] = 3.0
+    learning_rate: Annotated[float, Setting(min=0, max=1, help="Initial learning rate.")] = 2e-4
+    rank: Annotated[int, Setting(min=1, max=1024, help="LoRA rank.")] = 16
+    alpha: Annotated[int, Setting(min=1, max=4096, help="LoRA alpha.")] = 16
+    dropout: Annotated[float, Setting(min=0, max=0.9, help="LoRA dropout.")] = 0.2
     batch_rows: BatchRows = 64
     micro_rows: MicroRows = 8
     max_length: Annotated[
         int,
-        Option(min=2, help="Maximum tokens of prompt and output; longer rows are left out."),
+        Setting(min=2, help="Maximum tokens of prompt and output; longer rows are left out."),
     ] = 1024
     quantization: Annotated[
         Quantization,
-        Option(help="Quantization of the frozen weights; auto is nf4 on a GPU (QLoRA)."),
+        Setting(help="Quantization of the frozen weights; auto is nf4 on a GPU (QLoRA)."),
     ] = "auto"
-    seed: Annotated[int, Option(min=0, help="Seed of row order, adapter and dropout.")] = 0
+    seed: Annotated[int, Setting(min=0, help="Seed of row order, adapter and dropout.")] = 0

@@ -40,7 +40,10 @@ def test_settings_need_one_task_and_keep_given_values(written):
         (TASK + "engine: {row: 8}\n", ["engine.row"]),
         (TASK + "engine: {rows: 0}\n", ["engine.rows", "1"]),
         (TASK + "limits: {request_timeout_s: 0}\n", ["limits.request_timeout_s"]),
-        (TASK + "limits: {max_batch_lines: 900000}\n", ["limits", "500000", "900000", "raise"]),
+        (
+            TASK + "limits: {max_batch_lines: 900000}\n",
+            ["limits", "500000", "max_open_batch_lines to 900000"],
+        ),
         (TASK + "http: {port: 65536}\n", ["http.port", "65535"]),
         (TASK + "metrics: {ttl_s: often}\n", ["metrics.ttl_s"]),
         ("tasks: [{name: a}, {name: b}, {name: a}]\n", ["task a ", "twice"]),
