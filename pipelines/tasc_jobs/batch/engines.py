@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -21,16 +19,15 @@ from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch.work import EngineFailed, Read, Record, Row, Strategy
 from tasc_jobs.errors import ClusterError, JobError
 from tasc_jobs.preview import Preview, preview
-from tasc_protocol import Request, Whole
+from tasc_protocol import Output, Request, Whole
 from tasc_runtime.engine.versions import Pinned
 from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.protocol import AnswerTexts, Refusal
+from tasc_runtime.protocol import AnswerTexts
 from tasc_store import connect
 
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_runtime.engine.builder import EngineBuilder
-    from tasc_runtime.engine.step_loop import Item
 
 _MAX_WORK_S = 1.0  # maximum time of a call, after which finished rows are returned
 _IN_FLIGHT = 2  # calls per engine: one that it processes and one that waits
@@ -137,40 +134,30 @@ class _Open:
 
 
 class Answering:
-    """Answers rows by one engine, which runs on a thread of its own and is busy between calls."""
+    """Answers rows by one engine, which stays busy from one call to the next."""
 
     def __init__(self, builder: "EngineBuilder", strategy: Strategy) -> None:
-        from tasc_runtime.engine.step_loop import EngineLoop
-
         self._builder, self._strategy = builder, strategy
-        self._loop = EngineLoop(builder.engine)
         self._open: dict[int, _Open] = {}
-        self._arrived: SimpleQueue[tuple[int, int, Item]] = SimpleQueue()
 
     def work(self, rows: Sequence[Row]) -> list[Record]:
-        """Submit rows, and wait until there is room for more or a second has passed.
+        """Submit rows, and decode until there is room for more or a second has passed.
+
+        The engine is stepped on this thread: a thread of its own would wait for Python's
+        interpreter lock while this one reads rows.
 
         Returns:
             Records of the rows, from this or earlier calls, that finished since the last call.
-
-        Raises:
-            Exception: The error that ended the engine.
         """
         records = [record for row in rows if (record := self._begin(row))]
         engine, end = self._builder.engine, time.monotonic() + _MAX_WORK_S
-        while self._open:
-            try:
-                arrived = self._arrived.get(timeout=max(end - time.monotonic(), 0))
-            except Empty:
-                break
-            if record := self._take(*arrived):
-                records.append(record)
-            if rows and self._arrived.empty() and engine.waiting < engine.config.rows:
+        while (engine.running or engine.waiting) and time.monotonic() < end:
+            for output in engine.step():
+                if output.result and (record := self._take(output)):
+                    records.append(record)
+            if rows and engine.waiting < engine.config.rows:
                 break
         return records
-
-    def close(self) -> None:
-        self._loop.close()
 
     def _begin(self, row: Row) -> Record | None:
         """Submits the requests of a row; returns the record of a row that cannot be answered."""
@@ -181,22 +168,16 @@ class Answering:
         except ValueError as error:
             return Record.of(row, None, str(error))
         self._open[row.ordinal] = _Open(row, requests)
-        for number, (_, request) in enumerate(requests):
-            self._loop.submit(request, partial(self._on_item, row.ordinal, number))
+        for _, request in requests:
+            self._builder.engine.submit(request)
         return None
 
-    def _on_item(self, ordinal: int, number: int, item: "Item") -> None:
-        self._arrived.put((ordinal, number, item))
-
-    def _take(self, ordinal: int, number: int, item: "Item") -> Record | None:
+    def _take(self, made: Output) -> Record | None:
         """Keeps an answer; returns the record of its row if that was the last one."""
-        if isinstance(item, Exception):
-            raise item
-        if isinstance(item, Refusal):
-            raise ServiceError(item.message)
+        ordinal, number = map(int, made.id.split("."))
         found, artifact = self._open[ordinal], self._builder.artifact
         texts = AnswerTexts(self._builder.tokenizer, *found.requests[number])
-        output = texts.output(item, artifact.version if artifact else None)
+        output = texts.output(made, artifact.version if artifact else None)
         assert output.result is not None
         found.answers[number] = output.result, output.token_texts
         if len(found.answers) < len(found.requests):

@@ -222,14 +222,11 @@ def test_finished_rows_return_before_longer_ones_and_no_row_begins_twice(
 ) -> None:
     rows = [row(i, f"wake me at {i:x}!") for i in range(20)]
     answering = Answering(builder, Pairs())
-    try:
-        found = answering.work(rows)
-        assert 0 < len(found) < len(rows)
-        found += answering.work([each for each in rows if each.ordinal not in ordinals(found)])
-        while len(found) < len(rows):
-            found += answering.work([])
-    finally:
-        answering.close()
+    found = answering.work(rows)
+    assert 0 < len(found) < len(rows)
+    found += answering.work([each for each in rows if each.ordinal not in ordinals(found)])
+    while len(found) < len(rows):
+        found += answering.work([])
     assert sorted(ordinals(found)) == list(range(20))
 
 
@@ -244,12 +241,9 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> EngineBuilder:
 def answered(builder: EngineBuilder, strategy: Strategy, *payloads: str) -> list[Record]:
     """Returns the records of rows, in their order."""
     answering = Answering(builder, strategy)
-    try:
-        found = answering.work([row(i, payload) for i, payload in enumerate(payloads)])
-        while len(found) < len(payloads):
-            found += answering.work([])
-    finally:
-        answering.close()
+    found = answering.work([row(i, payload) for i, payload in enumerate(payloads)])
+    while len(found) < len(payloads):
+        found += answering.work([])
     return sorted(found, key=lambda record: record.ordinal)
 
 
