@@ -1,8 +1,8 @@
-"""Shape and limits of one engine. The properties of the model are known when it is loaded."""
+"""Sizes and limits of one engine. They do not include properties of the model."""
 
 from dataclasses import dataclass
 
-MAX_NODES = 63  # maximum draft tokens of a row in one step; with the root, they fill a 64-bit mask
+MAX_NODES = 63  # maximum draft tokens of a row in one step: the bits of an int64, without its sign
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class EngineConfig:
         max_model_len: Maximum number of tokens of one row, prompt and answer together.
         prefix_cache_bytes: Maximum bytes of keys and values of shared prompt prefixes; 0 for none.
         kv_cache_bytes: Maximum bytes of keys and values; None for as many as all rows need at their
-            maximum length. With fewer bytes, requests wait in order until the first one fits. Keys
-            and values of a drafter are not included; see `NeuralProposer`.
+            maximum length. With fewer bytes, waiting requests are admitted in order, each when it
+            fits. Keys and values of a drafter are not included; see `NeuralProposer`.
         max_draft_tokens: Maximum number of draft tokens of one row in one step.
         prefill_chunk: Maximum number of prompt tokens of one row in one step.
         max_waiting: Maximum number of requests that wait for a row.

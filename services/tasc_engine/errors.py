@@ -13,12 +13,12 @@ class UnsupportedModel(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """A forward did not fit the device's memory; the cache contents of rows are unchanged."""
+    """A forward did not fit the device's memory; the cached keys and values are unchanged."""
 
 
 @contextmanager
 def out_of_memory_is(doing: str) -> Iterator[None]:
-    """Raises torch's memory errors as `OutOfMemory`, and other errors unchanged."""
+    """Raises torch's memory errors again as `OutOfMemory`; other errors pass unchanged."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -31,7 +31,7 @@ def out_of_memory_is(doing: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch ran out of memory; its own error class covers only some cases on GPUs."""
+    """Whether an error means that memory ran out; torch's own class covers only some GPU errors."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     words = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
     return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))
@@ -42,7 +42,7 @@ class RequestTooLong(EngineError, ValueError):
 
 
 class QueueFull(EngineError):
-    """The maximum number of requests is waiting."""
+    """The maximum number of requests is already waiting."""
 
 
 class GuideError(EngineError, ValueError):

@@ -1,7 +1,7 @@
 """Layout of a step's tokens in the packed forward, and of the cache slots that each token sees.
 
 The tokens of all rows are concatenated without padding. A row holds adjacent slots of the cache.
-Its tokens without the draft are its trunk, and its draft is a tree after the trunk. A node sees the
+A row's tokens before its draft are its trunk. The draft is a tree after the trunk. A node sees the
 trunk, the nodes above it and itself (tree attention: Miao et al. 2024, arXiv 2305.09781). Nodes
 enter adjacent slots of the cache. Before the next step, accepted nodes move to the slots of their
 depths. This module has only index arithmetic, without tensors or a model.
@@ -30,14 +30,16 @@ class ForwardBatch:
         context_lens: ``int32[n]``, number of tokens of each row that are already in the cache.
         tokens: ``int32[*]``, prompt tokens, or the current token, of all rows.
         query_offsets: ``int32[n + 1]``, where each row's tokens begin; a row has at least one.
-        draft_of: ``int32[n]``, index of the row's draft in ``drafts``; -1 if it may not emit yet.
+        draft_of: ``int32[n]``, index of each row's draft in ``drafts``; -1 if the row may not emit
+            yet.
         drafts: Trees after the last token of each row that may emit.
-        adapters: ``int32[n]``, the number of each row's adapter, 0 for none; None if no row has an
+        adapters: ``int32[n]``, adapter number of each row, 0 for no adapter; None if no row has an
             adapter.
-        scored: ``int32[n]``, number of each row's tokens, from the first on, that also get
-            logits to score the prompt; None if no token does.
-        known: ``bool[M]``, for the last token and the draft of each row that may emit: whether the
-            next token is known, so that no logits are needed; None if no next token is known.
+        scored: ``int32[n]``, how many of each row's first tokens also get logits to score the
+            prompt; None if no token does.
+        known: ``bool[M]``, whether the token after a place is known, so that the place needs no
+            logits. The places are the last token and the draft tokens of each row that may emit.
+            None if no next token is known.
     """
 
     kv_starts: Int64
@@ -65,7 +67,7 @@ def plain_batch(kv_starts: list[int], start: int, tokens: Int32) -> ForwardBatch
 
 
 def chains(ids: Int32) -> Drafts:
-    """Makes drafts of ``int32[rows, n]`` ids that are chains with probability 1."""
+    """Makes a draft of each row of ``int32[rows, n]`` ids: a chain with probability 1."""
     rows, n = ids.shape
     depths = np.tile(np.arange(1, n + 1, dtype=np.int16), rows)
     offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(n)
@@ -83,14 +85,14 @@ class StepLayout(Generic[Array]):
         ids: ``[N]`` token ids.
         positions: ``[N]`` positions in their row.
         slots: ``[N]`` cache slots of the tokens.
-        visible_lens: ``[N]`` number of the row's slots that a token sees, from the first on. They
-            include the token's own slot, unless the token is a node.
-        tree: ``[N]`` for a node, the nodes that it sees, including itself: bit b is node b of its
-            row. 0 for other tokens.
-        adapters: ``[N]`` number of the row's adapter, 0 for none.
+        visible_lens: ``[N]`` how many of the row's first slots a token sees. They include the
+            token's own slot, unless the token is a node.
+        tree: ``[N]`` bit mask of the nodes that a node sees, including itself; bit b is node b of
+            the row. 0 for tokens that are not nodes.
+        adapters: ``[N]`` adapter number of the token's row, 0 for no adapter.
         logits_indices: ``[M]`` packed indices of the tokens whose next token is needed: for each
-            row that may emit, its last token, then its draft, without tokens whose next token is
-            ``known``; then the scored tokens of all rows.
+            row that may emit, its last trunk token, then its draft, without tokens whose next token
+            is ``known``; then the scored tokens of all rows.
         query_offsets: ``[R + 1]`` where each row's tokens begin.
         kv_starts: ``[R]`` cache slot of each row's first token.
         trunks: ``[R]`` number of tokens of each row before its draft; node b enters slot ``kv_start

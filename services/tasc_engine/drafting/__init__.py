@@ -1,1 +1,1 @@
-"""Makes the drafts of a step: a proposer that may fail, and the hidden states that it reads."""
+"""Drafting: neural proposers, a wrapper for proposers that may fail, and their hidden states."""

@@ -41,7 +41,7 @@ class HiddenStateBuffer:
         self._held.pop(row, None)
 
     def take(self, row: int) -> RowHiddenStates | None:
-        """Returns a row's hidden states since the last call; None if it has none."""
+        """Returns a row's hidden states since the last call; None if there are none."""
         parts = self._held.pop(row, [])
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -75,7 +75,7 @@ class HiddenStateBuffer:
 
 
 def _kept(plan: Plan, drafts: Drafts, accepted: Accepted) -> list[NDArray[np.int64]]:
-    """Indices of the forward's tokens to keep for each row: its own tokens and accepted nodes."""
+    """Indices of the forward's tokens to keep, by row: the row's own tokens and accepted nodes."""
     sizes = plan.sizes
     nodes = np.zeros(len(sizes), np.int64)
     nodes[plan.draft_of >= 0] = drafts.sizes

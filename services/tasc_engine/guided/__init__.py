@@ -1,4 +1,4 @@
-"""Limits the text of answers: to some choices, or by a schema, an expression or a grammar."""
+"""Limits answers to given choices, a JSON schema, a regular expression or a grammar."""
 
 from tasc_engine.guided.factory import GuideLimits, Guides
 from tasc_engine.guided.following import Guide, Guided, follow

@@ -73,7 +73,7 @@ class Choices:
         """
         if max_tokens is not None and self.longest > max_tokens:
             raise GuideError(
-                f"{self.name} takes {self.longest} tokens, its end included, and max_tokens is "
+                f"{self.name} takes {self.longest} tokens, its end included, but max_tokens is "
                 f"{max_tokens}; raise max_tokens, or leave the choice out"
             )
         return ChoiceGuide(self)
@@ -98,7 +98,7 @@ class ChoiceGuide:
     def advance(self, tokens: Int32) -> None:
         self._state = self.labels.after(self._state, tokens)
         if self._state == NOWHERE and not self.error:
-            self.error = f"no choice goes on with tokens {tokens.tolist()}"
+            self.error = f"no choice continues with tokens {tokens.tolist()}"
 
     def forced(self, max_tokens: int) -> Int32:
         return self.labels.forced(self._state, max_tokens)

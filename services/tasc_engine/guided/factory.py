@@ -90,7 +90,7 @@ class Guides:
         self._limits = limits or GuideLimits()
         max_items, max_bytes = self._limits.kept, self._limits.kept_bytes
         self._kept: Kept[_Compiled] = Kept(max_items, max_bytes)
-        # Kept separately, so that refused guides do not displace those in use.
+        # Kept separately, so that refused guides do not displace guides in use.
         self._refused: Kept[str] = Kept(max_items, max_bytes)
         self._library: Library | GuideError | None = None
         self._warm = False
@@ -118,7 +118,7 @@ class Guides:
             return spec in self._kept or spec in self._refused
 
     def _compile(self, spec: GuideSpec) -> _Compiled:
-        if not self._warm:  # not earlier: the first time on a machine takes seconds
+        if not self._warm:  # not in the constructor: the first time on a machine takes seconds
             labels.warm_up()
             following.warm_up()
             self._warm = True

@@ -39,7 +39,7 @@ class Guide(Protocol):
 
     @property
     def error(self) -> str:
-        """The reason why the answer cannot continue and no token is allowed; empty if it can."""
+        """The reason why the answer cannot continue and no token is allowed; otherwise empty."""
 
     def look(self, tokens: Int32, parents: Int32, kept: NDArray[np.bool_], masks: Masks) -> None:
         """Writes the allowed tokens now and after each node of a draft; the state is unchanged.
@@ -71,10 +71,10 @@ def known_ends(tokenizer: TaskTokenizer, vocab_size: int) -> tuple[int, ...]:
     ends = tuple(end for end in tokenizer.eos_ids if end < vocab_size)
     if not ends:
         raise GuideError(
-            f"an answer ends with one of the tokens {tokenizer.eos_ids}, as the files in "
-            f"{tokenizer.path.parent} say, and the model knows only tokens below {vocab_size}; "
-            "correct eos_token_id in config.json and generation_config.json, or the end that the "
-            "chat template or tokenizer_config.json names"
+            f"by the files in {tokenizer.path.parent}, answers end with one of the tokens "
+            f"{tokenizer.eos_ids}, but the model knows only tokens below {vocab_size}; correct "
+            "eos_token_id in config.json and generation_config.json, or the end of sequence in the "
+            "chat template or tokenizer_config.json"
         )
     return ends
 

@@ -79,12 +79,12 @@ class Grammar:
 
     @property
     def fresh(self) -> "LLMatcher":
-        """The matcher to copy for a new answer, at the start and with the shared lexer."""
+        """The matcher that new answers copy: at the grammar's start, with the shared lexer."""
         with self._lock:
             return self._fresh
 
     def begin(self) -> "LLMatcher":
-        """Returns the matcher to copy, with a new lexer if the shared lexer has stopped."""
+        """Returns `fresh`, made again with a new lexer if the shared lexer has stopped."""
         with self._lock:
             matcher = self._fresh.deep_copy()
             matcher.compute_bitmask()
@@ -102,7 +102,7 @@ class Grammar:
         return self.unique.after(place, token) if self.unique and place else None
 
     def fill(self, matcher: "LLMatcher", place: Place | None, mask: Masks) -> bool:
-        """Writes the tokens that a matcher allows; returns False if it allows none or failed."""
+        """Writes the tokens that a matcher allows; returns False if there are none or it failed."""
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             return False
@@ -229,8 +229,8 @@ class GrammarGuide:
 
         Returns False and sets `error` if the matcher stops again.
         """
-        # If the lexer is not worn, the matcher stopped either at draft or forced tokens, and can
-        # start again, or (with a mask) at the end of the answer itself, which is final.
+        # If the lexer is not worn, the grammar stopped the matcher. At draft or forced tokens, the
+        # matcher can return to the answer. At the answer's last token (with a mask), it cannot.
         if not self._worn and mask is None and self._restart(self._origin):
             return True
         if self._worn and self._made < MAX_SHARED:
@@ -279,7 +279,7 @@ def _only(mask: Masks) -> int | None:
 _PROBES = ('a {"b": [1, -2.5]}', "naïve, 東京 🙂")
 # White space where JSON allows it: up to two blanks, and up to two line breaks with an indentation,
 # so that a model may write its usual layout. llguidance's default has no limit, and a model that
-# was not trained on JSON may write blanks up to its last token.
+# was not trained on JSON may write blanks until its tokens run out.
 _WHITE_SPACE = r"[ \t]{0,2}((\r?\n){1,2}[ \t]{0,40})?"
 
 _SHOWN = 200  # maximum characters of an error that a message quotes
@@ -362,8 +362,8 @@ def _schema_of(spec: GuideSpec) -> Prepared:
 
 
 def _unreadable(error: Exception) -> GuideError:
-    shown = f"{error!s:.{_SHOWN}}"  # it may quote a number with thousands of digits
-    return GuideError(f"this json_schema is not a JSON object, or too deep: {shown}")
+    shown = f"{error!s:.{_SHOWN}}"  # the error may quote a number with thousands of digits
+    return GuideError(f"this json_schema is not a JSON object, or is nested too deeply: {shown}")
 
 
 def _top_grammar(spec: GuideSpec, schema: Prepared | None) -> dict[str, object]:

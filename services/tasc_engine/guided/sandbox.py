@@ -12,7 +12,7 @@ from pathlib import Path
 from tasc_engine.errors import GuideError
 
 _PROGRAM = Path(__file__).with_name("trial.py")
-_START_SECONDS = 60.0  # the machine may be busy with loading a model
+_START_SECONDS = 60.0  # the machine may be busy loading a model
 _WALL_SECONDS = 5  # per second of processor time; the machine may be busy with answers
 MAX_ASKED = 256  # maximum number of grammars per process, since they fragment its memory
 
@@ -55,7 +55,7 @@ class Sandbox:
         """Returns the reason why the grammar cannot be used; empty if it can.
 
         Raises:
-            Unsettled: The process did not start, took too long, or was twice killed from outside.
+            Unsettled: The process did not start, took too long, or was killed from outside twice.
         """
         for _ in range(2):
             process = self._ready()
@@ -102,7 +102,7 @@ class Sandbox:
         if _ask(process, self._about, _START_SECONDS) is None:
             self._stop()
             raise Unsettled(
-                f"the process that compiles guides ended at once ({process.returncode}); "
+                f"the process that compiles guides ended at once (exit code {process.returncode}); "
                 f"run {_PROGRAM} to see why"
             )
         return process

@@ -1,6 +1,6 @@
 """Rewrites JSON schemas for llguidance, and finds their arrays with unique items.
 
-llguidance refuses ``uniqueItems``, ``propertyNames`` and some formats, which Pydantic writes.
+llguidance refuses ``uniqueItems``, ``propertyNames`` and some formats. Pydantic writes them all.
 """
 
 import json
@@ -46,7 +46,7 @@ _DECIMAL = "^(?!^[-+.]*$)"  # Pydantic's pattern for a decimal that has a digit
 
 @dataclass(frozen=True)
 class Prepared:
-    """A schema for llguidance, and the limits that it cannot express.
+    """A schema for llguidance, and the unique items that llguidance does not enforce.
 
     Attributes:
         members: For each array with unique items, the sorted JSON texts that its items may have.
@@ -153,8 +153,8 @@ def _members_of(made: Prepared, node: Node) -> tuple[bytes, ...]:
     values = None if "prefixItems" in node else _values(made, node.get("items"), {})
     if values is None:
         raise GuideError(
-            "no answer can be guided by this json_schema: uniqueItems is enforced for items of an "
-            f"enum, const, boolean or small integer range, of at most {MAX_MEMBERS} values; "
+            "no answer can be guided by this json_schema: uniqueItems is enforced only for items "
+            f"of an enum, const, boolean or small integer range, of at most {MAX_MEMBERS} values; "
             f"give the items an enum, leave uniqueItems out, {LENIENT}"
         )
     members = {json.dumps(value, ensure_ascii=False).encode() for value in values}
@@ -173,7 +173,7 @@ def _values(made: Prepared, node: Any, known: dict[int, list[Any] | None]) -> li
         known: The results for the schemas visited so far, by the schema's ``id``.
     """
     if id(node) not in known:
-        known[id(node)] = None  # the result inside a schema that refers to itself
+        known[id(node)] = None  # the result if the schema refers to itself
         found = _found(made, node, known)
         known[id(node)] = found if found is not None and len(found) <= MAX_MEMBERS else None
     return known[id(node)]
@@ -215,7 +215,7 @@ def _of_kind(kinds: Sequence[str], low: float, high: float) -> list[Any] | None:
     if len(kinds) != 1:
         return None
     if kinds[0] == "integer" and -math.inf < low and high < math.inf:
-        few = high < low + MAX_MEMBERS  # compared, since an integer may be too large for a float
+        few = high < low + MAX_MEMBERS  # not a difference: an integer may be too large for a float
         return list(range(math.ceil(low), math.floor(high) + 1)) if few else None
     single: Mapping[str, list[Any]] = {"boolean": [False, True], "null": [None]}
     return single.get(kinds[0])
@@ -233,7 +233,7 @@ def _require_certain(made: Prepared) -> None:
         reference = node.get("$ref", "#")
         if _target(made.root, reference) is None:
             raise GuideError(
-                f"this json_schema has uniqueItems and the $ref {reference!r}, which is not "
+                f"this json_schema has uniqueItems and the $ref {reference!r}, which are not "
                 f"supported together; refer to #/$defs, {LENIENT}"
             )
         groups: list[list[Any]] = [[node]]

@@ -1,9 +1,9 @@
 """Compiles grammars for llguidance, in this process or in a separate one that may be killed.
 
 llguidance's limits bound most of its work, but not all. Some grammars would compile for hours, such
-as a negated terminal that may match in many ways, or ``multipleOf`` a large number. So each new
-grammar is first compiled in a separate process that runs this file. The system ends the process if
-it exceeds its limit of processor time or memory. This file imports nothing from the project, so
+as a negated terminal that may match in many ways, or ``multipleOf`` with a large number. So each
+new grammar is first compiled in a separate process that runs this file. The system ends the process
+if it exceeds its limit of processor time or memory. This file imports nothing from the project, so
 that the process starts quickly.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # Half of llguidance's default fuel per mask, and about an eighth of its default lexer states. With
-# these limits, the slowest masks took some 30 ms with 100,000 tokens, and a lexer holds about
-# 30 MB. An enumeration of 2,000 labels, the most expensive of the usual schemas, takes less than
-# half of the fuel.
+# these limits, the slowest masks took some 30 ms with a vocabulary of 100,000 tokens, and a lexer
+# holds about 30 MB. An enumeration of 2,000 labels, the most expensive of the usual schemas,
+# takes less than half of the fuel.
 LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 30_000,
@@ -42,7 +42,7 @@ def make_tokens(tokenizer: str, vocab_size: int, eos_id: int) -> "LLTokenizer":
 
 
 def make_matcher(tokens: "LLTokenizer", grammar: str) -> "LLMatcher":
-    """Makes a matcher at the start of a grammar; `refusal` checks whether it is valid."""
+    """Makes a matcher at the start of a grammar; `refusal` checks the grammar."""
     from llguidance import LLMatcher, LLParserLimits
 
     return LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(**LIMITS))

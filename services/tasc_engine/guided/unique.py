@@ -1,4 +1,4 @@
-"""Finds tokens that would repeat an item of an array with unique items, or leave no item for it.
+"""Finds tokens that would repeat an item of an array with unique items, or extend a full one.
 
 llguidance enforces the schema without ``uniqueItems``. This module also follows an answer's
 position in its JSON, byte by byte. In an array with unique items, it allows only items that the
@@ -73,7 +73,7 @@ class Unique:
         self._root = tuple(schema.expand([schema.root]))
 
     def after(self, place: Place, token: int) -> Place | None:
-        """Returns the position after a token; None if it repeats an item."""
+        """Returns the position after a token; None if unique items forbid the token."""
         now: Place | None = place
         for byte in self._tokenizer.token_bytes(token):
             if now is None:
@@ -82,7 +82,7 @@ class Unique:
         return now
 
     def narrow(self, place: Place, mask: Masks) -> None:
-        """Removes the tokens that would repeat an item."""
+        """Removes from ``mask`` the tokens that unique items forbid."""
         inside = place.frames and place.frames[-1].left is not None
         doubtful = mask if inside else mask & self._several
         if not doubtful.any():

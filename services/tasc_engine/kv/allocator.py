@@ -77,7 +77,7 @@ class KVAllocator:
         assert all(any(p in own for own in held) for p in moved), f"{moved} move, {held} are held"
 
     def _gap(self, size: int) -> int | None:
-        """Returns the first slot of the first gap that is long enough; None if no gap is."""
+        """Returns the first slot of the first gap that is long enough; None if there is none."""
         begin = 0
         for held in self._held:
             if held.kv_start - begin >= size:

@@ -37,7 +37,7 @@ class RowCache:
     Args:
         slots: Maximum number of slots.
         nbytes: Maximum bytes; None for as many as ``slots`` need.
-        longest: Maximum slots of one row; None for all.
+        longest: Maximum slots of one row; None if one row may hold all slots.
 
     Attributes:
         host, device: The layout of the current or last step that ran outside a CUDA graph.
@@ -91,7 +91,7 @@ class RowCache:
             self.pending_moves = _no_moves()
 
     def drop_moves(self, first: int, end: int) -> None:
-        """Drops pending moves from slots that another row may use before the next step."""
+        """Drops pending moves from slots ``first`` to ``end - 1``; another row may use them now."""
         source = self.pending_moves[0]
         self.pending_moves = self.pending_moves[:, (source < first) | (source >= end)]
 
@@ -137,7 +137,7 @@ class RowCache:
         return self._rows.attend(layer, query, scale, window, softcap)
 
     def bits(self, layer: int, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
-        """Returns one layer's keys and values as elements of `kernels.cpu.simd`; CPU only."""
+        """Returns one layer's keys and values as a flat array for compiled code; CPU only."""
         if self._rows is None:
             self.pool(layer, kv_heads, head_dim, like)
         assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"

@@ -66,8 +66,8 @@ def _layers(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[
     for key, tensor in tensors.items():
         if not (match := _NAME.fullmatch(key)):
             raise ValueError(
-                f"it has weights {key}; an adapter that rows choose may have only lora_A and "
-                f"lora_B of linear layers: {ALONE}"
+                f"it has weights {key}; one of several adapters may have only lora_A and lora_B of "
+                f"linear layers: {ALONE}"
             )
         found.setdefault(match["module"], {})[match["side"]] = tensor
     if not found:
@@ -82,7 +82,7 @@ def _layer(module: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any])
     if not (len(a) == len(b) == 2 and a[0] == b[1] == rank > 0):
         raise ValueError(
             f"{module} has weights {shapes} and rank {rank}; A must be [rank, in] and B [out, "
-            "rank], of a rank above 0"
+            "rank], with a rank above 0"
         )
     if not all(bool(tensor.isfinite().all()) for tensor in pair.values()):
         raise ValueError(f"{module} has weights that are not finite; train the adapter again")

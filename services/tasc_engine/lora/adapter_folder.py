@@ -64,11 +64,11 @@ def settings_of(folder: Path) -> dict[str, Any]:
         found = " and holds a whole model" if (folder / "config.json").is_file() else ""
         raise ValueError(f"{folder} has no {CONFIG}{found}; name a folder saved by peft") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON ({error}); fetch or save it again") from error
+        raise ValueError(f"{path} is not valid JSON ({error}); fetch or save it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object; save the adapter again")
     if (kind := content.get("peft_type")) != "LORA":
-        raise ValueError(f"{CONFIG} says peft_type {kind!r}; only LORA is served")
+        raise ValueError(f"{CONFIG} has peft_type {kind!r}; only LORA is supported")
     return content
 
 
@@ -79,7 +79,7 @@ def require_low_rank(settings: Mapping[str, Any]) -> None:
         ValueError: A setting is refused; the message names it.
     """
     if (bias := settings.get("bias", "none")) != "none":
-        raise ValueError(f"bias is {bias!r}; train it with bias 'none', or {ALONE}")
+        raise ValueError(f"bias is {bias!r}; train the adapter with bias 'none', or {ALONE}")
     if (init := settings.get("init_lora_weights", True)) not in _PLAIN_INITS:
         raise ValueError(
             f"init_lora_weights is {init!r}, which changes the base model; convert the adapter to "
@@ -88,7 +88,7 @@ def require_low_rank(settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
         if value and name not in _NO_MATTER | _READ:
             raise ValueError(
-                f"{name} is {value!r}, which adapters that rows choose cannot have; {ALONE}"
+                f"{name} is {value!r}, which one of several adapters cannot have; {ALONE}"
             )
     if settings.get("fan_in_fan_out"):
-        raise ValueError(f"fan_in_fan_out is true: its layers are not linear ones; {ALONE}")
+        raise ValueError(f"fan_in_fan_out is true, so the layers are not nn.Linear; {ALONE}")

@@ -1,8 +1,8 @@
 """Applies several adapters to one base model; each row uses one adapter or none.
 
-Each token of a step has the number of its row's adapter, 0 for none. The adapter's result is added
+Each token of a step has its row's adapter number, 0 for no adapter. The adapter's result is added
 to the layer's own output, so rows with different adapters, or with none, share a forward. This
-module handles a model's layers and adapters' weights, but no files or requests. A layer is
+module handles layers of models and weights of adapters, but no files or requests. A layer is
 ``picked`` if it sees only the tokens that need logits, as after the last layer's attention.
 """
 
@@ -58,7 +58,7 @@ class Adapters:
     def around(
         self, matmul: Matmul, layers: Sequence[str], widths: Sequence[int], picked: bool
     ) -> Matmul:
-        """Returns ``matmul`` with the additions of adapters; unchanged if no adapter adds to it.
+        """Returns ``matmul`` with the additions of adapters; unchanged if there are none.
 
         Args:
             matmul: Computes joined linear layers, and concatenates their outputs.
@@ -79,7 +79,7 @@ class Adapters:
         return adapted
 
     def attach(self, model: nn.Module) -> None:
-        """Put the additions of adapters into a model's layers, each applied to all tokens."""
+        """Replace each adapted layer by an `AdaptedModule`, which must see all tokens of a step."""
         for name in sorted({name for adapter in self._adapters for name in adapter.layers}):
             parent, _, own = name.rpartition(".")
             linear: Any = model.get_submodule(name)
@@ -98,13 +98,13 @@ class Adapters:
 
 
 class AdaptedModule(nn.Module):
-    """A linear layer in a model's tree, with an addition to its output."""
+    """A linear layer of a model, with the adapters' addition to its output."""
 
     def __init__(
         self, linear: nn.Linear, addition: Addition, tokens: AdapterTokens, name: str
     ) -> None:
         super().__init__()
-        self.linear = linear  # a child module, so that it is laid out like other layers
+        self.linear = linear  # a child module, which is laid out like other layers
         self._addition, self._tokens, self._name = addition, tokens, name
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
@@ -143,8 +143,8 @@ def _check_fit(adapter: Adapter, model: nn.Module) -> None:
         if not isinstance(layer, nn.Linear) or layer in outside:
             kind = "embeddings" if layer in outside else type(layer).__name__
             raise UnsupportedModel(
-                f"adapter {adapter.name} changes {name}, of {kind}; only linear layers between "
-                "embeddings and head may have several adapters: merge it"
+                f"adapter {adapter.name} changes {name} ({kind}); one of several adapters may "
+                "change only linear layers between embeddings and head: merge the adapter"
             )
         own = [weights.up.shape[0], weights.down.shape[1]]
         if own != [layer.out_features, layer.in_features]:

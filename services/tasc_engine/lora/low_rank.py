@@ -1,11 +1,11 @@
 """Computes the additions of low-rank adapters to linear layers, for tokens whose row uses them.
 
-LoRA (Hu et al. 2021, arXiv 2106.09685): an adapter adds ``x @ down.T @ up.T`` to a layer's output.
-`MaskedTokens` uses torch on any device. All adapters' weights of a layer are concatenated, and a
-mask selects each token's adapter, so the number of calls does not depend on the number of adapters.
-`CompiledTokens` uses compiled code on a CPU. It takes four tokens of an adapter at a time and reads
-only the weights of their adapter, so the result of a token does not depend on the other tokens.
-Arrays of compiled code are flat; for their element types, see `simd`.
+LoRA (Hu et al. 2021, arXiv 2106.09685): an adapter adds ``x @ down.T @ up.T * scale`` to a layer's
+output. `MaskedTokens` uses torch on any device. The weights of all adapters of a layer are
+concatenated, and a mask selects each token's adapter, so the number of calls does not depend on the
+number of adapters. `CompiledTokens` uses compiled code on a CPU. It takes four tokens with the same
+adapter at a time and reads only that adapter's weights, so the result of a token does not depend on
+other tokens. Arrays of compiled code are flat; for their element types, see `simd`.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class MaskedTokens:
     """Selects each token's adapter with a mask; on any device, with three calls per layer.
 
     No call waits for the device or depends on values, so the calls can be captured in a CUDA graph.
-    For the same reason, no call is skipped if no token has an adapter.
+    For the same reason, the calls are made even if no token has an adapter.
 
     Attributes:
         count: Number of tokens of the forward.
@@ -65,12 +65,12 @@ class MaskedTokens:
         self._masks: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, numbers: Tensor) -> None:
-        """Begin a forward with ``int64[N]``, the number of each token's adapter, 0 for none."""
+        """Begin a forward with ``int64[N]``, each token's adapter number, 0 for no adapter."""
         self.count, self._numbers = len(numbers), numbers
         self._masks.clear()
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
-        """Returns a function that adds to the output of a layer, or of joined layers.
+        """Returns a function that adds the results of adapters to a layer, or to joined layers.
 
         Args:
             widths: Number of outputs of each layer.
@@ -96,7 +96,10 @@ class MaskedTokens:
 def _stacked(
     weights: Weights, widths: Sequence[int], like: Tensor
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """``[R, in]``, ``[R, out]`` in blocks, and each adapter's share of R."""
+    """All ``down`` ``[R, in]``, all ``up`` ``[R, out]``, and each adapter's share of R.
+
+    In ``up``, each rank is 0 outside the outputs of its own layer.
+    """
     downs, ups, ranks = [], [], []
     for own in weights:
         ranks.append(sum(len(w.down) for w in own if w))
@@ -170,10 +173,12 @@ AdapterTokens: TypeAlias = MaskedTokens | CompiledTokens
 
 @dataclass(frozen=True)
 class _LoraLayout:
-    """Weights of a layer, or of joined layers, in the order of reading.
+    """Weights of a layer, or of joined layers (its parts), in the order in which they are read.
+
+    Each rank of an adapter is a lane.
 
     Attributes:
-        down: For each adapter ``[lanes / 16, in, 16]`` elements, with the ranks of all parts side
+        down: For each adapter ``[lanes / 16, in, 16]`` elements, with the lanes of all parts side
             by side; unused lanes are 0.
         up: For each adapter and part ``[outputs / 32, rank, 32]`` elements, padded with 0.
         scales: For each adapter ``[lanes]`` numbers.
@@ -242,10 +247,10 @@ def _up_to(n: int, step: int) -> int:
 
 @arithmetic
 def _gather(tokens: Any, adapters: int, blocks: Any) -> int:
-    """Writes blocks of tokens, each of one adapter; returns the number of integers written.
+    """Writes blocks of tokens, each for one adapter; returns the number of integers written.
 
     Args:
-        tokens: ``int64[N]``, the number of each token's adapter.
+        tokens: ``int64[N]``, each token's adapter number.
         blocks: ``int64[*]``, room for ``N // 4 + adapters`` blocks; a block that is not full
             repeats its last token.
     """
@@ -277,8 +282,8 @@ def _add_low_rank(
         y: ``[N * out]`` elements, added to.
         blocks: The blocks that `_gather` wrote.
         down, up, scales, plan: See `_LoraLayout`.
-        widened, inner, sums: Working memory for four tokens' inputs, the lanes of their ranks, and
-            some of their outputs.
+        widened, inner, sums: Working memory for the inputs, the lanes, and some outputs of four
+            tokens.
     """
     width, outputs, parts = plan[0], plan[1], plan[2]
     for k in range(0, len(blocks), _BLOCK):
@@ -349,7 +354,7 @@ def _go_up(
     inner: Any, lanes: int, first: int, rank: int, up: Any, at: int, width: int, y: Any,
     outputs: int, begin: int, blocks: Any, k: int, sums: Any,
 ) -> None:  # fmt: skip
-    """Adds one part's ``width`` outputs, which start at output ``begin`` of a token."""
+    """Adds one part's ``width`` outputs, which start at a token's output ``begin``."""
     none, one = zeros(inner), _one()
     for o in range(0, width, _OUTPUTS):
         a0, a1, a2, a3, b0, b1, b2, b3 = none, none, none, none, none, none, none, none

@@ -1,1 +1,1 @@
-"""The target model: loads it from a folder, prepares it for a device, runs packed tokens."""
+"""Loads the target model from a folder, prepares it for a device, and runs packed tokens."""

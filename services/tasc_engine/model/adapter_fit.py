@@ -59,7 +59,7 @@ def _check_pairs(
     """Check the matrices of linear layers; return the remaining weights."""
     rank = settings.get("r")
     if not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"{CONFIG} says rank r {rank!r}; it must be above 0")
+        raise ValueError(f"{CONFIG} has r {rank!r}, but the rank must be an integer above 0")
     pairs: dict[str, dict[str, Shape]] = {}
     others: dict[str, Shape] = {}
     for key, shape in shapes.items():
@@ -72,8 +72,8 @@ def _check_pairs(
         raise ValueError("it has no LoRA weights (lora_A, lora_B); save the adapter again")
     if by_row and others:
         raise ValueError(
-            f"it has weights {next(iter(others))}; an adapter that rows choose may have only "
-            f"lora_A and lora_B of linear layers: {ALONE}"
+            f"it has weights {next(iter(others))}; one of several adapters may have only lora_A "
+            f"and lora_B of linear layers: {ALONE}"
         )
     for module, pair in pairs.items():
         _check_pair(module, pair, None if settings.get("rank_pattern") else rank)
@@ -115,8 +115,8 @@ def _check_others(
     ids = trained_ids(settings)
     if rows is not None and ids and ids[-1] >= rows:
         raise ValueError(
-            f"trainable_token_indices has {ids[-1]}, and the model has {rows} embeddings: tokens "
-            f"were added for its training; {_grown(ids[-1] + 1)}"
+            f"trainable_token_indices has {ids[-1]}, but the model has only {rows} embeddings: "
+            f"tokens were added before the training; {_grown(ids[-1] + 1)}"
         )
     for wrapped, shape in others.items():
         name = _WRAPPERS.sub("", wrapped)
@@ -125,15 +125,15 @@ def _check_others(
             layer = module.removesuffix(".lora_B")
             if not quantized and f"{layer}.weight" in theirs and f"{layer}.bias" not in theirs:
                 raise ValueError(
-                    f"it adds a bias to {layer}, which has none, so that it cannot be merged; "
+                    f"it adds a bias to {layer}, which has none, so the adapter cannot be merged; "
                     "train it with lora_bias False"
                 )
         elif "lora_" not in name and not name.endswith(_TRAINED_ROWS):
             _check_whole(name, module, shape, theirs, rows)
             if quantized and len(shape) == 2 and not _is_embedding(module):
                 raise ValueError(
-                    f"it has weights {name} (modules_to_save), which quantisation packs; leave "
-                    f"quantization out, or {MERGE}"
+                    f"it has weights {name} (modules_to_save), which cannot replace quantised "
+                    f"weights; leave quantization out, or {MERGE}"
                 )
 
 
@@ -159,8 +159,8 @@ def _is_embedding(module: str) -> bool:
 
 def _more_tokens(module: str, own: Shape, wanted: Shape) -> str:
     return (
-        f"it has {module} of {list(own)}, the model's is {list(wanted)}: the vocabulary had "
-        f"{own[0]} tokens in its training; {_grown(own[0])}"
+        f"it has {module} with shape {list(own)}, but the model's has {list(wanted)}: the adapter "
+        f"was trained with {own[0]} tokens; {_grown(own[0])}"
     )
 
 
@@ -169,7 +169,7 @@ def _grown(rows: int) -> str:
 
 
 def trained_ids(settings: Mapping[str, Any]) -> list[int]:
-    """The ids of tokens whose embeddings an adapter trains individually, in order."""
+    """The ids of tokens whose embeddings an adapter trains individually, sorted."""
     given = settings.get("trainable_token_indices") or ()
     lists = given.values() if isinstance(given, dict) else (given,)
     return sorted({id_ for ids in lists for id_ in ids if isinstance(id_, int)})

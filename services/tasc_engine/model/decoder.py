@@ -1,8 +1,8 @@
 """The forward of Llama-like models over packed tokens, in few tensor operations.
 
 With small models, a step spends more time between operations than in them. The decoder takes its
-weights from a transformers model and runs none of that model's code afterwards. It does not depend
-on rows or masks: the cache computes attention.
+weights from a transformers model and runs none of that model's code afterwards. It does not handle
+rows or masks, since the cache computes attention.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ _UNKNOWN = ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer's weights; ``head_norm`` is for queries and keys, ``next_norm`` for the output."""
+    """One layer's weights; ``head_norm`` is for queries and keys, ``next_norm`` for the result."""
 
     qkv: Matmul
     head_norm: Norm | None
@@ -65,8 +65,8 @@ class LeanDecoder:
         layers, heads, kv_heads, head_dim: The shape of the model's attention.
         embedding: ``[vocab_size, D]``.
         head: Computes logits from hidden states.
-        requested: The values that each call keeps in `hidden_states`. To keep any, a call computes
-            the last layer for every token.
+        requested: The values that each call keeps in `hidden_states`. If it is not empty, a call
+            computes the last layer for every token.
     """
 
     def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
@@ -134,13 +134,13 @@ class LeanDecoder:
 
 
 def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> LeanDecoder | None:
-    """The lean forward of a transformers causal LM, or None if the model needs other code.
+    """Makes a `LeanDecoder` of a transformers causal LM; None if the model needs other code.
 
     Weights that are joined or laid out are copies: drop ``model`` afterwards.
 
     Args:
         model: A model in evaluation mode, on any device, with any dtype.
-        max_positions: Positions of the longest row, for which rope is tabulated.
+        max_positions: Number of positions of the longest row; rope is tabulated for them.
         adapters: Adapters of this model; each row uses one or none of them.
     """
     known = FAMILIES.get(model.config.model_type) is type(model)

@@ -38,7 +38,8 @@ _NEEDED = {
 # Files that older programs wrote beside a config.json that does not mention quantisation.
 _FILES_OF_METHODS = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
 _FLOATS = ("F64", "F32", "F16", "BF16")  # tensors of other types are packed, with other shapes
-# Layers that keep only keys and values. Other layers keep a state that each token overwrites.
+# Words in the types of layers that keep only keys and values. Layers of other types keep a state
+# that each token overwrites.
 _ATTENTION = ("attention", "sliding", "full", "chunked")
 _STATE_FIELDS = ("mamba_", "ssm_", "conv_L_cache", "linear_conv_kernel_dim", "lru_width", "xlstm_")
 _STATE_FAMILIES = ("mamba", "rwkv", "xlstm", "recurrent_gemma")
@@ -59,7 +60,7 @@ def require_model(folder: Path) -> None:
         )
     if found := other_format(folder):
         raise UnsupportedModel(found)
-    if not (folder / CONFIG).is_file() and "gguf" in str(folder).lower():  # hub copy, no weights
+    if not (folder / CONFIG).is_file() and "gguf" in str(folder).lower():  # a hub copy
         raise UnsupportedModel(
             f"{folder} has no {CONFIG}; GGUF files of llama.cpp are not read: name the model that "
             "they were made from"
@@ -69,8 +70,8 @@ def require_model(folder: Path) -> None:
 
 
 def quantization_fault(folder: Path) -> str | None:
-    """The reason why quantised weights of a folder cannot be loaded here, and a remedy."""
-    way_out = "name the unquantised model; a task's --quantization nf4 or int8 saves memory"
+    """Why quantised weights of a folder cannot be loaded, and a remedy; None if they can."""
+    way_out = "name the unquantised model; to save memory, quantise it with --quantization"
     config = _object(folder / CONFIG)
     own = config.get("quantization_config") or config.get("quantization")
     if isinstance(own, dict) and "bits" in own and "quant_method" not in own:
@@ -84,7 +85,7 @@ def quantization_fault(folder: Path) -> str | None:
     ]
     if not absent:
         return None
-    return f"{method.upper()} weights need {', '.join(absent)}, not installed; {way_out}"
+    return f"{method.upper()} weights need missing packages ({', '.join(absent)}); {way_out}"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -120,13 +121,13 @@ def require_weights(folder: Path) -> None:
         found = sorted(path.name for path in folder.glob("*.safetensors"))
         has = f"; {found[0]} is a name that transformers does not read" if found else ""
         raise UnsupportedModel(
-            f"{folder} has no weights in safetensors ({WEIGHTS} or {INDEX}){has}; load it once "
-            "where you trust it and save it with save_pretrained(folder)"
+            f"{folder} has no weights in safetensors ({WEIGHTS} or {INDEX}){has}; if you trust its "
+            "files, load the model once and save it with save_pretrained(folder)"
         )
     files = _named_files(folder)
     if lost := [path.name for path in files if not path.is_file()]:
         raise UnsupportedModel(
-            f"{folder} lacks {lost[0]} ({len(lost)} of {len(files)} files of weights are missing); "
+            f"{folder} lacks {lost[0]} ({len(lost)} of {len(files)} weight files are missing); "
             "fetch the model again"
         )
 
@@ -151,8 +152,8 @@ def require_model_alone(folder: Path) -> None:
     if shards := sorted(filter(_DISTRIBUTED.fullmatch, names)):
         raise UnsupportedModel(
             f"{folder} has {len(shards)} files of a distributed checkpoint, such as {shards[0]}, "
-            f"which transformers prefers to {WEIGHTS}; load it and save it with "
-            "save_pretrained(folder), or delete them"
+            f"which transformers prefers to {WEIGHTS}; load the checkpoint and save it with "
+            "save_pretrained(folder), or delete these files"
         )
 
 
@@ -228,6 +229,6 @@ def in_words(state: str) -> str:
     """The error message that refuses a model with such a state."""
     return (
         f"{state}: the model keeps a recurrent or convolutional state, which each token overwrites "
-        "and which cannot be rolled back after rejected drafts here; name a model whose layers "
-        "all attend to keys and values"
+        "and which cannot be rolled back after rejected drafts; name a model whose layers all "
+        "attend to keys and values"
     )

@@ -27,7 +27,7 @@ class HiddenStateRequest:
 
     @classmethod
     def of(cls, proposer: Any) -> "HiddenStateRequest":
-        """A proposer's own request; an empty request if it does not need hidden states."""
+        """A proposer's own request; an empty request if the proposer needs no hidden states."""
         return getattr(proposer, "hidden_state_request", cls())
 
 
@@ -48,8 +48,8 @@ class HiddenStates:
     def at(self, places: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Hidden states ``[k, D]`` and likeliest next tokens ``int64[k, top]`` at ``places``.
 
-        Parts that were not requested are None. The LM head runs again for these tokens only, since
-        most nodes of a draft are not accepted.
+        Parts that were not requested are None. The likeliest tokens come from another run of
+        the LM head, at ``places`` only, since most nodes of a draft are not accepted.
 
         Args:
             places: ``int64[k]``, indices of tokens of the forward.
@@ -57,6 +57,6 @@ class HiddenStates:
         if self.hidden is None or self.head is None:
             return None, None
         hidden, top = self.hidden[places], self.request.top
-        # In slices, since the logits of a whole prompt may need more memory than a plain step.
+        # In slices: the logits of a whole prompt may take more memory than the rest of the step.
         tops = [self.head(x).topk(top, -1).indices for x in hidden.split(_SLICE)] if top else []
         return hidden if self.request.hidden else None, torch.cat(tops) if tops else None

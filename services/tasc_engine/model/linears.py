@@ -108,6 +108,6 @@ def _lay_out(weight: Tensor, bias: Tensor | None) -> Tensor | None:
         reason = str(error).partition("\n")[0]
         if reason not in _without_layout:
             _without_layout.add(reason)
-            logger.info("weights are not laid out for the CPU, steps are slower: %s", reason)
+            logger.info("weights cannot be laid out for the CPU, so steps are slower: %s", reason)
         return None
     return packed

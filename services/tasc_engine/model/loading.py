@@ -68,8 +68,8 @@ class ModelSource:
     def __post_init__(self) -> None:
         if self.adapter is not None and self.adapters:
             raise ValueError(
-                f"adapter is {self.adapter} and adapters has {len(self.adapters)}; name the "
-                "adapter among adapters, or leave adapters out"
+                f"adapter is {self.adapter}, and adapters has {len(self.adapters)} more; move the "
+                "adapter to adapters, or leave adapters out"
             )
         names = [name for name, _ in self.adapters]
         if len(set(names)) < len(names):
@@ -116,7 +116,7 @@ def load_model(source: ModelSource) -> Any:
         quantized = source.quantization is not None
         require_fit(source.adapter, source.folder, quantized=quantized)  # before weights are read
     quantised = _quantisation(source, config)
-    # Eager attention computes the reference logits, since other kinds leave out soft caps.
+    # Eager attention computes the reference logits; other implementations leave out soft caps.
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.folder,
@@ -125,7 +125,7 @@ def load_model(source: ModelSource) -> Any:
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # `require_whole` names them
+            ignore_mismatched_sizes=True,  # `require_whole` refuses them
             **quantised,
         )
     except _FAULTS as error:
@@ -164,7 +164,7 @@ def _config(folder: Path) -> Any:
 
 
 def _no_report(record: logging.LogRecord) -> bool:
-    """Filters out the table of weights that do not fit; `require_whole` reports them instead."""
+    """Drops transformers' table of weights that do not fit; `require_whole` reports them."""
     return "LOAD REPORT" not in str(record.msg)
 
 
@@ -222,8 +222,8 @@ def _quantisation(source: ModelSource, config: Any) -> dict[str, Any]:
     if own.get("load_in_8bit") and threshold > 0:
         raise UnsupportedModel(
             f"{source.folder} is 8-bit with llm_int8_threshold {threshold}: which columns count as "
-            "outliers depends on all rows of a step, so neighbours would change answers; save it "
-            "with threshold 0, or load the unquantised model with quantization int8"
+            "outliers depends on all rows of a step, so an answer would depend on other requests; "
+            "save the model with threshold 0, or load the unquantised one with quantization int8"
         )
     if not own and not source.quantization:
         return {}
@@ -266,7 +266,7 @@ def _adapted(model: Any, folder: Path, merge: bool) -> Any:
         # peft 0.21 uses an older name that transformers 5.23 does not have.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # refused below
-        # This warning is about heads that get their own weights.
+        # This warning is about heads to which `_merged` gives their own weights.
         warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings|.* no longer tied")
         outside = model.get_input_embeddings(), model.get_output_embeddings()
         try:
@@ -287,7 +287,7 @@ def _merged(adapted: Any, embeddings: Any, head: Any) -> Any:
 
     Args:
         embeddings, head: The base model's own modules. If they share weights and LoRA changes
-            one of them, the head gets weights of its own, so that the other is not changed.
+            one of them, the head gets weights of its own, so that the other stays unchanged.
     """
     layers = {id(getattr(module, "base_layer", None)) for module in adapted.modules()}
     if head.weight is embeddings.weight and layers & {id(embeddings), id(head)}:
@@ -296,7 +296,7 @@ def _merged(adapted: Any, embeddings: Any, head: Any) -> Any:
 
 
 def _require_used(adapted: Any, folder: Path, own: Set[str]) -> None:
-    """Refuse an adapter if peft dropped some of its weights or initialised missing weights."""
+    """Refuse an adapter if peft dropped some of its weights or initialised missing ones."""
     known = {name.replace(".default", "") for name in adapted.state_dict()}
     places = {name.replace(".modules_to_save", "") for name in known} | known
     places |= {name.removesuffix(".weight") for name in places}
@@ -316,7 +316,8 @@ def _require_used(adapted: Any, folder: Path, own: Set[str]) -> None:
 def _without_compiler() -> Iterator[None]:
     """While active, peft's import of bitsandbytes skips torch's Inductor, which saves 0.9 s.
 
-    bitsandbytes needs Inductor only on devices for which it has no kernels, unlike CPUs and CUDA.
+    bitsandbytes needs Inductor only on devices for which it has no kernels. It has kernels for CPUs
+    and CUDA.
     """
     name = "TORCHDYNAMO_DISABLE"
     with _IMPORTING:

@@ -32,7 +32,7 @@ _GATES = 1024  # gates per program
 
 
 class Norm:
-    """Weight of a root mean square norm (Zhang and Sennrich 2019) of the last dimension.
+    """A root mean square norm (Zhang and Sennrich 2019) over the last dimension.
 
     Args:
         weight: ``[D]``, or ``[heads, D]`` for one weight per head.
@@ -68,11 +68,15 @@ class Operations(Protocol):
 
         Args:
             qkv: ``[N, (heads + 2 * kv_heads) * dim]`` queries, keys and values.
-            norm: The norm of each head of queries and keys.
+            norm: The norm of each head of queries and keys; None for no norm.
         """
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """Return activated gates times values, ``[N, width]``, from ``[N, 2 * width]`` of both."""
+        """Return ``[N, width]``, activated gates times values.
+
+        Args:
+            gate_up: ``[N, 2 * width]``, the gates of each token, then its values.
+        """
 
 
 class TensorOperations:
@@ -101,7 +105,7 @@ class TensorOperations:
         qkv = qkv.view(len(qkv), self._heads + 2 * self._kv_heads, self._dim)
         rotated = qkv[:, : self._heads + self._kv_heads]
         heads = rotated if norm is None else norm(rotated)
-        # Su et al. 2021. ``sin`` contains the sign of the first half, so a roll swaps the halves.
+        # Rope (Su et al. 2021). Half of ``sin`` is negated, so a roll suffices to swap the halves.
         rotated.copy_(heads * cos + heads.roll(self._dim // 2, -1) * sin)
         kv = qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
         cache.keep(layer, kv)
@@ -172,7 +176,7 @@ class CompiledOperations:
         return out
 
     def _hold(self, name: str, shape: Any, like: Tensor) -> tuple[Tensor, NDArray[Any]]:
-        """The tensor of this name and its flat elements; a new one only if the shape changes."""
+        """A tensor and its flat elements; each name keeps its tensor until the shape changes."""
         held = self._held.get(name)
         if held is None or held[0].shape != shape:
             made = torch.empty(shape, dtype=like.dtype)
@@ -284,7 +288,7 @@ def _apply_rope_and_write_kv(
         at = query + (token * heads + head) * dim + place
         tl.store(at, x.to(query.dtype.element_ty), mask=inside)
     else:
-        # A mask hides only finite numbers, and old values must be hidden from later rows.
+        # Masks hide only finite numbers, and they must hide these values from later rows.
         x = x.to(pool.dtype.element_ty).to(tl.float32)
         x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
         at = pool + (tl.load(slots + token) * (2 * kv_heads) + head - heads) * dim + place

@@ -1,4 +1,4 @@
-"""Follows the target's tokens through the draft trees of a step, once.
+"""Follows the target's tokens through the draft trees of a step, in one pass.
 
 The target's token after a visited node is the token that plain decoding would have emitted. The
 path continues while the node has this token as a child (speculative verification with deterministic
@@ -36,7 +36,7 @@ class Accepted(NamedTuple):
     Attributes:
         tokens: ``int32[rows, W]``; the first ``emitted`` tokens of a row are its accepted draft
             tokens and the bonus token.
-        emitted: ``int32[rows]``, at least 1; 0 if the target chooses no token.
+        emitted: ``int32[rows]``, number of tokens; 0 only if the target chooses none.
         path: ``int32[rows, W]``; the first ``followed`` nodes of a row are its accepted nodes.
         followed: ``int32[rows]``, the number of accepted nodes.
     """
@@ -107,7 +107,7 @@ def moves(accepted: Accepted, kv_starts: Int64, next_slots: Int32) -> Int64:
 
     Args:
         kv_starts: ``int64[n]``, the cache slot of each row's first token; -1 for a row that ended.
-        next_slots: ``int32[n]``, the number of the row's tokens, including its current token.
+        next_slots: ``int32[n]``, the number of each row's tokens, including the current token.
     """
     found = np.empty((2, accepted.path.size), np.int64)
     n = _moves(accepted, kv_starts, next_slots, found)
@@ -141,7 +141,7 @@ def warm_up() -> None:
 
 @borrowing
 def advance(trees: Any, limits: Any, i: int, node: int, token: int, found: Any) -> int:
-    """Gives the i-th row the target's token after a node; returns the accepted child.
+    """Appends the target's token after a node to the i-th row; returns the accepted child.
 
     Args:
         node: The last accepted node; -1 for the root.

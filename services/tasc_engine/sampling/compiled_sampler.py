@@ -39,7 +39,8 @@ from tasc_engine.sampling.row_parameters import Allowed, Rules, biased, hold, pe
 BLOCK = 4 * WIDTH
 _MIN_EXPONENT = -708.0  # at and below this exponent, `exp` is 0
 _MAX_FLOAT = float(np.finfo(np.float64).max)
-# A floor that only saves work is slightly below the exact floor, so rounding cannot lift it above.
+# Floors that only save work are lowered by this much, so that rounding cannot lift them above the
+# exact floors.
 _SLACK = 1e-6
 _HALVINGS = 6
 
@@ -51,7 +52,8 @@ class DrawScratch(NamedTuple):
         line: ``float64[blocks * BLOCK]`` logits; minus infinity where no token may be chosen.
         tops: ``float64[blocks]`` the greatest logit of each block.
         sums: ``float64[blocks]`` the sum of weights of each block.
-        ids, order: ``int32[blocks * BLOCK]`` the remaining tokens, ascending.
+        ids: ``int32[blocks * BLOCK]`` the remaining tokens, ascending.
+        order: ``int32[blocks * BLOCK]`` working memory for ranking.
         values, weights: ``float64[blocks * BLOCK]`` logits and weights of the remaining tokens.
     """
 
@@ -67,7 +69,7 @@ class DrawScratch(NamedTuple):
 def scratch_for(width: int) -> DrawScratch:
     """Allocates memory for lines of ``width`` logits."""
     blocks = -(-width // BLOCK)
-    # One block more than the logits need, since skipped logits are written, too.
+    # One block more than the logits need, since loops also write past the last token they keep.
     long = (blocks + 1) * BLOCK
     line, values, weights = (np.zeros(long) for _ in range(3))
     ids, order = (np.zeros(long, np.int32) for _ in range(2))
@@ -127,7 +129,7 @@ def _drawn_of_all(s: Any, best: float, scale: float, number: float) -> int:
 
 @borrowing
 def _drawn(weights: Any, at: int, n: int, goal: float) -> int:
-    """The first index whose cumulative weight exceeds a goal, else the last weighted index."""
+    """The first index whose cumulative weight exceeds a goal, else the last index with a weight."""
     found, running = 0, 0.0
     for i in range(n):
         if weights[at + i] > 0.0:
@@ -152,7 +154,7 @@ def _sum_blocks(s: Any, best: float, scale: float) -> float:
 
 @borrowing
 def _weigh(values: Any, at: int, n: int, best: float, scale: float, weights: Any) -> float:
-    """Writes the weights of values; returns their sum if ``n`` is a whole number of lanes."""
+    """Writes the weights of values; returns their sum if ``n`` is a multiple of `WIDTH`."""
     shift, factor, found = broadcast(best), broadcast(scale), zeros(weights)
     for i in range(at, at + n, WIDTH):
         weight = exp(mul(sub(load(values, i), shift), factor))
@@ -171,7 +173,7 @@ def _sum(weights: Any, n: int) -> float:
 
 @borrowing
 def _top_p_floor(s: Any, width: int, whole: float, top_p: float) -> float:
-    """A weight above 0 that, with all larger weights, makes up ``top_p`` of the whole."""
+    """A floor above 0; the weights that reach it make up at least ``top_p`` of ``whole``."""
     # Weights below ``low`` add up to less than the share that top_p leaves out.
     low, high = (1.0 - top_p) * whole / width, 1.0
     for _ in range(_HALVINGS):
@@ -238,7 +240,7 @@ def _keep_until(s: Any, n: int, last: int) -> int:
 
 @borrowing
 def _last_kept(values: Any, weights: Any, counted: bool, order: Any, n: int, goal: float) -> int:
-    """The token in order of rank at which the sum of weights reaches a goal; else the last token.
+    """The index, in order of rank, at which the sum of weights reaches a goal; else the last one.
 
     The greatest value ranks first; of equal values, the first one. The expected time is linear in
     ``n`` (quickselect; Hoare 1961), with weights summed on the way.
@@ -289,7 +291,7 @@ def _split(
 
 
 class Masks(NamedTuple):
-    """The fields of `Allowed` for compiled code; if empty, every token is allowed.
+    """The fields of `Allowed` for compiled code; all empty if every token is allowed.
 
     Attributes:
         only: See `Allowed`; empty if all places have logits.
@@ -350,7 +352,7 @@ def _choose(
 
 @borrowing
 def _release_path(trees: Any, i: int, node: int, rules: Any, row: int) -> None:
-    """Releases the held tokens of a draft, which are not part of the answer yet."""
+    """Releases the held draft tokens, since they are not part of the answer yet."""
     while node >= 0:
         x = trees.offsets[i] + node
         rules.held[row, trees.tokens[x]] -= 1
@@ -382,7 +384,7 @@ def _token(
 
 @borrowing
 def _read(logits: Any, at: int, width: int, masks: Any, mask: int, s: Any) -> bool:
-    """Fills ``line`` and ``tops`` with allowed logits; returns False if a logit is NaN."""
+    """Fills ``line`` and ``tops`` with allowed logits; False if one is NaN or positive infinity."""
     highest, whole = broadcast(to_float32(logits[at])), width // BLOCK * BLOCK
     allowed: Any = 0xFFFF
     for begin in range(0, whole, BLOCK):

@@ -1,7 +1,7 @@
 """Sampling parameters, token counts and allowed tokens of all rows, as arrays for compiled code.
 
 Penalties: Keskar et al. 2019 (arXiv 1909.05858) for repetition; presence and frequency as in
-OpenAI's API. Terms are added in the written order, so that equal logits stay equal.
+OpenAI's API. Terms are always added in the same order, so that equal logits stay equal.
 """
 
 from collections import namedtuple
@@ -23,7 +23,7 @@ class Allowed:
 
     Attributes:
         masks: ``uint32[K, ceil(V / 32)]``; bit b of word w is token ``32 * w + b``.
-        mask_of: ``int32[M]`` the mask of each place; -1 if every token is allowed.
+        mask_of: ``int32[M]`` index of each place's mask; -1 if every token is allowed.
         only: ``int32[M]`` the only allowed token of a place that therefore has no logits; -1 at
             places that have logits. None if all places have logits.
     """
@@ -57,10 +57,10 @@ class Rules(NamedTuple):
     Attributes:
         parameters: `Columns` with the parameters of `Sampling`.
         plain: ``bool[rows]`` whether the token with the target's greatest logit is taken.
-        penalises: ``bool[rows]``.
+        penalises: ``bool[rows]`` whether a penalty applies.
         answered: ``int64[rows]`` tokens of the answer so far.
         numbers: ``float64[rows, 2 * AHEAD]`` random numbers of the positions from ``first`` on.
-        first: ``int64[rows]``.
+        first: ``int64[rows]`` the first position with a random number in ``numbers``.
         bias_ids: ``int32[rows, MOST_BIASES]`` distinct tokens; only a row's first ``biases`` count.
         bias_values: ``float64[rows, MOST_BIASES]``.
         biases: ``int32[rows]``.
@@ -86,7 +86,7 @@ class Rules(NamedTuple):
 def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
     """Creates rules for rows that all decode plainly.
 
-    Large arrays contain zeros, which take no memory until they are written.
+    Large arrays contain zeros, and take no memory until they are written.
     """
     columns = {
         each.name: np.full(rows, each.default, np.int64 if each.is_integer else np.float64)
@@ -156,7 +156,7 @@ def list_paths(
 
     Args:
         drafted, parents, offsets: Fields of `Drafts`.
-        wanted: ``bool[n]``.
+        wanted: ``bool[n]`` by tree.
         places, tokens: ``int64[k]``, written; k is the sum of the depths in the wanted trees.
     """
     n = 0

@@ -1,8 +1,9 @@
 """Chooses the target's token at each node of the draft trees, by each request's sampling rule.
 
 The choice depends only on the node's logits, the request's rule, the tokens before the node and the
-random number of the output position: not on drafts, other rows or earlier steps. `Sampler` keeps
-the state of the rows; `compiled_sampler` (CPU) and `tensor_sampler` (GPU) apply the rules.
+random number of the output position. It does not depend on drafts, other rows or earlier steps.
+`Sampler` keeps the state of the rows; `compiled_sampler` (CPU) and `tensor_sampler` (GPU) apply the
+rules.
 """
 
 import math
@@ -145,7 +146,7 @@ class Sampler:
         self._look_ahead(row)
 
     def observe(self, row: int, tokens: Int32) -> None:
-        """Appends tokens, ``int32[*]``, to a row's answer, no matter what chose them."""
+        """Appends tokens, ``int32[*]``, to a row's answer, whether sampled here or not."""
         rules = self.rules
         if rules.penalises[row]:
             hold_answer(rules, row, tokens)
@@ -172,8 +173,8 @@ class Sampler:
     ) -> Accepted:
         """Follows each row's draft with the tokens that its rule chooses.
 
-        A row gets no token if a logit is NaN or infinity, or if no token is allowed. A plain row
-        without a mask gets the result of `operations.greatest`.
+        A row gets no token if a logit is NaN or positive infinity, or if no token is allowed. A
+        plain row without a mask gets the result of `operations.greatest`.
 
         Args:
             logits: ``[M, V]`` of any floating dtype, on any device: for each row, the logits of its

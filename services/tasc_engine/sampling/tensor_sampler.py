@@ -1,7 +1,8 @@
 """Samples the target's tokens by the rows' parameters with tensor operations, on any device.
 
-All places are sampled together, visited or not. One transfer copies the parameters to the device,
-and one copies the tokens back. The tokens equal those of `compiled_sampler`, except for rounding.
+All places are sampled together, whether visited or not. One transfer copies the parameters to the
+device, and one copies the tokens back. The tokens equal those of `compiled_sampler`, except for
+rounding.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -27,11 +28,13 @@ _COLUMN = {name: column for column, name in enumerate(PARAMETERS)}
 
 @dataclass(frozen=True)
 class Inputs(Generic[Array]):
-    """Inputs of the P places whose rows are not plain; arrays on the host, tensors on the device.
+    """Inputs of the P places that have a mask or whose rows are not plain.
+
+    All fields are arrays on the host or tensors on the device.
 
     Attributes:
         place: ``int64[P]`` ascending indices among the step's places.
-        slot: ``int64[P]`` indices among the step's rows.
+        slot: ``int64[P]`` indices of the places' rows among the step's rows.
         mask_of: ``int64[P]`` indices of masks; -1 for none.
         number: ``float64[P]`` random numbers.
         parameters: ``float64[P, *]`` the parameters of `Sampling`; see `parameter`.
@@ -39,8 +42,8 @@ class Inputs(Generic[Array]):
             with the ascending indices of the places.
         held_slot, held_token: ``int64[*]`` rows and held tokens of penalised rows.
         held: ``int32[*]``; see `Rules`.
-        bias_slot, bias_token: ``int64[*]``.
-        bias: ``float64[*]``.
+        bias_slot, bias_token: ``int64[*]`` rows and tokens with a bias.
+        bias: ``float64[*]`` the bias of each of these tokens.
         masks: ``int32[K, words]``; see `Allowed`.
     """
 
@@ -135,7 +138,7 @@ def _ragged(values: NDArray[Any], counts: Int32, rows: Int32) -> tuple[Int64, ND
 
 
 _AT_ONCE = 1 << 22  # logits processed together; about ten times their 32 MB are allocated
-_RANKED = 1024  # number of likeliest tokens that are ranked first; rarely too few
+_RANKED = 1024  # number of likeliest tokens that are ranked at first; usually enough
 _NOTHING = -torch.inf
 
 
@@ -156,7 +159,7 @@ def choose(
 def _by_rule(
     logits: Tensor, rows: int, host: Inputs[NDArray[Any]], all_held: Inputs[Tensor]
 ) -> Tensor:
-    """``int64[P]``, the tokens of the places that are not plain."""
+    """``int64[P]``, the tokens of the places in ``host``."""
     width, held = logits.shape[1], all_held
     counts = biases = None
     if len(host.held) or len(host.path_at):
@@ -229,7 +232,7 @@ def _drawn(x: Tensor, part: Inputs[Tensor], cuts: bool) -> Tensor:
 def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
     """``bool[P, V]``, the tokens that top_k and top_p keep.
 
-    The likeliest tokens are ranked first. All tokens are ranked only if these are not enough.
+    At first, only the likeliest tokens are ranked. If they are not enough, all tokens are ranked.
     """
     width = x.shape[1]
     kept, decided = _kept_of(x, weights, part, min(_RANKED, width))
@@ -239,7 +242,7 @@ def _kept(x: Tensor, weights: Tensor, part: Inputs[Tensor]) -> Tensor:
 
 
 def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[Tensor, Tensor]:
-    """`_kept` by ranking the ``n`` likeliest tokens, and ``bool[P]``, whether ``n`` is enough."""
+    """The result of `_kept` by the ``n`` likeliest tokens; ``bool[P]``, whether ``n`` is enough."""
     top_k, top_p = part.parameter("top_k"), part.parameter("top_p")
     values, ids = x.topk(n)
     ranked, rank = weights.gather(-1, ids), torch.arange(n, device=x.device)
@@ -249,7 +252,7 @@ def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[
     goal = torch.where(top_p < 1, top_p, torch.inf).unsqueeze(-1) * whole
     before = pad((ranked * inside).cumsum(-1)[:, :-1], (1, 0))
     last = (inside & (before < goal)).sum(-1, keepdim=True)
-    # The first of equal tokens are kept, regardless of their order in the ranking.
+    # Of equally likely tokens, those with lower ids are kept, whatever their order in the ranking.
     cut = values.gather(-1, (last - 1).clamp_(min=0))
     equal, above = x == cut, x > cut
     kept = above | (equal & (equal.cumsum(-1) <= last - above.sum(-1, keepdim=True)))

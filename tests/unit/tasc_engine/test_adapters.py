@@ -297,8 +297,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "ranks differ": (weights(lora_A__weight=torch.ones(5, 32)), r"'A': \[5, 32\], 'B': \[64, 4\]"),
     "magnitudes": (weights(lora_magnitude_vector=torch.ones(64)), "weights .*magnitude_vector;"),
     "embeddings": (weights(lora_embedding_A=torch.ones(4, 9)), "weights .*lora_embedding_A;"),
-    "bias": (weights(lora_B__bias=torch.ones(64)), r"weights .*lora_B\.bias; an"),
-    "whole layer": (weights(weight=torch.ones(64, 32)), r"weights .*up_proj\.weight; an"),
+    "bias": (weights(lora_B__bias=torch.ones(64)), r"weights .*lora_B\.bias; one"),
+    "whole layer": (weights(weight=torch.ones(64, 32)), r"weights .*up_proj\.weight; one"),
 }
 
 

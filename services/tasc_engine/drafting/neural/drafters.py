@@ -2,7 +2,7 @@
 
 An EAGLE-style head shares the target's embedding and LM head; an independent drafter is a small
 model. A row's committed inputs are its trunk. In the cache, the nodes of a draft follow the trunk,
-level by level, until the next trunk overwrites them.
+level by level, until new committed inputs overwrite them.
 """
 
 from dataclasses import replace
@@ -57,12 +57,12 @@ class Backbone:
     def trunk(
         self, inputs: Tensor, rows: Int32, bases: Int32, context_lens: Int32, sizes: Int32
     ) -> Tensor:
-        """Commits inputs of rows; returns ``[R, D]``, the LM head's input after each row's last.
+        """Commits new inputs; returns ``[R, D]``, the hidden state at the last input of each row.
 
         Args:
             inputs: ``[N, D]``, row after row; they are overwritten.
             rows: ``int32[R]``.
-            bases: ``int32[R]``, position of each row's very first input.
+            bases: ``int32[R]``, position of each row's first committed input.
             context_lens: ``int32[R]``, number of inputs of each row that are committed already.
             sizes: ``int32[R]``, number of new inputs of each row, at least one.
         """
@@ -82,12 +82,12 @@ class Backbone:
     def level(
         self, inputs: Tensor, tree: Tensor, rows: Int32, bases: Int32, trunks: Int32, level: int
     ) -> Tensor:
-        """Returns ``[R, W, D]``, the LM head's inputs for the nodes of one level.
+        """Returns ``[R, W, D]``, the hidden states at the nodes of one level.
 
         Args:
             inputs: ``[R, W, D]``; they are overwritten.
-            tree: ``int64[R, W]``, bits of the expanded nodes that each node sees, including the
-                node. The bits of this level start at ``W * (level - 1)``.
+            tree: ``int64[R, W]``, bits of the expanded nodes that each node sees, including
+                itself. The bits of this level start at ``W * (level - 1)``.
             trunks: ``int32[R]``, number of committed inputs of each row.
             level: Depth of the nodes, from 1 on.
         """
@@ -95,14 +95,15 @@ class Backbone:
         before = width * (level - 1)
         kv_starts, long = self._kv_starts(rows), trunks.astype(np.int64)
         slots = (kv_starts + long)[:, None] + before + np.arange(width)
-        # The tree of a nearly full row is as deep as others; tokens beyond its end are not drafted.
+        # Nodes beyond the end of a nearly full row get its last position; the row's draft has no
+        # budget for them.
         positions = np.minimum(bases + long - 1 + level, self._last)
         host = StepLayout[Int64](
             ids=np.zeros(n * width, np.int64),
             positions=np.repeat(positions, width),
             slots=slots.reshape(-1),
             visible_lens=np.repeat(long, width),
-            # GPU kernels read only the device's layout, so no copy of the tree is waited for.
+            # GPU kernels read only the device's layout, so the tree need not be copied to the host.
             tree=np.zeros(n * width, np.int64) if self._fused else tree.flatten().cpu().numpy(),
             adapters=np.zeros(n * width, np.int64),
             logits_indices=np.arange(n * width),
@@ -140,7 +141,7 @@ class Independent:
 
 class Eagle:
     """One layer over the target's last hidden states and the embeddings of the tokens after them
-    (EAGLE: Li et al. 2024, arXiv 2401.15077; drafted by the trees of EAGLE-2, arXiv 2406.16858).
+    (EAGLE: Li et al. 2024, arXiv 2401.15077; its drafts are EAGLE-2 trees, arXiv 2406.16858).
 
     The target does not compute a prompt prefix that is copied from the prefix cache, so the hidden
     states of the prefix are unknown. The head then reads only the tokens after the prefix.

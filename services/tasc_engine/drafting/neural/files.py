@@ -73,7 +73,9 @@ def load_drafter(
     try:
         config, weights = AutoConfig.from_pretrained(folder), load_file(folder / WEIGHTS)
     except (OSError, ValueError, SafetensorError) as error:
-        raise UnsupportedModel(f"the drafter in {folder} is damaged ({error})") from error
+        raise UnsupportedModel(
+            f"the drafter in {folder} is damaged ({error}); fetch or train it again"
+        ) from error
     if config.vocab_size != target.vocab_size:
         raise UnsupportedModel(
             f"the drafter in {folder} has {config.vocab_size} tokens, but the target has "
@@ -89,14 +91,15 @@ def load_drafter(
             f"an EAGLE head needs a target of {', '.join(FAMILIES)} and its own {JOINT}; use an "
             "independent drafter"
         )
-    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # the target's apply
+    config.update({"vocab_size": 1, **dict.fromkeys(SPECIAL)})  # the target's values apply
     decoder = _decoder(config, weights, target, capacity, set(_ENDS))
     decoder.embedding, decoder.head = ends.embedding, ends.head
     size = ends.embedding.shape[1]
     if (config.hidden_size, *joint.shape) != (size, size, 2 * size):
         raise UnsupportedModel(
             f"the head in {folder} has hidden size {config.hidden_size} and a {JOINT} of "
-            f"{tuple(joint.shape)}; its target's {size} needs {(size, 2 * size)}"
+            f"{tuple(joint.shape)}, but the target needs {size} and {(size, 2 * size)}; train a "
+            "drafter for this target"
         )
     joint = joint.to(target.device, target.dtype)
     return Eagle(decoder, joint, rows, capacity), ends.head.weight
@@ -110,12 +113,18 @@ def _decoder(
     try:
         found = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise UnsupportedModel(f"the drafter's weights do not fit its config ({error})") from error
+        raise UnsupportedModel(
+            f"the drafter's weights do not fit its config ({error}); train it again"
+        ) from error
     if left := set(found.missing_keys) - elsewhere:
-        raise UnsupportedModel(f"the drafter's weights lack {', '.join(sorted(left))}")
+        raise UnsupportedModel(
+            f"the drafter's weights lack {', '.join(sorted(left))}; train it again"
+        )
     if found.unexpected_keys:
         names = ", ".join(sorted(found.unexpected_keys))
-        raise UnsupportedModel(f"the drafter has weights that its config does not know: {names}")
+        raise UnsupportedModel(
+            f"the drafter's config does not define weights {names}; train it again"
+        )
     decoder = lean(model.to(target.device, target.dtype).eval(), capacity)
     if decoder is None:
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""Combines n-gram mixture and neural drafter; the drafter runs where n-grams are unsure.
+"""Combines the n-gram mixture with a neural drafter, which runs where the n-grams are unsure.
 
 The drafter's tree is merged into the n-grams' tree (`tasc_draft.mixture.external_tree`): each tree
 extends the other's paths, and the weights of both are learnt. Whether the drafter is worth its time
@@ -20,7 +20,7 @@ from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
 TRIAL = 16  # steps of a trial of one arm
-LONGEST = 2048  # steps between two trials of the slower arm
+LONGEST = 2048  # maximum steps between two trials of the slower arm
 _FADE = 0.5  # weight of the rates of earlier trials
 
 
@@ -40,7 +40,7 @@ class TwoArmedBandit:
         self._tokens, self._seconds = 0, 0.0
 
     def begin(self) -> bool:
-        """Ends the last step and begins the next; returns whether it uses the costly arm."""
+        """Ends the last step and begins a new one; returns whether to use the costly arm in it."""
         self._end()
         self._began = self._clock()
         return self._costly
@@ -122,7 +122,7 @@ class HybridProposer:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of a row's tree: the larger maximum; a tree may hold tokens of both."""
+        """Maximum tokens of a row's tree, which may hold tokens of both: the larger maximum."""
         return max(max_draft_tokens(self._ngram), max_draft_tokens(self._neural))
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
@@ -158,7 +158,7 @@ class HybridProposer:
     def _best(self, rows: Int32, budget: Int32) -> NDArray[np.float32]:
         """Probability of the n-grams' likeliest first token of each row; 0 without a draft."""
         first_budget = np.minimum(budget, 1)
-        if self._labelled:  # a label's token also takes budget for forced tokens
+        if self._labelled:  # a row with labels also spends budget on forced tokens
             first_budget = np.where(np.isin(rows, list(self._labelled)), budget, first_budget)
         first = self._ngram.propose(rows, first_budget)
         best = np.zeros(len(rows), np.float32)

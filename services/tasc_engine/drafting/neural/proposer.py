@@ -23,22 +23,22 @@ from tasc_engine.drafting.safe_proposer import DraftLimit
 from tasc_engine.layout import Int32
 from tasc_engine.model.hidden_states import HiddenStateRequest
 
-_WARM_UP = 4  # tokens of a prompt
+_WARM_UP = 4  # tokens of the warm-up prompt
 
 
 class NeuralProposer:
     """Drafts with a model; see `tasc_draft.Proposer`.
 
-    The proposer allocates `cache_bytes` of the device's memory when it is created. This memory
-    holds the keys and values of ``capacity`` tokens and a draft's nodes for each row and, for an
+    The proposer allocates `cache_bytes` of the device's memory when it is created. For each row,
+    this memory holds the keys and values of ``capacity`` tokens and of a draft's nodes and, for an
     EAGLE head, the target's hidden states.
 
     Args:
         rows: Number of rows; row numbers start at 0.
         capacity: Maximum number of tokens of one row, prompt and answer together.
         eos_ids: Ids that end a path.
-        chunk: Maximum number of tokens of one row that a forward reads; the first draft of a row
-            reads its prompt.
+        chunk: Maximum number of tokens of one row that a forward reads; before the first draft of
+            a row, the drafter reads the prompt.
         limit: When to switch the proposer off; None for never.
         on_drafted: Called after a step with the rows that have drafts.
 
@@ -133,7 +133,7 @@ class NeuralProposer:
         return found if ready.all() else _spread(found, ready)
 
     def _ready(self, rows: Int32, budget: Int32) -> NDArray[np.bool_]:
-        """Whether each row can get a draft: the drafter can read all tokens up to its last."""
+        """Whether each row can get a draft; EAGLE needs the states of all tokens but the last."""
         there = (rows >= 0) & (rows < len(self._lengths))
         asked = np.where(there, rows, 0)
         ready: NDArray[np.bool_] = there & (budget > 0) & (self._lengths[asked] > 0)
@@ -143,9 +143,9 @@ class NeuralProposer:
         return ready
 
     def _take_in(self, rows: Int32) -> Tensor:
-        """Reads each row's new tokens; returns ``[R, 1, D]``, hidden states after the last one."""
+        """Reads each row's new tokens; returns ``[R, 1, D]``, hidden states at the last one."""
         ends = self._lengths[rows] - int(self._drafter.needs_hidden) - self._bases[rows]
-        # If no token is new, because the call is repeated, the last input is read again.
+        # If a repeated call finds no new token, the last input is read again.
         context_lens = np.minimum(self._taken[rows], ends - 1)
         while (long := ends - context_lens > self._chunk).any():
             self._run(rows[long], context_lens[long], np.full(long.sum(), self._chunk, np.int32))
@@ -153,7 +153,7 @@ class NeuralProposer:
         return self._run(rows, context_lens, ends - context_lens)[:, None]
 
     def _run(self, rows: Int32, context_lens: Int32, sizes: Int32) -> Tensor:
-        """Reads ``sizes`` inputs of each row; returns ``[R, D]`` after each row's last input."""
+        """Reads ``sizes`` inputs of each row; returns hidden states ``[R, D]`` at the last ones."""
         late = int(self._drafter.needs_hidden)
         parts, hidden_states = [], []
         lists = rows.tolist(), context_lens.tolist(), sizes.tolist()
@@ -172,13 +172,17 @@ class NeuralProposer:
         """Log-probabilities and ids of the likeliest tokens after each node, both ``[R, P, C]``."""
         logits = self.vocabulary.logits(hidden, rows).float()
         count = min(self.settings.width, logits.shape[-1])
-        # The result is NaN if no token may be drafted.
+        # `log_softmax` gives NaN if no token may be drafted.
         logp = logits.log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
         logp, slots = logp.topk(count, -1)
         return logp, self.vocabulary.ids_of(slots.flatten(1), rows).view_as(slots)
 
     def _expand(self, rows: Int32, nodes: Frontier, above: Tensor, level: int) -> Tensor:
-        """Returns hidden states ``[R, W, D]`` after a level's nodes; ``above`` has the parents'."""
+        """Returns hidden states ``[R, W, D]`` at a level's nodes.
+
+        Args:
+            above: The hidden states at the nodes of the previous level.
+        """
         width = above.shape[-1]
         parent_hidden = above.gather(1, nodes.above[..., None].expand(-1, -1, width))
         inputs = self._drafter.inputs(nodes.tokens, parent_hidden)
@@ -196,13 +200,13 @@ class NeuralProposer:
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
             raise ValueError(
                 f"ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has "
-                f"{self.vocab_size}; tokenise with the target's own tokenizer"
+                f"{self.vocab_size} tokens; tokenise with the target's own tokenizer"
             )
         self._texts[row, begin:end] = tokens
         self._lengths[row] = end
 
     def _keep(self, row: int, begin: int, hidden: Tensor) -> None:
-        """Keeps hidden states from position ``begin`` on; copied tokens have no known states."""
+        """Keeps hidden states from position ``begin`` on; tokens of a copied prefix have none."""
         assert self._hidden is not None, "the drafter reads hidden states"
         if begin != self._known[row]:
             self._bases[row], self._taken[row] = begin, 0

@@ -89,7 +89,7 @@ class Ranking:
         """
         if not 1 <= k <= self.vocab_size:
             raise RankingError(
-                f"the top {k} tokens are asked for; choose 1 to {self.vocab_size}, the vocabulary"
+                f"the top {k} tokens were requested; choose 1 to {self.vocab_size} (all tokens)"
             )
         chosen = self.ids[:k]
         return chosen if self.eos_id in chosen else self._and_eos(chosen[:-1])
@@ -101,7 +101,9 @@ class Ranking:
             RankingError: p is not in (0, 1].
         """
         if not 0 < p <= 1:
-            raise RankingError(f"the top {p} of the counted tokens is asked for; choose 0 < p <= 1")
+            raise RankingError(
+                f"a share {p} of the counted tokens was requested; choose 0 < p <= 1"
+            )
         # Products with p are slightly inexact; tokens that reach p exactly are enough.
         enough = self.counts.cumsum() >= p * self.total * (1 - 1e-12)
         return self._and_eos(self.ids[: int(enough.argmax()) + 1 if enough.any() else None])
@@ -113,7 +115,9 @@ class Ranking:
             RankingError: The count is below 1.
         """
         if count < 1:
-            raise RankingError(f"tokens seen {count} times are asked for; choose at least 1")
+            raise RankingError(
+                f"tokens counted {count} times or more were requested; choose at least 1"
+            )
         return self._and_eos(self.ids[self.counts >= count])
 
     def only(self, ids: Int32) -> Self:

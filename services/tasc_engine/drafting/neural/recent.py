@@ -5,10 +5,10 @@ which no paper describes. Candidates are the prompt and the target's likeliest t
 prefill, then for each step the drafts, the emitted tokens, and the likeliest tokens of the
 verification. Each row has a sliding window over its stream of candidates, and each token in the
 window has a slot (section 3.2). All tokens that rows drafted and observed since the last update
-enter the window together. All shapes depend only on given shapes, so the host never waits for the
-device. The part of the LM head that each row needs is gathered into one contiguous buffer per row
-(section 3.3). On CUDA, a separate stream gathers these weights, and only the next product waits for
-this stream.
+enter the window together. Shapes depend only on the shapes of inputs, so the host never waits for
+the device. The part of the LM head that each row needs is gathered into one contiguous buffer per
+row (section 3.3). On CUDA, a separate stream gathers these weights, and only the next product waits
+for this stream.
 """
 
 from dataclasses import dataclass
@@ -92,10 +92,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Entered:
-    """Ids that got a slot, and flat places in ``[rows, capacity + 1]``, both ``int64[R, n]``.
+    """Ids that got a slot, and the slots' flat places in ``[rows, capacity + 1]``.
 
-    For a candidate that got no slot, the place is in the last column, which is not read. Its id is
-    an arbitrary token of the vocabulary.
+    Both are ``int64[R, n]``. A candidate that got no slot has a place in the last column, which is
+    not read, and an arbitrary id.
     """
 
     places: Tensor
@@ -103,10 +103,10 @@ class Entered:
 
 
 class RecentWindow:
-    """The last ``window`` candidates of each row; duplicates count, but share one slot.
+    """The last ``window`` candidates of each row, with duplicates; duplicates share one slot.
 
     An id keeps its slot while it is in the window. Slots are assigned from 0 upwards, and freed
-    slots are reused first, so a row never uses more slots than it needed at one time.
+    slots are reused first, so slot numbers stay below the most slots in use at one time.
 
     Args:
         left_out: ``bool[V]``, ids that never get a slot.
@@ -176,7 +176,7 @@ class RecentWindow:
         valid = (ids >= 0) & (ids < self._vocab_size)
         order = valid.cumsum(1)
         total, head = order[:, -1:], self._head[rows, None]
-        kept = valid & (order > total - window)  # leaves out ids that would drop out at once
+        kept = valid & (order > total - window)  # without ids that later ids push out
         places = torch.where(kept, (head + order - 1) % window, window) + self._row(rows, window)
         ids = torch.where(kept, ids, -1)
         leaving = torch.where(kept, self._ring.take(places), -1)
@@ -228,7 +228,7 @@ class RecentWindow:
         return Entered(slots + first, torch.where(new, ids, 0))
 
     def _last(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """``bool[R, n]``: whether an id is valid and its last occurrence in its row."""
+        """``bool[R, n]``: whether a place has a valid id that does not occur later in the row."""
         at = self._at(rows, ids)
         order = torch.arange(ids.shape[1], dtype=torch.int32, device=ids.device).expand_as(ids)
         self._marks.put_(at, torch.full_like(order, -1))
@@ -237,7 +237,7 @@ class RecentWindow:
         return (self._marks.take(at) == order) & (ids >= 0)
 
     def _at(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """Flat places of ids in the tables of the whole vocabulary."""
+        """Flat places of ids in tables with a column for each id of the vocabulary."""
         return torch.where(ids < 0, self._vocab_size, ids) + self._row(rows, self._vocab_size)
 
     @staticmethod
@@ -245,7 +245,7 @@ class RecentWindow:
         return rows[:, None] * (columns + 1)
 
 
-# The number of columns is rounded to a multiple of this number, which is also the minimum.
+# The number of columns of logits is rounded up to a multiple of this number.
 _COLUMNS = 64
 
 
@@ -318,7 +318,7 @@ class GatheredHead:
         buffer.flatten(0, 1).index_copy_(0, entered.places.flatten(), weights)
 
     def row_by_row(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """One product per row, without unused slots; for CPUs, which read sizes without waiting."""
+        """One product per row, without unused slots; for CPUs, where reading a size is fast."""
         max_columns = int(self._window.peaks(rows).max()) if len(rows) else 0
         columns = min(self._window.capacity, -(-max(max_columns, 1) // _COLUMNS) * _COLUMNS)
         out = hidden.new_empty((*hidden.shape[:2], columns))
@@ -400,7 +400,7 @@ class RecentVocabulary:
                 self._in_prompt.remove(row)
             if top is not None and len(top):
                 rows = self._rows[row : row + 1]
-                ids = top if self._context else top[-1:]  # without context, only at its end
+                ids = top if self._context else top[-1:]  # else the last ones
                 self._append(rows, self.window.distinct(rows, ids.reshape(1, -1)))
             top = None
         if self._extension:

@@ -1,8 +1,8 @@
 """Grows draft trees level by level and ranks paths by probability, for all rows in tensors.
 
 EAGLE-2 (Li et al. 2024, arXiv 2406.16858): each level expands the nodes with the likeliest paths,
-and the likeliest paths of all candidates are drafted. This module does not run a model. Callers
-pass log-probabilities. The module does not depend on the vocabulary.
+and the likeliest paths of all candidates are drafted. This module does not run a model:
+callers pass log-probabilities. The module does not depend on the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class NeuralSettings:
         width: Number of expanded nodes of a level, and of considered children of each node.
         nodes: Maximum number of draft tokens of one row, on its likeliest paths.
 
-    All levels but the last together expand at most ``MAX_NODES`` nodes, and ``nodes`` is at most
-    ``MAX_NODES``, since a step has one bit for each node.
+    All levels but the last together may expand at most ``MAX_NODES`` nodes, and ``nodes`` may be at
+    most ``MAX_NODES``, since a step has one bit for each node.
     """
 
     depth: int = 5
@@ -91,7 +91,7 @@ class Beam:
         self._levels.append((paths, flat, parents))
         best, at = paths.topk(min(self._width, paths.shape[1]), 1)
         above_at = at // children
-        bits = self._width * (len(self._levels) - 1)  # of the previous levels' expanded nodes
+        bits = self._width * (len(self._levels) - 1)  # bits of previous levels
         own = torch.ones_like(at) << (torch.arange(at.shape[1], device=at.device) + bits)
         if self.frontier is not None:
             own |= self.frontier.tree.gather(1, above_at)
@@ -108,7 +108,8 @@ class Beam:
             [np.full(level[0].shape[1], i + 1, np.int16) for i, level in enumerate(self._levels)]
         )
         logp, tokens, parents = (torch.cat(parts, 1) for parts in zip(*self._levels, strict=True))
-        # The sort is stable: of equal nodes, the shallower is first, so parents precede children.
+        # The sort is stable: of equally likely nodes, shallower ones are first, so parents precede
+        # children.
         best, at = logp.sort(dim=1, descending=True, stable=True)
         best, at = best[:, :nodes], at[:, :nodes]
         copied = torch.stack((at, tokens.gather(1, at), parents.gather(1, at))).cpu().numpy()
@@ -129,7 +130,7 @@ def ranked(
 
     Args:
         logp: ``float32[R, n]``, in descending order.
-        numbers: ``int64[R, n]``, the numbers of the candidates.
+        numbers: ``int64[R, n]``, the number of each candidate.
         parents: ``int64[R, n]``, their parents' numbers; -1 for the row's current token.
         depths: ``int16[candidates]``, the depth of each candidate.
     """
@@ -160,8 +161,8 @@ def _worth(
     kept: NDArray[np.bool_],
     min_probs: NDArray[np.float32],
 ) -> NDArray[np.bool_]:
-    """Selects the likeliest tokens of all rows, before the first token not worth its cost."""
-    # Not sorted by rounded probabilities: each row would order equal probabilities differently.
+    """Selects the likeliest tokens of all rows that precede the first one not worth its cost."""
+    # Sorted by logarithms: rounded probabilities would make ties that change the order in a row.
     order = np.lexsort((depths.ravel(), -np.where(kept, logp, -np.inf).ravel()))
     first = order[: min(len(min_probs), int(kept.sum()))]
     short = np.exp(logp.ravel()[first]) < min_probs[: len(first)]

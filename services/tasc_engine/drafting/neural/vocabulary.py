@@ -1,8 +1,8 @@
 """Tokens that a neural proposer drafts from: the interface, all tokens, and a fixed subset.
 
 Only drafts use fewer tokens; the target verifies with its whole vocabulary. For ranking by
-frequency, see FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694. The size of each row's
-vocabulary is collected without waiting for the device.
+frequency, see FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694. The sizes of the
+rows' vocabularies are collected on the device and fetched once every `STEPS` steps.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Vocabulary(Protocol):
         return
 
     def drafted(self, rows: Tensor, ids: Tensor) -> None:
-        """Records candidates of one level: ``rows int64[R]``, each once, ``ids int64[R, n]``."""
+        """Records a level's candidates ``ids int64[R, n]`` of ``rows int64[R]``, each row once."""
         return
 
     def prepare(self) -> None:

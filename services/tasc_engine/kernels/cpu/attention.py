@@ -1,9 +1,10 @@
 """Attention of a step's rows over their slots in the cache, in compiled code.
 
 A token sees the first slots of its row and, if it is a node of a draft, the nodes above it (tree
-attention: Miao et al. 2024, arXiv 2305.09781). Each query is a lane: the queries of all heads and
-of as many tokens of a row as fit are processed together. Rows with many tokens are left to torch's
-attention, which has a higher overhead but multiplies faster.
+attention: Miao et al. 2024, arXiv 2305.09781). The queries of all heads and of as many tokens of a
+row as fit are processed together, one query per lane of a vector. If too few queries remain to fill
+a vector, each of them takes several lanes. Rows with many tokens are left to torch's attention,
+which has a higher overhead but multiplies faster.
 """
 
 from typing import Any
@@ -52,7 +53,7 @@ class Scratch:
         self.heads, self.kv_heads = heads, kv_heads
         self.size = Size(head_dim)
         self.tokens = max(_MAX_LANES // heads, 1)  # processed together
-        # Lanes of one slot; a product may write up to one vector beyond its own lanes.
+        # Scores of one slot, one per query; a store may reach up to one vector beyond the last.
         self.lanes = _up(self.tokens * heads) + WIDTH
         self.queries = np.zeros(head_dim * self.lanes, dtype)
         self.keys = np.zeros(_TAKEN * _up(head_dim), dtype)
@@ -130,7 +131,7 @@ def _attend(
 
 @arithmetic
 def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
-    """The first slot that any token sees; nodes are not ordered by depth."""
+    """The first slot that any of the tokens sees; nodes are not ordered by depth."""
     if not window:
         return 0
     first = positions[token]
@@ -144,7 +145,10 @@ def _gather(
     query: Any, token: int, begin: int, end: int, g: int, shared: int, heads: int, size: Any,
     scale: Any, queries: Any, slices: Any,
 ) -> None:  # fmt: skip
-    """Gathers queries of one KV head as vectors of lanes; each lane has a slice of a query."""
+    """Scales queries of one KV head and spreads each over ``slices`` lanes of ``queries``.
+
+    Lane s of a query has its elements s, s + slices, s + 2 * slices, and so on.
+    """
     dim, each = value(size), value(slices)
     together = WIDTH // each
     for i in range((end - begin + together - 1) // together * together):
@@ -175,7 +179,10 @@ def _score(
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int,
 ) -> None:  # fmt: skip
-    """Scores of one KV head: first for the queries that fill vectors, then for the others."""
+    """Computes the scores of one KV head: of queries that fill vectors, then of the remaining ones.
+
+    The fewer queries remain, the more lanes each of them takes.
+    """
     s1, s2, s4, s8, s16 = _one(), _two(), _four(), _eight(), _sixteen()
     full = n // WIDTH * WIDTH if value(size) % WIDTH == 0 else n
     left = n - full
@@ -206,7 +213,7 @@ def _score_lanes(
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int, size: Any, slices: Any, n: int,
 ) -> None:  # fmt: skip
-    """Scores of gathered queries, eight slots at a time."""
+    """Computes the scores of gathered queries, eight slots at a time."""
     dim, each = value(size), value(slices)
     for p in range(0, slots, 8):
         for k in range(8):
@@ -237,7 +244,7 @@ def _score_lanes(
 
 @arithmetic
 def _cap(scores: Any, slots: int, lanes: int, used: int, softcap: Any) -> None:
-    """Caps scores by ``c tanh(s / c)``, computed as 1 - 2 / (e^2x + 1)."""
+    """Replaces scores s by ``c * tanh(s / c)``, with ``tanh(x) = 1 - 2 / (e^(2x) + 1)``."""
     cap = broadcast(softcap)
     one = div(cap, cap)
     two = add(one, one)
@@ -257,7 +264,10 @@ def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
 
 @arithmetic
 def _weigh(scores: Any, slots: int, lanes: int, used: int, totals: Any) -> None:
-    """Turns scores of ``used`` lanes into weights and sums; writes zeros after the last slot."""
+    """Turns the scores of ``used`` lanes into weights, and writes their sums to ``totals``.
+
+    Places after the last slot, up to a multiple of eight, get weight 0.
+    """
     for b in range(0, used, WIDTH):
         highest, total = load(scores, b), zeros(totals)
         for p in range(1, slots):
@@ -276,13 +286,13 @@ def _sum(
     pool: Any, at: int, step: int, slots: int, n: int, size: Any, scores: Any, first: int,
     lanes: int, values: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Weighted sums of the values of one KV head, ``[n, dim rounded up]``."""
+    """Computes the weighted sums of one KV head's values, ``[n, dim rounded up]``."""
     dim = value(size)
     padded = (dim + WIDTH - 1) // WIDTH * WIDTH
     for i in range(0, n * padded, WIDTH):
         store(sums, i, zeros(values))
     for p in range(0, slots, 8):
-        for k in range(8):  # weights after the last slot are 0; its values are finite
+        for k in range(8):  # after the last slot, it is read again with weight 0
             _convert(pool, at + min(p + k, slots - 1) * step, size, values, k * padded)
         for q in range(n):
             i = p * lanes + first + q
@@ -320,8 +330,8 @@ def _scatter(
 
 
 # Torch is faster for a row with at least this many queries per KV head and this much work (tokens
-# times slots times the width of a query). Measured with 32 to 128 slots per head and contexts up to
-# 900.
+# times slots times the width of a query). Measured with head sizes of 32 to 128 and contexts of up
+# to 900 tokens.
 _MANY, _MUCH = 24, 400_000
 
 
@@ -337,7 +347,7 @@ class CompiledRows:
         self._asked = self._found = bits(self._out)
 
     def bits(self, layer: int) -> NDArray[Any]:
-        """Returns one layer's keys and values as elements of `simd`."""
+        """Returns one layer's keys and values as a flat array for compiled code."""
         return self._layers[layer]
 
     def begin(self, host: StepLayout[Int64], device: StepLayout[Tensor]) -> None:
@@ -383,7 +393,10 @@ class CompiledRows:
         if self._scratch is None:
             self._scratch = Scratch(heads, self._kv_heads, dim, numbers(query.dtype))
         if self._scratch.heads != heads:
-            raise UnsupportedModel(f"layers have {self._scratch.heads} and {heads} query heads")
+            raise UnsupportedModel(
+                f"layers have {self._scratch.heads} and {heads} query heads; all layers must have "
+                "the same number"
+            )
         if self._little is None:
             work = self._tokens * self._lengths * (heads * dim)
             much = (self._tokens * (heads // self._kv_heads) >= _MANY) & (work >= _MUCH)

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from tasc_draft.compiled import Compiler
 
-# numba has no 16-bit floats. It gets their bits as integers of a type for each format; see `simd`.
+# numba has no 16-bit floats. Compiled code reads them as integers with the same bits; the integer
+# type tells the float format. See `simd`.
 _BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
 
 def bits(tensor: Tensor) -> NDArray[Any]:
-    """A contiguous tensor on the CPU as elements of `simd`."""
+    """A contiguous CPU tensor as a flat array; `simd` names the element type of each dtype."""
     held = _BITS.get(tensor.dtype)
     flat = tensor.view(-1)
     found: NDArray[Any] = (flat if held is None else flat.view(held)).numpy()

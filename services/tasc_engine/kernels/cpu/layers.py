@@ -30,12 +30,12 @@ from tasc_engine.kernels.cpu.simd import (
 )
 
 _ONE = np.float32(1)  # the narrower type, so that float32 values are not widened
-_BLOCK = 8 * WIDTH  # logits per block; a block with a new greatest logit is searched for its place
+_BLOCK = 8 * WIDTH  # logits per block; only blocks with a new greatest logit are searched for it
 
 
 @arithmetic
 def add_and_norm(hidden: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
-    """Computes ``hidden += delta``, then writes its RMS norm (Zhang and Sennrich 2019) to ``out``.
+    """Computes ``hidden += delta``, then the RMS norm of ``hidden`` (Zhang and Sennrich 2019).
 
     Args:
         hidden, delta, out: ``[N * D]`` elements; an empty ``delta`` adds nothing.
@@ -90,8 +90,8 @@ def apply_rope_and_write_kv(
     """Norms and rotates queries and keys (rope: Su et al. 2021), and writes keys and values.
 
     Args:
-        qkv: ``[N * (heads + 2 * kv_heads) * dim]`` elements: queries, keys, values of a token;
-            normed in place.
+        qkv: ``[N * (heads + 2 * kv_heads) * dim]`` elements: for each token its queries, keys
+            and values; normed in place.
         weights: ``[(heads + kv_heads) * dim]``, the weights of each head's norm; empty for none.
         cos_sin: ``[positions * 2 * dim]``, cosines, then sines; the first half of the sines is
             negated.
@@ -150,7 +150,11 @@ def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
 
 @arithmetic
 def gate(gate_up: Any, width: int, out: Any) -> None:
-    """Computes ``silu(g) * u`` from gates and values side by side, ``[N * 2 * width]``."""
+    """Computes ``silu(g) * u``.
+
+    Args:
+        gate_up: ``[N * 2 * width]`` elements, for each token its gates g, then its values u.
+    """
     none = zeros(gate_up)
     one = exp(none)
     for begin in range(0, len(out), width):

@@ -62,7 +62,7 @@ def _call(
 
 
 def _widened(builder: Any, bits: Any, of: Any, count: int = WIDTH) -> Any:
-    """IR of ``count`` elements as lanes."""
+    """LLVM code that converts ``count`` elements to the type of lanes."""
     if of in _FLOATS:
         return bits
     if of == types.int16:
@@ -74,7 +74,7 @@ def _widened(builder: Any, bits: Any, of: Any, count: int = WIDTH) -> Any:
 
 
 def _narrowed(builder: Any, value: Any, of: Any, count: int = WIDTH) -> Any:
-    """IR of lanes as elements, rounded to the nearest, ties to even."""
+    """LLVM code that rounds ``count`` lanes to elements: to the nearest, ties to even."""
     if of in _FLOATS:
         return value
     short, whole = _some(_I16, count), _some(_I32, count)
@@ -128,7 +128,7 @@ def tile(_: Any, array: Any, index: Any, size: Any) -> Any:
 
 @intrinsic
 def fold(_: Any, x: Any, size: Any) -> Any:
-    """Sums of consecutive runs of ``size`` lanes."""
+    """Sums each run of ``size`` adjacent lanes; the sums fill the lanes in order, repeatedly."""
     kind, few = _vector(x.of), size.value
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -161,7 +161,7 @@ def store(_: Any, array: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def zeros(_: Any, array: Any) -> Any:
-    """Lanes of zeros, of the type for an array's elements."""
+    """Zeros in all lanes, which have the type for an array's elements."""
     kind = Lanes(_of(array))
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -277,7 +277,7 @@ def total(_: Any, x: Any) -> Any:
 
 @intrinsic
 def exp(_: Any, x: Any) -> Any:
-    """e to the power of each lane, from e^-87 to e^87 (float64: 708); 0 below that range."""
+    """e to the power of each lane; 0 for lanes up to -87, e^87 from 87 on (708 in float64)."""
     kind, limit = _vector(x.of), (708.0 if x.of == types.float64 else 87.0)
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -293,9 +293,9 @@ def exp(_: Any, x: Any) -> Any:
 
 
 def _exponential(builder: Any, value: Any, kind: Any) -> Any:
-    """2^n e^r with r within half of ln 2, e^r by its Taylor series."""
+    """Computes e^x as 2^n e^r with ``|r| <= ln 2 / 2``, and e^r by its Taylor series."""
     double = kind.element == _F64
-    # ln 2 in two parts; the first is short enough for its product with n to be exact.
+    # ln 2 in two parts; the first has so few bits that its product with n is exact.
     terms, high, low = 7, 0.693145751953125, 1.4286068203094172e-06
     if double:
         terms, high, low = 13, 0.6931471824645996, -1.904654299957768e-09
@@ -317,7 +317,7 @@ def _exponential(builder: Any, value: Any, kind: Any) -> Any:
 
 @intrinsic
 def to_float32(_: Any, bits: Any) -> Any:
-    """An array's element as a number."""
+    """An array's element as a float32 number; float64 stays float64."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _widened(builder, args[0], bits, 1)
@@ -327,7 +327,7 @@ def to_float32(_: Any, bits: Any) -> Any:
 
 @intrinsic
 def round_to_storage(_: Any, value: Any, like: Any) -> Any:
-    """A number as an element like another."""
+    """A number, rounded to the element type of ``like``."""
 
     def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _narrowed(builder, args[0], like, 1)

@@ -33,9 +33,9 @@ MAX_HEAD_DIM = 256
 _MAX_SPLITS = 32
 _MIN_SPLIT = 64  # minimum keys of a program
 _PROGRAMS = 264  # two for each of the 132 multiprocessors of a Hopper GPU
-_MIN_LINES = 16  # minimum query lines of a program for matrix units
+_MIN_LINES = 16  # minimum query lines of a program; matrix units need them
 _KEY_BYTES = 8192  # maximum bytes of keys that a program holds at a time
-_WIDE = 64 * 64  # numbers of an accumulator that four warps hold
+_WIDE = 64 * 64  # maximum size of an accumulator that four warps hold
 
 
 def available(
@@ -106,7 +106,7 @@ def attend(
 def _check(query: Tensor, pool: Tensor) -> None:
     heads, dim, kv_heads = query.shape[1], query.shape[2], pool.shape[2]
     if query.dtype not in DTYPES or pool.dtype != query.dtype:
-        raise ValueError(f"queries are {query.dtype}, keys {pool.dtype}; both must be of {DTYPES}")
+        raise ValueError(f"queries are {query.dtype}, keys {pool.dtype}; use one of {DTYPES}")
     if dim != pool.shape[3] or dim > MAX_HEAD_DIM or heads % kv_heads:
         raise ValueError(
             f"{heads} query heads of {dim} and {kv_heads} key heads of {pool.shape[3]}: sizes must "
@@ -213,7 +213,7 @@ def _attention(
 def _row_of(
     query_offsets: tl.tensor, rows: tl.tensor, each: tl.constexpr, most_rows: tl.constexpr
 ) -> tl.tensor:
-    """The row of this program's tile (at least ``rows`` for no tile), and its tile in that row."""
+    """This program's row (at least ``rows`` if it has none), and its tile within the row."""
     at = tl.arange(0, most_rows)
     starts = tl.load(query_offsets + at, mask=at < rows, other=0)
     ends = tl.load(query_offsets + at + 1, mask=at < rows, other=0)
@@ -228,7 +228,7 @@ def _span(
     at: tl.tensor, sees: tl.tensor, bits: tl.tensor, real: tl.tensor, end: tl.tensor,
     window: tl.tensor, keys: tl.constexpr, windowed: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The slots that any token of the tile may see, and this program's part of them."""
+    """Begin and end of this program's part of the slots that the tile's tokens may see."""
     stop = tl.max(sees, 0)
     if tl.max((bits != 0).to(tl.int32), 0) > 0:
         stop = end
