@@ -1,4 +1,4 @@
-"""Compile most of drafting into numba's cache, ahead of first runs: ``python -m tasc_draft``.
+"""Compile most of the code for drafting into numba's cache: ``python -m tasc_draft``.
 
 This takes up to a minute and needs only numpy and numba, so `make` runs it during the installation
 of other packages. Code for other sizes and settings is compiled at its first use.

@@ -1,7 +1,7 @@
-"""Compiles hot paths with numba, cached on disk, without the interpreter lock.
+"""Compiles hot paths with numba. The code is cached on disk and runs without the interpreter lock.
 
-numba's cache is keyed by the function's own file. The cache would miss a change in another file
-whose functions are called, so each state of a package's sources has its own cache folder.
+numba keys its cache by the file of the compiled function and does not notice changes in other files
+that the function calls. So each state of a package's sources has its own cache folder.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ class Compiler:
     def borrowing(self, function: Callable[..., Any]) -> Any:
         """Compiles a function that does not allocate, without reference counting.
 
-        numba counts references with an atomic operation for each named array, which took half of
-        the time of a draft.
+        By default, numba counts references with an atomic operation for each named array. These
+        operations took half of the time of a draft.
         """
         return self._jit(function, _nrt=False)
 
@@ -75,7 +75,7 @@ def _cache_dir(folders: tuple[Path, ...]) -> Path:
         home = Path(chosen)
     elif not os.access(home if home.is_dir() else folder, os.W_OK):
         home = cache_folder()
-    options = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]  # numba's key omits them
+    options = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]  # not in numba's key
     own = home / f"compiled-{folder.name}-{digest_of(*folders)}-{options}"
     _remove_unused(own, f"compiled-{folder.name}-*")
     return own
@@ -103,12 +103,12 @@ def read_only(array: Any) -> Any:
 
 
 def flat(kind: Any, *arrays: Any) -> bool:
-    """Whether arrays have one dimension, and elements of one type."""
+    """Whether all arrays have one dimension and elements of type ``kind``."""
     return all(array.ndim == 1 and array.dtype == kind for array in arrays)
 
 
 def within(values: Any, end: int) -> bool:
-    """Whether all values are from 0 to below ``end``."""
+    """Whether all values are at least 0 and below ``end``."""
     return bool(((values >= 0) & (values < end)).all())
 
 

@@ -24,7 +24,7 @@ class Tokens:
 
     Attributes:
         ids: ``int32[tokens]``.
-        lengths: ``int64[texts]``, summing to the number of ids.
+        lengths: ``int64[texts]``, the number of tokens of each text.
     """
 
     ids: Int32
@@ -67,7 +67,7 @@ def is_first(values: NDArray[Any]) -> NDArray[np.bool_]:
 NGRAM_SOURCES = ("corpus", "prompt", "neighbours", "recent", "bigrams", "aligned")
 SOURCES = (*NGRAM_SOURCES, "neural")
 CORPUS, PROMPT, NEIGHBOURS, RECENT, BIGRAMS, ALIGNED, NEURAL = range(len(SOURCES))
-FORCED = -1  # in place of a source: a guide allows no other token
+FORCED = -1  # in ``Drafts.source``: the guide allows only this token
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Proposer(Protocol):
         """Start a row with the ids of its prompt. The row must not be in use.
 
         Args:
-            labels: The answers that the row is limited to, a `LabelTrie` or None. A draft then
-                consists of tokens that the labels allow. The caller of `observe` includes forced
-                tokens.
+            labels: The answers that the row is limited to, a `LabelTrie`; None: no limit. With
+                labels, a draft has only tokens that the labels allow, and calls of `observe` must
+                include forced tokens.
         """
 
     def propose(
@@ -129,7 +129,7 @@ class Proposer(Protocol):
     ) -> Drafts:
         """Draft for ``rows``, at most ``budget[i]`` tokens for ``rows[i]``.
 
-        The arrays are valid until the next call. An empty draft is a normal result.
+        The returned arrays are valid until the next call. An empty draft is a normal result.
 
         Args:
             min_probs: ``float32[n]``. Token i of the step, counted over all rows, is drafted only

@@ -1,4 +1,4 @@
-"""Folders for files of a user, and files that replace others only once they are complete."""
+"""Folders for a user's files, and files that replace older ones only once they are complete."""
 
 import glob
 import os
@@ -15,7 +15,7 @@ _LEFT_S = 86_400  # a file that was not written to for this long was left by a k
 
 @contextmanager
 def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
-    """Opens a file to write, which replaces ``path`` when the block ends without an error.
+    """Opens a file for writing. It replaces ``path`` when the block ends without an error.
 
     Until then, and if the process is killed, ``path`` keeps its content. Several processes may
     write the same file: each process writes its own copy, and the last process to finish wins.
@@ -42,7 +42,7 @@ def whole_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def unfinished_files(path: Path) -> list[Path]:
-    """The files of `whole_file` for ``path``: being written, or left by killed processes."""
+    """Files of `whole_file` for ``path``, being written or left by killed processes."""
     return list(path.parent.glob(f"{glob.escape(path.name)}.*.partial"))
 
 
@@ -50,7 +50,7 @@ def flush(path: Path) -> None:
     """Flushes a file, or the entries of a folder, to the disk.
 
     Raises:
-        OSError: The system cannot write it.
+        OSError: The file or folder cannot be written.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -70,6 +70,6 @@ def data_folder() -> Path:
 
 
 def _home(variable: str, usual: str) -> Path:
-    # The specification: an empty variable is unset, and a relative path is ignored.
+    # By the XDG specification, an empty variable counts as unset and a relative path is ignored.
     chosen = Path(os.environ.get(variable, ""))
     return chosen if chosen.is_absolute() else Path.home() / usual

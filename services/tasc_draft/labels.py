@@ -24,15 +24,15 @@ NO_BRANCH = -1
 
 @dataclass(frozen=True)
 class LabelTrie:
-    """Token sequences, each with its end-of-sequence token, that share their beginnings.
+    """A trie of token sequences, each with its end-of-sequence token.
 
     Attributes:
         token: ``int32[nodes]`` the token that leads to a node.
         first: ``int32[nodes + 1]`` where each node's children begin.
-        ahead: ``int32[nodes]`` forced tokens from a node to its next branch, 0 for a branch itself;
-            `NO_BRANCH` if no branch follows.
-        decides: ``int32[nodes]``, 1 if a token that is allowed at a node leads to a further branch.
-            A draft from any other node saves no forward.
+        ahead: ``int32[nodes]`` number of forced tokens from a node to the next branch; 0 for a
+            branch, `NO_BRANCH` if no branch follows.
+        decides: ``int32[nodes]``, 1 if a token that is allowed at a node leads to a further branch,
+            else 0. A draft from a node with 0 saves no forward.
     """
 
     token: Int32
@@ -65,23 +65,23 @@ class LabelTrie:
         kept: NDArray[np.bool_],
         masks: NDArray[np.uint32],
     ) -> None:
-        """Writes which draft tokens are allowed from a state on, and the tokens allowed after each.
+        """Fills ``kept`` and ``masks``: the allowed draft tokens, and the tokens allowed next.
 
         See `tasc_engine.guided.Guide.look`.
         """
         _look(self.token, self.first, state, tokens, parents, kept, masks)
 
     def after(self, state: int, tokens: Int32) -> int:
-        """The state after some tokens; `NOWHERE` if no sequence has them."""
+        """The state after ``tokens``; `NOWHERE` if no sequence continues with these tokens."""
         return int(_behind(self.token, self.first, state, tokens))
 
     def forced(self, state: int, max_tokens: int) -> Int32:
-        """``int32[n]``, the tokens up to the next branch or the end, at most ``max_tokens``."""
+        """``int32[n]``, the forced tokens from a state on, at most ``max_tokens``."""
         found = np.empty(max_tokens, np.int32)
         return found[: _forced(self.token, self.first, state, found)]
 
     def forced_in(self, tokens: Int32) -> NDArray[np.bool_]:
-        """``bool[n]`` which tokens of a path from the root are forced."""
+        """``bool[n]``: whether each token of a path from the root is forced."""
         found = np.zeros(len(tokens), bool)
         _mark_forced(self.token, self.first, tokens, found)
         return found
@@ -99,12 +99,12 @@ class Forest(NamedTuple):
 class RowLabels:
     """The labels that each row is limited to. Rows with equal labels share one trie.
 
-    A trie in use occupies one place of the forest. Places have sizes of powers of two and are
-    reused, so that no trie moves when another is added or removed.
+    A trie in use occupies one place of the forest and never moves. The size of a place is a power
+    of two, so that free places can be reused.
 
     Attributes:
-        forest: The tries in use; the content of other places is undefined. `start` may replace it
-            by a larger one.
+        forest: The tries in use; the content of free places is undefined. `start` may replace the
+            forest by a larger one.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class RowLabels:
         self.forest = Forest(*np.zeros((len(Forest._fields), 1), np.int32))
 
     def start(self, row: int, labels: LabelTrie | None) -> int:
-        """Limit a row to some labels, or to none.
+        """Limit a row to some labels; None: no limit.
 
         Returns:
             The row's state in the forest: the root of its trie, or `UNLIMITED`.
@@ -142,7 +142,7 @@ class RowLabels:
             self._free[_place_size(labels)].append(self._bases.pop(key))
 
     def _add(self, labels: LabelTrie) -> int:
-        """Write a trie to a free place, and return where it begins."""
+        """Write a trie to a free place, and return where the place begins."""
         size = _place_size(labels)
         if self._free[size]:
             base = self._free[size].pop()
@@ -180,7 +180,10 @@ def _enlarged(forest: Forest, size: int) -> Forest:
 
 @compiled
 def _build(ids: Any, offsets: Any, token: Any, parent: Any, depth: Any, path: Any) -> int:
-    """Nodes of sorted sequences, each node before its descendants; ``path`` is scratch memory."""
+    """Fill the nodes of sorted sequences, ancestors first; returns the number of nodes.
+
+    ``path`` is scratch memory.
+    """
     n, before = 1, ids[:0]
     for i in range(len(offsets) - 1):
         now = ids[offsets[i] : offsets[i + 1]]

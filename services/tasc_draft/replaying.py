@@ -7,7 +7,7 @@ answer. End-of-sequence counts as a token. The first step has a draft, too.
 Tokens that a guide forces need no forward, with drafts or without. They follow the preceding token
 in the same step, and count neither as drafted nor as accepted. As in the engine, drafts of guided
 answers lose the nodes that the guide forbids and the nodes that save no forward. Without labels,
-only the answer shows which tokens its guide forces, so a draft is not changed after a wrong token.
+only the answer shows which tokens its guide forces, so draft tokens after a wrong one all stay.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from tasc_draft.labels import LabelTrie, child
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.settings import DraftSettings
 
-POSITIONS = 64  # depths that are counted separately; greater depths count with the last
+POSITIONS = 64  # maximum number of depths that are counted
 EPOCHS = 6
 RATE = 0.1
 MIN_ROWS = 200  # smaller corpora get no learnt weights
@@ -45,8 +45,8 @@ class Replay:
             token that no guide forces.
         nodes: Number of verified draft tokens, including forced tokens within drafts.
         carried: Number of forced tokens within drafts that were accepted.
-        forced: Number of forced tokens before an answer's last token that is not forced. A forward
-            writes them to the cache, with drafts or without.
+        forced: Number of forced tokens that precede the last unforced token of their answer. A
+            forward writes them to the cache, with drafts or without.
         drafted_steps: Number of steps with a draft.
         reached: ``[positions]`` number of steps whose draft reaches depth i + 1.
         accepted: ``[positions]`` number of steps that accept a token at depth i + 1.
@@ -69,7 +69,7 @@ class Replay:
 
     @property
     def charged(self) -> int:
-        """Nodes that count as a cost of drafting; accepted forced nodes need a forward anyway."""
+        """Number of nodes that count as a cost of drafting: all but accepted forced tokens."""
         return self.nodes - self.carried
 
     @property
@@ -100,7 +100,7 @@ def replay(
     """
     tokens, nodes, start_us, draft_us = 0, 0, list[float](), list[float]()
     plain_steps = carried = all_forced = 0
-    deepest, accepted = list[int](), list[int]()  # of each step
+    deepest, accepted = list[int](), list[int]()  # one entry per step
     batch, limit = np.zeros(1, np.int32), np.array([budget], np.int32)
     min_probs, impossible = np.zeros(budget, np.float32), np.full(budget, 2.0, np.float32)
     for n, (prompt, answer) in enumerate(rows):
@@ -162,7 +162,7 @@ def replay(
 
 
 def _beyond(steps: NDArray[Any], positions: int) -> list[int]:
-    """The numbers of steps above 0, above 1, and so on."""
+    """The number of steps with a value above 0, the number above 1, and so on."""
     return [int(np.count_nonzero(steps > at)) for at in range(positions)]
 
 

@@ -31,22 +31,22 @@ class DraftSettings:
             TASC-spec (Tsur et al. 2026, arXiv 2602.24174, section 5.2). ``trie`` is the N-Gram
             Trie, which drafts the most frequent continuations in the prompt.
         num_speculative_tokens: Maximum number of draft tokens of one row; 0 turns drafting off. For
-            rows with an external tree it limits the depth of the tree instead.
-        min_prob: Minimum probability of a drafted path, in [0, 1]. If compute is scarce, as on a
-            CPU, verifying an unlikely token costs more than it gains. It does not apply to rows
-            with an external tree.
+            rows with another proposer's draft (an external tree): the maximum depth of the draft.
+        min_prob: Minimum probability of a drafted path, in [0, 1]; not applied to rows with an
+            external tree. If compute is scarce, as on a CPU, verifying an unlikely token costs more
+            than it gains.
         n_max: ``tasc``: length of the longest n-gram, so that a context has at most ``n_max - 1``
             tokens. ``trie``: maximum number of tokens of the matched prefix and the path after it
             together.
-        p_min: ``tasc``: an n-gram of the corpus is used from this count on.
+        p_min: ``tasc``: minimum count of an n-gram of the corpus that is used.
         corpus_weight: ``tasc``: lambda, the weight of the corpus against the prompt, in [0, 1].
         prefix: ``trie``: length of the longest suffix of the answer that is searched for in the
             prompt (L_p).
         neighbours: ``mixed``: number of training rows with the most similar prompts whose outputs
             are used.
         neighbour_tokens: ``mixed``: space for these outputs, in tokens per row.
-        recent_tokens: ``mixed``: space for answers that finished since the index was built, in
-            tokens for all rows together, 8 bytes each; 0 keeps none.
+        recent_tokens: ``mixed``: space for the latest finished answers of all rows together, in
+            tokens of 8 bytes each; 0 keeps none.
         sources: ``mixed``: the sources in use.
         learning_rate: ``mixed``: how fast the weights adapt to the target's answers; 0 keeps them
             as they are.
@@ -91,7 +91,7 @@ class DraftSettings:
             return cls(mixture="tasc", p_min=5, min_prob=0.0)
         if mixture == "trie":
             return cls(mixture="trie", n_max=13, num_speculative_tokens=32, min_prob=0.0)
-        raise DraftError(f"{mixture!r} has no published settings; only tasc and trie have")
+        raise DraftError(f"{mixture!r} has no published settings; only tasc and trie have them")
 
 
 def _within(name: str, value: float, minimum: float, maximum: float) -> None:

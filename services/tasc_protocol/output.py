@@ -18,7 +18,7 @@ def finite(logprob: float) -> float:
 
 
 def token_name(utf8: bytes) -> str:
-    """Returns a token's text, or its bytes as OpenAI writes them if it is a part of a character."""
+    """Returns a token's text; for a part of a character, its bytes as OpenAI writes them."""
     try:
         return utf8.decode()
     except UnicodeDecodeError:
@@ -128,7 +128,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
         text: Text; empty until the last output if the request does not stream.
         logprobs: One for each token, set by an engine; a replica replaces them by ``token_texts``.
         token_texts: The tokens as clients see them, if log-probabilities were requested.
-        record_version: Version of the task's record that began the answer.
+        record_version: Version of the task's record with which the answer began.
     """
 
     id: str

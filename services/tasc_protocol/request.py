@@ -12,10 +12,10 @@ from tasc_text import Conversation
 
 GuideKind = Literal["choice", "json_schema", "regex", "grammar"]
 Prompt: TypeAlias = str | tuple[int, ...] | Conversation
-MOST_LOGPROBS = 20  # alternatives reported for each token
-MOST_CHOICES = 20_000  # of one guide
-MOST_CHOICE_BYTES = 2_000_000  # of one guide's choices together, in UTF-8
-MOST_GUIDE_BYTES = 64 * 1024  # of a JSON schema, a regular expression or a grammar
+MOST_LOGPROBS = 20  # maximum alternatives reported for each token
+MOST_CHOICES = 20_000  # maximum choices of one guide
+MOST_CHOICE_BYTES = 2_000_000  # maximum size of one guide's choices together, in UTF-8
+MOST_GUIDE_BYTES = 64 * 1024  # maximum size of a JSON schema, a regular expression or a grammar
 _OWN = {"choice": "choices", "json_schema": "schema", "regex": "regex", "grammar": "grammar"}
 
 
@@ -79,7 +79,7 @@ class GuideSpec:
         return hash((self.kind, self.choices, self.text))
 
     def __reduce__(self) -> tuple[type["GuideSpec"], tuple[str, tuple[str, ...], str, str]]:
-        # Without the hash, which differs between processes.
+        # The hash is left out, since it differs between processes.
         return GuideSpec, (self.kind, self.choices, self.text, self.field)
 
     @property
@@ -112,7 +112,7 @@ class GuideSpec:
 
 def _require_at_most(found: int, what: str, most: int) -> None:
     if found > most:
-        raise ValueError(f"a guide has {found} {what}; at most {most} are followed: send fewer")
+        raise ValueError(f"a guide has {found} {what}; at most {most} are allowed: send fewer")
 
 
 def _size_of(what: str, text: str) -> int:
@@ -144,15 +144,15 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         draft: Whether drafts may be used; the answer is the same. Answers without drafts are not
             a source of drafts for other rows.
         stream: Whether each step's output has its text; otherwise the last output has all text.
-        parameters: Sampling parameters by name; for others, the task's values are used.
+        parameters: Sampling parameters by name; for absent parameters, the task's values are used.
         seed: Equal requests with the same seed get the same answer.
         prompt_index: Index of the prompt in its HTTP request.
         choice_index: Index of the answer among the answers to its prompt.
         guide: The constraint on the answer.
-        unguided: Whether the task's own guide is not used either if ``guide`` is None.
+        unguided: Whether the task's own guide is ignored if ``guide`` is None.
         logprobs: How many of the most likely tokens to report at each position; None: no logprobs.
-        adapter: Name of the adapter; None: the task's first. None in a filled-in request: no
-            adapter.
+        adapter: Name of the adapter; None: the task's first adapter, or no adapter in a filled-in
+            request.
         echo: Whether the prompt is returned before the answer, with log-probabilities if they are
             requested.
         stop_token_ids: Tokens that end the answer and are a part of it.
@@ -166,7 +166,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         prompts: Number of prompts of the HTTP request.
         timeout_s: Seconds that the answer may take; None: the service's limit.
         committed_ids: Token ids of the answer that another replica has already generated. Only the
-            tokens after them are returned, the same that the other replica would have generated.
+            tokens after these are returned. They are the tokens that the other replica would have
+            generated.
         record_version: Version of the task's record that must answer; None: any.
 
     Raises:

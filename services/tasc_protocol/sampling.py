@@ -14,14 +14,14 @@ _MOST_SEED = 2**64
 
 @dataclass(frozen=True)
 class Parameter:
-    """A sampling parameter, which a request or else its task sets.
+    """A sampling parameter. A request may set it; otherwise, the task's value counts.
 
     Attributes:
         minimum: The minimum value.
         maximum: The maximum value.
         option_help: The help text of the command option.
         request_help: The end of the description in the HTTP schema.
-        request_range: The minimum and maximum in an HTTP request, if they differ from the above.
+        request_range: The range in an HTTP request, if not ``minimum`` to ``maximum``.
         above_minimum: Whether the minimum itself is refused.
         is_penalty: Whether earlier tokens change the choice of later tokens, even at temperature 0.
         is_extension: Whether OpenAI's API lacks the parameter.
@@ -130,7 +130,7 @@ class Sampling:
         Parameter(
             0.0,
             100.0,
-            "Penalty of repeated tokens above 0, to 100; 1: none.",
+            "Above 0, to 100: penalty for repeated tokens; 1: none.",
             above_minimum=True,
             is_penalty=True,
             is_extension=True,
@@ -141,7 +141,7 @@ class Sampling:
         Parameter(
             -100.0,
             100.0,
-            "Penalty of tokens in the answer, -100 to 100.",
+            "-100 to 100: penalty for tokens in the answer.",
             request_range=(-2.0, 2.0),
             is_penalty=True,
         ),
@@ -151,7 +151,7 @@ class Sampling:
         Parameter(
             -100.0,
             100.0,
-            "The same for each occurrence, -100 to 100.",
+            "-100 to 100: penalty for each occurrence in the answer.",
             request_range=(-2.0, 2.0),
             is_penalty=True,
         ),

@@ -23,7 +23,7 @@ from tasc_store.errors import UnknownKey
 PREFIX: Final = "tasc_"
 _SECRET_BYTES = 32
 _SECRET = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
-_ID_LENGTH = 16  # of the hash's 64 hexadecimal digits
+_ID_LENGTH = 16  # an id is this many of the hash's 64 hexadecimal digits
 _ID = re.compile(rf"[0-9a-f]{{{_ID_LENGTH}}}")
 _MAX_NAME = 64
 _MAX_TASKS = 1000
@@ -88,8 +88,7 @@ class ApiKey:
 class ApiKeys:
     """The register of keys. Records are never removed, so that revoked keys stay known.
 
-    Every method raises `StoreError` if Redis fails, and ValueError if a record
-    is invalid.
+    Every method raises `StoreError` if Redis fails, and ValueError if a record is invalid.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -174,7 +173,7 @@ end
 return redis.call('HMGET', KEYS[1], 'note', 'answer')
 """
 
-# Without its note, which may have expired by now, an answer would never expire.
+# The note may have expired by now. An answer stored without a note would never expire.
 _KEEP = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 return redis.call('HSETNX', KEYS[1], 'answer', ARGV[1])
@@ -182,7 +181,7 @@ return redis.call('HSETNX', KEYS[1], 'answer', ARGV[1])
 
 
 class IdempotencyStore:
-    """Notes of first attempts, forgotten after ``ttl_s`` seconds.
+    """Notes and answers of first attempts, forgotten after ``ttl_s`` seconds.
 
     Every method raises `StoreError` when Redis fails.
     """

@@ -102,7 +102,7 @@ class Artifact:
         version: Number from 1, increasing; numbers of failed `publish` calls are skipped.
         size_bytes: Size of the whole file.
         sha256: SHA-256 of the whole file, hexadecimal.
-        chunks: Number of its chunks.
+        chunks: Number of chunks of the file.
         corpus_rows: The file was built from rows ``[0, corpus_rows)``; None: unknown.
         created_at: Time of creation, in seconds since the epoch.
         forecast: Tokens per step, measured on rows that are not in the index; None: unknown.
@@ -200,7 +200,7 @@ class ArtifactStore:
                     if names:
                         self._client.unlink(*names)
                 raise
-            # From here on, nothing is removed: the record may exist even if its reply was lost.
+            # From here on, nothing is removed: if the server's reply is lost, the record may exist.
             self._seal(artifact)
         return artifact
 
@@ -253,7 +253,7 @@ class ArtifactStore:
         return sorted(found - {self.fingerprint})
 
     def download(self, artifact: Artifact, path: Path) -> None:
-        """Writes an artifact's bytes to a file, which is replaced only if they are correct.
+        """Writes an artifact's bytes to a file, which is replaced only if the bytes are correct.
 
         Raises:
             CorruptArtifact: Chunks are missing, maybe because the version was deleted, or size or
@@ -284,7 +284,10 @@ class ArtifactStore:
             )
 
     def prune(self, keep: int) -> list[int]:
-        """Removes all versions but the newest ``keep`` and the current one; returns removed ones.
+        """Removes all versions but the newest ``keep`` and the current one.
+
+        Returns:
+            The removed versions.
 
         Raises:
             ValueError: ``keep`` is below 1.

@@ -33,7 +33,7 @@ from tasc_store.errors import (
 from tasc_store.keys import WRITE_PROBE
 
 OLDEST = (6, 2)
-# With the library's ten retries, it takes a minute until an unresponsive host is reported.
+# With the library's ten retries, an unresponsive host would be reported only after a minute.
 _RETRIES = 2
 _Result = TypeVar("_Result")
 
@@ -73,7 +73,7 @@ def as_text(value: bytes | str) -> str:
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     """Returns a client whose server answers, is new enough and accepts writes.
 
-    The client follows a failover behind one address: if a server is no longer the primary, the
+    The client follows a failover behind one address: if the server is no longer the primary, the
     client drops its idle connections and repeats the call on a new connection.
 
     Args:
@@ -166,7 +166,7 @@ class _NotPrimary(redis.ConnectionError):
 class _Reconnecting(Retry):
     """Retries on a new connection, even if the server is no longer the primary.
 
-    By then, another server may answer at the same address. Idle connections are closed too,
+    After a failover, another server answers at the same address. Idle connections are closed too,
     because the former primary would still return old values. A connection in use is closed at its
     next refused write.
     """
@@ -176,7 +176,7 @@ class _Reconnecting(Retry):
         self.drop_idle: Callable[[], object] = lambda: None
 
     def __deepcopy__(self, memo: object) -> Self:
-        return self  # each connection copies this object, and all belong to one pool
+        return self  # each connection copies its Retry, but all connections share one pool
 
     def call_with_retry(self, do: Callable[[], _Result], *args: Any, **options: Any) -> _Result:
         def tried() -> _Result:

@@ -13,7 +13,7 @@ import redis
 from tasc_store import keys
 from tasc_text import is_unicode
 
-# Rows in one call. A call is one Lua script, during which all other clients of the server wait.
+# Maximum rows of one call. A call is one Lua script, during which all other clients wait.
 MAX_BATCH = 1000
 
 # SADD comes first: a full or read-only server refuses this write, so no row is half written.
@@ -108,7 +108,7 @@ class CorpusStore:
         return [CorpusRow(*json.loads(row)) for row in rows]
 
 
-# The limit of one call for collected rows, which may be longer than corpus rows.
+# Maximum collected rows of one call. Collected rows may be longer than corpus rows.
 MAX_COLLECTED = 500
 
 # The end of a script that removed the `removed` oldest rows, with `freed` bytes in total.
@@ -232,7 +232,7 @@ class CollectedRows:
         """Removes the rows with numbers below ``end``.
 
         Returns:
-            The number of rows removed; another reader may have removed others.
+            The number of rows removed; another reader may have removed the rest.
         """
         total = 0
         while removed := int(self._remove(self._keys, [end, MAX_COLLECTED])):

@@ -1,7 +1,7 @@
 """A Redis server as a child process, for use where no server is running.
 
-The server ends with this process, also when it is killed: on Linux the kernel signals it
-(``PR_SET_PDEATHSIG``). Elsewhere only `EmbeddedRedis.close` ends it.
+The server ends with this process, even if this process is killed: on Linux, the kernel signals the
+server (``PR_SET_PDEATHSIG``). Elsewhere, only `EmbeddedRedis.close` ends the server.
 """
 
 import atexit
@@ -197,9 +197,10 @@ def _start_and_wait(
 
 
 def _claimed(directory: Path, url: str) -> int:
-    """Opens a locked file that the server inherits, since two servers would destroy the data.
+    """Locks a file in the folder, since two servers would destroy the data; returns its descriptor.
 
-    The file contains the server's URL, for processes that find the file locked.
+    The server inherits the lock. The file contains the server's URL, for processes that find the
+    file locked.
     """
     descriptor = os.open(directory / "redis.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -207,7 +208,7 @@ def _claimed(directory: Path, url: str) -> int:
     except BlockingIOError:
         theirs = os.read(descriptor, _LONGEST_URL).decode()
         os.close(descriptor)
-        share = f"set REDIS_URL={theirs} to share it, " if theirs else ""  # not written yet
+        share = f"set REDIS_URL={theirs} to share it, " if theirs else ""  # no URL yet
         raise StoreError(
             f"another command's Redis server already runs in {directory}: {share}wait until that "
             "command ends, or name another folder with --data-dir (TASC_DATA_DIR)"

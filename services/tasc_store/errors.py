@@ -6,7 +6,7 @@ class StoreError(Exception):
 
 
 class StoreUnreachable(StoreError):
-    """Redis does not answer at the URL, is loading or unreachable, or refuses the login."""
+    """Redis does not answer, is loading, is a replica without its primary, or refuses the login."""
 
 
 class StoreReadOnly(StoreError):
@@ -22,7 +22,7 @@ class StoreBusy(StoreError):
 
 
 class StoreTooOld(StoreError):
-    """The Redis server is older than the commands used here."""
+    """The Redis server lacks commands that this package uses."""
 
 
 class UnknownTask(StoreError):

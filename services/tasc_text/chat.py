@@ -65,7 +65,7 @@ class ChatTemplate(Template):
 
     @property
     def plain_prompts(self) -> tuple[str, ...]:
-        """Prompts without the head of an answer, which may begin with a reasoning mark."""
+        """Prompts without the head of the next answer, since a head may have a reasoning mark."""
         bare, found = replace(self, system=None, shots=()), list[str]()
         for talk in (_TALK, (Message("system", "a"), *_TALK)):
             with suppress(MessageError):  # a template may not support system prompts
@@ -109,7 +109,7 @@ class ChatTemplate(Template):
         return [self._turn(m, quote) for m in (*system, *shots, *messages[begins:])]
 
     def _turn(self, message: Message, quote: Quote) -> dict[str, str]:
-        # Only recent templates know the role ``developer``; for others it becomes a system prompt.
+        # Only recent templates know the role ``developer``; others get a system prompt instead.
         known = message.role != "developer" or "developer" in self.source
         turn = {"role": message.role if known else "system", "content": quote(message.content)}
         return turn if message.name is None else {**turn, "name": quote(message.name)}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tokenizers import AddedToken, Tokenizer, models
 
-MARK = "\U000f7a5c"  # replaces a character of a text; private, so no token has it
+MARK = "\U000f7a5c"  # replaces a character of a text; a private character, which no token has
 _UNKNOWN = "\U0010fffd"  # a private character that no tokenizer knows
 _NONCE = secrets.token_hex(8)
 _REST = f"<{_NONCE}>"  # a word that replaces all text between added tokens
@@ -64,7 +64,7 @@ class ControlTokens:
     Args:
         backend: The tokenizer.
         spellings: The spellings of the tokenizer.
-        ids: Ids of the tokens; ids of other than added tokens are ignored.
+        ids: Ids of the tokens; ids that belong to no added token are ignored.
     """
 
     def __init__(self, backend: Tokenizer, spellings: Spellings, ids: Iterable[int]) -> None:
@@ -99,7 +99,10 @@ class ControlTokens:
         return [span for span in self._spellings.find(text) if span.id in self._contents]
 
     def without_signs(self, text: str) -> str:
-        """Replaces the signs in a text by marks, so that the text cannot be part of a spelling."""
+        """Replaces a text's signs by marks, so that the text cannot be part of a spelling.
+
+        Signs are characters of which each spelling has at least one.
+        """
         if not self.may_spell(text):
             return text
         return self._hidden.sub(lambda found: MARK * len(found[0]), text)
@@ -109,11 +112,14 @@ class ControlTokens:
         return _replaced(text, [(s, MARK * (s.end - s.begin)) for s in self.find(text)])
 
     def example(self, spans: Sequence[Span]) -> str:
-        """The text of the first of these spellings; without spellings, of any control token."""
+        """The text of the first of these control tokens; without any, of some control token."""
         return next(iter([self._contents[span.id] for span in spans] or self._ids))
 
     def beyond(self, ids: Sequence[int], spans: Sequence[Span]) -> bool:
-        """Whether ids have control tokens that the text does not spell. Unknown text is ignored."""
+        """Whether the control tokens in ``ids`` differ from the spelled ones, ``spans``.
+
+        Ids of unknown text are ignored.
+        """
         counted = self._contents.keys() - self._unknown
         wanted = [span.id for span in spans if span.id in counted]
         return [id_ for id_ in ids if id_ in counted] != wanted
@@ -130,7 +136,7 @@ class ControlTokens:
         named = _replaced(text, [(span, self._named(text, span)) for span in written])
         copy, real = self._renamed
         encoding = copy.encode(named, add_special_tokens=False)
-        # The model itself converts a text to a control token if its vocabulary has the token.
+        # The model itself makes control tokens of texts if its vocabulary has these tokens.
         own = self._contents.keys() - real.keys()
         if own.isdisjoint(found := encoding.ids):
             return [real.get(id_, id_) for id_ in found]
@@ -164,7 +170,7 @@ class ControlTokens:
 
     @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
-        """A copy of the tokenizer whose control tokens have secret names, and real ids by its ids.
+        """A copy of the tokenizer with secret names for control tokens; real ids by the copy's ids.
 
         The copy shares the model, so it costs neither time nor memory. The ids of its added tokens
         are different.
@@ -183,7 +189,7 @@ class ControlTokens:
             flag: getattr(self._spellings.added[id_], flag)
             for flag in ("lstrip", "rstrip", "single_word", "normalized", "special")
         }
-        if id_ in self._contents:  # written by the template, whatever text is next to it
+        if id_ in self._contents:  # counts anywhere, since the template wrote it
             flags["single_word"] = False
         return AddedToken(name, **flags)
 
@@ -203,7 +209,7 @@ def _replaced(text: str, others: Iterable[tuple[Span, str]]) -> str:
 
 
 def _signs(texts: Collection[str]) -> str:
-    """A few characters, preferably signs, such that each text has at least one of them."""
+    """A few characters of which each text has at least one, preferably punctuation marks."""
     chosen, left = "", set(texts)
     while left:
         letters = sorted({letter for text in left for letter in text})

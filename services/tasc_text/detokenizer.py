@@ -81,7 +81,7 @@ class IncrementalDetokenizer:
         before = len(self._text)
         self._text += piece
         stops = self._stop if len(self._ids) > self._min_tokens else ()
-        # Only matches that end in the new piece: earlier ones were within min_tokens.
+        # Only matches that end in the new piece count: earlier matches were within min_tokens.
         starts = ((s, self._text.find(s, max(0, before - len(s) + 1))) for s in stops)
         found = [(at, at + len(s)) for s, at in starts if at >= 0]
         if found:

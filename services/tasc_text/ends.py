@@ -1,8 +1,8 @@
 """Finds the tokens that end a model's answers in the files of its folder.
 
 No single file is complete for all models. Chat models often end a turn with another token than they
-end a text, and a fine-tuned model may name its end in one file only. So every token that any file
-names as an end ends an answer.
+end a text, and a fine-tuned model may name its end in one file only. So a token ends an answer if
+any file names it as an end.
 """
 
 import json
@@ -59,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """Returns the ids of added tokens, the only tokens that are found verbatim in a text."""
+    """Returns the ids of added tokens by text. Only added tokens are found verbatim in texts."""
     return {t["content"]: t["id"] for t in read_json(path).get("added_tokens", [])}
 
 
@@ -73,7 +73,7 @@ def _known(texts: tuple[str | None, ...], ids: Mapping[str, int]) -> tuple[int, 
 
 
 def _eos(settings: Mapping[str, Any]) -> Any:
-    """Returns the end in settings; for a model with several parts, maybe from its text part."""
+    """Returns the end that settings name, for the model or else for its text part."""
     named, text = settings.get("eos_token_id"), settings.get("text_config")
     return text.get("eos_token_id") if named is None and isinstance(text, dict) else named
 
@@ -116,7 +116,7 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 @lru_cache(16)
 def _behind_answer(source: str, special: tuple[tuple[str, str], ...]) -> str:
-    """Returns the text after an answer; empty if the answer is not rendered verbatim."""
+    """Returns what a template writes after an answer; empty if it changes the answer's text."""
     answer = shared_renderer().ask(
         {
             "source": source,

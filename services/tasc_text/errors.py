@@ -6,4 +6,4 @@ class TextError(ValueError):
 
 
 class TokenizerError(TextError):
-    """A model folder whose tokenizer cannot be used."""
+    """The tokenizer of a model folder cannot be used."""

@@ -5,7 +5,7 @@ from pathlib import Path
 _SAFE = ".safetensors"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz")
-# Model formats of other programs by file name suffix; none converts back to transformers.
+# Model formats of other programs by file name suffix. None can be converted to transformers.
 _OTHERS = {
     ".onnx": "an ONNX model",
     ".xml": "an OpenVINO model",
@@ -79,4 +79,4 @@ def _pickled(folder: Path) -> str:
 
 
 def _other(what: str) -> str:
-    return f"{what}, which is not read here; name the transformers model that it was made from"
+    return f"{what}, which is not supported; name the transformers model that it was made from"

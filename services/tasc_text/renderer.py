@@ -2,7 +2,7 @@
 
 The sandbox denies a template access to files and to Python's internals, but does not stop endless
 loops or huge texts, and a single call into C code cannot be interrupted by a thread. So templates
-are rendered in a process that is killed at the limit; the next prompt starts another one.
+are rendered in a process that can be killed; the next prompt starts another one.
 """
 
 import atexit
@@ -22,16 +22,16 @@ from typing import Any, Final, cast
 LIMIT_S: Final = 1.0  # processor time of one prompt; most take under a millisecond
 MOST_CHARACTERS: Final = 4_000_000  # characters of one prompt
 MEMORY: Final = 512 << 20  # bytes in addition to those that the process has at its start
-_KILL_S: Final = 2 * LIMIT_S  # kills code other than Python's, which is not interrupted at LIMIT_S
+_KILL_S: Final = 2 * LIMIT_S  # kills the process if C code cannot be interrupted at LIMIT_S
 _TICK_S: Final = 0.1
-_SHOWN: Final = 500  # characters of a template's own message
+_SHOWN: Final = 500  # maximum characters of an error
 _PROGRAM: Final = "from tasc_text.renderer import serve; serve()"
 _TOO_LONG = f"does not end within {LIMIT_S:g} s; correct its loops"
 _TOO_LARGE = f"needs more than {MEMORY >> 20} MiB of memory; shorten what it writes"
 
 
 class Renderer:
-    """The process, which the first call starts. Any thread may call; calls run one by one."""
+    """The rendering process. The first call starts it. Calls of several threads run one by one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -86,7 +86,9 @@ class Conversation:
             if getattr(self, name) is not None:
                 field = "chat_template_kwargs" if name == "variables" else name
                 raise MessageError(
-                    field, f"{field} is for chat templates; the task has a format string: remove it"
+                    field,
+                    f"{field} is for chat templates, but the task has a format string; leave "
+                    f"{field} out",
                 )
         if (last := self._last_user) is None:
             raise MessageError(
@@ -98,7 +100,7 @@ class Conversation:
             raise MessageError(
                 ignored[0].split()[0],
                 f"the task's format string takes the last user message only, not "
-                f"{', '.join(ignored)}; remove these messages, or strict_messages",
+                f"{', '.join(ignored)}; remove these messages, or the field strict_messages",
             )
         return self.messages[last].content
 
@@ -203,7 +205,7 @@ class Template(ABC):
     def _kept_apart(
         self, control: ControlTokens, value: str | Conversation, prompt: str, ids: list[int]
     ) -> list[int]:
-        """Returns ids of a prompt in which all control tokens are the template's.
+        """Returns ids of a prompt, in which all control tokens are the template's own.
 
         The prompt is rendered again with marks instead of the signs that spellings in texts need.
         This shows which parts the template wrote, even if it changes the texts. If the template
@@ -235,12 +237,12 @@ class Template(ABC):
     def _marked(self, value: str | Conversation, quote: Quote) -> str:
         try:
             return self.render(value, quote)
-        except MessageError:  # the template examines texts
+        except MessageError:  # the template examines texts and refuses the marks
             return ""
 
 
 class _Texts(list[str]):
-    """A function ``quote`` of `Template.render` that keeps the texts and does not change them."""
+    """A ``quote`` for `Template.render` that records the texts and does not change them."""
 
     def __call__(self, text: str) -> str:
         self.append(text)

@@ -53,7 +53,8 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
                 model,
                 revision=revision,
                 allow_patterns=patterns,
-                local_files_only=constants.HF_HUB_OFFLINE,  # else 1.x asks the hub for cached files
+                # Without this argument, huggingface_hub 1.x asks the hub even for cached files.
+                local_files_only=constants.HF_HUB_OFFLINE,
             )
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -64,7 +65,7 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
 
 
 _NOT_IDENTITY = ("padding", "truncation", "version")  # fields left out of the fingerprint
-_INSIDE = "a"  # a token's text in byte-level and SentencePiece vocabularies alike
+_INSIDE = "a"  # the text of a token in both byte-level and SentencePiece vocabularies
 _CUT = "\N{REPLACEMENT CHARACTER}"  # written by decoders for a part of a character
 
 
@@ -124,7 +125,7 @@ class TaskTokenizer:
 
     @cached_property
     def byte_ids(self) -> frozenset[int]:
-        """Ids of ``<0x00>`` to ``<0xFF>``. A run of them is decoded as one character or fails."""
+        """Ids of ``<0x00>`` to ``<0xFF>``. A run of these ids is decoded, or fails, as a whole."""
         ids = (self._tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return frozenset(i for i in ids if i is not None)
 
@@ -136,7 +137,7 @@ class TaskTokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids that have no text in answers."""
+        """Ids of special tokens, which have no text in answers."""
         return frozenset(self.special_tokens.values())
 
     def special_in(self, text: str) -> str | None:
@@ -152,7 +153,7 @@ class TaskTokenizer:
 
     @cached_property
     def controls(self) -> dict[Hashable, tuple[ControlTokens, frozenset[str]]]:
-        """A cache: the control tokens of each template, and its own texts that spell none."""
+        """A cache by template: its control tokens, and its own texts that spell none of them."""
         return {}
 
     def control(self, ids: Iterable[int] = ()) -> ControlTokens:
@@ -195,7 +196,7 @@ class TaskTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits; they differ if ids or their meaning may differ."""
+        """32 hexadecimal digits; they are equal only if ids and their meanings are equal."""
         content = json.loads(self.path.read_text(encoding="utf-8"))
         identity = {k: v for k, v in content.items() if k not in _NOT_IDENTITY}
         identity["eos_ids"] = self.eos_ids
@@ -285,7 +286,7 @@ class TaskTokenizer:
 def _letters_of_bytes() -> dict[str, int]:
     """The letters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2).
 
-    Printable bytes stand for themselves; the others are the letters from 256 on.
+    Printable bytes stand for themselves. The letters from 256 on stand for the other bytes.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

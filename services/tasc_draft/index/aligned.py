@@ -36,7 +36,7 @@ AlignedView: Any = namedtuple("AlignedView", "slots keys first tokens counts tot
 
 @borrowing
 def begins(word_starts: Any, token: int) -> bool:
-    """Whether a token begins a word, as ids without a token are taken to do."""
+    """Whether a token begins a word. Ids without a token count as beginnings."""
     return token < 0 or token >= len(word_starts) or word_starts[token]
 
 
@@ -78,10 +78,11 @@ def context_keys(hashes: Any, lasts: Any, words: int, u: int, y1: int, y2: int, 
     - 2: the aligned word and the next word;
     - 3: the aligned word's last token, which is an ending that unseen words share, and ``y2``;
     - 4: the previous word, the aligned word and ``y2``;
-    - 5: the last tokens of the aligned word and of the next one, and ``y2``.
+    - 5: the last tokens of the aligned word and of the next word, and ``y2``.
 
     Args:
-        hashes, lasts, words: The arrays filled and the number returned by `words`.
+        hashes, lasts: The arrays that `words` filled.
+        words: The number that `words` returned.
         u: Number of the aligned word in the prompt; it may lie outside the prompt.
         y1, y2: The last token of the answer and the token before it. SEP precedes the answer, and
             -1 precedes SEP.
@@ -128,7 +129,7 @@ def _mix(h: Any, value: Any) -> Any:
 
 @borrowing
 def _folded(h: Any) -> Any:
-    """The high half of a product: its low bits depend on few bits of the factors."""
+    """The high half of a product, since the low bits depend on few bits of the factors."""
     return np.uint32((h * _FACTOR) >> _HALF)
 
 
@@ -222,9 +223,9 @@ def build_aligned(
         eos_id: Appended to each output.
 
     Returns:
-        None if the answers do not follow the prompt word by word. This is so if the task has fewer
-        than MIN_ROWS rows, or if the share of rows in which the prompt exceeds the output by the
-        usual number of words is below MIN_SHARE.
+        None if the answers do not follow the prompt word by word. This is assumed if the task has
+        fewer than MIN_ROWS rows, or if the share of rows in which the prompt exceeds the output by
+        the usual number of words is below MIN_SHARE.
     """
     if len(outputs) < MIN_ROWS:
         return None
@@ -263,7 +264,7 @@ def _merged(kinds: Sequence[Counted]) -> Counted:
     """Distinct pairs of all kinds, ascending. Contexts of two kinds may have the same key."""
     pairs = np.concatenate([pairs for pairs, _ in kinds])
     counts = np.concatenate([counts for _, counts in kinds])
-    order = np.argsort(pairs, kind="stable")  # a merge sort; the input is sorted runs
+    order = np.argsort(pairs, kind="stable")  # merges the sorted runs of the input
     starts = np.flatnonzero(is_first(pairs[order]))
     return pairs[order][starts], np.add.reduceat(counts[order], starts, dtype=np.int32)
 
@@ -288,7 +289,7 @@ def _table(pairs: Pairs, counts: Int32, vocab_size: int, head: int) -> AlignedTa
 
 
 def _by_count(pairs: Pairs, counts: Int32, begins: Int32) -> tuple[Pairs, Int32, Int32]:
-    """Sort each context's pairs by falling count, then by token; also returns their ranks.
+    """Sort each context's pairs by falling count, then by token; also returns the pairs' ranks.
 
     ``begins[i]`` is where the context of pair i begins. Most contexts have a single pair, so only
     contexts with several pairs are sorted.
@@ -363,7 +364,7 @@ def _majority(texts: Any, agreeing: Any, place: int, word_starts: Any) -> tuple[
 def _fill(
     prompts: Any, outputs: Any, rows: Any, word_starts: Any, eos_id: int, head: int, pairs: Any
 ) -> None:
-    """Fill a pair of each kind for each output token of these rows and for each EOS."""
+    """Fill ``pairs`` with one pair per kind for each output token of these rows and each EOS."""
     longest = np.diff(prompts.offsets).max()
     hashes, lasts = np.empty(longest, np.uint32), np.empty(longest, np.int32)
     keys = np.zeros(KINDS, np.uint32)

@@ -83,7 +83,7 @@ def read_bigrams(path: Path, fingerprint: str) -> BigramTable:
     table = _table(read_arrays(path, _FIELDS, "a bigram table", _MAKE), path)
     if table.fingerprint != fingerprint:
         raise DraftError(
-            f"{path} is of {table.model} with tokenizer {table.fingerprint}, but the task has "
+            f"{path} is for {table.model} with tokenizer {table.fingerprint}, but the task has "
             f"tokenizer {fingerprint}; make one with `tasc model-bigrams` from the task's model"
         )
     try:

@@ -136,7 +136,7 @@ def _hot_table_holds(index: CorpusIndex) -> bool:
     slots, (begins, sizes) = len(index.hot_slots), index.hot_slots[:, 2:].T
     tokens, counts, los, his = index.hot_next.T
     return bool(
-        # A search looks at all slots one by one until one is empty.
+        # A search visits slot after slot until it finds an empty one.
         slots & (slots - 1) == 0
         and np.count_nonzero(sizes) < slots
         and within(sizes, WIDEST + 1)

@@ -1,14 +1,15 @@
 """Builds a corpus index from token ids, in steps that a distributed job also calls.
 
 The job calls `distinct` once, `splitters` once, `sort_part` for each pair of neighbouring splitters
-on any machine that has the text, and `assemble` once. The bytes do not depend on the number of
-parts or on the order of documents.
+on any machine that has the text, and `assemble` once. The index's bytes do not depend on the number
+of parts or on the order of documents.
 
 If an index would be larger than allowed, the documents with the least expected gain are left out.
-The gain of a document is how often its tokens would be predicted for other documents: each of its
-grams of GAIN_TOKENS tokens predicts its last token wherever else the gram occurs. A gram that the
-kept documents already contain k times counts 1 / (1 + k)^2. Without this discount, the most similar
-documents would be kept, and drafts would be worse than with documents drawn at random.
+The gain of a document is how many tokens of other documents it would help to predict: each of its
+grams of GAIN_TOKENS tokens predicts the gram's last token wherever else the gram occurs. A gram
+that the kept documents already contain k times counts 1 / (1 + k)^2. Without this discount, the
+documents most similar to each other would be kept, and drafts would be worse than with documents
+drawn at random.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +28,10 @@ from tasc_draft.index.lookup import END, hot_table
 Parts: TypeAlias = Sequence[tuple[Int32, Int32]]
 """The results of `sort_part` for each part of a text, in order."""
 
-GAIN_TOKENS = 8  # the best of 3, 4, 6, 8 and 12 on five tasks cut to a half and to a fifth
-SWEEPS = 16  # each sweep halves the threshold of the gain; later sweeps would gain almost nothing
-_CAUTION = 0.99  # attempts to meet a byte limit aim a little lower, so that few are needed
+# The best of 3, 4, 6, 8 and 12 on five tasks, with the corpus cut to a half and to a fifth.
+GAIN_TOKENS = 8
+SWEEPS = 16  # each sweep halves the minimum gain; further sweeps would change almost nothing
+_CAUTION = 0.99  # attempts aim at this share of the byte limit, so that few attempts are needed
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def distinct(outputs: Tokens, *, vocab_size: int, eos_id: int, depth: int = DEPT
 
 
 def keep(documents: Documents, kept: NDArray[np.bool_], depth: int) -> Documents:
-    """The documents marked in ``bool[D]``, in the same order."""
+    """The documents marked in ``kept``, ``bool[D]``, in the same order."""
     numbers = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
     starts, lengths = documents.offsets[:-1][kept], np.diff(documents.offsets)[kept]
     text, offsets = _arrange(documents.text, starts, lengths, depth)
@@ -110,8 +112,8 @@ def require_ids(texts: Tokens, vocab_size: int) -> None:
     ids = texts.ids
     if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
         raise DraftError(
-            f"corpus ids run from {ids.min()} to {ids.max()}, but the vocabulary has {vocab_size}; "
-            "tokenise the corpus with the target's own tokenizer"
+            f"corpus ids run from {ids.min()} to {ids.max()}, but the vocabulary has {vocab_size} "
+            "tokens; tokenise the corpus with the target's own tokenizer"
         )
 
 
@@ -126,7 +128,7 @@ def _arrange(
 
 @compiled
 def mark(ids: Any, starts: Any, sep: int, eos: int, text: Any) -> None:
-    """Write ``SEP output EOS END`` for each output, and ENDs after the last."""
+    """Write ``SEP output EOS END`` for each output, and ENDs after the last output."""
     at = 0
     for i in range(len(starts) - 1):
         begin, size = starts[i], starts[i + 1] - starts[i] - MARKS
@@ -148,8 +150,8 @@ def copy(source: Any, starts: Any, offsets: Any, text: Any) -> None:
 def by_gain(documents: Documents) -> Int64:
     """Document numbers by falling expected gain per token; deterministic.
 
-    Greedy maximisation of a sum of diminishing gains by falling thresholds (Badanidiyuru & Vondrak
-    2014).
+    The sum of the diminishing gains is maximised greedily, by falling thresholds (Badanidiyuru &
+    Vondrak 2014).
     """
     places = sorted_places(documents.text, GAIN_TOKENS)
     first = places >= 0
@@ -164,7 +166,7 @@ def by_gain(documents: Documents) -> Int64:
 
 @compiled
 def ranked(gram_of: Any, elsewhere: Any, offsets: Any) -> Any:
-    """Sweep over the documents and take documents above a threshold that each sweep halves."""
+    """Rank documents: each sweep takes those that reach a threshold, then halves it."""
     documents = len(offsets) - 1
     held = np.zeros(len(elsewhere), np.int32)
     taken = np.zeros(documents, np.bool_)
@@ -189,7 +191,10 @@ def ranked(gram_of: Any, elsewhere: Any, offsets: Any) -> Any:
 
 @compiled
 def gain_of(grams: Any, elsewhere: Any, held: Any) -> float:
-    """The expected gain per token of a document without END, given the grams already held."""
+    """The expected gain per token of a document with these grams.
+
+    ``held`` has the count of each gram in the documents taken so far.
+    """
     gain = 0.0
     for gram in grams:
         gain += elsewhere[gram] / (1.0 + held[gram]) ** 2
@@ -225,9 +230,10 @@ def index_documents(
 
     Args:
         fingerprint: The fingerprint of the tokenizer that made the ids.
-        sort: Sorts a text to ``depth`` in any number of parts; by default in one, in this process.
-        pruned: Called before each new choice of documents with the number of choices so far, from
-            0 on.
+        sort: Sorts a text by ``depth`` tokens in any number of parts; by default in one part, in
+            this process.
+        pruned: Called with the number of choices of documents so far: with 0 before the first
+            choice, then after each choice.
 
     Returns:
         The index and the documents in it; rows of dropped documents have the number -1.
@@ -263,7 +269,7 @@ def index_documents(
 def assemble(
     documents: Documents, parts: Parts, *, fingerprint: str, vocab_size: int, depth: int = DEPTH
 ) -> CorpusIndex:
-    """Join the sorted parts of the documents' text, in order, to an index."""
+    """Join the sorted parts of the documents' text, in order, into an index."""
     order = np.concatenate([part[0] for part in parts])
     cumulative = np.zeros(len(order) + 1, np.int32)
     np.cumsum(np.concatenate([part[1] for part in parts]), out=cumulative[1:])

@@ -1,10 +1,10 @@
 """Sorts places of a text by their next tokens: all places, the places of a part, or chosen places.
 
 A gram is the next ``depth`` tokens from a place on, cut after its first END. Places are first put
-into buckets by their first token. Each group of equal places is then sorted by its next tokens,
-packed into a 64-bit key, with a stable radix sort. This repeats up to ``depth`` tokens (most
-significant key first: McIlroy, Bostic & McIlroy 1993). Time is linear in the size of the text times
-the depth.
+into buckets by their first token. Each group of places that are equal so far is then sorted by the
+next tokens, packed into a 64-bit key, with a stable radix sort. This repeats up to ``depth`` tokens
+(most significant key first: McIlroy, Bostic & McIlroy 1993). Time is linear in the size of the text
+times the depth.
 """
 
 from typing import Any
@@ -53,7 +53,10 @@ def sort_part(
 def sorted_places(
     text: Int32, depth: int, low: int | None = None, high: int | None = None
 ) -> Int32:
-    """All places of a part by gram, then by place: p for the first of a gram, ~p for others."""
+    """All places of a part, sorted by gram, then by place.
+
+    The first place p of a gram is returned as p, and each other place p of the gram as ~p.
+    """
     text = read_only(text)
     width, ends = width_of(text), [-1 if end is None else int(end) for end in (low, high)]
     bits = width.bit_length()
@@ -74,12 +77,12 @@ def sort_chosen(text: Int32, places: Int32, depth: int) -> Int32:
 def splitters(text: Int32, parts: int, depth: int = DEPTH) -> list[int]:
     """Places whose grams split a text into ``parts`` parts with about equally many places.
 
-    The places are quantiles of an evenly spaced sample, since first tokens are distributed too
-    unevenly.
+    The places are quantiles of an evenly spaced sample. A split by first tokens would be too
+    uneven.
 
     Returns:
-        ``parts - 1`` places by rising gram, or fewer if the text has fewer places. A very frequent
-        gram gives equal places, and the part between them is empty.
+        ``parts - 1`` places by rising gram, or fewer if the text has fewer places. Several of them
+        may have the same, very frequent gram; the parts between such places are empty.
     """
     stride = max(1, len(text) // (SAMPLE * parts))
     sample = np.flatnonzero(text[::stride] != END).astype(np.int32) * np.int32(stride)
@@ -116,8 +119,9 @@ def inside(text: Any, place: int, depth: int, low: int, high: int) -> bool:
 def bucket_of(
     text: Any, place: int, depth: int, low: int, high: int, smallest: int, greatest: int, width: int
 ) -> int:
-    """A place's first token if it belongs to the part, else ``width``; mostly without a branch.
+    """A place's first token if the place belongs to the part, else ``width``.
 
+    Most places are handled without a branch.
     ``smallest`` and ``greatest`` are the first tokens of ``low`` and ``high``. Only places with
     these tokens need a comparison of whole grams.
     """
@@ -129,7 +133,7 @@ def bucket_of(
 
 @compiled
 def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> tuple[Any, Any, Any]:
-    """Put the places of a part into buckets by first token, with keys of the tokens after it.
+    """Put the places of a part into buckets by first token, with keys of the following tokens.
 
     Returns:
         first: ``int64[width + 1]`` where the bucket of each token below ``width`` begins.
@@ -166,7 +170,7 @@ def deal(text: Any, depth: int, low: int, high: int, width: int, bits: int) -> t
 def gather(
     text: Any, places: Any, begin: int, end: int, done: int, depth: int, bits: int, keys: Any
 ) -> None:
-    """Pack the tokens of each place from ``done`` on; 0 after END and after the gram's end."""
+    """Fill ``keys`` with each place's tokens from number ``done`` on; 0 after END or the gram."""
     room = KEY_BITS // bits
     one, take = np.uint64(bits), min(room, depth - done)
     for i in range(begin, end):
@@ -238,7 +242,7 @@ def sort_few(keys: Any, places: Any, begin: int, end: int) -> None:
 
 @compiled
 def sort_many(keys: Any, places: Any, spare_keys: Any, spare_places: Any, digits: Any) -> None:
-    """Stable radix sort by key over the digits that differ."""
+    """Stable radix sort by key, without digits that are equal in all keys."""
     n, differ = len(keys), np.uint64(0)
     for i in range(1, n):
         differ |= keys[i] ^ keys[0]
@@ -276,7 +280,10 @@ def deal_digit(
 
 @compiled
 def merge_repeats(places: Any, weights: Any, sums: Any) -> int:
-    """Keep the first place of each gram, in place, and sum its weights; returns the number."""
+    """Move the first place of each gram to the front; returns the number of grams.
+
+    ``sums`` is filled with the sum of the weights of each gram's places.
+    """
     n = 0
     for place in places:
         if place >= 0:

@@ -38,8 +38,8 @@ class DraftIndex:
         aligned: Next tokens by aligned word, for tasks whose answers follow the prompt word by
             word.
         word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; goes with ``aligned``.
-        canonical: ``int32[vocab_size + 1]`` the id of the same text without a leading space. It
-            allows a prompt's token to match the answer with or without a leading space.
+        canonical: ``int32[vocab_size + 1]`` the id of each token's text without a leading space.
+            By canonical ids, tokens of prompt and answer match regardless of a leading space.
         bigrams: The target's own continuations of each token.
         weights: Weights learnt on held-out rows; None for the initial weights.
         settings: Settings chosen on held-out rows; None for the settings of the task's record.
@@ -79,7 +79,7 @@ class DraftIndex:
         return [part for part in parts if part is not None]
 
     def check_integrity(self) -> None:
-        """Raise DraftError unless compiled code stays in the parts, and the parts fit together."""
+        """Raise DraftError unless compiled code stays in the arrays and the parts fit together."""
         for part in self._parts:
             part.check_integrity()
         ids, fits = self.vocab_size + 1, True
@@ -119,7 +119,7 @@ def build_index(
         eos_id: Appended to each output.
         word_starts: ``bool[vocab_size + 1]`` whether a token begins a word; None for an index
             without an aligned table.
-        canonical: ``int32[vocab_size + 1]`` the id of the same text without a leading space.
+        canonical: ``int32[vocab_size + 1]`` the id of each token's text without a leading space.
         max_bytes: Maximum bytes of the corpus part. Outputs with the lowest expected gain are left
             out.
 
@@ -232,7 +232,7 @@ def read_index(path: Path) -> DraftIndex:
 
 
 def settings_in(head: bytes, name: str) -> DraftSettings | None:
-    """Read the settings of an index from its first HEAD_BYTES; None for an index without settings.
+    """Read an index's settings from its first HEAD_BYTES bytes; None if it has no settings.
 
     Args:
         name: The name of the index, for messages.
@@ -324,7 +324,7 @@ def _read_header(file: IO[bytes], path: Path | str) -> tuple[dict[str, Any], int
 
 
 def _view(body: Any, place: dict[str, Any]) -> Any:
-    """One array of a mapped file, without a copy; ValueError if it does not lie in the file."""
+    """One array of a mapped file, not copied; raises ValueError if it is not in the file."""
     if place["dtype"] not in _DTYPES:
         raise ValueError(f"{place} has none of the types {_DTYPES}")
     kind, shape, begin = np.dtype(place["dtype"]), tuple(place["shape"]), place["offset"]

@@ -23,8 +23,8 @@ from tasc_draft.drafts import DraftError, Int32, Int64, Tokens, is_first
 UInt32 = NDArray[np.uint32]
 Float32 = NDArray[np.float32]
 
-PROMPT_TOKENS = 1024  # the last tokens of a prompt that count: the request after its template
-WIDEST_SHARE = 0.3  # features of a larger share of rows distinguish nothing and are left out
+PROMPT_TOKENS = 1024  # only this many last tokens of a prompt count; the input comes last
+WIDEST_SHARE = 0.3  # features of a larger share of rows distinguish little and get no postings
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0  # limits for a feature with postings; builds give 0.12 to 22
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -140,7 +140,7 @@ _SET_SIZE = 4 * PROMPT_TOKENS  # a power of two, at least twice the features of 
 
 
 class NearestScratch(NamedTuple):
-    """Memory of a search; before and after it, all scores and all of seen are 0."""
+    """Memory of a search; before and after a search, all ``scores`` and ``seen`` are 0."""
 
     scores: Float32
     touched: Int32
@@ -150,7 +150,7 @@ class NearestScratch(NamedTuple):
 
 
 def nearest_scratch(inputs: InputIndex) -> NearestScratch:
-    """Allocates scratch memory for searches in one index, one search at a time."""
+    """Allocates scratch memory for one search at a time in one index."""
     return NearestScratch(
         scores=np.zeros(inputs.rows, np.float32),
         touched=np.zeros(inputs.rows + 1, np.int32),
@@ -166,10 +166,10 @@ def nearest(inputs: Any, prompt: Any, scratch: Any, found: Any, similarity: Any)
 
     Args:
         inputs: An `InputView`.
-        prompt: ``int32[*]``; its last ``PROMPT_TOKENS`` tokens count.
+        prompt: ``int32[*]``; only its last ``PROMPT_TOKENS`` tokens count.
         scratch: `NearestScratch` for the same index.
         found: ``int32[k]``, filled with row numbers.
-        similarity: ``float32[k]``, filled with their cosines, in (0, 1] up to rounding.
+        similarity: ``float32[k]``, filled with the rows' cosines, in (0, 1] up to rounding.
 
     Returns:
         The number of rows found. Rows that share no feature with the prompt are not found.
@@ -195,7 +195,11 @@ def _is_new(seen: Any, places: Any, n: int, key: Any) -> bool:
 
 @compiled
 def _features(inputs: Any, prompt: Any, scratch: Any) -> tuple[int, float]:
-    """Fill ``features`` with features with postings; returns their number and the squared norm."""
+    """Fill ``features`` with the prompt's features that have postings.
+
+    Returns:
+        The number of these features, and the prompt's squared norm.
+    """
     seen, places, features = scratch.seen, scratch.places, scratch.features
     unknown = UNKNOWN_SHARE * np.log(max(len(inputs.norms), 1)) ** 2
     begin = max(len(prompt) - PROMPT_TOKENS, 0)
@@ -234,7 +238,7 @@ def _score(inputs: Any, scratch: Any, known: int) -> int:
     for i in range(known):
         f = features[i]
         square = inputs.weights[f] ** 2
-        # A feature with more postings than the limit is the only feature of the search.
+        # If the rarest feature alone exceeds the limit, it is cut, and no other feature is used.
         for j in range(first[f], min(first[f + 1], first[f] + MAX_POSTINGS)):
             row = postings[j]
             touched[n] = row
@@ -245,7 +249,7 @@ def _score(inputs: Any, scratch: Any, known: int) -> int:
 
 @compiled
 def _rarest(first: Any, features: Any, known: int) -> int:
-    """Sort features by number of postings; returns how many stay within the limit."""
+    """Sort features by number of postings; returns how many fit in MAX_POSTINGS, at least 1."""
     for i in range(known):
         f = features[i]
         features[i] = np.int64(first[f + 1] - first[f]) << 32 | f
@@ -261,7 +265,7 @@ def _rarest(first: Any, features: Any, known: int) -> int:
 
 @compiled
 def _best(norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similarity: Any) -> int:
-    """Insert the best rows in order and reset the scores."""
+    """Insert the best rows into ``found`` in order and reset the scores; returns their number."""
     n, k = 0, len(found)
     for i in range(touched):
         row = scratch.touched[i]
@@ -283,13 +287,11 @@ def _best(norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similar
 
 
 AGREEMENT_TOKENS = 24  # outputs are compared by this many first tokens, including the end
-# Maximum number of pairs of rows from which a feature's purity and the corpus-wide mean are
-# estimated.
-FEATURE_PAIRS = 16
-CORPUS_PAIRS = 4096
+FEATURE_PAIRS = 16  # maximum number of pairs of rows from which a feature's purity is estimated
+CORPUS_PAIRS = 4096  # number of pairs of rows from which the mean agreement is estimated
 MIN_PURITY = 0.01  # a feature whose drawn pairs share no beginning may still be of use
 
-LARGEST_INDEX = np.iinfo(np.int32).max  # postings
+LARGEST_INDEX = np.iinfo(np.int32).max  # maximum number of postings
 _SPLITMIX = np.uint64(0xBF58476D1CE4E5B9)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -301,7 +303,7 @@ def build_inputs(prompts: Tokens, outputs: Tokens, documents: Int32) -> InputInd
     Memory peaks at about 40 bytes per prompt token.
 
     Args:
-        prompts: One prompt per row; the last ``PROMPT_TOKENS`` tokens of each count.
+        prompts: One prompt per row; only the last ``PROMPT_TOKENS`` tokens of a prompt count.
         outputs: One output per row, without end-of-sequence.
         documents: ``int32[rows]`` number of each row's output in the corpus index.
 
@@ -324,7 +326,7 @@ def build_inputs(prompts: Tokens, outputs: Tokens, documents: Int32) -> InputInd
 
 
 def _invert(prompts: Tokens) -> tuple[UInt32, Int32, Int32]:
-    """The indexed features, ascending, where their postings begin, and the postings."""
+    """The keys of the indexed features, ascending; where their postings begin; the postings."""
     marks = _marks(prompts)
     keys = (marks >> _HALF).astype(np.uint32)
     begins = np.flatnonzero(is_first(keys))
@@ -378,7 +380,10 @@ def _emit(prompts: Any, marks: Any) -> None:
 
 @compiled
 def _agreement(outputs: Any, a: int, b: int) -> float:
-    """Length of the common prefix of two outputs, ends included / length of the longer one."""
+    """Length of the common prefix of two outputs, divided by the length of the longer output.
+
+    Both lengths include the end and are at most AGREEMENT_TOKENS.
+    """
     ids, offsets = outputs
     begin_a, begin_b = offsets[a], offsets[b]
     size_a, size_b = offsets[a + 1] - begin_a, offsets[b + 1] - begin_b
@@ -417,7 +422,7 @@ def _shared(outputs: Any) -> float:
 
 @compiled
 def _measure(keys: Any, first: Any, postings: Any, outputs: Any, purities: Any) -> None:
-    """Fill each feature's purity; a feature of fewer than two rows gets the mean of the others."""
+    """Fill each feature's purity; features of fewer than two rows get the mean purity."""
     shared = _shared(outputs)
     total, measured = 0.0, 0
     for f in range(len(keys)):

@@ -2,8 +2,8 @@
 
 An interval ``[lo, hi)`` of ``order`` at depth d is the set of grams that begin with the same d
 tokens: a node of the n-gram trie. ``[0, len(order))`` at depth 0 is the root. The hot table holds
-the most frequent continuations of all large intervals, which are the nodes of the lcp-interval tree
-(Abouelhoda, Kurtz & Ohlebusch 2004).
+the most frequent continuations of all large intervals with several next tokens. Such intervals are
+the nodes of the lcp-interval tree (Abouelhoda, Kurtz & Ohlebusch 2004).
 
 Look-ups check no arguments: an interval must come from `narrow`, and a depth must be below the
 depth of the index.
@@ -17,7 +17,7 @@ from tasc_draft.compiled import borrowing, compiled, read_only
 from tasc_draft.drafts import Int32
 
 END = -1
-HOT = 32  # intervals of more entries have their continuations in the hot table
+HOT = 32  # larger intervals have their continuations in the hot table
 WIDEST = 8  # maximum continuations of an interval
 # Columns of a continuation: its token, how often it follows, and its interval one token deeper.
 TOKEN, COUNT, LO, HI = 0, 1, 2, 3
@@ -33,7 +33,7 @@ def slot_of(lo: int, depth: int, mask: int) -> int:
 
 @borrowing
 def run_end(text: Any, order: Any, at: int, hi: int, depth: int, token: int) -> int:
-    """The end of the run of entries from ``at`` on with ``token`` at ``depth``. Gallops."""
+    """The end of the run of entries from ``at`` on with ``token`` at ``depth``, by galloping."""
     low, step = at + 1, 1
     while low < hi and text[order[min(low + step, hi) - 1] + depth] == token:
         low = min(low + step, hi)
@@ -76,7 +76,11 @@ def count(corpus: Any, lo: int, hi: int) -> int:
 
 @borrowing
 def keep_greatest(found: Any, n: int, token: int, occurs: int, lo: int, hi: int) -> int:
-    """Insert into at most WIDEST lines by falling count, after equal counts."""
+    """Insert a continuation into up to WIDEST lines by falling count, after equal counts.
+
+    Returns:
+        The new number of lines.
+    """
     if n == WIDEST and occurs <= found[n - 1, COUNT]:
         return n
     at = min(n, WIDEST - 1)
@@ -112,7 +116,7 @@ def hot(corpus: Any, lo: int, hi: int, depth: int) -> tuple[int, int]:
 
 @borrowing
 def scan(text: Any, order: Any, cumulative: Any, lo: int, hi: int, depth: int, found: Any) -> int:
-    """`continuations` of an interval that is not in the hot table: walks runs of equal tokens."""
+    """Like `continuations`, but without the hot table: walks over runs of equal tokens."""
     last = text[order[hi - 1] + depth]
     n, at = 0, lo
     while at < hi:
@@ -169,7 +173,7 @@ def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> tuple
     """
     text, order, cumulative = read_only(text), read_only(order), read_only(cumulative)
     shared = common_prefixes(text, order, depth)
-    # Intervals of one depth do not overlap. The system does not back memory that is not written.
+    # The most there can be, as intervals of one depth do not overlap. Unwritten memory is free.
     bounds = np.empty((len(order) // (HOT + 1) * depth, 3), np.int32)
     bounds = bounds[: hot_intervals(shared, depth, bounds)]
     bounds = bounds[np.lexsort((bounds[:, 1], bounds[:, 0]))]
@@ -179,7 +183,7 @@ def hot_table(text: Int32, order: Int32, cumulative: Int32, depth: int) -> tuple
 
 @compiled
 def common_prefixes(text: Any, order: Any, depth: int) -> Any:
-    """``uint8[S]``: number of tokens that each entry shares with the previous; 0 for the first."""
+    """``uint8[S]``: number of tokens that each entry shares with the entry before; first: 0."""
     shared = np.zeros(len(order), np.uint8)
     for i in range(1, len(order)):
         a, b, k = order[i - 1], order[i], 0
@@ -212,7 +216,7 @@ def hot_intervals(shared: Any, depth: int, bounds: Any) -> int:
 
 @compiled
 def widest(text: Any, order: Any, cumulative: Any, bounds: Any) -> tuple[Any, Any]:
-    """A record (lo, depth, begin, n) for each interval, and the continuations of all."""
+    """A record (lo, depth, begin, n) for each interval, and the continuations of all intervals."""
     records = np.zeros((len(bounds), 4), np.int32)
     found = np.zeros((len(bounds) * WIDEST, COLUMNS), np.int32)
     n = 0

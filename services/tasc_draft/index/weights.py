@@ -2,8 +2,8 @@
 
 A candidate token's score is the sum of one weight per *slot*; a slot is a way in which a source
 supports tokens. The weight is looked up by the amount of evidence (the *base*) and by the share of
-it that supports the candidate (the *level*; 0 is none). Bases and levels are coarse, so that a few
-hundred answers suffice to learn a few thousand weights.
+the evidence that supports the candidate (the *level*; 0: none). Bases and levels are coarse, so
+that a few hundred answers suffice to learn a few thousand weights.
 """
 
 import functools
@@ -24,7 +24,7 @@ ORDERS = 7
 AMOUNTS = 6
 LENGTHS = 6
 GROUPS = 4  # classes of a local text's evidence, by similarity or by number of agreeing places
-CONTEXTS = 3  # corpus contexts of different lengths that are used at each node
+CONTEXTS = 3  # maximum number of corpus contexts used at a node
 
 # Slots, in the order of their tables: corpus by context, neighbours (longest agreement, and all),
 # prompt, answer so far, recent answers, the target's bigrams, aligned words by kind.
@@ -51,7 +51,7 @@ BIGRAM_BASE = LOCAL_BASE + (BIGRAM - NEIGHBOURS) * LOCAL_SIZE
 ALIGNED_BASE = BIGRAM_BASE + LEVELS
 OTHER_BASE = ALIGNED_BASE + KINDS * ALIGNED_SIZE
 CELLS = OTHER_BASE + (ORDERS + 1) * AMOUNTS * LEVELS
-MAX_WEIGHT = 1e6  # maximum of a cell; learnt weights are far below
+MAX_WEIGHT = 1e6  # maximum absolute value of a weight; learnt weights are far below
 
 
 # Lower limits of all classes but the first.
@@ -72,7 +72,7 @@ def _class(value: float, limits: Any) -> int:
 @borrowing
 def share_level(share: float) -> int:
     """Level 1 to 9 of the share of a source's evidence that supports a candidate."""
-    # A search by halves, since each piece of evidence calls it. A loop over limits is slower.
+    # A binary search, since each piece of evidence needs a level. A loop over limits is slower.
     if share >= 0.5:
         if share >= 0.9:
             return 9 if share >= 0.97 else 8
@@ -119,7 +119,10 @@ def aligned_base(kind: int, count: int) -> int:
 
 @borrowing
 def other_cell(tokens: int, count: int, share: float) -> int:
-    """The cell of "none of the candidates", by the longest corpus context; 0 tokens: no context."""
+    """The cell of "none of the candidates", by the longest corpus context.
+
+    ``tokens`` is 0 if there is no context.
+    """
     if tokens == 0:
         return OTHER_BASE + ORDERS * AMOUNTS * LEVELS
     return OTHER_BASE + _context_class(tokens, count) * LEVELS + share_level(share)

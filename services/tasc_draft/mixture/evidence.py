@@ -1,9 +1,10 @@
 """Nodes of the draft tree: candidates for the next token, their evidence and probabilities.
 
-Each source keeps a state at each node, which follows from the parent's state and one token (`root`,
-`descend`). From this state the source supports candidates, each with a share of its evidence
-(`gather`). A candidate's score is the sum of weight[base + level] over the slots that support it,
-and its probability p(v) = exp(score(v)) / Z, where Z includes a score for "none of the candidates".
+Each source keeps a state at each node, derived from its state at the parent and the node's token
+(`root`, `descend`). From this state, the source supports candidates, each with a share of the
+source's evidence (`gather`). A candidate's score is the sum of weight[base + level] over the slots
+with evidence, and its probability is p(v) = exp(score(v)) / Z, where Z includes a score for "none
+of the candidates".
 The weights maximise the likelihood of the tokens that the target emitted (log-linear mixing of
 n-gram evidence). So probabilities of paths are calibrated and no mixing constant has to be chosen.
 
@@ -70,14 +71,15 @@ _LAST_PLACE = 1 << 30  # larger than every place
 #   row, batch_row: number of the row, and its position in the batch
 #   place: position of the node in the row's draft
 #   parent, first_child, sibling: nodes, or NONE; path: probability of the path to the node
-#   source: number of the source that contributed most; words: begun in the answer up to here
+#   source: number of the source that contributed most
+#   words: number of words begun in the answer up to the node
 #   known: continuations of the first contexts; num_known is NONE if they were not looked up
 #   near, own, recent: (place, agreeing tokens) in the local texts
 #   width: number of the n-grams' candidates; candidates of the external tree follow to full_width
 #   supported: number of the n-grams' candidates with evidence, which precede the others
 #   bases: cell at which a slot's levels begin, or SILENT; other: cell of "none of the candidates"
 #   chance: probability of each candidate, negated once it is a node of the tree
-#   next: the candidate that is on the heap
+#   next: the candidate whose entry is on the heap, or NONE
 # For the next fields, see `external_tree`.
 #   external: the node of the external tree at the same path, if it has children, or NONE
 #   external_chance: probability of each candidate in the external tree
@@ -87,7 +89,7 @@ _LAST_PLACE = 1 << 30  # larger than every place
 #   cell: the cell of trust by which both sides were mixed
 # For the next fields, see `tasc_draft.labels`.
 #   label: the state in the forest of labels, or UNLIMITED
-#   others: number of tokens without evidence that may follow, or UNLIMITED
+#   others: number of tokens without evidence that the labels allow, or UNLIMITED
 #   forced: whether the node's only child is a token that the labels force
 NODE = np.dtype(
     [
@@ -121,8 +123,8 @@ NODE = np.dtype(
     align=True,
 )
 
-# Scalars of the compiled code; see `DraftSettings`. sep, depth and head belong to the index;
-# enabled has a flag for each source in use, by number; child_chance is OPTIMISTIC_CHILD_PROB.
+# Scalars of the compiled code; see `DraftSettings`. sep, depth and head belong to the index.
+# enabled: by number of a source, whether it is in use; child_chance: see OPTIMISTIC_CHILD_PROB.
 GROWTH = np.dtype(
     [
         *int32("rule", "n_max", "p_min", "prefix", "max_tokens"),
@@ -178,7 +180,7 @@ def clear(node: Any) -> None:
 
 @borrowing
 def candidate(node: Any, token: int) -> int:
-    """`enter` among the n-grams' own candidates; NONE for END, which may follow a cut output."""
+    """Like `enter`, for n-grams' candidates; NONE for END, which may follow a cut output."""
     if token < 0:
         return NONE
     i = enter(node, token, node.width, WIDTH)
@@ -209,7 +211,7 @@ def score(weights: Any, node: Any) -> None:
     """Fill the probabilities of a node's candidates and of all other tokens; they sum to one.
 
     All tokens without evidence together have one probability. If the row's labels determine which
-    tokens these are, each of them gets an equal share of it.
+    tokens these are, they share this probability equally.
     """
     n, other = node.supported, -math.inf if node.others == 0 else weights[node.other]
     greatest = other
@@ -273,7 +275,7 @@ def dominant_slot(weights: Any, node: Any, i: int) -> int:
 
 @borrowing
 def root(state: Any, x: int, row: int) -> None:
-    """Make node ``x`` the end of a row's text."""
+    """Make node ``x`` the root of a row's tree, which is the end of the row's text."""
     node, row_state, mixed = state.nodes[x], state.rows[row], state.growth[0].rule == MIXED
     text, end = state.texts[row], row_state.length - 1
     node.row = row
@@ -322,7 +324,7 @@ def descend(state: Any, x: int) -> None:
 
 @borrowing
 def gather(state: Any, x: int, labels: Any) -> None:
-    """Enter the evidence of all sources at a node, for tokens that its row's labels allow."""
+    """Enter the evidence of all sources at a node, for tokens that the row's labels allow."""
     node, scratch, enabled = state.nodes[x], state.scratch[0], state.growth[0].enabled
     row = node.row
     clear(node)
@@ -381,7 +383,7 @@ def _support(labels: Any, node: Any, slot: int, token: int, level: int) -> None:
 
 @borrowing
 def _corpus(labels: Any, corpus: Any, node: Any, found: Any) -> None:
-    """Enter the corpus's contexts. With labels, only continuations that they allow count."""
+    """Enter the evidence of the corpus. With labels, only continuations that they allow count."""
     slot = 0
     for i in range(node.num_contexts):
         tokens, whole, known = node.contexts[i, 0], node.contexts[i, 3], node.known[i]
@@ -400,7 +402,7 @@ def _corpus(labels: Any, corpus: Any, node: Any, found: Any) -> None:
 def _continued(
     labels: Any, node: Any, slot: int, tokens: int, whole: int, known: Any, n: int
 ) -> None:
-    """Enter the continuations of a context, which together occur ``whole`` times."""
+    """Enter the continuations of a context, each by its share of the count ``whole``."""
     if n == 0:
         return
     node.bases[slot] = cells.corpus_base(slot, tokens, whole)
@@ -415,10 +417,13 @@ def _continued(
 def _allowed_continuations(
     labels: Any, corpus: Any, node: Any, context: int, found: Any
 ) -> tuple[int, int]:
-    """The `continuations` that the row's labels allow, and how often they occur together.
+    """Fill ``found`` with the most frequent continuations that the row's labels allow.
 
-    If the context has more continuations than ``node.known`` has lines, each allowed token is
-    looked up in the corpus.
+    If the context may have more continuations than ``node.known``, each allowed token is looked up
+    in the corpus.
+
+    Returns:
+        The number of lines filled, and the sum of the counts of all allowed continuations.
     """
     tokens, lo, hi = node.contexts[context, 0], node.contexts[context, 1], node.contexts[context, 2]
     known, kept, whole = node.known[context], 0, 0
@@ -433,7 +438,8 @@ def _allowed_continuations(
         token = labels.token[state]
         begin, end = narrow(corpus, lo, hi, tokens, token)
         if begin < end:
-            occurs, lo = count(corpus, begin, end), end  # siblings and intervals are by token
+            # Labels and continuations are sorted by token, so later ones begin after ``end``.
+            occurs, lo = count(corpus, begin, end), end
             kept = keep_greatest(found, kept, token, occurs, begin, end)
             whole += occurs
     return kept, whole
@@ -441,7 +447,10 @@ def _allowed_continuations(
 
 @borrowing
 def _near(text: Any, weight: Any, group: int, labels: Any, node: Any, scratch: Any) -> None:
-    """Neighbours, weighed by similarity: all places, and the places of the longest agreement."""
+    """Enter the neighbours' evidence, weighed by similarity, for two slots.
+
+    One slot has the places with the longest agreement, the other has all places.
+    """
     places, sums, n = node.near, scratch.sums, node.num_near
     longest = _longest(places, n)
     sums[:] = 0.0
@@ -470,7 +479,7 @@ def _counted(
     text: Any, places: Any, n: int, begin: int, end: int,
     labels: Any, node: Any, slot: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """The places in ``text[begin:end]`` with the longest agreement, each with the same weight."""
+    """Enter the places in ``text[begin:end]`` with the longest agreement, with equal weights."""
     sums, longest, whole = scratch.sums, 0, 0
     for i in range(n):
         if begin <= places[i, 0] < end:
@@ -500,7 +509,7 @@ def _longest(places: Any, n: int) -> int:
 
 @borrowing
 def _aligned(labels: Any, state: Any, node: Any, scratch: Any) -> None:
-    """The words of the prompt that are aligned with the answer's next word."""
+    """Enter the evidence of the prompt's word that is aligned with the answer's next word."""
     table, row, before = state.aligned, node.row, _before(state, node)
     hashes, lasts, n = state.words.hashes[row], state.words.lasts[row], state.rows[row].words
     aligned = state.growth[0].head + node.words
@@ -518,7 +527,7 @@ def _aligned(labels: Any, state: Any, node: Any, scratch: Any) -> None:
 
 @borrowing
 def _before(state: Any, node: Any) -> int:
-    """The token before a node's token in the answer; SEP before the first, -1 before SEP."""
+    """The token before a node's token; SEP before the answer's first token, -1 before SEP."""
     if node.parent != NONE:
         return int(state.nodes[node.parent].token)
     row_state = state.rows[node.row]
@@ -529,7 +538,7 @@ def _before(state: Any, node: Any) -> int:
 
 @borrowing
 def _bigrams(labels: Any, bigrams: Any, node: Any) -> None:
-    """The target's own continuations of the last token."""
+    """Enter the target's own continuations of the node's token."""
     node.bases[cells.BIGRAM] = cells.BIGRAM_BASE
     for i in range(bigrams.tokens.shape[1]):
         share = math.exp(bigrams.logp[node.token, i])

@@ -3,11 +3,12 @@
 If a node of the tree is also a node of the external tree, both sides' probabilities of the next
 token v are mixed: p(v) = p_ngrams(v)^a * p_external(v)^b * exp(c(v)) / Z. Here c(v) is one number
 for tokens that n-grams did not name, another for tokens that the external tree did not name, and a
-third for all tokens that neither side named. These five numbers define how far each side is
-trusted, for tokens that it names and for tokens that it leaves out. They are learnt from the tokens
-that the target emits, like the weights of n-grams (`evidence.learn`). Each number is the sum of a
-value for all nodes and a value for nodes of similar depth and n-gram confidence. N-grams continue
-after tokens that only the external tree has, and vice versa.
+third for all tokens that neither side named. The exponents a and b and these three numbers define
+how far each side is trusted, for tokens that it names and for tokens that it leaves out. All five
+numbers are learnt from the tokens that the target emits, like the weights of n-grams
+(`evidence.learn`). Each number is the sum of a value for all nodes and a value for nodes of similar
+depth and n-gram confidence. N-grams continue after tokens that only the external tree has, and vice
+versa.
 """
 
 import math
@@ -22,15 +23,16 @@ from tasc_draft.mixture.evidence import FULL_WIDTH, enter
 from tasc_draft.mixture.row_state import NONE
 
 SIDES = 2  # n-grams and external tree
-# Exponents of n-grams and external tree; terms for tokens that each did not name; term for others.
+# The five numbers before learning: exponents of n-grams and external tree, terms for tokens that
+# n-grams and that the external tree did not name, and the term for tokens that neither named.
 TRUST = (0.5, 0.5, 0.0, 0.0, 0.0)
 OTHERS = len(TRUST) - 1
 CONFIDENCE = (0.5, 0.9)  # limits between classes of the n-grams' largest probability
-CELLS = 1 + 2 * (len(CONFIDENCE) + 1)  # the first is for all nodes
+CELLS = 1 + 2 * (len(CONFIDENCE) + 1)  # the first cell is for all nodes
 MAX_EXPONENT, MAX_ADDED = 2.0, 8.0  # limits of the numbers in each cell
 RATE = 0.2
 UNNAMED = 0.5  # share of a side's unnamed mass that goes to tokens named by the other side
-MIN_PROB = 1e-5  # probability
+MIN_PROB = 1e-5  # smaller probabilities count as this one
 
 
 class ExternalTree(NamedTuple):
@@ -98,7 +100,7 @@ def root(tree: Any, batch_row: int) -> int:
 
 @borrowing
 def child(tree: Any, x: int, token: int) -> int:
-    """The external child of node ``x`` with this token; NONE if the child has no children."""
+    """The external child of node ``x`` with this token, if the child has children; else NONE."""
     if x == NONE:
         return NONE
     y = tree.first[x]
@@ -146,7 +148,7 @@ def chance(node: Any, i: int) -> float:
 
 @borrowing
 def take(trust: Any, node: Any, i: int) -> bool:
-    """Mark a candidate as in the tree; returns whether the external tree raised its score more."""
+    """Mark a candidate as in the tree; returns whether the external tree contributed more."""
     if node.external == NONE:
         node.chance[i] = -node.chance[i]
         return False
@@ -172,7 +174,7 @@ def learn(learnt: Any, node: Any, token: int) -> None:
         for i in range(node.full_width):
             gradient -= abs(node.mixed[i]) * _feature(node, k, i)
         if k < SIDES and gradient < 0.0 and _trust(learnt.trust, node, k) == 0.0:
-            continue  # the side has no influence already
+            continue  # the side already has no influence
         _climb(learnt, 0, k, gradient)
         _climb(learnt, node.cell, k, gradient)
 
@@ -202,7 +204,7 @@ def _cell(best: float, depth: int) -> int:
 
 @borrowing
 def _score(trust: Any, node: Any, i: int) -> float:
-    """The score of a node's candidate, or with NONE of all other tokens."""
+    """The score of a node's candidate or, for NONE, of all other tokens."""
     found = 0.0
     for k in range(OTHERS + 1):
         found += _trust(trust, node, k) * _feature(node, k, i)
@@ -211,7 +213,7 @@ def _score(trust: Any, node: Any, i: int) -> float:
 
 @borrowing
 def _gain(trust: Any, node: Any, side: int, i: int) -> float:
-    """The amount that a side adds to a candidate's score, minus its amount for other tokens."""
+    """How much a side adds to a candidate's score, compared with the score of other tokens."""
     over = _feature(node, side, i) - _feature(node, side, NONE)
     unnamed = _feature(node, SIDES + side, i)
     return _trust(trust, node, side) * over + _trust(trust, node, SIDES + side) * unnamed
@@ -219,7 +221,7 @@ def _gain(trust: Any, node: Any, side: int, i: int) -> float:
 
 @borrowing
 def _feature(node: Any, k: int, i: int) -> float:
-    """The factor of the k-th number in the score of a candidate, or with NONE of other tokens."""
+    """The factor of the k-th number in the score of a candidate or, for NONE, of other tokens."""
     if k == OTHERS:
         return 1.0 if i == NONE else 0.0
     if k >= SIDES:
@@ -250,7 +252,7 @@ def _share_rest(node: Any, side: int, left: float) -> None:
 
 @borrowing
 def _candidate(node: Any, token: int) -> int:
-    """`enter` among all candidates, after the n-grams' own."""
+    """Like `enter`, for all candidates; new ones come after the n-grams' candidates."""
     i = enter(node, token, node.full_width, FULL_WIDTH)
     if i == node.full_width:
         node.full_width = i + 1

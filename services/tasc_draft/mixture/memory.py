@@ -1,8 +1,8 @@
 """All memory of a proposer: rows, local texts, nodes and output of a step, allocated once.
 
 Compiled code gets this memory as one address with named fields, the `Box`, instead of fifty arrays.
-numba's own structref counts references with atomic operations at each access, which takes longer
-than drafting itself.
+numba's own structref counts references with atomic operations at each access. These operations
+would take longer than drafting itself.
 """
 
 from collections import namedtuple
@@ -51,7 +51,8 @@ class Box:
     """Arrays and tuples of arrays, by name, for compiled code.
 
     Args:
-        fields: The value of each name. The box keeps references, so the arrays live as long as it.
+        fields: The value of each name. The box keeps references, so the arrays live as long as the
+            box.
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -201,12 +202,12 @@ class Memory:
         """The box for compiled code.
 
         Raises:
-            DraftError: The index is sorted by too few tokens for a row's longest context.
+            DraftError: The index's depth is not above MAX_CONTEXT.
         """
         if index.corpus.depth <= MAX_CONTEXT:
             raise DraftError(
-                f"the index is sorted by {index.corpus.depth} tokens, but contexts have up to "
-                f"{MAX_CONTEXT}; build the index with a depth above {MAX_CONTEXT}"
+                f"the index has a depth of {index.corpus.depth} tokens, but contexts have up to "
+                f"{MAX_CONTEXT} tokens; build the index with a depth above {MAX_CONTEXT}"
             )
         corpus, aligned, bigrams = index.corpus, index.aligned, index.bigrams
         self.growth["depth"] = corpus.depth
@@ -244,7 +245,7 @@ class Memory:
         return canonical
 
     def search(self, index: DraftIndex) -> tuple[Any, ...] | None:
-        """Arguments of a search for neighbours; None if the settings or the index have none."""
+        """Arguments of a search for neighbours; None if settings or index exclude a search."""
         enabled = self.settings.mixture == "mixed" and "neighbours" in self.settings.sources
         some = enabled and self.settings.neighbours and self.settings.neighbour_tokens
         if index.inputs is None or not some:

@@ -18,7 +18,8 @@ from tasc_draft.mixture.memory import Memory
 from tasc_draft.mixture.row_state import NONE, find_neighbours, forget_neighbours, reset
 from tasc_draft.settings import DraftSettings
 
-# Answers that ended without drafts are kept up to these bounds, and then become recent answers.
+# Answers that ended without drafts become recent answers together: before the next step, or once
+# this many answers or tokens are kept.
 _KEPT_ANSWERS, _KEPT_TOKENS = 64, 4096
 
 
@@ -46,7 +47,7 @@ class NgramProposer:
     per id and per corpus row. A proposer is not thread-safe and belongs to one engine.
 
     A row costs next to nothing until its first draft, when its prompt is analysed and its state is
-    derived. An answer that ends before its first draft still becomes a recent answer.
+    derived. An answer that ends before the row's first draft still becomes a recent answer.
 
     Attributes:
         index: The index in use.
@@ -65,7 +66,7 @@ class NgramProposer:
             times ``settings.num_speculative_tokens``.
 
     Raises:
-        DraftError: The index is sorted by too few tokens.
+        DraftError: The index's depth is too small for a row's contexts; see `Memory.state`.
     """
 
     def __init__(
@@ -133,8 +134,9 @@ class NgramProposer:
 
         Args:
             external: Another proposer's drafts for the same rows, trees of ids with parents before
-                their children. Both become one tree (`external_tree`). A row with an external draft
-                gets up to ``budget[i]`` tokens, regardless of ``settings.min_prob``.
+                their children. Both proposers' drafts become one tree (`external_tree`). A row with
+                an external draft gets up to ``budget[i]`` tokens, regardless of
+                ``settings.min_prob``.
 
         Raises:
             DraftError: The batch has more rows than the proposer, or ``external`` lacks a
@@ -228,8 +230,8 @@ class NgramProposer:
         ids = len(self.memory.is_eos)
         if len(tokens) and tokens.view(np.uint32).max() >= ids:  # unsigned finds negative ids, too
             raise DraftError(
-                f"ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has {ids}; "
-                "tokenise with the target's own tokenizer"
+                f"ids run from {tokens.min()} to {tokens.max()}, but the vocabulary has {ids} "
+                "tokens; tokenise with the target's own tokenizer"
             )
 
     def _begin(self, row: int, pending: _Pending) -> None:

@@ -28,24 +28,25 @@ from tasc_draft.index.lookup import COUNT, HI, LO, TOKEN, WIDEST, count, follow
 NONE = -1
 END = -1  # after each answer or output of a local text
 COLUMNS = 4  # number of columns of a context
-MAX_CONTEXT = 12  # tokens of a row's longest context, and so the most contexts of a row
+MAX_CONTEXT = 12  # maximum tokens of a row's context, and so the maximum contexts of a row
 SHORTENED = 8  # a context of MAX_CONTEXT tokens is cut to its last SHORTENED before it grows
 MAX_WALK = 128  # places of one token that a search visits; bounds the time of a draft
-MAX_AGREEING = 8  # tokens compared before a place
+MAX_AGREEING = 8  # maximum tokens compared up to a place
 OUTPUT_TOKENS = 512  # maximum number of used tokens of one neighbour's output
 
 
 def int32(*names: str) -> list[tuple[str, type[np.int32]]]:
-    """Fields of a structured type."""
+    """int32 fields of a structured type."""
     return [(name, np.int32) for name in names]
 
 
 # A row.
-#   length: tokens of the own text; begin: place of SEP in it
-#   caught: tokens of the own text that the derived state covers
+#   length: number of tokens of the own text; begin: place of SEP in the own text
+#   caught: number of tokens of the own text that the derived state covers
 #   root: node of the row's root in the previous step, or NONE
-#   near_length: tokens of the neighbours' outputs; similarity: class of the nearest prompt's
-#   words: in the prompt; begun: words begun in the answer
+#   near_length: number of tokens of the neighbours' outputs
+#   similarity: class of the similarity of the nearest prompt
+#   words: number of words of the prompt; begun: number of words begun in the answer
 #   label_root, label: states in the forest of labels at the answer's beginning and at its end;
 #     UNLIMITED if the row has no labels (see `tasc_draft.labels`)
 ROW = np.dtype(
@@ -87,7 +88,7 @@ def reset(state: Any, row: int) -> None:
 
 @borrowing
 def begins_word(word_starts: Any, token: int, first: bool) -> int:
-    """1 if a token begins a word of the answer, as the answer's first token always does."""
+    """1 if a token begins a word of the answer, else 0. The first token always begins a word."""
     return 1 if first or begins(word_starts, token) else 0
 
 
@@ -123,7 +124,7 @@ def append(local: Any, row: int, at: int, token: int) -> None:
 
 @borrowing
 def forget(local: Any, row: int, length: int) -> None:
-    """Clear ``last`` of a row, by the tokens of its text instead of the whole vocabulary."""
+    """Clear ``last`` of a row for the tokens of its text; other tokens have no last place."""
     tokens, last = local.tokens[row], local.last[row]
     for i in range(length):
         if tokens[i] >= 0:
@@ -158,7 +159,7 @@ def _places_of(local: Any, row: int, followed: int, token: int, found: Any) -> i
 
 @borrowing
 def _agreeing(tokens: Any, place: int, text: Any, end: int) -> int:
-    """The number of tokens up to ``place`` that equal those up to ``end``, at most MAX_AGREEING."""
+    """How many tokens up to ``place`` equal those up to ``end`` of ``text``, up to MAX_AGREEING."""
     n = 1
     longest = min(MAX_AGREEING, place + 1, end + 1)
     while n < longest and tokens[place - n] == text[end - n]:
@@ -197,7 +198,7 @@ def advance_contexts(state: Any, contexts: Any, n: int, text: Any, end: int) -> 
         if tokens >= MAX_CONTEXT:
             tokens, lo, hi = _shortened(state, text, end - 1)
         lo, hi, occurs = follow(corpus, lo, hi, tokens, token)
-        if occurs > seen:  # else empty, or adds nothing to the context before
+        if occurs > seen:  # else the context is empty, or adds nothing to the previous context
             _set_context(contexts, kept, tokens + 1, lo, hi, occurs)
             kept, seen = kept + 1, occurs
     lo, hi = state.starts[token], state.starts[token + 1]
@@ -210,7 +211,7 @@ def advance_contexts(state: Any, contexts: Any, n: int, text: Any, end: int) -> 
 
 @borrowing
 def _shortened(state: Any, text: Any, end: int) -> tuple[int, int, int]:
-    """The context of the last SHORTENED tokens up to ``end``, which is known to occur."""
+    """The context of the last SHORTENED tokens up to ``end``. The corpus has these tokens."""
     begin = end - SHORTENED + 1
     lo, hi = state.starts[text[begin]], state.starts[text[begin] + 1]
     for k in range(1, SHORTENED):
@@ -220,7 +221,10 @@ def _shortened(state: Any, text: Any, end: int) -> tuple[int, int, int]:
 
 @borrowing
 def pick_contexts(contexts: Any, n: int, times: int, max_contexts: int, picked: Any) -> int:
-    """Pick the longest context, then each next context that occurs ``times`` as often."""
+    """Pick the longest context and some shorter ones, at most ``max_contexts`` together.
+
+    A context is picked if it occurs at least ``times`` times as often as the one picked before it.
+    """
     m, seen = 0, 0
     for i in range(n):
         if m < max_contexts and contexts[i, 3] >= times * seen:
@@ -234,8 +238,8 @@ def pick_contexts(contexts: Any, n: int, times: int, max_contexts: int, picked: 
 def extend_contexts(state: Any, parent: Any, token: int, max_contexts: int, node: Any) -> int:
     """Fill a tree node's contexts: its parent's contexts, each extended by ``token``.
 
-    If the node then has fewer than ``max_contexts``, the token alone is added. Returns the number
-    of contexts.
+    If the node then has fewer than ``max_contexts`` contexts, the context of the token alone is
+    added. Returns the number of contexts.
     """
     corpus, longest = state.corpus, state.growth[0].depth - 1  # suffixes are sorted by depth tokens
     m = 0
@@ -256,7 +260,7 @@ def extend_contexts(state: Any, parent: Any, token: int, max_contexts: int, node
 
 @borrowing
 def _extended(corpus: Any, parent: Any, i: int, token: int) -> tuple[int, int, int]:
-    """The interval of a node's i-th context with ``token``, and how often it occurs."""
+    """The interval and the count of a node's i-th context extended by ``token``."""
     n = parent.num_known[i] if i < cells.CONTEXTS else -1
     for j in range(n):
         known = parent.known[i, j]
@@ -282,7 +286,7 @@ def find_neighbours(
     state: Any, offsets: Any, inputs: Any, scratch: Any, found: Any, similarity: Any, row: int,
     prompt: Any,
 ) -> None:  # fmt: skip
-    """Fill a row's neighbours' outputs, the most similar last, as many whole outputs as fit.
+    """Fill a row's text of neighbours with their outputs, as many as fit, the most similar last.
 
     Args:
         offsets: ``int32[D + 1]`` where each distinct output begins in the corpus's text.

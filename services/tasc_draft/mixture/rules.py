@@ -70,7 +70,7 @@ def trie(state: Any, x: int) -> None:
 
 @borrowing
 def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
-    """Length of the longest suffix of the answer that the prompt has before its ``last`` place."""
+    """Length of the longest suffix of the answer that ends in the prompt before place ``last``."""
     while nodes[x].parent != NONE:
         x = nodes[x].parent
     longest = 0
@@ -82,7 +82,7 @@ def _longest_in_prompt(nodes: Any, x: int, last: int) -> int:
 
 @borrowing
 def _agreement(places: Any, n: int, max_tokens: int) -> tuple[int, int]:
-    """The longest agreement at any place, up to ``max_tokens`` tokens, and its number of places."""
+    """The longest agreement, up to ``max_tokens`` tokens, and the number of places that have it."""
     longest, whole = 0, 0
     for i in range(n):
         longest = max(longest, min(places[i, 1], max_tokens))
@@ -93,9 +93,10 @@ def _agreement(places: Any, n: int, max_tokens: int) -> tuple[int, int]:
 
 @borrowing
 def _longest_kept(corpus: Any, node: Any, scratch: Any, n_max: int, p_min: int) -> int:
-    """The longest context of fewer than n_max tokens that a kept n-gram continues, or NONE.
+    """The number of the longest context that an n-gram with a count of ``p_min`` or more continues.
 
-    A context also represents the shorter contexts that occur equally often, down to the next one.
+    NONE without such a context. The context must have fewer than ``n_max`` tokens, but a longer
+    context also represents the shorter ones that occur equally often, down to the next context.
     """
     for i in range(node.num_contexts):
         if i + 1 < node.num_contexts and node.contexts[i + 1, 0] >= n_max - 1:

@@ -10,10 +10,11 @@ token at a branch is drafted with the tokens that it forces, up to the next bran
 branch, nothing is drafted, because the target's choice at the branch already decides the rest of
 the answer.
 
-The heap is bounded. Its first entry holds the size, in ``node``; entries count from 1.
+The heap is an array of fixed size. Its element 0 holds the number of entries, in ``node``; the
+entries follow from element 1 on.
 
-*Recent answers* are a bounded text of finished answers that all rows draft from. They stand in for
-the corpus until the next build of the index.
+*Recent answers* are a bounded text of finished answers that all rows draft from, because the corpus
+lacks these answers until the index is built again.
 """
 
 import math
@@ -36,7 +37,7 @@ from tasc_draft.mixture.row_state import (
     forget_neighbours,
 )
 
-# path: the probability of the node's next child or, while the node is a leaf, an estimate of it
+# path: probability of the path to the node's next child; for a leaf, an estimate
 ENTRY = np.dtype([("path", np.float32), ("node", np.int32), ("leaf", np.int32)])
 
 
@@ -148,8 +149,8 @@ def _segment_end(
 ) -> int:
     """Number of tokens to draft for a node's next candidate: the candidate and its forced tokens.
 
-    0 if they are not worth their cost. A forced token costs extra only if the draft is rejected. If
-    it is accepted, a later forward would have computed the token anyway.
+    Returns 0 if these tokens exceed a limit or are not worth their cost. A forced token costs extra
+    only if the candidate is rejected. Otherwise, a later forward would compute the token anyway.
     """
     if node.label == UNLIMITED:
         return 1
@@ -165,7 +166,7 @@ def _segment_end(
 
 @borrowing
 def _leave_out(node: Any) -> None:
-    """Removes the next candidate of a node from the list, without adding a node."""
+    """Mark the next candidate of a node as taken, without adding a node."""
     i = node.next
     node.chance[i] = -node.chance[i]
     if node.external != NONE:
@@ -194,14 +195,11 @@ def _add_segment(state: Any, x: int, n: int, path: float, external: Any, labels:
 
 @borrowing
 def take_in(state: Any, row: int, labels: Any) -> None:
-    """Learn from a row's new tokens as far as they follow its last tree; then index them.
-
-    `catch_up` adds the tokens to the row's places, contexts and words.
-    """
+    """Learn from a row's new tokens as far as they follow the row's last tree; then `catch_up`."""
     row_state, nodes, rate = state.rows[row], state.nodes, state.growth[0].rate
     x, at = row_state.root, row_state.caught
     if x != NONE and nodes[x].row != row:
-        x = NONE  # overwritten in a step without this row
+        x = NONE  # a step without this row has overwritten the tree
     while x != NONE and at < row_state.length and (nodes[x].full_width > 0 or nodes[x].forced):
         token = state.texts[row, at]
         if nodes[x].forced:
@@ -378,7 +376,10 @@ def remember_all(state: Any, texts: Any, offsets: Any) -> None:
 
 @borrowing
 def _remember(state: Any, text: Any) -> None:
-    """Append ``SEP answer END`` to the recent answers, unless it exceeds half of their capacity."""
+    """Append ``SEP answer END`` to the recent answers.
+
+    Does nothing if the answer is empty or takes more than half of their capacity.
+    """
     growth, recent = state.growth[0], state.recent
     tokens, size = recent.tokens[0], len(text) + 1
     if size < 3 or size > len(tokens) // 2:

@@ -20,7 +20,7 @@ from tasc_store.errors import BatchEnded, BatchesFull, LinesFull, UnknownBatch, 
 _EndedStatus = Literal["completed", "failed", "expired", "cancelled"]
 Status = Literal["validating", "in_progress", "finalizing", "cancelling", _EndedStatus]
 ENDED: Final = frozenset(get_args(_EndedStatus))
-TIMES: Final = get_args(Status)[1:]  # a batch stores the time of each
+TIMES: Final = get_args(Status)[1:]  # a batch stores the time of each of these statuses
 _COUNTS: Final = ("total", "completed", "failed", "attempts")
 # A worker may begin shortly before the deadline, and must still be able to read the input.
 _AFTER_DEADLINE_S: Final = 3600
@@ -119,7 +119,7 @@ return 1
 """
 )
 
-# ARGV: now, batch's id. A batch that no worker has started ends at once; others are due from now.
+# ARGV: now, batch's id. A batch that no worker has started ends at once. Other batches become due.
 _CANCEL = (
     BATCHES_LUA
     + """
@@ -158,7 +158,8 @@ class NewBatch:
     """A request for a new batch.
 
     Attributes:
-        window: The maximum duration, as the client writes it; ``window_s`` is in seconds.
+        window: The maximum duration, as the client writes it.
+        window_s: The maximum duration in seconds.
         model: The task that all lines name.
         kept_s: How long the record is kept after the batch has ended, in seconds.
         output_ttl_s: How long output files are kept, in seconds.
@@ -271,7 +272,7 @@ class BatchStore:
         self._swept()
         (found,) = self._load([id_])
         if found is None:
-            raise UnknownBatch(f"there is no batch {id_[:64]!r}; ended ones are removed later")
+            raise UnknownBatch(f"there is no batch {id_[:64]!r}; ended batches are removed later")
         return found
 
     def page(

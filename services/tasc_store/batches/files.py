@@ -44,7 +44,7 @@ HELD: Final = keys.shared_key("held")  # number of unfinished batches that read 
 _FOLDER: Final = keys.shared_key("files-folder")
 _MARKER: Final = "marker"
 _BLOCK_BYTES: Final = 8 * 1024 * 1024  # S3 accepts no parts below 5 MiB
-# The bytes of an expired file are kept for its last readers, and because clocks differ.
+# How long the bytes of an expired file are kept, for its last readers and because clocks differ.
 _GRACE_S: Final = 600
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -154,7 +154,7 @@ class Upload:
     """An upload into the store. Its bytes are removed after a while unless `keep` is called.
 
     Use it from one thread at a time, except that `abandon` may be called while another thread
-    writes. Every method except `abandon` raises `StoreError`.
+    writes. Every method except `abandon` raises `StoreError` if the bytes cannot be stored.
     """
 
     def __init__(self, store: "FileStore") -> None:
@@ -206,8 +206,8 @@ class Upload:
         """Completes the bytes; returns a record that is not stored yet.
 
         Raises:
-            StoreError: The upload took almost an hour. After an hour, `FileStore.clean` may
-                remove it.
+            StoreError: The upload took almost an hour (after an hour, `FileStore.clean` may remove
+                it), or not all bytes were stored.
         """
         if time.time() > _created_at(self.id) + UNSEALED_S - _GRACE_S:
             raise StoreError(
@@ -429,7 +429,7 @@ class FileStore:
         return filesystem, f"{path}/{name}"
 
     def _made(self, filesystem: Any, root: str) -> bytes | str:
-        """Makes the folder for this Redis, or finds another process's; returns its record."""
+        """Makes the folder for this Redis, unless there is one; returns the folder's record."""
         name = secrets.token_hex(8)
         if isinstance(filesystem, LocalFileSystem):
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -69,8 +69,8 @@ return false
 """
 )
 
-# ARGV: batch's id, token, milliseconds, now. If no other worker took the batch, an expired lease is
-# renewed as well, since Redis may have been unavailable.
+# The beginning of the scripts below. ARGV: batch's id, token, milliseconds, now. If no other worker
+# took the batch, an expired lease is renewed as well, since Redis may have been unavailable.
 _LEASED = (
     BATCHES_LUA
     + """
@@ -169,8 +169,8 @@ class Counts:
 class BatchLease:
     """One batch held by one worker, for ``seconds`` after each renewal. Thread-safe.
 
-    Every method raises LeaseLost if another worker holds the batch, and `StoreError`
-    if Redis fails.
+    Every method raises `StoreError` if Redis fails. Every method except `release` raises LeaseLost
+    if another worker holds the batch, or the batch has ended.
     """
 
     def __init__(self, client: redis.Redis, batch: Batch, token: str, lease_s: float) -> None:
@@ -230,7 +230,7 @@ class BatchLease:
     def _lost(self) -> LeaseLost:
         return LeaseLost(
             f"the lease of batch {self.batch.id} was not renewed within {self.seconds:g} s, and "
-            "another worker holds the batch now; finished lines are not lost"
+            "another worker holds the batch now, or it has ended; finished lines are not lost"
         )
 
 

@@ -1,7 +1,8 @@
 """The frozen record of a task, and its JSON.
 
 A record includes the form of answers (labels, a JSON schema or a regular expression), the sampling
-defaults, and the settings of a drafter. Sizes are checked, and whether a schema is JSON.
+defaults, and the settings of a drafter. This module checks sizes, and that a schema is a JSON
+object, but not that a schema or a regular expression is valid.
 """
 
 import json
@@ -145,8 +146,8 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _QUANTIZATIONS = ("nf4", "int8")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
-# Fields that are left out of the JSON if unset. So older records are written unchanged, and putting
-# such a record again adds no version. Older programs can read records without these fields.
+# Fields that are left out of the JSON if unset. So putting an older record again writes the same
+# JSON and adds no version, and older programs can read records without these fields.
 _LATER = (
     *("quantization", "sampling", "choices", "schema", "regex", "adapters", "neural", "chat"),
     "allow_special_tokens_in_input",
@@ -173,7 +174,7 @@ class TaskRecord:
         revision: Revision of the base model on the hub.
         dtype: float32, bfloat16, float16 or float64.
         stop: Strings that end an answer.
-        max_tokens: Maximum number of tokens of an answer, unless a request sets another.
+        max_tokens: Maximum number of tokens of an answer, unless a request sets another maximum.
         corpus: The task whose corpus this task drafts from; unset: this task.
         draft: The drafting settings of the task.
         quantization: nf4 or int8; unset: weights of ``dtype``.
@@ -304,7 +305,7 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _pairs(content: Any) -> Any:
-    """Converts adapters to a record's form; invalid values are returned, for later validation."""
+    """Converts an object or a list to pairs; returns invalid values unchanged, for later checks."""
     if isinstance(content, dict):
         return tuple(content.items())
     if not isinstance(content, list):

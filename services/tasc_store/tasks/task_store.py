@@ -16,8 +16,8 @@ _SHOWN_NAMES = 20
 _PAGE = 1000  # keys that one SCAN visits while other clients wait
 
 # Appends a record only if it differs from the newest one, so that the call is idempotent. ARGV[2]
-# is the version that must be the newest, or empty. If another version is the newest, returns the
-# negative number -1 - version.
+# is the version that must be the newest, or empty. If another version is the newest, returns -1
+# minus that version.
 _PUT = """
 local count = redis.call('LLEN', KEYS[1])
 if count > 0 and redis.call('LINDEX', KEYS[1], -1) == ARGV[1] then return count end
@@ -49,8 +49,7 @@ class Newest:
 class TaskStore:
     """Task records in Redis. A record is never changed: putting another record adds a version.
 
-    Every method raises `StoreError` if Redis fails, and ValueError if a record
-    is invalid.
+    Every method raises `StoreError` if Redis fails, and ValueError if a record is invalid.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -60,7 +59,10 @@ class TaskStore:
         self._newest = client.register_script(_NEWEST)
 
     def put(self, record: TaskRecord, *, after: int | None = None) -> int:
-        """Adds a record as the newest version, unless the newest is equal; returns its version.
+        """Adds a record as the newest version, unless the newest record is equal.
+
+        Returns:
+            The version of the record.
 
         Args:
             after: The version that must be the newest so far (0: no version); unset: any.
@@ -84,9 +86,8 @@ class TaskStore:
         Nothing changes if the newest version is this one, or has an equal record.
 
         Raises:
-            UnknownTask: The task does not exist.
+            UnknownTask: The task, or the task whose corpus it drafts from, does not exist.
             UnknownVersion: The task has no such version.
-            UnknownTask: The task whose corpus this task drafts from does not exist any more.
         """
         self.require_corpus(self.get(name, version))
         newest = int(self._use([_record_key(name)], [version]))
