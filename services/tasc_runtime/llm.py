@@ -65,7 +65,7 @@ from tasc_text import (
 )
 from tasc_text.template import FIELD
 
-_PROGRESS_ROWS = 100  # calls with more rows show their progress
+_PROGRESS_ROWS = 100  # calls with at least this many answers show their progress
 # Fields of HTTP requests that are not options here, and the replacement of each.
 _INSTEAD = {
     "best_of": "give n",
@@ -80,7 +80,7 @@ _INSTEAD = {
     "prompt": "give the prompt as the first argument",
     "stream": "call LLM.stream",
     "timeout": "a call ends with its last answer or Ctrl-C",
-    "top_logprobs": "give logprobs the number",
+    "top_logprobs": "give the number as logprobs",
 }
 
 Input = str | Sequence[int]
@@ -229,10 +229,10 @@ class LLM:
       a chat template only if ``chat_template`` is given, or the model was fine-tuned with one.
     - `generate` returns one flat list of `Completion`: ``answer.text`` replaces
       ``output.outputs[0].text``.
-    - Weights have ``dtype``, float32 by default. A row holds up to 1024 tokens of prompt and
-      answer, unless ``max_model_len`` is larger.
+    - Weights have ``dtype``, float32 by default. A prompt and its answer have up to 1024 tokens
+      together, unless ``max_model_len`` is larger.
     - Any thread may call an `LLM`, but a call is refused while another one runs. Give many inputs
-      to one call, which decodes ``rows`` of them together.
+      to one call, which decodes up to ``rows`` inputs together.
 
     The first start with a model on a machine measures for up to 15 seconds how long forward passes
     take, so that drafts are made only where they pay. Later starts read the times from a file. With
@@ -401,8 +401,8 @@ class LLM:
         if saved.record.neural and saved.record.neural.is_ranked:
             raise ServiceError(
                 f"the task in {folder} drafts from a ranked vocabulary, which is in its store; "
-                f"`tasc task create NAME --from {quote(str(folder))}` registers it, LLM.from_task "
-                "opens it"
+                f"`tasc task create NAME --from {quote(str(folder))}` registers it, and then "
+                "LLM.from_task opens it"
             )
         settings = _settings({**saved.engine.model_dump(), **engine})
         return cls._of(settings, partial(EngineBuilder, saved.record, 1, index=saved.index))
@@ -476,7 +476,7 @@ class LLM:
                 Length: ``max_tokens``, ``min_tokens``, ``stop`` (a string or a list),
                 ``include_stop_str_in_output``, ``stop_token_ids``, ``ignore_eos``,
                 ``truncate_prompt_tokens`` (number of last prompt tokens to keep),
-                ``add_special_tokens`` (whether the tokenizer adds its own to a prompt of text).
+                ``add_special_tokens`` (whether the tokenizer adds special tokens to a text prompt).
                 Sampling: ``temperature`` (0: greedy), ``top_p``, ``top_k``, ``min_p``, ``seed``,
                 ``presence_penalty``, ``frequency_penalty``, ``repetition_penalty``, ``logit_bias``.
                 Form: ``guided_choice``, ``guided_regex``, ``guided_json``, ``guided_grammar``,
@@ -623,7 +623,7 @@ class LLM:
         return self._builder.proposer.index
 
     def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
-        """Drafts from another index from now on, and forgets what past answers taught.
+        """Drafts from another index from now on, and forgets what was learnt from past answers.
 
         `summary` counts from 0 again.
 
@@ -639,7 +639,7 @@ class LLM:
         _require("index", index, DraftIndex | None, "a DraftIndex, or None")
         _require("settings", settings, DraftSettings | None, "a DraftSettings")
         if index:
-            require_own(index, self.tokenizer, "the index", "build it with the model's")
+            require_own(index, self.tokenizer, "the index", "build it with the model's tokenizer")
         with self._running():
             self._builder.draft_from(index, settings)
             self._totals, self._answers = None, 0
@@ -671,8 +671,9 @@ class LLM:
                 if index == 0:
                     builder.reader.guide(first.guide)
             except UnicodeEncodeError as error:
-                half = f"input {index} has half of a character (a lone surrogate) at {error.start}"
-                raise FieldError("inputs", f"{half}; decode it with errors='replace'") from error
+                half = f"input {index} has half of a character (a lone surrogate)"
+                way_out = f"at position {error.start}; decode the input with errors='replace'"
+                raise FieldError("inputs", f"{half} {way_out}") from error
             except ValueError as error:
                 field = getattr(error, "field", one.prompt_field)
                 raise FieldError(field, f"input {index}: {error}") from error
@@ -861,9 +862,10 @@ def _place(folder: str | Path) -> str:
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Yields an event that Ctrl-C sets, so that no step is interrupted. A second Ctrl-C raises.
+    """Yields an event that Ctrl-C sets, so that no step is interrupted.
 
-    Custom signal handlers are kept, and other threads get no signals.
+    A second Ctrl-C raises KeyboardInterrupt. The event is never set on other threads than the main
+    thread, or if the program has a signal handler of its own.
     """
     pressed = threading.Event()
     main = threading.current_thread() is threading.main_thread()

@@ -36,7 +36,7 @@ class TaskStatus:
     Attributes:
         index_rows: Number of corpus rows that the index was built from; None: unknown.
         adapters: Names of the adapters that a request may choose from.
-        older_record_versions: Older versions whose unfinished answers it can still complete.
+        older_record_versions: Older versions whose unfinished answers the replica can complete.
         chat: Whether the task's template accepts whole conversations.
     """
 
@@ -56,8 +56,8 @@ class TaskStatus:
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """The state that a replica reports when a gateway requests it, about once a second.
+class ReplicaState:
+    """The state of a replica, which each gateway requests about once a second.
 
     Attributes:
         outstanding: Number of requests that the replica holds, running or waiting.
@@ -76,10 +76,10 @@ class Router(Protocol):
         """Returns the last output, with the whole answer. Cancelling this call frees the row."""
 
     def stream(self, request: Request) -> AsyncGenerator[Output | Refusal, None]:
-        """Yields outputs of the answer. A refusal is the last item; it is the only one unless the
-        answer failed.
+        """Yields the outputs of the answer.
 
-        Closing the iterator frees the row.
+        If the request is refused, the only item is a refusal. If the answer breaks off, the last
+        item is a refusal. Closing the iterator frees the row.
         """
 
 
@@ -96,7 +96,7 @@ class Backend(Protocol):
         """Why the store accepts no writes or does not answer; None if it accepts writes."""
 
     async def settled(self) -> None:
-        """Waits until each task has a status, at most some seconds after the first call."""
+        """Waits until each task has a status, or some seconds have passed since the first call."""
 
     def status(self, task: str) -> TaskStatus | None:
         """The last reported status of a replica; None if no replica has reported recently."""
@@ -114,7 +114,7 @@ class TokenTexts:
     Args:
         ends: Ids that end the answer and are not part of it.
         sent: The first tokens of the answer, which another replica has already sent.
-        written: The text that the tokens begin with, if it differs from the decoded tokens.
+        written: The text that the answer begins with, if decoding its tokens may give another text.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TokenTexts:
         return TokenText(name(one.token), one.logprob, offset, top)
 
     def _is_cut_by(self, shown: bytes) -> bool:
-        """Whether bytes end a character that has begun and will never be complete."""
+        """Whether ``shown`` follows an incomplete character, and does not continue it."""
         begun = bool(self._decoder.getstate()[0])
         return begun and bool(shown) and not 0x80 <= shown[0] < 0xC0
 
@@ -162,7 +162,7 @@ class TokenTexts:
 
 
 class AnswerTexts:
-    """One answer as its client receives it; with ``echo``, the prompt precedes it.
+    """One answer as its client receives it; with ``echo``, the prompt precedes the answer.
 
     Args:
         asked: The request as its client sent it.
@@ -188,7 +188,7 @@ class AnswerTexts:
         self._joins = self._joins and self._first(committed) is None
 
     def output(self, made: Output, index_version: int | None) -> Output:
-        """Converts the engine's next output, or the whole answer if it does not stream."""
+        """Converts the engine's next output; without streaming, this output is the whole answer."""
         result, text, ids = made.result, made.text, made.tokens
         logprobs = result.logprobs if result and not self._streams else made.logprobs
         if self._is_empty:  # the engine makes one token that was not requested

@@ -164,7 +164,7 @@ AnyFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchema | JsonSchemaFo
 
 
 def _with_guidance(schema: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a schema with further options for how it is followed."""
+    """Returns a schema with further options for how the guide enforces it."""
     own = schema.get("x-guidance", {})
     if not more or not isinstance(own, dict):
         return schema
@@ -181,7 +181,7 @@ def _parsed_schema(value: Any) -> Any:
     if not isinstance(found, dict):
         raise PydanticCustomError(
             "no_object",
-            "is the JSON of {shown}; send a schema, which is an object",
+            "is JSON but not an object: {shown}; send a schema",
             {"shown": value[:SHOWN]},
         )
     return found
@@ -388,8 +388,8 @@ class RuleFields(_ParameterFields):
         if kind == "json_schema":
             value = _with_guidance(value, layout)
         elif layout_field:
-            message = f"{layout_field} is about JSON, and {field} is not; leave it out"
-            raise FieldError(layout_field, message)
+            message = f"{layout_field} needs a JSON guide, but {field} is sent"
+            raise FieldError(layout_field, f"{message}; leave {layout_field} out")
         if value in ([], ""):
             message = f"{field} is empty; say what the answer may be, or leave it out"
             raise FieldError(field, message)
@@ -443,8 +443,10 @@ class GenerationFields(RuleFields):
 
 
 _MOST_PARTS, MOST_MESSAGES = 1024, 4096
-_TEXTS = ("text", "input_text", "output_text")  # parts of chats, of responses and of their output
-# Clients send back answers in the form of their library, and hints for other services' caches.
+# Types of text parts: in chats, and in inputs and outputs of /v1/responses.
+_TEXTS = ("text", "input_text", "output_text")
+# Fields that client libraries add to the answers that they send back, and hints for the caches of
+# other services.
 _KEPT = ("annotations", "cache_control", "id", "index", "logprobs", "provider_specific_fields")
 IGNORED_OF_PARTS: Final = frozenset((*_KEPT, "citations"))
 IGNORED_OF_MESSAGES: Final = frozenset(
@@ -456,7 +458,8 @@ def joined_text(content: Any) -> Any:
     """Joins the text parts of a message's content; a string is returned as it is.
 
     Raises:
-        PydanticCustomError: The content is neither, or a part is not text. (A ValueError.)
+        PydanticCustomError: The content is neither a string nor a list of text parts. The error is
+            a ValueError.
     """
     if isinstance(content, str):
         return content
@@ -535,7 +538,7 @@ class Reasoning(Body):
 
 
 class TemplateFields(Body):
-    """How a prompt is made of a conversation."""
+    """How a prompt is made from a conversation."""
 
     strict_messages: bool = Field(
         False, description="extension: refuse messages that a format string does not use"
@@ -572,7 +575,7 @@ class TemplateFields(Body):
 
 
 class ChatFields(TemplateFields):
-    """A conversation, and how a prompt is made of it."""
+    """A conversation, and how a prompt is made from it."""
 
     messages: Annotated[
         list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)

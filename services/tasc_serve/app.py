@@ -292,8 +292,8 @@ def app(args: Deployed) -> serve.Application:
 
     Raises:
         SettingsError: The file is invalid, or neither the file nor ``REDIS_URL`` names Redis.
-        StoreError: Until ``limits.start_timeout_s`` had passed, Redis was unreachable or lacked a
-            task.
+        StoreError: Redis is still unreachable, or a task is still missing, after
+            ``limits.start_timeout_s``.
     """
     settings = load_settings(args.settings)
     redis_url = settings.store_url(os.environ.get("REDIS_URL"))

@@ -129,8 +129,8 @@ class ReplicaBackend:
 def _attach(handle: DeploymentHandle[Any], request: AttachRequest) -> Any:
     """Sends ``request`` with a new Serve request id, not the id of the current HTTP request.
 
-    Serve's router finds a waiting call by its id. Of two calls with the same id, it never routes
-    the second.
+    Serve's router finds a waiting call by its id. If two calls have the same id, the router never
+    routes the second call.
     """
     return Context().run(over_grpc(handle).attach.remote, request)
 
@@ -155,12 +155,12 @@ class Gateway:
         self._storage = BatchStorage.open(client, settings.files_url)
         # This query also ends batches that no worker took in time.
         self._queue = RepeatedCall(
-            "count batches",
+            "counting batches",
             lambda: self._metrics.set_batches(waiting_batches(client)),
             _COUNT_BATCHES_S,
         )
         self._cleaning = RepeatedCall(
-            "remove expired files", self._storage.files.clean, _CLEAN_FILES_S
+            "removing expired files", self._storage.files.clean, _CLEAN_FILES_S
         )
         host = settings.metrics.host or node_address()
         self._port = MetricsPort(client, registry, host=host, ttl_s=settings.metrics.ttl_s)

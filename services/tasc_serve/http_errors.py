@@ -118,7 +118,7 @@ def of_store(error: StoreError) -> ApiError:
         if isinstance(error, kind):
             return ApiError(status, str(error), code=code)
     if isinstance(error, FilesNotShared):
-        message = "this gateway does not share the files of batches; files_url must be set for that"
+        message = "this gateway does not share uploaded files with the workers; set files_url"
         return ApiError(501, message, code="files_not_shared")
     if isinstance(error, StoreFull):
         return ApiError(503, "the store is full; delete files that you no longer need")
@@ -128,7 +128,10 @@ def of_store(error: StoreError) -> ApiError:
 
 
 def of_validation(error: ValidationError, body: bytes) -> ApiError:
-    """Names the field at fault; if the body is not JSON, the field with a lone surrogate."""
+    """Returns the error of an invalid body, which names the field at fault.
+
+    Pydantic rejects a lone surrogate as invalid JSON; the error then names the field that has it.
+    """
     fault = _nearest(error.errors(include_url=False, include_input=False))
     if fault["type"] == "json_invalid":
         return _no_json(fault, body)
@@ -155,7 +158,7 @@ def _in_words(fault: ErrorDetails) -> str:
     """Describes the accepted values of a field, if pydantic's message does not."""
     place, kind = fault["loc"], fault["type"]
     if place[0:1] == ("logit_bias",) and _KEY in place:
-        return "keys are token ids, 0 or more"
+        return "each key must be a token id, an integer of at least 0"
     if place[0:1] == ("prompt",) and kind in _PROMPT_KINDS:
         return f"is not {_PROMPT_KINDS[kind]}; {_PROMPTS}"
     return fault["msg"]
@@ -214,7 +217,7 @@ def response_to(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of all routes of a path; the 405 exception lists only one route's."""
+    """Returns the methods of all routes of a path; the 405 exception has those of one route."""
     asked = {name: request.scope.get(name, "") for name in ("type", "path", "root_path")}
     return ", ".join(
         shown
@@ -232,6 +235,10 @@ def install(app: FastAPI) -> None:
 
 
 def _nearest(faults: Sequence[ErrorDetails]) -> ErrorDetails:
-    """Returns the deepest of the first field's union errors; type errors lose a tie."""
+    """Returns the most specific error of the first field at fault.
+
+    A field with a union type has errors for each type of the union. The error with the longest path
+    is returned. If several paths are equally long, errors about a wrong type come last.
+    """
     same = [f for f in faults if f["loc"][:1] == faults[0]["loc"][:1]]
     return max(same, key=lambda f: (len(f["loc"]), not f["type"].endswith("_type")))

@@ -47,8 +47,8 @@ class LimitSettings(Section):
     max_total_tokens: Count = Field(
         4096,
         description="Maximum tokens of all answers to one prompt if n is above 1. For several "
-        "answers with logprobs, echoed prompts included, tokens * (1 + logprobs) is at most 21 "
-        "times this.",
+        "answers with logprobs, tokens * (1 + logprobs) is at most 21 times this number; echoed "
+        "prompts count too.",
     )
     guide_timeout_s: PositiveFloat = Field(
         5.0, description="Maximum time to compile a new guide; after this time the answer is 503."
@@ -120,8 +120,8 @@ class LimitSettings(Section):
 
     store_threads: Count = Field(
         4,
-        description="Number of threads of a gateway for Redis calls; API keys, retries and files "
-        "have separate threads.",
+        description="Number of threads of a gateway for each kind of Redis call: API keys, "
+        "retries, files.",
     )
     max_store_calls: Count = Field(
         256, description="Maximum number of calls of each kind that wait for a thread."
@@ -157,7 +157,7 @@ class FailoverSettings(Section):
         description="A silent replica is given up after this time if another replica is available.",
     )
     max_retries: NonNegativeInt = Field(
-        3, description="Maximum number of lost replicas after which one request is sent again."
+        3, description="Maximum times that a request is sent again because its replica was lost."
     )
     no_replica_timeout_s: NonNegativeFloat = Field(
         15.0,
@@ -425,7 +425,7 @@ class ServeSettings(Section):
 
     @property
     def gateway_limits(self) -> LimitSettings:
-        """The limits, where one request has at most as many answers as fit into one replica."""
+        """The limits; one request has at most as many answers as fit into one replica."""
         capacity = self.engine.rows + self.limits.max_queued_requests
         names = ("max_choices", "max_prompts")
         lowered = {name: min(getattr(self.limits, name), capacity) for name in names}

@@ -1,4 +1,4 @@
-"""Runs blocking store calls on separate threads, apart from those of requests and steps."""
+"""Runs blocking store calls on threads that handle neither requests nor steps."""
 
 import asyncio
 import logging
@@ -16,16 +16,17 @@ from tasc_store.errors import StoreBusy
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
-# Other subclasses of StoreError, such as UnknownFile, are answers of a working store.
+# Errors of a failing store. Other subclasses of StoreError, such as UnknownFile, are answers of a
+# working store.
 _FAULTS = (StoreError, StoreUnreachable, StoreFull, StoreReadOnly, StoreTooOld)
 
 
 class StoreCalls:
     """Runs blocking calls on a few threads, with a deadline and a limit on waiting calls.
 
-    After a failure, no calls are made for a moment. Then one call at a time is tried until a call
-    succeeds within the deadline. Without this pause, each request would wait for the whole
-    deadline.
+    After a failure, no calls are made for ``pause_s``. Then one call is tried in each further
+    ``pause_s``, until a call succeeds within the deadline. Without these pauses, each request would
+    wait for the whole deadline.
 
     Args:
         name: Purpose of the calls, for the names of threads and for messages.
@@ -48,7 +49,7 @@ class StoreCalls:
 
     @classmethod
     def of(cls, name: str, limits: LimitSettings) -> "StoreCalls":
-        """Creates an instance for small values, with limits from the settings."""
+        """Creates an instance for calls with small values, with the limits of the settings."""
         return cls(
             name,
             threads=limits.store_threads,
@@ -87,13 +88,17 @@ class StoreCalls:
             raise StoreBusy(f"{self._name}: Redis failed a moment ago; try again later")
         crowded, self._crowded = self._crowded, not self._room.acquire(blocking=False)
         if self._crowded:
-            busy = StoreBusy(
+            busy = (
                 f"{self._name}: {self._max_waiting} calls to Redis are running or waiting, "
-                "which is the limit; try again later"
+                "which is the limit"
             )
             if not crowded:
-                log.warning("%s (limits of store calls)", busy)
-            raise busy
+                log.warning(
+                    "%s; further calls are refused: check Redis, or raise limits.store_threads or "
+                    "limits.max_store_calls",
+                    busy,
+                )
+            raise StoreBusy(f"{busy}; try again later")
         self._retry_at = now + self._pause_s
         try:
             begun = self._threads.submit(call)
@@ -163,10 +168,9 @@ class RepeatedCall:
         self._called.wait(wait_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Stops the calls, after calling ``last``; returns whether the thread ended in time.
+        """Ends the repeated calls, then calls ``last``; returns whether the thread ended in time.
 
-        If the thread is in a call for longer than ``timeout_s``, it ends after this call or with
-        the process.
+        If a call takes longer than ``timeout_s``, the thread ends later or with the process.
         """
         self._closing.set()
         self._thread.join(timeout_s)

@@ -14,11 +14,11 @@ from typing import Final, Literal, TypeAlias, cast
 import msgspec
 
 from tasc_protocol import Output, Request
-from tasc_runtime.protocol import Pulse, Refusal
+from tasc_runtime.protocol import Refusal, ReplicaState
 from tasc_serve.settings import ConnectionSettings
 
 _LENGTH: Final = 4  # bytes, little-endian
-# Times are in seconds, TCP_USER_TIMEOUT is in milliseconds.
+# In seconds, except TCP_KEEPCNT (a count) and TCP_USER_TIMEOUT (milliseconds).
 _KEEPALIVE: Final = {
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPALIVE": 10,  # the name on macOS
@@ -35,7 +35,8 @@ class AttachRequest:
     Attributes:
         replica_id: Id of the replica; empty: any replica receives the request, and none answers
             with an endpoint.
-        node: The gateway's Ray node. On the replica's own node the endpoint is a Unix socket.
+        node: Id of the gateway's Ray node. For a replica on the same node, the endpoint is a Unix
+            socket.
     """
 
     replica_id: str
@@ -77,7 +78,7 @@ class Cancel(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """Requests the replica's pulse."""
+    """Requests the replica's state."""
 
     number: int
 
@@ -103,10 +104,10 @@ class Refused(msgspec.Struct, tag=13, array_like=True, frozen=True):
 
 
 class HeartbeatReply(msgspec.Struct, tag=14, array_like=True, frozen=True):
-    """The replica's pulse."""
+    """The replica's state."""
 
     number: int
-    pulse: Pulse
+    state: ReplicaState
 
 
 class Failed(msgspec.Struct, tag=15, array_like=True, frozen=True):
@@ -159,7 +160,7 @@ class Connection(asyncio.Protocol, ABC):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, message: Message) -> None:
-        """Sends with the next flush, at the end of this iteration of the event loop.
+        """Sends a message with the next flush, in the next iteration of the event loop.
 
         A peer is disconnected if more than `max_unsent_bytes` wait to be sent to it. New calls are
         refused at half of this size, so that many large calls do not end the connection and all
@@ -174,8 +175,8 @@ class Connection(asyncio.Protocol, ABC):
         size, most = len(payload), self._limits.max_message_bytes
         if size > most:
             raise ValueError(
-                f"a message has {size} bytes, connection.max_message_bytes is {most}; raise it, or"
-                " send less"
+                f"a message has {size} bytes, and connection.max_message_bytes is {most}; raise the"
+                " setting, or send less"
             )
         most = self._limits.max_unsent_bytes
         unsent = self._out_bytes + _LENGTH + size
@@ -215,7 +216,7 @@ class Connection(asyncio.Protocol, ABC):
         while self.is_open and len(buffer) - start >= _LENGTH:
             length = int.from_bytes(buffer[start : start + _LENGTH], "little")
             if length > self.most_received:
-                self.close(f"a message of {length} bytes was announced")
+                self.close(f"a message has {length} bytes, more than {self.most_received}")
                 break
             end = start + _LENGTH + length
             if len(buffer) < end:

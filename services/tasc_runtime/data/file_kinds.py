@@ -13,8 +13,8 @@ MARK: Final = codecs.BOM_UTF8
 HEAD_BYTES: Final = 4096
 
 _BY_MAGIC: Final = {
-    b"\x1f\x8b": "is compressed with gzip; unpack it, or name a file of rows .jsonl.gz",
-    b"PAR1": "is a Parquet file; name a file of rows .parquet",
+    b"\x1f\x8b": "is compressed with gzip; unpack it, or rename it to .jsonl.gz if it has rows",
+    b"PAR1": "is a Parquet file; rename it to .parquet if it has rows",
     b"PK\x03\x04": "is a ZIP archive or a spreadsheet; unpack it, or export its rows as JSON lines",
     b"version https://git-lfs": "is a pointer of Git LFS; fetch the file with `git lfs pull`",
 }

@@ -38,7 +38,7 @@ from tasc_text import TaskTokenizer, Template
 
 log = logging.getLogger(__name__)
 
-PROMPT_TOKENS = 3000  # a prompt is cut to its last tokens
+PROMPT_TOKENS = 3000  # number of last tokens to which a prompt is cut
 _BATCH = 1000
 _KEPT_S = 30 * 86_400.0
 # Files, a table (pandas, Polars, Arrow, `datasets.Dataset`), pairs of input and output, or objects.
@@ -97,7 +97,7 @@ def _columns(table: Any, fields: Fields) -> tuple[Iterable[Any], Iterable[Any]] 
 
 
 def _listed(column: Any) -> Iterable[Any]:
-    """Returns a column's values as Python objects (Arrow: ``to_pylist``; pandas, Polars)."""
+    """Returns a column's values as Python objects; the column is of Arrow, pandas or Polars."""
     for method in ("to_pylist", "to_list"):
         if hasattr(column, method):
             return cast(Iterable[Any], getattr(column, method)())

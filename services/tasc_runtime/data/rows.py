@@ -1,8 +1,8 @@
 """Rows in files of JSON lines, plain or gzipped, or Parquet: read one by one, written whole.
 
-Reading holds one line, or one Parquet page, in memory. A line that is not a row does not end the
-reading, but is returned with its number and the reason. Files are written under a temporary name
-first, so that a reader never sees an incomplete file.
+Reading holds one line, or at most 256 rows of a Parquet file, in memory. A line that is not a row
+does not end the reading, but is returned with its number and the reason. Files are written under a
+temporary name first, so that a reader never sees an incomplete file.
 """
 
 import functools
@@ -167,7 +167,7 @@ def read_rows(
 
     Raises:
         FileError: The suffix is unknown.
-        ArrowException, OSError: The file cannot be opened (`check_file` detects this before), or
+        ArrowException, OSError: The file cannot be opened (`check_file` detects this earlier), or
             the disk fails.
     """
     _require_suffix(path)
@@ -190,14 +190,14 @@ def read_raw_rows(
 ) -> Iterator[RawRow]:
     """Yields each line of a file in order, except blank ones, or each row of a Parquet file.
 
-    If a gzip file is damaged, one record with the reason replaces the rest of the file. In Parquet,
-    it replaces the rest of the row group.
+    In a damaged gzip file, one record with the reason replaces the rest of the file. In a damaged
+    Parquet file, the record replaces the rest of the row group.
 
     Args:
-        columns: Columns to read of a Parquet file; missing ones are skipped. If one other than the
-            last, which is the id, is missing, ``messages`` is read too. None reads all.
-        max_row_bytes: Maximum size of a line. Longer lines are not kept in memory, and their record
-            has a reason. In Parquet, it is the size of the read columns as JSON.
+        columns: Columns to read of a Parquet file, the id last; None: all. Missing columns are
+            skipped. If a column other than the id is missing, ``messages`` is read too.
+        max_row_bytes: Maximum size of a line; for Parquet, of the read columns of a row as JSON.
+            Longer lines are not kept in memory, and their record has a reason.
         keep: Whether rows of a Parquet file also have all columns in `RawRow.kept`. Kept columns
             have no separate limit: about 32 MiB of rows are read at once, or one larger row.
 

@@ -48,7 +48,7 @@ def device_of(device: str, gpus: float) -> str:
     if found.type == "cuda" and (found.index or 0) >= visible:
         raise ValueError(
             f"device is {device!r}, and torch {torch.__version__} sees {visible} GPUs; use auto or "
-            "cpu, or look at the driver and CUDA_VISIBLE_DEVICES"
+            "cpu, or check the driver and CUDA_VISIBLE_DEVICES"
         )
     return device
 
@@ -239,7 +239,7 @@ class EngineBuilder:
         return self.proposer.index.nbytes if self.artifact else 0
 
     def draft_from(self, index: DraftIndex | None, settings: DraftSettings | None = None) -> None:
-        """Restarts drafting and forgets what past answers taught. Call it between two steps.
+        """Restarts drafting, without what was learnt from past answers. Call it between two steps.
 
         Args:
             index: The index; None to draft only from prompts and answers.
@@ -286,13 +286,13 @@ class EngineBuilder:
         self.records.add(record, version)
 
     def _draft_settings(self, record: TaskRecord, index: DraftIndex) -> DraftSettings:
-        """The settings tuned with the index, or else the record's, with the service's overrides."""
+        """The index's tuned settings, else the record's settings, with the service's overrides."""
         return dataclasses.replace(index.settings or record.draft, **self._overrides)
 
     def _made_proposer(
         self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
     ) -> NgramProposer:
-        """Makes a proposer without rows; allocates memory and compiles new code on this thread."""
+        """Makes a proposer with empty rows; allocates memory and compiles code on this thread."""
         settings = settings or self._draft_settings(record, index)
         of_row = settings.num_speculative_tokens
         if of_row and record.neural:  # a drafter fills its trees in all rows at once

@@ -130,9 +130,10 @@ class TaskDrafter:
         return f"{self._neural.proposer}/{self._kind}"
 
     def beside(self, ngram: NgramProposer) -> Proposer:
-        """Returns the engine's proposer. If n-grams may draft nothing, the drafter drafts nothing.
+        """Returns the engine's proposer.
 
-        After the drafter was switched off, n-grams draft alone.
+        If ``num_speculative_tokens`` is 0, the drafter drafts nothing either. After the drafter was
+        switched off, n-grams draft alone.
         """
         if not self._drafts_beside(ngram) or self._proposer is None:
             return ngram
@@ -220,7 +221,7 @@ def load_task_drafter(
 def _log_memory(folder: Path, proposer: NeuralProposer, dtype: torch.dtype, rows: int) -> None:
     log.info(
         "the drafter in %s takes %.1f MiB for its weights, %.1f MiB for the cache of %d rows and "
-        "%.1f MiB for the vocabulary it drafts from, added to the target's (engine.kv_cache_bytes)",
+        "%.1f MiB for the vocabulary it drafts from; engine.kv_cache_bytes does not include them",
         folder,
         _numbers(folder) * dtype.itemsize / _MIB,
         proposer.cache_bytes / _MIB,
@@ -257,8 +258,8 @@ def _vocabulary(
         raise ServiceError(
             f"task {record.name} drafts from a ranked vocabulary, and the corpus of {corpus} has "
             f"none for tokenizer {record.fingerprint}; run `tasc rank-vocabulary {corpus} "
-            "--from raw` (a job that has begun keeps its version of the task: after `tasc task "
-            f"set {record.name} --draft-vocabulary full` it needs --restart)"
+            f"--from raw`, or `tasc task set {record.name} --draft-vocabulary full`; then a "
+            "job that has begun needs --restart, since it keeps its version of the task"
         )
     chosen = ranking.top(neural.ranked_tokens)
     if neural.vocabulary == "ranked":

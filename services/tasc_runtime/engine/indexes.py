@@ -23,8 +23,8 @@ def require_own(index: DraftIndex, tokenizer: TaskTokenizer, name: str, way_out:
     ours = (tokenizer.fingerprint, tokenizer.vocab_size)
     if (index.fingerprint, index.vocab_size) != ours:
         raise IndexRefused(
-            f"{name} was built with tokenizer {index.fingerprint} of {index.vocab_size} ids, the "
-            f"model's is {ours[0]} of {ours[1]}; {way_out}"
+            f"{name} was built with tokenizer {index.fingerprint} of {index.vocab_size} ids, but "
+            f"the model has tokenizer {ours[0]} of {ours[1]} ids; {way_out}"
         )
 
 

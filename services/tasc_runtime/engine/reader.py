@@ -17,7 +17,7 @@ from tasc_runtime.sampling_options import SHOWN, guide_of
 from tasc_store import TaskRecord
 from tasc_text import MessageError, TaskTokenizer, Template
 
-if TYPE_CHECKING:  # checks of a job import no torch
+if TYPE_CHECKING:  # a job is checked without importing torch
     from tasc_engine import Engine
     from tasc_engine.guided import Guide
 

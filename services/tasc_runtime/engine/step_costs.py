@@ -23,7 +23,7 @@ from tasc_engine import ModelSource, Target
 from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure, processor, write
 
 WAIT_S = 120.0  # maximum wait for other measurements; less than the start-up limit
-PATIENCE_S = 1.0  # others may only read the file, which needs no message
+PATIENCE_S = 1.0  # a wait without a message, since others may only be reading the file
 
 log = logging.getLogger(__name__)
 

@@ -177,13 +177,13 @@ class RecordFollower:
             self._seen, self._refused = found, None
             self._reported.clear()
         except Exception as error:  # later versions must still be followed
-            problem = f"its record cannot be followed now: {error}"
+            problem = f"the newest record cannot be read or used, will retry: {error}"
             if version and not isinstance(error, StoreError):
                 self._refused, self._retry_at = found, time.monotonic() + self._again_s
                 now = self._in_use()
                 problem = (
                     f"version {version} cannot be used, version {now} stays in use: {error}; fix "
-                    f"it, or go back with `{self._command('task', 'use', self._task, now)}`"
+                    f"the cause, or go back with `{self._command('task', 'use', self._task, now)}`"
                 )
             if problem not in self._reported:
                 self._reported.add(problem)

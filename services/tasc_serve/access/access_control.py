@@ -44,9 +44,9 @@ class _Seen:
 class KnownKeys:
     """Caches keys as last read from the store, and hashes of unknown or revoked keys.
 
-    Of each kind, the ``max_cached_keys`` most recently used ones are kept, so that clients who
-    guess keys cannot displace valid keys. While the store is unavailable, known keys keep their
-    last state.
+    The two kinds are cached separately, so that clients who guess keys cannot displace valid keys.
+    The ``max_cached_keys`` most recently used entries of each kind are kept. While the store is
+    unavailable, known keys keep their last state.
 
     Args:
         find: Looks a hash up in the store; raises StoreError when the store fails.
@@ -69,7 +69,7 @@ class KnownKeys:
         self._calls.close()
 
     async def of(self, authorization: str | None) -> ApiKey:
-        """The open key in an ``Authorization`` header.
+        """Returns the valid key in an ``Authorization`` header.
 
         Raises:
             ApiError: 401: the key is missing, unknown or revoked; 503: it cannot be checked.
@@ -87,7 +87,7 @@ class KnownKeys:
             return seen.key
         failing = self._calls.failing
         lookup = self._lookups.get(digest) or self._begin_lookup(digest)
-        # No request waits for a store that has just failed. Several may wait for one look-up.
+        # No request waits for a store that has just failed. Several requests may share one look-up.
         found = None if failing else await asyncio.shield(lookup)
         found = found or seen
         if found is None or (found is seen and found.key is None):
@@ -157,7 +157,7 @@ class Bucket:
         return self._level
 
     def wait_s(self, count: float = 1.0) -> float:
-        """Seconds until ``count`` can be taken, or until the bucket is full if ``size`` is less."""
+        """Seconds until ``count`` can be taken; if ``size`` is less, until the bucket is full."""
         missing = min(count, self.size) - self.level
         return 0.0 if missing <= _ROUNDING else missing / self.per_s
 
@@ -204,8 +204,8 @@ class Rates:
     """The buckets of one gateway.
 
     Args:
-        gateways: Number of gateways that share each limit. Each gateway has an equal part, but at
-            least one request.
+        gateways: Number of gateways that share each limit. Each gateway has an equal part of the
+            limit, but at least one request.
         max_keys: Maximum number of keys whose buckets are kept, the most recently used ones. The
             buckets of other keys start full.
     """
@@ -226,7 +226,7 @@ class Rates:
         }
 
     def take(self, key: ApiKey | None, task: str, requests: int = 1) -> Over | None:
-        """Takes requests from every bucket. If a limit is exceeded, takes none and returns it.
+        """Takes requests from every bucket, or takes none and returns the limit that is exceeded.
 
         If ``requests`` exceeds the size of a bucket, the bucket must be full, and gets a debt.
         """
@@ -277,7 +277,7 @@ class Rates:
         return _Limit("key", message, self._bucket(limit / _MINUTE_S, _MINUTE_S))
 
     def _of_task(self, task: str, limit: float) -> _Limit:
-        message = f"{task} takes {limit:g} requests a second, of all clients together; wait"
+        message = f"{task} takes {limit:g} requests a second from all clients together; wait"
         return _Limit("task", message, self._bucket(limit, 1.0))
 
     def _bucket(self, per_s: float, window_s: float) -> Bucket:
@@ -367,7 +367,7 @@ class AccessControl:
     def of(
         cls, settings: ServeSettings, client: redis.Redis, metrics: GatewayMetrics
     ) -> "AccessControl":
-        """Creates the access control of one of ``http.gateways`` from the settings."""
+        """Creates the access control of one gateway from the settings."""
         auth = settings.auth
         calls = StoreCalls.of("API keys", settings.limits)
         keys = KnownKeys(ApiKeys(client).find, auth, calls) if auth.required else None

@@ -3,7 +3,7 @@
 The seed and id of an answer are derived from the key, so a second run gives the same answer even if
 nothing is known of the first run. The store only avoids the second run, detects a key that is used
 for two requests, and pins a retry to the task version of the first attempt. While the store is
-unavailable, requests continue without these functions.
+unavailable, requests continue without these features.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class IdempotentRequest:
         self.store.keep(self.task, self.key, answer)
 
     async def keeping(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        """Yields the same events, and stores them if they complete."""
+        """Yields the same events, and stores them if all of them were sent."""
         kept = bytearray()
         async for event in events:
             if len(kept) <= self.store.max_bytes:

@@ -102,7 +102,7 @@ class RequestScope:
         self._inside = False
 
     def enter(self) -> None:
-        """Enters the scope; raises ApiError if the gateway is being stopped."""
+        """Enters the scope; raises ApiError if the gateway is being stopped or is full."""
         self._in_flight.enter()
         self._inside = True
 
@@ -213,8 +213,7 @@ class Generation:
         """Streams the answer; waits briefly for admission, so that a refusal sets the status code.
 
         If admission takes longer, the headers are sent first, since proxies give up on a silent
-        service.
-        A refusal is then sent as an event.
+        service. A refusal is then sent as an event.
         """
         deadline = asyncio.get_running_loop().time() + (asked[0].timeout_s or 0)
         patience_s = min(self._limits.stream_keep_alive_s, asked[0].timeout_s or 0)
@@ -359,7 +358,7 @@ class _SteadySend:
         return True
 
     def _look(self) -> None:
-        """Runs as one timer per stream: most sends do not wait, and a timer per send is costly."""
+        """Runs on one timer per stream, since a timer for each send would be costly."""
         now = self._loop.time()
         if self._sending and now - self._since >= self._longest_s:
             log.warning("a client did not read for %g s; its stream is cut", self._longest_s)
@@ -423,7 +422,7 @@ class _Events(StreamingResponse):
     async def _ended(self, events: AsyncIterator[str]) -> AsyncGenerator[str, None]:
         try:
             while True:
-                # The deadline excludes sending: for a client that reads slowly, the answer exists.
+                # Sending is not limited by the deadline: a slow reader's answer is not late.
                 with self._scope.waiting():
                     async with asyncio.timeout_at(self._deadline):
                         event = await anext(events, None)

@@ -26,7 +26,7 @@ from tasc_serve.settings import LimitSettings
 
 GenerationBody: TypeAlias = CompletionRequest | ChatRequest | ResponsesRequest
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's code for a client that disconnected
-_BYTES_PER_TOKEN = 4  # of a prompt's text, approximately
+_BYTES_PER_TOKEN = 4  # approximate size of a token's text
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -40,7 +40,8 @@ async def read_body(request: HttpRequest, limits: LimitSettings) -> bytes:
     headers = first_fields(request.scope)
     kind = _field(headers, b"content-type").partition(";")[0].rstrip()
     if b"origin" in headers and kind != "application/json":
-        raise ApiError(415, f"Content-Type is {kind[:SHOWN]!r}; web pages send application/json")
+        message = f"Content-Type is {kind[:SHOWN]!r}; web pages must send application/json"
+        raise ApiError(415, message)
     most = limits.max_body_bytes
     async with arriving(limits.request_timeout_s):
         raw = b"".join([chunk async for chunk in chunks(request, most)])

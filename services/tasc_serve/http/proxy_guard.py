@@ -2,10 +2,13 @@
 
 Behind HAProxy, each gateway's process has its own HTTP server. In these servers, generating
 requests go directly to the application, since Serve's own processing costs more than the
-application's. Other requests pass through Serve, which reads some headers first. Serve fails on
-header values that are not UTF-8, and some headers let clients disable the code that frees a row
-when they disconnect. ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` names `middlewares` on every
-node. This module imports little, since proxies hold no models.
+application's. Other requests pass through Serve, which reads some headers first. The guard refuses
+header values that are not UTF-8, because Serve fails on them. It drops headers that control Serve,
+because with some of them a client could disable the code that frees its row when it disconnects.
+
+Serve imports `middlewares` by its path in the environment variable
+``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``, which is set on every node. This module imports no
+model code, since proxies do not need any.
 """
 
 import logging
@@ -86,7 +89,7 @@ def first_fields(scope: Scope) -> Mapping[bytes, bytes]:
 
 
 class PlainHeaders:
-    """Refuses headers that are not text with status 400, and drops headers that control Serve."""
+    """Answers 400 if a header is not UTF-8, and drops headers that control Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -106,10 +109,11 @@ class PlainHeaders:
 
 
 class OwnErrors:
-    """Converts Serve's error about a gateway that died with a request to the OpenAI shape.
+    """Replaces Serve's own error responses by a 503 in the OpenAI shape.
 
-    Serve's errors are plain text or a JSON string. The gateways' errors are JSON objects, and are
-    not changed.
+    Serve answers a request itself if the gateway failed before it answered, or if there is no
+    gateway. Serve's errors are plain text or a JSON string. A gateway's errors are JSON objects,
+    which are not changed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -120,7 +124,7 @@ class OwnErrors:
             await self._app(scope, receive, send)
             return
         begun = replaced = False
-        held: Message | None = None  # the start of an error, until its origin is known
+        held: Message | None = None  # the start of an error, until its body shows who sent it
 
         async def sent(message: Message) -> None:
             nonlocal begun, replaced, held
@@ -139,9 +143,12 @@ class OwnErrors:
         try:
             await self._app(scope, receive, sent)
         except Exception:
-            if begun:  # cuts the stream, so that its client sees that it is incomplete
+            if begun:  # cut the stream, so that the client sees that the answer is incomplete
                 raise
-            log.warning("a request ended with its gateway", exc_info=True)
+            log.warning(
+                "the gateway failed before it answered a request; the client gets status 503",
+                exc_info=True,
+            )
         if not begun:
             await _gone()(scope, receive, send)
 

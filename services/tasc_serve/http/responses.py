@@ -44,13 +44,13 @@ def _likeliest(token: TokenText) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for utf8, logprob in (*token.top, (token.utf8, token.logprob)):
-        name = token_name(utf8)  # of tokens with equal texts, the likelier counts
+        name = token_name(utf8)  # if two tokens have the same text, the likelier counts
         found[name] = max(finite(logprob), found.get(name, LEAST_LOGPROB))
     return found
 
 
 def metrics_of(result: GenerationResult, level: MetricsLevel) -> dict[str, Any]:
-    """Times in milliseconds; None where the divisor would be 0.
+    """The ``metrics`` of an answer. Times are in milliseconds; None where a divisor would be 0.
 
     If another replica began the answer, all values describe the rest of the answer.
     """

@@ -54,7 +54,7 @@ class _InputMessage(ChatMessage):
     @model_validator(mode="before")
     @classmethod
     def _is_message(cls, item: Any) -> Any:
-        """Checks the type before the fields, which are unknown for other items."""
+        """Checks the type before the fields, as items of other types have unknown fields."""
         if isinstance(item, dict) and item.get("type", "message") != "message":
             raise PydanticCustomError(
                 UNSUPPORTED, "is not supported", {"field": "type", "neutral": ("message",)}
@@ -89,7 +89,7 @@ class ResponsesRequest(TemplateFields, RequestFields):
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "max_tokens": (),  # the hint for an unknown field would be min_tokens
+        "max_tokens": (),  # else the message for an unknown field would propose min_tokens
         "previous_response_id": (),
         "prompt": (),
         "truncation": ("disabled",),

@@ -103,12 +103,12 @@ class RequestFields(HarmlessFields, RuleFields):
 
 
 class _Generation(RequestFields, GenerationFields):
-    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="n at most")
+    best_of: Annotated[int, Field(ge=1)] | None = Field(None, description="at most n")
 
     def request(self, logprobs: int | None, seed: int | None = None) -> Request:
         if self.best_of is not None and self.best_of > (self.n or 1):
             message = f"best_of is {self.best_of} and n is {self.n or 1}"
-            way_out = "all answers made are returned: set both to the same number"
+            way_out = "best_of may not be greater: set both to the same number"
             raise FieldError("best_of", f"{message}; {way_out}")
         return super().request(logprobs, seed)
 
@@ -148,7 +148,7 @@ class CompletionRequest(_Generation):
 
     prompt: _Prompts = Field(description="one or several, as text or as token ids")
     max_tokens: int | None = Field(
-        None, ge=0, description="unset: the task's own; 0 only with echo: no answer"
+        None, ge=0, description="unset: the task's own; 0 (no answer) only with echo"
     )
     echo: bool = Field(
         False, description="return the prompt before the answer; logprobs then include its tokens"

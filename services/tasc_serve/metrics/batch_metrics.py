@@ -62,6 +62,6 @@ class BatchMetrics:
         self._tokens(task).inc(tokens)
 
     def released(self, task: str) -> None:
-        """Resets the gauges after a batch has ended or went back to the queue."""
+        """Resets the gauges after a batch has ended or has gone back to the queue."""
         self.running(task).set(0)
         self._in_progress(task).set(0)

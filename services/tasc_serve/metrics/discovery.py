@@ -42,7 +42,9 @@ class _Merged(Collector):
 
 
 def merge(texts: Iterable[str]) -> str:
-    """Sums samples with the same name and labels; other gauges get the maximum.
+    """Sums samples with the same name and labels.
+
+    Gauges that must not be summed, such as ratios, get the maximum.
 
     ``*_created`` series and the series of the process and Python collectors are left out.
     Histograms are expected to have the same buckets in every text.
@@ -115,7 +117,7 @@ class MetricsPort:
         self.target: Final = f"{bracketed}:{self._server.server_port}"
         self._closed = False
         self._renewing = RepeatedCall(
-            f"list metrics port {self.target}",
+            f"listing metrics port {self.target}",
             self._renew,
             ttl_s / 3,
             last=self._unlist,
@@ -151,7 +153,8 @@ class MetricsPort:
             self._stays_listed(error)
 
     def _stays_listed(self, reason: object) -> None:
-        _log.warning("%s stays listed for up to %g s: %s", self.target, self._ttl_s, reason)
+        message = "metrics port %s stays listed for up to %g s: %s"
+        _log.warning(message, self.target, self._ttl_s, reason)
 
 
 def node_address() -> str:
@@ -191,7 +194,7 @@ class StoreWatch:
         self._client, self._ttl_s = client, ttl_s
         self._kept_until = 0.0
         self.targets: list[str] = []
-        self._looks = RepeatedCall("look at the store", self._look, every_s)
+        self._looks = RepeatedCall("the check of the store", self._look, every_s)
 
     @property
     def fault(self) -> str | None:
@@ -204,7 +207,7 @@ class StoreWatch:
 
     def _look(self) -> None:
         try:
-            # A full server also refuses SET, but accepts UNLINK.
+            # A write that a full server refuses, unlike UNLINK.
             self._client.set(WRITE_PROBE, "", px=1)
             targets = live_targets(self._client)
         except StoreError:

@@ -46,7 +46,7 @@ class GatewayMetrics:
         )
         self.proxy_seconds = histograms(
             "http_proxy_seconds",
-            "Time from Ray Serve's HAProxy, after it read a request's headers, to the gateway.",
+            "Time from Ray Serve's HAProxy, when it has read a request's headers, to the gateway.",
             _PROXY_S,
         )
         self.replica_seconds = histograms(
@@ -65,13 +65,13 @@ class GatewayMetrics:
         )
         self.failovers = counters(
             "failovers",
-            "Calls that moved to another replica, because the first one died, was silent, or its"
-            " connection was broken.",
+            "Calls that moved to another replica, because the first one died, was silent, or had a"
+            " broken engine.",
             "reason",
         )
         self.failovers_refused = counters(
             "failovers_refused",
-            "Calls that failed with their replica: moved too often, or no retry budget left.",
+            "Calls that failed when they lost a replica: moved too often, or no retry budget left.",
         )
         self.failover_seconds = histograms(
             "failover_seconds",

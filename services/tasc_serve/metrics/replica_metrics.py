@@ -36,7 +36,7 @@ _INTER_TOKEN_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15),
     *(0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
-_MAX_PENDING = 64  # maximum steps that are not counted yet
+_MAX_PENDING = 64  # maximum number of steps that are not counted yet
 _DRAFT_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 
 # Series names without tasc_: counters summed over step records, and histograms of step times.
@@ -70,7 +70,7 @@ class ManyHistogram(Histogram):
     """A histogram that observes many values at about the cost of one."""
 
     def observe_all(self, values: Sequence[float], times: Sequence[int]) -> None:
-        """Observes each value as many times as the same entry of ``times``."""
+        """Observes ``values[i]`` as often as ``times[i]`` says, for each i."""
         self._sum.inc(float(np.dot(values, times)))
         buckets = np.bincount(np.searchsorted(self._upper_bounds, values), times)
         for bucket, count in zip(self._buckets, buckets.tolist(), strict=False):
@@ -142,7 +142,7 @@ class Series:
         def child(*values: object) -> _Family:
             return family.labels(*own, *map(str, values))
 
-        # Clearing a gauge drops its children. Children of other families are never dropped.
+        # Children of gauges are not cached, since clearing a gauge drops its children.
         return child if kind is Gauge else cache(child)
 
 
@@ -181,7 +181,7 @@ class ReplicaMetrics:
         registry: Registry of the series; one for each process.
         task: The task's name.
         model_name: The target's name.
-        proposer: The mixture that makes the drafts.
+        proposer: The name of the proposer that makes the drafts.
         record_version: Returns the version of the task's record; called at each scrape.
         load: Returns the number of requests that hold a row, the number of queued requests, and the
             used share of the KV cache; called at each scrape.
@@ -209,19 +209,19 @@ class ReplicaMetrics:
         self._pending: deque[StepRecord] = deque()
         self._gaps: deque[tuple[float, int]] = deque()
         self._counting = threading.Lock()
-        # Scrapes collect in order of registration, so steps are counted before their series are
-        # read.
+        # Scrapes collect in order of registration. This collector is the first, so that pending
+        # steps are counted before their series are read.
         registry.register(self)
         self._make_drafted_series(self._series)
         self._make_own_series(Series(registry, own), record_version)
 
     @property
     def proposer(self) -> str:
-        """The mixture that makes the drafts."""
+        """The name of the proposer that makes the drafts."""
         return self._labels["proposer"]
 
     def set_proposer(self, proposer: str) -> None:
-        """Labels later counts with another mixture. Called on the step loop.
+        """Labels later counts with another proposer. Called on the step loop.
 
         Gauges must be set again, including the gauges of the draft index.
         """
@@ -240,7 +240,7 @@ class ReplicaMetrics:
         return ()
 
     def describe(self) -> Sequence[Metric]:
-        """Returns nothing, as the collector has no own series."""
+        """Returns nothing, as this collector has no series of its own."""
         return ()
 
     def _make_own_series(self, make: Series, record_version: Callable[[], int]) -> None:
@@ -306,8 +306,8 @@ class ReplicaMetrics:
             counters(name + "draft_tokens", "Draft tokens proposed.", "source"),
             counters(
                 name + "drafts_per_pos",
-                "Drafts that reach a position, by the likeliest token there: sum over sources"
-                " before dividing.",
+                "Drafts that reach a position, by the source of the likeliest token there; sum over"
+                " sources before dividing.",
                 *("source", "position"),
             ),
         )
@@ -345,7 +345,7 @@ class ReplicaMetrics:
         )
         self._inter_token = histogram(
             "inter_token_latency_seconds",
-            "Gap between two chunks divided by the tokens of the later, once per token.",
+            "Gap between two chunks divided by the tokens of the later one, once per token.",
             _INTER_TOKEN_S,
         )
         gauge("num_requests_running", "Requests that hold a row.").set_function(
@@ -369,7 +369,7 @@ class ReplicaMetrics:
         self._index_bytes = make.gauge("draft_index_bytes", "Size of the draft index in use.")
         self._forecast = gauges(
             "forecast_tokens_per_step",
-            "Tokens per step that the draft index in use brought on rows it had not seen.",
+            "Tokens per step with the draft index in use, measured on rows that are not in it.",
         )
         self._built = gauges(
             "draft_index_built_timestamp_seconds",
@@ -388,7 +388,8 @@ class ReplicaMetrics:
             ValueError: The record does not have one row of counts for each of ``SOURCES``.
         """
         if any(len(c) != len(SOURCES) for c in (record.drafted, record.reached, record.accepted)):
-            raise ValueError(f"counts of {record.drafted.shape}; {len(SOURCES)} rows are needed")
+            found = record.drafted.shape
+            raise ValueError(f"counts have the shape {found}; give {len(SOURCES)} rows")
         self._pending.append(record)
         if len(self._pending) >= _MAX_PENDING:
             self._count_pending()

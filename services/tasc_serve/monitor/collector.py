@@ -1,6 +1,7 @@
-"""Collects a share of a task's finished answers for its corpus, off the decoding thread.
+"""Collects a share of a task's finished answers for the task's corpus, on a separate thread.
 
-Serving never waits for the store: rows that it does not accept in time are dropped and counted.
+Answers never wait for the store: rows that the store does not accept in time are dropped and
+counted.
 """
 
 import threading
@@ -17,7 +18,8 @@ from tasc_store.corpus import MAX_COLLECTED
 from tasc_text import Conversation
 
 _JOIN_S = 5.0
-# Request fields that may have any value in a default answer. All others must have their defaults.
+# Request fields that may have any value. For a default answer (see `row_of`), all other fields must
+# have their defaults.
 _FREE = (
     *("id", "prompt", "templated", "max_tokens", "draft", "stream", "parameters", "seed"),
     *("prompt_index", "logprobs", "n", "prompts", "timeout_s", "committed_ids", "record_version"),
@@ -26,14 +28,14 @@ _OVERHEAD = 256  # approximate bytes of a row in addition to its characters
 
 
 def row_of(asked: Request, request: Request, result: GenerationResult) -> CollectedRow | None:
-    """Makes a row of an answer; None unless it is the task's default answer.
+    """Makes a row of a default answer; returns None for other answers.
 
-    A default answer is a greedy answer of a chat, ended by the model or the task's own stop string,
-    with no rule, guide, adapter or stop string of the request. Only the first of several equal
-    answers (``n``) counts.
+    A default answer is decoded greedily, and was ended by the model or the task's own stop string.
+    Its request is a chat that sets no rule, guide, adapter or stop string. Only the first of
+    several equal answers (``n``) is a default answer.
 
     Args:
-        asked: The request as a client sent it, with a row's input as its prompt.
+        asked: The request as the client sent it; its prompt becomes the input of the row.
         request: The same request with the task's values filled in.
     """
     own = (
@@ -76,7 +78,7 @@ class Collector:
         self._flushing: RepeatedCall | None = None
         if settings.sample_rate:
             self._flushing = RepeatedCall(
-                "collect answers", self._flush, settings.flush_interval_s, last=self._flush
+                "storing answers", self._flush, settings.flush_interval_s, last=self._flush
             )
 
     def finished(self, asked: Request, request: Request, result: GenerationResult) -> None:

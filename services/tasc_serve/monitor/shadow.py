@@ -36,7 +36,7 @@ SubmitIdle: TypeAlias = Callable[
 ]
 
 # Maximum difference of log-probabilities at which another batch shape may swap two tokens: a few
-# rounding errors of logits in the tens.
+# rounding errors of a logit between 10 and 100.
 MARGINS = {"float64": 1e-9, "float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 _PREFIX = "shadow:"
 
@@ -48,7 +48,8 @@ class Difference:
     Attributes:
         place: Position of the first token that differs, from 0.
         gap: Difference of the log-probabilities (natural) of the shadow's and the answer's token
-            at this position; infinite if the answer's token is not among the likeliest.
+            at this position; infinite if the answer's token is not among the likeliest, or if one
+            of the two has ended.
     """
 
     place: int
@@ -92,8 +93,8 @@ class _Candidate:
 def without_checks(record: StepRecord) -> StepRecord | None:
     """Returns a step's record without the tokens of checks; None if the step had checks only.
 
-    The prompt tokens of checks stay counted. Checks have no drafts, and no forced tokens, since
-    they request log-probabilities.
+    The prompt tokens of checks stay counted. Checks have no drafts. They have no forced tokens
+    either, since they request log-probabilities.
     """
     checks = [id_ for id_ in record.requests if id_.startswith(_PREFIX)]
     if not checks:
@@ -215,4 +216,8 @@ class ShadowCheck:
             "tokens of another replica": result.committed,
             "index version": result.index_version,
         }
-        log.error("an answer differs without drafts (%d so far): %s", self._real, facts)
+        log.error(
+            "an answer differs from the same answer without drafts (%d such answers so far): %s",
+            self._real,
+            facts,
+        )

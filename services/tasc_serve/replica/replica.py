@@ -29,7 +29,7 @@ from tasc_runtime.engine.reader import require_total
 from tasc_runtime.engine.step_loop import EngineLoop, Item
 from tasc_runtime.errors import EngineBroken
 from tasc_runtime.models import model_name
-from tasc_runtime.protocol import AnswerTexts, Pulse, Refusal, TaskStatus
+from tasc_runtime.protocol import AnswerTexts, Refusal, ReplicaState, TaskStatus
 from tasc_serve.metrics.discovery import MetricsPort, node_address
 from tasc_serve.metrics.replica_metrics import ReplicaMetrics
 from tasc_serve.monitor.collector import Collector
@@ -44,7 +44,7 @@ from tasc_store import CollectedRows, TaskStore, connect
 
 _LEAST_STALL_S = 60.0  # a long step must not cause a replacement
 _LONG_TEXT = 16_384  # characters; encoding it takes some milliseconds
-_COMPILERS = 2  # guides of choices and of grammars do not wait for each other
+_COMPILERS = 2  # so that one slow guide does not delay all others
 _KEPT = 64  # number of endings that the rate covers
 _LONGEST_S = 60  # older OpenAI clients ignore a longer Retry-After
 _LATEST_S = 5  # longer waits are spread over the last 5 s of the 60
@@ -143,7 +143,7 @@ class TaskReplica:
         """
         builder, outstanding = self.builder, self._outstanding
         if outstanding >= self._capacity:
-            message = f"{outstanding} requests are in this replica already"
+            message = f"this replica already has {outstanding} requests, its maximum; try again"
             wait_s = self._drain.retry_after_s(asked.id, outstanding - builder.engine.config.rows)
             send(Refusal("full", message, None, wait_s))
             return
@@ -151,7 +151,10 @@ class TaskReplica:
         now = builder.record_version
         version = now if asked.record_version is None else asked.record_version
         if version not in builder.records:
-            message = f"the answer was begun by version {version}, this is {now}"
+            message = (
+                f"version {version} of the task's record is not served by this replica, which "
+                f"serves version {now}; send a new request"
+            )
             send(Refusal("changed", message))
             return
         self._here = asyncio.get_running_loop()
@@ -195,7 +198,7 @@ class TaskReplica:
             over = not isinstance(item, Output) or result is not None
             try:
                 if isinstance(item, Exception):
-                    raise EngineBroken(f"the engine ended on {item!r}") from item
+                    raise EngineBroken(f"the engine ended with {item!r}") from item
                 if result:
                     self._metrics.observe_result(result)
                 if result and result.error:
@@ -228,7 +231,7 @@ class TaskReplica:
                 self._loop.cancel(request.id)
 
     async def attach(self, request: AttachRequest) -> AsyncGenerator[Endpoint, None]:
-        """Yields the endpoint for a gateway; ends with its connection."""
+        """Yields an endpoint for one connection of a gateway; ends when the connection ends."""
         if self._server is None:
             name = serve.get_replica_context().replica_id.unique_id
             node = ray.get_runtime_context().get_node_id()
@@ -238,10 +241,10 @@ class TaskReplica:
                 yield endpoint
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the load by which Serve scales, since calls bypass Serve's handles."""
+        """Returns the load for autoscaling; Serve does not count calls that bypass its handles."""
         return {OUTSTANDING: self._outstanding}
 
-    def pulse(self) -> Pulse:
+    def state(self) -> ReplicaState:
         """Returns the replica's state and load.
 
         Raises:
@@ -249,7 +252,7 @@ class TaskReplica:
         """
         if not self._loop.alive:
             raise EngineBroken(f"the engine loop ended: {self._loop.failure!r}")
-        return Pulse(self._status(), self._outstanding, self._loop.stalled_s)
+        return ReplicaState(self._status(), self._outstanding, self._loop.stalled_s)
 
     def _status(self) -> TaskStatus:
         builder, artifact = self.builder, self.builder.artifact
@@ -303,7 +306,7 @@ class TaskReplica:
         self._metrics.set_index(self.builder.artifact, self.builder.index_bytes)
 
     def _observe_step(self, record: StepRecord) -> None:
-        # The metrics are created after the builder, since its proposer is one of their labels.
+        # The builder gets this method before `_metrics` exists, which needs the builder's proposer.
         if users := without_checks(record):
             self._metrics.observe_step(users)
 
@@ -332,7 +335,7 @@ class Admission:
     def __init__(self, builder: EngineBuilder, limits: LimitSettings) -> None:
         self._builder, self._limits = builder, limits
         self._threads = ThreadPoolExecutor(_COMPILERS, "guides")
-        # The task's own guide does not wait for others if it was evicted from the cache.
+        # If the task's own guide was evicted from the cache, it does not wait for other guides.
         self._own = ThreadPoolExecutor(1, "own-guide")
         # One thread is enough, since prompts are rendered one by one.
         self._renders = ThreadPoolExecutor(1, "prompts")
@@ -342,7 +345,9 @@ class Admission:
     async def request(
         self, asked: Request, id: str, version: int
     ) -> tuple[Request, Guide | None] | Refusal:
-        """Returns the request for the engine and its compiled guide; raises unexpected errors only.
+        """Returns the request for the engine and its compiled guide, or a refusal.
+
+        Only unexpected errors are raised.
 
         Args:
             id: Id of the request in the engine.
@@ -374,7 +379,9 @@ class Admission:
         return request, guide
 
     async def _compiled(self, guide: GuideSpec) -> Refusal | None:
-        """Waits until a guide is compiled, once for all requests with it, or returns a refusal.
+        """Waits until a guide is compiled, or returns a refusal.
+
+        A guide is compiled once for all requests that wait for it.
 
         Raises:
             FieldError: The guide cannot be followed.
@@ -390,7 +397,7 @@ class Admission:
             def ended(compiled: asyncio.Future[Guide]) -> None:
                 del self._compiling[guide]
                 if not compiled.cancelled():
-                    compiled.exception()  # retrieved, as no request may be waiting any more
+                    compiled.exception()  # retrieve the error, in case no request waits for it
 
             threads = self._own if guide.is_tasks else self._threads
             compiling = asyncio.get_running_loop().run_in_executor(threads, guides.of, guide)
@@ -400,7 +407,7 @@ class Admission:
             async with asyncio.timeout(limit_s):
                 await asyncio.shield(compiling)
         except TimeoutError:  # compiling continues, for a retry
-            message = f"{guide.name}: the guide was not ready within {limit_s:g} s"
+            message = f"{guide.name}: the guide was not ready within {limit_s:g} s; try again later"
             return Refusal("full", message, guide.field)
         except GuideError as error:
             if not guides.known(guide):  # else `request` raises the cached failure

@@ -2,8 +2,7 @@
 
 A gateway requests an endpoint over its Ray Serve handle. The reply has a one-time token and an
 address: a Unix socket on the same node, otherwise a TLS port. The handle call stays open as
-long as the connection, so that Serve sees the replica in use and does not stop it before the
-gateway disconnects.
+long as the connection, so that Serve does not stop the replica before the gateway disconnects.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tasc_protocol import Output, Request
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Pulse, Refusal
+from tasc_runtime.protocol import Refusal, ReplicaState
 from tasc_serve import wire
 from tasc_serve.settings import ConnectionSettings
 from tasc_serve.wire import Connection, Endpoint, Message
@@ -47,20 +46,21 @@ class Answers(Protocol):
         A request that does not stream has one output. Cancelling the asyncio task frees the row.
         """
 
-    def pulse(self) -> Pulse:
-        """Returns the replica's pulse; raises EngineBroken."""
+    def state(self) -> ReplicaState:
+        """Returns the replica's state; raises EngineBroken."""
 
 
 class CallServer:
     """The endpoints of one replica. Belongs to the event loop that first requests an endpoint.
 
     Args:
-        name: The replica's id; gateways compare it.
+        name: The replica's id; gateways compare it with the id that they expect.
         host: Address of this node that other nodes reach.
         node: This node's Ray id.
 
     Attributes:
-        expected: A future for each expected connection, by token; done when it has ended.
+        expected: A future for each expected connection, by token. It is done when the connection
+            has ended.
         connections: All open connections.
     """
 
@@ -120,7 +120,7 @@ class CallServer:
             try:
                 return await self._local_endpoint()
             except (OSError, ServiceError) as error:  # such as a TMPDIR too long for a socket path
-                log.warning("gateways of this node are answered over TLS: %s", error)
+                log.warning("gateways of this node use TLS, not a Unix socket: %s", error)
         return await self._tls_endpoint()
 
     async def _local_endpoint(self) -> Endpoint:
@@ -186,7 +186,7 @@ class _GatewayConnection(Connection):
 
     def _require_token(self) -> None:
         if self._ended is None:
-            self.close("it showed no token in time")
+            self.close("no token was received in time")
 
     def received(self, message: Message) -> None:
         if self._ended is None:
@@ -200,21 +200,21 @@ class _GatewayConnection(Connection):
             if call := self._calls.get(message.number):
                 call.cancel()
         elif isinstance(message, wire.Heartbeat):
-            self.send(self._pulse(message.number))
+            self.send(self._state(message.number))
 
     def _greet(self, message: Message) -> None:
         token = message.token if isinstance(message, wire.Hello) else b""
         ended = self._server.expected.pop(token, None)
         if ended is None or ended.done():
-            self.close("it showed no valid token")
+            self.close("the token is unknown or too late")
             return
         self._ended = ended
         self.most_received = self._limits.max_message_bytes
         self.send(wire.Welcome(self._server.name))
 
-    def _pulse(self, number: int) -> wire.HeartbeatReply | wire.Failed:
+    def _state(self, number: int) -> wire.HeartbeatReply | wire.Failed:
         try:
-            return wire.HeartbeatReply(number, self._answers.pulse())
+            return wire.HeartbeatReply(number, self._answers.state())
         except EngineBroken as error:
             return wire.Failed(number, "broken", str(error))
 
@@ -240,7 +240,7 @@ class _GatewayConnection(Connection):
         for call in self._calls.values():
             call.cancel()
         if self._ended is None:
-            log.warning("a connection was ended: %s", why)
+            log.warning("a connection ended before it was accepted: %s", why)
         elif not self._ended.done():
             self._ended.set_result(None)
 
@@ -258,8 +258,9 @@ def socket_folder() -> Path:
     found = folder.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o777 != 0o700 or folder.is_symlink():
         raise ServiceError(
-            f"{folder} belongs to user {found.st_uid} with mode {found.st_mode & 0o777:o}; it must"
-            f" be user {os.geteuid()}'s with mode 700: remove it, or set TMPDIR to another folder"
+            f"{folder} belongs to user {found.st_uid} and has mode {found.st_mode & 0o777:o}; it"
+            f" must belong to user {os.geteuid()} and have mode 700: remove it, or set TMPDIR to"
+            " another folder"
         )
     for path in folder.iterdir():
         pid = path.name.partition("-")[0]
@@ -281,7 +282,7 @@ def _lives(pid: int) -> bool:
 def _listens(path: Path) -> bool:
     """Whether a process listens on a socket, maybe in a container that shares the folder."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)  # a stopped process accepts nothing
+        probe.setblocking(False)  # a suspended process would accept nothing for ever
         try:
             probe.connect(str(path))
         except BlockingIOError:

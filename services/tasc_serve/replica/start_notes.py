@@ -47,7 +47,7 @@ def start_notes(
         if task in tasks:
             on_note(task, text)
 
-    # If Redis stays unavailable, the service reports this; Redis may recover before that.
+    # Redis may recover; if not, the service itself reports that Redis is unavailable.
     def lost(error: BaseException, notes: Any, thread: Any) -> None:
         time.sleep(_POLL_S)
 

@@ -62,7 +62,7 @@ class TaskWatcher:
         )
         polls = {"record": self._poll_record, "index": self._poll_index}
         self._polling = [
-            RepeatedCall(f"watch the task's {name}", poll, poll_s) for name, poll in polls.items()
+            RepeatedCall(f"polling the task's {name}", poll, poll_s) for name, poll in polls.items()
         ]
 
     def close(self) -> None:
@@ -105,13 +105,13 @@ class TaskWatcher:
         try:
             if version < builder.record_version:
                 builder.records.add(record, version)
-            else:  # it is the newest until the next version is added
+            else:  # newer than the version in use, which it replaces
                 self._install(record, version)
         except Exception as error:  # for example, the version needs another engine
             log.debug("version %d of task %s is not remembered: %s", version, self._name, error)
 
     def _use_record(self, record: TaskRecord, version: int) -> None:
-        """Installs a version if this engine can use it, after the versions that polls missed."""
+        """Installs a version if this engine can use it; remembers versions that polls missed."""
         for between in range(max(self._known + 1, version - MAX_KNOWN + 1), version):
             self._remember(between)
         self._known = version - 1

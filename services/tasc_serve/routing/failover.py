@@ -114,7 +114,7 @@ class Failover:
         self._settings, self._budget, self._metrics = settings, budget, metrics
 
     async def complete(self, request: Request) -> Output | Refusal:
-        """Returns the output with the whole answer, or the refusal of the last replica asked.
+        """Returns the output with the whole answer, or a refusal if no replica accepts the request.
 
         Raises:
             ApiError: There is no replica, or too many were lost.
@@ -200,8 +200,8 @@ class Failover:
         run.lost_at = run.lost_at or time.monotonic()
         run.full.clear()
         run.outdated.clear()
-        where = f"task {self._task}: call {run.request.id}, {len(run.committed)} tokens"
-        log.warning("%s: lost with replica %s (%s): %s", where, replica.name, reason, error)
+        where = f"task {self._task}: call {run.request.id}, after {len(run.committed)} tokens"
+        log.warning("%s: lost replica %s (%s): %s", where, replica.name, reason, error)
         if run.losses > self._settings.max_retries or not self._budget.spend():
             self._metrics.failovers_refused(self._task).inc()
             raise ApiError(503, f"replicas of {self._task} died; try again") from error
@@ -239,7 +239,10 @@ class Failover:
 
 
 def _soonest(refusals: Collection[Refusal]) -> Refusal:
-    """The refusal with the shortest wait, divided by the number of replicas that free places."""
+    """Returns the refusal with the shortest wait.
+
+    The wait is divided by the number of refusals, since each of these replicas frees places.
+    """
     soonest = min(refusals, key=lambda refusal: refusal.retry_after_s or 0)
     if not soonest.retry_after_s:
         return soonest

@@ -20,7 +20,7 @@ from ray.exceptions import (
 from ray.serve.exceptions import RequestCancelledError
 
 from tasc_runtime.errors import EngineBroken
-from tasc_runtime.protocol import Pulse, TaskStatus
+from tasc_runtime.protocol import ReplicaState, TaskStatus
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,11 @@ class ReplicaLost(Exception):
 
 
 def loss_reason(error: BaseException) -> str | None:
-    """Returns why an error means that the replica is lost.
+    """Returns the reason of a loss, if an error means that a replica is lost.
 
     Returns:
-        ``broken`` if its engine ended, ``died`` if its process or node died, ``silent`` if it did
-        not answer in time; None for other errors, which fail the request.
+        ``broken`` if the replica's engine ended, ``died`` if its process or node died, ``silent``
+        if it did not answer in time; None for other errors, which fail the request.
     """
     if isinstance(error, ReplicaLost):
         return error.reason
@@ -78,7 +78,7 @@ class SeenReplica:
     def __init__(self, name: str) -> None:
         self.name = name
         self.calls = 0
-        self.heartbeat: Pulse | None = None
+        self.heartbeat: ReplicaState | None = None
         self.asking = False
         self.gone = ""
         self.disconnected = False
@@ -88,25 +88,25 @@ class SeenReplica:
 
     @property
     def load(self) -> int:
-        """Number of requests: other gateways' at the last heartbeat, plus our current calls."""
+        """Requests of other gateways at the last heartbeat, plus this gateway's current calls."""
         others = self.heartbeat.outstanding - self._calls_then if self.heartbeat else 0
         return max(others, 0) + self.calls
 
     @property
     def has_free_rows(self) -> bool:
-        """Whether its engine can start another request at once; False if unknown."""
+        """Whether the engine can start another request at once; False if unknown."""
         return self.heartbeat is not None and self.load < self.heartbeat.status.rows
 
     @property
     def record_version(self) -> int:
-        """The newest record version that it serves, by its last heartbeat; 0 if unknown."""
+        """The newest record version of the replica, by its last heartbeat; 0 if unknown."""
         return self.heartbeat.status.record_version if self.heartbeat else 0
 
     @property
     def silent_s(self) -> float:
         return time.monotonic() - self._last_heard_at
 
-    def on_heartbeat(self, heartbeat: Pulse, heartbeat_timeout_s: float) -> None:
+    def on_heartbeat(self, heartbeat: ReplicaState, heartbeat_timeout_s: float) -> None:
         """Notes a heartbeat. If the engine is stalled, the replica still counts as silent."""
         self.heartbeat, self._calls_then = heartbeat, self.calls
         if heartbeat.stalled_s < heartbeat_timeout_s:
@@ -147,7 +147,7 @@ class Fleet:
         self,
         task: str,
         present: Callable[[], Collection[str]],
-        ask: Callable[[str], Awaitable[Pulse]],
+        ask: Callable[[str], Awaitable[ReplicaState]],
         heartbeat_timeout_s: float,
         seen: Callable[[int], None] = lambda replicas: None,
         disconnect: Callable[[str, str], object] = lambda name, reason: None,
@@ -161,7 +161,7 @@ class Fleet:
     async def settled(self) -> None:
         """Waits for a replica's first heartbeat, until `_FIRST_HEARTBEAT_S` after the first look.
 
-        Before that, the fleet does not know whether there is a replica.
+        Until then, it is unknown whether there is a replica.
         """
         while self.status is None:
             since = self._looked_at
@@ -173,7 +173,7 @@ class Fleet:
     def status(self) -> TaskStatus | None:
         """The last status of the replica that `pick` would choose for a new call.
 
-        Calls that are pinned to this status's version still go to any replica that serves it.
+        Calls that are pinned to this record version still go to any replica that serves it.
         """
         chosen = self.pick((), None)
         return chosen.heartbeat.status if chosen and chosen.heartbeat else None
@@ -201,12 +201,12 @@ class Fleet:
         return any(other.record_version > replica.record_version for other in self._live())
 
     async def watch(self) -> None:
-        """Calls `look` repeatedly until it is cancelled."""
+        """Calls `look` repeatedly, until this coroutine is cancelled."""
         while True:
             try:
                 self.look()
             except Exception:  # unexpected; the loop must continue
-                log.exception("task %s: its replicas could not be checked", self._task)
+                log.exception("task %s: the replicas could not be checked", self._task)
             await asyncio.sleep(min(_MAX_HEARTBEAT_S, self._silence_s / 4))
 
     def look(self) -> None:
@@ -229,10 +229,14 @@ class Fleet:
 
     def _judge(self, replica: SeenReplica) -> None:
         if replica.silent_s < self._silence_s or replica.disconnected:
-            return  # a call may remain if its client does not read
+            return  # a disconnected replica has calls left if their clients do not read
         # A silent replica may come back. If there is no other replica, calls wait for it.
         if any(other.silent_s < self._silence_s for other in self._live() if other is not replica):
-            log.warning("task %s: replica %s is silent, given up", self._task, replica.name)
+            log.warning(
+                "task %s: replica %s is silent; other replicas get its calls until it answers",
+                self._task,
+                replica.name,
+            )
             self._give_up(replica, "silent")
 
     def _give_up(self, replica: SeenReplica, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 A connection is requested over a Ray Serve handle, once for each replica (`tasc_serve.wire`). If the
 connection breaks, all calls on it end with `ReplicaLost`. The next call or heartbeat requests a new
-connection from Serve, and so reaches only the process that Serve names.
+connection from Serve, and so it can only reach the process that Serve has under this name.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from functools import partial
 
 from tasc_protocol import Output, Request
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Pulse, Refusal
+from tasc_runtime.protocol import Refusal, ReplicaState
 from tasc_serve import wire
 from tasc_serve.routing.fleet import ReplicaLost, loss_reason
 from tasc_serve.settings import ConnectionSettings
@@ -73,10 +73,10 @@ class ReplicaClient:
         except BufferFull:
             yield _BUSY
 
-    async def heartbeat(self, replica: str) -> Pulse:
+    async def heartbeat(self, replica: str) -> ReplicaState:
         connection = await self._connected(replica)
         item = await connection.ask(wire.Heartbeat)
-        assert isinstance(item, Pulse)
+        assert isinstance(item, ReplicaState)
         return item
 
     async def wake(self) -> None:
@@ -169,7 +169,7 @@ class _ReplicaConnection(Connection):
 
     @contextmanager
     def asking(self, message: "_Asked") -> Iterator["asyncio.Queue[_Item]"]:
-        """Sends a message; the block reads the replies. Its end cancels an unfinished call.
+        """Sends a message; the block reads the replies. The block's end cancels an unfinished call.
 
         Raises:
             ReplicaLost: The connection has ended.
@@ -208,7 +208,7 @@ class _ReplicaConnection(Connection):
                 self._welcome.set_result(replica_id)
                 return
             case _:
-                self.close(f"it sent {type(message).__name__}")
+                self.close(f"the replica sent an unexpected {type(message).__name__}")
                 return
         more_follow = isinstance(item, Output) and item.result is None
         hand = self._waiting.get(number) if more_follow else self._waiting.pop(number, None)
@@ -225,7 +225,7 @@ class _ReplicaConnection(Connection):
 
 
 _Asked = Callable[[int], wire.Submit | wire.Heartbeat]
-_Answer = Output | Refusal | Pulse
+_Answer = Output | Refusal | ReplicaState
 _Item = _Answer | Exception
 
 

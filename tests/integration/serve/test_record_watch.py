@@ -42,7 +42,7 @@ def replica(redis_url, record, tmp_path):
 
 
 def status(replica):
-    return replica.pulse().status
+    return replica.state().status
 
 
 def answer(replica, **values):

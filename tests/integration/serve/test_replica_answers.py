@@ -38,7 +38,7 @@ def long_request(**fields):
 async def until_free(replica):
     engine = replica.builder.engine
     await eventually_async(lambda: engine.running == engine.waiting == 0)
-    assert replica.pulse().outstanding == 0
+    assert replica.state().outstanding == 0
 
 
 async def test_unstreamed_request_has_one_output(replica):
@@ -79,7 +79,7 @@ async def test_request_whose_outputs_cannot_be_sent_frees_its_row(replica):
 
 async def test_replica_refuses_requests_beyond_its_queue_and_answers_queued_requests(replica):
     running = [asyncio.create_task(completed(replica, long_request())) for _ in range(4)]
-    await eventually_async(lambda: replica.pulse().outstanding == 4)
+    await eventually_async(lambda: replica.state().outstanding == 4)
     refusal = await completed(replica, long_request())
     assert isinstance(refusal, Refusal)
     assert refusal.kind == "full"

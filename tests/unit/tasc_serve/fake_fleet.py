@@ -17,7 +17,7 @@ from ray.exceptions import NodeDiedError
 
 from tasc_engine import GenerationResult, Timings
 from tasc_protocol import Output, Request
-from tasc_runtime.protocol import Pulse, Refusal, TaskStatus
+from tasc_runtime.protocol import Refusal, ReplicaState, TaskStatus
 from tasc_serve.metrics.gateway_metrics import GatewayMetrics
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import Fleet, ReplicaLost
@@ -69,7 +69,7 @@ class Replicas:
 
     def __init__(self, **replicas: Scripted) -> None:
         self.all = replicas
-        self.fleet = Fleet(TASK, self.present, self.pulse, SILENCE_S, disconnect=self.let_go)
+        self.fleet = Fleet(TASK, self.present, self.state, SILENCE_S, disconnect=self.let_go)
 
     def present(self) -> list[str]:
         return [name for name, one in self.all.items() if one.present and not one.stopping]
@@ -78,13 +78,13 @@ class Replicas:
         self.all[name].reason = reason
         self.all[name].lost.set()
 
-    async def pulse(self, name: str) -> Pulse:
+    async def state(self, name: str) -> ReplicaState:
         replica = self.all[name]
         if not replica.present:
             raise NodeDiedError(name)
         if replica.hung:
             await asyncio.Event().wait()
-        return Pulse(status(replica.record_version), replica.outstanding, 0.0)
+        return ReplicaState(status(replica.record_version), replica.outstanding, 0.0)
 
     async def complete(self, replica: str, call: Request) -> Output | Refusal:
         pieces = [item async for item in self.stream(replica, call)]

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from support import refused
 from tasc_protocol import Output, Request
-from tasc_runtime.protocol import Pulse, Refusal
+from tasc_runtime.protocol import Refusal, ReplicaState
 from tasc_serve.http_errors import ApiError
 from tasc_serve.routing.failover import Failover, RetryBudget
 from tasc_serve.routing.fleet import ReplicaLost, SeenReplica
@@ -324,7 +324,7 @@ def test_stopping_replica_finishes_its_long_answers() -> None:
 def test_late_loss_report_does_not_remove_a_replica_that_answered_since() -> None:
     replica = SeenReplica("a")
     late = ReplicaLost("a", "died")
-    replica.on_heartbeat(Pulse(status(), 0, 0.0), 5.0)
+    replica.on_heartbeat(ReplicaState(status(), 0, 0.0), 5.0)
     replica.give_up(late.reason, late.at)
     assert not replica.gone
     replica.give_up(late.reason, ReplicaLost("a", "died").at)

@@ -21,7 +21,7 @@ from support import eventually_async, refused
 from tasc_engine import Acceptance, GenerationResult, Timings
 from tasc_protocol import GuideSpec, Output, Request, TokenText
 from tasc_runtime.errors import EngineBroken, ServiceError
-from tasc_runtime.protocol import Pulse, Refusal
+from tasc_runtime.protocol import Refusal, ReplicaState
 from tasc_serve.replica.server import CallServer, socket_folder
 from tasc_serve.routing.fleet import ReplicaLost
 from tasc_serve.routing.replica_client import ReplicaClient
@@ -38,7 +38,7 @@ OUTPUTS = [
     Output("a", (5,), "a", token_texts=TOKENS, record_version=4),
     Output("a", (2**40,), "", RESULT, record_version=4),
 ]
-PULSE = Pulse(status(), 3, 0.5)
+STATE = ReplicaState(status(), 3, 0.5)
 GUIDE = GuideSpec("choice", ("a", "b"), field="guided_choice")
 CALL = Request(
     "c",
@@ -87,10 +87,10 @@ class Replica:
         finally:
             self.open -= 1
 
-    def pulse(self) -> Pulse:
+    def state(self) -> ReplicaState:
         if self.broken:
             raise EngineBroken("out of memory")
-        return PULSE
+        return STATE
 
 
 @dataclass
@@ -195,7 +195,7 @@ async def test_all_messages_arrive_unchanged_on_one_connection(node: str) -> Non
         ]
         full = await both.client.complete("one", structs.replace(CALL, prompt="full"))
         assert full == Refusal("full", "later", retry_after_s=2.0)
-        assert await both.client.heartbeat("one") == PULSE
+        assert await both.client.heartbeat("one") == STATE
         assert len(both.serve.endpoints) == 1
         assert isinstance(both.serve.endpoints[0].address, str) == (node == "here")
 
@@ -243,9 +243,9 @@ async def test_connection_dropped_during_its_handshake_ends(both: Both) -> None:
     await eventually_async(lambda: both.serve.attached == 1)
     both.client.disconnect("one", "died")
     (found,) = await asyncio.gather(made, return_exceptions=True)
-    assert found == PULSE or isinstance(found, ReplicaLost)  # whichever came first
+    assert found == STATE or isinstance(found, ReplicaLost)  # whichever came first
     await eventually_async(lambda: both.serve.attached == 0)
-    assert await both.client.heartbeat("one") == PULSE
+    assert await both.client.heartbeat("one") == STATE
     assert both.serve.attached == 1
 
 
@@ -272,7 +272,7 @@ async def test_connection_token_works_once_and_expires() -> None:
             await thief.heartbeat("one")
         await eventually_async(lambda: other.attached == 0)  # no connection had its token
         assert await reply_to(used, b"") == b""  # a silent connection is closed
-        assert await both.client.heartbeat("one") == PULSE
+        assert await both.client.heartbeat("one") == STATE
 
 
 async def test_another_replica_at_the_address_is_refused(both):
@@ -297,7 +297,7 @@ async def test_another_certificate_is_not_trusted() -> None:
 async def test_connection_with_invalid_data_is_closed_and_other_connections_continue(both, sent):
     await both.client.heartbeat("one")
     assert await reply_to(both.serve.endpoints[0], sent) == b""
-    assert await both.client.heartbeat("one") == PULSE
+    assert await both.client.heartbeat("one") == STATE
 
 
 async def test_message_over_the_limit_is_refused_and_other_calls_continue() -> None:
@@ -372,7 +372,7 @@ async def test_gateway_that_does_not_read_is_disconnected() -> None:
             deaf.send(Submit(number, call))
         await eventually_async(lambda: not deaf.is_open or deaf.ended)
         assert 0 < len(both.replica.calls) < 3000
-        assert await both.client.heartbeat("one") == PULSE
+        assert await both.client.heartbeat("one") == STATE
 
 
 def test_sockets_are_private_and_sockets_of_dead_processes_are_removed(tmp_path, monkeypatch):
@@ -397,5 +397,5 @@ async def test_gateways_on_the_same_node_use_tls_without_a_unix_socket(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
     (tmp_path / name / f"tasc-{os.geteuid()}").mkdir(parents=True)
     (tmp_path / name / f"tasc-{os.geteuid()}").chmod(mode)
-    assert await both.client.heartbeat("one") == PULSE
+    assert await both.client.heartbeat("one") == STATE
     assert isinstance(both.serve.endpoints[0].address, tuple)

@@ -127,7 +127,7 @@ class Batches(StorageEndpoints):
         except UnknownFile as error:
             raise ApiError(400, str(error), "input_file_id", "file_not_found") from error
         if file.purpose != "batch":
-            message = f"file {file.id} was uploaded for {file.purpose}; upload one for batch"
+            message = f"file {file.id} has purpose {file.purpose}; upload a file with purpose batch"
             raise ApiError(400, message, "input_file_id")
         await self.calls.run(partial(self.storage.files.require_room, self.file_limits, owner))
         model = await self._model(file, key)

@@ -68,7 +68,7 @@ class BatchStorage:
         except StoreError as error:
             if files_url is not None:
                 raise
-            log.warning("this gateway accepts no uploads and batches: %s", error)
+            log.warning("this gateway accepts no uploads and no batches: %s", error)
         return storage
 
     def has_task(self, name: str) -> bool:
@@ -78,7 +78,7 @@ class BatchStorage:
 
 @dataclass(frozen=True)
 class StorageEndpoints:
-    """What the endpoints of files and of batches share, and access to the files of an owner."""
+    """The base of the endpoints for files and for batches, with access to an owner's files."""
 
     storage: BatchStorage
     limits: LimitSettings
@@ -86,7 +86,7 @@ class StorageEndpoints:
     calls: StoreCalls
 
     async def owner_of(self, request: Request) -> str:
-        """The owner of a request's files and batches: the API key's id; empty if keys are off."""
+        """The owner of a request's files and batches: the API key's id, or empty without keys."""
         key = await self.access.key_of(request)
         return key.id if key else ""
 
@@ -236,10 +236,10 @@ class Files(StorageEndpoints):
                 fields[name] = value
         file, purpose = form.get("file"), fields.get("purpose", "")
         if not isinstance(file, UploadFile):
-            message = "the form has no file; send it as the field file, with a file's name"
+            message = "the form has no file; send the file as the field file, with a file name"
             raise ApiError(400, message, "file")
         if purpose != "batch":
-            message = f"purpose is {purpose[:SHOWN]!r}; only files for batch are accepted"
+            message = f"purpose is {purpose[:SHOWN]!r}; only the purpose batch is accepted"
             raise ApiError(400, message, "purpose")
         if not file.size:
             raise ApiError(400, "the file is empty; write one request on each line", "file")
@@ -257,7 +257,7 @@ class Files(StorageEndpoints):
             asyncio.get_running_loop().run_in_executor(None, upload.abandon)
             raise
         name = _file_name(file.filename or "")
-        # No longer abandoned after an error: if the reply was lost, Redis may have the file.
+        # After an error here, the upload is not abandoned: Redis may have the file already.
         return await self.calls.run(
             partial(upload.keep, self.file_limits, name, "batch", ttl_s, owner)
         )
@@ -268,10 +268,10 @@ class Files(StorageEndpoints):
         if anchor is None and seconds is None:
             return self.limits.file_ttl_s
         if anchor != "created_at":
-            raise ApiError(400, "expires_after counts from created_at only", _FIELDS[1])
+            raise ApiError(400, "expires_after[anchor] must be created_at", _FIELDS[1])
         fits = seconds is not None and seconds.isascii() and seconds.isdigit() and len(seconds) < 9
         if not fits or not SHORTEST_S <= int(seconds or 0) <= LONGEST_S:
-            message = f"expires_after goes from {SHORTEST_S} to {LONGEST_S} seconds"
+            message = f"expires_after[seconds] goes from {SHORTEST_S} to {LONGEST_S}"
             raise ApiError(400, message, _FIELDS[2])
         return float(seconds or 0)
 
