@@ -1,7 +1,7 @@
 """Checks whether a model folder works on this machine, and measures its speed.
 
 Settings and the headers of weight files are checked first, without torch. The model is loaded only
-if these checks succeed. Where `tasc task create` or loading makes the same check, its code is used.
+if these checks succeed. Where `tasc task create` or loading has a check, this module calls it.
 """
 
 import logging
@@ -61,8 +61,8 @@ class Examination:
         model: Folder or hub name.
         adapter: Folder or hub name of a LoRA adapter that is merged into the model.
         rows: b, the number of rows decoded together.
-        context: Maximum tokens of a row, prompt and answer together; None is 1024, or the model's
-            maximum if that is smaller.
+        context: Maximum tokens of a row, prompt and answer together; None means 1024, or the
+            model's maximum if that is smaller.
         threads: CPU threads.
     """
 
@@ -106,7 +106,7 @@ def examine(asked: Examination) -> Report:
     The weights of a model on the hub are downloaded only if its settings are supported.
 
     Raises:
-        UsageError: The dtype or device does not exist.
+        UsageError: The dtype does not exist, or the device cannot be used.
     """
     if asked.dtype not in _BYTES:
         raise UsageError(f"--dtype is {asked.dtype}; choose one of {', '.join(_BYTES)}")
@@ -126,7 +126,7 @@ def _files(asked: Examination) -> Iterator[Finding]:
     except (ValueError, OSError, UnsupportedModel) as error:
         yield Finding("model", "fail", str(error))
         return
-    text = f"{numbers / 1e6:,.1f} million numbers in {len(weight_files(folder))} files"
+    text = f"{numbers / 1e6:,.1f} million parameters in {len(weight_files(folder))} files"
     yield Finding("model", "ok", text, {"parameters": numbers})
     yield _tokenizer(base)
     yield from _ends(folder)
@@ -144,8 +144,8 @@ def _tokenizer(base: BaseModel) -> Finding:
     if ends and tokenizer.vocab_size <= size:
         return Finding("tokenizer", "ok", text)
     text += (
-        f", and the model {size}: prompts and answers with others fail; resize the embeddings "
-        "(resize_token_embeddings) and train them, or name the tokenizer of the model"
+        f", but the model has {size} ids: prompts and answers with larger ids fail; resize the "
+        "embeddings (resize_token_embeddings) and train them, or use the model's own tokenizer"
     )
     only_added = tokenizer.backend.get_vocab_size(with_added_tokens=False) <= size
     return Finding("tokenizer", "warn" if ends and only_added else "fail", text)
@@ -163,9 +163,9 @@ def _ends(folder: Path) -> Iterator[Finding]:
     if {*ends} != {*used}:  # transformers uses `used`
         files = "; ".join(f"{name}: {shown(ids)}" for name, ids in named.items())
         text = (
-            f"files disagree about the tokens that end an answer ({files}); all of them end "
-            f"answers, and {shown(ends[:1])} is drafted: remove wrong tokens, and list the "
-            f"others as eos_token_id in {GENERATION}"
+            f"files disagree about the tokens that end an answer ({files}); each of these tokens "
+            f"ends answers, and drafts end with {shown(ends[:1])}: remove wrong tokens, and list "
+            f"the right ones as eos_token_id in {GENERATION}"
         )
         yield Finding("end of answers", "warn", text)
     flag = read_json(folder / TOKENIZER).get("add_eos_token") is True
@@ -194,13 +194,13 @@ def _adapter(adapter: str, base: BaseModel) -> Finding:
             text = (
                 f"it was saved with a tokenizer that ends answers with {unknown[0]} "
                 f"({own.backend.id_to_token(unknown[0])!r}), which no file of the model names: "
-                f"add it to eos_token_id in {GENERATION} of the model"
+                f"add this token to eos_token_id in {GENERATION} of the model"
             )
             return Finding("adapter", "warn", text)
         return Finding("adapter", "ok", "its shapes and its tokenizer are those of the model")
     text = (
-        f"it was saved with a tokenizer of {own.vocab_size} ids, the model's has "
-        f"{ours.vocab_size} and other tokens; name the model that it was trained on"
+        f"it was saved with a tokenizer of {own.vocab_size} ids, but the model's tokenizer has "
+        f"{ours.vocab_size} ids and other tokens; name the model that the adapter was trained on"
     )
     return Finding("adapter", "fail" if own.vocab_size > base.vocab_size else "warn", text)
 
@@ -234,7 +234,7 @@ def _trial(asked: Examination) -> Iterator[Finding]:
             )
         yield from (Finding("load", "warn", record.getMessage()) for record in warned.buffer)
         code = "this project's forward" if llm.engine.lean else "the code of transformers"
-        text = f"run by {code}; gives the model's own logits through the cache of {length} tokens"
+        text = f"run by {code}; logits with the cache of {length} tokens are those of the model"
         yield Finding("load", "ok", text)
         for rows in sorted({1, asked.rows}):
             yield _speed(llm.engine, rows, device)
@@ -274,10 +274,10 @@ def _memory(asked: Examination, folder: Path, length: int, device: str) -> Findi
     )
     figures = {"weights_bytes": weights, "kv_bytes": kv, "free_bytes": free}
     if weights + kv > free:
-        text += ": lower --rows, --context or the dtype, or quantise (a task's --quantization)"
+        text += ": lower --rows or --context, or use a smaller --dtype or --quantization of a task"
         return Finding("memory", "fail", text, figures)
     if 2 * weights + kv > free:
-        text += "; loading may need twice the memory: close other programs"
+        text += "; loading may need the memory of the weights twice: close other programs"
         return Finding("memory", "warn", text, figures)
     return Finding("memory", "ok", text, figures)
 
@@ -323,7 +323,7 @@ def _speed(engine: "Engine", rows: int, device: str) -> Finding:
         began = time.perf_counter()
         engine.step()
         seconds.append(time.perf_counter() - began)
-    step = statistics.median(seconds[1:])  # the first one reads the prompts
+    step = statistics.median(seconds[1:])  # the first step reads the prompts
     text = (
         f"b = {rows}: {1e3 * step:.2f} ms a step, {rows / step:,.0f} tokens/s on {device} without "
         "drafts, at a short context"

@@ -1,4 +1,7 @@
-"""Errors of jobs, and how a command reports them. Each message has the value and a solution."""
+"""Errors of jobs, and how a command reports them.
+
+Each message names the refused value and a solution.
+"""
 
 import os
 import re

@@ -14,9 +14,9 @@ from tasc_protocol import Request
 if TYPE_CHECKING:  # a job's own process needs no torch
     from tasc_engine.engine import Engine
 
-_MIN_REQUESTS = 32  # minimum number of requests in a turn
+_MIN_REQUESTS = 32  # minimum number of requests in a part
 _WARM_UP_TOKENS = 2  # tokens of the warm-up answer, so that drafting can occur
-_TIMES = 4  # requests of a turn for each row of the engine, so that most steps have full batches
+_TIMES = 4  # requests of a part per row of the engine, so that most steps have full batches
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class Preview:
 def preview(engine: "Engine", requests: Sequence[Request], refused: int = 0) -> Preview:
     """Answer requests with and without drafts, in parts, and measure the time of both.
 
-    A part is large enough for the engine's batch, and is answered with drafts first. As in a
-    service, the engine's proposer does not learn from answers without drafts.
+    Each part fills the engine's batch, and is answered with drafts first. As in a service, the
+    engine's proposer does not learn from answers without drafts.
 
     Args:
-        refused: Number of other rows, which cannot be answered.
+        refused: Number of rows without a request, because they cannot be answered.
     """
     for draft in (False, True):  # warm-up: compiles and loads everything that a first request needs
         _timed(engine, [_beginning(request) for request in requests[:1]], draft)

@@ -20,11 +20,11 @@ from tasc_jobs.errors import RaySetupError
 from tasc_runtime.ray_private import changed, loopback_only, messages_to_stderr
 
 NO_PROGRESS_TIMEOUT_S = 90
-# The path of a socket may have 107 bytes: 18 are for our folder below this one, and up to 75 for
-# the paths that Ray or its HAProxy create in it.
+# The path of a socket may have 107 bytes: the name of our temporary folder takes 18, and the paths
+# that Ray or its HAProxy create in that folder take up to 75.
 _LONGEST_PARENT = 107 - 18 - 75
-# Ray gives its workers niceness 15, so any other program on the machine could starve a replica.
-# Torch uses huge pages only if this is set. Products with weights in huge pages run a tenth faster.
+# With Ray's default niceness of 15, any other program on the machine could starve a replica. Torch
+# uses huge pages only if THP_MEM_ALLOC_ENABLE is set; it multiplies weights in them a tenth faster.
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -32,8 +32,8 @@ _ALWAYS = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 # Every Serve replica listens on all interfaces for calls that it unpickles; the token protects it.
-# Ray reads the token once, so a process keeps its token permanently. After Ray's import, Ray reads
-# the mode again only if the mode is unset.
+# Ray reads the token once, so a process cannot change its token. After Ray's import, `ray.init` can
+# enable the token only if RAY_AUTH_MODE is unset.
 _LOOPBACK: dict[str, str | None] = {
     "RAY_AUTH_MODE": None,
     "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
@@ -55,8 +55,8 @@ def local_ray(
     Args:
         num_cpus: Logical CPUs of a local Ray, which limit the number of concurrent tasks.
         object_store_mb: Shared memory of a local Ray in MiB.
-        environment: Returns further environment variables of a local Ray's processes, given the
-            folder of its files.
+        environment: Called with the folder of a local Ray's files; returns further environment
+            variables of that Ray's processes.
 
     Raises:
         RaySetupError: The local Ray does not start, or uses other interfaces than loopback.
@@ -85,7 +85,7 @@ def in_words(num_cpus: int, joined: str | None, running: str | None) -> str:
 
     Args:
         joined: The value of RAY_ADDRESS.
-        running: The earlier return value of `ray_private.running_ray`.
+        running: The return value of `ray_private.running_ray` before the start.
     """
     if joined:
         return f"joined the cluster {joined}, as RAY_ADDRESS says"

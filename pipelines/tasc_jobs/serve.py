@@ -1,4 +1,4 @@
-"""Runs the service from settings until it is stopped, and applies changes of its tasks' records.
+"""Runs the service from settings until it is stopped, and applies new records of its tasks.
 
 Ray must be running.
 """
@@ -71,8 +71,8 @@ def run_service(
                 own, limit = newest_version(store, name)[0].max_tokens, settings.limits.max_tokens
                 if own > limit:
                     say(
-                        f"task {name}: answers have up to {own} tokens, but requests may ask for "
-                        f"{limit} at most (limits.max_tokens)"
+                        f"task {name}: answers have up to {own} tokens by default, but a request "
+                        f"can ask for at most {limit} (limits.max_tokens)"
                     )
             updates = RecordUpdates(
                 store,
@@ -97,20 +97,20 @@ def run_service(
 
 
 class RecordUpdates:
-    """Updates a running service if a task's newest record needs other replicas.
+    """Updates a running service if a task's newest record needs new replicas.
 
     In a `with` block, a thread reads the records every ``poll_s`` seconds. Changes that running
     replicas apply by themselves need no update. A record that fails the checks of ``tasc task
-    create`` is logged, and its task is not updated until a later version, or a later check of the
-    same one, succeeds. Other tasks are still updated. No update begins after the block.
+    create`` is logged, and its task is not updated until a later version, or the same version in a
+    later check, succeeds. Other tasks are still updated. No update begins after the block.
 
     Args:
         tasks: Names of the tasks that are served.
         update: Deploys the service again with the given `engine_digest` of each task; returns at
             once.
-        again_s: Seconds until a refused version is checked again, as its files may be repaired.
-        rollout: Returns Serve's status of the application and the reasons. Called repeatedly after
-            an update until the update has ended. If None, the end of updates is not checked.
+        again_s: Seconds until a refused version is checked again, in case its files were repaired.
+        rollout: Returns Serve's status of the application and an explanation. Called repeatedly
+            after an update until the update has ended. If None, the end of updates is not checked.
         slow_s: An update that has not ended after this many seconds is logged.
 
     Attributes:
@@ -217,7 +217,7 @@ class RecordUpdates:
             self._updating = _Update(tasks, time.monotonic() + self._slow_s)
 
     def _follow(self, update: "_Update") -> None:
-        """Log the end of an update. A failed update is still followed: Serve tries again."""
+        """Log the end of an update. A failed update is still followed, because Serve retries it."""
         assert self._rollout
         status, reasons = self._rollout()
         if status == ApplicationStatus.RUNNING:
@@ -259,12 +259,12 @@ def usage_of(base: str, task: str, example: str, keyed: bool = False) -> str:
     """Returns examples of a request to a running service, for curl and for Python.
 
     Args:
-        keyed: Whether requests need an API key; if so, the examples begin with its creation.
+        keyed: Whether requests need an API key; if so, the first example creates a key.
     """
     message = f'{{"role": "user", "content": "{example}"}}'
     make, header, imported, key = "", "", "", '"none"'
     if keyed:
-        make = f"""# requests need an API key (auth.required); with the REDIS_URL of the service:
+        make = f"""# requests need an API key (auth.required); set the service's REDIS_URL, then:
 export TASC_KEY=$(tasc key create me --tasks {task})
 
 """

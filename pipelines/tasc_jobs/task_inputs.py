@@ -1,7 +1,7 @@
 """The inputs of a job: model, prompt and rows, from options, files and a task of the store.
 
-All commands that run or train a model follow one rule. Options come first, then the task's record.
-Rows come from the given files, or else from the task's corpus. If an option gives a fine-tuned
+All commands that run or train a model follow one rule. An option takes precedence over the task's
+record, and given files take precedence over the task's corpus. If an option gives a fine-tuned
 model, and the model's folder has the prompt of its training, that prompt is used.
 """
 
@@ -160,14 +160,16 @@ class TaskInputs:
         """Returns the template of the options or of a fine-tuned model; None if there is none.
 
         Raises:
-            UsageError: Both kinds of template are given, or turns without a chat template.
+            UsageError: Both kinds of template are given, or a system prompt or examples are given
+                without a chat template.
             TemplateError, ServiceError, FileError: The template cannot be used.
         """
         given = self.options
         if given.template is not None:
             if given.chat_template or given.system_prompt or given.few_shot:
                 raise UsageError(
-                    "--template is given with an option of chat templates; give one kind"
+                    "--template excludes --chat-template, --system-prompt and --few-shot; leave "
+                    "out --template or the others"
                 )
             return PromptTemplate(given.template.replace("\\n", "\n"))
         trained = given.trained
@@ -176,9 +178,7 @@ class TaskInputs:
                 return trained
             made = trained or (self.record and self.record.chat)
             if not isinstance(made, ChatTemplate):
-                raise UsageError(
-                    "--system-prompt and --few-shot need --chat-template; give it, too"
-                )
+                raise UsageError("--system-prompt and --few-shot need --chat-template; add it")
         else:
             folder = given.tokenizer or resolve_folder(*self.named_model, weights=False)
             made = chat_template(folder, given.chat_template)
@@ -240,8 +240,8 @@ class TaskInputs:
         The task's adapter is used only with the task's model, not with a model from the options.
 
         Raises:
-            UsageError: No model is given, the task has several adapters, or the dtype or device
-                does not exist.
+            UsageError: No model is given, the task has several adapters, the dtype does not exist,
+                or the device cannot be used.
             TextError: The model does not exist.
         """
         from tasc_runtime.engine.builder import model_source
@@ -249,7 +249,9 @@ class TaskInputs:
         given, record = self.options, self.record
         _require_dtype(given.dtype or TaskRecord.dtype)
         if given.adapter and not given.model:
-            raise UsageError(f"--adapter {given.adapter} has no model; name its base with --model")
+            raise UsageError(
+                f"--adapter {given.adapter} is given without its base model; name it with --model"
+            )
         name, _ = self.named_model
         if given.model is None:
             assert record is not None  # the model is from the record
@@ -268,7 +270,7 @@ class TaskInputs:
 def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None) -> ChatTemplate:
     """Returns a chat template with the given system prompt and examples in place of its own.
 
-    An empty system prompt means none.
+    An empty system prompt removes that of the template.
 
     Raises:
         FileError, EmptyCorpusError, TemplateError: The examples cannot be used.
@@ -341,7 +343,7 @@ def read_files(paths: Sequence[Path], fields: Fields, limit: int | None = None) 
         raise EmptyCorpusError(
             f"no rows in {', '.join(map(str, paths))} with fields {fields.input!r} and "
             f"{fields.output!r} ({len(refused)} lines were refused); name other files, or "
-            "their fields with --input-field and --output-field"
+            "name the fields with --input-field and --output-field"
         )
     return FileRows(rows, len(refused))
 
@@ -358,7 +360,7 @@ def served_prefix(task: str) -> str:
 
 
 def served_key(task: str, text: str) -> str:
-    """Returns the key of a row collected from a task's service, made of the row's input."""
+    """Returns the key of a row collected from a task's service, derived from the row's input."""
     return f"{served_prefix(task)}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 

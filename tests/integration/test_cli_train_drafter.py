@@ -58,4 +58,4 @@ def test_drafter_is_trained_from_a_task_and_its_corpus(run, redis_url, folder, n
     assert (found["task"], found["rows"]) == (name, 38)
     assert {row["input"] for row in read_rows(tmp_path / "answers.jsonl")} == set(INPUTS)
     lone = ("--kind", "eagle", "--output", tmp_path, "--adapter", folder, *url)
-    assert "has no model; name its base with --model" in run("train-drafter", name, *lone, code=2)
+    assert "is given without its base model" in run("train-drafter", name, *lone, code=2)

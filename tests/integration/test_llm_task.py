@@ -58,7 +58,7 @@ def test_registered_task_answers_and_drafts_like_the_saved_task(
 ) -> None:
     lines = tasc("create", name, "--from", saved).splitlines()
     assert lines[:2] == [f"{name} version 1", "index version 1 is current: 6 outputs"]
-    assert [line.split(":")[0] for line in lines[2:]] == ["not taken", "not taken"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["not imported", "not imported"]
     assert "rows: 2, max_model_len: 128, cost_aware: False" in lines[3]
     local = LLM.load(saved)
     expected = drafted(local)

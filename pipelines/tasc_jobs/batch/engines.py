@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a job's own process needs no torch
 
 _MAX_WORK_S = 1.0  # maximum time of a call, after which finished rows are returned
 _IN_FLIGHT = 2  # calls per engine: one that it processes and one that waits
-_HANDFULS = 4  # a call has this many times b rows
+_HANDFULS = 4  # maximum rows of a call, as a multiple of b
 _MAX_DEATHS = 3  # consecutive deaths per engine without a finished row in between
 _TASKS = (ServiceError, UnsupportedModel)  # errors of the task, not of a machine
 _MAX_WAITING = 1 << 20  # limit of requests waiting in an engine; few rows are sent at a time
@@ -41,7 +41,7 @@ _MAX_CHARACTERS = 64 << 20
 class ReorderBuffer:
     """The rows that a job has read from its input and that are not finished yet.
 
-    At most ``max_ahead`` rows are read ahead, counted from the first unfinished one. Reading also
+    At most ``max_ahead`` rows are read ahead, counted from the first unfinished row. Reading also
     pauses while the unfinished rows have 64 Mi characters or more.
 
     Args:
@@ -77,7 +77,7 @@ class ReorderBuffer:
         return not self._ended and ahead < self._max_ahead and self._characters < _MAX_CHARACTERS
 
     def read(self, max_rows: int) -> list[Row] | None:
-        """Read up to ``max_ahead`` rows while there is room.
+        """Read up to ``max_rows`` rows while there is room.
 
         Returns:
             The rows that are not finished yet; None if no row was read.
@@ -143,8 +143,8 @@ class Answering:
     def work(self, rows: Sequence[Row]) -> list[Record]:
         """Submit rows, and decode until there is room for more or a second has passed.
 
-        The engine is stepped on this thread: a thread of its own would wait for Python's
-        interpreter lock while this one reads rows.
+        The engine is stepped on this thread. If the engine had its own thread, that thread would
+        wait for Python's interpreter lock while this thread reads rows.
 
         Returns:
             Records of the rows, from this or earlier calls, that finished since the last call.
@@ -173,7 +173,7 @@ class Answering:
         return None
 
     def _take(self, made: Output) -> Record | None:
-        """Keeps an answer; returns the record of its row if that was the last one."""
+        """Keeps an answer; returns the record of its row if no other answer is missing."""
         ordinal, number = map(int, made.id.split("."))
         found, artifact = self._open[ordinal], self._builder.artifact
         texts = AnswerTexts(self._builder.tokenizer, *found.requests[number])
@@ -389,7 +389,7 @@ class Pool:
             machines = not engine.running and not _is_error_of_task(error)
             raise (EngineFailed if machines else JobError)(
                 f"engines ended {self._deaths} times without a finished row: {_cause(error)}; fix"
-                " it and run the job again, which resumes it"
+                " the cause and run the job again, which resumes it"
             ) from error
         self._start_at = time.monotonic() + self._pause_s
         buffer.requeue(engine.rows)

@@ -66,7 +66,9 @@ class JobFolder:
             path.mkdir(exist_ok=True)
             lock = (path / "lock").open("a+")
         except OSError as error:
-            raise FileError(f"no folder for the job's state ({error}); choose another") from error
+            raise FileError(
+                f"cannot make the folder of the job's state ({error}); choose another"
+            ) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,9 +164,9 @@ class JobFolder:
             whole: Require a record for each row that `totals` counts.
 
         Raises:
-            JobError: ``whole``, and records are missing or damaged. The error is raised only after
-                all records before the first such one were yielded, so replace the output only when
-                iteration completes.
+            JobError: ``whole`` is set, and a record is missing or damaged. The error is raised only
+                after all earlier records were yielded, so replace the output only when the
+                iteration is complete.
         """
         following, ahead = 0, dict[int, Record]()
         for record, _ in self._read():
@@ -175,7 +177,7 @@ class JobFolder:
         if whole and (ahead or following != self.totals.rows):
             raise JobError(
                 f"{self._records} is damaged: {following} of {self.totals.rows} records can be read"
-                " in order; run the job again, which answers the rest again"
+                " in order; run the job again, which answers the other rows again"
             )
         yield from (ahead[ordinal] for ordinal in sorted(ahead))  # a stopped job has gaps
 

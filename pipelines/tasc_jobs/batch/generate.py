@@ -229,7 +229,7 @@ def _pins_of(asked: Request) -> dict[str, Any]:
     names = (name for name in asked.__struct_fields__ if name not in _NOT_PINNED)
     pins = {name: getattr(asked, name) for name in names}
     pins |= {name: asked.parameters.get(name) for name in PARAMETERS}
-    pins["stop"] = asked.stop or None  # the value in jobs of earlier versions
+    pins["stop"] = asked.stop or None  # earlier versions pinned None if there were no stop strings
     if asked.guide:
         text = json.dumps([asked.guide.choices, asked.guide.text])
         pins["guide"] = [asked.guide.kind, hashlib.sha256(text.encode()).hexdigest()]
@@ -253,8 +253,8 @@ def write_files(
         own: Columns of the user, which are written beside the columns of the answers.
 
     Raises:
-        JobError: The file for rejects has the rejected rows of another output, or the input, which
-            has the user's columns, was changed.
+        JobError: The file for rejects has the rejected rows of another output, or the input, from
+            which the user's columns are copied, was changed.
         OSError: A file cannot be written.
     """
     require_own(reject, output)

@@ -117,14 +117,16 @@ def files_of(given: Sequence[Path]) -> list[tuple[str, Path]]:
             raise FileError(f"cannot read rows from {path}: no such file; correct the path")
         inside = [p for p in sorted(path.iterdir()) if _is_rows(p)] if path.is_dir() else [path]
         if not inside:
-            raise FileError(f"folder {path} has no {', '.join(SUFFIXES)}; name another folder")
+            raise FileError(
+                f"folder {path} has no {' or '.join(SUFFIXES)} file; name another folder"
+            )
         for file in inside:
             if file.resolve() in found:
                 raise FileError(f"{file} is given twice; name each file once")
             found[file.resolve()] = str(file.relative_to(path)) if path.is_dir() else str(file)
     names = list(found.values())
     if double := next((name for name in names if names.count(name) > 1), None):
-        raise FileError(f"two folders have a file {double}; rename a file, or name one folder")
+        raise FileError(f"two folders have a file named {double}; rename one of the files")
     return [(name, path) for path, name in found.items()]
 
 
@@ -201,7 +203,7 @@ def open_files(
     """Hash each file and count its lines.
 
     The id of a row is a string or an integer in the row. If a row has none, its id is its line
-    number, preceded by the name of its file if there are several.
+    number, preceded by the name of its file if there are several files.
 
     Raises:
         FileError: A file is missing or damaged, or there are no rows.
@@ -254,8 +256,8 @@ def open_corpus(url: str, task: str, rows: int | None = None, keep_columns: bool
         total = found if rows is None else rows
         if not found or found < total:
             raise EmptyCorpusError(
-                f"the corpus of task {task!r} has {found} rows, {max(total, 1)} are needed; ingest"
-                " rows first, or discard the job with --restart"
+                f"the corpus of task {task!r} has {found} rows, but {max(total, 1)} are needed; "
+                "ingest rows first, or discard the job with --restart"
             )
         ends = [*store.read(0, min(total, _CORPUS_BATCH)), *store.read(max(0, total - 1), total)]
     digest = hashlib.sha256(json.dumps([[r.key, r.input] for r in ends]).encode()).hexdigest()
@@ -322,7 +324,7 @@ def _once(row: Row, first: int, here: int, files: Sequence[tuple[str, Path]]) ->
         return row
     line, number = divmod(first, len(files))
     where = f"line {line}" if row.file is None else f"line {line} of {files[number][0]}"
-    return Row(row.ordinal, row.id, "", row.line, row.file, f"id {row.id!r} is that of {where}")
+    return Row(row.ordinal, row.id, "", row.line, row.file, f"id {row.id!r} is also in {where}")
 
 
 def _row(

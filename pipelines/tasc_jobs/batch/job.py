@@ -76,7 +76,7 @@ def run_job(
             job was started.
         StoreError: Redis fails when the job starts.
         EngineFailed: The engines cannot be built.
-        JobError: Engines die repeatedly, or finished records are damaged before the last one.
+        JobError: Engines die repeatedly, or records are damaged while the job runs.
     """
     require_ray()
     with closing(connect(spec.url)) as client, ExitStack() as stack:
@@ -232,7 +232,12 @@ def _with_index(client: redis.Redis, task: str, folder: JobFolder, begun: Begun)
     if begun.index_version is None or begun.index_version in store.versions():
         return begun
     current = _current(store)
-    log.warning("task %s: index %d was deleted; using %s", task, begun.index_version, current)
+    log.warning(
+        "task %s: index version %d was deleted; the job continues with %s",
+        task,
+        begun.index_version,
+        f"version {current}" if current else "no index",
+    )
     return folder.repin(begun, current)
 
 

@@ -1,1 +1,1 @@
-"""The `tasc` command: one module a group of commands."""
+"""The `tasc` command: one module per group of commands."""

@@ -19,9 +19,9 @@ Two files: tasc ingest tickets train.jsonl more.parquet
 
 Other fields: tasc ingest tickets train.jsonl --input-field question --output-field answer""",
     "build_index": """\
-From the whole corpus: tasc build-index tickets
+The whole corpus: tasc build-index tickets
 
-Of a limited size: tasc build-index tickets --max-bytes 100000000""",
+A limited size: tasc build-index tickets --max-bytes 100000000""",
     "refresh": """\
 Once: tasc refresh tickets
 
@@ -50,9 +50,9 @@ A model: tasc doctor ./my-model
 
 With its adapter, as JSON: tasc doctor ./my-model --adapter ./my-lora --json""",
     "stats": """\
-Of a corpus: tasc stats tickets
+A corpus: tasc stats tickets
 
-Of files, without Redis: tasc stats --train train.jsonl --report statistics.html""",
+Files, without Redis: tasc stats --train train.jsonl --report statistics.html""",
     "replay": f"""\
 {_MIXTURES}
 

@@ -26,7 +26,7 @@ Stall = Annotated[
     float, typer.Option(min=1, help="The job fails after this many seconds without a finished row.")
 ]
 Adapter = Annotated[
-    str | None, typer.Option(help="Name of the adapter that answers.", show_default="its first")
+    str | None, typer.Option(help="Name of the adapter that answers.", show_default="the first")
 ]
 Seed = Annotated[
     int,
@@ -41,7 +41,7 @@ Input = Annotated[
     ),
 ]
 Output = Annotated[
-    Path, typer.Option(help="One row per good input row, in order: .parquet, else JSON lines.")
+    Path, typer.Option(help="Answers in the order of the rows: .parquet, or else JSON lines.")
 ]
 Reject = Annotated[
     Path | None,
@@ -51,8 +51,8 @@ MaxErrors = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="Maximum number of rows without an answer; with more the job fails. It also fails if "
-        "no row has one.",
+        help="Maximum number of rows without an answer; with more, the job fails. It also fails "
+        "if no row has an answer.",
         show_default="a tenth of the rows, and at least 10",
     ),
 ]
@@ -68,7 +68,7 @@ Restart = Annotated[
     bool,
     typer.Option("--restart", help="Discard the work of an earlier start.", show_default="off"),
 ]
-Draft = Annotated[bool, typer.Option(help="Whether to draft; the answers are the same.")]
+Draft = Annotated[bool, typer.Option(help="Whether to draft; the answers are equal either way.")]
 KeepColumns = Annotated[
     bool,
     typer.Option(
@@ -122,7 +122,7 @@ def generate(
 
     An answer has the id of its row as a string. If a row has no id, its number in the file is used
     (lines, including blank ones, count from 1), after the file's name if there are several files.
-    Of rows with the same id, only the first is answered and the others are rejected.
+    If several rows have the same id, only the first is answered and the others are rejected.
 
     A job that was stopped or killed continues when the same command is run again; its state is in
     the folder OUTPUT.job. A changed input or other settings are refused without --restart.

@@ -67,7 +67,7 @@ def key_create(
         )
     if unknown:
         note(f"there is no task {', '.join(unknown)} yet")
-    note(f"the key of {name}, whose id is {key.id}; this is the only time it is shown")
+    note(f"key {key.id} of {name} is shown only now; store it safely")
     print_result({**asdict(key), "key": secret}, secret, as_json)
 
 

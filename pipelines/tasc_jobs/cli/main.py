@@ -57,8 +57,8 @@ Answers to a file: tasc generate tickets --input rows.jsonl --output answers.jso
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-# Commands of the package `tasc_train`, which are imported when they are called: name, and its line
-# in the list of all commands.
+# Commands of the package `tasc_train`, which are imported when they are called: names, and lines in
+# the list of all commands.
 _FINE_TUNE = {
     "enrich": "Merge the frequent n-grams of task outputs into single tokens (step 1 of TASC-ft).",
     "finetune": "Train an adapter, and embeddings of new tokens, on outputs of TASK (step 2 of "
@@ -176,8 +176,8 @@ def ingest(
     text += rejected if report.rejected else ""
     if report.outside_labels:
         text += (
-            f"; {report.outside_labels} rows have outputs that are not labels of {task}, which "
-            "answers cannot have: correct them, or change --choices with `tasc task set`"
+            f"; {report.outside_labels} rows have outputs that are not labels of {task}, so no "
+            "answer can equal them: correct them, or change --choices with `tasc task set`"
         )
     if not known:
         text += f"; task {task} is not registered yet, see `tasc task create --help`"
@@ -205,7 +205,7 @@ def build_index(
     max_bytes: Annotated[
         int | None,
         typer.Option(
-            help="Maximum size of the outputs in the index. Outputs with the lowest expected gain "
+            help="Maximum bytes of the outputs in the index. Outputs with the lowest expected gain "
             "are left out, together with their prompts.",
             show_default="no cap",
         ),
@@ -327,9 +327,8 @@ def demo(
     cluster = os.environ.get("RAY_ADDRESS")
     start = f"joining the Ray cluster {cluster}" if cluster else "starting Ray"
     note(f"{start} ...")
-    # Ray Serve reads environment variables when it is imported, and `local_ray` sets them. This
-    # import reads them unset, as in `serve`. The thread below could import Ray Serve before or
-    # after `local_ray` sets them.
+    # Ray Serve reads environment variables when it is imported. As in `serve`, it must read them
+    # before `local_ray` sets them, so it is imported here: the thread below may import it later.
     import ray.serve  # noqa: F401
 
     from tasc_jobs.demo.tasks import TASK, TASKS
@@ -349,7 +348,7 @@ def demo(
         running = aside.submit(import_module, "tasc_jobs.demo.run")
         try:
             using_ray.enter_context(local_ray(environment=environment))
-            # Serve starts while the jobs run. On a shared cluster, it waits until they succeed.
+            # Serve starts while the jobs run. On a shared cluster, it starts after them.
             ahead = not (keep_serving or cluster)
             listening = aside.submit(lambda: running.result().listen(http)) if ahead else None
             preparing.result().prepare(url, TASKS if keep_serving else [TASK])

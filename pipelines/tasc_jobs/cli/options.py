@@ -301,7 +301,7 @@ def grouped(shown: Mapping[type, str | bool] = {}) -> Callable[[Command], Comman
 def _option(field: "Field[Any]", shown: str | bool | None) -> inspect.Parameter:
     kind, option = get_args(field.type)
     if is_dataclass(option) and not isinstance(option, type):
-        option = typer.Option(**asdict(option))  # a setting of a module that imports no typer
+        option = typer.Option(**asdict(option))  # from a module that does not import typer
     if shown is not None:
         option = copy(option)
         option.show_default = shown

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 task_app = typer.Typer(
     help="Register, show, change, roll back and delete tasks.", no_args_is_help=True
 )
-# Each example is a paragraph, because the help joins lines. It is markup: brackets are escaped.
+# Each example is a paragraph, because the help joins lines. Brackets are escaped as in markup.
 _EXAMPLES = """\
 A classifier: tasc task create tickets --model ./my-model --adapter ./my-lora
 --template 'label: {input}\\n' --choices labels.txt
@@ -74,9 +74,9 @@ def task_create(
         Path | None,
         typer.Option(
             "--from",
-            help="Folder that `LLM.save` wrote: all options of the task and its draft index. "
-            "Without it, --model must be given, and --template or --chat-template except for a "
-            "model that `tasc finetune` made.",
+            help="Folder that `LLM.save` wrote, with all options of the task and its draft index. "
+            "Without --from, give --model, and also --template or --chat-template unless "
+            "`tasc finetune` made the model.",
             show_default="none",
         ),
     ] = None,
@@ -125,7 +125,7 @@ def task_set(
         list[str] | None,
         typer.Option(
             help="Field to reset to its default, named as in `tasc task show`; repeatable. "
-            "sampling, draft, drafter and chat each reset all fields of their group.",
+            "The names sampling, draft, drafter and chat each reset a group of fields.",
             show_default=False,
         ),
     ] = None,
@@ -154,8 +154,9 @@ def task_set(
     print_result({"name": name, "version": new.version, "changed": changed}, text, as_json)
     if by_tune and (unused := sorted(changed.keys() & asdict(by_tune.settings).keys())):
         note(
-            f"{', '.join(unused)}: the settings that `tasc tune` chose with index version "
-            f"{by_tune.index_version} count instead; `tasc index use` goes back to an older index"
+            f"{', '.join(unused)}: no effect, because the current index, version "
+            f"{by_tune.index_version}, has settings from `tasc tune`; `tasc index use` goes back "
+            "to an older index"
         )
     if old.fingerprint != new.record.fingerprint:
         corpus = new.record.corpus_name
@@ -191,7 +192,8 @@ def _note_prompt(record: TaskRecord) -> None:
     if trained and trained.render("a") != template_of(record).render("a"):
         note(
             "the model was fine-tuned with another prompt than this task has; `tasc task create` "
-            "without options for the prompt, system prompt and examples uses the fine-tune's"
+            "without options for prompt, system prompt and examples uses the prompt of the "
+            "fine-tune"
         )
 
 
@@ -281,9 +283,9 @@ def task_delete(
 ) -> None:
     """Delete a task permanently: its versions, its corpus and its draft indexes.
 
-    First stop the services that serve the task and every `tasc ingest` into it. A running service
-    keeps what it has loaded, and rows that arrive later create a new corpus. To remove such
-    leftovers, run the command again.
+    First stop the services of the task, and every `tasc ingest` that appends to its corpus. A
+    service that is still running continues to answer. Rows that arrive after the deletion create a
+    new corpus; run the command again to delete it.
     """
     with store.open() as url:
         client = connect(url)
@@ -318,7 +320,9 @@ def _confirm(question: str) -> None:
         JobError: The answer is no.
     """
     if sys.stdin is None or not sys.stdin.isatty():
-        raise UsageError("delete asks for confirmation, but stdin is not a terminal; give --yes")
+        raise UsageError(
+            "tasc task delete needs a confirmation, but stdin is not a terminal; give --yes"
+        )
     note(f"{question} [y/N]")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise JobError("nothing was deleted")

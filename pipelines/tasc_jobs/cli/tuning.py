@@ -70,7 +70,7 @@ def replay(
     choices: Annotated[
         Path | None,
         typer.Option(
-            help="File of labels that answers are limited to, one a line or a .json list.",
+            help="File of labels that answers are limited to, one per line or a .json list.",
             show_default="none",
         ),
     ] = None,
@@ -129,7 +129,7 @@ def tune(
         ),
     ] = False,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Rows decoded together, b; for measured costs and --rows.")
+        int, typer.Option(min=1, help="b, rows decoded together, for measured costs and --rows.")
     ] = 8,
     rows: Annotated[
         int,
@@ -151,8 +151,8 @@ def tune(
     answers N of these rows with drafts and without, and the last line has the measured speed-up.
 
     With measured costs, the report has the expected speed-up for each measured number of rows.
-    Replicas keep costs in ~/.cache/tasc-serve/costs; --step-cost reads such a file, also on another
-    machine.
+    Replicas keep costs in ~/.cache/tasc-serve/costs; --step-cost reads such files, and also
+    those of other machines.
     """
     from tasc_jobs.tuning.commands import PriceOptions, tune_job
     from tasc_jobs.tuning.costs import read_cost_file

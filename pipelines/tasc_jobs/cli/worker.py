@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tasc_serve.settings import ServeSettings
     from tasc_store.batches.batch_store import Batch
 
-_EVERY_S: Final = 10.0  # minimum seconds between two lines on one batch
+_EVERY_S: Final = 10.0  # minimum seconds between two progress lines
 
 
 Once = Annotated[
@@ -45,8 +45,8 @@ Tasks = Annotated[
 Config = Annotated[
     Path | None,
     typer.Option(
-        help="Settings file of the service: its engine, its limits, which also apply to lines, and "
-        "its store, unless --redis-url or REDIS_URL names one.",
+        help="Settings file of the service. The worker uses the engine, the limits for each line, "
+        "and the store in this file; --redis-url or REDIS_URL replaces the store.",
         show_default="default settings",
     ),
 ]
@@ -93,7 +93,7 @@ def worker(
     """Answer the batches of /v1/batches, one after another, until Ctrl-C.
 
     A worker that is killed loses nothing: start it again and it continues. If an engine cannot be
-    built (no model folder, memory or Redis), the batch does not fail; the task is left to other
+    built (for lack of memory, for example), the batch does not fail; the task is left to other
     workers for a while. With --json, each batch that ends is printed as one JSON object.
     """
     from tasc_serve.settings import LimitSettings, load_settings
@@ -123,7 +123,11 @@ def worker(
         host = _address(metrics_host)
         cluster = local_ray(num_cpus=max(4, pool.actors + 1))
         with cluster, _metrics(client, service, host) as metrics:
-            note("waiting for batches; Ctrl-C ends" if not once else "answering waiting batches")
+            note(
+                "waiting for batches; press Ctrl-C to stop"
+                if not once
+                else "answering waiting batches"
+            )
             found = BatchWorker(
                 client,
                 settings,
@@ -177,12 +181,12 @@ class Shown:
 def _names(tasks: str | None) -> list[str]:
     names = [name.strip() for name in (tasks or "").split(",")]
     if tasks is not None and not all(names):
-        raise UsageError(f"--tasks {tasks!r} has an empty name; write names with commas between")
+        raise UsageError(f"--tasks {tasks!r} has an empty name; separate names by single commas")
     return [name for name in names if name]
 
 
 def _address(host: str | None) -> str | None:
-    """Returns the address of this machine's name, which other machines may not resolve."""
+    """Returns the address of ``host``, because other machines may not resolve its name."""
     if host is None:
         return None
     try:

@@ -138,7 +138,7 @@ def answers_of(runs: Sequence[HttpRun]) -> list[str]:
 
 
 def _passes(inputs: Sequence[str]) -> list[_Pass]:
-    """Returns the passes in order, each with whether drafts are on and its rows."""
+    """Returns the passes in order: for each, whether drafts are on, and its rows."""
     first, second = inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :]
     return [(False, first), (True, first), (True, second), (False, second)]
 

@@ -48,7 +48,7 @@ shows how to make a task of your own"""
 
 
 def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> dict[str, Any]:
-    """Returns the object of the demo's last line."""
+    """Returns the JSON object that is the demo's last line."""
     sides = {
         "plain": measured.http[False],
         "drafted": measured.http[True],
@@ -99,7 +99,7 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
                 ),
             ),
             Table.of(
-                "Tokens of the answers by where they come from",
+                "Tokens of the answers by source",
                 (
                     {"source": name, "tokens": f"{n:,.0f}", "of all answers": f"{n / emitted:.1%}"}
                     for name, n in (*of_source, ("the model itself", by_model))
@@ -135,11 +135,11 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
                 "{:,.0f}",
             ),
         ),
-        "The service, and then the engine, answered one half of the rows plain, then drafted, and "
-        "the other half drafted, then plain. "
+        "First the service and then the engine alone answered one half of the rows plain and then "
+        "drafted, and the other half drafted and then plain. "
         "Drafting adapts to answers: the second half begins with weights learnt on the first half. "
-        f"Over HTTP, {measure.CONCURRENCY} requests at a time share {ENGINE.rows} rows: latencies "
-        "include waiting for a row. Those of the engine alone do not. "
+        f"Over HTTP, {measure.CONCURRENCY} requests at a time share the {ENGINE.rows} rows of the "
+        "engine, so latencies include waiting for a row. Latencies of the engine alone do not. "
         "Acceptance at a position: drafts accepted there over drafts that reach it.",
     )
 
@@ -170,7 +170,7 @@ def run_demo(
 ) -> None:
     """Run the demo on a running Ray and write its page; the last line on stdout is a JSON object.
 
-    This process leaves Ray, and ends a local one, before the engine is measured.
+    Before the engine is measured, this process leaves Ray and ends a local Ray.
 
     Args:
         url: Address of the store, which has the task and its index.
@@ -188,7 +188,7 @@ def run_demo(
         base = app.start(served, url, on_running=_came_up, on_note=on_note, base=base)
         with show_progress("answers over HTTP", 2 * len(rows)) as bar:
             served_runs, counters = measure.over_http(base, TASK, inputs, bar.advance)
-        note("ending the service, building an engine without one ...")
+        note("ending the service, and building an engine in this process ...")
     finally:
         if os.environ.get("RAY_ADDRESS"):  # a local Ray stops the service when it ends
             with suppress(Exception):
@@ -199,7 +199,7 @@ def run_demo(
         # Imported here because it loads torch, which `tasc demo --serve` does not need.
         from tasc_runtime.llm import LLM
 
-        # The engine is built here because torch's number of threads is set per thread.
+        # The engine is built on this thread because torch's number of threads is set per thread.
         llm = LLM.from_task(TASK, url, draft=FORGETFUL, **ENGINE.model_dump())
         ending.result()
     with show_progress("answers by the engine alone", 2 * len(rows)) as bar:

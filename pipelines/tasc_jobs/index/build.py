@@ -2,8 +2,8 @@
 
 The same corpus and template give the same bytes at any parallelism. The index becomes current only
 when it is complete in the store; if the job dies, the old index stays current. Data is streamed
-through Ray's object store. In addition, the job needs memory only in this process, about 60 bytes
-per token, and space for the tokens in the folder for temporary files (TMPDIR).
+through Ray's object store. Further memory is needed only in this process, about 60 bytes per token.
+The tokens need disk space in the folder for temporary files (TMPDIR).
 """
 
 import logging
@@ -60,7 +60,8 @@ class BuildOptions(TypedDict, total=False):
             n-grams are sorted. By default the number of ranges depends on the size of the corpus,
             and there is one part per core of this node.
         bigrams: File of the target's own bigrams (``tasc model-bigrams``) to put into the index; by
-            default, the bigrams of the current index are kept. Its tuned settings are always kept.
+            default, the bigrams of the current index are kept. The tuned settings of the current
+            index are always kept.
         max_bytes: Maximum bytes of the corpus part. The outputs with the smallest expected gain are
             left out, and so are the prompts of their rows. Weights are learnt under the same cap.
         progress: Called for the stages in STAGES, in that order; ``learn`` is omitted if nothing
@@ -80,8 +81,8 @@ def build_and_publish(
 ) -> tuple[Artifact, DraftIndex]:
     """Build a task's index from its corpus, publish it and make it current.
 
-    Weights are learnt if the corpus has 200 rows and any inputs. If the corpus has no inputs, the
-    index has only outputs; see ``tokenise``.
+    Weights are learnt if the corpus has at least 200 rows and any inputs. If the corpus has no
+    inputs, the index has only outputs; see ``tokenise``.
 
     Args:
         url: Address of Redis, as every node of the Ray cluster can reach it.
@@ -229,11 +230,15 @@ class TokenCorpus:
 
 
 def _before(store: ArtifactStore) -> DraftIndex:
-    """Returns the current or an empty index; the next one keeps its settings and bigrams."""
+    """Returns the current index, or an empty one; the next index keeps its settings and bigrams."""
     try:
         index = current_index(store)
     except (DraftError, CorruptArtifact) as error:
-        log.warning("the tuned settings and bigrams of the current index are lost: %s", error)
+        log.warning(
+            "the current index cannot be read, so its tuned settings and bigrams are lost; run "
+            "`tasc tune` after this build: %s",
+            error,
+        )
         index = None
     return index or DraftIndex.empty(store.fingerprint, vocab_size=1)
 
@@ -246,7 +251,8 @@ def sorted_parts(
     """Returns sorted parts, which `assemble` joins to the same index for any number of parts.
 
     Args:
-        parts: Number of parts; by default one per core of this node, which sorts one at a time.
+        parts: Number of parts; by default one per core of this node. Each core sorts one part at a
+            time.
         progress: Called with the number of sorted parts and of all parts.
     """
     cores = len(os.sched_getaffinity(0))

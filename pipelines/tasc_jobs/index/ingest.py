@@ -116,8 +116,8 @@ def _others(reject: Path, files: Sequence[Path]) -> Iterator[bytes]:
                     yield line
     except (ValueError, TypeError) as error:
         raise FileError(
-            f"{reject} has other content than lines that `tasc ingest` refused, which would be "
-            "lost; name another file with --reject, or move this file away"
+            f"{reject} would be overwritten, but has lines that `tasc ingest` did not write; name "
+            "another file with --reject, or move this file away"
         ) from error
 
 
@@ -128,13 +128,16 @@ def _printable(file: str) -> str:
 
 def _check(files: Sequence[Path], columns: Sequence[str], reject: Path) -> None:
     if not files:
-        raise FileError("no files to ingest; name at least one .jsonl, .jsonl.gz or .parquet")
+        raise FileError("no files to ingest; name at least one .jsonl, .jsonl.gz or .parquet file")
     for file in files:
         check_file(file, columns)
         if reject.exists() and reject.samefile(file):
             raise FileError(f"{reject} is an input; name another file with --reject")
     if not reject.parent.is_dir():
-        raise FileError(f"no folder {reject.parent} for refused rows; create it or name another")
+        raise FileError(
+            f"the folder {reject.parent} for refused rows does not exist; create it, or name "
+            "another file with --reject"
+        )
 
 
 def _batches(items: Iterable[CorpusRow | BadRow]) -> Iterator[list[CorpusRow | BadRow]]:

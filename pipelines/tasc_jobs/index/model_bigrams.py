@@ -54,7 +54,9 @@ def model_bigrams(
         ValueError: ``top`` is not between 1 and the vocabulary's size.
     """
     if not 1 <= top <= vocab_size:
-        raise ValueError(f"top is {top}; it must lie between 1 and {vocab_size}, the vocabulary")
+        raise ValueError(
+            f"top is {top}; it must be between 1 and {vocab_size}, the vocabulary's size"
+        )
     embedded = int(model.config.get_text_config().vocab_size)
     if embedded < vocab_size:
         raise UnsupportedModel(

@@ -41,9 +41,10 @@ class Lines:
     """A plot of lines.
 
     Attributes:
-        ticks: All values of x.
+        ticks: All values of x. With ticks, the x axis is logarithmic.
         level: Height of a horizontal line for comparison.
-        log_x, log_y: Whether an axis is logarithmic if there are no ticks.
+        log_x: Whether the x axis is logarithmic without ticks.
+        log_y: Whether the y axis is logarithmic.
     """
 
     title: str
@@ -86,7 +87,7 @@ def show(page: ReportDocument) -> None:
         console.print(f"\n{table.title}", style="bold", soft_wrap=True)
         console.print(_rich(table))
         if len(table.rows) > _MAX_ROWS:
-            console.print(f"and {len(table.rows) - _MAX_ROWS} more; --report has them all")
+            console.print(f"and {len(table.rows) - _MAX_ROWS} more rows; a --report file has all")
     for line in ("", *page.summary):
         console.print(line, markup=False, soft_wrap=True)
 

@@ -19,7 +19,8 @@ _INCHES = (6.4, 3.6)
 _MARKERS = "os^Dvp*X"
 _MAX_MARKED = 32  # maximum points of a line with markers; more would overlap
 _METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-_GROUP_NAMES = re.compile(r'<g id="[^"]*">')  # unused, and the same in all plots of a page
+# No element refers to the names of groups, and all plots of a page have the same names.
+_GROUP_NAMES = re.compile(r'<g id="[^"]*">')
 _TEMPLATE = "report.html.j2"
 
 

@@ -1,1 +1,1 @@
-"""Statistics of a task's texts, which show how variable it is, and the quality of answers."""
+"""Statistics that show how variable a task's texts are, and measures of the quality of answers."""

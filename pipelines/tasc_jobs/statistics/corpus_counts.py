@@ -4,9 +4,9 @@ Each batch of rows becomes a table of counts, with the partition of every n-gram
 Ray's object store, which spills to disk if it is full. Then a task per partition reads all tables,
 one at a time, sums the n-grams of its partition, and returns a histogram.
 
-So memory grows with the number of *different* n-grams of a batch, or of a partition. This process
-holds only histograms and row lengths. Each task filters every table, which is cheap; a groupby
-would send each n-gram through a shuffle.
+Memory therefore grows with the number of *different* n-grams of a batch, or of a partition. This
+process holds only histograms and row lengths. Each task filters every table, which is cheap; a
+groupby would send each n-gram through a shuffle.
 """
 
 import functools
@@ -38,14 +38,14 @@ _COUNTS = pa.schema(
     [
         ("side", pa.string()),
         ("unit", pa.string()),
-        ("ngram", pa.string()),  # null in rows of a length, as is the partition
+        ("ngram", pa.string()),  # null in rows that count a length, like the partition
         ("partition", pa.int32()),
-        ("length", pa.int64()),  # null in rows of an n-gram
+        ("length", pa.int64()),  # null in rows that count an n-gram
         ("count", pa.int64()),
     ]
 )
 Histograms: TypeAlias = Mapping[tuple[str, str], NgramHistogram]
-"""By side and unit."""
+"""Histograms by side and unit."""
 _ROWS_PER_TASK = 20_000
 _BATCH_ROWS, _BATCH_BYTES = 5_000, 4 << 20
 _RETRIES = 3
@@ -124,8 +124,8 @@ def partition_sums(tables: Sequence[_Block], units: Units, partitions: int) -> I
         except (WorkerCrashedError, OutOfMemoryError) as error:
             raise ClusterError(
                 f"the workers that sum one of {partitions} partitions of the n-grams died "
-                f"repeatedly ({in_short(error)}); each holds the different n-grams of a partition, "
-                "so give Ray's machines more memory"
+                f"repeatedly ({in_short(error)}); each worker holds the different n-grams of a "
+                "partition, so give Ray's machines more memory"
             ) from error
 
 
@@ -141,8 +141,8 @@ def sum_partition(tables: Sequence[_Block], units: Units, partition: int) -> His
 def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
     """Returns the table of counts of some rows of a `RedisCorpusSource`.
 
-    With ``units.across_rows`` each row has the words before it, so the counts do not depend on how
-    rows are batched.
+    With ``units.across_rows``, each row comes with the words before it, so the counts do not depend
+    on how rows are batched.
     """
     return pa.concat_tables(
         _encoded(side, unit, _counts_of(table, side, unit, units), partitions)
@@ -152,7 +152,7 @@ def count_rows(units: Units, partitions: int, table: pa.Table) -> pa.Table:
 
 
 def partition_of(ngram: str, partitions: int) -> int:
-    """Returns 0 to ``partitions - 1``, equal in every process, unlike `hash` of a string."""
+    """Returns the partition of an n-gram, equal in all processes, unlike the `hash` of a string."""
     return zlib.crc32(ngram.encode()) % partitions
 
 

@@ -97,14 +97,14 @@ def _ngrams(frequencies: Mapping[int, int]) -> int:
 
 def _shannon_bits(frequencies: Mapping[int, int]) -> float:
     total = _ngrams(frequencies)
-    # fsum: the result does not depend on the order of the counts.
+    # fsum makes the result independent of the order of the counts.
     return math.fsum(
         unique * (often / total * math.log2(total / often)) for often, unique in frequencies.items()
     )
 
 
 def _renyi2_bits(frequencies: Mapping[int, int]) -> float:
-    # Integers up to the last step: the result does not depend on the order of the counts.
+    # Integers up to the last step make the result independent of the order of the counts.
     squares = sum(often * often * unique for often, unique in frequencies.items())
     return math.log2(_ngrams(frequencies) ** 2 / squares) if squares else 0.0
 

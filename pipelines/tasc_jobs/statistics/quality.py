@@ -26,7 +26,7 @@ _SHOWN = 100  # characters of a text in an error
 
 @dataclass(frozen=True)
 class IntentQuality:
-    """Share of rows with the right intent, F1 of slots (name, value), share of right rows."""
+    """Share of rows with the right intent, F1 of slots (name, value), share of fully right rows."""
 
     intent_accuracy: float
     slot_f1: float

@@ -1,9 +1,9 @@
 """Statistics of a task's inputs and outputs, from Redis or from files: how variable the task is.
 
 A corpus in Redis is counted by a Ray Data job; files need neither Redis nor Ray. Both use the same
-functions. N-grams of words lie within rows, and whole texts are counted too. If all rows of a
-side are one running text (`Units.across_rows`), two of the paper's data sets give its figures to
-every printed digit. Tokens are counted one by one, row by row.
+functions. Words are counted as n-grams, tokens and whole texts singly. N-grams lie within rows
+unless all rows of a side are one running text (`Units.across_rows`). With one running text, the
+statistics of two of the paper's data sets equal the figures that the paper prints.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ _RANK = "rank, the most frequent first"
 _WORDS = (
     "Words are separated by white space, and n-grams lie within rows, unless --across-rows "
     "is given. A whole text is one input or one output. Tokens are counted singly, in the texts "
-    "alone, without end-of-sequence. Normalised: entropy over log2 of the vocabulary's size "
-    "(tokens) or of the number of different ones (words, texts). "
+    "alone, without end-of-sequence. Normalised: entropy divided by log2 of the vocabulary's size "
+    "(tokens) or of the number of different n-grams or texts. "
     "Typical set: 2 to the power of the Shannon entropy. For 80 %: number of the most frequent "
     "n-grams that make up 80 % of all. p95: 95 % of rows have at most this length."
 )
@@ -46,7 +46,7 @@ STAGES = {"count": "rows", "sum": "partitions"}
 
 @dataclass(frozen=True)
 class UnitStatistics:
-    """A side in words or tokens: their number, their n-grams, and their number per row."""
+    """The words or tokens of one side: their number, their n-grams, and their number per row."""
 
     count: int
     ngrams: Distribution
@@ -254,21 +254,22 @@ def _summary(found: CorpusStatistics) -> Iterator[str]:
     for name, side in _sides(found):
         yield (
             f"Different {name}: {side.texts.unique_ngrams:,} in {side.rows:,} rows "
-            f"({side.different_share:.1%}); the most frequent is in {side.most_frequent_share:.1%}."
+            f"({side.different_share:.1%}); the most frequent is in "
+            f"{side.most_frequent_share:.1%} of the rows."
         )
     for (unit, inputs), (_, outputs) in zip(_units(found.input), _units(found.output), strict=True):
         if not outputs.ngrams:
-            yield f"No output has {unit}: each is shorter than {outputs.n} words."
+            yield f"No output has {unit}: every output has fewer than {outputs.n} words."
         elif inputs.shannon_bits:
             change = outputs.shannon_bits / inputs.shannon_bits - 1
             yield (
                 f"Entropy of {unit}: {outputs.shannon_bits:.2f} bits in outputs, "
-                f"{inputs.shannon_bits:.2f} in inputs ({change:+.1%}); 80 % are "
-                f"{outputs.ngrams_for_80_percent:,} different ones in outputs, "
-                f"{inputs.ngrams_for_80_percent:,} in inputs."
+                f"{inputs.shannon_bits:.2f} in inputs ({change:+.1%}); the "
+                f"{outputs.ngrams_for_80_percent:,} most frequent make up 80 % in outputs, and the "
+                f"{inputs.ngrams_for_80_percent:,} most frequent in inputs."
             )
     if found.rejected:
-        yield f"Lines that gave no row, and are not counted: {found.rejected:,}."
+        yield f"Lines that gave no row and are not counted: {found.rejected:,}."
 
 
 def _ngrams(found: CorpusStatistics) -> Table:

@@ -16,7 +16,7 @@ from tasc_text.template import FIELD
 
 # Sampling values: the default of `generate`, and the value of a task without options.
 _SAMPLING = {"temperature": (1.0, 0.0), "top_k": (50, 0), "top_p": (1.0, 1.0), "min_p": (0.0, 0.0)}
-# Settings that no option of a task corresponds to, with the values that have no effect.
+# Settings for which tasks have no option, and the values with which a setting has no effect.
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -52,7 +52,7 @@ class GenerationDefaults:
         file: The file with the settings.
         values: Task values that reproduce `generate`, by name; values that a task cannot have are
             left out.
-        others: Settings that no option of a task corresponds to.
+        others: Settings for which tasks have no option.
         implicit: Names of values that are not in the file and are defaults of `generate`.
     """
 

@@ -81,7 +81,7 @@ class BaseModel:
 
 
 def model_settings(path: Path) -> dict[str, Any]:
-    """Returns the settings of a model; settings of its text part replace the others.
+    """Returns the settings of a model; settings of its text part take precedence.
 
     Raises:
         ValueError: ``path`` is not a JSON object, or one of its sizes is not an integer; the
@@ -100,8 +100,8 @@ def check_drafter(record: TaskRecord, model: BaseModel) -> None:
     """Check a record's drafter, if it has one.
 
     Raises:
-        UsageError: The drafter does not exist, it belongs to another tokenizer or target, or the
-            record has more ranked tokens than the tokenizer.
+        UsageError: The drafter does not exist or belongs to another tokenizer or target, or the
+            record has more ranked tokens than the tokenizer has tokens.
     """
     neural = record.neural
     if neural is None:
@@ -109,7 +109,8 @@ def check_drafter(record: TaskRecord, model: BaseModel) -> None:
     size = model.tokenizer.vocab_size
     if neural.is_ranked and neural.ranked_tokens > size:
         raise UsageError(
-            f"--ranked-tokens is {neural.ranked_tokens}, the tokenizer has {size}; give 1 to {size}"
+            f"--ranked-tokens is {neural.ranked_tokens}, but the tokenizer has {size} tokens; "
+            f"give 1 to {size}"
         )
     _check_card(record, neural, model)
 
@@ -136,7 +137,7 @@ def _folder(drafter: str) -> Path:
 def check_adapter(
     folder: Path, base: Path, *, by_row: bool = False, quantized: bool = False
 ) -> None:
-    """Check that an adapter fits a base model, and that the base's tokenizer has its tokens.
+    """Check that an adapter fits a base model, whose tokenizer must have all trained tokens.
 
     Args:
         by_row, quantized: See `require_fit`.
@@ -152,7 +153,7 @@ def check_adapter(
     ids = trained_ids(settings_of(folder))
     if ids and (base / FILE).is_file() and ids[-1] >= (size := open_to_encode(base).vocab_size):
         raise ValueError(
-            f"adapter in {folder}: it trains the embedding of token {ids[-1]}, and the tokenizer "
+            f"adapter in {folder}: it trains the embedding of token {ids[-1]}, but the tokenizer "
             f"in {base} has {size} tokens; {MERGE}, with the tokenizer of the training"
         )
 
@@ -174,7 +175,7 @@ def json_object(path: Path, saved_by: str) -> dict[str, Any]:
             f"{path.parent} has no {path.name}; name a folder saved by {saved_by}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON ({error}); fetch or save it again") from error
+        raise ValueError(f"{path} is not JSON ({error}); fetch or save it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object; fetch or save it again")
     return content

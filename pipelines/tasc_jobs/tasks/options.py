@@ -82,7 +82,9 @@ class AnswerOptions(SamplingFlags):
 
     choices: Annotated[
         Path | None,
-        _answers("UTF-8 file of labels, one per line or a .json list; each answer is one.", "none"),
+        _answers(
+            "File of labels, UTF-8, one per line or a .json list. An answer is one of them.", "none"
+        ),
     ] = None
     schema: Annotated[
         Path | None, _answers("File with the JSON schema of every answer.", "none")
@@ -103,8 +105,8 @@ class TaskOptions(AnswerOptions, PromptOptions):
     adapters: Annotated[
         list[str] | None,
         _option(
-            "NAME=FOLDER, repeatable: LoRA adapters of which each request names one, or gets the "
-            "first.",
+            "NAME=FOLDER, repeatable: LoRA adapters. A request names one of them; otherwise "
+            "it gets the first.",
             "none",
         ),
     ] = None
@@ -117,7 +119,7 @@ class TaskOptions(AnswerOptions, PromptOptions):
         bool | None,
         typer.Option(
             "--allow-special-tokens-in-input",
-            help="Whether inputs may spell special tokens such as <|im_end|>; else these are text.",
+            help="Read special tokens such as <|im_end|> in inputs as tokens, not as text.",
             show_default="no",
         ),
     ] = None
@@ -171,7 +173,8 @@ class TaskOptions(AnswerOptions, PromptOptions):
     draft_vocabulary: Annotated[
         str | None,
         _neural(
-            "Tokens it can draft: full, ranked (`tasc rank-vocabulary`), recent, recent+ranked.",
+            "Tokens that the drafter can draft: full, ranked (`tasc rank-vocabulary`), recent, "
+            "recent+ranked.",
             NeuralDrafting.vocabulary,
         ),
     ] = None

@@ -106,8 +106,8 @@ def create_from(
     found = BaseModel.open(values["model"], values["revision"]).tokenizer.fingerprint
     if found != saved.record.fingerprint:
         raise UsageError(
-            f"--from {folder} was saved with tokenizer {saved.record.fingerprint}, the model at "
-            f"{values['model']} has {found} now; save the task again"
+            f"--from {folder} was saved with tokenizer {saved.record.fingerprint}, but the "
+            f"model at {values['model']} now has {found}; save the task again"
         )
     registered = _put(store, values, newest)
     artifacts = ArtifactStore(client, name, found)
@@ -133,7 +133,7 @@ def change(
     if not given and not reset:
         raise UsageError("nothing to change; give an option, see `tasc task set --help`")
     if both := sorted(given.keys() & reset.keys()):
-        raise UsageError(f"{', '.join(both)} is both given and --unset; leave one out")
+        raise UsageError(f"{', '.join(both)}: given as an option and in --unset; leave one out")
     if "template" in given and "chat_template" not in given:
         reset |= no_chat()  # a task has one kind of template
     return old, _put(store, {**flat(old), **reset, **given}, newest)
@@ -207,7 +207,9 @@ def _reset(unset: Iterable[str]) -> Values:
         names = GROUPS.get(name, {name})
         if not names <= known.keys():
             fields = ", ".join(dict.fromkeys([*known, *GROUPS]))
-            raise UsageError(f"--unset {given!r} is no field that has a default; give {fields}")
+            raise UsageError(
+                f"--unset {given!r} is unknown or has no default; give one of {fields}"
+            )
         found |= {n: known[n] for n in names}
     return found
 
@@ -228,19 +230,19 @@ def _check_template(record: TaskRecord, model: BaseModel) -> None:
     given = "--template" if record.chat is None else "--chat-template"
     prompt = template_of(record).encode(model.tokenizer, _TEXT)
     if not prompt:
-        raise UsageError(f"{given} gives no tokens of this tokenizer; put words in it")
+        raise UsageError(f"{given} has no tokens when this tokenizer encodes it; put words in it")
     if model.positions is not None and len(prompt) >= model.positions:
         raise UsageError(
-            f"{given} has {len(prompt)} tokens without its input, the model was made for "
-            f"{model.positions} positions; shorten it"
+            f"{given} has {len(prompt)} tokens without the input, but the model has only "
+            f"{model.positions} positions; shorten the template"
         )
 
 
 def _check_quantization(record: TaskRecord, model: BaseModel) -> None:
     if record.quantization and model.quantized:
         raise UsageError(
-            f"--quantization is {record.quantization}, and {model.folder} is quantised already; "
-            "leave it out, or name the model in full"
+            f"--quantization is {record.quantization}, but {model.folder} is already quantised; "
+            "leave out --quantization, or name the unquantised model"
         )
 
 
@@ -248,8 +250,8 @@ def _check_length(record: TaskRecord, model: BaseModel) -> None:
     positions = model.positions
     if positions is not None and record.max_tokens >= positions:
         raise UsageError(
-            f"--max-tokens is {record.max_tokens}, the model was made for {positions} positions, "
-            f"the prompt's included; give less than {positions}"
+            f"--max-tokens is {record.max_tokens}, but prompt and answer together have at most "
+            f"{positions} positions in this model; give less than {positions}"
         )
 
 

@@ -28,7 +28,7 @@ class Past:
 
     Attributes:
         changed: Differences from the version before; empty for the first version.
-        same_as: The first version with an equal record; None if that is this version.
+        same_as: The earliest version with an equal record; None if no earlier version has one.
     """
 
     version: int
@@ -49,7 +49,7 @@ def history(store: TaskStore, name: str) -> Iterator[Past]:
 
 
 def changes(old: TaskRecord, new: TaskRecord) -> Changes:
-    """Returns the old and the new value of each value that differs, by name."""
+    """Returns the old and the new value of each field that differs, by name."""
     before, after = flat(old), flat(new)
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
@@ -109,7 +109,7 @@ def registered(new: Registered) -> str:
     if not labels:
         return ""
     words = "label" if labels == 1 else "labels"
-    return f"; {labels} {words}, the longest {new.longest_label} tokens with its end"
+    return f"; {labels} {words} of up to {new.longest_label} tokens, end-of-sequence included"
 
 
 def taken(name: str, saved: SavedTask, artifact: Artifact | None) -> str:
@@ -126,12 +126,16 @@ def taken(name: str, saved: SavedTask, artifact: Artifact | None) -> str:
     else:
         lines = (
             f"\nindex version {artifact.version} is current: "
-            f"{saved.index.corpus.documents:,} outputs\nnot taken: the rows of the corpus, which "
-            f"the folder does not have; `tasc ingest` them before `{command('build-index', name)}`"
+            f"{saved.index.corpus.documents:,} outputs\nnot imported: the rows of the corpus, "
+            "which the folder does not have; run `tasc ingest` before "
+            f"`{command('build-index', name)}`"
         )
     if engine := saved.engine.model_dump(exclude_defaults=True):
         settings = ", ".join(f"{field}: {value}" for field, value in engine.items())
-        lines += f"\nnot taken: the engine's settings; give `tasc serve` engine: {{{settings}}}"
+        lines += (
+            "\nnot imported: the engine's settings; put them into the settings file of "
+            f"`tasc serve`, as engine: {{{settings}}}"
+        )
     return lines
 
 
@@ -140,7 +144,7 @@ def _past(past: Past) -> str:
         return "first"
     if past.same_as is not None:
         return f"same as version {past.same_as}"
-    return changes_in_words(past.changed) or "nothing"
+    return changes_in_words(past.changed) or "no changes"
 
 
 def _change(name: str, old: Any, new: Any) -> str:

@@ -44,7 +44,7 @@ CHAT = {
     "system_prompt": "system",
     "few_shot": "shots",
 }
-# Groups of values that can also be set and unset together.
+# Groups of values that can also be unset together.
 GROUPS = {"sampling": _SAMPLING, "draft": _DRAFT, "drafter": set(NEURAL), "chat": set(CHAT)}
 # Draft settings with their own option.
 _OWN_OPTION = {"mixture", "num_speculative_tokens", "min_prob"}
@@ -69,7 +69,7 @@ def record_of(values: Mapping[str, Any]) -> TaskRecord:
     """Returns the record of values named as in `flat`; missing values have their defaults.
 
     Raises:
-        UsageError: A value is refused; the message has its option.
+        UsageError: A value is refused; the message names its option.
     """
     rest = {k: v for k, v in values.items() if not any(k in names for names in GROUPS.values())}
     try:
@@ -111,7 +111,7 @@ def _neural_of(values: Mapping[str, Any]) -> NeuralDrafting | None:
     if given.get("drafter") is None:
         for name, value in given.items():
             if value != _no_neural()[name]:
-                raise UsageError(f"{option(name)} is {value}, and there is no --drafter; give one")
+                raise UsageError(f"{option(name)} is {value}, but no --drafter is given; add it")
         return None
     try:
         return NeuralDrafting(**{NEURAL[name]: value for name, value in given.items()})
@@ -128,7 +128,7 @@ def _no_neural() -> Values:
 
 
 def no_chat() -> Values:
-    """Returns the neutral chat values, which a task with a format string has."""
+    """Returns the chat values of a task without a chat template."""
     return {"chat_template": None, "chat_tokens": (), "system_prompt": None, "few_shot": ()}
 
 
@@ -137,12 +137,12 @@ def _chat_of(values: Mapping[str, Any]) -> ChatTemplate | None:
     if "source" in given:
         return ChatTemplate(**given)
     if given.keys() - {"tokens"}:
-        raise UsageError("--system-prompt and --few-shot need --chat-template; give it, too")
+        raise UsageError("--system-prompt and --few-shot need --chat-template; add it")
     return None
 
 
 def given_values(options: TaskOptions) -> Values:
-    """Returns the given values by the names of `values.flat`; folders become absolute paths.
+    """Returns the given values, named as in `flat`; folders become absolute paths.
 
     Raises:
         UsageError: A file cannot be read, or two options set the same value.
@@ -163,7 +163,7 @@ def given_values(options: TaskOptions) -> Values:
     )
     found = {name: value for name, value in values.items() if value is not None}
     if "chat_template" in found and "template" in found:
-        raise UsageError("--template and --chat-template are given; a task has one of them")
+        raise UsageError("--template and --chat-template are both given; a task has one of them")
     if "chat_template" in found:
         found["template"] = FIELD
     for name, value in _draft_values(options.draft or ()):
@@ -187,7 +187,7 @@ def _named(pair: str) -> tuple[str, str]:
     """Returns an adapter's name and its folder or hub name."""
     name, equals, place = pair.partition("=")
     if not (name and equals and place):
-        raise UsageError(f"--adapters is {pair!r}; write NAME=FOLDER, or NAME= and a hub name")
+        raise UsageError(f"--adapters is {pair!r}; write NAME=FOLDER or NAME=HUB_NAME")
     return name, _placed(place) or place
 
 
@@ -216,20 +216,27 @@ def labels_of(path: Path) -> tuple[str, ...]:
         try:
             labels = TypeAdapter(tuple[str, ...]).validate_json(text)
         except ValidationError as error:
-            raise UsageError(f"--choices {path} is no list of texts: {fault_of(error)}") from error
+            raise UsageError(
+                f"--choices {path} is not a list of texts: {fault_of(error)}"
+            ) from error
     else:
         lines = (line.removesuffix("\r") for line in text.split("\n"))
         labels = tuple(line for line in lines if line)
         if text.startswith("[") and _is_json(text):
-            raise UsageError(f"--choices {path} is a JSON list; name it .json, or write one a line")
+            raise UsageError(
+                f"--choices {path} is a JSON list without the suffix .json; rename the file, or "
+                "write one label per line"
+            )
         bare = Counter(label.strip() for label in set(labels))
         if twice := next((label for label, count in bare.items() if count > 1), None):
             raise UsageError(
-                f"--choices {path} has {twice!r:.80} several times with other blanks around it; "
-                "keep one of these lines, or write a .json list to keep all"
+                f"--choices {path} has {twice!r:.80} several times with different blanks around "
+                "it; keep one of these lines, or write a .json list to keep all"
             )
     if not labels:
-        raise UsageError(f"--choices {path} holds no label; write one a line, or a .json list")
+        raise UsageError(
+            f"--choices {path} has no labels; write one label per line, or a .json list"
+        )
     return labels
 
 
@@ -258,7 +265,7 @@ def read_text(name: str, path: Path, max_bytes: int) -> str:
     except OSError as error:
         raise UsageError(f"{option(name)} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{option(name)} {path} is no UTF-8 ({error}); convert it") from error
+        raise UsageError(f"{option(name)} {path} is not UTF-8 ({error}); convert it") from error
 
 
 def _draft_values(pairs: Iterable[str]) -> Iterable[tuple[str, Any]]:
@@ -267,7 +274,9 @@ def _draft_values(pairs: Iterable[str]) -> Iterable[tuple[str, Any]]:
         key, equals, text = pair.partition("=")
         name = key.strip().replace("-", "_")
         if not equals or name not in known:
-            raise UsageError(f"--draft is {pair!r}; write KEY=VALUE, KEY one of {', '.join(known)}")
+            raise UsageError(
+                f"--draft is {pair!r}; write KEY=VALUE, where KEY is one of {', '.join(known)}"
+            )
         yield name, _draft_value(name, text.strip(), type(known[name]))
 
 

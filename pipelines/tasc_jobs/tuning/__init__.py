@@ -1,4 +1,4 @@
-"""Estimates a task's gain from drafting: replay, tune, forecast, and their reports.
+"""Estimates a task's gain from drafting by replays, and improves draft settings and indexes.
 
-No model is run.
+A model is run only for measurements that the user requests.
 """

@@ -99,8 +99,8 @@ def publish(client: redis.Redis, task: StoredTask, index: DraftIndex, forecast: 
     """Store an index as the task's next version and make it current.
 
     Args:
-        index: The task's index with other weights and settings, or an index of its rows if it had
-            none.
+        index: The task's index with other weights and settings. If the task had no index, an index
+            of its rows.
         forecast: Expected tokens per step.
 
     Raises:
@@ -171,19 +171,21 @@ def replay_job(
     lines = _in_words(options.files, test, common)
     if guided:
         plain = found[0].replay.plain_steps / found[0].replay.rows
-        lines.append(f"With these labels an answer takes {plain:.2f} forwards without drafts.")
+        lines.append(
+            f"With these labels, an answer takes {plain:.2f} forward passes without drafts."
+        )
     return replay_page(found, lines)
 
 
 def _in_words(train: Sequence[Path], test: Sequence[Path], common: dict[str, Any]) -> list[str]:
     refused = common["train_refused"] + common["test_refused"]
     lines = [
-        f"Indexes hold the {common['train_rows']:,} rows of {_names(train)} and nothing of "
+        f"Indexes hold the {common['train_rows']:,} rows of {_names(train)} and no rows of "
         f"{_names(test)}; answers end with {common['end_of_sequence']}.",
-        "Proposers with weights learn from each answer after it was drafted for; the column "
-        '"frozen" has the tokens per step without that.',
-        "Bytes per token are those of the corpus part, then of all parts. Tokens are those of the "
-        "indexed outputs with SEP and EOS, without prompts.",
+        "Proposers with weights learn from each answer after its replay; the column "
+        '"frozen" has the tokens per step without this learning.',
+        "Bytes per token: bytes of the corpus part, or of the whole index, divided by the number "
+        "of tokens of the indexed outputs. SEP and EOS are counted, and prompts are not.",
     ]
     if common["online"]:
         lines.append("Proposers with weights also draft from answers replayed earlier (--online).")
@@ -198,7 +200,7 @@ def _names(paths: Sequence[Path]) -> str:
 
 @dataclass(frozen=True)
 class PriceOptions:
-    """The cost of a draft token: a fraction of a plain step, or a machine's costs.
+    """The source of a draft token's cost: a fraction of a plain step, or a machine's costs.
 
     Attributes:
         node_cost: The fraction, used if ``costs`` is None.
@@ -212,7 +214,7 @@ class PriceOptions:
     measure: bool = False
 
     def price(self, held: HeldOut) -> Price:
-        """Returns the price; raises JobError if the costs were not measured for ``rows``."""
+        """Returns the price; raises JobError if the costs for ``rows`` rows are unknown."""
         if self.costs is None:
             return by_node(self.node_cost, held.prompt_tokens)
         curve = self.costs.curve(self.rows, held.context)
@@ -227,7 +229,7 @@ class PriceOptions:
         if self.costs is None:
             return (
                 f"Assumed, not measured: a token costs {self.node_cost:.1%} of a step without "
-                f"drafts (--node-cost {self.node_cost:g}). --measure-cost measures it here."
+                f"drafts (--node-cost {self.node_cost:g}). --measure-cost measures this cost."
             )
         costs = self.costs
         return (
@@ -307,22 +309,22 @@ def tune_job(
         "trials": [trial.figures() for trial in tuned.trials],
     }
     summary = (
-        f"Version {artifact.version} of {name} is current: mixed, up to "
+        f"Index version {artifact.version} of {name} is current: mixed, up to "
         f"{settings.num_speculative_tokens} draft tokens, {settings.neighbours} neighbours, "
         f"min_prob {settings.min_prob}, sources {', '.join(settings.sources)}.",
         f"Expected: {_forwards(tuned.chosen.replay)} and {tuned.chosen.speed_up:.2f} x, from "
         f"{held.rows:,} rows that neither the index nor the weights had seen. {_ASSUMED}",
         priced.in_words(),
         *([f"By rows decoded together: {', '.join(map(str, by_rows))}."] if by_rows else []),
-        f"Its index: {size.in_words}.",
+        f"Size of the index: {size.in_words}.",
         _measured_in_words(measured, priced.rows),
     )
     return figures, tune_page(name, tuned, by_rows, summary)
 
 
 _ASSUMED = (
-    "This assumes that the model answers as the corpus does; `tasc tune --rows N` measures it on "
-    "N rows."
+    "This assumes that the model answers as the corpus does; `tasc tune --rows N` measures the "
+    "speed-up on N rows."
 )
 
 
@@ -367,7 +369,7 @@ def _preview_figures(found: Preview) -> dict[str, Any]:
 
 def _measured_in_words(found: Preview | None, b: int) -> str:
     if found is None:
-        return "Not measured: `tasc tune --rows N` runs the model on N rows to measure it."
+        return "Not measured: `tasc tune --rows N` measures the speed-up on N rows."
     if not found.rows:
         return f"Not measured: none of {found.refused} rows can be answered."
     return (

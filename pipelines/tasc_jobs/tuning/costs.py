@@ -47,7 +47,7 @@ class CostFile(_Section):
         """Returns the costs of steps of ``rows`` rows, at the measured context nearest ``context``.
 
         Raises:
-            JobError: There are no costs for ``rows``, or none for a plain step or for a larger one.
+            JobError: There are no costs for ``rows`` rows, for a plain step or for a larger step.
         """
         own = [c for c in self.costs if c.rows == rows]
         if not own:
@@ -61,8 +61,8 @@ class CostFile(_Section):
         if not tokens[0] <= rows < tokens[-1]:
             raise JobError(
                 f"the costs for b = {rows} rows at context {nearest} span {tokens[0]} to "
-                f"{tokens[-1]} tokens; a plain step has {rows} and one with drafts has more: "
-                "measure both"
+                f"{tokens[-1]} tokens; a plain step has {rows} tokens and a step with drafts has "
+                "more: measure both"
             )
         return StepCurve(rows, nearest, tokens, seconds)
 

@@ -24,8 +24,8 @@ class HeldOut:
 
     Args:
         branching: Whether drafts are trees; otherwise they are chains.
-        bigrams: The target's own table, if there is one.
-        max_bytes: The cap of the index's corpus part, if there is one.
+        bigrams: The target model's bigram table, if there is one.
+        max_bytes: Maximum bytes of the index's corpus part, if limited.
         guide: The guide of the task's answers, if they have one.
 
     Attributes:
@@ -70,16 +70,16 @@ class HeldOut:
 
     @property
     def context(self) -> float:
-        """Mean number of tokens of a judging row in the middle of its answer."""
+        """Mean number of tokens of a judging row when half of its answer is decoded."""
         return sum(len(p) + len(a) / 2 for p, a in self.judging) / len(self.judging)
 
     @property
     def prompt_tokens(self) -> float:
-        """Mean number of tokens of a judging row's prompt after the prefix of all prompts."""
+        """Mean number of tokens of a judging row's prompt, without the prompts' common prefix."""
         return sum(len(p) - self._shared for p, _ in self.judging) / len(self.judging)
 
     def index(self, settings: DraftSettings, weights: Weights | None) -> DraftIndex:
-        """Returns the index of the rows that are not held out, for drafts of judging rows."""
+        """Returns the index of the rows that are not held out, with these settings and weights."""
         return replace(self._inner, weights=weights, settings=settings)
 
     @property
@@ -122,7 +122,7 @@ class HeldOut:
 
 
 def _shared(prompts: Sequence[Int32]) -> int:
-    """Returns the length of the prompts' common prefix; each prompt has more tokens than that."""
+    """Returns the length of the prompts' common prefix, which is shorter than each prompt."""
     first = prompts[0]
     shared = min(len(prompt) for prompt in prompts) - 1
     for prompt in prompts:

@@ -37,7 +37,7 @@ from tasc_store import (
 
 STAGES = {**BUILD_STAGES, "replay": "rows"}
 _PROMPT_TOKENS = 3000  # number of last tokens of a prompt that are replayed
-_SHARE, _MIN_HELD_OUT, _MAX_HELD_OUT = 5, 50, 600  # one in 5 new rows, within limits
+_SHARE, _MIN_HELD_OUT, _MAX_HELD_OUT = 5, 50, 600  # one in 5 new rows is held out, within limits
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Refreshed:
     Attributes:
         moved: Number of collected rows that are new to the corpus; ``known`` were already in it.
         new_rows: Number of corpus rows that are newer than the rows of the newest index.
-        judged_rows: Number of new rows that neither index had when they were replayed.
+        judged_rows: Number of new rows on which the indexes were replayed; neither index had them.
         old_version: The current version before the refresh; None if there was none.
         old_tokens_per_step, new_tokens_per_step: Tokens per step on the judged rows. The old index
             is not replayed if its rows are unknown, because they may include the judged rows.
@@ -103,7 +103,7 @@ def refresh(
 ) -> Refreshed:
     """Move collected rows into a task's corpus, and refresh its index if that is an improvement.
 
-    Ray is started if it is not running, and only if an index must be built.
+    If an index must be built and Ray is not running, Ray is started.
 
     Args:
         progress: Called for the stages in STAGES; the stages of a build occur twice.
@@ -124,14 +124,15 @@ def refresh(
     store = ArtifactStore(client, record.corpus_name, record.fingerprint)
     current, versions = store.current(), store.versions()
     newest = store.get(versions[-1]) if versions else None
-    # The newest and the current index have no rows after ``seen``, if their rows are known.
+    # The first ``seen`` rows may be in the newest or the current index. Later rows are in neither,
+    # unless the rows of an index are unknown.
     seen = max((each.corpus_rows or 0 for each in (newest, current) if each), default=0)
     rows = len(CorpusStore(client, record.corpus_name))
     old = current.version if current else None
     done = Refreshed(name, moved, known, rows, max(rows - seen, 0), "", old_version=old)
     waiting = max(rows - max(seen, judged), 0)
     if waiting < options.min_rows:
-        reason = f"{waiting} new rows, {options.min_rows} are waited for (--min-rows)"
+        reason = f"{waiting} new rows; a new index needs {options.min_rows} (--min-rows)"
         return replace(done, reason=reason, versions=tuple(versions))
     with (
         local_ray(),
@@ -180,9 +181,9 @@ def _judge(
 
     Args:
         guide: The guide of the task's answers, if they have one.
-        seen: Number of first rows of the corpus, which may be in an index.
-        comparable: Whether there is a current index that is known to have no other rows. If not,
-            the new index is published without a comparison.
+        seen: Number of rows at the start of the corpus that may be in an index.
+        comparable: Whether there is a current index that is known to have none of the later rows.
+            If not, the new index is published without a comparison.
     """
     kept, held = held_out(seen, corpus.rows)
     trial = corpus.index(kept)
@@ -200,10 +201,10 @@ def _judge(
         old_tokens_per_step=old,
         new_tokens_per_step=new,
     )
-    rate = f"{new:.3f} tokens per step on {len(held)} rows held out"
+    rate = f"{new:.3f} tokens per step on {len(held)} held-out rows"
     if old is not None and new < old * (1 + options.margin):
-        needed = f"not {options.margin:.1%} more than the {old:.3f} of version {done.old_version}"
-        reason = f"the new index brings {rate}, {needed}, which stays current"
+        needed = f"less than {options.margin:.1%} above the {old:.3f} of version {done.old_version}"
+        reason = f"the new index has {rate}, {needed}, which stays current"
         return replace(done, reason=reason, versions=tuple(store.versions()))
     index = corpus.index(weights=trial.weights)
     corpus.progress("publish", 0, 2)
@@ -217,18 +218,18 @@ def _judge(
         keep=options.keep,
     )
     corpus.progress("publish", 2, 2)
-    than = f", version {done.old_version} {old:.3f}" if old is not None else ""
+    than = f"; version {done.old_version} has {old:.3f}" if old is not None else ""
     if done.old_version and old is None:
         than = (
             f"; version {done.old_version} was not replayed, because the rows that it was built "
             "from are unknown"
         )
-    reason = f"version {artifact.version} is current: it brings {rate}{than}"
+    reason = f"version {artifact.version} is current: it has {rate}{than}"
     return replace(done, reason=reason, version=artifact.version, versions=tuple(store.versions()))
 
 
 def held_out(seen: int, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Splits ``rows`` row numbers into those for building and those for judging.
+    """Splits the row numbers 0 to ``rows - 1`` into those for building and those for judging.
 
     A fifth of the rows after the first ``seen`` is used for judging, but at least 50 and at most
     600 rows, and never more than half.

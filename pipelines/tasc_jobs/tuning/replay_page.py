@@ -46,12 +46,12 @@ def replay_page(found: Sequence[Measured], summary: Sequence[str]) -> ReportDocu
 def efficiency_plot(lines: tuple[Curve, ...]) -> Lines:
     """Returns a plot of the tokens per step of each line, by budget."""
     budgets = tuple(sorted({int(x) for line in lines for x in line.x}))
-    title, x_label = "Tokens per step by budget", "most draft tokens of a step"
+    title, x_label = "Tokens per step by budget", "maximum draft tokens per step"
     return Lines(title, x_label, "tokens per step", lines, budgets)
 
 
 def _few(by_name: Sequence[tuple[str, list[Measured]]]) -> list[Measured]:
-    """Returns few runs for one plot: all budgets of a single proposer, or the last of each."""
+    """Returns few runs for one plot: all budgets of a single proposer, or each proposer's last."""
     return by_name[0][1] if len(by_name) == 1 else [runs[-1] for _, runs in by_name]
 
 
@@ -90,8 +90,8 @@ def tune_page(
         tuple(summary),
         (
             *(by_b if by_rows else ()),
-            Table.of("What was tried", tried),
-            Table.of("What each source is worth", map(_worth_row, tuned.worths)),
+            Table.of("Trials", tried),
+            Table.of("Sources", map(_worth_row, tuned.worths)),
             acceptance_table(ACCEPTED, acceptance),
         ),
         (
@@ -156,7 +156,7 @@ def _times(speed_up: float | None) -> str:
 
 
 def acceptance_table(title: str, runs: Sequence[tuple[str, Replay]]) -> Table:
-    """Returns the ratio of accepted to reached drafts by position, with a column per replay."""
+    """Returns the share of accepted drafts at each position, with a column per replay."""
     deepest = max(len(found.reached) for _, found in runs)
     columns = ("position", *(name for name, _ in runs))
     rows = tuple((str(at), *(_share(found, at) for _, found in runs)) for at in range(deepest))

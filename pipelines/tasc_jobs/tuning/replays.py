@@ -2,8 +2,8 @@
 
 Proposers have a name, which stands for their settings, the shape of drafts and the texts of their
 index. Weights are learnt on training rows that are not in the index used for learning; then an
-index of all training rows is built. It has no test answers, but an ``online`` comparison also
-drafts from the test answers replayed so far.
+index of all training rows is built. This index has no test answers, but an ``online`` comparison
+also drafts from the test answers replayed so far.
 """
 
 import time
@@ -73,7 +73,7 @@ class GuidedAnswers:
                 return cls(labels)
             return cls(forced=[_forced(guides.of(spec), answer) for answer in answers])
         except GuideError as error:
-            raise JobError(f"the task's {spec.kind} cannot be followed: {error}") from error
+            raise JobError(f"the guide ({spec.kind}) cannot be compiled: {error}") from error
 
 
 def _forced(guide: "Guide", answer: Int32) -> NDArray[np.bool_] | None:
@@ -104,7 +104,7 @@ class Reads(Enum):
 
 @dataclass(frozen=True)
 class NamedProposer:
-    """A proposer to compare. The budget and recent answers are not yet in ``settings``."""
+    """A proposer to compare; `compare` adds the budget and the recent tokens to its settings."""
 
     name: str
     settings: DraftSettings
@@ -113,7 +113,7 @@ class NamedProposer:
 
     @property
     def learns(self) -> bool:
-        """Whether it has weights."""
+        """Whether the proposer has weights."""
         return self.settings.mixture == "mixed"
 
 
@@ -146,7 +146,7 @@ def named_proposers(names: Sequence[str], bigrams: bool) -> list[NamedProposer]:
     """
     for name in names:
         if name not in PROPOSERS:
-            raise JobError(f"proposer {name!r} is unknown; there are {', '.join(PROPOSERS)}")
+            raise JobError(f"proposer {name!r} is unknown; choose from {', '.join(PROPOSERS)}")
         if name == "bigrams" and not bigrams:
             raise JobError("proposer bigrams needs --bigrams FILE; `tasc model-bigrams` makes one")
     return [PROPOSERS[name] for name in dict.fromkeys(names)]
@@ -189,7 +189,7 @@ class IndexCost:
 
     Attributes:
         tokens_read: Number of tokens of the outputs, and of the prompts if they are read; without
-            marks.
+            SEP and EOS.
         seconds: Time to build the index, without compilation.
     """
 
@@ -208,7 +208,7 @@ class Measured:
     """One proposer at one budget.
 
     Attributes:
-        replay: The replay with weights that learn from each answer after it was drafted.
+        replay: The replay with weights that learn from each answer after its replay.
         tokens_per_step_frozen: Tokens per step with weights learnt only on the training rows.
     """
 

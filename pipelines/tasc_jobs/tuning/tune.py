@@ -21,14 +21,16 @@ _FIRST_BUDGET = 8
 _VARIED = ("num_speculative_tokens", "neighbours", "min_prob")
 
 Price: TypeAlias = Callable[[Replay], float]
+"""Returns the expected speed-up of a replay."""
 
 
 def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
-    """Returns a price with which a token costs this fraction of a step without drafts.
+    """Returns a function that computes the expected speed-up of a replay from the cost of a token.
 
     Prompt tokens and forced tokens cost as much as draft tokens, with drafts and without.
 
     Args:
+        cost: Cost of a token, as a fraction of a step without drafts.
         prompt_tokens: Mean number of tokens of a row's prompt.
     """
 
@@ -40,7 +42,10 @@ def by_node(cost: float, prompt_tokens: float = 0.0) -> Price:
 
 
 def by_curve(curve: StepCurve, prompt_tokens: float = 0.0) -> Price:
-    """Returns a price from a machine's costs; the price of steps larger than measured is 0."""
+    """Returns a function that computes the expected speed-up of a replay from a machine's costs.
+
+    The result is 0 if a step is larger than the measured ones.
+    """
     return lambda found: speed_up(curve, found, prompt_tokens) or 0.0
 
 
@@ -66,7 +71,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Worth:
-    """Tokens per step with a source, and without it after weights are learnt again.
+    """Tokens per step with a source and without it.
+
+    Without a source other than ``recent``, the weights are learnt again.
 
     Attributes:
         kept: Whether the chosen settings use the source.
@@ -137,7 +144,7 @@ def at_rows(tuned: Tuned, curve: StepCurve, prompt_tokens: float) -> AtRows:
 
 
 def planned(held: HeldOut) -> int:
-    """Returns the number of replays of `tune`, except trials without several sources at once."""
+    """Returns the number of replays of `tune`, except trials that lack several sources."""
     return len(NEIGHBOURS) + len(BUDGETS) * len(MIN_PROBS) + len(held.sources)
 
 
@@ -147,11 +154,11 @@ def tune(
     """Try neighbours, then budgets and minimum probabilities, then the absence of each source.
 
     A source is left out if the expected speed-up does not fall without it. Recent answers are left
-    out only if they lose more than RECENT_LOSS. If a model's answers differ from the corpus, its
-    drafts come from its own earlier answers, and a replay of the corpus cannot show that.
+    out only if they lower the expected speed-up by more than RECENT_LOSS, because a replay cannot
+    show their full gain: they help most where a model's answers differ from the corpus.
 
     Args:
-        base: The settings that are not varied; their mixture becomes ``mixed``.
+        base: Supplies the settings that are not varied, except the mixture, which is ``mixed``.
         price: Returns the expected speed-up of a replay.
         progress: Called after each replay.
     """

@@ -1,4 +1,4 @@
-"""The loop of a batch worker: takes one batch after another, and returns batches it cannot end.
+"""The loop of a batch worker: takes batches one by one, and gives back those it cannot end.
 
 Tasks with failing engines are paused. A batch's job reports sums, and metrics grow by the
 difference between two reports.
@@ -66,7 +66,7 @@ class TaskBackoff:
         if self._in_a_row >= self._max_failures:
             raise ClusterError(
                 f"this worker's engines failed {self._in_a_row} times in a row (--max-faults), the"
-                f" last time for task {task}: {why}. Other workers may take its batches; fix the"
+                f" last time for task {task}: {why}. Other workers may take the batches; fix the"
                 " cause and start the worker again"
             )
         pause_s = min(_MAX_PAUSE_S, self._first_s * 2 ** min(self._failures.get(task, 0), 10))
@@ -107,7 +107,7 @@ class Counting:
             self._metrics.ended(self._task, ended.status).inc()
 
     def count(self, progress: JobProgress) -> None:
-        """Count the work since the last call. The first call reports the work of earlier starts."""
+        """Count the work since the last call. The first call notes the work of earlier starts."""
         now = progress.report
         before, self._before = self._before, now
         self._metrics.running(self._task).set(progress.running)
@@ -163,7 +163,7 @@ class BatchWorker:
 
         Raises:
             StoreError: Redis fails.
-            ClusterError: No engine works; the batch is returned, and the attempt is not counted.
+            ClusterError: No engine works; the batch is given back, and the attempt is not counted.
         """
         self._forget_ended()
         while True:
@@ -208,7 +208,7 @@ class BatchWorker:
             raise
         except JobBusy as error:
             pause_s = self._backoff.busy(batch.model)
-            self._say(f"{batch.id}: {in_short(error)}; tried again in {pause_s:g} s")
+            self._say(f"{batch.id}: {in_short(error)}; the batch is tried again in {pause_s:g} s")
         except BAD as error:
             failed = True
             self._say(f"{batch.id}: {in_short(error)}")
@@ -255,7 +255,7 @@ class BatchWorker:
         """
         batch = one.batch
         if batch.attempts > _MAX_ATTEMPTS:
-            why = f"{_MAX_ATTEMPTS} workers died with it before a line was answered"
+            why = f"{_MAX_ATTEMPTS} workers died with this batch before a line was answered"
             return one.failed(_NO_MORE, why)
         try:
             return one.run()
@@ -273,7 +273,7 @@ class BatchWorker:
             try:
                 batch = BatchStore(self._client).get(folder.name)
             except UnknownBatch:
-                # Removed only after some time: a worker of another store may share this folder.
+                # Removed only after some time, as a worker of another store may share this folder.
                 if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
                     shutil.rmtree(folder, ignore_errors=True)
             else:

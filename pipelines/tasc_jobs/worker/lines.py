@@ -72,7 +72,7 @@ class BatchLines:
     """The lines of one batch.
 
     Args:
-        path: Its file on this machine.
+        path: The batch's input file on this machine.
     """
 
     path: Path
@@ -82,8 +82,9 @@ class BatchLines:
     def check(self) -> Checked:
         """Read all lines once.
 
-        A line without a unique ``custom_id`` is a fault of the batch, and so is a second task. Any
-        other fault of a line becomes the error of that line.
+        The batch has a fault if it has no lines or too many, or if a line is too long, is not a
+        JSON object, has no unique ``custom_id`` or names a second task. Any other fault of a line
+        becomes the error of that line.
         """
         total, faults = 0, list[BatchFault]()
         seen = set[bytes]()
@@ -92,8 +93,8 @@ class BatchLines:
             try:
                 self._require_named(number, raw, seen)
                 if total > self.limits.max_batch_lines:
-                    limit = self.limits.max_batch_lines
-                    raise _FaultyLineError("too_many_lines", f"over {limit}; split it", number)
+                    message = f"over {self.limits.max_batch_lines} lines; split the file"
+                    raise _FaultyLineError("too_many_lines", message, number)
             except _FaultyLineError as error:
                 faults.append(error.fault)
                 if len(faults) == _MAX_FAULTS or error.fault.code in _ENDLESS:
@@ -128,7 +129,7 @@ class BatchLines:
     def _require_named(self, number: int, raw: bytes, seen: set[bytes]) -> None:
         limit = self._max_line_bytes
         if len(raw) > limit:
-            raise _FaultyLineError("line_too_long", f"over {limit} bytes; shorten it", number)
+            raise _FaultyLineError("line_too_long", f"over {limit} bytes; shorten the line", number)
         content = _object(raw, number)
         name = content.get("custom_id")
         if not isinstance(name, str) or not 1 <= len(name) <= 256 or not is_unicode(name):
@@ -153,9 +154,9 @@ def _object(raw: bytes, number: int) -> dict[str, Any]:
     try:
         content = json.loads(raw.decode())  # `json.loads` also accepts UTF-16
     except (ValueError, RecursionError) as error:
-        raise _FaultyLineError("invalid_json_line", f"no JSON: {error}", number) from error
+        raise _FaultyLineError("invalid_json_line", f"not JSON: {error}", number) from error
     if not isinstance(content, dict):
-        raise _FaultyLineError("invalid_json_line", "no JSON object", number)
+        raise _FaultyLineError("invalid_json_line", "not a JSON object", number)
     return content
 
 
@@ -221,7 +222,7 @@ def line_id(batch: str, ordinal: int) -> str:
 
 
 def seed_of(batch: str, ordinal: int) -> int:
-    """Returns the seed of a line without a seed; the result is the same each time."""
+    """Returns the seed for a line that gives no seed; the result is the same each time."""
     return int.from_bytes(_digest(batch, ordinal)[-8:])
 
 

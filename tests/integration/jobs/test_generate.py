@@ -86,7 +86,7 @@ def test_rejected_rows_have_line_id_and_reason(redis_url: str, served: str, tmp_
         ("b.parquet", 2, "a"),
     ]
     assert "a row holds 64" in found[2]["reason"]
-    assert found[3]["reason"] == "id 'a' is that of line 1 of a.jsonl"
+    assert found[3]["reason"] == "id 'a' is also in line 1 of a.jsonl"
 
 
 @pytest.mark.slow("five jobs")

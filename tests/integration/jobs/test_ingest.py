@@ -134,9 +134,9 @@ def test_long_rows_are_sent_in_smaller_batches(client, task, tmp_path):
         ([], "bad.jsonl", "no files"),
         (["good.jsonl", "absent.jsonl"], "bad.jsonl", "absent.jsonl"),
         (["good.jsonl", "rows.txt"], "bad.jsonl", "is none of"),
-        (["good.jsonl"], "absent/bad.jsonl", "no folder"),
+        (["good.jsonl"], "absent/bad.jsonl", "for refused rows does not exist"),
         (["good.jsonl"], "good.jsonl", "is an input; name another file"),
-        (["good.jsonl"], "no.jsonl", "would be lost"),
+        (["good.jsonl"], "no.jsonl", "would be overwritten"),
     ],
 )
 def test_unusable_files_are_refused_before_ingesting(client, task, tmp_path, files, reject, why):

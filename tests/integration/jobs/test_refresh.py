@@ -98,7 +98,7 @@ def test_better_index_becomes_current(client, redis_url, record, store, shipped)
 
     again = refresh(redis_url, record.name)
     assert (again.moved, again.new_rows, again.version) == (0, 0, None)
-    assert "200 are waited for" in again.in_words
+    assert "a new index needs 200" in again.in_words
     assert store.current() == current
 
 
@@ -178,7 +178,7 @@ def test_refresh_waits_for_rows_newer_than_the_judged_rows(client, redis_url, re
     ingest(client, record, shipped[:FIRST])
     done = refresh(redis_url, record.name, judged=FIRST - 199)
     assert (done.judged_rows, done.new_rows) == (0, FIRST)
-    assert done.reason.startswith("199 new rows, 200 are waited for")
+    assert done.reason.startswith("199 new rows; a new index needs 200")
 
 
 def test_killed_move_of_collected_rows_adds_no_row_twice(client, redis_url, record, shipped):

@@ -74,7 +74,7 @@ def test_invalid_rows_keep_their_place_with_a_reason(tmp_path: Path) -> None:
         "no field 'input'",
         "not JSON: ",
         "lone surrogate",
-        "id 'a' is that of line 1",
+        "id 'a' is also in line 1",
     )
     assert rows[0].refused is None
     assert all(why in str(row.refused) for row, why in zip(rows[1:], reasons, strict=True))
