@@ -1,4 +1,4 @@
-"""Errors of training. Each message has the value and a solution."""
+"""Errors of training. Each message names the faulty value and a solution."""
 
 from tasc_jobs.errors import JobError
 
@@ -8,4 +8,7 @@ class FinetuneError(JobError):
 
 
 class FamilyError(JobError):
-    """With new tokens, a tokenizer of this kind would not decode texts back unchanged."""
+    """New tokens cannot be added to this tokenizer.
+
+    With them, texts would not decode unchanged, or transformers would encode texts differently.
+    """

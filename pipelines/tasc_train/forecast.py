@@ -1,7 +1,8 @@
 """Forecasts the effect of new tokens without fine-tuning: entropy, length, steps and time.
 
-Algorithm 1 adds one token after the other, so a run to the largest budget contains the smaller
-ones. The times of a prompt and of a step come from a linear fit to answers of two lengths.
+Algorithm 1 adds one token after the other, so a run with the largest budget contains the runs with
+smaller budgets. The times of a prompt and of a step come from a linear fit to answers of two
+lengths.
 """
 
 import statistics
@@ -33,8 +34,9 @@ STAGES = {"merge": "tokens", "measure": "runs"}
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of answers on a machine as a linear function: milliseconds of an answer's prompt,
-    and of each of its steps, when b rows share the time.
+    """The cost of an answer on a machine: milliseconds of its prompt and of each of its steps.
+
+    Rows that are decoded together share the time.
     """
 
     prompt_ms: float
@@ -81,7 +83,7 @@ def forecast(
     """Returns a point for each budget, in increasing order.
 
     Args:
-        settings: The rules for choosing tokens; its budget is ignored.
+        settings: The rules for choosing tokens; their budget is ignored.
         progress: Called with the number of tokens added and the largest budget.
 
     Raises:
@@ -99,7 +101,7 @@ def forecast(
 def lengths_by_budget(
     tokenizer: TaskTokenizer, found: Enriched, texts: Sequence[str], budgets: Sequence[int]
 ) -> list[int]:
-    """Returns the tokens of texts without new tokens, and with the new tokens of each budget."""
+    """Counts the tokens of texts without new tokens, and with the new tokens of each budget."""
     growing = GrowingTokenizer(tokenizer.backend)
     lengths = [_length(growing, texts)]
     for fewer, more in pairwise((0, *budgets)):
@@ -160,7 +162,7 @@ def measure_price(
 
 
 def _timed(measured: MeasuredModel, prompts: Sequence[Prompt], tokens: int) -> tuple[float, float]:
-    """Returns the milliseconds and the number of tokens of an answer."""
+    """Returns the mean milliseconds and the mean number of tokens of an answer."""
     began = time.perf_counter()
     generated = sum(len(result.tokens) for result in measured.exact_lengths(prompts, tokens))
     return 1000 * (time.perf_counter() - began) / len(prompts), generated / len(prompts)

@@ -113,7 +113,7 @@ def test_failing_gpu_stage_records_why_and_keeps_its_figures(tmp_path: Path) -> 
 def test_memory_bound_speed_ups_equal_the_papers_values(
     kind: Literal["eagle", "independent"], length: float, head: float, expected: float
 ) -> None:
-    """Table 1 of VocabTrim, its first column."""
+    """The expected values are the first column of Table 1 of VocabTrim."""
     assert speed_up(length, SHAPES["Llama-3.2-3B"], kind, head) == pytest.approx(
         expected, rel=0.005
     )
@@ -156,6 +156,6 @@ def test_kendall_tau_equals_values_computed_by_hand(
     assert kendall_tau(one, other) == kendall_tau(other, one) == pytest.approx(tau)
 
 
-def test_agreement_counts_rises_of_one_series_and_falls_of_the_other() -> None:
+def test_falls_of_a_series_are_counted_where_the_other_series_rises() -> None:
     # Rises 1 -> 2 (falls), 2 -> 3 (rises), 2.5 -> 4 (stays).
     assert falls_at_rises([1, 2, 3, 2.5, 4, 4], [9, 7, 8, 1, 1, 0]) == (3, 1)

@@ -60,7 +60,7 @@ def test_ray_head_exits_if_its_dashboard_cannot_start():
 
 @pytest.fixture
 def digests(monkeypatch):
-    """The store's answers on the tasks: first faults, then digests, of which the last repeats."""
+    """The answers of the store: first errors, then digests. The last answer is repeated."""
     answers = [{"massive_en": "digest", "pos_ewt": "digest"}]
 
     def newest(settings, redis_url):

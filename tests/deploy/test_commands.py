@@ -32,7 +32,7 @@ def _commands() -> dict[str, list[str]]:
     return found
 
 
-def test_deployed_commands_and_options_exist():
+def test_commands_and_options_in_deploy_files_exist():
     commands = _commands()
     assert set(commands) == {
         "Dockerfile", "compose.yaml", "batch-worker.yaml", "build-index", "generate",

@@ -48,7 +48,7 @@ def test_every_rule_has_a_test():
     assert {rule["record"] for rule in rules() if "record" in rule} == computed
 
 
-def test_every_alert_stays_silent_in_a_test():
+def test_every_alert_has_a_test_in_which_it_stays_silent():
     silent = {a["alertname"] for c in cases() for a in alerts(c) if spared(c, a)}
     assert {rule["alert"] for rule in rules() if "alert" in rule} == silent
 

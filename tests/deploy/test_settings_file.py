@@ -11,7 +11,7 @@ from tasc_serve.settings import AutoscalingSettings, ServedTask, ServeSettings, 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
-def test_settings_file_loads_and_names_both_tasks():
+def test_settings_file_loads_and_has_the_two_shipped_tasks():
     settings = load_settings(DEPLOY / "serve.yaml")
     assert [task.name for task in settings.tasks] == ["massive_en", "pos_ewt"]
     assert settings.redis_url == "redis://127.0.0.1:6379/0"
@@ -63,7 +63,7 @@ def test_settings_file_shows_the_defaults():
     assert differ == []
 
 
-def test_second_service_needs_no_change_except_another_port():
+def test_second_service_needs_only_another_port_in_the_settings_file():
     text = (DEPLOY / "serve.yaml").read_text("utf-8")
     assert text.count("port: 8000") == 1
     page = DEPLOY.parent / "docs" / "how-to" / "load-balancer.md"

@@ -60,7 +60,7 @@ def pip(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_wheel_has_the_command_and_the_data(wheel: Path) -> None:
+def test_wheel_has_the_tasc_command_and_the_demo_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "tasc_serve/app.py" in names
     (entry,) = (name for name in names if name.endswith("entry_points.txt"))

@@ -101,7 +101,7 @@ def test_blocks_have_a_language_and_a_reason_if_they_do_not_run(page: Path) -> N
         assert block.reason != "", f"{block.name}: no reason not to run it"
 
 
-def test_named_make_targets_exist() -> None:
+def test_make_targets_named_in_docs_exist() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.M))
     named = {

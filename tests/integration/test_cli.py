@@ -38,7 +38,7 @@ def create(tasc: InProcess | Command, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_commands_of_the_whole_workflow_answer_rows(in_process, folder, tmp_path) -> None:
+def test_commands_lead_from_ingested_rows_to_answers(in_process, folder, tmp_path) -> None:
     tasc, run = in_process, in_process.run
     train = corpus(tmp_path / "train.jsonl")
     rejects = tmp_path / "rejects.jsonl"
@@ -78,7 +78,7 @@ def test_commands_of_the_whole_workflow_answer_rows(in_process, folder, tmp_path
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_command_fails_if_no_row_is_usable(in_process, folder, tmp_path) -> None:
-    """Exit code and last line report it, with the first reason and the file of all reasons."""
+    """The last line of the error has the first reason and the file with all reasons."""
     create(in_process, folder)
     wrong = write_rows(tmp_path / "wrong.jsonl", [{"text": i} for i in range(3)])
     lines, rejects = tmp_path / "lines.jsonl", tmp_path / "out.jsonl.rejected.jsonl"

@@ -92,7 +92,7 @@ def test_usage_mistake_is_reported_before_slow_imports(commands, redis_url, tmp_
         assert slow == [], command
 
 
-def test_every_command_with_a_task_has_a_mistake_case() -> None:
+def test_every_command_with_a_task_is_tested_with_an_unknown_task() -> None:
     """All commands except those that make a task or keys, or may wait for a task."""
     group = all_commands()
     takes = {

@@ -140,7 +140,7 @@ def test_saved_task_without_a_corpus_keeps_the_current_index(
 def test_index_registered_with_a_task_has_an_unknown_number_of_rows(
     tasc: Any, tasc_here: InProcess, saved: Path, client: redis.Redis, name: str, tmp_path: Path
 ) -> None:
-    """It may have rows of the corpus or others, so no index is judged by them."""
+    """The index may have rows of the corpus or other rows, so a refresh does not judge it."""
     tasc("create", name, "--from", saved)
     tasc_here.run("tune", name, code=1)  # there are no rows yet
     rows = [{"input": f"row {n}", "output": f"{n % 7} {n % 5} {n % 3}"} for n in range(220)]

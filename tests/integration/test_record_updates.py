@@ -117,7 +117,9 @@ def test_broken_adapter_is_deployed_only_after_its_repair(
 @pytest.mark.parametrize(
     "fault", [None, UnknownTask("deleted"), StoreUnreachable("away"), OSError("unforeseen")]
 )
-def test_unreadable_or_refused_task_delays_no_other(followed, fault, monkeypatch) -> None:
+def test_unreadable_or_refused_task_delays_no_update_of_another_task(
+    followed, fault, monkeypatch
+) -> None:
     before, versions = followed.updates.digests, followed.store.versions
 
     def fails(name: str) -> list[int]:

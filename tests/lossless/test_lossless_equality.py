@@ -20,7 +20,7 @@ def accepted_and_rejected(totals) -> tuple[int, int]:
     return accepted, int(totals.drafted.sum()) - accepted
 
 
-def test_every_architecture_answers_like_generate(any_case: Case) -> None:
+def test_every_architecture_answers_like_transformers(any_case: Case) -> None:
     found = answer(any_case)
     assert min(accepted_and_rejected(found.totals)) > 20
     assert found.tokens() == any_case.answers

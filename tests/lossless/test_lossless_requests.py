@@ -80,7 +80,7 @@ def test_logprobs_with_drafts_equal_the_models_logprobs(case, requests, ways) ->
     assert checked > 50
 
 
-def test_forced_tokens_take_no_forward(ways: Ways, everything: bool) -> None:
+def test_forced_tokens_need_no_forward_pass(ways: Ways, everything: bool) -> None:
     plain, drafted = ways.totals[Way(1, False)], ways.totals[Way(8, True)]
     assert plain.forced_tokens > (50 if everything else 0)
     assert drafted.forced_tokens > 0  # where a draft ends; within it they are accepted

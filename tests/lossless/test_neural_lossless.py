@@ -18,7 +18,9 @@ OTHER_ROWS = [("recent", "noisy", 1), ("recent", "eagle", 2), ("recent", "noisy"
     ("policy", "kind", "rows"),
     [*paired(POLICIES, by=KINDS, and_by=[4]), (INDEXED, "noisy", 4), *OTHER_ROWS],
 )
-def test_every_drafter_and_vocabulary_answers_like_generate(case, kind, policy, rows):
+def test_answers_with_every_drafter_and_vocabulary_equal_transformers_answers(
+    case, kind, policy, rows
+):
     found = answer(case, rows=rows, wrap=by(neural(case, kind, policy, rows=rows)))
     assert_some_accepted_and_some_rejected(found, 0 if kind == "other" else 20)
     assert found.tokens() == case.answers

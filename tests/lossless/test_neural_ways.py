@@ -50,7 +50,7 @@ def drafted_as_plain(
 
 @pytest.mark.parametrize("kind", ["noisy", "eagle"])
 def test_neural_drafts_change_no_guided_answer(case: Case, kind: str) -> None:
-    """Guides also force tokens that are in no draft; the proposer waits until it has read them."""
+    """Guides also force tokens outside drafts. The proposer must read these before it drafts."""
     asked = [
         Request(str(i), p, 40, guide=GUIDES[i % 4] if i % 4 else None)
         for i, p in enumerate(case.prompts)
@@ -115,7 +115,7 @@ def test_rows_of_several_adapters_equal_merged_models(case: Case, alike: Any, tm
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("noisy", "recent"), ("eagle", "full")])
-def test_step_continues_without_memory_for_hidden_states(case, kind, policy, monkeypatch):
+def test_answers_are_unchanged_if_hidden_states_exceed_memory(case, kind, policy, monkeypatch):
     config = EngineConfig(rows=3, max_model_len=CAPACITY, prefill_chunk=5)
     target = Target.load(ModelSource(case.folder, dtype="float64"), config)
     assert target.decoder is not None

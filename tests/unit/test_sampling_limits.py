@@ -55,7 +55,7 @@ def test_sampling_rules_accept_every_value_that_requests_accept(name: str) -> No
     assert sent < {*probes(name)}
 
 
-def test_sampling_rule_has_exactly_the_parameters_of_the_limits_table() -> None:
+def test_sampling_has_a_field_for_every_limited_parameter() -> None:
     own = {"logit_bias", "seed", "prompt", "choice"}
     assert {f.name for f in fields(Sampling)} == {*PARAMETERS} | own
     assert all(getattr(Sampling(), name) == one.default for name, one in PARAMETERS.items())

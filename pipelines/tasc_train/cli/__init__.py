@@ -1,1 +1,1 @@
-"""The commands of `tasc` that train; `tasc` imports one of them when it is called."""
+"""The commands of `tasc` that train. Each is imported only when it is called."""

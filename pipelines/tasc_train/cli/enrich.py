@@ -22,7 +22,8 @@ Task = Annotated[str | None, typer.Argument(help="Take the outputs of this task'
 Test = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Measure on the outputs of this file; repeatable.", show_default="the outputs taken"
+        help="Measure the gain on the outputs of this file; repeatable.",
+        show_default="the outputs that tokens are taken from",
     ),
 ]
 Tokenizer = Annotated[
@@ -64,8 +65,8 @@ def enrich(
 ) -> None:
     """Merge the frequent n-grams of task outputs into single tokens (step 1 of TASC-ft).
 
-    After `tasc finetune` has taught a model the new tokens, it needs fewer steps for the same text.
-    Decoding gives the same text as the original tokenizer.
+    A model that `tasc finetune` has taught the new tokens needs fewer steps for the same text. The
+    new tokenizer decodes to the same text as the original tokenizer.
     """
     data.require_either(task)
     require_files(*data.files, *(test or ()), tokenizer)

@@ -24,7 +24,7 @@ from tasc_train.finetune.hyperparameters import FinetuneSettings
 Output = Annotated[Path, typer.Option(help="Folder for the model and for checkpoints.")]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option(help="Folder that `tasc enrich` wrote.", show_default="its own"),
+    typer.Option(help="Folder that `tasc enrich` wrote.", show_default="the model's own"),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="all cores")]
 EXAMPLES = """\
@@ -86,7 +86,7 @@ def finetune(
 
 
 def _to_serve(name: str, model: Path, data: TrainOptions, corpus: str | None) -> Iterator[str]:
-    """Yields the commands that make a task of the model, with the rows of its training."""
+    """Yields the commands that create a task with the model and the rows of its training."""
     if corpus:
         yield command("task", "create", name, "--model", model, "--corpus", corpus)
     else:

@@ -24,7 +24,7 @@ from tasc_train.cli.options import EngineOptions, NgramOptions
 Task = Annotated[str | None, typer.Argument(help="Use the corpus of this task.")]
 Test = Annotated[
     list[Path] | None,
-    typer.Option(help="Held-out rows; repeatable.", show_default="a part of the rows taken"),
+    typer.Option(help="File of held-out rows; repeatable.", show_default="a part of the rows"),
 ]
 Tokenizer = Annotated[
     Path | None,

@@ -1,4 +1,4 @@
-"""Options that several of the commands share."""
+"""Options that several training commands share."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,7 @@ CheckpointS = Annotated[float, typer.Option(min=1, help="Seconds between two che
 
 @dataclass(frozen=True)
 class ModelAndPrompt(PromptOptions):
-    """The model and its prompt; None if an option was not given."""
+    """Options for the model and its prompt. An option that was not given is None."""
 
     model: Annotated[str | None, typer.Option(help="Model: folder or Hugging Face name.")] = None
 
@@ -58,14 +58,15 @@ class NgramOptions:
         float,
         typer.Option(
             max=1,
-            help="Leave out n-grams with this prefix collision score or more, above 0; 1 leaves "
-            "out none.",
+            help="Leave out n-grams with a prefix collision score of at least this number, which "
+            "must be above 0; 1 leaves out none.",
         ),
     ] = 0.02
     pcs_rule: Annotated[
         Literal["suffix", "whole"],
         typer.Option(
-            help="Collisions count tokens that start with the last token, or with the whole n-gram."
+            help="Tokens that collide with an n-gram: those that start with its last token "
+            "(suffix), or with the whole n-gram (whole)."
         ),
     ] = "suffix"
 

@@ -26,8 +26,8 @@ From = Annotated[
     typer.Option(
         "--from",
         help="raw: all outputs of the corpus; target: answers that services collected; draft: "
-        "answers of a draft model in a file. With --answers, the file is counted, and this is only "
-        "the ranking's label.",
+        "answers of a draft model in a file. With --answers, the file is counted, and --from only "
+        "labels the ranking.",
     ),
 ]
 Tokenizer = Annotated[
@@ -113,7 +113,7 @@ def rank_vocabulary(
         except OSError as error:
             raise FileError(
                 f"version {artifact.version} is current, but --output {output} was not written "
-                f"({error}); run the command again when there is room"
+                f"({error}); free disk space or choose another file, and run the command again"
             ) from error
     figures: dict[str, Any] = {
         **asdict(artifact),

@@ -63,8 +63,8 @@ def train_drafter(
 ) -> None:
     """Train a draft model for the model of TASK on answers of that model.
 
-    The model answers the inputs of the rows, and the drafter is trained on the answers. Of the rows
-    that fit --max-length, the last 5 % are held out to measure how often the drafter predicts the
+    The model answers the inputs of the rows, and the drafter is trained on the answers. The last
+    5 % of the rows that fit --max-length are held out to measure how often the drafter predicts the
     model's next token. An interrupted run resumes when it is run again, and ends with the same
     weights. If the run is already finished, its report is printed again.
     """
@@ -97,7 +97,7 @@ def train_drafter(
 
 
 def _refuse_other_settings(settings: DrafterSettings, context: typer.Context) -> None:
-    """Raises UsageError if an option was given that only the other kind has."""
+    """Raises UsageError if an option was given that only the other kind of drafter has."""
     (other,) = OF_KIND.keys() - {settings.kind}
     for name in OF_KIND[other]:
         source = context.get_parameter_source(name)

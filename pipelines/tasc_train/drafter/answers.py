@@ -26,7 +26,7 @@ from tasc_train.evaluate.measured_model import MeasuredModel, Setup
 from tasc_train.finetune.examples import Example
 
 ANSWERS, _INPUTS = "answers.jsonl", "asked.json"
-_MIN_TOKENS = 3  # of a row: the first prediction of an EAGLE head is the third token
+_MIN_TOKENS = 3  # of a row, because an EAGLE head first predicts the third token
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,17 @@ def make_answers(
     setup: Setup,
     progress: StageProgress,
 ) -> list[TargetAnswer]:
-    """Returns greedy answers to the rows' inputs, in order, except for rows without room for one.
+    """Returns greedy answers to the rows' inputs, in the order of the rows.
+
+    Rows whose prompts leave no room for an answer are left out.
 
     Args:
         folder: Folder of ``answers.jsonl``, to which each new answer is appended. Answers that it
             already has are not made again.
 
     Raises:
-        JobError: The target cannot be loaded, or the folder has answers of another target.
+        JobError: The target cannot be loaded, or the answers in the folder were made by another
+            target or with other settings.
         FileError: The answers in the folder cannot be read.
     """
     file = folder / ANSWERS
@@ -84,7 +87,7 @@ def read_answers(path: Path) -> list[TargetAnswer]:
     """Reads a file of answers.
 
     Raises:
-        FileError: A line, which the message names, has no answer, or the file cannot be read.
+        FileError: A line, named in the message, is not an answer, or the file cannot be read.
     """
     found: list[TargetAnswer] = []
     parser = TypeAdapter(TargetAnswer)
@@ -109,10 +112,13 @@ def examples_of(
     template: Template,
     max_length: int,
 ) -> tuple[list[Example], int]:
-    """Returns usable answers as token ids, and the number of answers that are too long or short.
+    """Returns the usable answers as examples, and the number of unusable answers.
+
+    An answer is unusable if it and its prompt have too few or too many tokens, or if the prompt has
+    none.
 
     Raises:
-        FileError: The tokenizer does not have a token of an answer.
+        FileError: An answer has a token id that the tokenizer does not have.
     """
     found = []
     for answer in answers:

@@ -22,13 +22,14 @@ class DrafterSettings(LoopSettings):
     Attributes:
         kind: ``eagle``, a layer over the target's hidden states, or ``independent``, a small model.
         epochs: Passes over the answers; 2.5 stops in the middle of the third.
-        learning_rate: Maximum learning rate, at the end of the warm-up; it decays linearly to 0.
+        learning_rate: Learning rate at the end of the warm-up, after which it decays linearly to 0.
         batch_rows: Rows per optimizer step.
         micro_rows: Rows per forward pass; affects memory and speed.
         max_length: Maximum tokens of prompt and answer together; longer rows are left out and
             counted.
         token_weight: Weight of an EAGLE head's cross-entropy with the target's prediction, relative
-            to the distance between its hidden state and the target's. Raise it for small targets.
+            to the distance between the head's hidden states and the target's. Raise the weight for
+            small targets.
         noise: Maximum absolute value of the noise added to each number of the hidden states that a
             head reads, because the states that a head predicts in use are inexact.
         own_share: Share of the hidden states that are replaced by the head's own predictions in
@@ -46,7 +47,7 @@ class DrafterSettings(LoopSettings):
         Setting(help="eagle: a layer over the model's hidden states; independent: a small model."),
     ]
     epochs: Annotated[float, Setting(min=0.01, max=1000, help="Passes over the answers.")] = 10.0
-    learning_rate: Annotated[float, Setting(min=0, max=1, help="Greatest learning rate.")] = 1e-3
+    learning_rate: Annotated[float, Setting(min=0, max=1, help="Maximum learning rate.")] = 1e-3
     batch_rows: BatchRows = 32
     micro_rows: MicroRows = 8
     max_length: Annotated[
@@ -68,7 +69,10 @@ class DrafterSettings(LoopSettings):
     own_share: Annotated[
         float,
         Setting(
-            min=0, max=1, help="Share of the hidden states that an EAGLE head replaces by its own."
+            min=0,
+            max=1,
+            help="Share of the hidden states that are replaced by an EAGLE head's own predictions "
+            "in training.",
         ),
     ] = 0.5
     prompt_weight: Annotated[
@@ -84,7 +88,9 @@ class DrafterSettings(LoopSettings):
     hidden: Annotated[
         int | None,
         Setting(
-            min=8, help="Width of an independent drafter.", show_default="a quarter of the model's"
+            min=8,
+            help="Hidden size of an independent drafter.",
+            show_default="a quarter of the model's",
         ),
     ] = None
     seed: Annotated[int, Setting(min=0, help="Seed of initial values, row order and noise.")] = 0

@@ -1,6 +1,6 @@
 """Ranks the tokens of a task's answers by frequency, and publishes the ranking.
 
-The format of a ranking is that of ``tasc_engine.drafting.neural.ranking``.
+``tasc_engine.drafting.neural.ranking`` defines the format of a ranking.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class TokenCounts:
         if eos_id >= self.vocab_size:
             raise ValueError(
                 f"the end-of-sequence token {eos_id} is not in the vocabulary of "
-                f"{self.vocab_size} tokens; set eos_token_id in config.json to a token of it"
+                f"{self.vocab_size} tokens; set eos_token_id in config.json to one of these tokens"
             )
         counts = self.counts.copy()
         counts[eos_id] += self.rows
@@ -167,7 +167,7 @@ def rank_and_publish(
         else:
             assert job.tokenizer is not None
             tokenizer = open_tokenizer(job.tokenizer.absolute())
-        # Raises an error before anything is counted.
+        # An impossible choice raises an error here, before anything is counted.
         job.choice.of(_ranking(job, count_tokens(tokenizer, [""]), tokenizer))
         found = _counted(job, CorpusStore(client, corpus), tokenizer, progress)
         ranking = _ranking(job, found, tokenizer)

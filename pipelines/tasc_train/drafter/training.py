@@ -16,7 +16,7 @@ from tasc_train.errors import FinetuneError
 from tasc_train.finetune.examples import Example, packed
 from tasc_train.finetune.training import Trainer
 
-# Fields of a target's config about its storage and its class; a drafter's config omits them.
+# Fields of a target's config that describe its storage and class; a drafter's config omits them.
 _NOT_SHAPE = ("quantization_config", "dtype", "architectures", "model_type", "transformers_version")
 # Fields copied into a Llama config when our decoder has no forward pass for the target's family.
 _CARRIED = (
@@ -170,7 +170,7 @@ class TrainableEagle:
 
     @torch.no_grad()
     def _inputs(self, embedded: Tensor, hidden: Tensor, noise: float, own_share: float) -> Tensor:
-        """Returns the target's hidden states with noise; the head's own states replace some."""
+        """Returns the target's hidden states with noise, some replaced by the head's own states."""
         inputs = hidden + torch.empty_like(hidden).uniform_(-noise, noise) if noise else hidden
         if not own_share:
             return inputs

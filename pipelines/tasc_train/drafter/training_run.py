@@ -45,7 +45,7 @@ CHECKPOINT, REPORT = "checkpoint.pt", "training.json"
 DRAFTER = OutputKind(
     "a drafter's training", ("config.json", "model.safetensors", CARD, REPORT, ANSWERS)
 )
-_HELD_OUT = 20  # one in 20 rows is held out, namely the last ones
+_HELD_OUT = 20  # the last twentieth of the rows is held out
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ def train_drafter(
 ) -> dict[str, Any]:
     """Make the answers, train, write the result and return its report. Resumes a killed run.
 
-    If the output already has the result of this run, this only returns the report.
+    If the output already has the result of this run, its report is returned and nothing is trained.
 
     Args:
         notify: Called with messages about the progress of the training.
 
     Raises:
-        FinetuneError: There is nothing to train on, the loss is not a number, memory or disk space
-            runs out, or the output folder is in use by another process, or has another drafter or
-            other content.
+        FinetuneError: There is nothing to train on, the loss or a gradient is not finite, memory or
+            disk space runs out, or the output folder is in use by another process, or has another
+            drafter or other content.
         JobError: The target cannot be loaded, or answers cannot be made or read.
     """
     with claimed(job.output, DRAFTER):
@@ -164,8 +164,8 @@ def _learnable(
     examples, left_out = examples_of(answers, tokenizer, job.generation.template, max_length)
     if len(examples) < 2:  # one for training, one held out
         raise FinetuneError(
-            f"{len(examples)} of {len(answers)} answers have 3 to {max_length} tokens with their "
-            "prompts; raise --max-length, or name more rows"
+            f"only {len(examples)} of {len(answers)} answers have 3 to {max_length} tokens with "
+            "their prompts, and at least 2 are needed; raise --max-length, or name more rows"
         )
     held_out = max(1, len(examples) // _HELD_OUT)
     return examples[:-held_out], examples[-held_out:], left_out
@@ -225,7 +225,7 @@ def job_of(
     return DrafterJob(
         task=inputs.options.task or "",
         source=inputs.source,
-        generation=replace(inputs.generation, guide=None),  # a drafter knows no labels
+        generation=replace(inputs.generation, guide=None),  # a drafter is not limited to labels
         setup=setup,
         rows=inputs.rows if made else inputs.some_rows,
         answers=made,
@@ -236,6 +236,7 @@ def job_of(
 
 
 def in_words(found: dict[str, Any]) -> str:
+    """Formats the report of a training for a terminal."""
     return (
         f"{found['steps']} steps on {found['rows']:,} answers ({found['left_out']} were left out), "
         f"loss {found['first_loss']:.3f} -> {found['loss']:.3f}, {found['parameters']:,} "

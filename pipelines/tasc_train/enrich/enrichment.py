@@ -33,10 +33,12 @@ class EnrichReport:
     """How much shorter some outputs become with the new tokens.
 
     Attributes:
-        judged_on: ``test``: outputs not used to choose tokens; ``train``: those that were used.
+        judged_on: ``test`` for outputs that were not used to choose tokens, else ``train``.
         new_tokens: Number of tokens added; below the budget if no more n-grams qualify.
         tokens_before: Number of tokens of the judged outputs with the base tokenizer.
-        length_reduction: Tokens before, divided by tokens after.
+        collided: Number of n-grams left out because of their prefix collision score.
+        unwritable: Number of n-grams left out because their text cannot be a token.
+        length_reduction: ``tokens_before`` divided by ``tokens_after``.
     """
 
     judged_on: str
@@ -140,7 +142,7 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
 
     try:
         loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # depends on the settings
+    except Exception as error:  # its type depends on the settings
         raise FamilyError(
             f"transformers cannot load the enriched tokenizer ({error}); fix "
             "tokenizer_config.json next to the base's tokenizer.json"
@@ -151,8 +153,8 @@ def require_same_ids(enriched: Tokenizer, folder: Path, texts: Sequence[str]) ->
         theirs = loaded.encode(text, add_special_tokens=False)
         if ours != theirs:
             raise FamilyError(
-                f"transformers encodes {text[:_SHOWN]!r} to {len(theirs)} tokens, the enriched "
-                f"tokenizer to {len(ours)} others; check the settings next to the base's "
+                f"transformers encodes {text[:_SHOWN]!r} to other tokens ({len(theirs)}) than the "
+                f"enriched tokenizer ({len(ours)}); check the settings next to the base's "
                 "tokenizer.json"
             )
 
@@ -180,7 +182,7 @@ def write_settings(base: TaskTokenizer, folder: Path) -> None:
     special = _read(beside / SPECIAL)
     end = _end(base, {**config, **special})
     for named in (config, special):
-        if end is None:  # the tokenizer's own EOS token would end answers, too
+        if end is None:  # otherwise the named EOS token would end answers, too
             named.pop("eos_token", None)
         elif named is config or "eos_token" in special:
             named["eos_token"] = end
@@ -252,10 +254,10 @@ def save(
     ``enrichment.json`` has the base's fingerprint, the settings, and each `NewToken` in order.
 
     Args:
-        texts: A sample of these is encoded by transformers, which must give the same ids.
+        texts: transformers encodes a sample of these texts, and must give the same ids.
 
     Raises:
-        FamilyError: transformers gives other ids; nothing is saved.
+        FamilyError: transformers gives other ids, or cannot load the folder; nothing is saved.
         FileError: The folder already exists, or cannot be written.
     """
     require_new(folder)

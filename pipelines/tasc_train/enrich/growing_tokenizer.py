@@ -59,9 +59,9 @@ class GrowingTokenizer:
     def add(self, content: str) -> int:
         """Adds a token and returns its id."""
         self.contents.append(content)
-        if self._mark:  # before the token is added: its content is normalized then
+        if self._mark:  # before the token is added, which normalizes its content
             self.backend.normalizer = _sparing(self._mark, self.contents)
-        # Normalized tokens are matched after others, such as special ones, which stay complete.
+        # Normalized tokens are matched after other tokens, so that special tokens stay whole.
         self.backend.add_tokens([AddedToken(content, special=False, normalized=True)])
         found = self.backend.token_to_id(content)
         assert found is not None

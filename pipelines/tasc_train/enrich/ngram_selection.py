@@ -46,8 +46,8 @@ class Collisions:
     def score(self, ngram: Sequence[int], occurrences: NDArray[np.int64]) -> float:
         """Returns the fraction of token occurrences that collide with an n-gram.
 
-        A token collides if its text is longer than the n-gram's text, or that of its last token
-        with the rule ``suffix``, and starts with it.
+        A token collides if its text starts with the n-gram's text and is longer. The rule
+        ``suffix`` compares it with the text of the n-gram's last token instead.
 
         Args:
             occurrences: ``int64[ids]``, the number of occurrences of each token in the corpus.
@@ -104,8 +104,8 @@ class EnrichSettings:
     def __post_init__(self) -> None:
         if not 0 < self.pcs <= 1:
             raise UsageError(
-                f"--pcs is {self.pcs:g}; it must be above 0, which would leave out every n-gram, "
-                "and at most 1, which leaves out none"
+                f"--pcs is {self.pcs:g}; it must be above 0 and at most 1 (0 would leave out every "
+                "n-gram, and 1 leaves out none)"
             )
 
     @property
@@ -175,7 +175,7 @@ def enrich(
 ) -> Enriched:
     """Add n-grams of ``outputs`` to a tokenizer, up to the budget.
 
-    Adds fewer tokens than the budget if no n-gram would save any more.
+    Adds fewer tokens than the budget if no other n-gram would shorten the outputs.
 
     Args:
         progress: Called with the number of tokens added and the budget.
@@ -285,8 +285,8 @@ def _initial(
 ) -> Enriched:
     """Returns the better of the selections with and without the discount.
 
-    The selection without it may be better, because small differences early in the greedy search
-    may have large effects: an n-gram that collides is never considered again.
+    The selection without the discount may be better, because small differences early in the greedy
+    search may have large effects: an n-gram that collides is never considered again.
     """
     discounted = enrich(tokenizer, outputs, settings, progress)
     if not settings.discount:

@@ -60,9 +60,8 @@ class LiveNgramCounts:
     def best(self, min_count: int, discount: int = 0) -> tuple[int, int, int] | None:
         """Returns slot, count and reward of the n-gram with the greatest reward, if it is above 0.
 
-        The reward is ``(count - discount) * (length - 1)``. N-grams with a count below
-        ``min_count``
-        and excluded ones are skipped. Ties go to the lexicographically smallest ids.
+        The reward is ``(count - discount) * (length - 1)``. Excluded n-grams, and those with
+        a count below ``min_count``, are skipped. Ties go to the lexicographically smallest ids.
         """
         size = self._size
         taken = ~self._out[:size] & (self._counts[:size] >= min_count)
@@ -113,10 +112,10 @@ def _add(
     n_max: int,
     above: int,
 ) -> int:
-    """Counts n-grams by keys that join the prefix and the last id; returns the slots in use.
+    """Counts n-grams by keys that join the prefix and the last id; returns the number of slots.
 
-    The prefix of a bigram is its first id. That of a longer one is the slot of the n-gram without
-    its last id, plus ``above``.
+    The prefix of a bigram is its first id. The prefix of a longer n-gram is ``above`` plus the slot
+    of the n-gram without its last id.
     """
     for row in range(len(weights)):
         for start in range(offsets[row], offsets[row + 1]):
@@ -141,7 +140,7 @@ def _add(
 
 @dataclass(frozen=True)
 class Change:
-    """The rows that a new token changed, before and after; ``weights`` is how often each occurs."""
+    """The rows that a new token changed, before and after; ``weights``: how often each occurs."""
 
     before: Tokens
     after: Tokens
@@ -170,7 +169,7 @@ class TokenisedOutputs:
 
     @property
     def tokens(self) -> Tokens:
-        """All rows; special tokens, and others that no n-gram may contain, are `BREAK`."""
+        """All rows. Special tokens and other tokens that no n-gram may contain are `BREAK`."""
         return _flat(self._rows)
 
     @property
@@ -184,7 +183,7 @@ class TokenisedOutputs:
         return int(self.occurrences.sum())
 
     def changed(self, content: str) -> Change:
-        """Encodes the rows whose text contains the new token again."""
+        """Encodes again the rows whose text contains the new token; returns the change."""
         written = self._growing.normalized(content)
         rows = [at for at, text in enumerate(self._normalized) if written in text]
         before, weights = _flat([self._rows[at] for at in rows]), self.weights[rows]
@@ -206,7 +205,7 @@ class TokenisedOutputs:
         return rows
 
     def _count(self, tokens: Tokens, weights: Int64) -> None:
-        """Skips `BREAK`: new tokens do not change the counts of the tokens that it replaces."""
+        """Skips `BREAK`: new tokens never change the counts of tokens that `BREAK` replaces."""
         each = np.repeat(weights, tokens.lengths)
         counted = tokens.ids != BREAK
         np.add.at(self.occurrences, tokens.ids[counted], each[counted])

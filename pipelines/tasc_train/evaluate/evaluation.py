@@ -1,4 +1,4 @@
-"""Evaluates a model on a task's test rows: quality and cost of its answers, and the report."""
+"""Measures the quality and the cost of a model's answers to test rows, and makes the report."""
 
 import json
 from collections import Counter
@@ -29,9 +29,9 @@ from tasc_train.evaluate.measured_model import MeasuredModel, Prompt, Setup, Sid
 _FOOTER = (
     "A step is one forward pass of the model for a row. An answer takes fewer steps if its tokens "
     "are longer, or if drafts are accepted. Milliseconds are the share of one row in a full batch. "
-    "Quality is measured on plain answers; drafted answers are the same."
+    "Quality is measured on the answers without drafts."
 )
-_MUCH_LONGER = 1.5
+_MUCH_LONGER = 1.5  # ratio to the expected length from which new tokens count as not learnt
 
 STAGES = {"index": "rows", "answer": "rows", "confidence": "rows"}
 
@@ -41,8 +41,8 @@ class Evaluation:
     """The inputs of an evaluation.
 
     Attributes:
-        train: Rows of the draft index; without any, nothing is drafted.
-        repeats: Number of timed runs of each side.
+        train: Rows of the draft index. Without rows, there are no runs with drafts.
+        repeats: Number of timed runs without drafts, and the same number with drafts.
         drafts: Whether to also measure with drafts.
         setting: Name shared by runs that differ only in the number of new tokens.
     """
@@ -63,14 +63,17 @@ class Evaluated:
     """The results of an evaluation.
 
     Attributes:
-        rows: Number of answered rows; the prompts of ``too_long`` others leave no room for an
+        rows: Number of answered rows.
+        too_long: Number of rows that were left out because their prompts leave no room for an
             answer.
-        budget: Number of new tokens of the model's tokenizer.
+        batch_rows: Number of rows decoded together.
+        budget: Number of new tokens of the model's tokenizer; 0 if it was not enriched.
         renyi2_bits: Renyi entropy of the train outputs' tokens; None without train rows.
-        sides: ``plain`` and ``drafted``.
+        sides: Costs without drafts (``plain``) and, if measured, with drafts (``drafted``).
         reference_tokens: Mean number of tokens of an expected answer, with end-of-sequence. If
-            answers take many more, the model does not use its tokenizer's longest tokens.
+            the model's answers have many more, it does not use its tokenizer's longest tokens.
         identical: Number of drafted answers that equal the plain ones; None without drafts.
+        precision_recall: Quality of labels by the model's confidence; empty except for ``labels``.
     """
 
     model: str
@@ -89,7 +92,7 @@ class Evaluated:
 
     @property
     def speed_up(self) -> float | None:
-        """The speed-up by drafting, from the medians; None without drafts."""
+        """Median plain time divided by median drafted time; None without drafts."""
         if "drafted" not in self.sides:
             return None
         plain, drafted = (self.sides[side].ms_per_answer.median for side in ("plain", "drafted"))
@@ -109,7 +112,7 @@ class Evaluated:
 
 
 def evaluate(given: Evaluation, progress: StageProgress = silent) -> Evaluated:
-    """Answers the test rows, plain and drafted, and judges the plain answers.
+    """Answers the test rows without and with drafts, and judges the answers without drafts.
 
     Raises:
         JobError: The model cannot be loaded, or the engine ended an answer with an error.
@@ -167,7 +170,7 @@ def _levels(
     expected: Sequence[str],
     progress: StageProgress,
 ) -> tuple[AtLevel, ...]:
-    """Answers again with the probabilities of tokens; this is not timed."""
+    """Answers the prompts again with token probabilities, untimed, and judges the labels."""
     found: dict[int, dict[str, float]] = {}
     measured.draft_from(None)
     for row, result in measured.answers(prompts, logprobs=True):
@@ -189,7 +192,8 @@ def _budget(source: ModelSource) -> int:
         return len(json.loads(record.read_text())["tokens"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise JobError(
-            f"{record} is damaged ({error!r}); copy it again from the folder of `tasc enrich`"
+            f"{record} is damaged ({error!r}); copy it again from the folder that `tasc enrich` "
+            "wrote"
         ) from error
 
 
@@ -211,7 +215,7 @@ def _figures(side: Side) -> dict[str, Any]:
 
 
 def evaluation_page(found: Evaluated) -> ReportDocument:
-    """Quality, costs and, for labels, precision and recall."""
+    """Returns the report: quality, costs and, for labels, precision and recall."""
     quality = tuple((name.replace("_", " "), 100 * value) for name, value in found.quality.items())
     tables = [
         Table.of(
@@ -245,8 +249,9 @@ def _summary(found: Evaluated) -> list[str]:
     tokens = found.sides["plain"].tokens_per_answer
     unlearnt = found.budget > 0 and tokens > _MUCH_LONGER * found.reference_tokens
     lines.append(
-        f"expected answers have {found.reference_tokens:.1f} tokens, the model's have {tokens:.1f}"
-        + (": it has not learnt its new tokens; train longer" if unlearnt else "")
+        f"expected answers have {found.reference_tokens:.1f} tokens, "
+        f"the model's answers have {tokens:.1f}"
+        + (": the model has not learnt its new tokens; train longer" if unlearnt else "")
     )
     if found.renyi2_bits is not None:
         lines.append(f"Renyi entropy of order 2 of the output tokens: {found.renyi2_bits:.3f} bits")

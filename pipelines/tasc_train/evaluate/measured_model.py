@@ -27,8 +27,8 @@ class Setup:
 
     Attributes:
         rows: b, the number of rows decoded together.
-        max_model_len: Maximum tokens of a row, prompt included; None is 1024. It is lowered to the
-            number of positions of the model.
+        max_model_len: Maximum tokens of a row, prompt included; None is 1024. The number of
+            positions of the model is used if it is lower.
         threads: CPU threads.
     """
 
@@ -39,7 +39,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as token ids; ``row`` is its index among the inputs."""
+    """A prompt as token ids; ``row`` is the index of its input."""
 
     row: int
     ids: tuple[int, ...]
@@ -48,7 +48,7 @@ class Prompt:
 class MeasuredModel:
     """A model loaded into its own engine for measurements.
 
-    The prefix cache is off. Otherwise every run after the first would find its prompts cached.
+    The prefix cache is off, because otherwise all runs but the first would find cached prompts.
 
     Raises:
         JobError: The model cannot be loaded, or its tokenizer has more ids than the model.
@@ -83,12 +83,12 @@ class MeasuredModel:
         self.draft_from(None)
 
     def index(self, rows: Sequence[CorpusRow]) -> DraftIndex:
-        """Builds a draft index of a task's rows; its weights are learnt on some of them."""
+        """Builds a draft index of a task's rows. The index's weights are learnt on some rows."""
         template, settings = self._generation.template, self._generation.draft
         return learnt_index(rows, self.tokenizer, template, settings)
 
     def draft_from(self, index: DraftIndex | None) -> None:
-        """Draft from this index, without anything learnt from earlier answers; None: no drafts."""
+        """Drafts from this index (None: no drafts), and forgets what earlier answers taught."""
         self._llm.draft_from(index, self._generation.draft if index else _NO_DRAFTS)
 
     def prompts(self, inputs: Sequence[str]) -> list[Prompt]:
@@ -146,7 +146,7 @@ class Run:
     Attributes:
         texts: Answers, in the order of the prompts.
         tokens: Number of tokens of all answers, with end-of-sequence tokens.
-        steps: For each row, the forward passes that could emit a token for it; summed over rows.
+        steps: Number of forward passes that could emit a token for a row, summed over the rows.
         seconds: Time from the first request to the last answer.
     """
 
@@ -203,8 +203,8 @@ def measure(
 ) -> dict[str, Side]:
     """Returns the sides ``plain`` and, with an index, ``drafted``, timed after a warm-up.
 
-    The order of the sides alternates between repeats, so that neither gets the warmer machine.
-    Each drafted run starts without anything learnt from the answers of earlier runs.
+    The order of the sides alternates between repeats, so that neither always runs on the warmer
+    machine. Each drafted run starts without anything learnt from the answers of earlier runs.
 
     Raises:
         JobError: The engine ended an answer with an error.

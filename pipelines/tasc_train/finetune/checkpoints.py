@@ -19,7 +19,7 @@ from tasc_train.errors import FinetuneError
 
 LOCK = ".lock"
 REPORT = "finetune.json"  # moved into place last, so its presence marks a finished fine-tune
-DISK_FULL = (OSError, SafetensorError)  # raised if a disk is full; torch.save: RuntimeError
+DISK_FULL = (OSError, SafetensorError)  # a full disk raises these; in torch.save, RuntimeError
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class OutputKind:
 
     Attributes:
         name: Name of the kind with its article, such as "a fine-tune". It is written to `LOCK`.
-        writes: Names of the files and folders of its result. If a folder without a lock has one of
-            these, they belong to something else and must not be overwritten.
+        writes: Names of the files and folders of its result. In a folder without a lock
+            file, files with these names belong to something else and must not be overwritten.
     """
 
     name: str
@@ -104,8 +104,8 @@ class Checkpoint:
         losses: Loss of each completed step.
         weights: Trained weights by parameter name.
         optimizer: The ``state_dict`` of the optimizer.
-        seconds, tokens: Training time and trained tokens so far, including those before the run was
-            resumed.
+        seconds, tokens: Training time and processed tokens so far, including those before the run
+            was resumed.
     """
 
     losses: list[float]

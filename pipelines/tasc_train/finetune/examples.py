@@ -29,7 +29,7 @@ class Example:
 def examples_of(
     rows: Iterable["CorpusRow"], tokenizer: TaskTokenizer, template: Template, max_length: int
 ) -> tuple[list[Example], int]:
-    """Returns the rows of at most ``max_length`` tokens, and the number of longer ones.
+    """Returns the rows of at most ``max_length`` tokens as examples, and the number of longer rows.
 
     Raises:
         FinetuneError: The prompt of a row has no tokens.
@@ -70,7 +70,7 @@ def rows_of(step: int, lengths: Sequence[int], settings: LoopSettings) -> list[l
 
 
 def packed(examples: Sequence[Example], prompt_weight: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Pads rows at their end, to which a causal model does not attend.
+    """Packs rows into one tensor. Padding follows each row, so no token of the row attends to it.
 
     Returns:
         The ids ``int64[R, L]``, and the weights ``float32[R, L - 1]`` of the loss on the token

@@ -39,7 +39,8 @@ class Finetune:
 
     Attributes:
         base: Folder of the model.
-        tokenizer: Folder of its tokenizer, or the output of `tasc enrich` for it.
+        tokenizer: Folder of the model's tokenizer, or the output of `tasc enrich` for that
+            tokenizer.
         output: Folder for the result, and for checkpoints during the training.
         checkpoint_s: Seconds between checkpoints.
         base_name: Name of the model on the Hugging Face Hub; None for a local model.
@@ -94,18 +95,18 @@ def finetune(
 ) -> dict[str, Any]:
     """Train a model, write the result and return its report. Resumes a killed run.
 
-    If the output already has the result of this run, this only returns the report.
+    If the output already has the result of this run, its report is returned and nothing is trained.
 
     Args:
         notify: Called with messages about the progress of the training.
 
     Raises:
         FinetuneError: There is nothing to train on, the tokenizer does not fit the model, the loss
-            is not a number, memory or disk space runs out, another process is training in the
-            output folder, or the folder has the result of another run.
+            or a gradient is not finite, memory or disk space runs out, another process is training
+            in the output folder, or the folder has the result of another run.
         TokenizerError: A tokenizer cannot be read.
     """
-    plan = plan_of(job)  # before the output folder is created, in case the job is refused
+    plan = plan_of(job)  # before the output folder is created, because the job may be refused
     data = {"task": job.task, "rows": len(plan.examples), "too_long": plan.too_long}
     new = {"new_tokens": len(plan.vocabulary.parts), "end": plan.vocabulary.end}
     settings = {**asdict(job.settings), **new, **plan.precision}
@@ -217,7 +218,7 @@ def _free() -> None:
 
 
 def _pins(job: Finetune, plan: TrainingPlan) -> dict[str, Any]:
-    """Returns everything that affects the result.
+    """Returns all inputs and settings that affect the result.
 
     The requested quantization is left out; the resolved precision takes its place.
     """

@@ -10,7 +10,7 @@ Quantization = Literal["auto", "nf4", "none"]
 class Setting:
     """The help text and the limits of a setting that is also an option of a command.
 
-    It replaces typer's option, because machines that only train have no typer.
+    Machines that only train have no typer, so its option class cannot be used here.
     """
 
     help: str

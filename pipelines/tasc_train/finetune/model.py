@@ -31,7 +31,8 @@ class AddedVocabulary:
     """The tokenizer of a fine-tune and its new tokens.
 
     Attributes:
-        tokenizer: Every one of its EOS tokens ends an answer. Training rows end with the first one.
+        tokenizer: Tokenizer of the fine-tuned model. Each of its EOS tokens ends an answer;
+            training rows end with the first one.
         parts: See `Parts`; empty if there are no new tokens.
     """
 
@@ -115,7 +116,7 @@ def _merged_eos_ids(
 def _new_token_parts(
     tokenizer: TaskTokenizer, base: TaskTokenizer, base_eos_ids: Sequence[int]
 ) -> Parts:
-    """Reads the parts of each token that the base tokenizer does not have from the record.
+    """Reads from the record the parts of each token that the base tokenizer does not have.
 
     Args:
         base_eos_ids: EOS ids that the base model's folder names.
@@ -163,7 +164,7 @@ def _parts(tokens: Any, known: set[int]) -> dict[int, list[int]]:
     for token in tokens:
         id_, parts = token["id"], token["parts"]
         if id_ in known or not parts or not all(p in known or p in result for p in parts):
-            raise ValueError(f"token {id_} has the parts {parts}")
+            raise ValueError(f"token {id_} has invalid parts {parts}")
         result[id_] = parts
     return result
 
@@ -210,7 +211,7 @@ def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
             dtype=dtype_on(device),
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
+            ignore_mismatched_sizes=True,  # `require_whole` names them in an error
             **options,
         )
         model, found = loaded
@@ -250,7 +251,7 @@ def adapted(model: Any, parts: Parts, settings: FinetuneSettings) -> "PeftModel"
 
     The rows of new tokens are the only embeddings that are trained.
     """
-    # Imports bitsandbytes; `load_base` has silenced its log messages.
+    # peft imports bitsandbytes, whose log messages `load_base` has silenced.
     from peft import LoraConfig, PeftModel, get_peft_model
 
     torch.manual_seed(settings.seed)

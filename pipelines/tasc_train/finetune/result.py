@@ -61,10 +61,11 @@ def card(report: Report, adapter: str, model: str) -> str:
         "",
         "TASC-ft: new tokens for frequent n-grams of the task's outputs, their embeddings trained "
         "with a LoRA adapter.",
-        f"`{adapter}` is the adapter, with the tokenizer; `{model}` has it in its weights.",
+        f"`{adapter}` has the adapter and the tokenizer. `{model}` has the base model, with the "
+        "adapter merged into its weights, and the tokenizer.",
     ]
     if report.revision:
-        text.append(f"It was trained on revision `{report.revision}` of its base.")
+        text.append(f"The base model has revision `{report.revision}`.")
     sections = {"Data": report.data, "Settings": report.settings, "Metrics": report.metrics}
     for title, rows in sections.items():
         text += ["", f"## {title}", "", "| | |", "|---|---|"]
@@ -110,7 +111,7 @@ class Result:
             folder.mkdir(parents=True)
             # The adapter has only the new rows of the embeddings, not the whole matrices.
             model.save_pretrained(str(folder), save_embedding_layers=False)
-            (folder / CARD).unlink(missing_ok=True)  # PEFT's unfilled card
+            (folder / CARD).unlink(missing_ok=True)  # PEFT writes a card without content
             _make_weights_readable(folder / "adapter_config.json")
             self._add_tokenizer_and_prompt(folder)
 
@@ -131,7 +132,7 @@ class Result:
             publish(self._unfinished, self._output)
 
     def _merged(self, base: Path) -> Any:
-        from peft import PeftModel  # imports bitsandbytes, which `load_base` has silenced
+        from peft import PeftModel  # imports bitsandbytes; see `adapted`
 
         try:
             model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True)
@@ -166,7 +167,8 @@ class Result:
             if file.is_file():
                 shutil.copyfile(file, folder / name)
         tokenizer = self._vocabulary.tokenizer
-        special = tokenizer.eos_id in tokenizer.special_ids  # else transformers makes it special
+        # An EOS token that is not special is not named, because transformers would make it special.
+        special = tokenizer.eos_id in tokenizer.special_ids
         if special or not set(named_ends(folder).get(TOKENIZER, ())) <= {*tokenizer.eos_ids}:
             for name in _NAME_END:
                 if (folder / name).is_file():
@@ -175,7 +177,7 @@ class Result:
     @contextmanager
     def _room(self, action: str) -> Iterator[None]:
         """Remove unfinished files after an error, and explain lack of disk space or memory."""
-        way_out = "free some and run the same command again; no step is repeated"
+        way_out = "free memory and run the same command again; no step is repeated"
         try:
             with memory_to(action, way_out):
                 yield
@@ -195,7 +197,7 @@ def discard(output: Path) -> None:
 
 
 def publish(unfinished: Path, output: Path) -> None:
-    """Move the content of a folder into place. `REPORT` is last, as it marks a complete result."""
+    """Move the content of a folder into place; `REPORT` last, as it marks a complete result."""
     for folder, _, names in os.walk(unfinished):
         for name in names:
             flush(Path(folder, name))
@@ -203,7 +205,7 @@ def publish(unfinished: Path, output: Path) -> None:
     for path in unfinished.iterdir():
         if path.name != REPORT:
             place = output / path.name
-            if place.is_dir():  # left by a run that was killed here
+            if place.is_dir():  # moved by a run that was killed before its end
                 shutil.rmtree(place)
             os.replace(path, place)
     flush(output)

@@ -1,7 +1,7 @@
-"""The training loop. A step depends only on its number, not on the process that runs it.
+"""The training loop.
 
-The rows of a step and the random numbers of dropout depend on the seed and the step. So a resumed
-run computes the same as an uninterrupted one.
+The rows of a step and the random numbers of dropout depend only on the seed and the number of the
+step. So a resumed run computes the same as an uninterrupted one.
 """
 
 import math
@@ -34,8 +34,8 @@ class TrainingProgress:
     """The figures of a step.
 
     Attributes:
-        loss: Mean loss over the tokens of its outputs, in nats.
-        tokens: Number of tokens that were processed by the model.
+        loss: Mean loss over the tokens of the step's outputs, in nats.
+        tokens: Number of tokens that the model processed.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole run; like ``tokens``, they include the time before a resumption."""
+        """Seconds of the whole run, including those before a resumption."""
         return time.monotonic() - self._begun
 
     @property
@@ -129,10 +129,13 @@ class Trainer:
         return 1 - step / self.steps
 
     def loss(self, rows: Sequence[int]) -> Tensor:
-        """Returns the summed loss of the outputs' tokens; the LM head runs only for these."""
+        """Returns the summed loss of the outputs' tokens.
+
+        The LM head runs only for these tokens.
+        """
         ids, weights = (each.to(self._device) for each in packed(self._at(rows)))
         is_output = weights > 0
-        # No mask: padding is after a row's end, and a causal model does not attend to it.
+        # No mask is needed: padding follows each row, so no token of the row attends to it.
         with head_at(self.model, is_output):
             logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
         targets = ids[:, 1:][is_output]
@@ -225,6 +228,7 @@ def memory_to(action: str, way_out: str) -> Iterator[None]:
 
     Args:
         action: The action of the block, such as "load the model".
+        way_out: The solution that the message gives.
     """
     try:
         yield

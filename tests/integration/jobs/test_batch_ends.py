@@ -185,7 +185,7 @@ def test_worker_answers_the_batch_once_its_engine_starts(asked: Asked) -> None:
     assert asked.counted("tasc_batch_in_progress") == 0
 
 
-def test_release_during_a_store_outage_counts_no_attempt(asked: Asked) -> None:
+def test_attempts_that_end_in_a_store_outage_are_not_counted(asked: Asked) -> None:
     worker, away = asked.worker(), failing(StoreUnreachable("away"))
     for _ in range(8):
         with asked.patch.context() as gone:

@@ -21,7 +21,7 @@ from tasc_text import TaskTokenizer
 pytestmark = [pytest.mark.redis, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-def test_every_row_is_answered_once_in_order_like_generate(
+def test_every_row_is_answered_once_in_order_like_transformers(
     client: redis.Redis, redis_url: str, served: str, folder: Path, tmp_path: Path
 ) -> None:
     inputs = [row["input"] for row in rows(30)]

@@ -115,7 +115,7 @@ def test_corpus_may_exceed_the_object_store(client, redis_url, record) -> None:
     assert (version, found) == (1, rows)
 
 
-def test_empty_sort_parts_are_included_in_the_result() -> None:
+def test_parallel_sort_with_empty_parts_equals_a_single_sort() -> None:
     ids = np.zeros(400, np.int32)  # nearly every gram is the same, so splitters are
     documents = distinct(Tokens(ids, np.array([400])), vocab_size=50, eos_id=1)
     found = sorted_parts(documents, 8)

@@ -169,7 +169,7 @@ def test_row_without_an_input_has_the_bare_template_as_its_prompt(
     assert (tmp_path / "found").read_bytes() == (tmp_path / "expected").read_bytes()
 
 
-def test_corpus_without_inputs_or_with_few_rows_has_a_partial_index(
+def test_index_of_a_corpus_without_inputs_or_with_few_rows_lacks_parts(
     client: redis.Redis, redis_url: str, task: str, folder: Path
 ) -> None:
     CorpusStore(client, task).append([dataclasses.replace(row, input="") for row in ROWS])

@@ -39,7 +39,7 @@ def whole(found):
 
 
 @pytest.mark.parametrize("parallelism", [1, 3, 23, 1000])
-def test_read_ranges_cover_the_corpus_in_order(redis_url, task, corpus, parallelism):
+def test_parallel_reads_cover_the_corpus_in_order(redis_url, task, corpus, parallelism):
     source = RedisCorpusSource(redis_url, task, batch_rows=4)
     found = tables(source, parallelism)
     assert len(found) == min(parallelism, 23)
@@ -50,7 +50,7 @@ def test_read_ranges_cover_the_corpus_in_order(redis_url, task, corpus, parallel
     ]
 
 
-def test_read_tasks_report_their_rows_and_bytes(redis_url, task, corpus):
+def test_ray_read_tasks_report_their_rows_and_bytes(redis_url, task, corpus):
     found = tables(RedisCorpusSource(redis_url, task, batch_rows=2), 2, per_task_row_limit=3)
     assert [sum(table.num_rows for table in part) for part in found] == [3, 3]
     source = RedisCorpusSource(redis_url, task)
@@ -103,7 +103,9 @@ def sum_of(tables, units):
     across=st.booleans(),
     rng=st.randoms(),
 )
-def test_counts_of_parts_sum_to_the_counts_of_the_file(redis_url, task, rows, sizes, across, rng):
+def test_statistics_of_corpus_parts_sum_to_the_statistics_of_the_file(
+    redis_url, task, rows, sizes, across, rng
+):
     n, parts, batch_rows, partitions = sizes
     units = Units.of(n, MODEL, across_rows=across)
     words = units.words_before

@@ -113,7 +113,7 @@ def test_index_without_an_improvement_is_not_stored(client, redis_url, record, s
     assert len(CorpusStore(client, record.name)) == len(shipped), "the rows stay in the corpus"
 
 
-def test_judging_rows_are_in_neither_index(client, redis_url, record, store):
+def test_rows_that_judge_two_indexes_are_in_neither_index(client, redis_url, record, store):
     """The outputs are unpredictable, so only an index that has them could draft them."""
     dice = random.Random(1)
 
@@ -181,7 +181,7 @@ def test_refresh_waits_for_rows_newer_than_the_judged_rows(client, redis_url, re
     assert done.reason.startswith("199 new rows; a new index needs 200")
 
 
-def test_killed_move_of_collected_rows_adds_no_row_twice(client, redis_url, record, shipped):
+def test_collected_rows_are_not_added_twice_after_a_killed_move(client, redis_url, record, shipped):
     collect(client, record, shipped[:30])
     ran = subprocess.run([sys.executable, "-c", KILLED, redis_url, record.name], timeout=120)
     assert (ran.returncode, len(CorpusStore(client, record.name))) == (9, 30)

@@ -86,7 +86,9 @@ def texts(answers):
     return [answer.result.text for answer in answers]
 
 
-async def test_slow_template_delays_no_other_request_and_its_error_names_messages(chats, start):
+async def test_slow_template_delays_no_other_request_and_its_refusal_names_the_messages_field(
+    chats, start
+):
     own = chat_template(chats.folder).source
     replica = start(chats.record(chat=chat_template(chats.folder, AWKWARD + own)))
     slow = asyncio.create_task(completed(replica, sent("endless")))

@@ -54,7 +54,7 @@ def test_unsupported_request_is_refused_and_named(worker, asked, field):
         worker.reader.request(asked)
 
 
-def test_echoed_prompt_needs_no_room_for_the_labels(worker):
+def test_echo_without_new_tokens_needs_no_room_for_the_labels(worker):
     request = worker.reader.request(structs.replace(call(echo=True, logprobs=0), max_tokens=0))
     assert (request.guide, request.max_tokens) == (None, 1)
     (result,) = worker.engine.generate([request])

@@ -71,7 +71,7 @@ def test_invalid_record_of_a_key_is_reported(client: redis.Redis, text: str) -> 
         ApiKeys(client).find("f" * 64)
 
 
-def test_concurrent_first_attempts_store_one_note(client: redis.Redis) -> None:
+def test_concurrent_first_attempts_get_the_same_note(client: redis.Redis) -> None:
     attempts = IdempotencyStore(client, ttl_s=60)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda i: attempts.claim("t", "once", f"note {i}"), range(50)))
@@ -79,7 +79,9 @@ def test_concurrent_first_attempts_store_one_note(client: redis.Redis) -> None:
     assert found[0][1] is None
 
 
-def test_first_answer_expires_with_its_note(client: redis.Redis) -> None:
+def test_only_the_first_answer_of_a_claimed_attempt_is_kept_and_it_expires(
+    client: redis.Redis,
+) -> None:
     attempts = IdempotencyStore(client, ttl_s=60)
     attempts.keep("t", "never claimed", b"answer")
     assert client.keys() == []

@@ -95,7 +95,7 @@ def test_file_list_pages_have_each_file_once_after_a_deletion(shelf: Shelf) -> N
     assert ([f.id for f in newest.items], newest.has_more) == ([ids[5], ids[3]], True)
 
 
-def test_open_batches_hold_their_file(shelf: Shelf) -> None:
+def test_file_of_an_open_batch_cannot_be_deleted(shelf: Shelf) -> None:
     gone, file = shelf.keep(), shelf.keep()
     shelf.files.delete(gone.id)
     with pytest.raises(UnknownFile):
@@ -228,7 +228,7 @@ def test_stores_of_two_redis_servers_may_have_one_folder(shelf: Shelf, redis_url
     assert b"".join(shelf.files.blocks(file)) == DATA
 
 
-def test_folder_follows_a_redis_that_lost_its_data(shelf: Shelf) -> None:
+def test_folder_accepts_files_after_redis_lost_its_data(shelf: Shelf) -> None:
     shelf.keep()
     shelf.client.flushdb()
     file = shelf.keep()

@@ -147,7 +147,7 @@ def test_server_uses_another_port_if_its_port_is_taken(tmp_path: Path, temporary
         assert len(list(temporary.iterdir())) == 1
 
 
-def test_server_without_a_url_ends_with_the_block(temporary: Path) -> None:
+def test_temporary_server_ends_with_the_block_that_started_it(temporary: Path) -> None:
     with open_url(None) as url, redis.Redis.from_url(url) as client:
         assert client.ping()
     assert list(temporary.iterdir()) == []
@@ -227,7 +227,9 @@ REFUSALS: dict[str, tuple[type[StoreError], str, int]] = {
 }
 
 
-def test_script_that_a_server_loses_twice_is_a_store_error(redis_url, monkeypatch) -> None:
+def test_lua_script_that_the_server_loses_twice_raises_a_store_error(
+    redis_url, monkeypatch
+) -> None:
     """As if the primary changed between the load of the script and its call."""
     with connect(redis_url) as connected:
         script = connected.register_script("return 1")

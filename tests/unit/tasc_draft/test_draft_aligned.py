@@ -149,7 +149,9 @@ def test_aligned_counts_equal_the_reference(sentences, template):
 
 @few
 @given(tagged, st.randoms(use_true_random=False))
-def test_row_order_changes_no_array(sentences: list[list], rng: Random) -> None:
+def test_order_of_rows_changes_no_array_of_the_aligned_table(
+    sentences: list[list], rng: Random
+) -> None:
     rows = rendered(sentences)
     one, other = built(rows), built(rng.sample(rows, len(rows)))
     for left, right in zip(one.view, other.view, strict=True):
@@ -159,7 +161,7 @@ def test_row_order_changes_no_array(sentences: list[list], rng: Random) -> None:
 
 @few
 @given(st.lists(st.integers(0, VOCAB - 1), max_size=12), st.integers(0, 12))
-def test_words_end_at_the_next_word_start_and_fill_at_most_the_room(prompt, room):
+def test_prompt_is_split_at_word_starts_into_a_limited_number_of_words(prompt, room):
     hashes, lasts = np.full(room + 9, 9, np.uint32), np.full(room + 9, -1, np.int32)
     n = words(np.array(prompt, np.int32), STARTS, hashes[:room], lasts[:room])
     expected = split(prompt)[:room]

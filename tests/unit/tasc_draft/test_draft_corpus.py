@@ -158,7 +158,9 @@ def kept_of(
 @example([[1] * 40], 3, 600)
 @example([[1, 2, 3]] * 50, 5, 600)
 @example([[1, 2] * 60] * 70 + [[1, 2] * 60 + [3]] * 2 + [[3] * 200], 16, 600)
-def test_small_corpora_are_counted_by_gram(outputs: Outputs, depth: int, cap: int):
+def test_index_of_a_small_corpus_has_the_count_of_every_gram(
+    outputs: Outputs, depth: int, cap: int
+):
     index = build(outputs, VOCAB, depth=depth)
     assert_counted(index, outputs)
     assert_found(index, outputs)
@@ -178,7 +180,7 @@ def test_many_documents_with_distant_ids_are_counted(vocab_size: int, depth: int
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 8, 50])
 @pytest.mark.parametrize("outputs", [skewed(5, 120, 40), [[1] * 90] * 9, [[2]], []])
-def test_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> None:
+def test_number_of_sort_parts_changes_no_byte_of_the_index(outputs: Outputs, parts: int) -> None:
     cuts = splitters(documents_of(outputs, 40).text, parts)
     assert len(cuts) <= parts - 1
     assert_same_in_parts(outputs, cuts, 40)
@@ -186,13 +188,15 @@ def test_number_of_parts_changes_no_byte(outputs: Outputs, parts: int) -> None:
 
 @examples(35, 100)
 @given(SMALL.filter(bool), st.lists(st.integers(0, 10**6), max_size=4))
-def test_any_split_changes_no_byte(outputs: Outputs, drawn: list[int]) -> None:
+def test_place_of_splitters_changes_no_byte_of_the_index(
+    outputs: Outputs, drawn: list[int]
+) -> None:
     order = build(outputs, VOCAB).order
     cuts = [int(order[entry]) for entry in sorted(number % len(order) for number in drawn)]
     assert_same_in_parts(outputs, cuts, VOCAB)
 
 
-def test_splitters_divide_places_evenly() -> None:
+def test_splitters_make_parts_of_similar_size() -> None:
     documents = documents_of(skewed(11, 800, 100), 100)
     ones = replace(documents, counts=np.ones_like(documents.counts))
     sizes = [part[1].sum() for part in sorted_in_parts(ones, splitters(documents.text, 4))]
@@ -201,7 +205,7 @@ def test_splitters_divide_places_evenly() -> None:
 
 @examples(35, 100)
 @given(SMALL)
-def test_rows_name_their_documents(outputs: Outputs) -> None:
+def test_each_row_refers_to_the_document_of_its_output(outputs: Outputs) -> None:
     documents = documents_of(outputs, VOCAB)
     text, offsets = documents.text.tolist(), documents.offsets.tolist()
     read = [text[offsets[d] : offsets[d + 1]] for d in documents.rows.tolist()]
@@ -244,7 +248,7 @@ def test_byte_limit_below_the_empty_index_is_refused() -> None:
         check_cap(87)
 
 
-def test_documents_that_repeat_nothing_are_dropped_first() -> None:
+def test_documents_without_repeated_grams_are_dropped_first() -> None:
     alike = [[1, 2, 3, 4, 5, 6, 7, 8, 9, last] for last in range(10, 20)]
     outputs = [*alike, list(range(20, 30))]
     _, kept = kept_of(outputs, 30, max_bytes=build(outputs, 30).nbytes - 1)
@@ -318,7 +322,7 @@ def test_every_gram_is_found_in_the_hot_table_or_by_search() -> None:
     assert_found(replace(index, hot_slots=np.zeros((1, 4), np.int32)), BIG)
 
 
-def test_absent_grams_are_empty_intervals() -> None:
+def test_absent_grams_have_empty_intervals() -> None:
     view, known = build(BIG, 60, depth=DEPTH).view, gram_counts(BIG, 60, DEPTH)
     random, grams, absent = Random(0), list(known), 0
     for _ in range(2000):

@@ -302,7 +302,7 @@ def test_correct_external_tree_gains_trust(mixture: str) -> None:
 
 @pytest.mark.parametrize("emitted", [1, 4, 7, 9])
 def test_trust_follows_the_gradient_of_the_likelihood(emitted: int) -> None:
-    """Tokens that both sides named, only one of them, and neither."""
+    """The emitted token was named by both sides, by one of them, or by neither."""
     external, own = {(1,): 0.2, (7,): 0.7}, {1: 0.5, 4: 0.5}
     before = np.zeros((CELLS, len(TRUST)), np.float32)
     before[0], before[cell(own, 0)] = (0.6, 0.4, -0.5, 0.3, 0.2), (0.1, 0.2, 0.3, -0.4, 0.5)
@@ -381,7 +381,7 @@ def test_candidates_with_probability_zero_count_as_drafted_by_n_grams() -> None:
     assert node["none"] == pytest.approx(none, rel=1e-4)
 
 
-def test_trust_is_kept_at_rate_zero_and_across_indexes() -> None:
+def test_trust_is_unchanged_at_learning_rate_zero_and_by_a_new_index() -> None:
     for rate in ({"learning_rate": 0.0}, {}):
         proposer = ngrams(**rate)
         answer_once(proposer, {(7,): 0.5}, 7)

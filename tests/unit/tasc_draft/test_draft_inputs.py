@@ -243,7 +243,7 @@ def test_only_the_last_tokens_of_a_long_prompt_are_searched() -> None:
     assert search(index, [*distinct, *TOPICS[8]], 1)[0][0] == 8
 
 
-def test_rarest_features_decide_beyond_the_bound() -> None:
+def test_only_the_rarest_features_are_searched_beyond_the_bound_of_postings() -> None:
     random = Random(1)
     prompts = [random.sample(range(500), 100) for _ in range(1100)]
     outputs = [[random.randrange(3)] for _ in prompts]
@@ -252,7 +252,7 @@ def test_rarest_features_decide_beyond_the_bound() -> None:
     assert_greatest(search(index, asked, 32), cosines(prompts, outputs, asked), 32)
 
 
-def test_rows_are_found_by_a_single_feature_beyond_the_bound() -> None:
+def test_rows_are_found_by_a_single_feature_with_postings_beyond_the_bound() -> None:
     common = [[1] if i % 4 == 0 else [2 + i] for i in range(4 * MAX_POSTINGS + 8)]
     tokens, nothing = Tokens.of(common), Tokens.of([[]] * len(common))
     index = build_inputs(tokens, nothing, np.zeros(len(common), np.int32))

@@ -163,7 +163,7 @@ def test_memory_of_released_tries_is_reused() -> None:
     assert sizes[20] == sizes[-1] <= 8 * max(len(trie.token) for trie in CHANGING)
 
 
-def test_trie_computes_nothing_in_the_engine_thread() -> None:
+def test_label_trie_computes_nothing_after_its_creation() -> None:
     trie = trie_of([(1, 2, 3), (1, 4, 5)])
     made = {*vars(trie)}
     proposer = dc.make_proposer(dc.full_index(), SETTINGS)
@@ -193,8 +193,8 @@ def first_chances(proposer: NgramProposer) -> dict[int, float]:
     return {path[0]: np.exp(node.logp) for path, node in tree.items() if len(path) == 1}
 
 
-def test_labels_without_evidence_share_the_remaining_probability() -> None:
-    """Labels that allow all tokens of the corpus do not change the probabilities of these."""
+def test_first_tokens_without_evidence_share_the_remaining_probability() -> None:
+    """Labels that allow all tokens of the corpus do not change the probabilities of the tokens."""
     outputs = [WIDE[n] for n in (0, 0, 0, 0, 4, 4, 8)]
     free, limited = (limited_to(outputs, labels) for labels in (None, WIDE))
     known = {20, 21, 22}
@@ -222,8 +222,8 @@ def test_labelled_rows_teach_like_other_rows(emitted) -> None:
 
 
 @pytest.mark.parametrize("labels", [WIDE, WIDER])
-def test_forbidden_tokens_hide_no_evidence(labels) -> None:
-    """More frequent tokens than a context keeps, which no label has, stand before those of one."""
+def test_frequent_forbidden_tokens_do_not_hide_evidence_for_labels(labels) -> None:
+    """The most frequent tokens, more than a context keeps, are in no label."""
     own = [labels[0]] * 4 + [labels[4]]
     foreign = [(token, 2) for token in range(6, 18)] * 5
     alone, mixed = (first_chances(limited_to(corpus, labels)) for corpus in (own, foreign + own))

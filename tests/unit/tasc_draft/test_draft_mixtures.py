@@ -151,7 +151,7 @@ def test_only_the_latest_positions_of_a_gram_are_counted() -> None:
         assert chances(dc.propose(proposer, row)) == {(3,): chance}
 
 
-def test_path_below_float_range_is_not_drafted() -> None:
+def test_path_whose_probability_underflows_is_not_drafted() -> None:
     text = Random(1).choices(range(1, 12), k=300)
     setting = DraftSettings(mixture="tasc", n_max=2, num_speculative_tokens=256, min_prob=0.0)
     nodes = dc.propose(

@@ -431,7 +431,7 @@ def test_nan_weight_is_detected(value: float) -> None:
         check_rows(proposer)
 
 
-def test_memory_and_mapped_indexes_share_compiled_code(tmp_path: Path) -> None:
+def test_in_memory_and_mapped_indexes_share_compiled_code(tmp_path: Path) -> None:
     compiled = []
     write_index(dc.full_index(), tmp_path / "index")
     for index in (dc.make_index([]), dc.full_index(), read_index(tmp_path / "index")):

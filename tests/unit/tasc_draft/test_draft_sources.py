@@ -243,7 +243,7 @@ def test_learning_rate_zero_learns_nothing() -> None:
 
 
 def test_new_proposer_uses_the_weights_of_its_index() -> None:
-    """Warming up changes no weight and keeps no answer."""
+    """The warm-up of a new proposer changes no weight and stores no answer."""
     proposer = dc.make_proposer(INDEX, DraftSettings(learning_rate=0.5, min_prob=0.0))
     np.testing.assert_array_equal(proposer.weights.values, prior().values)
     assert {node.source for node in answer(proposer, []).values()} == {"corpus"}
@@ -260,7 +260,7 @@ def test_teach_learns_the_same_weights_as_answering() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=6))
 def test_answer_observed_at_once_teaches_along_the_drafted_path(emitted: list[int]) -> None:
-    """All tokens along the drafted path and the first one off it count, and nothing after it."""
+    """Only the tokens on the drafted path and the first token off the path are learnt from."""
     proposer, stepwise = learner(0.1), learner(0.1)
     nodes = answer(proposer, [1, 3, 4], emitted)
     depth = 0
@@ -271,8 +271,8 @@ def test_answer_observed_at_once_teaches_along_the_drafted_path(emitted: list[in
     np.testing.assert_array_equal(proposer.moved, stepwise.moved)
 
 
-def test_every_branch_of_a_tree_teaches() -> None:
-    """The tokens after a node's child count, whichever child the answer takes."""
+def test_weights_learn_from_every_branch_of_a_tree() -> None:
+    """The tokens after a child of a node are learnt from, whichever child the answer takes."""
     index = dataclasses.replace(dc.make_index([[1, 2], [3, 4], [5, 6]]), weights=prior())
     for first in (1, 3, 5):
         less, more = learner(0.1, index), learner(0.1, index)
@@ -282,7 +282,7 @@ def test_every_branch_of_a_tree_teaches() -> None:
 
 
 def test_row_does_not_learn_from_other_rows() -> None:
-    """Row 0 sits out a step in which row 1's tree takes its place."""
+    """In the second step only row 1 drafts, so its tree is stored where row 0's tree was."""
     proposer = learner(0.5)
     dc.begun(proposer, 0, [1, 3, 4], [])
     dc.begun(proposer, 1, [1, 2], [1])

@@ -160,7 +160,7 @@ def test_padded_graph_step_applies_adapters(folders: Folders, monkeypatch) -> No
         assert relative(found, expected) < CLOSE["float64"]
 
 
-def test_adapter_numbers_follow_names(folders: Folders) -> None:
+def test_adapter_numbers_are_found_by_name(folders: Folders) -> None:
     target = load(folders)
     assert target.adapters == ("first", "second")
     assert [target.adapter_number(name) for name in (None, "first", "second")] == [0, 1, 2]

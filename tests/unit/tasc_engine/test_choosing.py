@@ -107,7 +107,7 @@ def test_sampled_tokens_equal_the_reference_at_every_visited_place(examples) -> 
 
 @pytest.mark.parametrize(("spread", "dtype"), paired([0.1, 1.5, 5.0], by=DTYPES))
 def test_large_vocabulary_is_truncated_like_a_sorted_vocabulary(spread, dtype) -> None:
-    """More tokens than are ranked at first, whole blocks of them, and ties at the cut."""
+    """The limits are below and above the number of tokens that are ranked first; logits may tie."""
     make = np.random.default_rng(int(spread * 10))
     rules = [
         Sampling(temperature=t, top_p=p, top_k=k, min_p=m, seed=seed)
@@ -239,7 +239,7 @@ def test_logits_on_other_devices_use_the_tensor_sampler(monkeypatch) -> None:
     st.lists(st.integers(0, 20), max_size=5),
 )
 def test_logprobs_equal_a_plain_log_softmax(width, seed, dtype, most) -> None:
-    """The first of equal tokens are reported, and impossible ones are not."""
+    """Equally likely tokens are reported in the order of their ids, impossible tokens never."""
     make = np.random.default_rng(seed)
     numbers = make.standard_normal((7, width)).round(1) * 3
     numbers[make.random(numbers.shape) < 0.2] = -np.inf

@@ -116,8 +116,8 @@ def test_attention_of_long_chunk_and_long_draft_is_exact(shape) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("heads", [1, 64, 128])
-def test_window_of_a_node_after_a_deeper_node_is_exact(heads, window) -> None:
-    """Among tokens that are processed together, the first is not always the earliest."""
+def test_sliding_window_is_exact_for_a_node_packed_after_a_deeper_node(heads, window) -> None:
+    """The first of the tokens processed together is not always at the earliest position."""
     shape = Shape(heads, 1, 8, window=window)
     check(case_of(shape, [(9, 1, (-1, 0, 1, 2, -1, -1, 4, 0)), (5, 2, (-1, 0, 1, 2, 3, -1))]))
 
@@ -176,7 +176,7 @@ def test_cached_prefix_values_are_attended_to_and_nan_is_stored_as_zero(shape, m
 
 
 def test_attention_is_exact_after_a_step_of_another_size() -> None:
-    """Memory of a step is used by the next one, which may be shorter or longer."""
+    """A step reuses the memory of the previous step, which may have been shorter or longer."""
     shape, cache = Shape(6, 2, 8), RowCache(1, 200)
     steps: list[list[Row]] = [
         [(9, 1, (-1, 0))], [(0, 40, ()), (30, 1, (-1,))], [(1, 1, ())], [(60, 12, (-1, 0, -1))],
@@ -256,7 +256,7 @@ def test_add_and_norm_equals_torch(epsilon, scale, width, dtype) -> None:
         assert torch.equal(hidden, before if delta is None else before + delta)
 
 
-def test_add_and_norm_distinguishes_streams() -> None:
+def test_add_and_norm_of_a_new_stream_ignores_the_previous_stream() -> None:
     fast, slow = pair(cos_sin_of(4, 8, torch.float64), 2, 1)
     norm = Norm(drawn(20), 1e-6)
     for seed, rows in ((1, 3), (2, 3), (3, 5), (4, 3)):
@@ -340,7 +340,7 @@ def test_keys_beyond_the_range_of_the_dtype_are_stored_as_zeros() -> None:
 @by_dtype
 @by_width
 def test_gate_equals_torch(width, dtype) -> None:
-    """Memory of a step is taken anew for another number of tokens."""
+    """Successive calls have different numbers of tokens and reuse memory."""
     fast, slow = pair(cos_sin_of(4, 8, dtype), 2, 1)
     for rows, scale in ((5, 1.0), (2, 30.0), (8, 1000.0)):
         qkv = drawn(rows, 2 * width, scale=scale).to(dtype)
@@ -377,7 +377,7 @@ def choices(logits: Tensor) -> list[list[int]]:
 @by_dtype
 @settings(deadline=None)
 @given(MOSTLY_NUMBERS)
-def test_first_of_equal_greatest_logits_is_chosen_and_no_token_beside_nan(dtype, drawn_line):
+def test_first_of_equal_greatest_logits_is_chosen_but_no_token_if_a_logit_is_nan(dtype, drawn_line):
     line, nowhere = drawn_line
     lines = [line, line[::-1], [-torch.inf] * len(line), sorted(line)]
     if nowhere is not None:
@@ -388,7 +388,7 @@ def test_first_of_equal_greatest_logits_is_chosen_and_no_token_beside_nan(dtype,
 
 @by_dtype
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 128, 129, 149, 160, 300])
-def test_greatest_logit_and_single_nan_are_found_anywhere(width, dtype) -> None:
+def test_greatest_logit_and_single_nan_are_found_at_every_position(width, dtype) -> None:
     for odd, expected in ((torch.nan, [-1] * width), (0.5, [*range(width)])):
         logits = torch.full((width, width), -1.0, dtype=dtype)
         logits.fill_diagonal_(odd)

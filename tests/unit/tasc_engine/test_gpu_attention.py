@@ -88,7 +88,7 @@ def error(shape: Shape, rows: list[Row], longest: int, wrong: int = 0) -> float:
 @needs_triton
 @pytest.mark.parametrize("shape", [*params(SHAPES), *params(MODELS, MORE_HEADS)])
 def test_attention_of_trees_and_chunks_equals_the_reference(shape, everything) -> None:
-    """``longest`` 1 leaves contexts whole, more cuts them into parts."""
+    """A ``longest`` of 1 leaves contexts whole; greater values cut them into parts."""
 
     @seed(int(os.environ.get("TASC_TEST_SEED", "0")))
     @settings(max_examples=12 if everything else 1, database=None, deadline=None)

@@ -77,7 +77,7 @@ SHARED = ("intent: alarm", "intent: play", "intent: friday")
 
 
 @pytest.mark.parametrize("texts", [DECIDED, DEEP, SHARED])
-def test_undrafted_labels_take_one_forward_per_branch(answered, tokenizer, texts) -> None:
+def test_undrafted_labels_take_one_forward_pass_per_branch(answered, tokenizer, texts) -> None:
     results, records = answered(requests(texts, 6), draft=False)
     for result in results:
         assert result.text in texts
@@ -113,7 +113,7 @@ def test_correct_draft_completes_the_answer_in_the_prompt_forward(answered, toke
     assert sum(record.carried_kept for record in records) == sum(r.carried_tokens for r in records)
 
 
-def test_shared_label_prefix_enters_with_the_prompt(answered, tokenizer) -> None:
+def test_tokens_that_all_labels_share_are_prefilled_with_the_prompt(answered, tokenizer) -> None:
     asked = requests(SHARED, 4)
     plain, records = answered(asked, draft=False)
     assert all(result.acceptance.steps == 1 for result in plain)
@@ -143,7 +143,7 @@ def test_request_that_fails_in_its_first_step_outputs_its_forced_tokens(
     assert tuple(token for delta in deltas for token in delta.tokens) == result.tokens
 
 
-def test_request_for_logprobs_takes_a_forward_per_token(answered) -> None:
+def test_request_for_logprobs_takes_a_forward_pass_per_token(answered) -> None:
     asked = requests(DEEP, 4, logprobs=1)
     plain, records = answered(asked, draft=False)
     assert all(result.acceptance.steps == len(result.tokens) for result in plain)
@@ -183,7 +183,7 @@ def _forced(plain, totals: EngineTotals, drafted) -> int:
 @settings(deadline=None)
 @given(trees, label_sets, st.integers(0, 2), st.booleans())
 @example(((1, 1, 1), (-1, 0, -1)), [[1, 1], [1, 1, 1]], 0, True)  # the same token twice
-def test_draft_keeps_tokens_that_can_save_a_forward(tree, labels, emitted, forces) -> None:
+def test_draft_keeps_tokens_that_can_save_a_forward_pass(tree, labels, emitted, forces) -> None:
     tokens, parents = tree
     guide = guide_of(labels)
     guide.advance(ids(labels[0][:emitted]))

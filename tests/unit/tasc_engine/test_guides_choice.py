@@ -107,7 +107,7 @@ def test_choices_are_tokenized_by_the_tokenizer(tokenizer: TaskTokenizer) -> Non
 
 
 def test_choice_that_continues_another_may_end_with_any_end_token(folder: Path) -> None:
-    """After a complete choice only an end may follow; the first of all ends is forced."""
+    """After a complete choice only an end token may follow; the first end token is forced."""
     other = TaskTokenizer.from_folder(folder).encode_outputs(["z"])[0][0]
     both = TaskTokenizer(folder / "tokenizer.json", [other, EOS, 10**6])
     guides = Guides(both, both.vocab_size)
@@ -300,7 +300,7 @@ def begins(sequences: list[list[int]], path: list[int]) -> bool:
 
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(rows, max_size=5))
-def test_forbidden_nodes_are_removed_and_guided_places_have_masks(step) -> None:
+def test_forbidden_draft_nodes_are_removed_and_logits_of_guided_rows_have_masks(step) -> None:
     drafts = numbered(step)
     guided = follow([guide_of(s) if s else None for s, _ in step], drafts)
     left, found = guided.drafts, guided.allowed

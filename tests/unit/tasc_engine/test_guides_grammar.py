@@ -167,7 +167,7 @@ LAYOUTS = {
     ],
     ids=str,
 )
-def test_json_layout_follows_models_or_the_schema(
+def test_json_has_the_layouts_that_models_write_unless_the_schema_sets_one(
     guides: Guides, tokenizer: TaskTokenizer, options: dict | None, followed: list[str]
 ) -> None:
     value = {"name": "a b", "n": 12, "tags": ["x", "東"]}
@@ -181,8 +181,8 @@ def test_json_layout_follows_models_or_the_schema(
     assert found == followed
 
 
-def test_indented_json_has_the_same_number_of_items(guides, tokenizer) -> None:
-    """The model continues freely if that is allowed, otherwise with any allowed token."""
+def test_guide_keeps_all_items_of_indented_json(guides, tokenizer) -> None:
+    """If the guide forbids the next token of the text, the first allowed token is emitted."""
     wanted = tokenizer.encode_outputs([json.dumps(["a", "b", "c"], indent=2)])[0]
     guide = guides.of(GuideSpec("json_schema", text='{"items": {"type": "string"}}'), 99)
     emitted: list[int] = []
@@ -194,7 +194,7 @@ def test_indented_json_has_the_same_number_of_items(guides, tokenizer) -> None:
 
 
 def test_white_space_between_items_is_bounded(guides: Guides, tokenizer: TaskTokenizer) -> None:
-    """A model that prefers white space comes to the items."""
+    """A model that always prefers white space must still emit an item."""
     guide = guides.of(GuideSpec("json_schema", text='{"items": {"enum": ["a"]}, "minItems": 1}'), 9)
     guide.advance(ids(tokenizer.encode_outputs(["["])[0]))
     for _ in range(60):
@@ -255,7 +255,7 @@ def unique(items: dict, **more: object) -> dict:
 def test_unique_items_allowed_by_all_keywords_occur_once_in_any_order(
     guides, tokenizer, items, values
 ):
-    """After the last one no comma is allowed."""
+    """No comma is allowed after the last possible item."""
     defs = {"$defs": {"E": {"enum": ["x", 1, 2]}}}
     every = [list(p) for n in range(len(values) + 1) for p in permutations(values, n)]
     dumped = {json.dumps(v, separators=(",", ":"), ensure_ascii=False) for v in every}
@@ -356,7 +356,7 @@ def test_repeated_item_is_an_error(guides: Guides, tokenizer) -> None:
 
 
 @pytest.mark.parametrize("leaf", [{"enum": []}, {"const": "a"}])
-def test_recursive_references_are_counted_once(guides: Guides, leaf: dict) -> None:
+def test_nested_references_are_resolved_once(guides: Guides, leaf: dict) -> None:
     two = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
     schema = {"type": "array", "items": {"$ref": "#/$defs/0"}, "uniqueItems": True}
     schema["$defs"] = two | {"60": leaf}
@@ -659,7 +659,7 @@ def many_states(letters: str, most: int) -> GuideSpec:
     return GuideSpec("regex", text="|".join(f"{c}{{1,{most}}}x" for c in letters))
 
 
-def test_renewed_lexer_is_shared(tokenizer, monkeypatch, lexers):
+def test_renewed_lexer_is_shared_by_answers(tokenizer, monkeypatch, lexers):
     letters = "abcdefghij"
     spec = many_states(letters, 14)
     monkeypatch.setitem(trial.LIMITS, "max_lexer_states", 100)

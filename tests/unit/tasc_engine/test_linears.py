@@ -28,7 +28,7 @@ BIASES = [(False, False, False), (True, True, True), (True, False, True), (False
 def test_joined_layers_give_the_outputs_of_the_separate_layers(
     dtype, biased: tuple[bool, ...], tokens
 ) -> None:
-    """One alone is large enough to gain from its layout in float32."""
+    """The case of a single layer is large enough to gain from the CPU layout in float32."""
     torch.manual_seed(0)
     size, widths = (48, (32, 16, 8)) if len(biased) > 1 else (1024, (1024,))
     layers = [
@@ -152,7 +152,7 @@ def cases(draw: Any) -> tuple[Ranks, int, list[int], list[int]]:
 def test_low_rank_product_of_each_token_equals_its_definition(
     way: str, dtype, case: Any, kept
 ) -> None:
-    """Weights may be of another dtype; of 16 bits, compiled code reads them as they are."""
+    """Weights may have another dtype than inputs. Compiled code reads 16-bit weights directly."""
     ranks, size, widths, own = case
     weights = weights_of(ranks, size, widths, kept or dtype)
     x, y = numbers(len(own), size, dtype=dtype), numbers(len(own), sum(widths), dtype=dtype)

@@ -94,7 +94,7 @@ def test_adapter_without_safetensors_is_refused_and_not_unpickled(folder, merged
         ({"target_modules": ["up_proj"], "modules_to_save": ["q_proj"]}, "quantization"),
     ],
 )
-def test_unloadable_adapter_names_the_reason(folder, monkeypatch, config, named):
+def test_error_of_an_unloadable_adapter_names_the_reason(folder, monkeypatch, config, named):
     adapter = make_adapter(folder, folder / "adapter", **config)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)  # no model is read in vain
     with refused(UnsupportedModel, str(adapter), named):
@@ -288,7 +288,7 @@ def test_attention_only_model_of_a_hybrid_family_is_loaded(tmp_path: Path) -> No
 
 
 def test_single_token_steps_detect_an_undeclared_state(tmp_path, monkeypatch) -> None:
-    """A convolution sees three tokens, so that the last one of a prompt's part comes out right."""
+    """The state is a convolution over three tokens, so a step with several tokens may hide it."""
     model = AutoModelForCausalLM.from_config(LFM2)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -318,7 +318,7 @@ def test_wrong_mask_or_cache_is_detected_at_load(folder, monkeypatch, broken) ->
         Target.load(ModelSource(folder), SMALL)
 
 
-def test_mask_only_window_limits_max_model_len(tmp_path: Path) -> None:
+def test_window_that_only_the_mask_applies_limits_max_model_len(tmp_path: Path) -> None:
     window = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 0}
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
     config = Qwen2MoeConfig(
@@ -334,7 +334,7 @@ def test_mask_only_window_limits_max_model_len(tmp_path: Path) -> None:
 def test_model_folder_with_an_adapter_beside_its_weights_is_refused(
     folder: Path, tmp_path: Path
 ) -> None:
-    """transformers would add it to weights that have it already."""
+    """transformers would apply the adapter to weights that already contain it."""
     Target.load(ModelSource(folder), SMALL)
     make_adapter(folder, tmp_path / "lora")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -344,7 +344,7 @@ def test_model_folder_with_an_adapter_beside_its_weights_is_refused(
 
 
 def test_distributed_checkpoint_shards_are_refused(folder: Path) -> None:
-    """transformers prefers them to model.safetensors."""
+    """transformers prefers such shards to model.safetensors."""
     shard = "shard-00001-model-00001-of-00001.safetensors"
     shutil.copy(folder / "model.safetensors", folder / shard)
     with refused(UnsupportedModel, str(folder), shard):

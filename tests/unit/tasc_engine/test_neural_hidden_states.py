@@ -203,7 +203,7 @@ def test_cancelled_row_leaves_no_hidden_states(bench: Maker, cache: int) -> None
     ("wants", "first", "steps"), [(BOTH, 0, 4), (HiddenStateRequest(top=TOP), 2, 1)]
 )
 def test_new_proposer_gets_hidden_states_from_its_start(bench, folder, wants, first, steps) -> None:
-    """The proposer changes in mid-answer, or in a prompt of which the old one has no states."""
+    """The proposer is replaced during an answer, or during a prompt without requested states."""
     found, later = bench(wants), Recording(noisy(folder), BOTH)
     for request in requests()[first : first + 2]:
         found.engine.submit(request)

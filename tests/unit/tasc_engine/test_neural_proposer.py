@@ -77,7 +77,10 @@ def test_draft_probabilities_equal_the_probabilities_of_the_drafter(
 def test_eagle_draft_probabilities_equal_the_probabilities_of_the_head(
     folder: Path, begin: int
 ) -> None:
-    """The head reads the target's states, and its own below the first level, after a copy."""
+    """The head reads the target's states, and its own states below the first level.
+
+    With ``begin``, the first tokens were copied from another row and have no states.
+    """
     ends, (small, joint) = model_of(folder), eagle_parts(folder)
     exact(small)
     proposer = make(folder, "eagle", settings=NeuralSettings(depth=4, width=2, nodes=20))
@@ -189,7 +192,7 @@ def test_eagle_waits_for_hidden_states(folder: Path) -> None:
 
 @every
 def test_rows_stay_within_their_budgets(folder: Path, kind: str) -> None:
-    """The most likely nodes of a tree are drafted, even if other rows may have more."""
+    """The most likely nodes of a tree are drafted, even if other rows may have more nodes."""
     proposer = make(folder, kind)
     for row, prompt in enumerate(PROMPTS):
         begun(proposer, row, prompt, [3])
@@ -228,7 +231,7 @@ def test_row_cannot_be_filled_beyond_its_capacity(folder: Path, kind: str) -> No
 
 
 def test_nearly_full_row_reads_only_valid_positions(folder: Path) -> None:
-    """Beside a row with room, its tree is grown to the same depth."""
+    """Its tree is grown to the same depth as the tree of a row with room."""
     proposer = make(folder)
     decoder = proposer.backbone.decoder
     cos_sin = torch.as_tensor(decoder.operations.cos_sin).view(CAPACITY, 2, decoder.head_dim)

@@ -192,7 +192,7 @@ def test_step_does_not_wait_for_the_gpu():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_unstarted_row_has_no_token():
+def test_unstarted_row_has_an_empty_vocabulary():
     made = RecentVocabulary(head(), ROWS)
     made.start(1, int32(4, 4, 150))
     assert (drafted_from(made, 1), drafted_from(made, 0)) == ({4, 150}, set())
@@ -209,7 +209,7 @@ def test_unstarted_row_has_no_token():
         ({"context": False}, {20, 21, 22, 5}, {30, 40, 41, 42}),
     ],
 )
-def test_ablation_excludes_the_tokens_of_its_stream(left, prompted, answered):
+def test_recent_vocabulary_has_no_tokens_of_a_disabled_stream(left, prompted, answered):
     made = RecentVocabulary(head(), ROWS, **left)
     assert made.needs_top == 3
     made.start(0, int32(1, 2))

@@ -143,7 +143,7 @@ def held_by(cache: RowCache, needs: list[int]) -> tuple[KVAllocator, list[Sequen
     return slots, held
 
 
-def test_request_does_not_move_others_if_a_gap_is_long_enough() -> None:
+def test_request_moves_no_other_request_if_a_gap_is_long_enough() -> None:
     cache = used_cache()
     slots, (_, gone, last) = held_by(cache, [10, 12, 8])
     slots.leave(gone)
@@ -236,7 +236,7 @@ def asked(
     ],
 )
 def test_shared_prefix_is_copied_into_the_third_prompt(cache, nbytes, prompts, copied, kept):
-    """Within a budget that is not too small."""
+    """Nothing is copied if the budget is too small for the prefix."""
     prefixes, whole = PrefixCache(cache, nbytes), [ids(*parts) for parts in prompts]
     assert [asked(prefixes, cache, i % 4, one) for i, one in enumerate(whole)] == copied
     assert prefixes.nbytes == kept * 2 * PLACE

@@ -54,7 +54,7 @@ def at(rows: int, tokens: float, context: float) -> float:
     return float(SOME.seconds(rows, np.array([tokens], np.float64), context)[0])
 
 
-def test_target_is_measured_for_full_and_partial_batches(folder: Path) -> None:
+def test_step_costs_are_measured_for_full_and_partial_batches(folder: Path) -> None:
     target = Target.load(ModelSource(folder, dtype="float32"), CONFIG)
     seen: list[tuple[int, int]] = []
     found = measure(target, "tiny", progress=lambda done, of: seen.append((done, of)))
@@ -329,7 +329,7 @@ class Ends(Silent):
         return forest([[-1] * n for n in sizes], [[EOS] * n for n in sizes])
 
 
-def test_drafts_that_end_answers_save_no_forward(make_engine) -> None:
+def test_drafts_that_end_answers_save_no_forward_pass(make_engine) -> None:
     records, sampling = [], Sampling(logit_bias=((EOS, 100.0),))
     engine = make_engine(on_step=records.append, costs=FREE, proposer=Ends())
     asked = (Request(str(i), (5, 9, 30), 40, **ruled(sampling)) for i in range(64))
@@ -339,7 +339,7 @@ def test_drafts_that_end_answers_save_no_forward(make_engine) -> None:
 
 
 def test_steps_with_forced_tokens_correct_the_costs(make_engine) -> None:
-    """Only the first step, which reads prompts, has one token for each row."""
+    """All steps but the first, which reads the prompts, have more than one token for each row."""
     records, parts = [], itertools.product(("alarm", "play"), ("set", "friday"), ("off", "music"))
     guide = GuideSpec("choice", tuple(" intent: ".join(part) for part in parts))
     engine = make_engine(on_step=records.append, costs=FREE)
@@ -479,7 +479,7 @@ def test_too_high_costs_are_detected_by_probes(factors: tuple[float, ...]) -> No
 
 
 @pytest.mark.parametrize(("likely", "plain"), [(24, 5), (0, 0)])
-def test_only_drafted_probes_confirm_costs(likely: int, plain: int) -> None:
+def test_only_probes_with_draft_tokens_confirm_costs(likely: int, plain: int) -> None:
     """Probes without draft tokens do not count, nor do steps without drafts after a probe."""
     budget = budget_of(wrong_by(1, 9, 9, 9, 9, 9), 248)
 

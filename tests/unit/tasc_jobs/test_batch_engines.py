@@ -171,7 +171,9 @@ def test_engine_that_cannot_start_is_an_error_of_the_machine_or_of_the_task(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dying_engines_finish_rows_once(pool_on: Callable[[FakeRay, int], Pool], seed: int) -> None:
+def test_rows_of_dying_engines_are_finished_once(
+    pool_on: Callable[[FakeRay, int], Pool], seed: int
+) -> None:
     rng = random.Random(seed)
 
     def answer(name: str, rows: Sequence[Row]) -> object:
@@ -217,7 +219,7 @@ def test_record_of_a_row_has_all_answers_or_an_error(builder: EngineBuilder) -> 
     assert good.steps >= 2
 
 
-def test_finished_rows_return_before_longer_ones_and_no_row_begins_twice(
+def test_finished_rows_are_returned_before_longer_rows_end_and_no_row_begins_twice(
     builder: EngineBuilder,
 ) -> None:
     rows = [row(i, f"wake me at {i:x}!") for i in range(20)]

@@ -456,7 +456,7 @@ def test_changed_input_is_refused_before_columns_are_mixed(
     assert [row["n"] for row in read_rows(output)] == ["a", "b"]
 
 
-def test_failing_record_leaves_no_output(tmp_path: Path) -> None:
+def test_records_that_cannot_be_read_leave_no_output(tmp_path: Path) -> None:
     def broken() -> object:
         yield from records()
         raise OSError("gone")
@@ -520,7 +520,7 @@ def test_rows_after_a_damaged_record_are_answered_again(cut: int, junk: bytes) -
 
 
 @pytest.mark.parametrize("damaged", range(5))
-def test_damaged_record_prevents_a_short_output(tmp_path: Path, damaged: int) -> None:
+def test_no_output_is_written_if_a_record_is_damaged(tmp_path: Path, damaged: int) -> None:
     output, reject = tmp_path / "out.jsonl", tmp_path / "reject.jsonl"
     output.write_text("before")
     with JobFolder.held(tmp_path / "job") as folder:

@@ -316,7 +316,7 @@ def test_adapter_with_a_copy_of_a_quantised_layer_is_refused(record, model, tmp_
 def test_trained_tokens_that_the_tokenizer_lacks_are_named_in_the_error(
     folder: Path, tmp_path: Path
 ) -> None:
-    """The model has rows to spare."""
+    """The model has more embedding rows than the tokenizer has tokens."""
     base = copied(folder, tmp_path / "base", vocab_size=352)
     made = adapter(tmp_path / "adapter", others={DELTA: (1, 32)}, trainable_token_indices=[330])
     with refused(ValueError, "330", "320 tokens"):
@@ -360,7 +360,7 @@ def check(model: BaseModel, drafter: Path | str, **how: Any) -> None:
     check_record(replace(record, neural=NeuralDrafting(str(drafter), **how)), model)
 
 
-def test_drafter_of_the_records_target_passes(
+def test_drafter_of_the_target_of_the_record_passes_the_check(
     model: BaseModel, drafter: Path, tmp_path: Path
 ) -> None:
     check(model, drafter)

@@ -109,7 +109,7 @@ def test_one_of_two_equivalent_sources_is_kept():
     assert len({"corpus", "prompt"} & set(chosen.sources)) == 1
 
 
-def test_measured_costs_set_the_price():
+def test_measured_costs_determine_the_chosen_draft_budget():
     curve = StepCurve(8, 64, (8, 40, 72), (0.01, 0.01, 0.10))
     tuned = tune(MadeUp({}), BASE, by_curve(curve, 0.0))
     assert tuned.chosen.settings.num_speculative_tokens == 4  # 8 rows of 1 + 4 tokens are free
@@ -291,7 +291,7 @@ def test_prompt_tokens_cost_the_same_with_and_without_drafts() -> None:
 
 
 def test_forced_tokens_cost_the_same_with_and_without_drafts() -> None:
-    """A branch, six forced tokens and a branch: the draft is the first one and the forced ones."""
+    """The answer is a branch, six forced tokens and a branch; the draft is all but the last."""
     found = Replay(1, 1, 8, 7, 1, [1], [1], [0.0], [0.0], 2, carried=6, forced=6)
     assert by_node(0.05)(found) == pytest.approx((2 + 0.3) / (1 + 0.35))
     # A plain step takes 1 s, and each further token 0.05 s.

@@ -102,7 +102,7 @@ def test_second_call_is_refused_until_the_stream_is_closed(llm, expected: list[s
     assert llm.generate(INPUTS[0])[0].text == expected[0]
 
 
-def test_other_requests_of_the_engine_are_not_returned(llm, expected) -> None:
+def test_generate_and_stream_return_no_other_request_of_the_engine(llm, expected) -> None:
     for ask in (llm.generate, llm.stream):
         llm.engine.submit(Request("a", (1, 2, 3), 1))
         texts = [piece if isinstance(piece, str) else piece.text for piece in ask(INPUTS[0])]

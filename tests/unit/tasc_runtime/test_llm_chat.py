@@ -153,7 +153,7 @@ def test_fine_tuned_model_uses_the_prompt_of_its_training(chats: Chats, tmp_path
 
 
 def test_prompt_in_a_hub_repository_is_ignored(chats, tmp_path, monkeypatch) -> None:
-    """Like `tasc task create`, this does not need a model that was trained here."""
+    """Only a local folder may set the prompt, as in `tasc task create`."""
     repository, commit = tmp_path / "models--team--tiny", "a" * 40
     snapshot = Path(shutil.copytree(chats.folder, repository / "snapshots" / commit))
     (repository / "refs").mkdir()

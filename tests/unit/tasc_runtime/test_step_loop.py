@@ -210,7 +210,7 @@ def test_broken_engine_fails_all_requests_and_refuses_later_requests(
     loop.close()
 
 
-def test_idle_requests_and_later_ones_get_the_error_of_a_broken_engine(make_engine, requests):
+def test_idle_and_later_requests_get_the_error_of_a_broken_engine(make_engine, requests):
     engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(2))
     whole_step = engine.step
 

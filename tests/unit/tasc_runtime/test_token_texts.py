@@ -32,7 +32,7 @@ def test_token_bytes_form_the_text_and_offsets_count_characters(tokenizer, text,
         front += token.utf8
 
 
-def test_incomplete_character_takes_one_offset(tokenizer):
+def test_incomplete_character_counts_as_one_character_in_offsets(tokenizer):
     cut = tokenizer.encode_outputs(["é"])[0][0]
     assert tokenizer.token_bytes(cut) == "é".encode()[:1]
     whole = tokenizer.encode_outputs(["a"])[0][0]
@@ -52,7 +52,7 @@ def test_end_of_sequence_token_is_omitted_only_at_the_end_of_an_answer(tokenizer
     assert end.offset == behind.offset == 2, "it has no text in the answer"
 
 
-def test_dropped_leading_blank_is_not_counted(tmp_path):
+def test_leading_blank_that_the_decoder_drops_is_not_counted_in_offsets(tmp_path):
     pieces = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "</s>": 2}, unk_token="</s>"))
     pieces.decoder = decoders.Metaspace()
     pieces.save(str(tmp_path / "tokenizer.json"))

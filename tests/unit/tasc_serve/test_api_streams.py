@@ -97,7 +97,7 @@ def test_idle_stream_sends_comments_before_and_between_events(path, script):
 
 @either_endpoint
 @pytest.mark.parametrize("script", [(ADMITTED, PAUSE_S), (PAUSE_S,)], ids=["queued", "no replica"])
-def test_late_refusal_is_an_event_and_immediate_refusal_is_a_status(path, script):
+def test_refusal_is_a_status_before_the_stream_begins_and_an_event_afterwards(path, script):
     full = Refusal("full", "no place", None, 11.2)
     service = Service(FakeBackend(*script, full), stream_keep_alive_s=KEEP_ALIVE_S)
     late = stream(service, path).text.replace(COMMENT, "")

@@ -111,7 +111,7 @@ def test_unstreamed_answer_is_requested_again(mishap: dict[str, int]) -> None:
     assert replicas.all["b"].calls[0].committed_ids == ()
 
 
-def test_silent_sole_replica_is_waited_for() -> None:
+def test_call_waits_for_a_silent_replica_if_there_is_no_other() -> None:
     def hang() -> None:
         one.hung = True
         asyncio.get_running_loop().call_later(1, setattr, one, "hung", False)
@@ -293,7 +293,7 @@ def test_admitted_stream_waits_for_a_free_replica_without_busy_retries(retry_aft
     assert len(other.calls) <= 12
 
 
-def test_failover_time_ends_with_the_next_tokens_instead_of_admission() -> None:
+def test_failover_time_is_measured_until_the_next_tokens_not_until_admission() -> None:
     async def one_of_two(failover: Failover) -> list[Output | Refusal]:
         call = structs.replace(CALL, stream=True, n=2)
         async with aclosing(failover.stream(call)) as items:

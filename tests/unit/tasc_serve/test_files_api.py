@@ -316,14 +316,20 @@ def test_unreachable_store_is_503_with_retry_after(down, method, path):
     assert int(response.headers["retry-after"]) >= 1
 
 
-def test_gateway_without_the_shared_folder_refuses_files_or_does_not_start(
+def test_gateway_with_files_url_set_to_an_unshared_folder_does_not_start(
+    make_service: Make, client: redis.Redis, tmp_path: Path
+) -> None:
+    make_service().uploaded()
+    with pytest.raises(FilesNotShared):
+        BatchStorage.open(client, str(tmp_path / "other"))
+
+
+def test_gateway_with_an_unshared_default_folder_refuses_file_requests(
     make_service: Make, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make_service()
     file = first.uploaded()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "other"))
-    with pytest.raises(FilesNotShared):
-        BatchStorage.open(client, str(tmp_path / "third"))
     second = Service(FakeBackend(), storage=BatchStorage.open(client, None))
     error = error_of(second.ask("GET", f"/v1/files/{file.id}/content"), 501)
     assert error["code"] == "files_not_shared"

@@ -60,7 +60,9 @@ def result(reason: str, tokens: tuple[int, ...]) -> GenerationResult:
     return GenerationResult("r", tokens, "", reason, 3, Timings(0.001, 0.004, 0.02))
 
 
-def test_counters_sum_steps_and_generated_tokens_are_accepted_bonus_or_forced(everything, seed):
+def test_counters_are_sums_of_steps_and_generated_tokens_are_accepted_bonus_or_forced(
+    everything, seed
+):
     @hypothesis.seed(seed)
     @settings(max_examples=100 if everything else 10, database=None)
     @given(st.lists(step_records(), min_size=1, max_size=5))
@@ -105,7 +107,7 @@ def assert_counters_are_sums(records: list[StepRecord]) -> None:
                 assert value(registry, f"{spec}{name}_per_pos_total", **labels) == count
 
 
-def test_deeper_draft_adds_positions():
+def test_deeper_draft_adds_position_labels():
     registry, metrics = replica()
     for positions in (1, 4, 2):
         counts = np.ones((len(SOURCES), positions), np.int64)
@@ -176,7 +178,7 @@ def artifact(version: int, forecast: float | None = None) -> Artifact:
     return Artifact("tag", "f", version, 1, "0", 1, 1, 1e9, forecast)
 
 
-def test_index_metrics_exist_during_its_use_and_the_first_index_is_no_swap():
+def test_index_metrics_exist_while_an_index_is_used_and_each_later_change_is_a_swap():
     registry, metrics = replica()
     names = ["index_swaps_total", "draft_index_bytes", "forecast_tokens_per_step"]
     names += ["draft_index_built_timestamp_seconds"]

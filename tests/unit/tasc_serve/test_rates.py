@@ -184,7 +184,7 @@ def test_retry_times_of_refused_calls_follow_the_drain_rate():
 
 
 def test_early_retry_keeps_its_assigned_retry_time():
-    """A stream with a dead replica tries the full ones repeatedly."""
+    """A stream whose replica died tries full replicas repeatedly."""
     drain, clock = rate_of(*(i / 10 for i in range(1, 65)))
     begin, streams = clock.now, [f"stream {i}" for i in range(40)]
     first = [drain.retry_after_s(stream, 0) for stream in streams]
@@ -288,7 +288,7 @@ def deployments(**running: int) -> dict[str, SimpleNamespace]:
     }
 
 
-def test_callback_is_called_whenever_more_replicas_of_a_deployment_run_than_ever_before():
+def test_callback_is_called_when_a_deployment_exceeds_its_highest_number_of_replicas():
     known, seen = dict[str, int](), list[tuple[str, int]]()
     for looked in ({}, {"gateway": 0, "t": 0}, {"gateway": 1, "t": 0}, {"gateway": 1, "t": 2}):
         report_arrivals(deployments(**looked), known, lambda *running: seen.append(running))

@@ -161,7 +161,7 @@ def test_silent_store_delays_only_one_request() -> None:
     assert len(asked) == 1
 
 
-def test_serve_backs_off_before_a_repeated_call() -> None:
+def test_serve_backs_off_before_it_looks_for_replicas_again() -> None:
     waiting = SimpleNamespace(args=[], routing_context=SimpleNamespace(should_backoff=False))
     choose: Any = ChosenReplicaRouter.choose_replicas
     asyncio.run(choose(None, [], waiting))

@@ -93,7 +93,7 @@ def test_named_store_overrides_the_store_of_the_file_with_a_warning(caplog, of_f
 
 
 def test_settings_limit_replicas_and_gateways_per_node() -> None:
-    """Serve has no public way to ask an application for them before it is deployed."""
+    """Serve has no public way to read these limits of an application before its deployment."""
     tasks = [{"name": "few", "max_replicas_per_node": 2}, {"name": "any"}]
     http = {"gateways": 2, "max_gateways_per_node": 1}
     settings = ServeSettings.model_validate({"tasks": tasks, "http": http})

@@ -61,7 +61,7 @@ def test_streamed_texts_of_invalid_bytes_add_up_to_the_whole_text(tokenizer, dat
 
 @pytest.mark.parametrize("between", [[], ["</s>"]], ids=["at once", "special token between"])
 def test_invalid_byte_tokens_become_replacement_characters(byte_fallback, between):
-    """A newline is decoded as such until an invalid byte joins its run; then both are marks."""
+    """A newline stays one until an invalid byte joins its run; then both become U+FFFD."""
     newline, *skipped, invalid = (
         byte_fallback.backend.token_to_id(t) for t in ("<0x0A>", *between, "<0xFE>")
     )

@@ -25,7 +25,7 @@ def test_each_new_token_has_the_entropy_after_its_addition(tokenizer: TaskTokeni
         assert reported.renyi2_bits == pytest.approx(renyi2_bits(list(counts.values())))
 
 
-def test_several_budgets_give_the_points_of_single_budgets(tokenizer):
+def test_forecast_of_several_budgets_equals_forecasts_of_each_budget(tokenizer):
     settings = EnrichSettings(0, n_max=3, pcs=0.2)
     together = forecast(tokenizer, TRAIN, HELD_OUT, settings, (9, 0, 4))
     alone = [forecast(tokenizer, TRAIN, HELD_OUT, settings, (n,))[0] for n in (0, 4, 9)]
