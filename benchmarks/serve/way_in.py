@@ -194,7 +194,7 @@ def show(found: dict[str, Runs]) -> None:
     for name in found["new"]:
         cells = [cell for side in sides for cell in _spread(found[side].get(name, []))]
         old = found.get("old", {}).get(name)
-        ratio = [digits(median_of(over(found["new"][name], old)))] if old else []
+        ratio = [digits(_median(over(found["new"][name], old)))] if old else []
         rows.append([name, *cells, *ratio])
     if rows:
         show_table("service", [*headings, *(["new / old"] if "old" in found else [])], rows)

@@ -3,6 +3,13 @@
 The emitted tokens of a request equal the tokens of plain one-by-one decoding with the same model
 and the request's sampling rule. They depend neither on drafts nor on other requests in the batch.
 The engine does not depend on HTTP, Ray or a store. It must be used by one thread.
+
+`Engine.step` advances all rows by one forward. It has three parts, which may also be called one by
+one, so that a GPU works while the host builds outputs::
+
+    engine.launch()             # plans the next step, and starts its forward
+    hand_over(engine.outputs())  # the outputs of the step before, while the forward runs
+    engine.collect()            # waits for the forward, and commits its tokens
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasc_draft import Drafts, Proposer
+from tasc_draft import SOURCES, Drafts, Proposer
 from tasc_engine.config import EngineConfig
 from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
 from tasc_engine.errors import OutOfMemory, RequestTooLong
@@ -19,16 +26,17 @@ from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.guided.following import LeastTokens
 from tasc_engine.model.target import Target
 from tasc_engine.sampling import accept, sampler
+from tasc_engine.sampling.accept import DraftCounts, count
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.stats import StepClock, StepRecord
 from tasc_engine.step.cost import StepCosts
-from tasc_engine.step.draft_budget import DraftBudget, Spent
+from tasc_engine.step.draft_budget import Decision, DraftBudget, Spent
 from tasc_engine.step.live_costs import LiveCosts
 from tasc_engine.step.plan import Plan
 from tasc_engine.step.scheduler import Committed, Scheduler
 from tasc_engine.step.sequence import Sequence
-from tasc_engine.step.verify import Verified, Verifier
+from tasc_engine.step.verify import Verification, Verified, Verifier
 from tasc_protocol import FieldError, GenerationResult, Output, Request
 from tasc_protocol.request import MOST_LOGPROBS
 from tasc_text import TaskTokenizer
@@ -37,16 +45,39 @@ Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class _Step:
+    """A step whose forward has been started."""
+
+    plan: Plan
+    proposed: "Proposed"
+    verification: Verification
+    clock: StepClock
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """A step whose tokens are committed, and whose outputs are not built yet."""
+
+    step: _Step
+    committed: Committed
+    counts: DraftCounts
+    num_drafts: int
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True)
 class Proposed:
     """A step's drafts, and the tokens that guides allow.
 
     Attributes:
         may_draft: Whether any request allows drafts, has room for drafts and may gain from them.
+        decision: The decision of the draft budget, if the step may have drafts.
     """
 
     drafts: Drafts
     allowed: Allowed | None
     may_draft: bool
+    decision: Decision
 
 
 class Engine:
@@ -84,6 +115,9 @@ class Engine:
         self._draft_budget = DraftBudget(live, self._max_step_drafts(proposer))
         self._sampler = Sampler(config.rows, config.max_model_len, target.vocab_size)
         self._verifier = Verifier(target, self._sampler, is_eos)
+        self._step: _Step | None = None
+        self._collected: _Collected | None = None
+        self._outputs: list[Output] = []
         target.warm_up()
         accept.warm_up()
 
@@ -94,6 +128,11 @@ class Engine:
     @property
     def waiting(self) -> int:
         return self.scheduler.waiting
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether `outputs` has something to return."""
+        return bool(self._outputs) or self._collected is not None
 
     @property
     def cached_tokens(self) -> int:
@@ -197,19 +236,31 @@ class Engine:
         sampler.warm_up(self._target.dtype, self._target.device)
 
     def cancel(self, request_id: str) -> bool:
-        """Drops a waiting or running request; its row is free for the next step."""
+        """Drops a waiting or running request; its row is free for the next step.
+
+        The request has no further output. False if the engine does not hold it, for example because
+        it has ended; then its last output may not have been returned yet.
+        """
+        self.collect()
         sequence = self.scheduler.find(request_id)
         if sequence:
-            self._release(sequence)
+            self._drop(sequence)
         return sequence is not None
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request waits or has a row."""
+        return self.scheduler.find(request_id) is not None
 
     def cancel_all(self) -> None:
         """Drops every request."""
+        self.collect()
         for sequence in self.scheduler.held:
-            self._release(sequence)
+            self._drop(sequence)
 
     def draft_by(self, proposer: Proposer) -> None:
         """Replaces the proposer by another that has no rows yet; answers do not change."""
+        self.collect()
+        self._build_outputs()  # the last step counts for the proposer that made its drafts
         self._proposer.use(proposer)
         self._draft_budget.begin_again(self._max_step_drafts(proposer))
         for sequence in self.scheduler.active:
@@ -219,19 +270,56 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Advances all rows by one verify forward; does nothing without requests."""
+        self.launch()
+        self.collect()
+        return self.outputs()
+
+    def launch(self) -> None:
+        """Plans the next step, makes its drafts, and starts its forward; see `collect`.
+
+        Until `collect`, requests may be submitted, and join the step after this one. A CPU runs the
+        forward in `collect`.
+        """
+        self.collect()
         clock = StepClock()
         plan = self._plan()
         if not plan.sequences:
-            return []
+            return
         proposed = self._propose(plan, clock)
+        verification = self._verifier.start(plan, proposed.drafts, proposed.allowed)
+        clock.verify = clock.lap()
+        self._step = _Step(plan, proposed, verification, clock)
+
+    def collect(self) -> None:
+        """Waits for the forward that `launch` has started, if any, and commits its tokens.
+
+        Rows of ended answers are free for the next step, and the proposer knows the new tokens.
+        `outputs` then returns them.
+        """
+        step, self._step = self._step, None
+        if step is None:
+            return
+        self._build_outputs()
+        if self._target.device.type == "cpu":
+            step.clock.lap()  # the forward begins now
         try:
-            verified = self._verifier.verify(plan, proposed.drafts, proposed.allowed, clock)
+            verified = self._verifier.finish(step.verification, step.clock)
         except OutOfMemory as error:
-            return [self._give_up(plan.largest, str(error))]
-        committed = self.scheduler.commit(plan, verified, self._proposer.max_depth, clock)
-        self._observe(plan, verified, committed)
-        self._record(plan, proposed, verified, committed, clock)
-        return committed.outputs
+            self._outputs.append(self._give_up(step.plan.largest, str(error)))
+            return
+        committed = self.scheduler.commit(step.plan, verified, step.clock)
+        # Drafts are counted now, since the proposer makes the next drafts in the same arrays.
+        drafts, accepted, depth = verified.drafts, verified.accepted, self._proposer.max_depth
+        counts = count(drafts, accepted, committed.used, len(SOURCES), depth)
+        sizes = int(np.count_nonzero(drafts.sizes)), len(drafts.tokens)
+        self._observe(step.plan, verified, committed)
+        self._collected = _Collected(step, committed, counts, *sizes)
+
+    def outputs(self) -> list[Output]:
+        """Returns the outputs of collected steps that were not returned yet."""
+        self._build_outputs()
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def generate(
         self, requests: Iterable[Request], stopped: Callable[[], bool] = lambda: False
@@ -250,7 +338,12 @@ class Engine:
                     exhausted = True
                 else:
                     self.submit(request)
-            yield from (output.result for output in self.step() if output.result)
+            self.launch()
+            try:
+                yield from (output.result for output in self.outputs() if output.result)
+            finally:
+                self.collect()
+        yield from (output.result for output in self.outputs() if output.result)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless each row is free or held by one request that fits it."""
@@ -273,15 +366,17 @@ class Engine:
     def _propose(self, plan: Plan, clock: StepClock) -> Proposed:
         """Makes drafts that are worth their time, without tokens that guides forbid."""
         budget, min_probs = plan.budget(self.config.max_draft_tokens), None
+        decision = Decision()
         if may_draft := bool(budget.any()):
             shape = len(plan.emitting), len(plan.tokens), plan.context
             min_probs = self._draft_budget.min_probs(*shape, plan.reads)
+            decision = self._draft_budget.decision
         clock.lap()
         drafts = self._proposer.propose(plan.emitting_rows, budget, min_probs)
         clock.draft = clock.lap()
         drafts, allowed = plan.guided(drafts, _price(min_probs, len(drafts.tokens)))
         clock.guide = clock.lap()
-        return Proposed(drafts, allowed, may_draft)
+        return Proposed(drafts, allowed, may_draft, decision)
 
     def _observe(self, plan: Plan, verified: Verified, committed: Committed) -> None:
         """Passes new tokens on to proposer and sampler, and frees the rows of ended answers."""
@@ -296,41 +391,47 @@ class Engine:
             if sequence.row < 0:
                 self._free(row)
 
-    def _record(
-        self,
-        plan: Plan,
-        proposed: Proposed,
-        verified: Verified,
-        committed: Committed,
-        clock: StepClock,
-    ) -> None:
+    def _build_outputs(self) -> None:
+        """Builds the outputs of the last collected step, and publishes its record."""
+        collected, self._collected = self._collected, None
+        if collected is None:
+            return
+        outputs = collected.committed.outputs(collected.counts)
+        self._outputs += outputs
+        self._record(collected, outputs)
+
+    def _record(self, collected: _Collected, outputs: list[Output]) -> None:
         """Publishes the step's record; updates the costs of steps and the value of drafts."""
-        drafts, used, counts = verified.drafts, committed.used, committed.counts
+        plan, proposed, clock = collected.step.plan, collected.step.proposed, collected.step.clock
+        counts, used = collected.counts, collected.committed.used.tolist()
+        emitted = {output.id: len(output.tokens) for output in outputs}
+        # Tokens that guides forced before or after the step's own tokens.
+        forced = sum(n - k for n, k in zip(emitted.values(), used, strict=True) if k)
         record = StepRecord(
             row_steps=len(plan.emitting),
-            drafts=int(np.count_nonzero(drafts.sizes)),
+            drafts=collected.num_drafts,
             drafted=counts.drafted,
             reached=counts.reached,
             accepted=counts.kept,
-            bonus_tokens=int(used.sum()) - int(counts.kept.sum()) - counts.forced,
+            bonus_tokens=sum(used) - int(counts.kept.sum()) - counts.forced,
             prompt_tokens=plan.prompt_tokens,
             cached_tokens=self.cached_tokens,
             draft_seconds=clock.draft,
             verify_seconds=clock.verify,
-            paused=proposed.may_draft and self._draft_budget.paused,
+            paused=proposed.decision.paused,
             cost_error=self._draft_budget.cost_error,
             shared_tokens=plan.shared_tokens,
             draft_failures=self._proposer.new_failures(),
-            forced_tokens=committed.forced + counts.forced,
-            carried_tokens=len(drafts.tokens) - int(counts.drafted.sum()),
+            forced_tokens=forced + counts.forced,
+            carried_tokens=collected.num_draft_tokens - int(counts.drafted.sum()),
             carried_kept=counts.forced,
             guide_seconds=clock.guide,
             requests=tuple(sequence.request.id for sequence in plan.sequences),
-            emitted={output.id: len(output.tokens) for output in committed.outputs},
+            emitted=emitted,
         )
         self._on_step(record)
         if self._draft_budget.learns:
-            spent = Spent.of(plan, record)
+            spent = Spent.of(plan, record, proposed.decision)
             self._draft_budget.time(spent)
             if proposed.may_draft:
                 self._draft_budget.learn(spent)
@@ -338,11 +439,14 @@ class Engine:
     def _give_up(self, sequence: Sequence, error: str) -> Output:
         """Ends a request after a forward did not fit the memory; keeps the other requests."""
         row = sequence.row
-        output = self.scheduler.fail(sequence, error)
+        output = sequence.answer.failed(error)
+        self.scheduler.release(sequence)
         self._free(row)
         return output
 
-    def _release(self, sequence: Sequence) -> None:
+    def _drop(self, sequence: Sequence) -> None:
+        self._build_outputs()
+        self._outputs = [output for output in self._outputs if output.id != sequence.request.id]
         if sequence.row >= 0:
             self._free(sequence.row)
         self.scheduler.release(sequence)

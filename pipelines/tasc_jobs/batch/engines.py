@@ -151,10 +151,12 @@ class Answering:
         """
         records = [record for row in rows if (record := self._begin(row))]
         engine, end = self._builder.engine, time.monotonic() + _MAX_WORK_S
-        while (engine.running or engine.waiting) and time.monotonic() < end:
-            for output in engine.step():
+        while (engine.running or engine.waiting or engine.has_outputs) and time.monotonic() < end:
+            engine.launch()
+            for output in engine.outputs():
                 if output.result and (record := self._take(output)):
                     records.append(record)
+            engine.collect()
             if rows and engine.waiting < engine.config.rows:
                 break
         return records

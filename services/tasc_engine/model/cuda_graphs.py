@@ -5,15 +5,18 @@ all of them at once. A graph needs fixed shapes, so a step is padded to the size
 Padding tokens use a scratch slot of the cache and see only that slot. A graph cannot depend on
 where a prompt ends, so it computes the logits of every token, and the host selects the logits that
 the step needs. One transfer copies all integers of a step to the device, and one copies the chosen
-tokens back; the host waits only for the second transfer. Steps with many prompt tokens are left to
-the caller. This module does not depend on requests, draft trees, or the implementation of the
-forward and the cache.
+tokens back; the host waits only for the second transfer, and is free until then. Steps with many
+prompt tokens are left to the caller. This module does not depend on requests, draft trees, or the
+implementation of the forward and the cache.
 
 Code with a forward and a cache on a GPU calls a `GraphedForward` before its own forward::
 
-    chosen = graphs.next_tokens(step)      # a result of `lay_out`
+    chosen = graphs.start_tokens(step)     # a result of `lay_out`
     if chosen is None:                     # no graph can run this step
-        chosen = greatest(...)
+        tokens = greatest(...)
+    else:
+        ...                                # the host works while the graph runs
+        tokens = chosen()
 """
 
 import logging
@@ -27,7 +30,7 @@ from torch import Tensor
 
 from tasc_engine.errors import is_out_of_memory
 from tasc_engine.kv.cache import RowCache
-from tasc_engine.layout import Int64, StepLayout
+from tasc_engine.layout import Int64, StepLayout, Wait
 from tasc_engine.model.operations import first_greatest
 
 Step = StepLayout[Int64]
@@ -164,34 +167,49 @@ class GraphedForward:
         self._buckets: dict[int, _Bucket | None] = {}
 
     @torch.inference_mode()
-    def next_tokens(self, step: Step) -> Int64 | None:
-        """Returns ``int64[M]``, the greedy next token at each of ``step.logits_indices``, or None.
+    def start_tokens(self, step: Step) -> Wait[Int64] | None:
+        """Starts a step; returns a function that waits for it, or None if no graph can run it.
 
-        The result is None if no graph can run the step. A token is below 0 if its logits contain
-        NaN. The first step of a bucket captures the bucket's graph. If the capture does not fit the
-        memory, no graph runs the steps of this bucket.
+        The function must be called before the next step starts, which uses the same buffers. It
+        returns ``int64[M]``, the greedy next token at each of ``step.logits_indices``. A token is
+        below 0 if its logits contain NaN. The first step of a bucket captures the bucket's graph.
+        If the capture does not fit the memory, no graph runs the steps of this bucket.
         """
         bucket = self._bucket_of(step)
         if bucket is None:
             return None
         _, chosen = bucket.run(step, self._limits, self._cache)
         bucket.chosen.copy_(chosen, non_blocking=True)
-        self._recorder.wait()
-        found: Int64 = bucket.chosen.numpy()[step.logits_indices]
-        return found
+        on_host: Int64 = bucket.chosen.numpy()
+
+        def tokens() -> Int64:
+            self._recorder.wait()
+            return on_host[step.logits_indices]
+
+        return tokens
 
     @torch.inference_mode()
-    def logits(self, step: Step) -> Tensor | None:
-        """``[M, vocab]`` on the device, valid until the next step; None if no graph can run it."""
+    def start_logits(self, step: Step) -> Wait[Tensor] | None:
+        """Starts a step as `start_tokens` does.
+
+        The returned function returns ``[M, vocab]`` on the device, valid until the next step.
+        """
         bucket = self._bucket_of(step)
         if bucket is None:
             return None
         logits, _ = bucket.run(step, self._limits, self._cache)
-        # The next step must not overwrite the host buffer before it is copied to the device.
-        self._recorder.wait()
         if np.array_equal(step.logits_indices, np.arange(len(step.ids))):  # all are needed
-            return logits[: len(step.ids)]
-        return logits.index_select(0, torch.from_numpy(step.logits_indices).to(logits.device))
+            needed = logits[: len(step.ids)]
+        else:
+            indices = torch.from_numpy(step.logits_indices).to(logits.device)
+            needed = logits.index_select(0, indices)
+
+        def wait() -> Tensor:
+            # The next step must not overwrite the host buffer before it is copied to the device.
+            self._recorder.wait()
+            return needed
+
+        return wait
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +20,15 @@ from tasc_engine.config import EngineConfig
 from tasc_engine.errors import UnsupportedModel, out_of_memory_is
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache, attach, attention_layers, on_device
-from tasc_engine.layout import ForwardBatch, Int64, StepLayout, chains, lay_out, plain_batch
+from tasc_engine.layout import (
+    ForwardBatch,
+    Int64,
+    StepLayout,
+    Wait,
+    chains,
+    lay_out,
+    plain_batch,
+)
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
 from tasc_engine.model.cuda_graphs import GraphedForward, Limits
@@ -163,39 +172,66 @@ class Target:
         return f"{platform.machine()} cpu, {torch.get_num_threads()} threads"
 
     def next_tokens(self, batch: ForwardBatch) -> Int64:
-        """Runs one step; returns ``int64[M]``, the greedy next token where logits are needed.
-
-        A token is below 0 if its logits contain NaN.
-
-        Raises:
-            OutOfMemory: The forward did not fit the memory; the rows' cache is still valid.
-        """
-        return self._step(batch, self._chosen)
+        """Runs one step; see `start_tokens`."""
+        return self.start_tokens(batch)()
 
     def logits(self, batch: ForwardBatch) -> Tensor:
-        """Runs one step; returns ``[M, vocab]`` on the target's device, valid until the next step.
+        """Runs one step; see `start_logits`."""
+        return self.start_logits(batch)()
+
+    def start_tokens(self, batch: ForwardBatch) -> Wait[Int64]:
+        """Starts one step, and returns a function that waits for its result.
+
+        On a GPU, the forward runs until the function is called. On a CPU, the function runs the
+        forward. The function must be called before the next step is started. It returns
+        ``int64[M]``, the greedy next token where logits are needed. A token is below 0 if its
+        logits contain NaN.
 
         Raises:
-            OutOfMemory: See :meth:`next_tokens`.
+            OutOfMemory: The forward did not fit the memory; the rows' cache is still valid. The
+                returned function may raise it, too.
         """
-        return self._step(batch, self._logits)
+        return self._start(batch, self._tokens_of)
+
+    def start_logits(self, batch: ForwardBatch) -> Wait[Tensor]:
+        """Starts one step, as `start_tokens` does.
+
+        The function returns ``[M, vocab]`` on the target's device, valid until the next step.
+
+        Raises:
+            OutOfMemory: See `start_tokens`.
+        """
+        return self._start(batch, self._logits_of)
+
+    def _start(self, batch: ForwardBatch, start: Callable[[StepLayout[Int64]], Wait[T]]) -> Wait[T]:
+        tokens = len(batch.tokens) + len(batch.drafts.tokens)
+        guarded = partial(self._run, f"a step of {tokens} tokens on {self.device}")
+
+        def begin() -> Wait[T]:
+            return start(lay_out(batch, self.cache.pending_moves))
+
+        def run() -> T:
+            wait = begin()
+            return wait()
+
+        return partial(guarded, run if self.device.type == "cpu" else guarded(begin))
 
     @torch.inference_mode()
-    def _step(self, batch: ForwardBatch, run: Callable[[StepLayout[Int64]], T]) -> T:
-        tokens = len(batch.tokens) + len(batch.drafts.tokens)
-        with out_of_memory_is(f"a step of {tokens} tokens on {self.device}"), self._current():
-            return run(lay_out(batch, self.cache.pending_moves))
+    def _run(self, name: str, work: Wait[T]) -> T:
+        with out_of_memory_is(name), self._current():
+            return work()
 
-    def _chosen(self, step: StepLayout[Int64]) -> Int64:
-        if (graphs := self._usable_graphs) and (tokens := graphs.next_tokens(step)) is not None:
+    def _tokens_of(self, step: StepLayout[Int64]) -> Wait[Int64]:
+        if (graphs := self._usable_graphs) and (tokens := graphs.start_tokens(step)):
             return tokens
         logits = self._forward_of(step)
-        return choose(logits) if logits.device.type == "cpu" else greatest(logits)
+        return partial(choose if logits.device.type == "cpu" else greatest, logits)
 
-    def _logits(self, step: StepLayout[Int64]) -> Tensor:
-        if (graphs := self._usable_graphs) and (logits := graphs.logits(step)) is not None:
+    def _logits_of(self, step: StepLayout[Int64]) -> Wait[Tensor]:
+        if (graphs := self._usable_graphs) and (logits := graphs.start_logits(step)):
             return logits
-        return self._forward_of(step)
+        logits_of_step = self._forward_of(step)
+        return lambda: logits_of_step
 
     @property
     def keeps_hidden_states(self) -> bool:

@@ -34,6 +34,7 @@ class AnswerBuilder:
         # Incremental text is only needed to stream, and to find stop strings.
         needs_text = request.stream or request.stop
         self._writer = IncrementalDetokenizer(tokenizer, *stops) if needs_text else None
+        self._num_written = 0  # tokens that the writer has; without stop strings, `output` writes
         self._drafted: list[int] = []
         self._accepted: list[int] = []
         self._arrived = time.monotonic()
@@ -43,6 +44,7 @@ class AnswerBuilder:
         self.tokens: list[int] = []
         if request.committed_ids:  # another engine began the answer and sent its text
             self.append(list(request.committed_ids))
+            self._write()
             if self._writer:
                 self._writer.take()
         self.num_sent = len(self.tokens)
@@ -61,7 +63,10 @@ class AnswerBuilder:
         """Appends tokens up to a stop; returns the number of tokens that belong to the answer."""
         if ids := self._request.stop_token_ids:
             tokens = tokens[: next((n for n, id_ in enumerate(tokens, 1) if id_ in ids), None)]
-        used = self._writer.push(tokens) if self._writer else len(tokens)
+        used = len(tokens)
+        if self._writer and self._request.stop:
+            used = self._writer.push(tokens)
+            self._num_written += used
         self.tokens.extend(tokens[:used])
         return used
 
@@ -86,6 +91,7 @@ class AnswerBuilder:
 
     def output(self, reason: FinishReason | None) -> Output:
         """Returns the tokens that no output has included yet; with a reason, also the result."""
+        self._write()
         tokens = tuple(self.tokens[self.num_sent :])
         logprobs = tuple(self.logprobs[self.num_sent_logprobs :])
         self.num_sent, self.num_sent_logprobs = len(self.tokens), len(self.logprobs)
@@ -95,6 +101,12 @@ class AnswerBuilder:
         result = self._result(reason)
         rest = self._writer.finish(result.text) if self._writer else result.text
         return Output(self._request.id, tokens, rest, result, logprobs)
+
+    def _write(self) -> None:
+        """Decodes the tokens that `append` has left, to keep decoding out of its step."""
+        if self._writer:
+            self._writer.push(self.tokens[self._num_written :])
+            self._num_written = len(self.tokens)
 
     def failed(self, error: str) -> Output:
         """Returns the last output of a request that cannot be completed.

@@ -34,10 +34,24 @@ _MAX_CURVES = 1024
 
 
 @dataclass(frozen=True)
+class Decision:
+    """The kind of a step, other than an ordinary drafted step.
+
+    Attributes:
+        probes: The step drafts all likely tokens, whatever their cost.
+        paused: The step does not draft, because recent drafts did not pay.
+    """
+
+    probes: bool = False
+    paused: bool = False
+
+
+@dataclass(frozen=True)
 class Spent:
     """The costs and results of one step; see `StepRecord` for the tokens.
 
     Attributes:
+        decision: The decision of `DraftBudget` before the step.
         verified: Number of draft tokens, including forced tokens.
         charged: Number of draft tokens that count as a cost of drafting. Forced tokens of accepted
             drafts do not count: without the draft, a later forward would have cached them.
@@ -54,9 +68,10 @@ class Spent:
     draft_seconds: float
     verify_seconds: float
     reads: bool = False
+    decision: Decision = Decision()
 
     @classmethod
-    def of(cls, plan: Plan, record: StepRecord) -> Self:
+    def of(cls, plan: Plan, record: StepRecord, decision: Decision) -> Self:
         """Reads the costs and tokens of a step from its plan and its record."""
         verified = int(record.drafted.sum()) + record.carried_tokens
         return cls(
@@ -69,6 +84,7 @@ class Spent:
             draft_seconds=record.draft_seconds,
             verify_seconds=record.verify_seconds,
             reads=plan.reads,
+            decision=decision,
         )
 
     @property
@@ -80,17 +96,22 @@ class Spent:
 class DraftBudget:
     """Decides before each step which draft tokens are worth verifying, and learns from its result.
 
-    The budget sets the minimum probability of draft tokens (`min_probs`). `Plan.budget` sets the
-    maximum number of draft tokens of each row.
+    A step may be decided before the result of the step before is known. The budget sets the minimum
+    probability of draft tokens (`min_probs`). `Plan.budget` sets the maximum number of draft tokens
+    of each row.
 
     Args:
         costs: Costs of steps. None if they are unknown; then every draft token is worth verifying.
         max_tokens: Maximum number of draft tokens of a step, summed over rows.
+
+    Attributes:
+        decision: The decision of the last call of `min_probs`.
     """
 
     def __init__(self, costs: LiveCosts | None, max_tokens: int) -> None:
         self._costs = costs
-        self._unprobed, self._probe_after, self._probing = 0, PROBE, False
+        self._unprobed, self._probe_after = 0, PROBE
+        self.decision = Decision()
         convex_steps(np.zeros(2))  # compiles before the first request
         self.begin_again(max_tokens)
 
@@ -115,11 +136,6 @@ class DraftBudget:
         """How much the times of real steps differ from their costs; see `LiveCosts`."""
         return self._costs.error if self._costs else 0.0
 
-    @property
-    def paused(self) -> bool:
-        """Whether the next step does not draft, because recent drafts did not pay."""
-        return self._paused > 0 and not self._probing
-
     def min_probs(
         self, rows: int, tokens: int, context: float, reads: bool = False
     ) -> Float32 | None:
@@ -136,13 +152,18 @@ class DraftBudget:
         """
         if self._costs is None:
             return None
-        self._probing = self._unprobed >= self._probe_after and rows > 0 and not reads
-        if self.paused or rows == 0:
+        probes = self._unprobed >= self._probe_after and rows > 0 and not reads
+        self.decision = Decision(probes, self._paused > 0 and not probes)
+        if self.decision.paused and rows:
+            self._paused -= 1
+        if probes:
+            self._unprobed = 0
+        if self.decision.paused or rows == 0:
             return np.zeros(0, np.float32)
         plain, marginals = self._price(self._costs.table, rows, tokens, context, reads)
         rate = self._rate or rows / plain
         min_probs = marginals * np.float32(rate)
-        return np.minimum(min_probs, np.float32(LIKELY)) if self._probing else min_probs
+        return np.minimum(min_probs, np.float32(LIKELY)) if probes else min_probs
 
     def time(self, spent: Spent) -> None:
         """Correct the costs by a step's time. Steps that read prompts are skipped."""
@@ -150,7 +171,7 @@ class DraftBudget:
             return
         tokens = spent.tokens + spent.verified
         error = self._costs.correct(spent.rows, tokens, spent.context, spent.verify_seconds)
-        if self._probing and spent.verified:  # accurate costs need fewer probes
+        if spent.decision.probes and spent.verified:  # accurate costs need fewer probes
             after = 2 * self._probe_after if abs(error) < WRONG / 2 else self._probe_after // 2
             self._probe_after = min(max(after, PROBE), LONGEST_PROBE)
 
@@ -158,11 +179,10 @@ class DraftBudget:
         """Update rate, gain and pause after a step for which drafts were requested."""
         if self._costs is None or spent.rows == 0:
             return
-        if self._probing:
-            self._unprobed, self._probing = 0, False
+        if spent.decision.probes:
             return  # a probe drafts regardless of cost, so its rate is not typical
         self._unprobed += 1
-        if self._resumes and not self.paused:
+        if self._resumes and not spent.decision.paused:
             self._resumes = False
             return  # the draft time includes the start of rows that came in the pause
         plain, marginals = self._price(
@@ -171,8 +191,7 @@ class DraftBudget:
         extra = float(marginals[: spent.charged].sum()) + spent.draft_seconds
         rate = spent.decided / (plain + extra)
         self._rate = FADE * self._rate + (1 - FADE) * rate if self._rate else rate
-        if self.paused:
-            self._paused -= 1
+        if spent.decision.paused:
             self._resumes = True
             return
         self._gain = FADE * self._gain + (spent.saved - self._rate * extra)

@@ -11,19 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasc_draft import SOURCES
 from tasc_engine.config import EngineConfig
 from tasc_engine.errors import QueueFull
 from tasc_engine.kv.allocator import KVAllocator
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.kv.prefix_cache import PrefixCache
 from tasc_engine.layout import Int32
-from tasc_engine.sampling.accept import DraftCounts, count, moves
+from tasc_engine.sampling.accept import DraftCounts, moves
 from tasc_engine.stats import StepClock
 from tasc_engine.step.plan import Plan
 from tasc_engine.step.sequence import Sequence
 from tasc_engine.step.verify import Verified
-from tasc_protocol import Output
+from tasc_protocol import FinishReason, Output
 
 NOT_NUMBERS = (
     "the target's logits are not numbers (NaN), or make all that is allowed impossible; load it in "
@@ -37,21 +36,29 @@ class Committed:
     """The tokens that a step added to the rows that may emit.
 
     Attributes:
+        sequences: The rows that may emit; answers that have ended no longer have a row.
         new: New tokens of each answer, including tokens that its guide forces after them.
         used: ``int32[m]``, number of tokens that each answer took from the step.
-        counts: Counts of the step's draft tokens.
+        reasons: Reason of each answer's end; None for an answer that goes on.
     """
 
-    outputs: list[Output]
+    sequences: list[Sequence]
     new: list[list[int]]
     used: Int32
-    counts: DraftCounts
+    reasons: list[FinishReason | None]
 
-    @property
-    def forced(self) -> int:
-        """Number of tokens that guides forced before or after the step's own tokens."""
-        pairs = zip(self.outputs, self.used.tolist(), strict=True)
-        return sum(len(output.tokens) - used for output, used in pairs if used)
+    def outputs(self, counts: DraftCounts) -> list[Output]:
+        """Builds the output of each answer, with its text; see `AnswerBuilder.output`."""
+        drafted, kept = counts.row_drafted.tolist(), counts.row_kept.tolist()
+        rows = zip(self.sequences, self.reasons, drafted, kept, strict=True)
+        return [_output(sequence, reason, d, k) for sequence, reason, d, k in rows]
+
+
+def _output(sequence: Sequence, reason: FinishReason | None, drafted: int, kept: int) -> Output:
+    if reason == "error":
+        return sequence.answer.failed(sequence.guide_error or NOT_NUMBERS)
+    sequence.answer.count_draft(drafted, kept)
+    return sequence.answer.output(reason)
 
 
 class Scheduler:
@@ -130,20 +137,15 @@ class Scheduler:
         admitted = list(self._admit())
         return Plan.of(self.active, self._config.prefill_chunk, admitted, self._most_scored)
 
-    def commit(self, plan: Plan, verified: Verified, positions: int, clock: StepClock) -> Committed:
-        """Appends each row's tokens, and ends answers that are complete.
-
-        Args:
-            positions: Maximum depth of a draft.
-        """
-        drafts, accepted = verified.drafts, verified.accepted
+    def commit(self, plan: Plan, verified: Verified, clock: StepClock) -> Committed:
+        """Appends each row's tokens, and frees the rows of answers that have ended."""
+        accepted = verified.accepted
         for sequence, size in zip(plan.sequences, plan.sizes.tolist(), strict=True):
             sequence.cached += size
         for sequence, scored in zip(plan.sequences, verified.prompt_logprobs, strict=False):
             sequence.answer.logprobs += scored
         known = [len(sequence.answer.tokens) for sequence in plan.emitting]
         used = self._emit(plan, verified)
-        counts = count(drafts, accepted, used, len(SOURCES), positions)
         clock.lap()
         for sequence, taken in zip(plan.emitting, used.tolist(), strict=True):
             if taken and sequence.guide is not None:
@@ -151,25 +153,16 @@ class Scheduler:
         clock.guide += clock.lap()
         answers = [sequence.answer for sequence in plan.emitting]
         new = [answer.tokens[n:] for answer, n in zip(answers, known, strict=True)]
-        drafted, kept = counts.row_drafted.tolist(), counts.row_kept.tolist()
-        rows = zip(plan.emitting, new, drafted, kept, strict=True)
-        outputs = [
-            self._advance(sequence, d, k) if tokens else self.fail(sequence)
-            for sequence, tokens, d, k in rows
+        reasons = [
+            answer.finish_reason() if tokens else "error"
+            for answer, tokens in zip(answers, new, strict=True)
         ]
+        for sequence, reason in zip(plan.emitting, reasons, strict=True):
+            if reason is not None:
+                self.release(sequence)
         kv_starts = np.array([sequence.kv_start for sequence in plan.emitting], np.int64)
         self._cache.pending_moves = moves(accepted, kv_starts, plan.next_slots)
-        return Committed(outputs, new, used, counts)
-
-    def fail(self, sequence: Sequence, error: str = "") -> Output:
-        """Ends a request that cannot be completed, and returns its last output.
-
-        Args:
-            error: The reason; empty if the target gave no token.
-        """
-        output = sequence.answer.failed(error or sequence.guide_error or NOT_NUMBERS)
-        self.release(sequence)
-        return output
+        return Committed(plan.emitting, new, used, reasons)
 
     def release(self, sequence: Sequence) -> None:
         """Removes a request, and frees its row and its slots."""
@@ -207,15 +200,6 @@ class Scheduler:
             tokens = accepted.tokens[i, :size].tolist()
             used[i] = sequence.emit(tokens, verified.logprobs[i])
         return used
-
-    def _advance(self, sequence: Sequence, drafted: int, kept: int) -> Output:
-        """Returns a row's output, and ends its answer if it is complete."""
-        sequence.answer.count_draft(drafted, kept)
-        reason = sequence.answer.finish_reason()
-        output = sequence.answer.output(reason)
-        if reason is not None:
-            self.release(sequence)
-        return output
 
     def _admit(self) -> Iterator[Sequence]:
         while self._waiting and self._free:

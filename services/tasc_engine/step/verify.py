@@ -1,6 +1,10 @@
-"""Verifies drafts by one forward pass of the target; repeats the step if memory runs out."""
+"""Verifies drafts by one forward pass of the target; repeats the step if memory runs out.
+
+A step is started and finished by two calls. On a GPU, the host is free between them.
+"""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +12,7 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.errors import OutOfMemory, out_of_memory_is
+from tasc_engine.layout import Wait
 from tasc_engine.model.target import Target
 from tasc_engine.sampling.accept import Accepted, accept
 from tasc_engine.sampling.row_parameters import Allowed
@@ -47,6 +52,21 @@ class _Forward:
     logits: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Verification:
+    """A step whose forward has been started.
+
+    Attributes:
+        allowed: The tokens that guides allow at each place; None without guides.
+        forward: Waits for the forward, and returns its result; raises OutOfMemory.
+    """
+
+    plan: Plan
+    drafts: Drafts
+    allowed: Allowed | None
+    forward: Wait[_Forward]
+
+
 class Verifier:
     """Runs steps of the target, and chooses tokens by the sampling rules of the rows.
 
@@ -57,60 +77,80 @@ class Verifier:
     def __init__(self, target: Target, sampler: Sampler, is_eos: NDArray[np.bool_]) -> None:
         self._target, self._sampler, self._is_eos = target, sampler, is_eos
 
-    def verify(
-        self, plan: Plan, drafts: Drafts, allowed: Allowed | None, clock: StepClock
-    ) -> Verified:
-        """Runs a step; if memory runs out, again without drafts, then without hidden states too.
+    def start(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Verification:
+        """Starts the forward of a step; see `Target.start_tokens`."""
+        try:
+            forward = self._start(plan, drafts, allowed)
+        except OutOfMemory as error:
+            # `finish` raises it; a new exception does not hold the forward's memory.
+            forward = partial(_raise, OutOfMemory(*error.args))
+        return Verification(plan, drafts, allowed, forward)
+
+    def finish(self, step: Verification, clock: StepClock) -> Verified:
+        """Waits for a step; if memory ran out, runs it without drafts, then without hidden states.
 
         Args:
-            allowed: The tokens that guides allow at each place; None without guides.
-            clock: Receives the time of the forward pass, until its tokens were read.
+            clock: Receives the time until the step's tokens were read.
 
         Raises:
             OutOfMemory: The step does not fit the memory even then; it can be run again.
         """
-        clock.lap()
         forward = None
         try:
-            forward = self._run(plan, drafts, allowed)
+            forward = step.forward()
         except OutOfMemory:
-            if not len(drafts.tokens) and not self._target.keeps_hidden_states:
+            if not len(step.drafts.tokens) and not self._target.keeps_hidden_states:
                 raise
         if forward is None:  # not in the except block: the exception holds the forward's memory
-            forward = self._run_smaller(plan, drafts, allowed)
-        clock.verify = clock.lap()
-        logprobs, scored = _logprobs(plan, forward), _prompt_logprobs(plan, forward)
+            forward = self._run_smaller(step)
+        clock.verify += clock.lap()
+        logprobs, scored = _logprobs(step.plan, forward), _prompt_logprobs(step.plan, forward)
         return Verified(forward.drafts, forward.accepted, logprobs, scored)
 
-    def _run_smaller(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
+    def _run_smaller(self, step: Verification) -> _Forward:
         """Runs a step without drafts; if it still does not fit, also without hidden states."""
-        target, none = self._target, Drafts.empty(len(plan.emitting))
+        target, plan, drafts = self._target, step.plan, step.drafts
+        none = Drafts.empty(len(plan.emitting))
         roots = drafts.offsets[:-1] + np.arange(len(plan.emitting))
-        at_roots = allowed and allowed.at(roots)
+        at_roots = step.allowed and step.allowed.at(roots)
         if len(drafts.tokens):
             try:
-                return self._run(plan, none, at_roots)
+                return self._start(plan, none, at_roots)()
             except OutOfMemory:
                 if not target.keeps_hidden_states:
                     raise
         with target.without_hidden_states():
-            return self._run(plan, none, at_roots)
+            return self._start(plan, none, at_roots)()
 
-    def _run(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> _Forward:
-        rows, limits = plan.emitting_rows, plan.limits(self._is_eos)
+    def _start(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Wait[_Forward]:
+        rows = plan.emitting_rows
         needs_logits = any(s.request.logprobs is not None for s in plan.emitting)
         needs_logits |= plan.scored is not None
         if allowed is None and not needs_logits and self._sampler.plain(rows):
-            tokens = self._target.next_tokens(plan.batch(drafts))
-            return _Forward(accept(tokens, drafts, limits), drafts)
+            tokens = self._target.start_tokens(plan.batch(drafts))
+
+            def accepted() -> _Forward:
+                limits = plan.limits(self._is_eos)  # while the device works
+                return _Forward(accept(tokens(), drafts, limits), drafts)
+
+            return accepted
         if allowed and (needs_logits or self._target.device.type != "cpu"):
             allowed = replace(allowed, only=None)  # a GPU's graphs compute all logits anyway
         known = allowed.known if allowed else None
-        logits = self._target.logits(plan.batch(drafts, known))
-        with out_of_memory_is("choosing tokens"):
-            visited = logits[: len(rows) + len(drafts.tokens)]  # logits of scored tokens follow
-            accepted = self._sampler.choose(visited, rows, drafts, allowed, limits)
-        return _Forward(accepted, drafts, logits)
+        logits = self._target.start_logits(plan.batch(drafts, known))
+
+        def chosen() -> _Forward:
+            limits, found = plan.limits(self._is_eos), logits()
+            with out_of_memory_is("choosing tokens"):
+                visited = found[: len(rows) + len(drafts.tokens)]  # logits of scored tokens follow
+                taken = self._sampler.choose(visited, rows, drafts, allowed, limits)
+            return _Forward(taken, drafts, found)
+
+        return chosen
+
+
+def _raise(error: OutOfMemory) -> _Forward:
+    raise error
 
 
 def _logprobs(plan: Plan, forward: _Forward) -> list[list[TokenLogprob]]:

@@ -1,5 +1,8 @@
 """The thread that owns an engine and steps it while there is work.
 
+The outputs of a step are passed on after the next forward has been started, so that a GPU works
+meanwhile.
+
 Other threads pass requests, cancellations and actions between two steps to this thread, which
 passes outputs back. This module does not depend on HTTP or Ray.
 """
@@ -10,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tasc_engine import Engine, Output, QueueFull, Request
 from tasc_engine.guided import Guide
@@ -20,6 +24,15 @@ log = logging.getLogger(__name__)
 Item = Output | Refusal | Exception
 Sink = Callable[[Item], None]
 _IDLE_S = 0.5
+
+
+@dataclass(frozen=True)
+class _Listener:
+    """Where the outputs of a request go."""
+
+    sink: Sink
+    streams: bool
+    is_idle: bool
 
 
 class EngineLoop:
@@ -47,7 +60,7 @@ class EngineLoop:
         self._on_delta = on_delta
         self._hand_over = hand_over
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._sinks: dict[str, tuple[Sink, bool]] = {}
+        self._sinks: dict[str, _Listener] = {}
         self._last: dict[str, float] = {}
         self._idle_requests: deque[tuple[Request, Sink, Guide | None, float]] = deque()
         self._idle_ids: list[str] = []  # idle requests that the engine holds, in order
@@ -121,26 +134,30 @@ class EngineLoop:
             while not self._closed:
                 self._read_inbox()
                 self._use_idle_rows()
-                self._step()
+                self._engine.launch()
+                self._pass_outputs_on()
+                self._engine.collect()
+                self._crowded = self._engine.waiting > 0
+                self._idle_ids = [id for id in self._idle_ids if self._engine.holds(id)]
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
             self.failure = error
             self._refuse_all(error)
 
-    def _step(self) -> None:
-        """Advances the engine, and passes on its outputs."""
-        outputs, now = self._engine.step(), time.monotonic()
-        self._crowded = self._engine.waiting > 0
+    def _pass_outputs_on(self) -> None:
+        """Passes on the outputs of the step before."""
+        now = time.monotonic()
         items: list[tuple[Sink, Item]] = []
-        for output in outputs:
-            if output.id not in self._idle_ids:
+        for output in self._engine.outputs():
+            if (listener := self._sinks.get(output.id)) is None:
+                continue  # cancelled after its last step
+            if not listener.is_idle:
                 before = self._last.get(output.id)
                 if before is not None:
                     self._on_delta(now - before, len(output.tokens))
                 self._last[output.id] = now
-            sink, streams = self._sinks[output.id]
-            if streams or output.result:
-                items.append((sink, output))
+            if listener.streams or output.result:
+                items.append((listener.sink, output))
             if output.result:
                 self._forget(output.id)
         self._hand_out(items)
@@ -166,14 +183,14 @@ class EngineLoop:
 
     def _drop_idle(self) -> None:
         """Drops the newest idle request."""
-        sink, _ = self._sinks[self._idle_ids[-1]]
+        sink = self._sinks[self._idle_ids[-1]].sink
         self._cancel(self._idle_ids[-1])
         self._hand_out([(sink, Refusal("full", "another request needs the row"))])
 
     def _refuse_all(self, error: Exception) -> None:
         """Refuses all requests, including later ones, after the engine has ended."""
         while True:
-            sinks = [sink for sink, _ in self._sinks.values()]
+            sinks = [listener.sink for listener in self._sinks.values()]
             sinks += [sink for _, sink, _, _ in self._idle_requests]
             self._sinks.clear()
             self._idle_requests.clear()
@@ -194,7 +211,8 @@ class EngineLoop:
     def _next_action(self) -> Callable[[], None]:
         """Returns the next action; waits for one if the engine is idle."""
         engine = self._engine
-        self._idle = idle = not (engine.running or engine.waiting or self._idle_requests)
+        busy = engine.running or engine.waiting or engine.has_outputs or self._idle_requests
+        self._idle = idle = not busy
         try:
             return self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)
         finally:
@@ -218,7 +236,7 @@ class EngineLoop:
         if item:
             self._hand_out([(sink, item)])
             return
-        self._sinks[request.id] = (sink, request.stream)
+        self._sinks[request.id] = _Listener(sink, request.stream, idle)
         if idle:
             self._idle_ids.append(request.id)
 

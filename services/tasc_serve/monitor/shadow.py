@@ -170,8 +170,8 @@ class ShadowCheck:
         try:
             yield
         except Exception:
-            self._drop("failed")
             log.exception("an answer could not be checked")
+            self._drop("failed")
 
     def _on_item(self, candidate: _Candidate, item: Output | Refusal | Exception) -> None:
         """Compares the whole answer, or begins the check again if a user's request took its row."""

@@ -50,7 +50,7 @@ async def test_unstreamed_request_has_one_output(replica):
 
 async def test_timed_out_request_is_refused_and_frees_its_row(replica):
     items = []
-    await replica.answer(long_request(timeout_s=0.05), items.append)
+    await replica.answer(long_request(timeout_s=0.01), items.append)
     assert (items[-1].kind, items[-1].param) == ("late", None)
     assert all(isinstance(item, Output) and not item.result for item in items[:-1])
     await until_free(replica)

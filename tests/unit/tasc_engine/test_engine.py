@@ -332,8 +332,10 @@ def test_drafts_beyond_the_budget_are_dropped(watched: Watched, plain) -> None:
 
 @pytest.mark.parametrize("committed", [0, 2, 7])
 def test_min_tokens_has_no_cost_after_it_is_reached(watched, plain, monkeypatch, committed):
-    engine, masked, honest = watched.engine(), [], watched.target.logits
-    monkeypatch.setattr(watched.target, "logits", lambda batch: masked.append(1) or honest(batch))
+    engine, masked, honest = watched.engine(), [], watched.target.start_logits
+    monkeypatch.setattr(
+        watched.target, "start_logits", lambda batch: masked.append(1) or honest(batch)
+    )
     whole = plain["0"]
     one = replace(REQUESTS[0], min_tokens=4, draft=False, committed_ids=whole[:committed])
     assert run(engine, one).tokens == whole
@@ -376,7 +378,7 @@ def test_drafts_that_do_not_fit_memory_are_left_out(watched, plain, monkeypatch,
     """Kept tokens end at their places, even if they moved before memory ran out."""
     engine, target, scarce = watched.engine(), watched.target, [False]
     where: Any = {"lay_out": module, "begin": target.cache, "forward": target}[place]
-    honest, honest_step = getattr(where, place), target.next_tokens
+    honest, honest_step = getattr(where, place), target.start_tokens
 
     def fails_with_drafts(*args: Any) -> Any:
         found = honest(*args) if place == "forward" or not scarce[-1] else None
@@ -384,11 +386,11 @@ def test_drafts_that_do_not_fit_memory_are_left_out(watched, plain, monkeypatch,
             raise MemoryError
         return found
 
-    def next_tokens(batch: Any) -> Any:
+    def start_tokens(batch: Any) -> Any:
         scarce.append(len(batch.drafts.tokens) > 0 and len(scarce) % 2 == 1)
         return honest_step(batch)
 
-    monkeypatch.setattr(target, "next_tokens", next_tokens)
+    monkeypatch.setattr(target, "start_tokens", start_tokens)
     monkeypatch.setattr(where, place, fails_with_drafts)
     assert tokens(answers(engine)) == plain
     assert sum(scarce) > 3

@@ -170,8 +170,8 @@ def test_padded_step_equals_the_unpadded_step(model, steps, scored) -> None:
     for rows in steps:
         step, calm = host_of(rows, ((20, 22), (19, 20)), scored), host_of(rows, scored=scored)
         expected = alone(model, other, step)
-        assert run.next_tokens(step).tolist() == first_greatest(expected).tolist()
-        torch.testing.assert_close(run.logits(calm), alone(model, other, calm))
+        assert run.start_tokens(step)().tolist() == first_greatest(expected).tolist()
+        torch.testing.assert_close(run.start_logits(calm)(), alone(model, other, calm))
         torch.testing.assert_close(cache.pool[:, :-1], other.pool[:, :-1])
     assert recorder.recorded == len({run.size_of(host_of(rows)) for rows in steps})
 
@@ -180,10 +180,10 @@ def test_step_beyond_a_limit_uses_no_graph(model) -> None:
     run, cache = graphed(model, Eager())
     assert run.size_of(host_of([(3, 1, (-1,)), (0, 1, ())])) == 8
     assert run.size_of(host_of([(3, 1, ()), (0, 29, None)])) == 30
-    assert run.next_tokens(host_of([(3, 1, ()), (0, 30, ())])) is None  # 31 tokens
-    assert run.next_tokens(host_of([(3, 1, range(-1, 30))])) is None  # 32 tokens
-    assert run.next_tokens(host_of([(3, 1, ())], (range(7), range(7)))) is None  # 7 moves
-    assert run.next_tokens(host_of([(3, 1, ())] * (ROWS + 1))) is None
+    assert run.start_tokens(host_of([(3, 1, ()), (0, 30, ())])) is None  # 31 tokens
+    assert run.start_tokens(host_of([(3, 1, range(-1, 30))])) is None  # 32 tokens
+    assert run.start_tokens(host_of([(3, 1, ())], (range(7), range(7)))) is None  # 7 moves
+    assert run.start_tokens(host_of([(3, 1, ())] * (ROWS + 1))) is None
     assert torch.equal(cache.pool, PoolCache(model).pool)
 
 
@@ -194,7 +194,7 @@ def test_warm_up_records_each_bucket_once_and_changes_no_row(model) -> None:
         run.warm_up()
     assert recorder.recorded == len(buckets(LIMITS.tokens))
     assert torch.equal(cache.pool[:, :-1], PoolCache(model).pool[:, :-1])
-    assert run.next_tokens(host_of([(3, 1, ())])) is not None
+    assert run.start_tokens(host_of([(3, 1, ())])) is not None
     assert recorder.recorded == len(buckets(LIMITS.tokens))
 
 
@@ -224,7 +224,7 @@ def test_cache_moves_happen_even_if_logits_run_out_of_memory(model, monkeypatch)
     step = host_of([(3, 2, ()), (4, 1, ())], ((20, 22), (19, 20)))
     monkeypatch.setattr(Tensor, "index_select", full)
     with pytest.raises(torch.OutOfMemoryError):
-        run.logits(step)
+        run.start_logits(step)
     pool = PoolCache(model).pool
     assert torch.equal(cache.pool[:, [19, 20]], pool[:, [20, 22]])
 
@@ -246,7 +246,7 @@ def test_graph_that_does_not_fit_memory_is_tried_once(model) -> None:
 
     recorder = Full()
     run, _ = graphed(model, recorder)
-    assert [run.next_tokens(host_of([(3, 1, ())])) for _ in range(2)] == [None, None]
+    assert [run.start_tokens(host_of([(3, 1, ())])) for _ in range(2)] == [None, None]
     assert recorder.recorded == 1
 
 
@@ -257,7 +257,7 @@ def test_graph_capture_error_is_raised(model) -> None:
 
     run, _ = graphed(model, Broken())
     with pytest.raises(RuntimeError):
-        run.next_tokens(host_of([(3, 1, ())]))
+        run.start_tokens(host_of([(3, 1, ())]))
 
 
 @pytest.mark.skipif(
@@ -279,16 +279,16 @@ def test_replayed_graphs_equal_eager_steps(dtype) -> None:
     ]  # fmt: skip
     for each in rows:
         step = host_of(each, ((20, 22), (19, 20)))
-        found = run.next_tokens(step)
+        found = run.start_tokens(step)
         assert found is not None
-        assert found.tolist() == eager.next_tokens(step).tolist()
+        assert found().tolist() == eager.start_tokens(step)().tolist()
         assert torch.equal(cache.pool[:, :-1], other.pool[:, :-1])
         if dtype == torch.float32:  # where products of a padded step round nearly alike
             calm, third = host_of(each, scored=True), PoolCache(model)
             third.pool.copy_(cache.pool)
             unpadded = alone(model, third, calm)
-            torch.testing.assert_close(run.logits(calm), unpadded, rtol=1e-4, atol=1e-3)
-            eager.logits(calm)
+            torch.testing.assert_close(run.start_logits(calm)(), unpadded, rtol=1e-4, atol=1e-3)
+            eager.start_logits(calm)()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

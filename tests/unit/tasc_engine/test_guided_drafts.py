@@ -132,7 +132,7 @@ def test_request_that_fails_in_its_first_step_outputs_its_forced_tokens(
     make_engine, monkeypatch, stream: bool
 ) -> None:
     engine = make_engine()
-    for name in ("next_tokens", "logits"):
+    for name in ("start_tokens", "start_logits"):
         monkeypatch.setattr(Target, name, failing(OutOfMemory("it did not fit")))
     engine.submit(requests(SHARED, 1, stream=stream)[0])
     deltas = [delta for _ in range(2) for delta in engine.step()]

@@ -269,10 +269,10 @@ def test_repeated_step_passes_hidden_states_once(bench: Maker, monkeypatch) -> N
 
 def test_dropped_drafts_have_no_hidden_states(bench: Maker, monkeypatch) -> None:
     found, full = bench(), OutOfMemory("no memory")
-    honest = found.target.next_tokens
+    honest = found.target.start_tokens
     raised = failing_where(
-        *(monkeypatch, found.target, "next_tokens", full),
-        lambda n, batch: len(batch.drafts.tokens) and sum(raised) < 5 and len(honest(batch)),
+        *(monkeypatch, found.target, "start_tokens", full),
+        lambda n, batch: len(batch.drafts.tokens) and sum(raised) < 5 and len(honest(batch)()),
     )  # its hidden states are there
     found.answer(requests())
     assert sum(raised) == 5

@@ -34,6 +34,7 @@ from tasc_engine.step.draft_budget import (
     LONGEST_PAUSE,
     PROBE,
     TRIAL,
+    Decision,
     DraftBudget,
     Spent,
     convex_steps,
@@ -177,7 +178,9 @@ def spend(
 ) -> None:
     """Simulates a step of all rows with this duration, with or without a request for drafts."""
     drafting = 1e-4 + beginning if drafts else 0.0
-    spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS + hits, drafting, seconds)
+    spent = Spent(
+        ROWS, ROWS, CONTEXT, n, n, ROWS + hits, drafting, seconds, decision=budget.decision
+    )
     budget.time(spent)
     budget.learn(spent)
 
@@ -487,7 +490,9 @@ def test_only_probes_with_draft_tokens_confirm_costs(likely: int, plain: int) ->
         min_probs = budget.min_probs(ROWS, ROWS, CONTEXT) if draft else np.ones(1)
         probes = len(min_probs) > 0 and bool(min_probs.max() <= LIKELY)
         n = likely if probes else 0
-        spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS, 1e-4, float(SECONDS[n]))
+        decision = budget.decision if draft else Decision()
+        seconds = float(SECONDS[n])
+        spent = Spent(ROWS, ROWS, CONTEXT, n, n, ROWS, 1e-4, seconds, decision=decision)
         budget.time(spent)
         if draft:
             budget.learn(spent)
@@ -508,7 +513,8 @@ def test_forced_tokens_do_not_hide_step_costs(reads: bool) -> None:
         min_probs = budget.min_probs(ROWS, ROWS + brought, CONTEXT, reads)
         probes += bool(min_probs.max() <= LIKELY)
         n = int((min_probs <= LIKELY / 2).sum())
-        spent = Spent(ROWS, ROWS + brought, CONTEXT, n, n, ROWS + n, 1e-4, 2e-3, reads)
+        decision = budget.decision
+        spent = Spent(ROWS, ROWS + brought, CONTEXT, n, n, ROWS + n, 1e-4, 2e-3, reads, decision)
         budget.time(spent)
         budget.learn(spent)
     assert (probes > 0) == (not reads)

@@ -182,14 +182,14 @@ def test_broken_engine_fails_all_requests_and_refuses_later_requests(
     make_engine, requests, expected, caplog
 ):
     engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(3))
-    whole_step = engine.step
+    begin = engine.launch
 
-    def step():
+    def launch():
         if next(steps, None) is None:
             raise fault
-        return whole_step()
+        begin()
 
-    engine.step = step
+    engine.launch = launch
     loop = EngineLoop(engine)
     held = threading.Event()
     loop.between_steps(lambda: held.wait(60) and None)
@@ -212,14 +212,14 @@ def test_broken_engine_fails_all_requests_and_refuses_later_requests(
 
 def test_idle_and_later_requests_get_the_error_of_a_broken_engine(make_engine, requests):
     engine, fault, steps = make_engine(), RuntimeError("the device is gone"), iter(range(2))
-    whole_step = engine.step
+    begin = engine.launch
 
-    def step():
+    def launch():
         if engine.running and next(steps, None) is None:
             raise fault
-        return whole_step()
+        begin()
 
-    engine.step = step
+    engine.launch = launch
     loop, sink = EngineLoop(engine), Sink()
     for request in requests[: CONFIG.rows + 1]:  # the last one never begins
         loop.submit_idle(replace(request, stream=False), sink, None, math.inf)

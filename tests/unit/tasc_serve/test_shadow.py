@@ -146,12 +146,13 @@ def test_shadow_checks_detect_wrong_verification(checked, requests, target, monk
 def crowded(checked, first, shadows, users):
     """Answers requests, and others once this many shadows hold rows; returns the next states.
 
-    A state is taken at the end of a step: running and waiting requests, and shadows among them.
+    A state is taken when a step begins: running and waiting requests, and shadows among them.
     """
     engine, loop, states = checked.engine, checked.loop, []
-    answers, found = {}, {}
+    answers, found, begin = {}, {}, checked.engine.launch
 
-    def after_step():
+    def launch():
+        begin()
         state = engine.running, engine.waiting, loop.idle_running
         if states:
             states.append(state)
@@ -160,7 +161,7 @@ def crowded(checked, first, shadows, users):
             for user in users:
                 checked.submit(user, found)
 
-    checked.after_step = after_step
+    engine.launch = launch
     loop.between_steps(lambda: [checked.submit(request, answers) for request in first])
     eventually(lambda: len(found) == len(users))
     assert all(any(result.acceptance.drafted) for result in answers.values())
