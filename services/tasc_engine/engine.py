@@ -58,11 +58,15 @@ class _Step:
 class _Collected:
     """A step whose tokens are committed, and whose outputs are not built yet."""
 
-    step: _Step
+    plan: Plan
+    proposed: "Proposed"
+    clock: StepClock
     committed: Committed
     counts: DraftCounts
     num_drafts: int
     num_draft_tokens: int
+    cached_tokens: int
+    draft_failures: int
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,11 @@ class Engine:
     @property
     def waiting(self) -> int:
         return self.scheduler.waiting
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a forward runs from `launch` on; otherwise, `collect` runs it."""
+        return self._target.device.type != "cpu"
 
     @property
     def has_outputs(self) -> bool:
@@ -256,6 +265,8 @@ class Engine:
         self.collect()
         for sequence in self.scheduler.held:
             self._drop(sequence)
+        self._build_outputs()
+        self._outputs.clear()  # also of answers that have just ended
 
     def draft_by(self, proposer: Proposer) -> None:
         """Replaces the proposer by another that has no rows yet; answers do not change."""
@@ -296,11 +307,11 @@ class Engine:
         Rows of ended answers are free for the next step, and the proposer knows the new tokens.
         `outputs` then returns them.
         """
-        step, self._step = self._step, None
-        if step is None:
+        if self._step is None:
             return
         self._build_outputs()
-        if self._target.device.type == "cpu":
+        step, self._step = self._step, None
+        if not self.overlaps:
             step.clock.lap()  # the forward begins now
         try:
             verified = self._verifier.finish(step.verification, step.clock)
@@ -313,7 +324,10 @@ class Engine:
         counts = count(drafts, accepted, committed.used, len(SOURCES), depth)
         sizes = int(np.count_nonzero(drafts.sizes)), len(drafts.tokens)
         self._observe(step.plan, verified, committed)
-        self._collected = _Collected(step, committed, counts, *sizes)
+        state = self.cached_tokens, self._proposer.new_failures()
+        self._collected = _Collected(
+            step.plan, step.proposed, step.clock, committed, counts, *sizes, *state
+        )
 
     def outputs(self) -> list[Output]:
         """Returns the outputs of collected steps that were not returned yet."""
@@ -325,6 +339,9 @@ class Engine:
         self, requests: Iterable[Request], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[GenerationResult]:
         """Answers requests, refilling rows as they end, and yields results as they finish.
+
+        On a GPU, results are yielded while the next forward runs, so ``requests`` is asked for more
+        requests before the results of the last step are yielded.
 
         Args:
             stopped: Called before each step; True ends the loop, and running requests remain.
@@ -339,10 +356,11 @@ class Engine:
                 else:
                     self.submit(request)
             self.launch()
-            try:
+            if self.overlaps:
                 yield from (output.result for output in self.outputs() if output.result)
-            finally:
-                self.collect()
+            self.collect()
+            if not self.overlaps:
+                yield from (output.result for output in self.outputs() if output.result)
         yield from (output.result for output in self.outputs() if output.result)
 
     def check_integrity(self) -> None:
@@ -402,7 +420,7 @@ class Engine:
 
     def _record(self, collected: _Collected, outputs: list[Output]) -> None:
         """Publishes the step's record; updates the costs of steps and the value of drafts."""
-        plan, proposed, clock = collected.step.plan, collected.step.proposed, collected.step.clock
+        plan, proposed, clock = collected.plan, collected.proposed, collected.clock
         counts, used = collected.counts, collected.committed.used.tolist()
         emitted = {output.id: len(output.tokens) for output in outputs}
         # Tokens that guides forced before or after the step's own tokens.
@@ -415,13 +433,13 @@ class Engine:
             accepted=counts.kept,
             bonus_tokens=sum(used) - int(counts.kept.sum()) - counts.forced,
             prompt_tokens=plan.prompt_tokens,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=collected.cached_tokens,
             draft_seconds=clock.draft,
             verify_seconds=clock.verify,
             paused=proposed.decision.paused,
             cost_error=self._draft_budget.cost_error,
             shared_tokens=plan.shared_tokens,
-            draft_failures=self._proposer.new_failures(),
+            draft_failures=collected.draft_failures,
             forced_tokens=forced + counts.forced,
             carried_tokens=collected.num_draft_tokens - int(counts.drafted.sum()),
             carried_kept=counts.forced,

@@ -151,15 +151,19 @@ class Answering:
         """
         records = [record for row in rows if (record := self._begin(row))]
         engine, end = self._builder.engine, time.monotonic() + _MAX_WORK_S
-        while (engine.running or engine.waiting or engine.has_outputs) and time.monotonic() < end:
+        while (engine.running or engine.waiting) and time.monotonic() < end:
             engine.launch()
-            for output in engine.outputs():
-                if output.result and (record := self._take(output)):
-                    records.append(record)
+            records += self._take_all(engine.outputs())
             engine.collect()
             if rows and engine.waiting < engine.config.rows:
                 break
+        records += self._take_all(engine.outputs())
         return records
+
+    def _take_all(self, outputs: Sequence[Output]) -> list[Record]:
+        """Keeps answers; returns the records of rows whose last answer is among them."""
+        taken = (self._take(output) for output in outputs if output.result)
+        return [record for record in taken if record]
 
     def _begin(self, row: Row) -> Record | None:
         """Submits the requests of a row; returns the record of a row that cannot be answered."""

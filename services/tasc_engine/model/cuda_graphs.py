@@ -197,12 +197,15 @@ class GraphedForward:
         bucket = self._bucket_of(step)
         if bucket is None:
             return None
+        everything = np.array_equal(step.logits_indices, np.arange(len(step.ids)))
+        # Copied before the graph is launched, as this copy waits for all work of the device.
+        indices = None if everything else torch.from_numpy(step.logits_indices).to(self._device)
         logits, _ = bucket.run(step, self._limits, self._cache)
-        if np.array_equal(step.logits_indices, np.arange(len(step.ids))):  # all are needed
-            needed = logits[: len(step.ids)]
-        else:
-            indices = torch.from_numpy(step.logits_indices).to(logits.device)
-            needed = logits.index_select(0, indices)
+        try:
+            needed = logits[: len(step.ids)] if indices is None else logits.index_select(0, indices)
+        except RuntimeError:
+            self._recorder.wait()
+            raise
 
         def wait() -> Tensor:
             # The next step must not overwrite the host buffer before it is copied to the device.

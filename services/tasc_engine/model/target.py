@@ -182,10 +182,9 @@ class Target:
     def start_tokens(self, batch: ForwardBatch) -> Wait[Int64]:
         """Starts one step, and returns a function that waits for its result.
 
-        On a GPU, the forward runs until the function is called. On a CPU, the function runs the
-        forward. The function must be called before the next step is started. It returns
-        ``int64[M]``, the greedy next token where logits are needed. A token is below 0 if its
-        logits contain NaN.
+        On a GPU, the forward runs meanwhile. On a CPU, the function runs the forward. The function
+        must be called before the next step is started. It returns ``int64[M]``, the greedy next
+        token where logits are needed. A token is below 0 if its logits contain NaN.
 
         Raises:
             OutOfMemory: The forward did not fit the memory; the rows' cache is still valid. The

@@ -36,7 +36,7 @@ class Committed:
     """The tokens that a step added to the rows that may emit.
 
     Attributes:
-        sequences: The rows that may emit; answers that have ended no longer have a row.
+        sequences: Sequences that could emit; ``row`` is -1 if the answer has ended.
         new: New tokens of each answer, including tokens that its guide forces after them.
         used: ``int32[m]``, number of tokens that each answer took from the step.
         reasons: Reason of each answer's end; None for an answer that goes on.

@@ -52,19 +52,20 @@ class _Forward:
     logits: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Verification:
     """A step whose forward has been started.
 
     Attributes:
         allowed: The tokens that guides allow at each place; None without guides.
-        forward: Waits for the forward, and returns its result; raises OutOfMemory.
+        forward: Waits for the forward, and returns its result; raises OutOfMemory. None once
+            `Verifier.finish` has begun, so that nothing holds the forward's memory.
     """
 
     plan: Plan
     drafts: Drafts
     allowed: Allowed | None
-    forward: Wait[_Forward]
+    forward: Wait[_Forward] | None
 
 
 class Verifier:
@@ -95,12 +96,15 @@ class Verifier:
         Raises:
             OutOfMemory: The step does not fit the memory even then; it can be run again.
         """
+        wait, step.forward = step.forward, None
+        assert wait is not None, "a step is finished once"
         forward = None
         try:
-            forward = step.forward()
+            forward = wait()
         except OutOfMemory:
             if not len(step.drafts.tokens) and not self._target.keeps_hidden_states:
                 raise
+        del wait
         if forward is None:  # not in the except block: the exception holds the forward's memory
             forward = self._run_smaller(step)
         clock.verify += clock.lap()

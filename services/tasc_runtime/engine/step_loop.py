@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tasc_engine import Engine, Output, QueueFull, Request
@@ -137,11 +138,15 @@ class EngineLoop:
                 self._engine.launch()
                 self._pass_outputs_on()
                 self._engine.collect()
+                if not self._engine.overlaps:
+                    self._pass_outputs_on()
                 self._crowded = self._engine.waiting > 0
                 self._idle_ids = [id for id in self._idle_ids if self._engine.holds(id)]
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
             self.failure = error
+            with suppress(Exception):
+                self._pass_outputs_on()  # answers that ended before the error
             self._refuse_all(error)
 
     def _pass_outputs_on(self) -> None:

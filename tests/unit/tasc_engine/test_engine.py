@@ -479,3 +479,34 @@ def test_prompt_logprobs_come_once_with_the_first_streamed_tokens(make_engine, f
     assert all(len(delta.logprobs) == len(delta.tokens) for delta in deltas[1:])
     logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
     assert tuple(logprobs) == deltas[-1].result.logprobs
+
+
+def test_cancelling_all_requests_drops_results_that_were_not_returned(make_engine) -> None:
+    engine = make_engine()
+    results = engine.generate([Request(name, (5, 9, 30), 4) for name in ("a", "b")])
+    next(results)
+    engine.launch()
+    engine.collect()
+    results.close()
+    engine.cancel_all()
+    assert not engine.has_outputs
+    assert [result.id for result in engine.generate([Request("c", (5, 9, 30), 4)])] == ["c"]
+
+
+def test_parts_of_a_step_give_the_answers_of_whole_steps(make_engine) -> None:
+    """Requests that arrive, and one that is cancelled, while a forward runs."""
+    alone = {r.id: r.tokens for r in make_engine().generate(REQUESTS)}
+    engine, found = make_engine(), {}
+    engine.submit(REQUESTS[0])
+    engine.launch()
+    for request in REQUESTS[1:]:
+        engine.submit(request)
+    engine.submit(replace(REQUESTS[0], id="cancelled"))
+    engine.collect()
+    engine.launch()
+    assert engine.cancel("cancelled")
+    while engine.running or engine.waiting or engine.has_outputs:
+        engine.launch()
+        found |= {o.id: o.result.tokens for o in engine.outputs() if o.result}
+        engine.collect()
+    assert found == alone
