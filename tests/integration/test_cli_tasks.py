@@ -193,7 +193,7 @@ def test_refused_change_leaves_the_task_unchanged(task, store, create, name) -> 
         ((), "nothing to change"),
         (("--max-tokens", 1), "--choices"),
         (("--unset", "model"), "--unset 'model'"),
-        (("--top-k", 1, "--unset", "sampling"), "top_k is both given"),
+        (("--top-k", 1, "--unset", "sampling"), "top_k: given as an option and in --unset"),
     ):
         assert message in task("set", name, *args, code=2)
     assert store.versions(name) == [1]

@@ -109,7 +109,7 @@ def test_index_without_an_improvement_is_not_stored(client, redis_url, record, s
     done = refresh(redis_url, record.name, RefreshOptions(margin=9.0))
     assert (done.version, done.versions) == (None, (first.version,))
     assert store.current() == first
-    assert "not 900.0% more than" in done.reason
+    assert "less than 900.0% above" in done.reason
     assert len(CorpusStore(client, record.name)) == len(shipped), "the rows stay in the corpus"
 
 

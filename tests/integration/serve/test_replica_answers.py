@@ -92,7 +92,7 @@ async def test_requests_to_a_broken_engine_raise_an_error(replica, monkeypatch):
     def broken():
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(replica.builder.engine, "step", broken)
+    monkeypatch.setattr(replica.builder.engine, "launch", broken)
     for _ in range(2):  # one that was running, and one that comes later
         with refused(EngineBroken, "out of order"):
             await replica.answer(long_request(), lambda item: None)
