@@ -78,7 +78,8 @@ class ControlTokens:
             forms |= {text for form in forms if (text := normalizer.normalize_str(form))}
         signs = _signs(forms)
         self._sign = re.compile(f"[{re.escape(signs)}]" if signs else "(?!)")
-        # Normalizers turn letters outside ASCII into signs, but ASCII letters only into letters.
+        # A normalizer can turn a non-ASCII letter into a sign (see `without_signs`), but turns an
+        # ASCII letter only into another letter.
         self._normalizes_ascii = any(sign.isalnum() for sign in signs)
         hidden = self._sign.pattern
         if normalizer is not None:
@@ -112,7 +113,7 @@ class ControlTokens:
         return _replaced(text, [(s, MARK * (s.end - s.begin)) for s in self.find(text)])
 
     def example(self, spans: Sequence[Span]) -> str:
-        """The text of the first of these control tokens; without any, of some control token."""
+        """The text of the first control token in ``spans``; if there are none, of any token."""
         return next(iter([self._contents[span.id] for span in spans] or self._ids))
 
     def beyond(self, ids: Sequence[int], spans: Sequence[Span]) -> bool:
@@ -136,7 +137,7 @@ class ControlTokens:
         named = _replaced(text, [(span, self._named(text, span)) for span in written])
         copy, real = self._renamed
         encoding = copy.encode(named, add_special_tokens=False)
-        # The model itself makes control tokens of texts if its vocabulary has these tokens.
+        # A vocabulary with control tokens can still turn plain text into them.
         own = self._contents.keys() - real.keys()
         if own.isdisjoint(found := encoding.ids):
             return [real.get(id_, id_) for id_ in found]
@@ -189,7 +190,7 @@ class ControlTokens:
             flag: getattr(self._spellings.added[id_], flag)
             for flag in ("lstrip", "rstrip", "single_word", "normalized", "special")
         }
-        if id_ in self._contents:  # counts anywhere, since the template wrote it
+        if id_ in self._contents:  # is found inside words too: the template wrote it
             flags["single_word"] = False
         return AddedToken(name, **flags)
 

@@ -213,7 +213,7 @@ def require_same(begun: Begun, pins: Mapping[str, Any], folder: Path) -> None:
     differences = "; ".join(
         f"{name} was {_shown(begun.pins.get(name))}, is {_shown(now.get(name))}" for name in names
     )
-    state = "is done" if begun.report else "has begun"
+    state = "has ended" if begun.report else "has begun"
     raise JobChanged(
         f"the job in {folder} {state} with another input or other settings: {differences}. Use the "
         "old input and settings, write to another output, or discard the results with --restart"

@@ -63,8 +63,8 @@ def ingest(
         fields: Names of the fields or columns. A row without an id gets an id made of the file's
             hash and the line number.
         reject: File for refused lines, as JSON lines ``file, line, reason, text``, with the
-            absolute path of the file. It keeps the lines of files that only an earlier ingest
-            read. The file exists only if there are refused lines.
+            absolute path of the file. Lines that an earlier ingest refused stay in it, unless
+            their file is ingested again now. The file exists only if there are refused lines.
         labels: The task's labels, if it has any. Rows with other outputs are added, and counted.
         progress: Called with the number of further lines that are done.
 

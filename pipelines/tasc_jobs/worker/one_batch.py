@@ -201,7 +201,7 @@ class Outputs:
         return Counts(answered + failed, answered, failed - self._unanswered)
 
     def end(self) -> Mapping[str, StoredFile]:
-        """Returns the files by field of the batch; a file without lines is omitted."""
+        """Returns the files that have lines, by the name of the batch's field for each."""
         return {
             f"{kind}_file_id": upload.end(
                 f"{self._batch.id}_{kind}.jsonl",

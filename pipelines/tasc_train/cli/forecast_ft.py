@@ -1,4 +1,4 @@
-"""The command `tasc forecast-ft`, which forecasts the effect of new tokens."""
+"""The command `tasc forecast-ft`, which forecasts the effect of adding tokens to a vocabulary."""
 
 from pathlib import Path
 from typing import Annotated

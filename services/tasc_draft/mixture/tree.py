@@ -6,9 +6,8 @@ is a tree whose nodes have one child. A node is expanded only when its best chil
 drafted next, so leaves cost next to nothing.
 
 A row that is limited to labels gets drafts only at branches, where a forward would be needed. A
-token at a branch is drafted with the tokens that it forces, up to the next branch. Without a next
-branch, nothing is drafted, because the target's choice at the branch already decides the rest of
-the answer.
+token at a branch is drafted with the tokens that it forces, up to the next branch. At the last
+branch, nothing is drafted: once the target has chosen there, the rest of the label is forced.
 
 The heap is an array of fixed size. Its element 0 holds the number of entries, in ``node``; the
 entries follow from element 1 on.
@@ -98,7 +97,7 @@ def grow(state: Any, batch: Any, limits: Any, min_probs: Any, external: Any, lab
             n is the budget.
         external: An `ExternalTree` of the same rows. Rows with a draft in this tree ignore the
             settings' ``min_prob``; the caller encodes their limit in ``min_probs``.
-        labels: The `Forest` that the rows' states belong to.
+        labels: The `Forest` of label tries; each row's ``label`` is a state in it.
     """
     nodes, heap, growth, is_eos = state.nodes, state.heap, state.growth[0], state.is_eos
     for i in range(len(batch)):

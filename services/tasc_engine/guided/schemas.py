@@ -234,7 +234,7 @@ def _require_certain(made: Prepared) -> None:
         if _target(made.root, reference) is None:
             raise GuideError(
                 f"this json_schema has uniqueItems and the $ref {reference!r}, which are not "
-                f"supported together; refer to #/$defs, {LENIENT}"
+                f"supported together; use a $ref that points into #/$defs, {LENIENT}"
             )
         groups: list[list[Any]] = [[node]]
         if patterns := node.get("patternProperties"):  # a name may match any of them

@@ -111,7 +111,7 @@ class RowCache:
     def keep(self, layer: int, kv: Tensor) -> None:
         """Writes the step's keys and values, ``[N, 2, kv_heads, head_dim]``."""
         pool = self.pool(layer, kv.shape[2], kv.shape[3], kv)
-        # Masks hide only finite numbers, and they must hide these values from later rows.
+        # No inf or NaN is stored: a later row may use this slot, and masks hide only finite values.
         pool.index_copy_(0, self._on_device.slots, kv.nan_to_num(0.0, 0.0, 0.0))
 
     def attend(
@@ -158,7 +158,7 @@ class RowCache:
     def copied(self, first: int, tokens: int) -> Tensor:
         """Returns a copy of adjacent slots, ``[layers, tokens, 2, kv_heads, head_dim]``."""
         if self._pool is None:
-            raise RuntimeError("the cache is empty; a forward comes first")
+            raise RuntimeError("the cache is empty; run a forward before copying")
         return self._pool[:, first : first + tokens].clone()
 
     @torch.inference_mode()

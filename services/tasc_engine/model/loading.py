@@ -143,8 +143,8 @@ def checked_config(folder: Path) -> Any:
     """The transformers config of a folder with a causal LM that can be served.
 
     Raises:
-        UnsupportedModel: The folder has no such model, other files would change its weights, or the
-            model keeps a recurrent state.
+        UnsupportedModel: The folder has no such model, has other files that would change its
+            weights, or the model keeps a recurrent state.
     """
     require_model(folder)
     config = _config(folder)

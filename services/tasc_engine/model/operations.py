@@ -288,7 +288,7 @@ def _apply_rope_and_write_kv(
         at = query + (token * heads + head) * dim + place
         tl.store(at, x.to(query.dtype.element_ty), mask=inside)
     else:
-        # Masks hide only finite numbers, and they must hide these values from later rows.
+        # No inf or NaN is stored: a later row may use this slot, and masks hide only finite values.
         x = x.to(pool.dtype.element_ty).to(tl.float32)
         x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
         at = pool + (tl.load(slots + token) * (2 * kv_heads) + head - heads) * dim + place

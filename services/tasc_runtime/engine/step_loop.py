@@ -3,8 +3,8 @@
 The outputs of a step are passed on after the next forward has been started, so that a GPU works
 meanwhile.
 
-Other threads pass requests, cancellations and actions between two steps to this thread, which
-passes outputs back. This module does not depend on HTTP or Ray.
+Other threads send this thread requests, cancellations and actions, which it handles between two
+steps. It sends outputs back. This module does not depend on HTTP or Ray.
 """
 
 import logging

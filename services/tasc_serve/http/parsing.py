@@ -133,7 +133,7 @@ def requests_of(
     Args:
         id: Id of the response.
         seed: Seed if the body has none; unset: a random seed.
-        record_version: Version of the task's record for all answers; not used for one answer.
+        record_version: Version of the task's record, used if there is more than one answer.
 
     Raises:
         ApiError: 400: a field is over its limit, or fields contradict each other.

@@ -252,7 +252,7 @@ def test_only_the_rarest_features_are_searched_beyond_the_bound_of_postings() ->
     assert_greatest(search(index, asked, 32), cosines(prompts, outputs, asked), 32)
 
 
-def test_rows_are_found_by_a_single_feature_with_postings_beyond_the_bound() -> None:
+def test_search_by_one_feature_finds_rows_if_it_has_more_than_max_postings() -> None:
     common = [[1] if i % 4 == 0 else [2 + i] for i in range(4 * MAX_POSTINGS + 8)]
     tokens, nothing = Tokens.of(common), Tokens.of([[]] * len(common))
     index = build_inputs(tokens, nothing, np.zeros(len(common), np.int32))
