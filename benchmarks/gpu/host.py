@@ -47,7 +47,7 @@ from tasc_draft import SOURCES, DraftIndex, DraftSettings, NgramProposer
 from tasc_engine import Engine, EngineConfig, EngineTotals, ModelSource, Request, Target
 from tasc_engine import engine as engine_module
 from tasc_engine.drafting import safe_proposer
-from tasc_engine.layout import Int32, Int64, StepLayout, Wait
+from tasc_engine.layout import Int32, Int64, StepLayout
 from tasc_engine.model import cuda_graphs
 from tasc_engine.model import target as target_module
 from tasc_engine.sampling.sampler import Sampler
@@ -194,7 +194,7 @@ class StubTarget:
     def _move(self, moves: Tensor) -> None:
         self._target.cache.pending_moves = np.zeros((2, 0), np.int64)
 
-    def _tokens_of(self, step: StepLayout[Int64]) -> Wait[Int64]:
+    def _tokens_of(self, step: StepLayout[Int64]) -> Callable[[], Int64]:
         self._step = step
         if self._graphs.size_of(step) is not None:
             return self._by_graph(step)
@@ -267,7 +267,8 @@ class Bench:
         template = PromptTemplate(TEMPLATE)
         self._tokenizer, self._test = tokenizer, rows("test")
         self._prompts = [tokenizer.encode_prompt(template.render(r["input"])) for r in self._test]
-        self._outputs = tokenizer.encode_outputs([r["output"] for r in self._test])
+        outputs = tokenizer.encode_outputs([r["output"] for r in self._test])
+        self._outputs = [[*output, tokenizer.eos_id] for output in outputs]
         self._answers: dict[str, tuple[int, Int32]] = {}
         target = Target.load(ModelSource(BASE), config)
         stub = StubTarget(target, self._device, self._answers)
@@ -294,8 +295,9 @@ class Bench:
         self.totals = EngineTotals(len(SOURCES), self.totals.accepted.shape[1])
         begin = len(self._answers)  # rows go on from run to run, as an answered row is known
         rows = range(begin, begin + requests)
-        done = sum(1 for _ in self.engine.generate(map(self._request, rows)))
-        assert done == requests
+        results = list(self.engine.generate(map(self._request, rows)))
+        assert len(results) == requests
+        assert all(list(r.tokens) == self._answers[r.id][1].tolist() for r in results)
         return list(self._device.waits)
 
     def _request(self, i: int) -> Request:

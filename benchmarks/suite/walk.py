@@ -106,7 +106,8 @@ def _profile(frame, event, arg):
         values = [frame.f_locals.get(name) for name in names]
         kind = "prompt" if any(_holds(v, 4) for v in values) else None
         kind = kind or ("answer" if any(map(_answers, values)) else None)
-        forward = code.co_qualname in ("Target._step", "Target._start")  # of older trees, too
+        # Older trees have `Target._step`.
+        forward = code.co_qualname in ("Target._start", "Target._step")
         if kind or forward:
             kind = "forward" if forward else kind
             line = [time.monotonic_ns(), kind, code.co_filename, code.co_qualname]

@@ -7,9 +7,9 @@ The engine does not depend on HTTP, Ray or a store. It must be used by one threa
 `Engine.step` advances all rows by one forward. It has three parts, which may also be called one by
 one, so that a GPU works while the host builds outputs::
 
-    engine.launch()             # plans the next step, and starts its forward
+    engine.launch()              # plans the next step, and starts its forward
     hand_over(engine.outputs())  # the outputs of the step before, while the forward runs
-    engine.collect()            # waits for the forward, and commits its tokens
+    engine.collect()             # waits for the forward, and commits its tokens
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,11 +45,25 @@ Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class Proposed:
+    """A step's drafts, and the tokens that guides allow.
+
+    Attributes:
+        decision: The decision of the draft budget; None if no request allows drafts, has room for
+            drafts and may gain from them.
+    """
+
+    drafts: Drafts
+    allowed: Allowed | None
+    decision: Decision | None
+
+
+@dataclass(frozen=True)
 class _Step:
     """A step whose forward has been started."""
 
     plan: Plan
-    proposed: "Proposed"
+    proposed: Proposed
     verification: Verification
     clock: StepClock
 
@@ -59,7 +73,7 @@ class _Collected:
     """A step whose tokens are committed, and whose outputs are not built yet."""
 
     plan: Plan
-    proposed: "Proposed"
+    decision: Decision | None
     clock: StepClock
     committed: Committed
     counts: DraftCounts
@@ -67,21 +81,6 @@ class _Collected:
     num_draft_tokens: int
     cached_tokens: int
     draft_failures: int
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """A step's drafts, and the tokens that guides allow.
-
-    Attributes:
-        may_draft: Whether any request allows drafts, has room for drafts and may gain from them.
-        decision: The decision of the draft budget, if the step may have drafts.
-    """
-
-    drafts: Drafts
-    allowed: Allowed | None
-    may_draft: bool
-    decision: Decision
 
 
 class Engine:
@@ -326,7 +325,7 @@ class Engine:
         self._observe(step.plan, verified, committed)
         state = self.cached_tokens, self._proposer.new_failures()
         self._collected = _Collected(
-            step.plan, step.proposed, step.clock, committed, counts, *sizes, *state
+            step.plan, step.proposed.decision, step.clock, committed, counts, *sizes, *state
         )
 
     def outputs(self) -> list[Output]:
@@ -384,8 +383,8 @@ class Engine:
     def _propose(self, plan: Plan, clock: StepClock) -> Proposed:
         """Makes drafts that are worth their time, without tokens that guides forbid."""
         budget, min_probs = plan.budget(self.config.max_draft_tokens), None
-        decision = Decision()
-        if may_draft := bool(budget.any()):
+        decision = None
+        if budget.any():
             shape = len(plan.emitting), len(plan.tokens), plan.context
             min_probs = self._draft_budget.min_probs(*shape, plan.reads)
             decision = self._draft_budget.decision
@@ -394,7 +393,7 @@ class Engine:
         clock.draft = clock.lap()
         drafts, allowed = plan.guided(drafts, _price(min_probs, len(drafts.tokens)))
         clock.guide = clock.lap()
-        return Proposed(drafts, allowed, may_draft, decision)
+        return Proposed(drafts, allowed, decision)
 
     def _observe(self, plan: Plan, verified: Verified, committed: Committed) -> None:
         """Passes new tokens on to proposer and sampler, and frees the rows of ended answers."""
@@ -420,7 +419,7 @@ class Engine:
 
     def _record(self, collected: _Collected, outputs: list[Output]) -> None:
         """Publishes the step's record; updates the costs of steps and the value of drafts."""
-        plan, proposed, clock = collected.plan, collected.proposed, collected.clock
+        plan, decision, clock = collected.plan, collected.decision, collected.clock
         counts, used = collected.counts, collected.committed.used.tolist()
         emitted = {output.id: len(output.tokens) for output in outputs}
         # Tokens that guides forced before or after the step's own tokens.
@@ -436,7 +435,7 @@ class Engine:
             cached_tokens=collected.cached_tokens,
             draft_seconds=clock.draft,
             verify_seconds=clock.verify,
-            paused=proposed.decision.paused,
+            paused=decision is not None and decision.paused,
             cost_error=self._draft_budget.cost_error,
             shared_tokens=plan.shared_tokens,
             draft_failures=collected.draft_failures,
@@ -449,9 +448,9 @@ class Engine:
         )
         self._on_step(record)
         if self._draft_budget.learns:
-            spent = Spent.of(plan, record, proposed.decision)
+            spent = Spent.of(plan, record, decision or Decision())
             self._draft_budget.time(spent)
-            if proposed.may_draft:
+            if decision:
                 self._draft_budget.learn(spent)
 
     def _give_up(self, sequence: Sequence, error: str) -> Output:

@@ -7,9 +7,8 @@ enter adjacent slots of the cache. Before the next step, accepted nodes move to 
 depths. This module has only index arithmetic, without tensors or a model.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numba
 import numpy as np
@@ -20,9 +19,6 @@ from tasc_draft import Drafts
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Array = TypeVar("Array")
-T = TypeVar("T")
-# Waits for a step that was started, and returns its result.
-Wait: TypeAlias = Callable[[], T]
 
 
 @dataclass(frozen=True)

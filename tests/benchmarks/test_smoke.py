@@ -194,6 +194,13 @@ def test_dry_run_of_the_gpu_benchmark_reports_every_figure(tmp_path: Path) -> No
     assert judged == {*LEAST, *MOST} - {"tiny_mistral_differences", "tiny_gemma2_differences"}
 
 
+def test_host_benchmark_answers_the_known_answers_with_drafts() -> None:
+    found = record(run("gpu/host.py", "--batches", "2", "--requests", "64"))["batches"]["2"]
+    assert 0 < found["busy"] < 1
+    assert found["accepted_per_row"] > 1
+    assert {"propose", "layout", "outputs", "record and costs"} <= found["parts_us"].keys()
+
+
 def test_gpu_stages_need_only_torch_and_transformers() -> None:
     """A machine that is lent for its GPU has no store, no Ray and no command line packages."""
     missing = ("redis", "ray", "pydantic", "rich", "typer")

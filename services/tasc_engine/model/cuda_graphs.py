@@ -30,7 +30,7 @@ from torch import Tensor
 
 from tasc_engine.errors import is_out_of_memory
 from tasc_engine.kv.cache import RowCache
-from tasc_engine.layout import Int64, StepLayout, Wait
+from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.model.operations import first_greatest
 
 Step = StepLayout[Int64]
@@ -167,7 +167,7 @@ class GraphedForward:
         self._buckets: dict[int, _Bucket | None] = {}
 
     @torch.inference_mode()
-    def start_tokens(self, step: Step) -> Wait[Int64] | None:
+    def start_tokens(self, step: Step) -> Callable[[], Int64] | None:
         """Starts a step; returns a function that waits for it, or None if no graph can run it.
 
         The function must be called before the next step starts, which uses the same buffers. It
@@ -189,7 +189,7 @@ class GraphedForward:
         return tokens
 
     @torch.inference_mode()
-    def start_logits(self, step: Step) -> Wait[Tensor] | None:
+    def start_logits(self, step: Step) -> Callable[[], Tensor] | None:
         """Starts a step as `start_tokens` does.
 
         The returned function returns ``[M, vocab]`` on the device, valid until the next step.

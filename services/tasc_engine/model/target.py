@@ -24,7 +24,6 @@ from tasc_engine.layout import (
     ForwardBatch,
     Int64,
     StepLayout,
-    Wait,
     chains,
     lay_out,
     plain_batch,
@@ -179,7 +178,7 @@ class Target:
         """Runs one step; see `start_logits`."""
         return self.start_logits(batch)()
 
-    def start_tokens(self, batch: ForwardBatch) -> Wait[Int64]:
+    def start_tokens(self, batch: ForwardBatch) -> Callable[[], Int64]:
         """Starts one step, and returns a function that waits for its result.
 
         On a GPU, the forward runs meanwhile. On a CPU, the function runs the forward. The function
@@ -192,7 +191,7 @@ class Target:
         """
         return self._start(batch, self._tokens_of)
 
-    def start_logits(self, batch: ForwardBatch) -> Wait[Tensor]:
+    def start_logits(self, batch: ForwardBatch) -> Callable[[], Tensor]:
         """Starts one step, as `start_tokens` does.
 
         The function returns ``[M, vocab]`` on the target's device, valid until the next step.
@@ -202,11 +201,13 @@ class Target:
         """
         return self._start(batch, self._logits_of)
 
-    def _start(self, batch: ForwardBatch, start: Callable[[StepLayout[Int64]], Wait[T]]) -> Wait[T]:
+    def _start(
+        self, batch: ForwardBatch, start: Callable[[StepLayout[Int64]], Callable[[], T]]
+    ) -> Callable[[], T]:
         tokens = len(batch.tokens) + len(batch.drafts.tokens)
         guarded = partial(self._run, f"a step of {tokens} tokens on {self.device}")
 
-        def begin() -> Wait[T]:
+        def begin() -> Callable[[], T]:
             return start(lay_out(batch, self.cache.pending_moves))
 
         def run() -> T:
@@ -216,17 +217,17 @@ class Target:
         return partial(guarded, run if self.device.type == "cpu" else guarded(begin))
 
     @torch.inference_mode()
-    def _run(self, name: str, work: Wait[T]) -> T:
+    def _run(self, name: str, work: Callable[[], T]) -> T:
         with out_of_memory_is(name), self._current():
             return work()
 
-    def _tokens_of(self, step: StepLayout[Int64]) -> Wait[Int64]:
+    def _tokens_of(self, step: StepLayout[Int64]) -> Callable[[], Int64]:
         if (graphs := self._usable_graphs) and (tokens := graphs.start_tokens(step)):
             return tokens
         logits = self._forward_of(step)
         return partial(choose if logits.device.type == "cpu" else greatest, logits)
 
-    def _logits_of(self, step: StepLayout[Int64]) -> Wait[Tensor]:
+    def _logits_of(self, step: StepLayout[Int64]) -> Callable[[], Tensor]:
         if (graphs := self._usable_graphs) and (logits := graphs.start_logits(step)):
             return logits
         logits_of_step = self._forward_of(step)

@@ -252,7 +252,7 @@ def _kept_of(x: Tensor, weights: Tensor, part: Inputs[Tensor], n: int) -> tuple[
     goal = torch.where(top_p < 1, top_p, torch.inf).unsqueeze(-1) * whole
     before = pad((ranked * inside).cumsum(-1)[:, :-1], (1, 0))
     last = (inside & (before < goal)).sum(-1, keepdim=True)
-    # Of equally likely tokens, those with lower ids are kept, whatever their order in the ranking.
+    # Among equally likely tokens, the lowest ids are kept, whatever their order in the ranking.
     cut = values.gather(-1, (last - 1).clamp_(min=0))
     equal, above = x == cut, x > cut
     kept = above | (equal & (equal.cumsum(-1) <= last - above.sum(-1, keepdim=True)))

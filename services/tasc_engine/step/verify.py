@@ -3,8 +3,10 @@
 A step is started and finished by two calls. On a GPU, the host is free between them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,6 @@ from torch import Tensor
 
 from tasc_draft import Drafts
 from tasc_engine.errors import OutOfMemory, out_of_memory_is
-from tasc_engine.layout import Wait
 from tasc_engine.model.target import Target
 from tasc_engine.sampling.accept import Accepted, accept
 from tasc_engine.sampling.row_parameters import Allowed
@@ -65,7 +66,7 @@ class Verification:
     plan: Plan
     drafts: Drafts
     allowed: Allowed | None
-    forward: Wait[_Forward] | None
+    forward: Callable[[], _Forward] | None
 
 
 class Verifier:
@@ -126,7 +127,7 @@ class Verifier:
         with target.without_hidden_states():
             return self._start(plan, none, at_roots)()
 
-    def _start(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Wait[_Forward]:
+    def _start(self, plan: Plan, drafts: Drafts, allowed: Allowed | None) -> Callable[[], _Forward]:
         rows = plan.emitting_rows
         needs_logits = any(s.request.logprobs is not None for s in plan.emitting)
         needs_logits |= plan.scored is not None
@@ -153,7 +154,7 @@ class Verifier:
         return chosen
 
 
-def _raise(error: OutOfMemory) -> _Forward:
+def _raise(error: OutOfMemory) -> NoReturn:
     raise error
 
 

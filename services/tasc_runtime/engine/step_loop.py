@@ -1,7 +1,7 @@
 """The thread that owns an engine and steps it while there is work.
 
-The outputs of a step are passed on after the next forward has been started, so that a GPU works
-meanwhile.
+On a GPU, the outputs of a step are passed on while the next forward runs. On a CPU, they are passed
+on as soon as the step has ended.
 
 Other threads send this thread requests, cancellations and actions, which it handles between two
 steps. It sends outputs back. This module does not depend on HTTP or Ray.
@@ -150,7 +150,7 @@ class EngineLoop:
             self._refuse_all(error)
 
     def _pass_outputs_on(self) -> None:
-        """Passes on the outputs of the step before."""
+        """Passes on the outputs of the last collected step."""
         now = time.monotonic()
         items: list[tuple[Sink, Item]] = []
         for output in self._engine.outputs():
