@@ -4,6 +4,7 @@ This module handles models, devices and dtypes; it does not depend on requests, 
 """
 
 import itertools
+import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_engine.config import EngineConfig
-from tasc_engine.errors import UnsupportedModel, out_of_memory_is
+from tasc_engine.errors import UnsupportedModel, is_out_of_memory, out_of_memory_is
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache, attach, attention_layers, on_device
 from tasc_engine.layout import (
@@ -49,6 +50,7 @@ TOLERANCE = {
 QUANTISED_TOLERANCE = 0.2
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 # Takes token ids, the indices that need logits, and a cache with the step's layout; returns logits.
 Forward = Callable[[Tensor, Tensor, RowCache], Tensor]
 
@@ -79,7 +81,8 @@ class Target:
         _check_config(model.config, config.max_model_len)
         expected, self._name = _own_logits(model.eval()), type(model).__name__
         self._tolerance = TOLERANCE[self.dtype]
-        if getattr(model.config, "quantization_config", None):
+        self._quantised = bool(getattr(model.config, "quantization_config", None))
+        if self._quantised:
             self._tolerance = max(self._tolerance, QUANTISED_TOLERANCE)
         added = Adapters(model, adapters)
         decoder = lean(model, config.max_model_len, added)
@@ -90,6 +93,8 @@ class Target:
         self._check_against(expected)
         _check_windows(model.config, self.cache.windows, config.max_model_len)
         self._graphs = None if decoder is None else self._graphed(decoder)
+        if self.device.type == "cuda" and self._graphs is None:
+            log.warning(without_graphs(self._name, decoder is not None, self._quantised))
 
     @classmethod
     def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
@@ -145,10 +150,23 @@ class Target:
             self.keep_hidden_states(request)
 
     def warm_up(self) -> None:
-        """Compiles kernels and captures graphs before the first request; all rows must be free."""
+        """Compiles kernels and captures graphs before the first request; all rows must be free.
+
+        Raises:
+            UnsupportedModel: A quantised layer cannot be captured.
+        """
         if graphs := self._usable_graphs:
-            with self._current():
-                graphs.warm_up()
+            try:
+                with self._current():
+                    graphs.warm_up()
+            except RuntimeError as error:
+                if not self._quantised or is_out_of_memory(error):
+                    raise
+                raise UnsupportedModel(
+                    f"the quantised layers of {self._name} cannot be captured in a CUDA graph "
+                    f"({error}); leave quantization out with dtype bfloat16, use nf4 instead of "
+                    "int8, or set device to cpu"
+                ) from error
             length = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
             # The last step has too many prompt tokens for a graph, and uses other kernels.
             for rows in range(1, min(self.config.rows, self.cache.slots // length) + 1):
@@ -307,6 +325,26 @@ class Target:
         """Makes the target's device the current device, on which custom kernels are launched."""
         cuda = self.device.type == "cuda"
         return torch.cuda.device(self.device) if cuda else nullcontext()
+
+
+def without_graphs(name: str, lean: bool, quantised: bool) -> str:
+    """Says why a model runs on a GPU without CUDA graphs, and what would help.
+
+    Args:
+        name: The model's class.
+        lean: Whether this project's decoder runs the model.
+        quantised: Whether the model is quantised.
+    """
+    slow = f"{name} runs each step on a GPU without CUDA graphs, which takes many times as long"
+    if lean:
+        return (
+            f"{slow}: its attention needs Triton, an Ampere or later GPU, and float32, bfloat16 or "
+            "float16; install torch's CUDA build, or change dtype"
+        )
+    kept = " with linear layers that are plain, or nf4 or int8 by bitsandbytes" * quantised
+    return (
+        f"{slow}: the code of transformers runs it; graphs need one of {', '.join(FAMILIES)}{kept}"
+    )
 
 
 def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:
