@@ -143,26 +143,29 @@ class GraphedForward:
     """Runs steps with few prompt tokens; other steps are left to the caller.
 
     Args:
-        forward: Takes ids, the indices of tokens that need logits, and the cache; returns logits
-            ``[M, vocab]``. Neither ``forward`` nor ``cache.begin`` may wait for the device or
-            depend on values.
+        forward: Takes ids, the indices of tokens that need logits, the cache, and a tensor that
+            receives the logits ``[M, vocab]``; returns that tensor. Neither ``forward`` nor
+            ``cache.begin`` may wait for the device or depend on values.
         cache: A cache with allocated memory; its slot ``limits.scratch`` belongs to no row.
+        logits: ``[limits.tokens, vocab]``, in the dtype of the logits. Only one graph runs at a
+            time, so all graphs write to the first lines of this tensor.
         recorder: Captures graphs; None for `CudaGraphs`.
     """
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor, Any], Tensor],
+        forward: Callable[[Tensor, Tensor, Any, Tensor], Tensor],
         cache: RowCache,
         limits: Limits,
-        device: torch.device,
+        logits: Tensor,
         recorder: Recorder | None = None,
     ) -> None:
         self._forward = forward
         self._cache = cache
         self._limits = limits
-        self._device = device
-        self._recorder = CudaGraphs(device) if recorder is None else recorder
+        self._logits = logits
+        self._device = logits.device
+        self._recorder = CudaGraphs(logits.device) if recorder is None else recorder
         self._sizes = buckets(limits.tokens)
         self._buckets: dict[int, _Bucket | None] = {}
 
@@ -260,7 +263,8 @@ class GraphedForward:
 
         def run() -> tuple[Tensor, Tensor]:
             self._cache.begin(padded, own)
-            logits = self._forward(own.ids, own.logits_indices, self._cache)
+            out = self._logits[: len(own.ids)]
+            logits = self._forward(own.ids, own.logits_indices, self._cache, out)
             return logits, first_greatest(logits)
 
         chosen = torch.empty(size, dtype=torch.int64, pin_memory=pinned)

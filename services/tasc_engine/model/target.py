@@ -278,7 +278,9 @@ class Target:
             return None
         rows, max_drafts = self.config.rows, self.config.max_draft_tokens
         limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, self.cache.slots)
-        return GraphedForward(decoder, self.cache, limits, self.device)
+        shape = (limits.tokens, decoder.head.out_features)
+        logits = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return GraphedForward(decoder, self.cache, limits, logits)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:

@@ -276,9 +276,8 @@ def test_quantised_layer_that_cannot_be_captured_is_refused_with_the_way_out() -
     for quantization, kind in (("int8", UnsupportedModel), (None, RuntimeError)):
         target = load(quantization=quantization)
         limits = Limits(rows=2, tokens=8, moves=4, scratch=target.cache.slots)
-        target._graphs = GraphedForward(
-            target.forward, target.cache, limits, target.device, Broken()
-        )
+        logits = torch.empty((limits.tokens, target.vocab_size))
+        target._graphs = GraphedForward(target.decoder, target.cache, limits, logits, Broken())
         with refused(kind, *(["int8", "bfloat16", "cpu"] if quantization else [])) as caught:
             target.warm_up()
         assert type(caught.value) is kind
