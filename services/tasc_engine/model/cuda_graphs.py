@@ -244,7 +244,10 @@ class GraphedForward:
                 # The error of an aborted capture does not contain the cause.
                 if not any(is_out_of_memory(e) for e in (error, error.__context__) if e):
                     raise
-                log.warning("no memory for the graph of %d tokens; such steps run slower", size)
+                log.warning(
+                    "no memory for the graph of %d tokens; such steps run slower: lower rows (%d), "
+                    "max_draft_tokens, kv_cache_bytes or gpu_memory_share", size, self._limits.rows,
+                )  # fmt: skip
                 self._buckets[size] = None
         return self._buckets[size]
 
