@@ -67,7 +67,9 @@ class EngineSettings(Section):
         "false: always draft.",
     )
     cost_seconds: float = Field(
-        15.0, gt=0, description="Maximum time to measure step costs at the first start."
+        15.0,
+        gt=0,
+        description="Maximum time to measure step costs at the first start; on a GPU at most 3 s.",
     )
     neural_draft_limit_s: float = Field(
         0.5, gt=0, description="A drafter whose median step takes longer is switched off."

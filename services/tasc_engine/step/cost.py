@@ -7,6 +7,7 @@ context of each row. This module measures a target. `live_costs` corrects the co
 
 import json
 import logging
+import math
 import os
 import platform
 import time
@@ -30,9 +31,36 @@ log = logging.getLogger(__name__)
 
 DRAFTED = (0, 1, 3, 7, 15, 31)  # measured numbers of draft tokens per row
 SECONDS = 15.0  # maximum time of a measurement, without its last forward
-ROUNDS, MIN_ROUNDS = 25, 3
 SETTLED = 0.05  # a round that makes no point faster by a larger share is the last
 _CONTEXT = 64
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often points are timed.
+
+    Attributes:
+        rounds, min_rounds: Numbers of rounds over all points; the first is always complete for the
+            full batch.
+        seconds: Maximum time of a measurement, even if the caller allows more.
+        warm_up: Whether each point has a forward before its first time.
+    """
+
+    rounds: int
+    min_rounds: int
+    seconds: float
+    warm_up: bool
+
+
+THOROUGH = Effort(rounds=25, min_rounds=3, seconds=math.inf, warm_up=True)
+# A GPU runs only this process's graphs, which were replayed or captured before, so that two times
+# of a point differ by a few percent; the first real steps correct the rest (`live_costs`).
+BRIEF = Effort(rounds=2, min_rounds=2, seconds=3.0, warm_up=False)
+
+
+def effort_on(device: str) -> Effort:
+    """The effort for a kind of device: a start on a GPU should take seconds."""
+    return BRIEF if device == "cuda" else THOROUGH
 
 
 def processor() -> str:
@@ -125,6 +153,7 @@ def measure(
     model: str,
     seconds: float = SECONDS,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    effort: Effort = THOROUGH,
 ) -> StepCosts:
     """Times forwards of a target whose rows are all free, and clears the cache afterwards.
 
@@ -134,22 +163,26 @@ def measure(
 
     Args:
         model: Name under which the costs are kept.
-        seconds: Maximum time of the measurement. Points that were not reached are left out, except
-            the points of the full batch at the first context, which are always measured.
+        seconds: Maximum time of the measurement; ``effort`` may have a lower one. Points that were
+            not reached are left out, except the points of the full batch at the first context,
+            which are always measured.
         progress: Called with the number of timed forwards and their maximum.
+        effort: How often points are timed.
     """
-    points, until = list(_points(target)), time.perf_counter() + seconds
+    until = time.perf_counter() + min(seconds, effort.seconds)
+    points = list(_points(target))
     took: dict[tuple[int, int, int], float] = {}
     smallest = sum(point[::2] == points[0][::2] for point in points)
-    for n in range(ROUNDS):
+    for n in range(effort.rounds):
         before = dict(took)
         for i, point in enumerate(points):
             if (n or i >= smallest) and time.perf_counter() > until:
                 break
-            took[point] = min(_time(target, point, warm_up=not n), took.get(point, np.inf))
-            progress(n * len(points) + i + 1, ROUNDS * len(points))
+            warm_up = effort.warm_up and not n
+            took[point] = min(_time(target, point, warm_up), took.get(point, np.inf))
+            progress(n * len(points) + i + 1, effort.rounds * len(points))
         settled = all(s >= (1 - SETTLED) * before.get(point, np.inf) for point, s in took.items())
-        if (settled and n + 1 >= MIN_ROUNDS) or time.perf_counter() > until:
+        if (settled and n + 1 >= effort.min_rounds) or time.perf_counter() > until:
             break
     costs = (
         Cost(rows, rows * (1 + drafted), context, found)

@@ -20,7 +20,7 @@ import tasc_engine
 from tasc_draft.compiled import digest_of
 from tasc_draft.files import cache_folder
 from tasc_engine import ModelSource, Target
-from tasc_engine.step.cost import SECONDS, StepCosts, kept, measure, processor, write
+from tasc_engine.step.cost import SECONDS, StepCosts, effort_on, kept, measure, processor, write
 
 WAIT_S = 120.0  # maximum wait for other measurements; less than the start-up limit
 PATIENCE_S = 1.0  # a wait without a message, since others may only be reading the file
@@ -40,17 +40,20 @@ def step_costs(
     Args:
         folder: Folder of cost files, created if needed. Unset: in `cache_folder`.
         say: Called with a line for waiting users about work that takes seconds.
-        seconds: Maximum time of a measurement.
+        seconds: Maximum time of a measurement; on a GPU it is at most three seconds.
     """
     folder = folder or cache_folder() / "costs"
     path = folder / f"{_key(target, source)}.json"
 
     def measured() -> StepCosts:
+        effort = effort_on(target.device.type)
+        most = min(seconds, effort.seconds)
         say(
             f"measuring the step costs of {source.folder.name} on {platform.node()}, up to about "
-            f"{seconds:.0f} s; later starts with these settings on this machine read {path}"
+            f"{most:.0f} s; later starts with these settings on this machine read {path}"
         )
-        return measure(target, source.folder.name, seconds)
+        target.warm_up()  # captures graphs, which is not part of a step
+        return measure(target, source.folder.name, most, effort=effort)
 
     def keep(costs: StepCosts) -> None:
         """Writes on another thread, so that no step waits for a slow disk."""

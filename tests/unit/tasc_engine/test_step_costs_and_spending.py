@@ -28,7 +28,17 @@ from tasc_engine import (
 )
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.step import live_costs
-from tasc_engine.step.cost import ROUNDS, Cost, StepCosts, _points, kept, measure, write
+from tasc_engine.step.cost import (
+    BRIEF,
+    THOROUGH,
+    Cost,
+    StepCosts,
+    _points,
+    effort_on,
+    kept,
+    measure,
+    write,
+)
 from tasc_engine.step.draft_budget import (
     LIKELY,
     LONGEST_PAUSE,
@@ -61,8 +71,8 @@ def test_step_costs_are_measured_for_full_and_partial_batches(folder: Path) -> N
     found = measure(target, "tiny", progress=lambda done, of: seen.append((done, of)))
     points = [(c.rows, c.tokens, c.context) for c in found.costs]
     assert points == [(r, r * (1 + n), 56) for r in (4, 2, 1) for n in (0, 1, 3, 7)]
-    assert 2 * len(points) < len(seen) <= ROUNDS * len(points)
-    assert seen == [(i + 1, ROUNDS * len(points)) for i in range(len(seen))]
+    assert 2 * len(points) < len(seen) <= THOROUGH.rounds * len(points)
+    assert seen == [(i + 1, THOROUGH.rounds * len(points)) for i in range(len(seen))]
     assert all(0 < c.seconds < 10 for c in found.costs)
     assert found.measured.threads == torch.get_num_threads()
     short = measure(target, "tiny", seconds=0.0)  # the full batch at least
@@ -99,6 +109,19 @@ def test_measurement_continues_while_minima_fall(monkeypatch, rounds, costs) -> 
     found = measure(target, "m", seconds=1e9)
     assert [c.seconds for c in found.costs] == pytest.approx([costs] * POINTS)
     assert target.forwards == POINTS * (1 + max(len(rounds), 3))
+
+
+def test_gpu_is_measured_in_two_rounds_and_three_seconds(monkeypatch) -> None:
+    """The least of two times counts, and the measurement does not wait for points to settle."""
+    assert (effort_on("cuda"), effort_on("cpu")) == (BRIEF, THOROUGH)
+    clock = FakeClock()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    target = Scripted(clock, [0.002] * POINTS + [0.001] * POINTS)
+    found = measure(target, "m", effort=BRIEF)
+    assert [c.seconds for c in found.costs] == pytest.approx([0.001] * POINTS)
+    assert target.forwards == 2 * POINTS
+    slow = Scripted(clock, [1.0] * 100)
+    assert len(measure(slow, "m", effort=BRIEF).costs) == slow.forwards == 4  # the full batch
 
 
 @pytest.mark.parametrize(

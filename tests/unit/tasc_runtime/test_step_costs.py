@@ -9,7 +9,7 @@ import torch
 
 from support import eventually
 from tasc_engine import EngineConfig, ModelSource, Target
-from tasc_engine.step.cost import Conditions
+from tasc_engine.step.cost import Conditions, Effort
 from tasc_runtime.engine import step_costs as module
 from tasc_runtime.engine.step_costs import step_costs
 from tiny import make_folder
@@ -20,9 +20,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows of measured engines; a measurement takes no time."""
     rows: list[int] = []
 
-    def measure(target: Target, model: str, seconds: float):
+    def measure(target: Target, model: str, seconds: float, effort: Effort):
         rows.append(target.config.rows)
-        return honest(target, model, seconds=0.0)
+        return honest(target, model, seconds=0.0, effort=effort)
 
     honest = module.measure
     monkeypatch.setattr(module, "measure", measure)
