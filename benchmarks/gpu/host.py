@@ -279,6 +279,7 @@ class Bench:
             vocab_size=target.vocab_size,
             eos_ids=tokenizer.eos_ids,
             index=index,
+            spare=batch,
         )
         self.totals = EngineTotals(len(SOURCES), proposer.max_depth)
         self.engine = stub.engine = Engine(

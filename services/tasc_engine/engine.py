@@ -310,7 +310,9 @@ class Engine:
             return
         self._build_outputs()
         step, self._step = self._step, None
-        if not self.overlaps:
+        if self.overlaps:
+            self._prepare(step)
+        else:
             step.clock.lap()  # the forward begins now
         try:
             verified = self._verifier.finish(step.verification, step.clock)
@@ -340,23 +342,30 @@ class Engine:
         """Answers requests, refilling rows as they end, and yields results as they finish.
 
         On a GPU, results are yielded while the next forward runs, so ``requests`` is asked for more
-        requests before the results of the last step are yielded.
+        requests before the results of the last step are yielded. Up to one more request for each
+        row is taken while a forward runs, and waits.
 
         Args:
             stopped: Called before each step; True ends the loop, and running requests remain.
         """
         source = iter(requests)
         exhausted = False
-        while (not exhausted or self.waiting or self.running) and not stopped():
-            while not exhausted and self.waiting < self.scheduler.free_rows:
+
+        def submit(most_waiting: int) -> None:
+            nonlocal exhausted
+            while not exhausted and self.waiting < most_waiting:
                 request = next(source, None)
                 if request is None:
                     exhausted = True
                 else:
                     self.submit(request)
+
+        while (not exhausted or self.waiting or self.running) and not stopped():
+            submit(self.scheduler.free_rows)
             self.launch()
             if self.overlaps:
                 yield from (output.result for output in self.outputs() if output.result)
+                submit(min(self.config.rows, self.config.max_waiting))
             self.collect()
             if not self.overlaps:
                 yield from (output.result for output in self.outputs() if output.result)
@@ -394,6 +403,13 @@ class Engine:
         drafts, allowed = plan.guided(drafts, _price(min_probs, len(drafts.tokens)))
         clock.guide = clock.lap()
         return Proposed(drafts, allowed, decision)
+
+    def _prepare(self, step: _Step) -> None:
+        """Lets the proposer work ahead while the forward of a step runs."""
+        drafts = len(step.proposed.drafts.tokens) > 0
+        waiting = self.scheduler.upcoming if drafts else []
+        upcoming = [(each.prompt, each.labels) for each in waiting if each.request.draft]
+        self._proposer.prepare(upcoming)
 
     def _observe(self, plan: Plan, verified: Verified, committed: Committed) -> None:
         """Passes new tokens on to proposer and sampler, and frees the rows of ended answers."""

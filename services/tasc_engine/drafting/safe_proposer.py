@@ -9,7 +9,7 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -112,6 +112,15 @@ class SafeProposer:
         self._call(row, lambda proposer: proposer.start(row, prompt, labels))
         if len(committed):
             self.observe(row, committed)
+
+    def prepare(self, upcoming: Sequence[tuple[Int32, LabelTrie | None]]) -> None:
+        """Lets the proposer do work ahead; see `NgramProposer.prepare`."""
+        prepare: Callable[[Any], None] | None = getattr(self._proposer, "prepare", None)
+        if prepare is not None:
+            try:
+                prepare(upcoming)
+            except Exception as error:
+                self._fail("a proposer failed before its rows began", error)
 
     def keep(
         self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates

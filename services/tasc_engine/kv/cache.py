@@ -92,6 +92,8 @@ class RowCache:
 
     def drop_moves(self, first: int, end: int) -> None:
         """Drops pending moves from slots ``first`` to ``end - 1``; another row may use them now."""
+        if not self.pending_moves.size:
+            return
         source = self.pending_moves[0]
         self.pending_moves = self.pending_moves[:, (source < first) | (source >= end)]
 
