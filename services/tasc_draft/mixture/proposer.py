@@ -17,6 +17,7 @@ from tasc_draft.mixture.memory import Memory
 from tasc_draft.mixture.row_state import (
     NONE,
     analyse,
+    append_tokens,
     begin_row,
     catch_up,
     forget_neighbours,
@@ -35,11 +36,9 @@ class _Pending:
 
     Attributes:
         begin: Number of tokens of the prompt.
-        length: Number of tokens of the text, including SEP.
     """
 
     begin: int
-    length: int
     labels: LabelTrie | None
 
 
@@ -101,7 +100,8 @@ class NgramProposer:
         self._free, self._spare = set(range(rows + spare)), spare
         self._ended = list[int]()  # lanes of ended rows that `prepare` will learn from
         self._ahead = dict[int, tuple[Int32, int]]()  # prompt and lane, by the prompt's identity
-        self._lengths = self.memory.rows["length"]
+        self._lengths = self.memory.rows["length"]  # 0 for a lane that is free or pending
+        self._ends = np.zeros(rows + spare, np.int32)  # tokens of the text of each lane in use
         self._min_probs = np.zeros(self._budget, np.float32)
         self._labels = RowLabels()
         self._pending = dict[int, _Pending]()
@@ -201,22 +201,32 @@ class NgramProposer:
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         lane = int(self._lane_of[row])
-        pending = self._pending.get(lane)
-        begin = pending.length if pending else int(self._lengths[lane])
+        begin = int(self._ends[lane])
         end = begin + len(tokens)
         self._require_fit(end - 1)
         self.memory.texts[lane, begin:end] = tokens
-        if pending:
-            pending.length = end
-        else:
+        self._ends[lane] = end
+        if self._lengths[lane]:
             self._lengths[lane] = end
+
+    def observe_rows(self, rows: Int32, tokens: Int32, offsets: Int32) -> None:
+        """Appends tokens to several rows by one compiled call; ignores rows that are not in use.
+
+        Args:
+            rows: ``int32[m]``.
+            tokens: ``int32[*]``, the tokens of all rows.
+            offsets: ``int32[m + 1]`` where each row's tokens begin.
+        """
+        lanes = self._lane_of[rows]
+        longest = append_tokens(self.state, self._ends, lanes, tokens, offsets)
+        self._require_fit(longest - 1)
 
     def finish(self, row: int) -> None:
         lane, self._lane_of[row] = int(self._lane_of[row]), NONE
         if lane == NONE:
             return
         if pending := self._pending.pop(lane, None):
-            self._keep_undrafted(self.memory.texts[lane, pending.begin : pending.length])
+            self._keep_undrafted(self.memory.texts[lane, pending.begin : self._ends[lane]])
             self._free.add(lane)
         elif self._spare and self._free:
             tree.take_in(self.state, lane, self._labels.forest)  # while the row's tree is there
@@ -310,12 +320,13 @@ class NgramProposer:
         begin, text = len(prompt), self.memory.texts[lane]
         text[:begin] = prompt
         text[begin] = self.index.corpus.vocab_size
-        return _Pending(begin, begin + 1, labels)
+        self._ends[lane] = begin + 1
+        return _Pending(begin, labels)
 
     def _begin(self, lane: int, pending: _Pending) -> None:
         """Prepare a row for drafts, before the first step in which it may get one."""
         label = self._labels.start(lane, pending.labels)
-        begin_row(self.state, lane, pending.begin, pending.length, label)
+        begin_row(self.state, lane, pending.begin, self._ends[lane], label)
 
     def _keep_undrafted(self, text: Int32) -> None:
         """Keep an answer without drafts, preceded by SEP, to add several answers at once later."""
@@ -337,6 +348,7 @@ class NgramProposer:
         token = np.zeros(1, np.int32)
         self.start(0, token)
         self.propose(token, np.ones(1, np.int32))
+        self.observe_rows(token, token[:0], np.zeros(2, np.int32))
         self.finish(0)  # without an answer, so nothing is learnt or remembered
         tree.remember_all(self.state, token, np.zeros(1, np.int64))
 

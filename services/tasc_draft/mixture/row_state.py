@@ -92,6 +92,34 @@ def begins_word(word_starts: Any, token: int, first: bool) -> int:
     return 1 if first or begins(word_starts, token) else 0
 
 
+@borrowing
+def append_tokens(state: Any, ends: Any, lanes: Any, tokens: Any, offsets: Any) -> int:
+    """Append tokens to the texts of several lanes; writes nothing to a lane without enough room.
+
+    Args:
+        ends: ``int32[lanes]``, number of tokens of each text; updated.
+        lanes: ``int32[m]``; NONE for a row without a lane.
+        tokens, offsets: The tokens of lane i are ``tokens[offsets[i]:offsets[i + 1]]``.
+
+    Returns:
+        The largest number of tokens of a text, including tokens without room.
+    """
+    longest = 0
+    for i in range(len(lanes)):
+        lane = lanes[i]
+        if lane == NONE:
+            continue
+        begin, n = ends[lane], offsets[i + 1] - offsets[i]
+        longest = max(longest, begin + n)
+        if begin + n <= state.texts.shape[1]:
+            for j in range(n):
+                state.texts[lane, begin + j] = tokens[offsets[i] + j]
+            ends[lane] = begin + n
+            if state.rows[lane].length:
+                state.rows[lane].length = begin + n
+    return longest
+
+
 @compiled
 def begin_row(state: Any, row: int, begin: int, length: int, label: int) -> None:
     """Begin a row whose text is written, and analyse its prompt; see `ROW` for the arguments."""

@@ -77,12 +77,13 @@ class PrefixCache:
         shared, _ = self._recent.longest_common(prompt, adapter)
         self._recent.write(self._next, prompt, adapter)
         self._next = (self._next + 1) % RECENT
-        size = min(shared, self._budget // self._cache.token_bytes)
-        if size < max(entered, 1) + MIN_TOKENS:
+        least = max(entered, 1) + MIN_TOKENS
+        if shared < least:
             return
+        size = min(shared, self._budget // self._cache.token_bytes)
         tokens = prompt[:size]
         key = adapter, tokens.tobytes()
-        if key not in self._kept:
+        if size >= least and key not in self._kept:
             try:
                 self._keep(key, tokens, self._cache.copied(first, size))
             except (RuntimeError, MemoryError) as error:

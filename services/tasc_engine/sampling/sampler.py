@@ -147,13 +147,13 @@ class Sampler:
         self.observe(row, committed)
         self._look_ahead(row)
 
-    def observe(self, row: int, tokens: Int32) -> None:
-        """Appends tokens, ``int32[*]``, to a row's answer, whether sampled here or not."""
-        if row not in self._samplings:
+    def observe(self, row: int, tokens: Sequence[int] | Int32) -> None:
+        """Appends tokens to a row's answer, whether sampled here or not."""
+        if row not in self._samplings or not len(tokens):
             return
         rules = self.rules
         if rules.penalises[row]:
-            hold_answer(rules, row, tokens)
+            hold_answer(rules, row, np.array(tokens, np.int32))
         rules.answered[row] += len(tokens)
         if rules.answered[row] - rules.first[row] > AHEAD:
             self._look_ahead(row)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,11 +99,11 @@ class Plan:
             scored=_ints(scored) if scoring else None,
         )
 
-    @property
+    @cached_property
     def emitting_rows(self) -> Int32:
         return self.rows[self.draft_of >= 0]
 
-    @property
+    @cached_property
     def sizes(self) -> Int32:
         """``int32[n]``, the number of tokens of each row; faster than `numpy.diff`."""
         return self.query_offsets[1:] - self.query_offsets[:-1]
@@ -118,7 +119,7 @@ class Plan:
         """Whether the step reads tokens of a prompt, or of an answer that another engine began."""
         return self.prompt_tokens > 0 or len(self.emitting) < len(self.sequences)
 
-    @property
+    @cached_property
     def context(self) -> float:
         """Mean number of cached tokens over the rows."""
         return sum(self.context_lens.tolist()) / len(self.context_lens)
