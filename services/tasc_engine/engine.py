@@ -468,7 +468,8 @@ class Engine:
         self._on_step(record)
         if self._draft_budget.learns:
             spent = Spent.of(plan, record, decision or Decision())
-            self._draft_budget.time(spent)
+            if not clock.late:  # else the time is the host's, not the forward's
+                self._draft_budget.time(spent)
             if decision:
                 self._draft_budget.learn(spent)
 

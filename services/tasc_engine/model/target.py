@@ -201,6 +201,11 @@ class Target:
         """
         return self._start(batch, self._logits_of)
 
+    def is_busy(self) -> bool:
+        """Whether the forward of the started step has not ended yet; on a CPU, always True."""
+        on_cpu = self.device.type == "cpu"
+        return on_cpu or not torch.cuda.current_stream(self.device).query()
+
     def _start(
         self, batch: ForwardBatch, start: Callable[[StepLayout[Int64]], Callable[[], T]]
     ) -> Callable[[], T]:
