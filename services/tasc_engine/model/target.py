@@ -148,7 +148,7 @@ class Target:
         """Compiles kernels and captures graphs before the first request; all rows must be free."""
         if graphs := self._usable_graphs:
             with self._current():
-                graphs.warm_up()
+                graphs.warm_up(adapters=bool(self.adapters))
             length = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
             # The last step has too many prompt tokens for a graph, and uses other kernels.
             for rows in range(1, min(self.config.rows, self.cache.slots // length) + 1):
