@@ -258,8 +258,7 @@ class Target:
             self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
         ):
             return None
-        rows, max_drafts = self.config.rows, self.config.max_draft_tokens
-        limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, self.cache.slots)
+        limits = graph_limits(self.config, self.cache)
         return GraphedForward(decoder, self.cache, limits, self.device)
 
     @torch.inference_mode()
@@ -307,6 +306,12 @@ class Target:
         """Makes the target's device the current device, on which custom kernels are launched."""
         cuda = self.device.type == "cuda"
         return torch.cuda.device(self.device) if cuda else nullcontext()
+
+
+def graph_limits(config: EngineConfig, cache: RowCache) -> Limits:
+    """The sizes of steps that CUDA graphs run."""
+    rows, max_drafts = config.rows, config.max_draft_tokens
+    return Limits(rows, rows * (1 + max_drafts), rows * max_drafts, cache.slots)
 
 
 def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:

@@ -130,16 +130,15 @@ def add(groups: Groups, layer: GroupedLayer, x: Tensor, y: Tensor) -> None:
     blocks, splits = -(-layer.rank // lanes), -(-layer.inputs // _SHARE)
     tiles = min(tokens, tokens // _LINES + adapters)
     inner = x.new_empty((tokens, parts * blocks, splits, lanes), dtype=torch.float32)
-    given = layer.plan, groups.members, groups.counts, inner, tokens, adapters
+    given = layer.plan, groups.members, groups.counts, inner, tokens, adapters, parts, blocks, splits
+    same = {"lanes": lanes, "lines": _LINES, "most_adapters": power(adapters, 16), "unit": _EVEN}
     _down[(tiles, splits, parts * blocks)](
-        x, layer.down, *given, parts=parts, blocks=blocks, lanes=lanes, lines=_LINES,
-        most_adapters=power(adapters, 16), inputs=layer.inputs, splits=splits, share=_SHARE,
-        together=32 if wide else 128, unit=_EVEN, num_warps=4, num_stages=2,
+        x, layer.down, *given, layer.inputs, **same, share=_SHARE, together=32 if wide else 128,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     _up[(tiles, -(-layer.widest // _COLUMNS), parts)](
-        y, layer.up, layer.begins, *given, parts=parts, blocks=blocks, lanes=lanes, lines=_LINES,
-        most_adapters=power(adapters, 16), outputs=layer.outputs, splits=splits, width=_COLUMNS,
-        even=layer.even, unit=_EVEN, num_warps=4, num_stages=2,
+        y, layer.up, layer.begins, *given, layer.outputs, **same, width=_COLUMNS, even=layer.even,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
 
 
@@ -175,13 +174,15 @@ def _tile_of(
     return adapter, token.to(tl.int64), real
 
 
-@jit(do_not_specialize=["tokens", "adapters"])
+# The kernels are specialised for whether sizes are multiples of 16, but not for the sizes, so that
+# layers share them.
+@jit(do_not_specialize=["tokens", "adapters", "parts", "blocks", "splits"])
 def _down(
     x: tl.tensor, down: tl.tensor, plan: tl.tensor, members: tl.tensor, counts: tl.tensor,
-    inner: tl.tensor, tokens: tl.tensor, adapters: tl.tensor, parts: tl.constexpr,
-    blocks: tl.constexpr, lanes: tl.constexpr, lines: tl.constexpr, most_adapters: tl.constexpr,
-    inputs: tl.constexpr, splits: tl.constexpr, share: tl.constexpr, together: tl.constexpr,
-    unit: tl.constexpr,
+    inner: tl.tensor, tokens: tl.tensor, adapters: tl.tensor, parts: tl.tensor,
+    blocks: tl.tensor, splits: tl.tensor, inputs: tl.tensor, lanes: tl.constexpr,
+    lines: tl.constexpr, most_adapters: tl.constexpr, unit: tl.constexpr, share: tl.constexpr,
+    together: tl.constexpr,
 ) -> None:  # fmt: skip
     adapter, token, real = _tile_of(members, counts, tokens, adapters, lines, most_adapters)
     if adapter >= adapters:
@@ -207,13 +208,13 @@ def _down(
     tl.store(inner + own[:, None] * lanes + lane[None, :], sums, mask=real[:, None])
 
 
-@jit(do_not_specialize=["tokens", "adapters"])
+@jit(do_not_specialize=["tokens", "adapters", "parts", "blocks", "splits"])
 def _up(
     y: tl.tensor, up: tl.tensor, begins: tl.tensor, plan: tl.tensor, members: tl.tensor,
     counts: tl.tensor, inner: tl.tensor, tokens: tl.tensor, adapters: tl.tensor,
-    parts: tl.constexpr, blocks: tl.constexpr, lanes: tl.constexpr, lines: tl.constexpr,
-    most_adapters: tl.constexpr, outputs: tl.constexpr, splits: tl.constexpr, width: tl.constexpr,
-    even: tl.constexpr, unit: tl.constexpr,
+    parts: tl.tensor, blocks: tl.tensor, splits: tl.tensor, outputs: tl.tensor,
+    lanes: tl.constexpr, lines: tl.constexpr, most_adapters: tl.constexpr, unit: tl.constexpr,
+    width: tl.constexpr, even: tl.constexpr,
 ) -> None:  # fmt: skip
     adapter, token, real = _tile_of(members, counts, tokens, adapters, lines, most_adapters)
     if adapter >= adapters:
@@ -230,7 +231,7 @@ def _up(
     for block in range(0, (rank + lanes - 1) // lanes):
         parted = (token * (parts * blocks) + part * blocks + block) * (splits * lanes)
         value = tl.zeros([lines, lanes], tl.float32)
-        for split in range(0, splits):
+        for split in tl.range(0, splits, loop_unroll_factor=4):  # loads that need not wait
             parts_at = inner + parted[:, None] + (split * lanes + lane)[None, :]
             value += tl.load(parts_at, mask=real[:, None], other=0.0)
         ranked = (block * lanes + lane)[:, None]
