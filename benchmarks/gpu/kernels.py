@@ -250,9 +250,7 @@ def compiled(cards: Iterable[int] = CARDS) -> list[Launched]:
 
 
 @contextmanager
-def _compiling(
-    card: int, name: str, run: Run, found: dict[str, Launched]
-) -> Iterator[Decoding]:
+def _compiling(card: int, name: str, run: Run, found: dict[str, Launched]) -> Iterator[Decoding]:
     """While active, a launch compiles a kernel for a card and notes what it needs."""
     launch, decodes = JITFunction.run, False
 
@@ -355,21 +353,21 @@ def page(launched: Sequence[Launched]) -> str:
     """The page of the documentation."""
     names = sorted({run.partition(",")[0] for each in launched for run in each.runs})
     limits = ", ".join(f"{n >> 10} KiB on sm_{card} ({name})" for card, (name, n) in CARDS.items())
-    return f"""# Triton kernels
-
-<!-- Written by benchmarks/gpu/kernels.py --write. -->
-
-All kernels of the GPU path, compiled ahead by Triton {triton.__version__}; none of these figures was
-measured on a GPU. The launches are those of steps of the shapes of {", ".join(names)}, with
-{", ".join(map(str, _ROWS))} rows, {EngineConfig.max_draft_tokens} draft tokens per row, and LoRA adapters of ranks
-{", ".join(map(str, sorted(set(_RANKS))))}. Command: `.venv/bin/python benchmarks/gpu/kernels.py --write`.
-
-Each cell has registers per thread, bytes of stack per thread, and KiB of shared memory per program: the greatest value of all
-specialisations. A thread has at most 255 registers, and the stack has what does not fit them. A program has at most
-{limits}.
-
-{table(launched)}
-"""
+    rows, ranks = ", ".join(map(str, _ROWS)), ", ".join(map(str, sorted(set(_RANKS))))
+    drafts = EngineConfig.max_draft_tokens
+    paragraphs = (
+        "# Triton kernels",
+        "<!-- Written by benchmarks/gpu/kernels.py. Edit the code, then run the command below. -->",
+        f"All kernels of the GPU path, compiled ahead by Triton {triton.__version__}. None of "
+        f"these figures was measured on a GPU. The launches are those of steps of {', '.join(names)}, "
+        f"with {rows} rows, {drafts} draft tokens per row, and LoRA adapters of ranks {ranks}. "
+        "Command: `.venv/bin/python benchmarks/gpu/kernels.py --write`.",
+        "Each cell has registers per thread, bytes of stack per thread, and KiB of shared memory "
+        "per program: the greatest value of all specialisations. A thread has at most 255 "
+        f"registers; values that do not fit are on the stack. A program has at most {limits}.",
+        table(launched),
+    )
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def main() -> None:

@@ -179,7 +179,7 @@ class GroupedTokens:
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
         """See `MaskedTokens`."""
-        pairs = [[w and w.cast(like) for w in own] for own in weights]
+        pairs = [[w.cast(like) if w else None for w in own] for own in weights]
         layer = grouped.lay_out(pairs, widths)
         return lambda x, y: grouped.add(self._groups, layer, x, y)
 

@@ -166,8 +166,8 @@ class GraphedForward:
         self._device = device
         self._recorder = CudaGraphs(device) if recorder is None else recorder
         self._sizes = buckets(limits.tokens)
-        # By number of tokens, and whether a token has an adapter. The forward leaves adapters out if
-        # the layout on the host has none.
+        # By number of tokens, and whether a token has an adapter: a forward decides by the layout
+        # on the host whether it applies adapters.
         self._buckets: dict[tuple[int, bool], _Bucket | None] = {}
 
     @torch.inference_mode()

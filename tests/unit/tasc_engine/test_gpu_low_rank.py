@@ -13,11 +13,11 @@ import pytest
 import torch
 from adapter_folders import ROWS, SPACE, batches, logits_of, relative
 from hypothesis import given, seed, settings
-from interpreted_targets import as_on_gpu
 from low_rank_cases import by_definition, cases, numbers, weights_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from interpreted_targets import as_on_gpu
 from lora_folders import make_adapter
 from tasc_engine.config import EngineConfig
 from tasc_engine.kernels.gpu import low_rank
@@ -168,13 +168,14 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        results = [t for t in (found if isinstance(found, tuple | list) else [found])]
+        results = found if isinstance(found, tuple | list) else [found]
         views = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
         self.nodes[-1] += not (views or "empty" in str(func))
 
         def again() -> None:
             new = func(*args, **kwargs)
-            for old, own in zip(results, new if isinstance(new, tuple | list) else [new], strict=True):
+            news = new if isinstance(new, tuple | list) else [new]
+            for old, own in zip(results, news, strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != own.data_ptr():
                     old.copy_(own)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tasc_engine.kernels.gpu.compiling import jit, power
+from tasc_engine.kernels.gpu.compiling import REGISTERS, jit, power
 from tasc_engine.layout import Int64, StepLayout
 
 try:
@@ -82,7 +82,7 @@ def attend(
     rows, kv_heads, width = layout.kv_starts.shape[0], pool.shape[2], power(dim, 16)
     shared = heads // kv_heads
     together = min(shared, _MIN_LINES)
-    lines = _lines(together * -(-tokens // rows), query.dtype)
+    lines = _lines(together * -(-tokens // rows), width, query.dtype)
     each = lines // together
     tiles, columns = min(tokens, tokens // each + rows), kv_heads * -(-shared // together)
     splits = _splits(tiles * columns, longest)
@@ -99,6 +99,7 @@ def attend(
         each=each, lines=lines, dim=dim, width=width, keys=_keys(width * query.element_size()),
         most_rows=power(rows, 16), split=splits > 1, windowed=window is not None,
         capped=softcap is not None, num_warps=8 if lines * width > _WIDE else 4, num_stages=2,
+        maxnreg=REGISTERS,
     )  # fmt: skip
     if splits > 1:
         padded = power(splits, 16)
@@ -120,9 +121,10 @@ def _check(query: Tensor, pool: Tensor) -> None:
         raise ValueError("each query head, and the whole pool, must be contiguous in memory")
 
 
-def _lines(lines: int, dtype: torch.dtype) -> int:
-    # Float32 products run in registers, which hold at most 16 lines.
-    return min(16 if dtype == torch.float32 else 64, power(lines, _MIN_LINES))
+def _lines(lines: int, width: int, dtype: torch.dtype) -> int:
+    # Sums, and products of float32, are in registers, which hold so many lines.
+    most = 16 if dtype == torch.float32 else 32 if width > 128 else 64
+    return min(most, power(lines, _MIN_LINES))
 
 
 def _keys(bytes_each: int) -> int:

@@ -7,6 +7,10 @@ try:
 except ImportError:
     triton = None
 
+# The maximum of a thread. A launch that names it gets all registers that it needs. Otherwise ptxas
+# may spill a few so that more programs run at once, but steps of decoding have few programs.
+REGISTERS = 255
+
 
 def jit(**settings: Any) -> Any:
     """Decorates a kernel with ``triton.jit``; leaves it unchanged without Triton."""

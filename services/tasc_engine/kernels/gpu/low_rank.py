@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasc_engine.kernels.gpu.compiling import jit, power
+from tasc_engine.kernels.gpu.compiling import REGISTERS, jit, power
 
 try:
     import triton.language as tl
@@ -130,7 +130,8 @@ def add(groups: Groups, layer: GroupedLayer, x: Tensor, y: Tensor) -> None:
     blocks, splits = -(-layer.rank // lanes), -(-layer.inputs // _SHARE)
     tiles = min(tokens, tokens // _LINES + adapters)
     inner = x.new_empty((tokens, parts * blocks, splits, lanes), dtype=torch.float32)
-    given = layer.plan, groups.members, groups.counts, inner, tokens, adapters, parts, blocks, splits
+    step = groups.members, groups.counts, inner, tokens, adapters
+    given = layer.plan, *step, parts, blocks, splits
     same = {"lanes": lanes, "lines": _LINES, "most_adapters": power(adapters, 16), "unit": _EVEN}
     _down[(tiles, splits, parts * blocks)](
         x, layer.down, *given, layer.inputs, **same, share=_SHARE, together=32 if wide else 128,
@@ -138,7 +139,7 @@ def add(groups: Groups, layer: GroupedLayer, x: Tensor, y: Tensor) -> None:
     )  # fmt: skip
     _up[(tiles, -(-layer.widest // _COLUMNS), parts)](
         y, layer.up, layer.begins, *given, layer.outputs, **same, width=_COLUMNS, even=layer.even,
-        num_warps=4, num_stages=2,
+        num_warps=4, num_stages=2, maxnreg=REGISTERS,
     )  # fmt: skip
 
 
@@ -228,7 +229,7 @@ def _up(
     lane, row = tl.arange(0, lanes), (own + unit - 1) // unit * unit
     weights = up + tl.multiple_of(tl.load(entry + 1), unit)
     sums = tl.zeros([lines, width], tl.float32)
-    for block in range(0, (rank + lanes - 1) // lanes):
+    for block in range((rank + lanes - 1) // lanes):
         parted = (token * (parts * blocks) + part * blocks + block) * (splits * lanes)
         value = tl.zeros([lines, lanes], tl.float32)
         for split in tl.range(0, splits, loop_unroll_factor=4):  # loads that need not wait
