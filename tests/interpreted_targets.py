@@ -26,10 +26,11 @@ class Anew:
         """Nothing runs meanwhile."""
 
 
-def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch, padded: bool = False) -> None:
     """Makes targets that are loaded from now on use interpreted kernels.
 
-    Steps are padded as for CUDA graphs, but each step runs anew.
+    Args:
+        padded: Whether steps are padded as for CUDA graphs; each step runs anew.
     """
 
     def operations(cos_sin: Tensor, heads: int, kv_heads: int, _: str) -> FusedOperations:
@@ -42,7 +43,8 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         limits = graph_limits(self.config, self.cache)
         return GraphedForward(lean, self.cache, limits, self.device, Anew())
 
-    monkeypatch.setattr(Target, "_graphed", graphed)
+    if padded:
+        monkeypatch.setattr(Target, "_graphed", graphed)
     monkeypatch.setattr(decoder, "_operations", operations)
     monkeypatch.setattr(cache, "_rows_of", FusedRows)
     monkeypatch.setattr(adapters, "_tokens_of", tokens)

@@ -115,7 +115,6 @@ class Launched:
         specialisation: See `specialisation`.
         dtype: The data type of the first run that launches it.
         runs: The names of the runs that launch it.
-        decodes: Whether a step without prompt tokens launches it.
         warps: Number of warps of a program.
         registers, stack, shared: By compute capability: registers of a thread, bytes of its stack,
             which has what does not fit the registers, and bytes of shared memory of a program.
@@ -127,7 +126,6 @@ class Launched:
     dtype: str
     warps: int
     runs: list[str] = field(default_factory=list)
-    decodes: bool = False
     registers: dict[int, int] = field(default_factory=dict)
     stack: dict[int, int] = field(default_factory=dict)
     shared: dict[int, int] = field(default_factory=dict)
@@ -160,22 +158,16 @@ class _Once:
         """Nothing runs."""
 
 
-# Sets whether the following launches are those of steps without prompt tokens.
-Decoding = Callable[[bool], None]
-
-
 @dataclass(frozen=True)
 class Run:
     """A function that launches kernels on meta tensors, and the data type of most of them."""
 
     dtype: str
-    launch: Callable[[Decoding], None]
+    launch: Callable[[], None]
 
 
 @torch.inference_mode()
-def steps(
-    config: Any, dtype: torch.dtype, rows: int, ranks: Sequence[int], decoding: Decoding
-) -> None:
+def steps(config: Any, dtype: torch.dtype, rows: int, ranks: Sequence[int]) -> None:
     """Launches the kernels of a model's steps: prompts, drafts, and graphs of all buckets.
 
     Args:
@@ -196,10 +188,8 @@ def steps(
         cache.begin(layout, device)
         forward(device.ids, device.logits_indices, cache)
 
-    decoding(False)
     for many in range(1, rows + 1):
         step(plain_batch([longest * row for row in range(many)], 0, np.zeros(chunk, np.int32)))
-    decoding(True)
     if decoder is not None:
         graphs = GraphedForward(decoder, cache, graph_limits(settings, cache), META, _Once())
         graphs.warm_up(adapters=bool(ranks))
@@ -242,17 +232,17 @@ def compiled(cards: Iterable[int] = CARDS) -> list[Launched]:
     cards, found = tuple(cards), dict[str, Launched]()
     for card in cards:
         for name, run in runs().items():
-            with _compiling(card, name, run, found) as decoding:
-                run.launch(decoding)
+            with _compiling(card, name, run, found):
+                run.launch()
     if partly := [each.kernel for each in found.values() if len(each.registers) < len(cards)]:
         raise RuntimeError(f"{', '.join(partly)} has specialisations that only some cards launch")
     return sorted(found.values(), key=lambda each: (each.kernel, each.dtype))
 
 
 @contextmanager
-def _compiling(card: int, name: str, run: Run, found: dict[str, Launched]) -> Iterator[Decoding]:
+def _compiling(card: int, name: str, run: Run, found: dict[str, Launched]) -> Iterator[None]:
     """While active, a launch compiles a kernel for a card and notes what it needs."""
-    launch, decodes = JITFunction.run, False
+    launch = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **settings: Any) -> None:
         kernel = launch(self, *args, grid=grid, warmup=True, **settings)
@@ -263,21 +253,16 @@ def _compiling(card: int, name: str, run: Run, found: dict[str, Launched]) -> It
         )  # fmt: skip
         module = self.fn.__module__
         own = found.setdefault(key, Launched(data.name, module, key, run.dtype, data.num_warps))
-        own.decodes |= decodes
         if name not in own.runs:
             own.runs.append(name)
         if card not in own.registers:
             own.registers[card], own.stack[card] = _usage(kernel.asm["cubin"])
             own.shared[card] = data.shared
 
-    def decoding(now: bool) -> None:
-        nonlocal decodes
-        decodes = now
-
     driver.set_active(Card(card))
     JITFunction.run = compile_only
     try:
-        yield decoding
+        yield
     finally:
         JITFunction.run = launch
 
@@ -359,8 +344,9 @@ def page(launched: Sequence[Launched]) -> str:
         "# Triton kernels",
         "<!-- Written by benchmarks/gpu/kernels.py. Edit the code, then run the command below. -->",
         f"All kernels of the GPU path, compiled ahead by Triton {triton.__version__}. None of "
-        f"these figures was measured on a GPU. The launches are those of steps of {', '.join(names)}, "
-        f"with {rows} rows, {drafts} draft tokens per row, and LoRA adapters of ranks {ranks}. "
+        f"these figures was measured on a GPU. The launches are those of steps of "
+        f"{', '.join(names)}, with {rows} rows, {drafts} draft tokens per row, and LoRA adapters "
+        f"of ranks {ranks}. "
         "Command: `.venv/bin/python benchmarks/gpu/kernels.py --write`.",
         "Each cell has registers per thread, bytes of stack per thread, and KiB of shared memory "
         "per program: the greatest value of all specialisations. A thread has at most 255 "

@@ -1,6 +1,7 @@
 """Tests of LoRA products by Triton kernels, on a GPU or in Triton's interpreter, and in graphs.
 
-A machine with Triton and no GPU runs this file with TRITON_INTERPRET=1.
+A machine with Triton and no GPU runs this file with TRITON_INTERPRET=1. `benchmarks/gpu/gpu.py`
+runs it without any conftest, on machines that have no Redis and no Ray.
 """
 
 import os
@@ -46,6 +47,12 @@ MIXED: Any = (
 )  # fmt: skip
 MANY: Any = ([[n % 3 + 1] for n in range(20)], 40, [48], [*range(21), 20, 3, 0, 3])
 NONE: Any = ([[4], [2]], 24, [16], [0, 0, 0])
+
+
+@pytest.fixture
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Whether slow tests run; they do if no conftest adds the option."""
+    return bool(request.config.getoption("--all", default=True))
 
 
 def added(case: Any, dtype: torch.dtype, way: Any = GroupedTokens, wrong: int = 0) -> float:

@@ -34,7 +34,7 @@ _MIN_SPLIT = 64  # minimum keys of a program
 _PROGRAMS = 264  # two for each of the 132 multiprocessors of a Hopper GPU
 _MIN_LINES = 16  # minimum query lines of a program; matrix units need them
 _KEY_BYTES = 8192  # maximum bytes of keys that a program holds at a time
-_WIDE = 64 * 64  # maximum size of an accumulator that four warps hold
+_WIDE = 64 * 64  # maximum sums that four warps hold; an eighth of it beside float32 products
 
 
 def available(
@@ -98,7 +98,7 @@ def attend(
         query.stride(0), query.stride(1), kv_heads=kv_heads, shared=shared, together=together,
         each=each, lines=lines, dim=dim, width=width, keys=_keys(width * query.element_size()),
         most_rows=power(rows, 16), split=splits > 1, windowed=window is not None,
-        capped=softcap is not None, num_warps=8 if lines * width > _WIDE else 4, num_stages=2,
+        capped=softcap is not None, num_warps=_warps(lines * width, query.dtype), num_stages=2,
         maxnreg=REGISTERS,
     )  # fmt: skip
     if splits > 1:
@@ -125,6 +125,10 @@ def _lines(lines: int, width: int, dtype: torch.dtype) -> int:
     # Sums, and products of float32, are in registers, which hold so many lines.
     most = 16 if dtype == torch.float32 else 32 if width > 128 else 64
     return min(most, power(lines, _MIN_LINES))
+
+
+def _warps(sums: int, dtype: torch.dtype) -> int:
+    return 8 if sums > (_WIDE // 8 if dtype == torch.float32 else _WIDE) else 4
 
 
 def _keys(bytes_each: int) -> int:

@@ -125,7 +125,7 @@ def add(groups: Groups, layer: GroupedLayer, x: Tensor, y: Tensor) -> None:
     x, y = x.reshape(-1, layer.inputs).contiguous(), y.view(-1, layer.outputs)
     adapters, tokens = groups.members.shape
     parts = layer.plan.shape[1]
-    wide = x.element_size() > 2  # products of float32 run in registers
+    wide = layer.up.element_size() > 2  # products of float32 run in registers
     lanes = min(32 if wide else 64, power(layer.rank, 16))
     blocks, splits = -(-layer.rank // lanes), -(-layer.inputs // _SHARE)
     tiles = min(tokens, tokens // _LINES + adapters)
