@@ -219,7 +219,7 @@ def _no_moves() -> Int64:
 def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:
     if pool.device.type == "cpu":
         return CompiledRows(pool)
-    fits = pool.is_cuda and available(pool.dtype, pool.shape[-1], pool.device)
+    fits = available(pool.dtype, pool.shape[-1], pool.device)
     return FusedRows(pool, longest) if fits else RowByRow(pool)
 
 

@@ -148,7 +148,7 @@ class Target:
         """Compiles kernels and captures graphs before the first request; all rows must be free."""
         if graphs := self._usable_graphs:
             with self._current():
-                graphs.warm_up()
+                graphs.warm_up(adapters=bool(self.adapters))
             length = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
             # The last step has too many prompt tokens for a graph, and uses other kernels.
             for rows in range(1, min(self.config.rows, self.cache.slots // length) + 1):
@@ -263,8 +263,7 @@ class Target:
             self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
         ):
             return None
-        rows, max_drafts = self.config.rows, self.config.max_draft_tokens
-        limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, self.cache.slots)
+        limits = graph_limits(self.config, self.cache)
         return GraphedForward(decoder, self.cache, limits, self.device)
 
     @torch.inference_mode()
@@ -312,6 +311,12 @@ class Target:
         """Makes the target's device the current device, on which custom kernels are launched."""
         cuda = self.device.type == "cuda"
         return torch.cuda.device(self.device) if cuda else nullcontext()
+
+
+def graph_limits(config: EngineConfig, cache: RowCache) -> Limits:
+    """The sizes of steps that CUDA graphs run."""
+    rows, max_drafts = config.rows, config.max_draft_tokens
+    return Limits(rows, rows * (1 + max_drafts), rows * max_drafts, cache.slots)
 
 
 def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:
