@@ -25,7 +25,8 @@ Each part is a process of its own and ends within three minutes. Its figures are
 soon as they are known, so a part that fails loses no other. `prepare` runs first where its results
 are not in WORK: without --model, it trains a model of SmolLM2-135M's shape for a minute on the rows
 of --data. Figures go to stderr; the last line of stdout is one JSON object with all results. A dry
-run has tiny sizes in float32 on a CPU, and its figures have no meaning.
+run has tiny sizes in float32 on a CPU, and its figures have no meaning. Relative paths begin at the
+root of the repository.
 """
 
 import argparse
