@@ -135,8 +135,8 @@ def judged(
 
 def tests(found: Found, here: Here) -> None:
     """Test the kernels and captured graphs against their references."""
-    names = ["test_gpu_graphs.py", *([] if here.dry else ["test_gpu_attention.py"])]
-    files = [str(path) for name in names for path in (ROOT / "tests").rglob(name)]
+    names = "test_gpu_graphs.py" if here.dry else "test_gpu_*.py"
+    files = [str(path) for path in (ROOT / "tests" / "unit" / "tasc_engine").glob(names)]
     command = [
         sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", "addopts=", "-rsfE",
         "--noconftest", "-p", "no:cacheprovider", *files,

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,7 @@ class Work:
             vocab_size=self.target.vocab_size,
             eos_ids=self.tokenizer.eos_ids,
             index=self.index,
+            **self._spare,
         )
         totals = EngineTotals(len(SOURCES), proposer.max_depth)
         engine = Engine(self.target, self.tokenizer, proposer, config, totals.add, costs)
@@ -246,6 +248,13 @@ class Work:
         }
         in_turn(kinds, 1)
         return in_turn(kinds, here(3, 1))
+
+    @property
+    def _spare(self) -> dict[str, int]:
+        """As many spare lanes as the service takes, where this checkout's proposer has them."""
+        takes = "spare" in signature(NgramProposer).parameters
+        on_device = self.target.device.type != "cpu"
+        return {"spare": self.target.config.rows} if takes and on_device else {}
 
     def costs(self, here: Here) -> StepCosts:
         return measure(self.target, "work", here(8, 1))
