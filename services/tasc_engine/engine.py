@@ -1,7 +1,8 @@
 """The decoding engine: continuous batching with drafts, verified losslessly by the target.
 
 The emitted tokens of a request equal the tokens of plain one-by-one decoding with the same model
-and the request's sampling rule. They depend neither on drafts nor on other requests in the batch.
+and the request's sampling rule. They depend neither on drafts nor on other requests in the batch,
+except where rounding decides between tokens of almost equal scores (docs/concepts/lossless.md).
 The engine does not depend on HTTP, Ray or a store. It must be used by one thread.
 
 `Engine.step` advances all rows by one forward. It has three parts, which may also be called one by
