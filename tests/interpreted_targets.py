@@ -13,7 +13,7 @@ from tasc_engine.model import decoder
 from tasc_engine.model.cuda_graphs import GraphedForward, Work
 from tasc_engine.model.decoder import LeanDecoder
 from tasc_engine.model.operations import FusedOperations
-from tasc_engine.model.target import Target, graph_limits
+from tasc_engine.model.target import Target, graphs_of
 
 
 class Anew:
@@ -40,8 +40,7 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch, padded: bool = False) -> None:
         return GroupedTokens(count)
 
     def graphed(self: Target, lean: LeanDecoder) -> GraphedForward:
-        limits = graph_limits(self.config, self.cache)
-        return GraphedForward(lean, self.cache, limits, self.device, Anew())
+        return graphs_of(lean, self.config, self.cache, Anew())
 
     if padded:
         monkeypatch.setattr(Target, "_graphed", graphed)

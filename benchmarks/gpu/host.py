@@ -171,8 +171,8 @@ class StubTarget:
         limits = cuda_graphs.Limits(rows, rows * (1 + drafts), rows * drafts, target.cache.slots)
         self._device, self._answers, self._target = device, answers, target
         self._graphs = cuda_graphs.GraphedForward(
-            lambda ids, indices, cache: torch.zeros(len(ids), 1),
-            target.cache, limits, target.device, self,
+            lambda ids, indices, cache, out: out.zero_(),
+            target.cache, limits, torch.empty(limits.tokens, 1), self,
         )  # fmt: skip
         self._step: StepLayout[Int64] | None = None
         self.engine: Engine | None = None

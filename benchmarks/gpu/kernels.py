@@ -51,9 +51,9 @@ from tasc_engine.layout import ForwardBatch, chains, lay_out, plain_batch
 from tasc_engine.lora.adapter_files import Adapter
 from tasc_engine.lora.adapters import Adapters
 from tasc_engine.lora.low_rank import LowRank
-from tasc_engine.model.cuda_graphs import GraphedForward, Work
+from tasc_engine.model.cuda_graphs import Work
 from tasc_engine.model.decoder import lean
-from tasc_engine.model.target import graph_limits, through_modules
+from tasc_engine.model.target import graphs_of, through_modules
 
 PAGE = ROOT / "docs" / "reference" / "gpu-kernels.md"
 # By compute capability: a card of that kind, and the shared memory of a block in bytes (NVIDIA,
@@ -191,7 +191,7 @@ def steps(config: Any, dtype: torch.dtype, rows: int, ranks: Sequence[int]) -> N
     for many in range(1, rows + 1):
         step(plain_batch([longest * row for row in range(many)], 0, np.zeros(chunk, np.int32)))
     if decoder is not None:
-        graphs = GraphedForward(decoder, cache, graph_limits(settings, cache), META, _Once())
+        graphs = graphs_of(decoder, settings, cache, _Once())
         graphs.warm_up(adapters=bool(ranks))
         return
     for drafted, number in product((0, 8, settings.max_draft_tokens), {0, len(ranks)}):

@@ -145,26 +145,29 @@ class GraphedForward:
     """Runs steps with few prompt tokens; other steps are left to the caller.
 
     Args:
-        forward: Takes ids, the indices of tokens that need logits, and the cache; returns logits
-            ``[M, vocab]``. Neither ``forward`` nor ``cache.begin`` may wait for the device or
-            depend on values.
+        forward: Takes ids, the indices of tokens that need logits, the cache, and a tensor that
+            receives the logits ``[M, vocab]``; returns that tensor. Neither ``forward`` nor
+            ``cache.begin`` may wait for the device or depend on values.
         cache: A cache with allocated memory; its slot ``limits.scratch`` belongs to no row.
+        logits: ``[limits.tokens, vocab]``, in the dtype of the logits. Only one graph runs at a
+            time, so all graphs write to the first lines of this tensor.
         recorder: Captures graphs; None for `CudaGraphs`.
     """
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor, Any], Tensor],
+        forward: Callable[[Tensor, Tensor, Any, Tensor], Tensor],
         cache: RowCache,
         limits: Limits,
-        device: torch.device,
+        logits: Tensor,
         recorder: Recorder | None = None,
     ) -> None:
         self._forward = forward
         self._cache = cache
         self._limits = limits
-        self._device = device
-        self._recorder = CudaGraphs(device) if recorder is None else recorder
+        self._logits = logits
+        self._device = logits.device
+        self._recorder = CudaGraphs(logits.device) if recorder is None else recorder
         self._sizes = buckets(limits.tokens)
         # By number of tokens, and whether a token has an adapter: a forward decides by the layout
         # on the host whether it applies adapters.
@@ -251,7 +254,10 @@ class GraphedForward:
                 # The error of an aborted capture does not contain the cause.
                 if not any(is_out_of_memory(e) for e in (error, error.__context__) if e):
                     raise
-                log.warning("no memory for the graph of %d tokens; such steps run slower", size)
+                log.warning(
+                    "no memory for the graph of %d tokens; such steps run slower: lower rows (%d), "
+                    "max_draft_tokens, kv_cache_bytes or gpu_memory_share", size, self._limits.rows,
+                )  # fmt: skip
                 self._buckets[key] = None
         return self._buckets[key]
 
@@ -285,7 +291,8 @@ class GraphedForward:
     def _work(self, padded: Step, own: StepLayout[Tensor]) -> Work:
         def run() -> tuple[Tensor, Tensor]:
             self._cache.begin(padded, own)
-            logits = self._forward(own.ids, own.logits_indices, self._cache)
+            out = self._logits[: len(own.ids)]
+            logits = self._forward(own.ids, own.logits_indices, self._cache, out)
             return logits, first_greatest(logits)
 
         return run

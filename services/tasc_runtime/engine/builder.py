@@ -76,7 +76,8 @@ class BuilderOptions(TypedDict, total=False):
 
     Attributes:
         draft: The service's own drafting settings.
-        gpus: Number of GPUs this process was given; without any, ``auto`` means the CPU.
+        gpus: Number of GPUs this process was given; without any, ``auto`` means the CPU. A number
+            below 1 is a part of a GPU, and limits the memory that the process takes of it.
         max_waiting: Maximum number of requests that wait for a row.
         cost_dir: Folder of step costs.
         say: Called with a line for waiting users about work that takes seconds.
@@ -130,7 +131,8 @@ class EngineBuilder:
         self.template = template_of(record)
         self.artifact = artifact
         torch.set_num_threads(settings.torch_threads)
-        source = model_source(record, device_of(settings.device, options.get("gpus", 0.0)))
+        gpus = options.get("gpus", 0.0)
+        source = model_source(record, device_of(settings.device, gpus))
         self.positions = max_positions(source.folder)
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, self.positions)
         config = EngineConfig(
@@ -141,6 +143,8 @@ class EngineBuilder:
             max_draft_tokens=settings.max_draft_tokens,
             prefix_cache_bytes=settings.prefix_cache_bytes,
             kv_cache_bytes=settings.kv_cache_bytes,
+            gpu_memory_share=settings.gpu_memory_share,
+            gpu_part=min(gpus, 1.0) or 1.0,
         )
         target = Target.load(source, config)
         draft = options.get("draft")

@@ -19,7 +19,7 @@ from adapter_folders import (
 )
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from tree_layouts import Eager
 
@@ -150,7 +150,12 @@ def test_padded_graph_step_applies_adapters(folders: Folders, monkeypatch) -> No
     cache = target.cache
     expected = logits_of(target, rows)
     limits = Limits(rows=9, tokens=40, moves=4, scratch=cache.slots)
-    graphs = GraphedForward(target.forward, cache, limits, target.device, Eager())
+    logits = torch.empty((limits.tokens, target.vocab_size), dtype=target.dtype)
+
+    def forward(ids: Tensor, indices: Tensor, cache: Any, out: Tensor) -> Tensor:
+        return out.copy_(target.forward(ids, indices, cache))
+
+    graphs = GraphedForward(forward, cache, limits, logits, Eager())
     step = lay_out(batches(rows)[1])
     graphs.warm_up(adapters=True)
     for _ in range(2):

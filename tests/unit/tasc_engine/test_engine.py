@@ -368,7 +368,8 @@ def test_prompt_that_does_not_fit_memory_fails_only_its_request(watched: Watched
 
     found = answers(watched.with_forward(too_much))
     assert found["2"].finish_reason == "error"
-    assert "on cpu did not fit the memory; lower rows" in found["2"].error
+    assert "on cpu did not fit the memory; lower rows (" in found["2"].error
+    assert "prefill_chunk (16), max_draft_tokens (" in found["2"].error
     assert {n for n, r in found.items() if r.error} == {"2"}
     assert all(found[n].tokens == plain[n] for n in ("0", "1", "3"))
 

@@ -229,7 +229,8 @@ def load(folders: tuple[Path, Path, Path], adapters: bool = True) -> Target:
 
 def graphs_of(target: Target, recorder: Any) -> GraphedForward:
     limits = Limits(rows=9, tokens=24, moves=4, scratch=target.cache.slots)
-    return GraphedForward(target.forward, target.cache, limits, target.device, recorder)
+    logits = torch.empty(limits.tokens, target.vocab_size)
+    return GraphedForward(target.forward, target.cache, limits, logits, recorder)
 
 
 @interpreted

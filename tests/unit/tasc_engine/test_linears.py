@@ -39,6 +39,11 @@ def test_joined_layers_give_the_outputs_of_the_separate_layers(
     assert torch.equal(joined.weight, torch.cat([layer.weight for layer in layers]))
     expected = torch.cat([layer(x) for layer in layers], -1)
     assert relative(joined(x), expected) <= CLOSE[dtype]
+    out = torch.empty_like(expected)
+    assert joined(x, out) is out
+    assert relative(out, expected) <= CLOSE[dtype]
+    if len(layers) > 1:  # the separate layers need no memory of their own
+        assert len({layer.weight.untyped_storage().data_ptr() for layer in layers}) == 1
 
 
 def test_missing_operation_falls_back_to_linear_with_one_warning(monkeypatch, caplog) -> None:
