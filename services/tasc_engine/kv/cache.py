@@ -101,6 +101,8 @@ class RowCache:
 
     def drop_moves(self, first: int, end: int) -> None:
         """Drops pending moves from slots ``first`` to ``end - 1``; another row may use them now."""
+        if not self.pending_moves.size:
+            return
         source = self.pending_moves[0]
         self.pending_moves = self.pending_moves[:, (source < first) | (source >= end)]
 
@@ -250,7 +252,7 @@ def _no_moves() -> Int64:
 def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:
     if pool.device.type == "cpu":
         return CompiledRows(pool)
-    fits = pool.is_cuda and available(pool.dtype, pool.shape[-1], pool.device)
+    fits = available(pool.dtype, pool.shape[-1], pool.device)
     return FusedRows(pool, longest) if fits else RowByRow(pool)
 
 

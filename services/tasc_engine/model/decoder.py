@@ -215,7 +215,7 @@ def _operations(cos_sin: Tensor, heads: int, kv_heads: int, activation: str) -> 
         return TensorOperations(cos_sin, heads, kv_heads, ACT2FN[activation])
     if cos_sin.device.type == "cpu":
         return CompiledOperations(cos_sin, heads, kv_heads)
-    if cos_sin.is_cuda and available(cos_sin.dtype, cos_sin.shape[-1], cos_sin.device):
+    if available(cos_sin.dtype, cos_sin.shape[-1], cos_sin.device):
         return FusedOperations(cos_sin, heads, kv_heads)
     return TensorOperations(cos_sin, heads, kv_heads, functional.silu)
 

@@ -37,7 +37,7 @@ from tasc_engine.layout import (
 )
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
-from tasc_engine.model.cuda_graphs import GraphedForward, Limits
+from tasc_engine.model.cuda_graphs import GraphedForward, Limits, Recorder
 from tasc_engine.model.decoder import FAMILIES, LeanDecoder, lean
 from tasc_engine.model.folder import weight_files
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
@@ -194,7 +194,7 @@ class Target:
         if graphs := self._usable_graphs:
             try:
                 with self._current():
-                    graphs.warm_up()
+                    graphs.warm_up(adapters=bool(self.adapters))
             except RuntimeError as error:
                 if not self._quantised or is_out_of_memory(error):
                     raise
@@ -255,6 +255,11 @@ class Target:
         """
         return self._start(batch, self._logits_of)
 
+    def is_busy(self) -> bool:
+        """Whether the forward of the started step has not ended yet; on a CPU, always True."""
+        on_cpu = self.device.type == "cpu"
+        return on_cpu or not torch.cuda.current_stream(self.device).query()
+
     def _start(
         self, batch: ForwardBatch, start: Callable[[StepLayout[Int64]], Callable[[], T]]
     ) -> Callable[[], T]:
@@ -312,11 +317,7 @@ class Target:
             self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
         ):
             return None
-        rows, max_drafts = self.config.rows, self.config.max_draft_tokens
-        limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, self.cache.slots)
-        shape = (limits.tokens, decoder.head.out_features)
-        logits = torch.empty(shape, dtype=self.dtype, device=self.device)
-        return GraphedForward(decoder, self.cache, limits, logits)
+        return graphs_of(decoder, self.config, self.cache)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
@@ -363,6 +364,16 @@ class Target:
         """Makes the target's device the current device, on which custom kernels are launched."""
         cuda = self.device.type == "cuda"
         return torch.cuda.device(self.device) if cuda else nullcontext()
+
+
+def graphs_of(
+    decoder: LeanDecoder, config: EngineConfig, cache: RowCache, recorder: Recorder | None = None
+) -> GraphedForward:
+    """CUDA graphs for steps of all rows with all drafts, and their tensor of logits."""
+    rows, max_drafts = config.rows, config.max_draft_tokens
+    limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, cache.slots)
+    logits = decoder.embedding.new_empty((limits.tokens, decoder.head.out_features))
+    return GraphedForward(decoder, cache, limits, logits, recorder)
 
 
 def without_graphs(name: str, lean: bool, quantised: bool) -> str:

@@ -150,6 +150,8 @@ class EngineBuilder:
         draft = options.get("draft")
         self._overrides = draft.model_dump(exclude_none=True) if draft else {}
         self._config, self._vocab_size = config, target.vocab_size
+        # On a GPU, the proposer works ahead while the target's forward runs.
+        self._spare = 0 if target.device.type == "cpu" else settings.rows
         self.proposer = self._made_proposer(record, index or empty_index(tokenizer))
         costs = keep = None
         if settings.cost_aware:
@@ -309,6 +311,7 @@ class EngineBuilder:
             eos_ids=self.tokenizer.eos_ids,
             index=index,
             nodes=self._config.rows * of_row,
+            spare=self._spare,
         )
 
     def _draft(self, index: DraftIndex, made: NgramProposer | None) -> None:

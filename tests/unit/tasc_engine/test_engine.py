@@ -286,7 +286,7 @@ def plain(make_engine) -> dict[str, tuple[int, ...]]:
     return tokens(answers(make_engine()))
 
 
-@pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
+@pytest.mark.parametrize("method", ["start", "propose", "observe_rows", "finish"])
 def test_failing_proposer_changes_no_answer(watched, plain, monkeypatch, method) -> None:
     broken = ArithmeticError("the proposer broke")
     raised = failing_where(monkeypatch, watched.proposer, method, broken, lambda n, *_: n % 3 == 0)
