@@ -66,8 +66,16 @@ def room_for_cache(memory: DeviceMemory, config: EngineConfig) -> Room:
     return Room(max(int(most) - config.prefix_cache_bytes, 0), reason)
 
 
-def limit_process(device: torch.device, config: EngineConfig) -> None:
-    """Limits torch's memory on a GPU that several processes share; otherwise does nothing."""
+def limit_process(
+    device: torch.device,
+    config: EngineConfig,
+    limit: Callable[[float, int | None], None] = torch.cuda.set_per_process_memory_fraction,
+) -> None:
+    """Limits torch's memory on a GPU that several processes share; otherwise does nothing.
+
+    Args:
+        limit: Takes the part of the memory, and the number of the GPU or None for the current one.
+    """
     if device.type == "cuda" and config.gpu_part < 1:
         log.info("this process may use %g of the memory of %s", config.gpu_part, device)
-        torch.cuda.set_per_process_memory_fraction(config.gpu_part, device)
+        limit(config.gpu_part, device.index)

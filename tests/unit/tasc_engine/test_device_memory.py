@@ -137,9 +137,15 @@ def test_weights_that_do_not_fit_are_an_error_with_the_way_out(folder, monkeypat
         Target.load(ModelSource(folder), CONFIG)
 
 
-def test_cpu_has_no_device_memory_and_no_limit() -> None:
+def test_only_a_process_with_a_part_of_a_gpu_is_limited() -> None:
+    """torch refuses a device without a number here, and takes None for the current GPU."""
     assert memory_of(torch.device("cpu")) is None
-    limit_process(torch.device("cpu"), EngineConfig(gpu_part=0.5))
+    limits = list[tuple[float, int | None]]()
+    for device, part in (("cpu", 0.5), ("cuda", 1.0), ("cuda", 0.5), ("cuda:1", 0.25)):
+        limit_process(
+            torch.device(device), EngineConfig(gpu_part=part), lambda *given: limits.append(given)
+        )
+    assert limits == [(0.5, None), (0.25, 1)]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -153,4 +159,4 @@ def test_part_of_a_gpu_limits_the_process() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(memory.total // 50, dtype=torch.uint8, device=device)
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0)
