@@ -169,7 +169,7 @@ def grow_tokenizer(folder: Path, size: int) -> None:
 
 
 def quantised(found: Found, here: Here) -> None:
-    """Speeds with quantised weights, whose steps no graph runs."""
+    """Speeds with quantised weights, whose steps run as graphs, too."""
     if find_spec("bitsandbytes") is None:
         found.put("skipped", "bitsandbytes is not installed")
         return

@@ -146,17 +146,3 @@ def test_only_a_process_with_a_part_of_a_gpu_is_limited() -> None:
             torch.device(device), EngineConfig(gpu_part=part), lambda *given: limits.append(given)
         )
     assert limits == [(0.5, None), (0.25, 1)]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_part_of_a_gpu_limits_the_process() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    memory = memory_of(device)
-    assert memory is not None
-    assert 0 < memory.free <= memory.total
-    try:
-        limit_process(device, EngineConfig(gpu_part=0.01))
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(memory.total // 50, dtype=torch.uint8, device=device)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)

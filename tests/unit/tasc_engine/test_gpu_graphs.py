@@ -16,12 +16,16 @@ from torch import Tensor
 from torch.nn import functional
 from tree_layouts import Eager, Row, by_definition, layout_of, parents_of, rows_of
 
+from tasc_engine.config import EngineConfig
 from tasc_engine.kernels.gpu import attention as tree_kernel
 from tasc_engine.kernels.gpu.attention import INTERPRETED, available
+from tasc_engine.kv.device_memory import limit_process, memory_of
 from tasc_engine.layout import StepLayout
 from tasc_engine.model.cuda_graphs import CudaGraphs, GraphedForward, Limits, Step, buckets, fill
+from tasc_engine.model.linears import product_of
 from tasc_engine.model.operations import FusedOperations, Norm, TensorOperations, first_greatest
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 LENGTH, ROWS, VOCAB = 64, 4, 50
 LIMITS = Limits(rows=ROWS, tokens=30, moves=6, scratch=ROWS * LENGTH)
 CPU = torch.device("cpu")
@@ -318,7 +322,64 @@ def test_replayed_graphs_equal_eager_steps(dtype) -> None:
             eager.start_logits(calm)()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def quantised_layers(kind: str, dtype: torch.dtype, device: torch.device) -> list[Any]:
+    """Returns two quantised layers with one input, the second with a bias."""
+    nn = pytest.importorskip("bitsandbytes").nn  # a machine with a GPU may lack it
+    torch.manual_seed(0)
+    layers = list[Any]()
+    for width, bias in ((96, False), (32, True)):
+        weight = torch.randn((width, 128)).to(dtype)
+        if kind == "nf4":
+            made = nn.Linear4bit(128, width, bias, dtype, quant_type="nf4")
+            made.weight = nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
+        else:
+            made = nn.Linear8bitLt(128, width, bias, has_fp16_weights=False, threshold=0.0)
+            made.weight = nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+        layers.append(made.to(device).requires_grad_(False).eval())
+        if bias:
+            layers[-1].bias.data = torch.randn(width).to(device, dtype)
+    return layers
+
+
+@pytest.mark.parametrize("on_gpu", [False, pytest.param(True, marks=needs_gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@torch.inference_mode()
+def test_replayed_products_of_quantised_layers_equal_their_own_code(kind, dtype, on_gpu) -> None:
+    """Without a GPU the product runs again instead of being replayed."""
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else CPU
+    layers = quantised_layers(kind, dtype, device)
+    recorder: Any = CudaGraphs(device) if on_gpu else Eager()
+    for tokens in (1, 8, 264):
+        product, x = product_of(*layers), torch.randn(tokens, 128).to(device, dtype)
+
+        def run(product: Any = product, x: Tensor = x) -> tuple[Tensor, Tensor]:
+            found = product(x)
+            return found, first_greatest(found)
+
+        replay = recorder.record(run)
+        for _ in range(2):
+            x.copy_(torch.randn(tokens, 128))
+            found, _ = replay()
+            recorder.wait()
+            assert torch.equal(found, torch.cat([layer(x) for layer in layers], -1))
+
+
+@needs_gpu
+def test_part_of_a_gpu_limits_the_process() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    memory = memory_of(device)
+    assert memory is not None
+    assert 0 < memory.free <= memory.total
+    try:
+        limit_process(torch.device("cuda"), EngineConfig(gpu_part=0.01))
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(memory.total // 50, dtype=torch.uint8, device=device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@needs_gpu
 def test_gpu_choice_equals_cpu_choice() -> None:
     logits = torch.randint(0, 9, (33, 5000), generator=torch.Generator().manual_seed(0)).bfloat16()
     logits[7, 4321] = torch.nan
