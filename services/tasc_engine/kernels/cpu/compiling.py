@@ -81,6 +81,6 @@ def known(number: int) -> Any:
 
 
 ENGINE = Path(__file__).parents[2]
-ROOMS = ("kernels/cpu", "sampling", "lora")  # folders of the compiled functions
+ROOMS = ("kernels/cpu", "kv", "sampling", "lora")  # folders of the compiled functions
 _own = Compiler(*(ENGINE / room for room in ROOMS))
 arithmetic, borrowing = _own.arithmetic, _own.borrowing
