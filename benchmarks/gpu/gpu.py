@@ -244,7 +244,7 @@ def tests(found: Found, here: Here) -> None:
     """Test the kernel and captured graphs against their references."""
     names = ["test_gpu_graphs.py"]
     if not here.dry:
-        names.append("test_gpu_attention.py")
+        names += ["test_gpu_attention.py", "test_gpu_sampling.py"]
     files = [path for name in names for path in (ROOT / "tests").rglob(name)]
     command = [
         sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", "addopts=", "-rsfE",

@@ -31,11 +31,16 @@ _NONE = np.zeros(0, np.int32)
 def start(
     logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, rules: Rules
 ) -> Callable[[], Int64]:
-    """Starts to choose the tokens of all places, as `Sampler.choose` defines them.
+    """Starts to choose the tokens of all places, as `Sampler.start_choice` defines them.
 
     Returns:
         A function that waits for the device and returns ``int64[M]``, the token at each place.
+
+    Raises:
+        ValueError: A place has no logits.
     """
+    if len(logits) != (places := len(rows) + len(drafts.tokens)):
+        raise ValueError(f"{len(logits)} lines of logits for {places} places; compute all of them")
     try:
         inputs = inputs_of(rows, drafts, allowed, rules, logits.shape[1])
         if len(inputs.integers) < len(logits):

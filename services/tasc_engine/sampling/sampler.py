@@ -95,7 +95,7 @@ def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     above, equal = logs > smallest, logs == smallest
     found = above | (equal & (equal.cumsum(-1) <= n - above.sum(-1, keepdim=True)))
     ids = torch.where(found, torch.arange(width, device=logs.device), width)
-    ids = ids.topk(n, largest=False).values
+    ids = ids.topk(n, largest=False).values.clamp_(max=width - 1)  # lines of NaN have no greatest
     values, order = logs.gather(-1, ids).sort(descending=True, stable=True)
     return values, ids.gather(-1, order)
 
@@ -104,9 +104,9 @@ def _scores(found: NDArray[np.float64], tokens: Int64) -> list[TokenLogprob]:
     """Reads the result of `gpu_sampler.scores`."""
     most, result = found.shape[1] // 2 - 1, list[TokenLogprob]()
     for token, (own, n, *rest) in zip(tokens.tolist(), found.tolist(), strict=True):
-        pairs = zip(map(int, rest[most:]), rest[: int(n)], strict=False)
+        ids, values = rest[most : most + int(n)], rest[: int(n)]
         # The sort is stable, so that equal tokens stay in the order of their ids.
-        top = sorted(pairs, key=lambda pair: -pair[1])
+        top = sorted(zip(map(int, ids), values, strict=True), key=lambda pair: -pair[1])
         result.append(TokenLogprob(token, own, tuple(top)))
     return result
 
@@ -184,17 +184,6 @@ class Sampler:
         """Whether each of ``int32[n]`` rows takes the token with the target's greatest logit."""
         return bool(self.rules.plain[rows].all())
 
-    def choose(
-        self,
-        logits: Tensor,
-        rows: Int32,
-        drafts: Drafts,
-        allowed: Allowed | None,
-        limits: EmitLimits,
-    ) -> Accepted:
-        """Follows each row's draft with the tokens that its rule chooses; see `start_choice`."""
-        return self.start_choice(logits, rows, drafts, allowed)(limits)
-
     def start_choice(
         self, logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None
     ) -> Callable[[EmitLimits], Accepted]:
@@ -251,7 +240,7 @@ def warm_up(dtype: torch.dtype, device: torch.device, vocab_size: int) -> None:
     sampler.observe(0, one)
     draft, logits = chains(one[None]), torch.zeros(2, vocab_size, dtype=dtype, device=device)
     limits = EmitLimits(one, np.ones(1, bool), np.zeros(vocab_size, bool))
-    sampler.choose(logits, one, draft, None, limits)
+    sampler.start_choice(logits, one, draft, None)(limits)
     token_logprobs(logits, np.zeros(1, np.int64), np.zeros(1, np.int64), [1])
     sampler.finish(0)
     _warm.add((dtype, device.type))

@@ -61,12 +61,12 @@ def both(
     """
     drafts = Drafts.empty(len(rows)) if drafts is None else drafts
     limits = no_limits(len(rows), logits.shape[1])
-    found = chooser.choose(logits, ints(rows), drafts, allowed, limits)
+    found = chooser.start_choice(logits, ints(rows), drafts, allowed)(limits)
     if HAS_KERNELS:
         with np.errstate(over="ignore"):  # numpy runs the interpreter's kernels
             wait = gpu_sampler.start(logits.to(DEVICE), ints(rows), drafts, allowed, chooser.rules)
         assert visited(found, drafts) == visited(accept(wait(), drafts, limits), drafts)
-    again = chooser.choose(logits, ints(rows), drafts, allowed, limits)
+    again = chooser.start_choice(logits, ints(rows), drafts, allowed)(limits)
     assert visited(found, drafts) == visited(again, drafts), "a choice changes the state of a row"
     return visited(found, drafts)
 
