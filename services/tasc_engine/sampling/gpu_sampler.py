@@ -6,6 +6,7 @@ visited or not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -43,13 +44,14 @@ def start(
         raise ValueError(f"{len(logits)} lines of logits for {places} places; compute all of them")
     try:
         inputs = inputs_of(rows, drafts, allowed, rules, logits.shape[1])
-        if len(inputs.integers) < len(logits):
-            tokens = first_greatest(logits)
-        else:
-            tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        if len(inputs.integers):
-            kernels.choose(logits, on_device(inputs, logits.device), tokens)
-        return _to_host(tokens)
+        with _current(logits.device):
+            if len(inputs.integers) < len(logits):
+                tokens = first_greatest(logits)
+            else:
+                tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+            if len(inputs.integers):
+                kernels.choose(logits, on_device(inputs, logits.device), tokens)
+            return _to_host(tokens)
     except Exception:
         _wait(logits.device)  # the forward still reads buffers that the next step overwrites
         raise
@@ -64,7 +66,8 @@ def scores(logits: Tensor, places: Int64, tokens: Int64, num_top: Int64) -> Floa
     floats = np.ones((len(places), len(FLOATS)))  # without a temperature
     none = dict.fromkeys(("bias_token", "held_token", "held", "path_token", "path_held"), _NONE)
     inputs = Inputs(integers, floats, bias=np.zeros(0), masks=_NONE[None], **none)
-    found: Float64 = _to_host(kernels.score(logits, on_device(inputs, logits.device), most))()
+    with _current(logits.device):
+        found: Float64 = _to_host(kernels.score(logits, on_device(inputs, logits.device), most))()
     return found
 
 
@@ -153,6 +156,11 @@ def _to_host(result: Tensor) -> Callable[[], NDArray[Any]]:
         return found
 
     return wait
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the current device, on which kernels are launched."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _wait(device: torch.device) -> None:

@@ -216,6 +216,15 @@ def test_plain_rows_choose_the_greatest_logit() -> None:
         both(chooser, torch.zeros(1, 41), [0])  # of another vocabulary
 
 
+def test_logprobs_of_nan_logits_are_nan_and_have_no_likeliest_tokens() -> None:
+    logits = torch.zeros(2, 30)
+    logits[1, 4] = torch.nan
+    fine, none = token_logprobs(logits, np.arange(2), np.zeros(2, np.int64), [2, 2])
+    assert [token for token, _ in fine.top] == [0, 1]
+    assert none.logprob != none.logprob
+    assert none.top == ()
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from([*range(1, 41), 5000]),
