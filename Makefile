@@ -21,6 +21,7 @@ PIP := -m pip install --quiet --disable-pip-version-check --constraint constrain
 	  trap 'kill $$compiling 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	  .venv/bin/python $(PIP) torch && { .venv/bin/uv pip install --system-certs --python .venv/bin/python \
 	  --constraint constraints.txt --editable '.[dev]' || .venv/bin/python $(PIP) --editable '.[dev]'; } || exit 1; \
+	  if kill -0 $$compiling 2>/dev/null; then echo 'drafting is still being compiled, half a minute ...' >&2; fi; \
 	  wait $$compiling || echo 'drafting was not compiled: the first run does it, which takes up to a minute' >&2
 	@touch $@
 

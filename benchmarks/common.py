@@ -265,9 +265,9 @@ def about() -> dict[str, Any]:
     return {"git": git_revision(), "processor": processor()}
 
 
-def git_revision() -> dict[str, Any]:
+def git_revision(checkout: Path = ROOT) -> dict[str, Any]:
     """The commit that is measured, and whether files differ from it."""
-    head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    head, changes = _git(checkout, "rev-parse", "HEAD"), _git(checkout, "status", "--porcelain")
     return {"revision": head, "changed": bool(changes)}
 
 
@@ -324,10 +324,10 @@ def write_json(file: Path, found: Mapping[str, Any]) -> None:
     partial.replace(file)
 
 
-def _git(*arguments: str) -> str | None:
+def _git(checkout: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -254,6 +254,7 @@ def make_proposer(
     *,
     index: DraftIndex | None = None,
     branching: bool = True,
+    spare: int = 0,
 ) -> NgramProposer:
     """Makes a proposer for this engine configuration; without an index it drafts from rows."""
     return NgramProposer(
@@ -264,6 +265,7 @@ def make_proposer(
         eos_ids=tokenizer.eos_ids,
         index=index or DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size),
         branching=branching,
+        spare=spare,
     )
 
 

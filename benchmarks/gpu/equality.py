@@ -1,139 +1,153 @@
-"""The stage that compares drafted answers on the device with ``generate`` of transformers.
+"""The parts that check answers: float32 against `generate` of transformers, and the tests.
 
-In float32 they must be equal, except for near-ties, because the order of sums differs. In half
-precision drafted answers are compared with plain ones of the same engine, with the margins of the
-float32 model, and with the answers in float32.
+Drafted float32 answers must equal those of `generate`, except for near-ties, because the order of
+sums differs. A part with a difference that is no near-tie fails.
 """
 
+import json
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
 
-from benchmarks.engine.equal import TOLERANCE, Answers, compare
+from benchmarks.common import ROOT
+from benchmarks.engine.equal import compare
+from benchmarks.gpu.answers import judge_of
 from benchmarks.gpu.gpu import Found, Here
-from benchmarks.gpu.work import BASE, Work, index_of, model_folder
-from tasc_engine import EngineConfig, Target
+from benchmarks.gpu.work import (
+    BASE,
+    DEMO,
+    DRAFTED,
+    PLAIN,
+    TASK,
+    Work,
+    encoded,
+    index_of,
+    rows,
+    share_of_equal,
+    task_index,
+)
+from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.model.loading import load_model
 from tasc_text import TaskTokenizer
 from tiny import make_model, make_tokenizer
 
 TINY = ("qwen2", "llama", "mistral", "gemma2")
 # Logits of the demo model are about 20; a GPU's float32 sums differ by less than this.
 NEAR = 1e-3
-TOKENS = 24
+_TOKENS = 24
+_COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 
 
 def equality(found: Found, here: Here) -> None:
+    """Tiny random models, rows with an adapter beside rows without, and drawn answers."""
     for name in TINY[: here(len(TINY), 2)]:
-        found.put(f"tiny {name}", tiny(name, here))
-    demo(found, here)
-    adapted(found, here)
-    sampled(found, here)
+        folder = here.work / name
+        make_tokenizer(folder)
+        reference, model = (
+            make_model(folder, name, dtype=torch.float32).to(here.device) for _ in range(2)
+        )
+        reference.set_attn_implementation("eager")
+        tokenizer, random = TaskTokenizer.from_folder(folder), np.random.default_rng(0)
+        prompts = [random.integers(1, tokenizer.vocab_size, n).tolist() for n in range(3, 43, 3)]
+        answers = generated(reference, prompts)
+        index = index_of(tokenizer, prompts[::2], answers[::2])
+        target = Target(model, EngineConfig(rows=4, max_model_len=128, prefill_chunk=16))
+        work = Work(target, tokenizer, index, prompts, max_tokens=_TOKENS)
+        ran = work.run(DRAFTED, len(prompts))
+        accepted = int(ran.totals.accepted.sum())
+        judged(found, name, ran.answers, answers, prompts, reference, accepted)
+    shipped(found, here)
 
 
-def tiny(name: str, here: Here) -> dict[str, Any]:
-    """A random model, with drafts from half of its answers."""
-    folder = here.folder / name
-    make_tokenizer(folder)
-    reference = make_model(folder, name, dtype=torch.float32).to(here.device)
-    reference.set_attn_implementation("eager")
-    model = make_model(folder, name, dtype=torch.float32).to(here.device)
-    tokenizer, random = TaskTokenizer.from_folder(folder), np.random.default_rng(0)
-    prompts = [random.integers(1, tokenizer.vocab_size, n).tolist() for n in range(3, 43, 3)]
-    answers = generated(reference, prompts, TOKENS)
-    index = index_of(tokenizer, prompts[::2], answers[::2])
-    target = Target(model, EngineConfig(rows=4, max_model_len=128, prefill_chunk=16))
-    ran = Work(target, tokenizer, index, prompts, TOKENS).run(True, 4, len(prompts))
-    said = held_against(ran.answers, answers, prompts, reference, NEAR)
-    return {**said, "accepted": int(ran.totals.accepted.sum()), "steps": ran.totals.steps}
-
-
-def demo(found: Found, here: Here) -> None:
-    """The shipped model on its test rows."""
-    number = here(64, 4)
-    reference = load(model_folder(here), here.device)
-    work = Work.of_demo(here, "float32", number)
-    answers = generated(reference, work.prompts, work.max_tokens)
-    whole = work.run(True, 8, number)
-    said = held_against(whole.answers, answers, work.prompts, reference, NEAR)
-    found.put("demo float32", {**said, "accepted": int(whole.totals.accepted.sum())})
-    half = Work.of_demo(here, here.dtype, number)
-    drafted, plain = half.run(True, 8, number), half.run(False, 8, number)
-    for name, one, other in (
-        ("demo drafted against plain", drafted, plain.answers),
-        ("demo drafted against float32", drafted, answers),
-    ):
-        said = held_against(one.answers, other, work.prompts, reference, TOLERANCE)
-        found.put(name, {**said, "accepted": int(one.totals.accepted.sum()), "dtype": here.dtype})
-
-
-def adapted(found: Found, here: Here) -> None:
-    """Rows that use an adapter beside rows of the base model, in one engine."""
-    work = Work.of_demo(here, "float32", here(32, 4), merged=False)
-    work.max_tokens = TOKENS  # the base model does not end its answers
-    ran, said = work.run(True, 8, len(work.prompts)), []
-    for first, folder in enumerate((model_folder(here), BASE)):
-        reference, prompts = load(folder, here.device), work.prompts[first::2]
-        answers = generated(reference, prompts, work.max_tokens)
-        said.append(held_against(ran.answers[first::2], answers, prompts, reference, NEAR))
-    for name, each in zip(("demo adapter", "demo base beside it"), said, strict=True):
-        found.put(name, {**each, "accepted": int(ran.totals.accepted.sum())})
-
-
-def sampled(found: Found, here: Here) -> None:
-    """Drawn answers with drafts and without; a draw near the edge of a token may differ."""
-    work = Work.of_demo(here, "float32", here(64, 4))
+def shipped(found: Found, here: Here) -> None:
+    """The shipped model: every other row uses its adapter; then drawn answers."""
+    adapter, tokenizer = DEMO / "adapters" / TASK, TaskTokenizer.from_folder(BASE)
+    source = ModelSource(BASE, device=here.device, adapters=((TASK, adapter),))
+    target = Target.load(source, EngineConfig(rows=8))
+    prompts = encoded(tokenizer, [row["input"] for row in rows("test")[: here(64, 8)]])
+    index = task_index(tokenizer, rows("train")[: here(2000, 300)])
+    kinds: tuple[dict[str, Any], ...] = ({"adapter": TASK}, {})
+    work = Work(target, tokenizer, index, prompts, max_tokens=_TOKENS, kinds=kinds)
+    ran = work.run(DRAFTED, len(prompts))
+    for first, name in enumerate(("rows with an adapter", "rows without beside them")):
+        model = load_model(ModelSource(BASE))
+        reference = (model if first else merged(model, adapter)).to(here.device)
+        own, accepted = prompts[first::2], int(ran.totals.accepted.sum())
+        answers = generated(reference, own)
+        judged(found, name, ran.answers[first::2], answers, own, reference, accepted)
     work.kinds = [{"parameters": {"temperature": 1.0}, "seed": seed} for seed in range(64)]
-    drafted, plain = (work.run(kind, 8, len(work.prompts)) for kind in (True, False))
-    same = [a == b for a, b in zip(drafted.answers, plain.answers, strict=True)]
-    accepted = int(drafted.totals.accepted.sum())
-    found.put("demo sampled", {"identical": sum(same) / len(same), "accepted": accepted})
+    drafted, plain = (work.run(kind, len(prompts)).answers for kind in (DRAFTED, PLAIN))
+    # A draw near the edge of a token may differ.
+    same = share_of_equal(drafted, plain)
+    found.figure("drawn answers that drafts leave equal", same, "of the rows")
 
 
-def load(folder: Path, device: str) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.to(device).eval()
+@torch.no_grad()
+def merged(model: Any, adapter: Path) -> Any:
+    """Add a LoRA adapter to the weights of a model (Hu et al. 2021, arXiv 2106.09685).
+
+    peft is not used, as another release of it may not read the settings of the adapter.
+    """
+    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    parts = load_file(adapter / "adapter_model.safetensors")
+    for name, down in parts.items():
+        if name.endswith(".lora_A.weight"):
+            up = parts[name.replace("lora_A", "lora_B")]
+            layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            scale = settings["lora_alpha"] / settings["r"]
+            model.get_submodule(layer).weight += scale * (up.float() @ down.float())
+    return model
 
 
 @torch.inference_mode()
-def generated(model: Any, prompts: list[list[int]], most: int) -> list[list[int]]:
+def generated(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     """The answer of ``generate`` to each prompt alone."""
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False,
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=_TOKENS, do_sample=False,
             pad_token_id=0,
         )  # fmt: skip
         answers.append(out[0, len(prompt) :].tolist())
     return answers
 
 
-def held_against(
-    ours: Answers, others: Answers, prompts: list[list[int]], model: Any, limit: float
-) -> dict[str, Any]:
-    """Compare answers; margins are those of the model."""
+def judged(
+    found: Found, name: str, ours: list[list[int]], others: list[list[int]],
+    prompts: list[list[int]], model: Any, accepted: int,
+) -> None:  # fmt: skip
+    """Record how many answers are equal; raises AssertionError if one that differs is no tie."""
+    equal = compare(ours, others, prompts, judge_of(model), NEAR)
+    found.figure(
+        f"{name}, equal to `generate`", equal.identical, "of the rows", rows=equal.rows,
+        greatest_margin=equal.greatest_margin, accepted=accepted,
+    )  # fmt: skip
+    assert not equal.above, f"{name}: {equal.above} answers differ by more than {NEAR}"
 
-    @torch.inference_mode()
-    def judge(prefixes: Answers) -> list[float]:
-        margins = []
-        for prefix in prefixes:
-            logits = model(input_ids=torch.tensor([prefix], device=model.device)).logits[0, -1]
-            first, second = logits.float().topk(2).values.tolist()
-            margins.append(first - second)
-        return margins
 
-    equal = compare(ours, others, prompts, judge, limit)
-    return {
-        "rows": equal.rows,
-        "identical": equal.identical,
-        "compared": equal.compared,
-        "per_token": equal.per_token,
-        "above": equal.above,
-        "greatest_margin": equal.greatest_margin,
-        "limit": equal.limit,
-    }
+def tests(found: Found, here: Here) -> None:
+    """Test the kernels and captured graphs against their references."""
+    names = "test_gpu_graphs.py" if here.dry else "test_gpu_*.py"
+    files = [str(path) for path in (ROOT / "tests" / "unit" / "tasc_engine").glob(names)]
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-W", "default", "-o", "addopts=", "-rsfE",
+        "--noconftest", "-p", "no:cacheprovider", *files,
+    ]  # fmt: skip
+    # Most of the time is spent in compiling kernels, each on one core.
+    if not here.dry and find_spec("xdist") is not None:
+        command += ["-n", "8"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(done.stdout[-20000:], done.stderr[-2000:])
+    lines = done.stdout.strip().splitlines() or [""]
+    found.put("said", [s[:200] for s in lines if s.startswith(("FAILED", "ERROR", "SKIPPED"))])
+    for count, kind in _COUNT.findall(lines[-1]):
+        found.figure(kind, float(count), "tests")
+    assert done.returncode == 0, f"pytest ended with {done.returncode}"

@@ -149,6 +149,9 @@ class Device:
         while time.perf_counter() < self._ends:
             pass
 
+    def is_busy(self) -> bool:
+        return time.perf_counter() < self._ends
+
     def rest(self) -> None:
         """Forget the last forward, so that the time until the next one is no wait."""
         self._ends = 0.0
@@ -168,8 +171,8 @@ class StubTarget:
         limits = cuda_graphs.Limits(rows, rows * (1 + drafts), rows * drafts, target.cache.slots)
         self._device, self._answers, self._target = device, answers, target
         self._graphs = cuda_graphs.GraphedForward(
-            lambda ids, indices, cache: torch.zeros(len(ids), 1),
-            target.cache, limits, target.device, self,
+            lambda ids, indices, cache, out: out.zero_(),
+            target.cache, limits, torch.empty(limits.tokens, 1), self,
         )  # fmt: skip
         self._step: StepLayout[Int64] | None = None
         self.engine: Engine | None = None
@@ -177,6 +180,7 @@ class StubTarget:
         target.cache.move = self._move  # type: ignore[method-assign]
         self._by_graph = target._tokens_of
         target._tokens_of = self._tokens_of  # type: ignore[method-assign]
+        target.is_busy = device.is_busy  # type: ignore[method-assign]
         target.device = torch.device("meta")  # a device that works while the host does
 
     def record(self, run: cuda_graphs.Work) -> cuda_graphs.Work:
@@ -279,6 +283,7 @@ class Bench:
             vocab_size=target.vocab_size,
             eos_ids=tokenizer.eos_ids,
             index=index,
+            spare=batch,
         )
         self.totals = EngineTotals(len(SOURCES), proposer.max_depth)
         self.engine = stub.engine = Engine(

@@ -1,25 +1,28 @@
-"""The stages that prepare the shipped task and time drafted answers to it against plain ones.
+"""The work that the parts share: a model, its unseen rows, and runs of the engine.
 
-The second one also projects the effect of the same drafts on the 0.5B shape, from the measured
-steps of that shape and from the tokens that the demo model accepted with drafts by those costs. No
-module of `tasc_jobs` is imported, as these need a task store.
+No module of `tasc_jobs` is imported, as these need a task store.
 """
 
 import dataclasses
-import json
-import shutil
+import gc
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from inspect import signature
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.common import ROOT, facts_of, read_rows
+import tasc_draft
+from benchmarks.common import ROOT, facts_of, in_turn, read_json, read_rows, write_json
+from benchmarks.engine.steps import SHAPES, Ceiling
 from benchmarks.gpu.gpu import Found, Here
 from tasc_draft import (
     SOURCES,
@@ -32,69 +35,134 @@ from tasc_draft import (
     write_index,
 )
 from tasc_engine import Engine, EngineConfig, EngineTotals, ModelSource, Request, Target
-from tasc_engine.model.loading import load_model
-from tasc_engine.stats import StepRecord
+from tasc_engine.model.loading import Quantization, load_model
 from tasc_engine.step.cost import StepCosts, measure
 from tasc_text import PromptTemplate, TaskTokenizer
 
 DEMO = ROOT / "pipelines" / "tasc_jobs" / "demo"
 BASE, TASK = DEMO / "tasc-demo-7m", "massive_en"
 TEMPLATE = "intent and slots: {input}\n"  # as in `tasc_jobs.demo.tasks`
-ROWS, LENGTH, ANSWER = 8, 1024, 256
-BATCHES = (1, ROWS)
+LENGTH, ANSWER = 1024, 128
+# The shape of models in a dry run.
+TOY: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 9000,
+                       "num_hidden_layers": 2, "num_attention_heads": 4,
+                       "num_key_value_heads": 2}  # fmt: skip
 # No run drafts from the answers of another run.
-SETTINGS = DraftSettings(recent_tokens=0)
-PLAIN = dataclasses.replace(SETTINGS, num_speculative_tokens=0, neighbours=0)
+DRAFTED = DraftSettings(recent_tokens=0)
+PLAIN = dataclasses.replace(DRAFTED, num_speculative_tokens=0, neighbours=0)
+_TRAIN_S, _TRAIN_ROWS, _IGNORED = 60, 128, -100
+
+
+# The model, the prompts and the index
 
 
 def prepare(found: Found, here: Here) -> None:
-    """Write the model with its adapter merged in float32, and the index of its train split."""
-    folder = model_folder(here)
-    merged(load_model(ModelSource(BASE)), DEMO / "adapters" / TASK).save_pretrained(folder)
-    for file in BASE.glob("tokenizer*"):
-        shutil.copy(file, folder)
+    """Write the prompts and the index of the train rows; train a model if none is given."""
+    if here.model is None:
+        found.put("trained", trained(here, model_folder(here)))
+    test = prompts_of(here, [row["input"] for row in rows("test", here.data)])
     began = time.perf_counter()
-    index = task_index(TaskTokenizer.from_folder(folder), rows("train")[: here(10**9, 300)])
-    write_index(index, here.folder / "index")
-    found.put("index_seconds", round(time.perf_counter() - began, 2))
-
-
-@torch.no_grad()
-def merged(model: Any, adapter: Path) -> Any:
-    """Add a LoRA adapter to the weights of a model (Hu et al. 2021, arXiv 2106.09685).
-
-    peft is not used, as another release of it may not read the settings of the adapter.
-    """
-    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    parts = load_file(adapter / "adapter_model.safetensors")
-    for name, down in parts.items():
-        if name.endswith(".lora_A.weight"):
-            up = parts[name.replace("lora_A", "lora_B")]
-            layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-            scale = settings["lora_alpha"] / settings["r"]
-            model.get_submodule(layer).weight += scale * (up.float() @ down.float())
-    return model
-
-
-def rows(split: str) -> list[dict[str, str]]:
-    return read_rows(DEMO / "data" / f"{TASK}.{split}.jsonl.gz")
+    index_of_rows(here)
+    found.figure("index", time.perf_counter() - began, "s")
+    # Written last: its presence says that nothing has to be prepared.
+    write_json(here.work / "prompts.json", {"test": test})
 
 
 def model_folder(here: Here) -> Path:
-    return here.folder / "model"
+    return here.model or here.work / "model"
+
+
+def rows(split: str, data: Path | None = None) -> list[dict[str, str]]:
+    return read_rows(
+        data / f"{split}.jsonl.gz" if data else DEMO / "data" / f"{TASK}.{split}.jsonl.gz"
+    )
+
+
+def prompts_of(here: Here, texts: list[str]) -> list[list[int]]:
+    """Prompts as the model was trained with."""
+    if not here.chat:
+        return encoded(TaskTokenizer.from_folder(model_folder(here)), texts)
+    chat: Any = AutoTokenizer.from_pretrained(model_folder(here))
+    return [
+        chat.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
+        for text in texts
+    ]
+
+
+def index_of_rows(here: Here) -> DraftIndex:
+    """The index of the train rows; each checkout of this project keeps its own."""
+    folder = here.work / f"index-{zlib.crc32(str(tasc_draft.__file__).encode()):x}"
+    if not folder.exists():
+        train = rows("train", here.data)[: here(10**9, 300)]
+        tokenizer = TaskTokenizer.from_folder(model_folder(here))
+        prompts = prompts_of(here, [row["input"] for row in train])
+        outputs = tokenizer.encode_outputs([row["output"] for row in train])
+        write_index(index_of(tokenizer, prompts, outputs), folder)
+    return read_index(folder)
 
 
 def task_index(tokenizer: TaskTokenizer, train: list[dict[str, str]]) -> DraftIndex:
-    template = PromptTemplate(TEMPLATE)
-    prompts = [tokenizer.encode_prompt(template.render(r["input"])) for r in train]
+    """The index of rows whose prompts are made by ``TEMPLATE``."""
+    prompts = encoded(tokenizer, [row["input"] for row in train])
     return index_of(tokenizer, prompts, tokenizer.encode_outputs([r["output"] for r in train]))
+
+
+def encoded(tokenizer: TaskTokenizer, texts: list[str]) -> list[list[int]]:
+    template = PromptTemplate(TEMPLATE)
+    return [tokenizer.encode_prompt(template.render(text)) for text in texts]
 
 
 def index_of(
     tokenizer: TaskTokenizer, prompts: list[list[int]], outputs: list[list[int]]
 ) -> DraftIndex:
     facts = facts_of(tokenizer)
-    return build_learnt_index(Tokens.of(outputs), Tokens.of(prompts), settings=SETTINGS, **facts)
+    return build_learnt_index(Tokens.of(outputs), Tokens.of(prompts), settings=DRAFTED, **facts)
+
+
+def trained(here: Here, folder: Path) -> dict[str, Any]:
+    """Train SmolLM2-135M's shape from random weights on the train rows, for a minute."""
+    config = LlamaConfig(**TOY, tie_word_embeddings=True) if here.dry else SHAPES["135m"][1]
+    config.bos_token_id, config.eos_token_id = None, 0
+    torch.manual_seed(0)
+    with torch.device(here.device):
+        model: Any = LlamaForCausalLM(config).train()
+    for file in BASE.glob("tokenizer*"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file.name).write_bytes(file.read_bytes())
+    tokenizer, train = TaskTokenizer.from_folder(folder), rows("train", here.data)
+    prompts = encoded(tokenizer, [row["input"] for row in train])
+    outputs = tokenizer.encode_outputs([row["output"] for row in train])
+    examples = [[*prompt, *output, 0] for prompt, output in zip(prompts, outputs, strict=True)]
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
+    random, began, steps, share = np.random.default_rng(0), time.monotonic(), 0, 0.0
+    while share < 1:
+        chosen = random.choice(len(examples), here(_TRAIN_ROWS, 16), replace=False)
+        for group in optimizer.param_groups:
+            group["lr"] = here(1, 4) * 6e-4 * min(1.0, steps / 20) * (1 - share)
+        loss = _loss(model, [examples[i] for i in chosen], here)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+        share = steps / 60 if here.dry else (time.monotonic() - began) / _TRAIN_S
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return {"steps": steps, "seconds": time.monotonic() - began, "loss": loss.item()}
+
+
+def _loss(model: Any, examples: list[list[int]], here: Here) -> torch.Tensor:
+    longest = max(map(len, examples))
+    ids = torch.tensor([[*own, *[0] * (longest - len(own))] for own in examples])
+    lengths = torch.tensor([[len(own)] for own in examples])
+    labels = ids.where(torch.arange(longest) < lengths, torch.tensor(_IGNORED))
+    with torch.autocast(here.device, torch.bfloat16):
+        loss: torch.Tensor = model(ids.to(here.device), labels=labels.to(here.device)).loss
+    return loss
+
+
+# Runs
 
 
 @dataclass
@@ -104,7 +172,6 @@ class Ran:
     answers: list[list[int]]
     seconds: float
     totals: EngineTotals
-    records: list[StepRecord]
 
     @property
     def tokens_per_second(self) -> float:
@@ -116,6 +183,7 @@ class Work:
     """A target and its prompts.
 
     Attributes:
+        floor: The least seconds of a step, by `ceiling`.
         kinds: What requests ask for besides, in turn.
     """
 
@@ -123,43 +191,40 @@ class Work:
     tokenizer: TaskTokenizer
     index: DraftIndex
     prompts: list[list[int]]
+    floor: float = 0.0
     max_tokens: int = ANSWER
     kinds: Sequence[Mapping[str, Any]] = ({},)
 
     @classmethod
-    def of_demo(cls, here: Here, dtype: str, prompts: int, merged: bool = True) -> "Work":
-        """The work that `prepare` has written; or every other row uses an adapter of the base."""
+    def load(
+        cls, here: Here, batch: int, dtype: str = "", quantization: Quantization | None = None
+    ) -> "Work":
+        """The prepared model with so many rows, and the unseen prompts."""
+        free(here)
         folder = model_folder(here)
-        config = EngineConfig(rows=ROWS, max_model_len=LENGTH)
-        source = ModelSource(folder, dtype=dtype, device=here.device)
-        if not merged:
-            adapters = ((TASK, DEMO / "adapters" / TASK),)
-            source = dataclasses.replace(source, folder=BASE, adapters=adapters)
-        target = Target.load(source, config)
-        tokenizer, template = TaskTokenizer.from_folder(folder), PromptTemplate(TEMPLATE)
-        encoded = [tokenizer.encode_prompt(template.render(r["input"])) for r in rows("test")]
-        kinds = ({},) if merged else ({"adapter": TASK}, {})
-        index = read_index(here.folder / "index")
-        return cls(target, tokenizer, index, encoded[:prompts], kinds=kinds)
+        source = ModelSource(folder, None, dtype or here.dtype, here.device, quantization)
+        model = load_model(source)
+        floor = ceiling(model, here, batch).step_seconds
+        target = Target(model, EngineConfig(rows=batch, max_model_len=LENGTH))
+        prompts = read_json(here.work / "prompts.json")["test"]
+        tokenizer = TaskTokenizer.from_folder(folder)
+        return cls(target, tokenizer, index_of_rows(here), prompts, floor, here(ANSWER, 24))
 
-    def run(self, drafted: bool, batch: int, prompts: int, costs: StepCosts | None = None) -> Ran:
-        """Answer the first prompts, ``batch`` together; without ``costs`` every step is drafted."""
+    def run(self, settings: DraftSettings, prompts: int, costs: StepCosts | None = None) -> Ran:
+        """Answer the first prompts; without ``costs``, every step is drafted."""
+        config = self.target.config
         proposer = NgramProposer(
-            SETTINGS if drafted else PLAIN,
-            rows=batch,
-            capacity=self.target.config.max_model_len,
+            settings,
+            rows=config.rows,
+            capacity=config.max_model_len,
             vocab_size=self.target.vocab_size,
             eos_ids=self.tokenizer.eos_ids,
             index=self.index,
+            **self._spare,
         )
-        totals, records = EngineTotals(len(SOURCES), proposer.max_depth), list[StepRecord]()
-
-        def on_step(record: StepRecord) -> None:
-            totals.add(record)
-            records.append(record)
-
-        config = dataclasses.replace(self.target.config, rows=batch)
-        engine = Engine(self.target, self.tokenizer, proposer, config, on_step, costs)
+        totals = EngineTotals(len(SOURCES), proposer.max_depth)
+        engine = Engine(self.target, self.tokenizer, proposer, config, totals.add, costs)
+        engine.compile_rules()
         requests = [
             Request(str(i), tuple(prompt), self.max_tokens, **self.kinds[i % len(self.kinds)])
             for i, prompt in enumerate(self.prompts[:prompts])
@@ -167,8 +232,108 @@ class Work:
         began = time.perf_counter()
         results = list(engine.generate(requests))
         seconds = time.perf_counter() - began
-        ordered = sorted(results, key=lambda r: int(r.id))
-        return Ran([list(r.tokens) for r in ordered], seconds, totals, records)
+        return Ran([list(r.tokens) for r in sorted(results, key=_number)], seconds, totals)
+
+    def compared(
+        self,
+        here: Here,
+        prompts: int,
+        costs: StepCosts | None = None,
+        settings: DraftSettings = DRAFTED,
+    ) -> dict[str, list[Ran]]:
+        """Runs of the first prompts, plain and drafted in turn, after one run of each."""
+        kinds = {
+            "plain": partial(self.run, PLAIN, prompts),
+            "drafted": partial(self.run, settings, prompts, costs),
+        }
+        in_turn(kinds, 1)
+        return in_turn(kinds, here(3, 1))
+
+    @property
+    def _spare(self) -> dict[str, int]:
+        """As many spare lanes as the service takes, where this checkout's proposer has them."""
+        takes = "spare" in signature(NgramProposer).parameters
+        on_device = self.target.device.type != "cpu"
+        return {"spare": self.target.config.rows} if takes and on_device else {}
+
+    def costs(self, here: Here) -> StepCosts:
+        return measure(self.target, "work", here(8, 1))
+
+    def most(self, ran: Ran) -> float | None:
+        """The ceiling of tokens/s: all tokens, in the time in which each step reads its weights."""
+        steps = ran.totals.steps * self.floor
+        return ran.totals.emitted_tokens / steps if steps else None
+
+
+def _number(result: Any) -> int:
+    return int(result.id)
+
+
+def free(here: Here) -> None:
+    """Give the memory of dropped models back."""
+    gc.collect()
+    if not here.dry:
+        torch.cuda.empty_cache()
+
+
+def speeds(found: Found, name: str, work: Work, runs: Mapping[str, list[Ran]]) -> None:
+    """Record the speeds of `Work.compared`, and how many drafted answers equal the plain ones."""
+    plain = runs["plain"][-1].answers
+    for kind, own in runs.items():
+        last, totals = own[-1], own[-1].totals
+        found.figure(
+            f"{name} {kind}", [ran.tokens_per_second for ran in own], "tokens/s", work.most(last),
+            tokens_per_row_step=totals.block_efficiency, steps=totals.steps,
+            drafted=int(totals.drafted.sum()), accepted=int(totals.accepted.sum()),
+            same=share_of_equal(last.answers, plain),
+        )  # fmt: skip
+
+
+def share_of_equal(ours: list[list[int]], others: list[list[int]]) -> float:
+    return sum(a == b for a, b in zip(ours, others, strict=True)) / len(ours)
+
+
+# The device
+
+
+def ceiling(model: Any, here: Here, batch: int) -> Ceiling:
+    """The ceiling by the fastest rate at which this device reads, copies or multiplies.
+
+    The rates are those of reading and copying as many bytes as a step reads, and of the LM head's
+    own product, which on some devices reads faster than a sum does.
+    """
+    embedded, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    parameters = list(model.parameters())
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    weights = sum(p.numel() for p in parameters)
+    if embedded is not head:  # a step looks up only a few of these rows
+        size -= embedded.numel() * embedded.element_size()
+        weights -= embedded.numel()
+    device, dtype = here.device, head.dtype
+    source = torch.ones(size // 4096 * 1024, dtype=torch.float32, device=device)
+    target, one = torch.empty_like(source), torch.ones(8, head.shape[1], dtype=dtype, device=device)
+    rates = (
+        4 * source.numel() / best(source.sum, device),
+        8 * source.numel() / best(lambda: target.copy_(source), device),
+        head.numel() * head.element_size() / best(lambda: functional.linear(one, head), device),
+    )
+    side = here(8192, 128)
+    a, b = (torch.randn((side, side), device=device).to(dtype) for _ in range(2))
+    return Ceiling(size, weights, max(rates), 2 * side**3 / best(lambda: a @ b, device), batch)
+
+
+@torch.inference_mode()
+def best(work: Callable[[], Any], device: str, repeats: int = 8) -> float:
+    """Seconds of one of ten calls that are submitted together; the least of several."""
+    took = []
+    for _ in range(repeats + 1):
+        wait(device)
+        began = time.perf_counter()
+        for _ in range(10):
+            work()
+        wait(device)
+        took.append((time.perf_counter() - began) / 10)
+    return min(took[1:])
 
 
 def wait(device: str) -> None:
@@ -176,82 +341,24 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-# Speed
+def kernels(work: Callable[[], Any], here: Here, most: int = 12) -> dict[str, Any]:
+    """Run once more under the profiler: the share of time that the GPU works, longest kernels.
+
+    The profiler slows the run, so the share is a lower limit.
+    """
+    kinds = [ProfilerActivity.CPU] if here.dry else [ProfilerActivity.CUDA]
+    with profile(activities=kinds) as seen:
+        began = time.perf_counter()
+        work()
+        wait(here.device)
+        wall = time.perf_counter() - began
+    events = [(e.key, _seconds(e, here), e.count) for e in seen.key_averages()]
+    events.sort(key=lambda event: -event[1])
+    longest = [
+        {"name": name[:90], "share": s / wall, "count": n} for name, s, n in events[:most] if s
+    ]
+    return {"busy": sum(s for _, s, _ in events) / wall, "seconds": wall, "longest": longest}
 
 
-def speed(found: Found, here: Here) -> None:
-    """Time drafted and plain answers to the shipped task."""
-    work = Work.of_demo(here, here.dtype, here(384, 9))
-    costs = measure(work.target, "demo", here(20, 1))
-    found.put("costs", costs.as_json())
-    rates: dict[str, dict[str, Any]] = {}
-    for batch in BATCHES:
-        rates[str(batch)] = repeated(work, batch, costs, here)
-        found.put("runs", rates)
-        found.put("drafted_over_plain", {b: over(r, "drafted") for b, r in rates.items()})
-        found.put("always_over_plain", {b: over(r, "always") for b, r in rates.items()})
-    larger = costs_of_steps(here)
-    if larger is not None:
-        rows = here(128, 3)
-        found.put("projected_0.5b_drafted_over_plain", {
-            str(batch): projected(work, batch, rows, larger) for batch in BATCHES
-        })  # fmt: skip
-
-
-def over(runs: dict[str, Any], kind: str) -> float:
-    return float(runs[kind]["tokens_per_second"] / runs["plain"]["tokens_per_second"])
-
-
-def repeated(work: Work, batch: int, costs: StepCosts, here: Here) -> dict[str, Any]:
-    """Run each kind in turn, several rounds after one that warms up; medians."""
-    rows = here(48 * batch, batch + 1)
-    kinds: dict[str, tuple[bool, StepCosts | None]] = {
-        "plain": (False, None), "drafted": (True, costs), "always": (True, None)
-    }  # fmt: skip
-    ran: dict[str, list[Ran]] = {kind: [] for kind in kinds}
-    for _ in range(here(4, 2)):
-        for kind, (drafted, spent_by) in kinds.items():
-            ran[kind].append(work.run(drafted, batch, rows, spent_by))
-    return {kind: summed(runs[1:]) for kind, runs in ran.items()}
-
-
-def summed(runs: list[Ran]) -> dict[str, Any]:
-    last, seconds = runs[-1].totals, median(r.seconds for r in runs)
-    drafting = median(r.totals.draft_seconds for r in runs)
-    verifying = median(r.totals.verify_seconds for r in runs)
-    return {
-        "tokens_per_second": median(r.tokens_per_second for r in runs),
-        "spread": [r.tokens_per_second for r in runs],
-        "steps": last.steps,
-        "tokens_a_row_step": last.block_efficiency,
-        "drafted": int(last.drafted.sum()),
-        "accepted": int(last.accepted.sum()),
-        "draft_share": drafting / seconds,
-        "verify_share": verifying / seconds,
-        "rest_share": 1 - (drafting + verifying) / seconds,
-        "step_us": 1e6 * seconds / last.steps,
-    }
-
-
-def costs_of_steps(here: Here) -> StepCosts | None:
-    """The costs of the 0.5B shape; None if the stage `steps` has not measured them."""
-    found = Found.read(here, "steps")
-    return StepCosts.from_json(found["costs"]) if "costs" in found else None
-
-
-def projected(work: Work, batch: int, rows: int, costs: StepCosts) -> float:
-    """Plain over drafted seconds of the same answers if each step had these costs."""
-    return taken(work.run(False, batch, rows), costs) / taken(
-        work.run(True, batch, rows, costs), costs
-    )
-
-
-def taken(ran: Ran, costs: StepCosts) -> float:
-    seconds = 0.0
-    for record in ran.records:
-        rows = max(record.row_steps, 1)
-        tokens = record.row_steps + int(record.drafted.sum()) + record.prompt_tokens
-        context = record.cached_tokens / rows
-        step = costs.seconds(rows, np.array([tokens], np.float64), context)
-        seconds += float(step[0]) + record.draft_seconds
-    return seconds
+def _seconds(event: Any, here: Here) -> float:
+    return 1e-6 * float(event.self_cpu_time_total if here.dry else event.self_device_time_total)

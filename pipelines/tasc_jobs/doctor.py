@@ -29,6 +29,7 @@ from tasc_text.tokenizer import FILE, open_to_encode
 
 if TYPE_CHECKING:
     from tasc_engine import Engine
+    from tasc_engine.kv.device_memory import DeviceMemory
 
 Level = Literal["ok", "warn", "fail"]
 STEPS = 20
@@ -207,6 +208,9 @@ def _adapter(adapter: str, base: BaseModel) -> Finding:
 
 def _trial(asked: Examination) -> Iterator[Finding]:
     """Yields the findings that need torch: memory, loading and speed."""
+    import torch
+
+    from tasc_engine.kv.device_memory import memory_of
     from tasc_engine.model.loading import max_positions
     from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
     from tasc_runtime.llm import LLM
@@ -216,7 +220,7 @@ def _trial(asked: Examination) -> Iterator[Finding]:
         folder = resolve_folder(asked.model)
         yield from _dtype(asked.dtype, device)
         length = asked.context or min(DEFAULT_MODEL_LEN, max_positions(folder))
-        memory = _memory(asked, folder, length, device)
+        memory = memory_finding(asked, folder, length, device, memory_of(torch.device(device)))
         yield memory
         if memory.level == "fail":
             return
@@ -261,23 +265,65 @@ def _dtype(dtype: str, device: str) -> Iterator[Finding]:
         yield Finding("dtype", "warn", text)
 
 
-def _memory(asked: Examination, folder: Path, length: int, device: str) -> Finding:
-    """Compares weights and KV cache with free memory; loading may need the weights twice."""
+def memory_finding(
+    asked: Examination, folder: Path, length: int, device: str, gpu: "DeviceMemory | None"
+) -> Finding:
+    """Compares weights and KV cache with free memory; on a CPU, loading may take the weights twice.
+
+    Args:
+        length: Maximum tokens of a row.
+        gpu: The memory of the device; None for a CPU.
+    """
     size, config = _BYTES[asked.dtype], model_settings(folder / CONFIG)
     weights = sum(path.stat().st_size for path in weight_files(folder))
     if not config.get("quantization_config"):
         weights = size * sum(map(prod, float_shapes(folder).values()))
-    kv, free = _kv_bytes(config, size) * (asked.rows * length + 1), _free_bytes(device)
+    each = _kv_bytes(config, size)
+    kv, free = each * (asked.rows * length + 1), _free_bytes() if gpu is None else gpu.free
     text = (
         f"{weights / _GB:.2f} GB of weights and {kv / _GB:.2f} GB of KV cache for {asked.rows} "
         f"rows of {length} tokens; {free / _GB:.1f} GB are free on {device}"
     )
     figures = {"weights_bytes": weights, "kv_bytes": kv, "free_bytes": free}
+    if gpu is not None:
+        return _gpu_memory(text, figures, asked.rows, each * (length + 1), gpu)
     if weights + kv > free:
         text += ": lower --rows or --context, or use a smaller --dtype or --quantization of a task"
         return Finding("memory", "fail", text, figures)
     if 2 * weights + kv > free:
         text += "; loading may need the memory of the weights twice: close other programs"
+        return Finding("memory", "warn", text, figures)
+    return Finding("memory", "ok", text, figures)
+
+
+def _gpu_memory(
+    text: str, figures: Mapping[str, float], rows: int, row: int, gpu: "DeviceMemory"
+) -> Finding:
+    """Compares the KV cache with what is left for it beside the weights.
+
+    Args:
+        text, figures: The beginning of the finding, with ``weights_bytes`` and ``kv_bytes``.
+        row: Bytes of one row of the maximum length.
+    """
+    from tasc_engine.config import EngineConfig
+    from tasc_engine.kv.device_memory import DeviceMemory, room_for_cache
+
+    weights = int(figures["weights_bytes"])
+    loaded = DeviceMemory(gpu.total, max(gpu.free - weights, 0), gpu.used + weights)
+    room = room_for_cache(loaded, EngineConfig(prefix_cache_bytes=0)).nbytes
+    text += f", {room / _GB:.2f} GB of it for the cache beside the weights"
+    figures = {**figures, "room_bytes": room}
+    if row > room:
+        text += (
+            f", but one row takes {row / _GB:.2f} GB: lower --context, use a smaller --dtype or "
+            "--quantization of a task, or free memory of the GPU"
+        )
+        return Finding("memory", "fail", text, figures)
+    if figures["kv_bytes"] > room:
+        text += (
+            f": {room // row} rows of that length fit at a time, and requests wait while there "
+            f"are more of the {rows}; lower --rows or --context"
+        )
         return Finding("memory", "warn", text, figures)
     return Finding("memory", "ok", text, figures)
 
@@ -294,12 +340,8 @@ def _kv_bytes(config: dict[str, Any], size: int) -> int:
     return first("num_hidden_layers", "n_layer") * 2 * kv_heads * width * size
 
 
-def _free_bytes(device: str) -> int:
-    """Returns the free memory of a GPU, or of this machine and its container."""
-    if device != "cpu":
-        import torch
-
-        return torch.cuda.mem_get_info(device)[0]
+def _free_bytes() -> int:
+    """Returns the free memory of this machine and its container."""
     free = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
     limits = [1024 * int(free[1])] if free else []
     limit = CGROUP / "memory.max"

@@ -97,6 +97,10 @@ class Drafts:
         """``int32[rows]``, the number of tokens of each row's draft."""
         return self.offsets[1:] - self.offsets[:-1]
 
+    def copy(self) -> "Drafts":
+        """The same drafts in arrays that a proposer does not write to."""
+        return Drafts(*(array.copy() for array in vars(self).values()))
+
     @classmethod
     def empty(cls, rows: int) -> "Drafts":
         """Empty drafts for ``rows`` rows."""

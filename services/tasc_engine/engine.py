@@ -1,7 +1,8 @@
 """The decoding engine: continuous batching with drafts, verified losslessly by the target.
 
 The emitted tokens of a request equal the tokens of plain one-by-one decoding with the same model
-and the request's sampling rule. They depend neither on drafts nor on other requests in the batch.
+and the request's sampling rule. They depend neither on drafts nor on other requests in the batch,
+except where rounding decides between tokens of almost equal scores (docs/concepts/lossless.md).
 The engine does not depend on HTTP, Ray or a store. It must be used by one thread.
 
 `Engine.step` advances all rows by one forward. It has three parts, which may also be called one by
@@ -26,7 +27,7 @@ from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.guided.following import LeastTokens
 from tasc_engine.model.target import Target
 from tasc_engine.sampling import accept, sampler
-from tasc_engine.sampling.accept import DraftCounts, count
+from tasc_engine.sampling.accept import Accepted, DraftCounts, count
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler
 from tasc_engine.stats import StepClock, StepRecord
@@ -70,17 +71,19 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Collected:
-    """A step whose tokens are committed, and whose outputs are not built yet."""
+    """A step whose tokens are committed, and whose outputs are not built yet.
+
+    Attributes:
+        drafts: A copy, since the proposer makes the next drafts in the same arrays.
+    """
 
     plan: Plan
     decision: Decision | None
     clock: StepClock
     committed: Committed
-    counts: DraftCounts
-    num_drafts: int
-    num_draft_tokens: int
+    drafts: Drafts
+    accepted: Accepted
     cached_tokens: int
-    draft_failures: int
 
 
 class Engine:
@@ -311,7 +314,9 @@ class Engine:
             return
         self._build_outputs()
         step, self._step = self._step, None
-        if not self.overlaps:
+        if self.overlaps:
+            self._prepare(step)
+        else:
             step.clock.lap()  # the forward begins now
         try:
             verified = self._verifier.finish(step.verification, step.clock)
@@ -319,14 +324,15 @@ class Engine:
             self._outputs.append(self._give_up(step.plan.largest, str(error)))
             return
         committed = self.scheduler.commit(step.plan, verified, step.clock)
-        # Drafts are counted now, since the proposer makes the next drafts in the same arrays.
-        drafts, accepted, depth = verified.drafts, verified.accepted, self._proposer.max_depth
-        counts = count(drafts, accepted, committed.used, len(SOURCES), depth)
-        sizes = int(np.count_nonzero(drafts.sizes)), len(drafts.tokens)
         self._observe(step.plan, verified, committed)
-        state = self.cached_tokens, self._proposer.new_failures()
         self._collected = _Collected(
-            step.plan, step.proposed.decision, step.clock, committed, counts, *sizes, *state
+            step.plan,
+            step.proposed.decision,
+            step.clock,
+            committed,
+            verified.drafts.copy(),
+            verified.accepted,
+            self.cached_tokens,
         )
 
     def outputs(self) -> list[Output]:
@@ -341,23 +347,30 @@ class Engine:
         """Answers requests, refilling rows as they end, and yields results as they finish.
 
         On a GPU, results are yielded while the next forward runs, so ``requests`` is asked for more
-        requests before the results of the last step are yielded.
+        requests before the results of the last step are yielded. Up to one more request for each
+        row is taken while a forward runs, and waits.
 
         Args:
             stopped: Called before each step; True ends the loop, and running requests remain.
         """
         source = iter(requests)
         exhausted = False
-        while (not exhausted or self.waiting or self.running) and not stopped():
-            while not exhausted and self.waiting < self.scheduler.free_rows:
+
+        def submit(most_waiting: int) -> None:
+            nonlocal exhausted
+            while not exhausted and self.waiting < most_waiting:
                 request = next(source, None)
                 if request is None:
                     exhausted = True
                 else:
                     self.submit(request)
+
+        while (not exhausted or self.waiting or self.running) and not stopped():
+            submit(self.scheduler.free_rows)
             self.launch()
             if self.overlaps:
                 yield from (output.result for output in self.outputs() if output.result)
+                submit(min(self.config.rows, self.config.max_waiting))
             self.collect()
             if not self.overlaps:
                 yield from (output.result for output in self.outputs() if output.result)
@@ -396,16 +409,21 @@ class Engine:
         clock.guide = clock.lap()
         return Proposed(drafts, allowed, decision)
 
+    def _prepare(self, step: _Step) -> None:
+        """Lets the proposer work ahead while the forward of a step runs."""
+        drafts = len(step.proposed.drafts.tokens) > 0
+        waiting = self.scheduler.upcoming if drafts else []
+        upcoming = [(each.prompt, each.labels) for each in waiting if each.request.draft]
+        self._proposer.prepare(upcoming)
+
     def _observe(self, plan: Plan, verified: Verified, committed: Committed) -> None:
         """Passes new tokens on to proposer and sampler, and frees the rows of ended answers."""
         hidden_states = self._target.hidden_states
         self._proposer.keep(plan, verified.drafts, verified.accepted, hidden_states)
-        rows = plan.emitting_rows.tolist()
-        for row, sequence, new in zip(rows, plan.emitting, committed.new, strict=True):
-            if new:
-                tokens = np.array(new, np.int32)
-                self._proposer.observe(row, tokens)
-                self._sampler.observe(row, tokens)
+        rows = plan.emitting_rows
+        self._proposer.observe_rows(rows, committed.new)
+        for row, sequence, new in zip(rows.tolist(), plan.emitting, committed.new, strict=True):
+            self._sampler.observe(row, new)
             if sequence.row < 0:
                 self._free(row)
 
@@ -414,20 +432,22 @@ class Engine:
         collected, self._collected = self._collected, None
         if collected is None:
             return
-        outputs = collected.committed.outputs(collected.counts)
+        committed, drafts, depth = collected.committed, collected.drafts, self._proposer.max_depth
+        counts = count(drafts, collected.accepted, committed.used, len(SOURCES), depth)
+        outputs = committed.outputs(counts)
         self._outputs += outputs
-        self._record(collected, outputs)
+        self._record(collected, counts, outputs)
 
-    def _record(self, collected: _Collected, outputs: list[Output]) -> None:
+    def _record(self, collected: _Collected, counts: DraftCounts, outputs: list[Output]) -> None:
         """Publishes the step's record; updates the costs of steps and the value of drafts."""
         plan, decision, clock = collected.plan, collected.decision, collected.clock
-        counts, used = collected.counts, collected.committed.used.tolist()
+        drafts, used = collected.drafts, collected.committed.used.tolist()
         emitted = {output.id: len(output.tokens) for output in outputs}
         # Tokens that guides forced before or after the step's own tokens.
         forced = sum(n - k for n, k in zip(emitted.values(), used, strict=True) if k)
         record = StepRecord(
             row_steps=len(plan.emitting),
-            drafts=collected.num_drafts,
+            drafts=int(np.count_nonzero(drafts.sizes)),
             drafted=counts.drafted,
             reached=counts.reached,
             accepted=counts.kept,
@@ -439,9 +459,9 @@ class Engine:
             paused=decision is not None and decision.paused,
             cost_error=self._draft_budget.cost_error,
             shared_tokens=plan.shared_tokens,
-            draft_failures=collected.draft_failures,
+            draft_failures=self._proposer.new_failures(),
             forced_tokens=forced + counts.forced,
-            carried_tokens=collected.num_draft_tokens - int(counts.drafted.sum()),
+            carried_tokens=len(drafts.tokens) - int(counts.drafted.sum()),
             carried_kept=counts.forced,
             guide_seconds=clock.guide,
             requests=tuple(sequence.request.id for sequence in plan.sequences),
@@ -450,7 +470,8 @@ class Engine:
         self._on_step(record)
         if self._draft_budget.learns:
             spent = Spent.of(plan, record, decision or Decision())
-            self._draft_budget.time(spent)
+            if not clock.late:  # else the time is the host's, not the forward's
+                self._draft_budget.time(spent)
             if decision:
                 self._draft_budget.learn(spent)
 

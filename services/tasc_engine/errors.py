@@ -17,17 +17,21 @@ class OutOfMemory(EngineError):
 
 
 @contextmanager
-def out_of_memory_is(doing: str) -> Iterator[None]:
-    """Raises torch's memory errors again as `OutOfMemory`; other errors pass unchanged."""
+def out_of_memory_is(
+    doing: str, limits: str = "rows, prefill_chunk, max_draft_tokens or max_model_len"
+) -> Iterator[None]:
+    """Raises torch's memory errors again as `OutOfMemory`; other errors pass unchanged.
+
+    Args:
+        doing: What did not fit.
+        limits: The settings that limit it.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(
-            f"{doing} did not fit the memory; lower rows, prefill_chunk, max_draft_tokens or "
-            "max_model_len"
-        ) from error
+        raise OutOfMemory(f"{doing} did not fit the memory; lower {limits}") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -27,7 +27,8 @@ class StepRecord:
         shared_tokens: Number of prompt tokens that were copied from another prompt's prefix.
         cached_tokens: Number of tokens in the KV cache after the step, over all rows.
         draft_seconds: Time to make drafts.
-        verify_seconds: Time of the target's forward, until its tokens were read.
+        verify_seconds: Time of the target's forward, until its tokens were read. On a GPU, it
+            includes the host's other work if that work took longer than the forward.
         draft_failures: Number of proposer calls that raised, and of drafts that were not trees.
         guide_seconds: Time that guides took to compute allowed and forced tokens.
         forced_tokens: Number of tokens that were emitted without a forward, because a guide allowed
@@ -108,9 +109,12 @@ class StepClock:
         draft: Seconds in which drafts were made.
         guide: Seconds in which guides computed allowed and forced tokens.
         verify: Seconds of the target's forward, until its tokens were read.
+        late: Whether the forward had ended before the host waited for it, so that ``verify`` is
+            longer than the forward.
     """
 
     def __init__(self) -> None:
+        self.late = False
         self.draft = self.guide = self.verify = 0.0
         self._last = time.perf_counter()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -125,6 +125,19 @@ def _size_of(what: str, text: str) -> int:
         ) from error
 
 
+@lru_cache(1024, typed=True)  # a rule checks its values, and most requests have equal rules
+def _sampling(
+    names: tuple[str, ...],
+    logit_bias: tuple[tuple[int, float], ...],
+    seed: int,
+    prompt: int,
+    choice: int,
+    *values: Any,
+) -> Sampling:
+    parameters: dict[str, Any] = dict(zip(names, values, strict=True))
+    return Sampling(**parameters, logit_bias=logit_bias, seed=seed, prompt=prompt, choice=choice)
+
+
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     """A request for one answer.
 
@@ -229,14 +242,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         Raises:
             ValueError: A value is out of its range.
         """
-        parameters: Mapping[str, Any] = self.parameters
-        return Sampling(
-            **parameters,
-            logit_bias=self.logit_bias,
-            seed=self.seed,
-            prompt=self.prompt_index,
-            choice=self.choice_index,
-        )
+        place = self.seed, self.prompt_index, self.choice_index
+        names, values = tuple(self.parameters), self.parameters.values()
+        return _sampling(names, self.logit_bias, *place, *values)
 
     @property
     def is_plain(self) -> bool:

@@ -40,7 +40,15 @@ class EngineSettings(Section):
         None,
         ge=1,
         description="Maximum size of the model's KV cache; a drafter's cache is extra. Unset: "
-        "the size that all rows need at most.",
+        "the size that all rows need at most. On a GPU, gpu_memory_share limits it too.",
+    )
+    gpu_memory_share: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Maximum share of a GPU's memory, or of the part that num_gpus below 1 "
+        "reserves, for weights and caches together; the rest is for CUDA graphs, working memory "
+        "and a drafter. With less memory than all rows need, requests may wait.",
     )
     max_draft_tokens: int = Field(
         32,

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.common import read_json
 from benchmarks.draft.ceiling import copy_bound
 from benchmarks.engine.equal import Difference, compare
 from benchmarks.finetune.agreement import MeasuredRun, check, falls_at_rises, kendall_tau
 from benchmarks.finetune.runs import FtRun, Workshop
-from benchmarks.gpu.gpu import Found, Here, one_stage
+from benchmarks.gpu.gpu import Found, Here, one_part
 from benchmarks.neural.parts import SHAPES, speed_up
 from tasc_draft import Tokens, build_index
 
@@ -93,12 +94,13 @@ def test_kept_run_with_other_settings_is_refused(
     assert all(name in str(refusal.value) for name in to)
 
 
-def test_failing_gpu_stage_records_why_and_keeps_its_figures(tmp_path: Path) -> None:
-    here = Here(tmp_path, True)
-    Found(here, "steps").put("weight_bytes", 3)
-    assert one_stage("nothing", here) == 1
-    assert "no stage is called nothing" in Found.read(here, "nothing")["error"]
-    assert Found.read(here, "steps") == {"weight_bytes": 3}
+def test_failing_gpu_part_records_why_and_keeps_the_figures_of_other_parts(tmp_path: Path) -> None:
+    here = Here(tmp_path, tmp_path / "work", dry=True)
+    Found(here, "steps").figure("b=8", [3.0, 1.0, 2.0], "ms", 0.5)
+    assert one_part("nothing", here) == 1
+    assert "no part is called nothing" in read_json(tmp_path / "nothing.json")["error"]
+    kept = read_json(tmp_path / "steps.json")["figures"]["b=8"]
+    assert (kept["value"], kept["least"], kept["greatest"], kept["of_ceiling"]) == (2, 1, 3, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -107,12 +107,14 @@ def make_engine(
     target: Target | None = None,
     index: DraftIndex | None = None,
     branching: bool = True,
+    spare: int = 0,
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
     costs: StepCosts | None = None,
 ) -> tuple[Engine, EngineTotals]:
     """Makes an engine, and the totals of its work; ``wrap`` may replace the proposer."""
     target, index = target or load_target(case.folder, config, case.dtype), index or case.index()
-    ngrams = make_proposer(case.tokenizer, settings, config, index=index, branching=branching)
+    options = {"index": index, "branching": branching, "spare": spare}
+    ngrams = make_proposer(case.tokenizer, settings, config, **options)
     proposer = wrap(ngrams)
     totals = EngineTotals(len(SOURCES), proposer.max_depth)
     return Engine(target, case.tokenizer, proposer, config, totals.add, costs), totals

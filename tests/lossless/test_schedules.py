@@ -44,9 +44,11 @@ CONFIG = EngineConfig(
 )  # fmt: skip
 
 
-def scheduled(case: Case, config: EngineConfig, target: Target) -> tuple[Engine, EngineTotals]:
+def scheduled(
+    case: Case, config: EngineConfig, target: Target, spare: int = 0
+) -> tuple[Engine, EngineTotals]:
     settings = DraftSettings(min_prob=0.0, num_speculative_tokens=12, recent_tokens=256)
-    return make_engine(case, config, settings, target=target, costs=COSTS)
+    return make_engine(case, config, settings, target=target, costs=COSTS, spare=spare)
 
 
 class Schedule:
@@ -128,14 +130,20 @@ def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
     return rows
 
 
-@pytest.mark.parametrize("places", [ROWS * LENGTH, SCARCE])
-def test_random_schedules_keep_engine_and_cache_consistent(case, places, everything, seed) -> None:
+@pytest.mark.parametrize(
+    ("places", "overlaps"), [(ROWS * LENGTH, False), (ROWS * LENGTH, True), (SCARCE, True)]
+)
+def test_random_schedules_keep_engine_and_cache_consistent(
+    case, places, overlaps, everything, seed, monkeypatch
+) -> None:
+    """With ``overlaps``, the engine works ahead as it does while a GPU runs the forward."""
+    monkeypatch.setattr(Engine, "overlaps", overlaps)
     operations = 10_000 if everything else 1_500
     source = ModelSource(case.folder, dtype=case.dtype)
     alone = Target.load(source, EngineConfig(rows=1, max_model_len=LENGTH))
     config = replace(CONFIG, kv_cache_bytes=(places + 1) * alone.cache.copied(0, 1).nbytes)
     target = Target.load(source, config)
-    engine, totals = scheduled(case, config, target)
+    engine, totals = scheduled(case, config, target, spare=ROWS if overlaps else 0)
     assert target.cache.slots == places
     schedule, checked, waited = Schedule(case, engine, seed), 0, 0
     with torch.inference_mode():

@@ -143,6 +143,7 @@ class Answering:
     def work(self, rows: Sequence[Row]) -> list[Record]:
         """Submit rows, and decode until there is room for more or a second has passed.
 
+        On a GPU, a forward may still run when this method returns; the next call waits for it.
         The engine is stepped on this thread. If the engine had its own thread, that thread would
         wait for Python's interpreter lock while this thread reads rows.
 
@@ -154,6 +155,8 @@ class Answering:
         while (engine.running or engine.waiting) and time.monotonic() < end:
             engine.launch()
             records += self._take_all(engine.outputs())
+            if engine.overlaps and rows and engine.waiting < engine.config.rows:
+                return records  # more rows are submitted while the forward runs
             engine.collect()
             if rows and engine.waiting < engine.config.rows:
                 break

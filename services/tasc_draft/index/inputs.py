@@ -62,6 +62,12 @@ class InputIndex(IndexPart):
     norms: Float32
     documents: Int32
 
+    @classmethod
+    def empty(cls) -> "InputIndex":
+        """The index of no prompts."""
+        none, zero, floats = np.zeros(0, np.int32), np.zeros(1, np.int32), np.zeros(0, np.float32)
+        return cls(0, zero, none.astype(np.uint32), zero.copy(), none, floats, floats, none)
+
     @property
     def view(self) -> Any:
         return InputView(**self.arrays)
@@ -136,6 +142,7 @@ MAX_POSTINGS = 100_000
 # of the largest squared idf to the prompt's squared norm.
 UNKNOWN_SHARE = 0.3
 
+_BELOW = np.float32(0.999)  # allows for rounding
 _SET_SIZE = 4 * PROMPT_TOKENS  # a power of two, at least twice the features of a prompt
 
 
@@ -266,11 +273,14 @@ def _rarest(first: Any, features: Any, known: int) -> int:
 @compiled
 def _best(norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similarity: Any) -> int:
     """Insert the best rows into ``found`` in order and reset the scores; returns their number."""
-    n, k = 0, len(found)
+    n, k, least = 0, len(found), np.float32(0)
     for i in range(touched):
         row = scratch.touched[i]
-        cosine = scratch.scores[row] / (norms[row] * norm)
+        score = scratch.scores[row]
         scratch.scores[row] = 0
+        if score < least * norms[row]:
+            continue  # the cosine is certainly too low; this needs no division
+        cosine = score / (norms[row] * norm)
         if n == k and cosine < similarity[k - 1]:
             continue
         if n == k and cosine == similarity[k - 1] and row > found[k - 1]:
@@ -283,6 +293,8 @@ def _best(norms: Any, scratch: Any, touched: int, norm: Any, found: Any, similar
             similarity[at], found[at] = similarity[at - 1], found[at - 1]
             at -= 1
         similarity[at], found[at] = cosine, row
+        if n == k:
+            least = similarity[k - 1] * norm * _BELOW
     return n
 
 

@@ -21,7 +21,7 @@ from tasc_draft.drafts import NGRAM_SOURCES, DraftError, Drafts, Int32
 from tasc_draft.index.aligned import AlignedView
 from tasc_draft.index.bigrams import BigramView
 from tasc_draft.index.draft_index import DraftIndex
-from tasc_draft.index.inputs import nearest_scratch
+from tasc_draft.index.inputs import InputIndex, nearest_scratch
 from tasc_draft.index.weights import Weights
 from tasc_draft.mixture.evidence import (
     GROWTH,
@@ -210,6 +210,7 @@ class Memory:
                 f"{MAX_CONTEXT} tokens; build the index with a depth above {MAX_CONTEXT}"
             )
         corpus, aligned, bigrams = index.corpus, index.aligned, index.bigrams
+        inputs, found = self._search(index)
         self.growth["depth"] = corpus.depth
         self.growth["head"] = aligned.head if aligned else 0
         ids = np.arange(len(self.is_eos) + 1)
@@ -232,6 +233,11 @@ class Memory:
             aligned=aligned.view if aligned else _no_aligned(),
             word_starts=read_only(index.word_starts if aligned else np.zeros(0, bool)),
             bigrams=bigrams.view if bigrams else _no_bigrams(),
+            offsets=corpus.offsets,
+            inputs=inputs.view,
+            search=nearest_scratch(inputs),
+            found=found,
+            similarity=found.astype(np.float32),
             learnt=learnt,
             out=self.out,
             is_eos=self.is_eos,
@@ -244,15 +250,15 @@ class Memory:
             canonical[: len(index.canonical)] = index.canonical
         return canonical
 
-    def search(self, index: DraftIndex) -> tuple[Any, ...] | None:
-        """Arguments of a search for neighbours; None if settings or index exclude a search."""
+    def _search(self, index: DraftIndex) -> tuple[InputIndex, Int32]:
+        """Prompts among which neighbours are searched for, and memory for the neighbours found.
+
+        The memory is empty if settings or index exclude a search.
+        """
         enabled = self.settings.mixture == "mixed" and "neighbours" in self.settings.sources
-        some = enabled and self.settings.neighbours and self.settings.neighbour_tokens
-        if index.inputs is None or not some:
-            return None
-        found = np.zeros(self.settings.neighbours, np.int32)
-        scratch = nearest_scratch(index.inputs)
-        return index.inputs.view, scratch, found, found.astype(np.float32)
+        if index.inputs is None or not (enabled and self.settings.neighbour_tokens):
+            return InputIndex.empty(), np.zeros(0, np.int32)
+        return index.inputs, np.zeros(self.settings.neighbours, np.int32)
 
     def drafts(self, n: int, rows: int) -> Drafts:
         """The first n tokens of the output as drafts of ``rows`` rows."""

@@ -8,14 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft.drafts import DraftError, Drafts, Int32
-from tasc_draft.index.aligned import words
 from tasc_draft.index.draft_index import DraftIndex
 from tasc_draft.index.weights import Weights
 from tasc_draft.labels import LabelTrie, RowLabels
 from tasc_draft.mixture import tree
 from tasc_draft.mixture.external_tree import NO_TREE, ExternalTree
 from tasc_draft.mixture.memory import Memory
-from tasc_draft.mixture.row_state import NONE, find_neighbours, forget_neighbours, reset
+from tasc_draft.mixture.row_state import (
+    NONE,
+    analyse,
+    append_tokens,
+    begin_row,
+    catch_up,
+    forget_neighbours,
+    reset,
+)
 from tasc_draft.settings import DraftSettings
 
 # Answers that ended without drafts become recent answers together: before the next step, or once
@@ -25,15 +32,13 @@ _KEPT_ANSWERS, _KEPT_TOKENS = 64, 4096
 
 @dataclass
 class _Pending:
-    """A row that has had no draft yet: only its text has been written.
+    """A lane whose row has had no draft yet: only its text has been written.
 
     Attributes:
         begin: Number of tokens of the prompt.
-        length: Number of tokens of the text, including SEP.
     """
 
     begin: int
-    length: int
     labels: LabelTrie | None
 
 
@@ -48,6 +53,9 @@ class NgramProposer:
 
     A row costs next to nothing until its first draft, when its prompt is analysed and its state is
     derived. An answer that ends before the row's first draft still becomes a recent answer.
+
+    The state of a row is in a *lane*. With ``spare`` lanes, `prepare` takes work out of the time
+    between two forwards: it analyses prompts before their rows begin, and learns from ended rows.
 
     Attributes:
         index: The index in use.
@@ -64,6 +72,7 @@ class NgramProposer:
         branching: Whether drafts are trees; otherwise they are chains.
         nodes: Maximum number of draft tokens of one step for all rows together; by default ``rows``
             times ``settings.num_speculative_tokens``.
+        spare: Number of additional lanes; if it is not 0, call `prepare` in each step.
 
     Raises:
         DraftError: The index's depth is too small for a row's contexts; see `Memory.state`.
@@ -80,13 +89,19 @@ class NgramProposer:
         index: DraftIndex,
         branching: bool = True,
         nodes: int | None = None,
+        spare: int = 0,
     ) -> None:
         self.settings, self.vocab_size = settings, vocab_size
         self._budget = rows * settings.num_speculative_tokens if nodes is None else nodes
         self.memory = Memory(
-            settings, rows, capacity, vocab_size, eos_ids, index, self._budget, branching
+            settings, rows + spare, capacity, vocab_size, eos_ids, index, self._budget, branching
         )
-        self._lengths = self.memory.rows["length"]
+        self._lane_of = np.full(rows + 1, NONE, np.int32)  # by row; the last entry is of no row
+        self._free, self._spare = set(range(rows + spare)), spare
+        self._ended = list[int]()  # lanes of ended rows that `prepare` will learn from
+        self._ahead = dict[int, tuple[Int32, int]]()  # prompt and lane, by the prompt's identity
+        self._lengths = self.memory.rows["length"]  # 0 for a lane that is free or pending
+        self._ends = np.zeros(rows + spare, np.int32)  # tokens of the text of each lane in use
         self._min_probs = np.zeros(self._budget, np.float32)
         self._labels = RowLabels()
         self._pending = dict[int, _Pending]()
@@ -114,14 +129,39 @@ class NgramProposer:
         return self.learnt.squares - 1.0
 
     def start(self, row: int, prompt: Int32, labels: LabelTrie | None = None) -> None:
-        if row in self._pending or self._lengths[row]:
+        """See `tasc_draft.Proposer`; ``labels`` are those that `prepare` got for this prompt."""
+        if self._lane_of[row] != NONE:
             raise DraftError(f"row {row} is in use; finish the row before starting it again")
-        begin, text = len(prompt), self.memory.texts[row]
-        self._require_fit(row, begin)
-        self._require_ids(prompt)
-        text[:begin] = prompt
-        text[begin] = self.index.corpus.vocab_size
-        self._pending[row] = _Pending(begin, begin + 1, labels)
+        _, lane = self._ahead.pop(id(prompt), (prompt, NONE))
+        if lane == NONE:
+            self._require(prompt)
+            lane = self._free_lane(row)
+            self._pending[lane] = self._written(lane, prompt, labels)
+        self._lane_of[row] = lane
+
+    def prepare(self, upcoming: Sequence[tuple[Int32, LabelTrie | None]]) -> None:
+        """Does work ahead; call it in each step, while the target's forward runs.
+
+        Learns from ended rows, and analyses prompts. `start` recognises a prompt by the identity of
+        its array. Only half of the spare lanes hold prompts, since rows end in the meantime.
+
+        Args:
+            upcoming: Prompts and labels of the next rows, in the order in which they will begin.
+        """
+        self._settle()
+        wanted = {id(prompt) for prompt, _ in upcoming}
+        for key in [key for key in self._ahead if key not in wanted]:
+            self._release(self._ahead.pop(key)[1])
+        for prompt, labels in upcoming:
+            if id(prompt) in self._ahead:
+                continue
+            if len(self._ahead) >= self._spare // 2:
+                return
+            self._require(prompt)
+            lane = self._free.pop()
+            self._begin(lane, self._written(lane, prompt, labels))
+            catch_up(self.state, lane)
+            self._ahead[id(prompt)] = prompt, lane
 
     def propose(
         self,
@@ -142,40 +182,57 @@ class NgramProposer:
             DraftError: The batch has more rows than the proposer, or ``external`` lacks a
                 log-probability for a token or has one that is not finite.
         """
-        if len(rows) > len(self._lengths):
+        if len(rows) > (most := len(self._lane_of) - 1):
             raise DraftError(
-                f"the batch has {len(rows)} rows, but the proposer has {len(self._lengths)}; name "
-                "each row once"
+                f"the batch has {len(rows)} rows, but the proposer has {most}; name each row once"
             )
+        lanes = self._lane_of[rows]
         limits = budget.copy()
         min_probs = self._min_probs if min_probs is None else min_probs[: self._budget]
         linked = NO_TREE if external is None else _linked(external)
         if self._undrafted:
             self._remember_undrafted()
         if self._pending and len(min_probs):
-            for row, limit in zip(rows.tolist(), budget.tolist(), strict=True):
-                if limit > 0 and row in self._pending:
-                    self._begin(row, self._pending.pop(row))
-        n = tree.grow(self.state, rows, limits, min_probs, linked, self._labels.forest)
+            for lane, limit in zip(lanes.tolist(), budget.tolist(), strict=True):
+                if limit > 0 and lane in self._pending:
+                    self._begin(lane, self._pending.pop(lane))
+        n = tree.grow(self.state, lanes, limits, min_probs, linked, self._labels.forest)
         return self.memory.drafts(n, len(rows))
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
-        pending = self._pending.get(row)
-        begin = pending.length if pending else int(self._lengths[row])
+        lane = int(self._lane_of[row])
+        begin = int(self._ends[lane])
         end = begin + len(tokens)
-        self._require_fit(row, end - 1)
-        self.memory.texts[row, begin:end] = tokens
-        if pending:
-            pending.length = end
-        else:
-            self._lengths[row] = end
+        self._require_fit(end - 1)
+        self.memory.texts[lane, begin:end] = tokens
+        self._ends[lane] = end
+        if self._lengths[lane]:
+            self._lengths[lane] = end
+
+    def observe_rows(self, rows: Int32, tokens: Int32, offsets: Int32) -> None:
+        """Appends tokens to several rows by one compiled call; ignores rows that are not in use.
+
+        Args:
+            rows: ``int32[m]``.
+            tokens: ``int32[*]``, the tokens of all rows.
+            offsets: ``int32[m + 1]`` where each row's tokens begin.
+        """
+        lanes = self._lane_of[rows]
+        longest = append_tokens(self.state, self._ends, lanes, tokens, offsets)
+        self._require_fit(longest - 1)
 
     def finish(self, row: int) -> None:
-        if pending := self._pending.pop(row, None):
-            self._keep_undrafted(self.memory.texts[row, pending.begin : pending.length])
+        lane, self._lane_of[row] = int(self._lane_of[row]), NONE
+        if lane == NONE:
             return
-        tree.release(self.state, row, self._labels.forest)
-        self._labels.finish(row)
+        if pending := self._pending.pop(lane, None):
+            self._keep_undrafted(self.memory.texts[lane, pending.begin : self._ends[lane]])
+            self._free.add(lane)
+        elif self._spare and self._free:
+            tree.take_in(self.state, lane, self._labels.forest)  # while the row's tree is there
+            self._ended.append(lane)
+        else:
+            self._release(lane)
 
     def teach(self, prompt: Int32, answer: Int32, rate: float) -> None:
         """Learn from one answer, ``int32[n]`` with its end-of-sequence, on row 0.
@@ -183,11 +240,12 @@ class NgramProposer:
         The row must be free. The index must not contain the answer, because the weights would
         otherwise be learnt for text that the index already has.
         """
-        self._require_fit(0, len(prompt) + len(answer))
+        self._require_fit(len(prompt) + len(answer))
         self._require_ids(answer)
         self.start(0, prompt)
-        self._begin(0, self._pending.pop(0))
-        tree.teach(self.state, 0, answer, rate, self._labels.forest)
+        lane = int(self._lane_of[0])
+        self._begin(lane, self._pending.pop(lane))
+        tree.teach(self.state, lane, answer, rate, self._labels.forest)
         self.finish(0)
 
     def set_index(self, index: DraftIndex) -> None:
@@ -203,26 +261,29 @@ class NgramProposer:
                 f"the new index has a vocabulary of {index.corpus.vocab_size}, but the old index "
                 f"of {self.index.corpus.vocab_size}; build the index with the target's tokenizer"
             )
+        self._settle()
         self._open(index)
-        for row in np.flatnonzero(self._lengths):
-            forget_neighbours(self.state, row)
-            prompt = self.memory.texts[row, : self.memory.rows[row]["begin"]]
-            self._analyse(int(row), prompt)
-            reset(self.state, row)
+        for lane in np.flatnonzero(self._lengths):
+            forget_neighbours(self.state, lane)
+            analyse(self.state, lane)
+            reset(self.state, lane)
 
     def _open(self, index: DraftIndex) -> None:
         """Switch to an index, or change nothing if that fails."""
         learnt = self.memory.learnt(index)
-        search = self.memory.search(index)
         state = self.memory.state(index, learnt)
-        self.index, self.learnt, self._search, self.state = index, learnt, search, state
+        self.index, self.learnt, self.state = index, learnt, state
 
-    def _require_fit(self, row: int, length: int) -> None:
+    def _require(self, prompt: Int32) -> None:
+        self._require_fit(len(prompt))
+        self._require_ids(prompt)
+
+    def _require_fit(self, length: int) -> None:
         capacity = self.memory.texts.shape[1] - 1
         if length > capacity:
             raise DraftError(
-                f"{length} tokens of row {row} exceed its capacity of {capacity}; create the "
-                "proposer with a larger capacity"
+                f"a row's {length} tokens exceed its capacity of {capacity}; create the proposer "
+                "with a larger capacity"
             )
 
     def _require_ids(self, tokens: Int32) -> None:
@@ -234,15 +295,38 @@ class NgramProposer:
                 "tokens; tokenise with the target's own tokenizer"
             )
 
-    def _begin(self, row: int, pending: _Pending) -> None:
-        """Prepare a row for drafts, in the first step in which it may get one."""
-        row_state = self.memory.rows[row]
-        row_state["begin"], row_state["length"] = pending.begin, pending.length
-        row_state["caught"] = row_state["num_contexts"] = row_state["begun"] = 0
-        row_state["root"] = NONE
-        row_state["label_root"] = row_state["label"] = self._labels.start(row, pending.labels)
-        row_state["similarity"] = row_state["words"] = 0
-        self._analyse(row, self.memory.texts[row, : pending.begin])
+    def _free_lane(self, row: int) -> int:
+        """Takes a free lane for a row, if possible the lane with the row's own number."""
+        if not self._free:
+            self._settle()
+        if not self._free:
+            self._release(self._ahead.pop(next(reversed(self._ahead)))[1])
+        lane = row if row in self._free else next(iter(self._free))
+        self._free.remove(lane)
+        return lane
+
+    def _settle(self) -> None:
+        """Learns from the ended rows, and frees their lanes."""
+        for lane in self._ended:
+            self._release(lane)
+        self._ended.clear()
+
+    def _release(self, lane: int) -> None:
+        tree.release(self.state, lane, self._labels.forest)
+        self._labels.finish(lane)
+        self._free.add(lane)
+
+    def _written(self, lane: int, prompt: Int32, labels: LabelTrie | None) -> _Pending:
+        begin, text = len(prompt), self.memory.texts[lane]
+        text[:begin] = prompt
+        text[begin] = self.index.corpus.vocab_size
+        self._ends[lane] = begin + 1
+        return _Pending(begin, labels)
+
+    def _begin(self, lane: int, pending: _Pending) -> None:
+        """Prepare a row for drafts, before the first step in which it may get one."""
+        label = self._labels.start(lane, pending.labels)
+        begin_row(self.state, lane, pending.begin, self._ends[lane], label)
 
     def _keep_undrafted(self, text: Int32) -> None:
         """Keep an answer without drafts, preceded by SEP, to add several answers at once later."""
@@ -259,21 +343,12 @@ class NgramProposer:
         self._undrafted.clear()
         self._undrafted_tokens = 0
 
-    def _analyse(self, row: int, prompt: Int32) -> None:
-        """Find the prompt's neighbours and words."""
-        memory = self.memory
-        if self._search:
-            find_neighbours(self.state, self.index.corpus.offsets, *self._search, row, prompt)
-        if self.index.aligned:
-            memory.rows[row]["words"] = words(
-                prompt, self.index.word_starts, memory.words.hashes[row], memory.words.lasts[row]
-            )
-
     def _warm_up(self) -> None:
         """Compile or load compiled code now instead of during the first request."""
         token = np.zeros(1, np.int32)
         self.start(0, token)
         self.propose(token, np.ones(1, np.int32))
+        self.observe_rows(token, token[:0], np.zeros(2, np.int32))
         self.finish(0)  # without an answer, so nothing is learnt or remembered
         tree.remember_all(self.state, token, np.zeros(1, np.int64))
 

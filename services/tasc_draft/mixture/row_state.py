@@ -21,7 +21,7 @@ import numpy as np
 from tasc_draft.compiled import borrowing, compiled
 from tasc_draft.drafts import Int32
 from tasc_draft.index import weights as cells
-from tasc_draft.index.aligned import begins
+from tasc_draft.index.aligned import begins, words
 from tasc_draft.index.inputs import nearest
 from tasc_draft.index.lookup import COUNT, HI, LO, TOKEN, WIDEST, count, follow
 
@@ -90,6 +90,57 @@ def reset(state: Any, row: int) -> None:
 def begins_word(word_starts: Any, token: int, first: bool) -> int:
     """1 if a token begins a word of the answer, else 0. The first token always begins a word."""
     return 1 if first or begins(word_starts, token) else 0
+
+
+@borrowing
+def append_tokens(state: Any, ends: Any, lanes: Any, tokens: Any, offsets: Any) -> int:
+    """Append tokens to the texts of several lanes; writes nothing to a lane without enough room.
+
+    Args:
+        ends: ``int32[lanes]``, number of tokens of each text; updated.
+        lanes: ``int32[m]``; NONE for a row without a lane.
+        tokens, offsets: The tokens of lane i are ``tokens[offsets[i]:offsets[i + 1]]``.
+
+    Returns:
+        The largest number of tokens of a text, including tokens without room.
+    """
+    longest = 0
+    for i in range(len(lanes)):
+        lane = lanes[i]
+        if lane == NONE:
+            continue
+        begin, n = ends[lane], offsets[i + 1] - offsets[i]
+        longest = max(longest, begin + n)
+        if begin + n <= state.texts.shape[1]:
+            for j in range(n):
+                state.texts[lane, begin + j] = tokens[offsets[i] + j]
+            ends[lane] = begin + n
+            if state.rows[lane].length:
+                state.rows[lane].length = begin + n
+    return longest
+
+
+@compiled
+def begin_row(state: Any, row: int, begin: int, length: int, label: int) -> None:
+    """Begin a row whose text is written, and analyse its prompt; see `ROW` for the arguments."""
+    row_state = state.rows[row]
+    row_state.begin, row_state.length = begin, length
+    row_state.label_root = row_state.label = label
+    row_state.caught = row_state.num_contexts = row_state.begun = 0
+    row_state.root = NONE
+    analyse(state, row)
+
+
+@compiled
+def analyse(state: Any, row: int) -> None:
+    """Find the words of a row's prompt, and its neighbours."""
+    row_state, prompt = state.rows[row], state.texts[row, : state.rows[row].begin]
+    hashes, lasts = state.words.hashes[row], state.words.lasts[row]
+    row_state.similarity = row_state.words = 0
+    if len(state.aligned.keys):
+        row_state.words = words(prompt, state.word_starts, hashes, lasts)
+    if len(state.found):
+        _find_neighbours(state, row, prompt)
 
 
 # Places in local texts.
@@ -282,19 +333,11 @@ def _set_context(contexts: Any, i: int, tokens: int, lo: int, hi: int, occurs: i
 
 
 @compiled
-def find_neighbours(
-    state: Any, offsets: Any, inputs: Any, scratch: Any, found: Any, similarity: Any, row: int,
-    prompt: Any,
-) -> None:  # fmt: skip
-    """Fill a row's text of neighbours with their outputs, as many as fit, the most similar last.
-
-    Args:
-        offsets: ``int32[D + 1]`` where each distinct output begins in the corpus's text.
-        inputs, scratch, found, similarity: See `nearest`.
-        prompt: ``int32[n]``.
-    """
+def _find_neighbours(state: Any, row: int, prompt: Any) -> None:
+    """Fill a row's text of neighbours with their outputs, as many as fit, the most similar last."""
     row_state, text, weights = state.rows[row], state.corpus.text, state.near_weight[row]
-    n = nearest(inputs, prompt, scratch, found, similarity)
+    inputs, offsets, found, similarity = state.inputs, state.offsets, state.found, state.similarity
+    n = nearest(inputs, prompt, state.search, found, similarity)
     row_state.similarity = cells.similarity_class(similarity[0] if n else 0.0)
     at = 0
     for i in range(_fitting(offsets, inputs.documents, found, n, len(weights)) - 1, -1, -1):

@@ -9,8 +9,9 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 import numba
@@ -113,6 +114,15 @@ class SafeProposer:
         if len(committed):
             self.observe(row, committed)
 
+    def prepare(self, upcoming: Sequence[tuple[Int32, LabelTrie | None]]) -> None:
+        """Lets the proposer do work ahead; see `NgramProposer.prepare`."""
+        prepare: Callable[[Any], None] | None = getattr(self._proposer, "prepare", None)
+        if prepare is not None:
+            try:
+                prepare(upcoming)
+            except Exception as error:
+                self._fail("a proposer failed before its rows began", error)
+
     def keep(
         self, plan: Plan, drafts: Drafts, accepted: Accepted, hidden_states: HiddenStates
     ) -> None:
@@ -134,6 +144,22 @@ class SafeProposer:
             self._hidden_states.drop(row)
         else:
             self._call(row, observe)
+
+    def observe_rows(self, rows: Int32, new: Sequence[list[int]]) -> None:
+        """Calls `observe` for several rows, or passes all tokens on at once if possible."""
+        at_once: Callable[..., None] | None = getattr(self._proposer, "observe_rows", None)
+        if at_once is None or self._lost:
+            for row, tokens in zip(rows.tolist(), new, strict=True):
+                if tokens:
+                    self.observe(row, np.array(tokens, np.int32))
+            return
+        offsets = np.zeros(len(new) + 1, np.int32)
+        np.cumsum([len(tokens) for tokens in new], out=offsets[1:])
+        try:
+            at_once(rows, np.array([*chain.from_iterable(new)], np.int32), offsets)
+        except Exception as error:
+            self._lost.update(self._in_use.intersection(rows.tolist()))
+            self._fail("a proposer failed; the rows of a step go without its drafts", error)
 
     def finish(self, row: int) -> None:
         self._hidden_states.drop(row)

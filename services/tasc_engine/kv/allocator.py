@@ -5,6 +5,8 @@ the free slots are enough but not adjacent, requests are moved together. This mo
 requests nor looks at tokens.
 """
 
+from bisect import insort
+from operator import attrgetter
 from typing import Protocol
 
 from tasc_engine.config import MAX_NODES
@@ -34,6 +36,7 @@ class KVAllocator:
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
         self._held: list[Holder] = []  # ordered by first slot
+        self._used = 0
 
     @property
     def total(self) -> int:
@@ -41,7 +44,7 @@ class KVAllocator:
 
     @property
     def free(self) -> int:
-        return self.total - sum(s.max_kv_slots for s in self._held)
+        return self.total - self._used
 
     def enter(self, sequence: Holder) -> bool:
         """Gives a request its slots, and returns whether enough were free.
@@ -58,19 +61,21 @@ class KVAllocator:
                     raise
                 return False  # no memory to move requests: wait until some have left
         sequence.kv_start = start
-        self._held.append(sequence)
-        self._held.sort(key=lambda s: s.kv_start)
+        insort(self._held, sequence, key=attrgetter("kv_start"))
+        self._used += sequence.max_kv_slots
         return True
 
     def leave(self, sequence: Holder) -> None:
         """Frees the slots of a request, and drops its pending moves."""
         self._held.remove(sequence)
+        self._used -= sequence.max_kv_slots
         self._cache.drop_moves(sequence.kv_start, sequence.kv_start + sequence.max_kv_slots)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if held slots overlap or exceed the cache, or free slots move."""
         ends = [0, *(s.kv_start + s.max_kv_slots for s in self._held)]
         starts = [*(s.kv_start for s in self._held), self.total]
+        assert self._used == sum(s.max_kv_slots for s in self._held)
         assert all(end <= first for end, first in zip(ends, starts, strict=True)), (ends, starts)
         held = [range(s.kv_start, s.kv_start + s.max_kv_slots) for s in self._held]
         moved = self._cache.pending_moves.ravel().tolist()

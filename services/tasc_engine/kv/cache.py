@@ -18,6 +18,7 @@ from tasc_engine.errors import OutOfMemory, UnsupportedModel, is_out_of_memory
 from tasc_engine.kernels.cpu.attention import CompiledRows
 from tasc_engine.kernels.gpu.attention import FusedRows, available
 from tasc_engine.kernels.torch_attention import RowByRow
+from tasc_engine.kv.device_memory import Room
 from tasc_engine.layout import Int64, StepLayout
 
 NAME = "tasc_packed"
@@ -38,6 +39,8 @@ class RowCache:
         slots: Maximum number of slots.
         nbytes: Maximum bytes; None for as many as ``slots`` need.
         longest: Maximum slots of one row; None if one row may hold all slots.
+        room: Bytes that the device has for the cache; None if it was not asked. A row of
+            ``longest`` slots must fit.
 
     Attributes:
         host, device: The layout of the current or last step that ran outside a CUDA graph.
@@ -48,7 +51,12 @@ class RowCache:
     """
 
     def __init__(
-        self, layers: int, slots: int, nbytes: int | None = None, longest: int | None = None
+        self,
+        layers: int,
+        slots: int,
+        nbytes: int | None = None,
+        longest: int | None = None,
+        room: Room | None = None,
     ) -> None:
         self.layers = layers
         self.windows = dict[int, int | None]()
@@ -56,6 +64,7 @@ class RowCache:
         self.device: StepLayout[Tensor] | None = None
         self.pending_moves = _no_moves()
         self._most, self._nbytes, self._longest = slots, nbytes, longest or slots
+        self._room = room
         self._pool: Tensor | None = None
         self._rows: RowByRow | CompiledRows | FusedRows | None = None
 
@@ -92,6 +101,8 @@ class RowCache:
 
     def drop_moves(self, first: int, end: int) -> None:
         """Drops pending moves from slots ``first`` to ``end - 1``; another row may use them now."""
+        if not self.pending_moves.size:
+            return
         source = self.pending_moves[0]
         self.pending_moves = self.pending_moves[:, (source < first) | (source >= end)]
 
@@ -191,13 +202,15 @@ class RowCache:
     def _taken(self, kv_heads: int, head_dim: int, like: Tensor) -> Tensor:
         each = self.layers * 2 * kv_heads * head_dim * like.element_size()
         slots = self._most if self._nbytes is None else min(self._most, self._nbytes // each - 1)
-        log.info("the KV cache holds %d tokens of %d bytes", slots, each)
         if slots < min(MIN_SLOTS, self._most):
             raise ValueError(
                 f"kv_cache_bytes is {self._nbytes}, room for {slots} tokens of {each} bytes; "
                 f"at least {(MIN_SLOTS + 1) * each} bytes are needed, and more than "
                 f"{(self._most + 1) * each} are not used"
             )
+        if self._room is not None:
+            slots = min(slots, self._fitting(slots, each, self._room))
+        log.info("the KV cache holds %d tokens of %d bytes", slots, each)
         shape = (self.layers, slots + 1, 2, kv_heads, head_dim)
         try:
             return torch.zeros(shape, dtype=like.dtype, device=like.device)
@@ -205,9 +218,31 @@ class RowCache:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(
-                f"a KV cache of {slots} tokens, {slots * each} bytes, does not fit the memory of "
-                f"{like.device}; lower rows or max_model_len, or set kv_cache_bytes"
+                f"a KV cache of {slots} tokens of {each} bytes, {slots * each} bytes in all, does "
+                f"not fit the memory of {like.device}; lower rows (each takes "
+                f"{self._longest * each} bytes), max_model_len ({self._longest}) or kv_cache_bytes"
             ) from error
+
+    def _fitting(self, slots: int, each: int, room: Room) -> int:
+        """The slots that fit the room.
+
+        Raises:
+            OutOfMemory: A row of the maximum length does not fit.
+        """
+        fitting, row = room.nbytes // each - 1, min(self._longest, slots)
+        if fitting < row:
+            raise OutOfMemory(
+                f"the KV cache of one row of max_model_len {self._longest} takes {row * each} "
+                f"bytes, but {room.nbytes} are left for it: {room.reason}; lower max_model_len or "
+                "prefix_cache_bytes, use a smaller dtype or quantization nf4, or give more memory"
+            )
+        if fitting < slots:
+            log.warning(
+                "the KV cache holds %d tokens instead of %d, so that %d rows of max_model_len %d "
+                "fit at a time, and longer queues are possible: %s; lower rows or max_model_len",
+                fitting, slots, fitting // self._longest, self._longest, room.reason,
+            )  # fmt: skip
+        return fitting
 
 
 def _no_moves() -> Int64:
@@ -217,7 +252,7 @@ def _no_moves() -> Int64:
 def _rows_of(pool: Tensor, longest: int) -> RowByRow | CompiledRows | FusedRows:
     if pool.device.type == "cpu":
         return CompiledRows(pool)
-    fits = pool.is_cuda and available(pool.dtype, pool.shape[-1], pool.device)
+    fits = available(pool.dtype, pool.shape[-1], pool.device)
     return FusedRows(pool, longest) if fits else RowByRow(pool)
 
 

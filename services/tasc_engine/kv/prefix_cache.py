@@ -6,18 +6,19 @@ recently used prefix is dropped. Each row gets its own copy, so no reference cou
 needed.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_engine.errors import is_out_of_memory
+from tasc_engine.kernels.cpu.compiling import borrowing
 from tasc_engine.kv.cache import RowCache
-
-Int32 = NDArray[np.int32]
+from tasc_engine.layout import Int32
 
 _Key = tuple[int, bytes]  # adapter number (keys and values depend on the adapter), token ids
+_ANY = -1  # the adapter number of a text that rows of all adapters share
 
 MIN_TOKENS = 8  # shorter prefixes are not worth a copy
 RECENT = 8  # number of last prompts with which a new prompt is compared
@@ -35,14 +36,15 @@ class PrefixCache:
     def __init__(self, cache: RowCache, budget: int) -> None:
         self._cache = cache
         self._budget = budget
-        self._recent: deque[tuple[int, Int32]] = deque(maxlen=RECENT)
-        self._expected: Int32 = np.empty(0, np.int32)
-        self._kept: OrderedDict[_Key, tuple[Int32, Tensor]] = OrderedDict()
+        self._recent, self._next = _Texts(RECENT + 1), 0  # the last text is the expected prompt
+        self._prefixes = _Texts(MAX_KEPT)
+        self._kept: OrderedDict[_Key, tuple[int, Tensor]] = OrderedDict()
+        self._free = list(range(MAX_KEPT))  # numbers of unused texts of `_prefixes`
         self.nbytes = 0
 
     def expect(self, prompt: Int32) -> None:
         """Announces that later prompts will start like this prompt, with any adapter."""
-        self._expected = prompt
+        self._recent.write(RECENT, prompt, _ANY)
 
     def enter(self, first: int, prompt: Int32, adapter: int = 0) -> int:
         """Copies the longest kept prefix of a prompt to a row, and returns its number of tokens.
@@ -53,15 +55,12 @@ class PrefixCache:
             first: First slot of the row.
             adapter: Number of the adapter that answers; 0 for none.
         """
-        longest, best = 0, None
-        for key, (tokens, _) in self._kept.items():
-            n = _common(tokens, prompt[:-1]) if key[0] == adapter else 0
-            if n > longest:
-                longest, best = n, key
-        if best is None or longest < MIN_TOKENS:
+        longest, best = self._prefixes.longest_common(prompt, adapter)
+        if longest < MIN_TOKENS:
             return 0
-        self._kept.move_to_end(best)
-        self._cache.paste(first, self._kept[best][1][:, :longest])
+        key = self._prefixes.key(best)
+        self._kept.move_to_end(key)
+        self._cache.paste(first, self._kept[key][1][:, :longest])
         return longest
 
     def leave(self, first: int, prompt: Int32, entered: int, adapter: int = 0) -> None:
@@ -75,33 +74,84 @@ class PrefixCache:
         """
         if not self._budget:
             return
-        own = (p for of, p in self._recent if of == adapter)
-        shared = max(_common(p, prompt[:-1]) for p in (self._expected, *own))
-        self._recent.append((adapter, prompt))
-        tokens = prompt[: min(shared, self._budget // self._cache.token_bytes)].copy()
+        shared, _ = self._recent.longest_common(prompt, adapter)
+        self._recent.write(self._next, prompt, adapter)
+        self._next = (self._next + 1) % RECENT
+        least = max(entered, 1) + MIN_TOKENS
+        if shared < least:
+            return
+        size = min(shared, self._budget // self._cache.token_bytes)
+        tokens = prompt[:size]
         key = adapter, tokens.tobytes()
-        if len(tokens) >= max(entered, 1) + MIN_TOKENS and key not in self._kept:
+        if size >= least and key not in self._kept:
             try:
-                self._keep(key, tokens, self._cache.copied(first, len(tokens)))
+                self._keep(key, tokens, self._cache.copied(first, size))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise  # without memory, the prefix is not kept and is computed again
 
     def check_integrity(self) -> None:
         """Raises AssertionError if sizes or keys of the kept prefixes are wrong."""
-        assert self.nbytes == sum(kv.nbytes for _, kv in self._kept.values()) <= self._budget
-        assert all(key[1] == tokens.tobytes() for key, (tokens, _) in self._kept.items())
-        assert all(len(tokens) == kv.shape[1] for tokens, kv in self._kept.values())
+        kept, texts = self._kept, self._prefixes
+        assert self.nbytes == sum(kv.nbytes for _, kv in kept.values()) <= self._budget
+        assert all(texts.key(text) == key for key, (text, _) in kept.items())
+        assert all(len(key[1]) == 4 * kv.shape[1] for key, (_, kv) in kept.items())
+        used = [text for text, _ in kept.values()]
+        assert sorted(used + self._free) == list(range(MAX_KEPT))
 
     def _keep(self, key: _Key, tokens: Int32, kv: Tensor) -> None:
-        self._kept[key] = tokens, kv
+        while self._kept and (self.nbytes + kv.nbytes > self._budget or not self._free):
+            _, (text, dropped) = self._kept.popitem(last=False)
+            self.nbytes -= dropped.nbytes
+            self._prefixes.write(text, tokens[:0], 0)
+            self._free.append(text)
+        text = self._free.pop()
+        self._prefixes.write(text, tokens, key[0])
+        self._kept[key] = text, kv
         self.nbytes += kv.nbytes
-        while self.nbytes > self._budget or len(self._kept) > MAX_KEPT:
-            self.nbytes -= self._kept.popitem(last=False)[1][1].nbytes
 
 
-def _common(a: Int32, b: Int32) -> int:
-    """Returns the length of the common prefix of two sequences."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
+class _Texts:
+    """Some texts with their adapters, in arrays that compiled code compares with a prompt."""
+
+    def __init__(self, size: int) -> None:
+        self._tokens = np.zeros((size, 0), np.int32)
+        self._lengths, self._adapters = np.zeros((2, size), np.int64)
+        self._found = np.zeros(2, np.int64)
+
+    def write(self, text: int, tokens: Int32, adapter: int) -> None:
+        """Replaces a text."""
+        n, (size, width) = len(tokens), self._tokens.shape
+        if n > width:
+            wider = np.zeros((size, max(n, 2 * width)), np.int32)
+            wider[:, :width] = self._tokens
+            self._tokens = wider
+        self._tokens[text, :n] = tokens
+        self._lengths[text], self._adapters[text] = n, adapter
+
+    def key(self, text: int) -> _Key:
+        """The adapter and the token ids of a text."""
+        tokens = self._tokens[text, : self._lengths[text]]
+        return int(self._adapters[text]), tokens.tobytes()
+
+    def longest_common(self, prompt: Int32, adapter: int) -> tuple[int, int]:
+        """Length of the longest prefix of all but the last token that is shared; which text."""
+        _longest_common(self._tokens, self._lengths, self._adapters, prompt, adapter, self._found)
+        longest, text = self._found.tolist()
+        return longest, text
+
+
+@borrowing
+def _longest_common(
+    texts: Any, lengths: Any, adapters: Any, prompt: Any, adapter: int, found: Any
+) -> None:
+    """Fills ``found`` with the length of the longest common prefix, and the text that has it."""
+    found[:] = 0
+    for i in range(len(lengths)):
+        if adapters[i] != adapter and adapters[i] != _ANY:
+            continue
+        most, n = min(lengths[i], len(prompt) - 1), 0
+        while n < most and texts[i, n] == prompt[n]:
+            n += 1
+        if n > found[0]:
+            found[0], found[1] = n, i

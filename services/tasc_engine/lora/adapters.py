@@ -12,9 +12,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from tasc_engine.errors import UnsupportedModel
+from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.lora.adapter_files import Adapter
-from tasc_engine.lora.low_rank import AdapterTokens, Addition, CompiledTokens, MaskedTokens
+from tasc_engine.lora.low_rank import (
+    AdapterTokens,
+    Addition,
+    CompiledTokens,
+    GroupedTokens,
+    MaskedTokens,
+)
 
 Matmul = Callable[[Tensor], Tensor]  # the product of linear layers, with their bias
 
@@ -36,13 +43,13 @@ class Adapters:
         for adapter in adapters:
             _check_fit(adapter, model)
         self._like: Tensor = model.get_input_embeddings().weight.detach()
-        compiled = self._like.device.type == "cpu"
-        self._every, self._picked = (
-            CompiledTokens(len(adapters)) if compiled else MaskedTokens() for _ in range(2)
-        )
+        self._count, self._used = 0, False
+        self._every, self._picked = (_tokens_of(self._like, len(adapters)) for _ in range(2))
 
     def begin(self, cache: RowCache, logits_indices: Tensor | None) -> None:
         """Note each token's adapter number, before the first layer of a forward pass.
+
+        If the step's layout on the host has no adapter, the forward makes no additions at all.
 
         Args:
             cache: The cache that holds the step's layout.
@@ -51,6 +58,8 @@ class Adapters:
         if self._adapters:
             assert cache.device is not None, "a forward begins with a layout"
             numbers = cache.device.adapters
+            self._count, self._used = len(numbers), bool(cache.current.adapters.any())
+        if self._used:
             self._every.begin(numbers)
             left = numbers if logits_indices is None else numbers.index_select(0, logits_indices)
             self._picked.begin(left)
@@ -85,7 +94,7 @@ class Adapters:
             linear: Any = model.get_submodule(name)
             addition = self._addition(self._every, [name], [linear.out_features])
             assert addition is not None, "an adapter changes this layer"
-            module = AdaptedModule(linear, addition, self._every, name)
+            module = AdaptedModule(linear, addition, lambda: self._count, name)
             setattr(model.get_submodule(parent), own, module)
 
     def _addition(
@@ -94,18 +103,35 @@ class Adapters:
         weights = [[adapter.layers.get(name) for name in layers] for adapter in self._adapters]
         if not any(w for own in weights for w in own):
             return None
-        return tokens.addition(weights, widths, self._like)
+        add = tokens.addition(weights, widths, self._like)
+
+        def add_if_used(x: Tensor, y: Tensor) -> None:
+            if self._used:
+                add(x, y)
+
+        return add_if_used
+
+
+def _tokens_of(like: Tensor, adapters: int) -> AdapterTokens:
+    if like.device.type == "cpu":
+        return CompiledTokens(adapters)
+    grouped = available(like.dtype, device=like.device)
+    return GroupedTokens(adapters) if grouped else MaskedTokens()
 
 
 class AdaptedModule(nn.Module):
-    """A linear layer of a model, with the adapters' addition to its output."""
+    """A linear layer of a model, with the adapters' addition to its output.
+
+    Args:
+        count: Returns the number of tokens of the step.
+    """
 
     def __init__(
-        self, linear: nn.Linear, addition: Addition, tokens: AdapterTokens, name: str
+        self, linear: nn.Linear, addition: Addition, count: Callable[[], int], name: str
     ) -> None:
         super().__init__()
         self.linear = linear  # a child module, which is laid out like other layers
-        self._addition, self._tokens, self._name = addition, tokens, name
+        self._addition, self._count, self._name = addition, count, name
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     @property
@@ -119,9 +145,9 @@ class AdaptedModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         given = x.numel() // self.in_features
-        if given != self._tokens.count:
+        if given != self._count():
             raise UnsupportedModel(
-                f"{self._name} gets {given} of a step's {self._tokens.count} tokens, so the rows "
+                f"{self._name} gets {given} of a step's {self._count()} tokens, so the rows "
                 "of these tokens are unknown; merge the adapter"
             )
         y: Tensor = self.linear(x)

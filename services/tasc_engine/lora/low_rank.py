@@ -1,11 +1,12 @@
 """Computes the additions of low-rank adapters to linear layers, for tokens whose row uses them.
 
 LoRA (Hu et al. 2021, arXiv 2106.09685): an adapter adds ``x @ down.T @ up.T * scale`` to a layer's
-output. `MaskedTokens` uses torch on any device. The weights of all adapters of a layer are
-concatenated, and a mask selects each token's adapter, so the number of calls does not depend on the
-number of adapters. `CompiledTokens` uses compiled code on a CPU. It takes four tokens with the same
-adapter at a time and reads only that adapter's weights, so the result of a token does not depend on
-other tokens. Arrays of compiled code are flat; for their element types, see `simd`.
+output. `CompiledTokens` uses compiled code on a CPU, and `GroupedTokens` Triton kernels on a GPU.
+Both take a few tokens with the same adapter at a time and read only that adapter's weights, so the
+result of a token does not depend on other tokens. `MaskedTokens` uses torch on other devices, such
+as GPUs without Triton, and in float64. The weights of all adapters of a layer are concatenated, and
+a mask selects each token's adapter, so the number of calls does not depend on the number of
+adapters. Arrays of compiled code are flat; for their element types, see `simd`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from torch.nn import functional
 from tasc_engine.kernels.cpu.compiling import arithmetic, bits, known, numbers
 from tasc_engine.kernels.cpu.layers import add_to
 from tasc_engine.kernels.cpu.simd import WIDTH, add, fma, load, mul, store, tile, to_float32, zeros
+from tasc_engine.kernels.gpu import low_rank as grouped
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,15 @@ class MaskedTokens:
     """Selects each token's adapter with a mask; on any device, with three calls per layer.
 
     No call waits for the device or depends on values, so the calls can be captured in a CUDA graph.
-    For the same reason, the calls are made even if no token has an adapter.
-
-    Attributes:
-        count: Number of tokens of the forward.
     """
 
     def __init__(self) -> None:
-        self.count = 0
         self._tables: dict[tuple[int, ...], Tensor] = {}
         self._masks: dict[tuple[int, ...], Tensor] = {}
 
     def begin(self, numbers: Tensor) -> None:
         """Begin a forward with ``int64[N]``, each token's adapter number, 0 for no adapter."""
-        self.count, self._numbers = len(numbers), numbers
+        self._numbers = numbers
         self._masks.clear()
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
@@ -134,15 +131,13 @@ class CompiledTokens:
     """
 
     def __init__(self, adapters: int) -> None:
-        self.count = 0
         self._adapters = adapters
         self._blocks = np.zeros(0, np.int64)
         self._widened = self._inner = self._sums = np.zeros(0)
 
     def begin(self, numbers: Tensor) -> None:
         """See `MaskedTokens`."""
-        self.count = len(numbers)
-        blocks = np.empty((self.count // _TOKENS + self._adapters) * _BLOCK, np.int64)
+        blocks = np.empty((len(numbers) // _TOKENS + self._adapters) * _BLOCK, np.int64)
         self._blocks = blocks[: _gather(numbers.numpy(), self._adapters, blocks)]
 
     def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
@@ -157,7 +152,7 @@ class CompiledTokens:
             )  # fmt: skip
 
         add_own(like.new_zeros(0), like.new_zeros(0))  # compiles now, before requests come
-        return lambda x, y: add_own(x, y) if len(self._blocks) else None
+        return add_own
 
     def _hold(self, layer: "_LoraLayout") -> None:
         """Allocate memory for the widest layer; all layers share it."""
@@ -168,7 +163,28 @@ class CompiledTokens:
         self._sums = np.zeros(_TOKENS * _OUTPUTS, number)
 
 
-AdapterTokens: TypeAlias = MaskedTokens | CompiledTokens
+class GroupedTokens:
+    """Does the same as `MaskedTokens` with Triton kernels, for adapters that are in the step.
+
+    Args:
+        adapters: Number of adapters.
+    """
+
+    def __init__(self, adapters: int) -> None:
+        self._adapters = adapters
+
+    def begin(self, numbers: Tensor) -> None:
+        """See `MaskedTokens`."""
+        self._groups = grouped.group(numbers, self._adapters)
+
+    def addition(self, weights: Weights, widths: Sequence[int], like: Tensor) -> Addition:
+        """See `MaskedTokens`."""
+        pairs = [[w.cast(like) if w else None for w in own] for own in weights]
+        layer = grouped.lay_out(pairs, widths)
+        return lambda x, y: grouped.add(self._groups, layer, x, y)
+
+
+AdapterTokens: TypeAlias = MaskedTokens | CompiledTokens | GroupedTokens
 
 
 @dataclass(frozen=True)

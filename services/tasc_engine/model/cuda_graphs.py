@@ -21,7 +21,7 @@ Code with a forward and a cache on a GPU calls a `GraphedForward` before its own
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -119,6 +119,7 @@ class _Bucket:
     """The host and device buffers of one bucket, and the recorded work on them.
 
     Attributes:
+        padded: The layout on the host, in ``parts``.
         reads: The tensors that ``replay`` reads. A graph stores only addresses, so the bucket keeps
             these tensors alive.
     """
@@ -126,6 +127,7 @@ class _Bucket:
     parts: dict[str, Int64]
     host: Tensor
     device: Tensor
+    padded: Step
     reads: StepLayout[Tensor]
     moves: Tensor
     chosen: Tensor
@@ -143,28 +145,33 @@ class GraphedForward:
     """Runs steps with few prompt tokens; other steps are left to the caller.
 
     Args:
-        forward: Takes ids, the indices of tokens that need logits, and the cache; returns logits
-            ``[M, vocab]``. Neither ``forward`` nor ``cache.begin`` may wait for the device or
-            depend on values.
+        forward: Takes ids, the indices of tokens that need logits, the cache, and a tensor that
+            receives the logits ``[M, vocab]``; returns that tensor. Neither ``forward`` nor
+            ``cache.begin`` may wait for the device or depend on values.
         cache: A cache with allocated memory; its slot ``limits.scratch`` belongs to no row.
+        logits: ``[limits.tokens, vocab]``, in the dtype of the logits. Only one graph runs at a
+            time, so all graphs write to the first lines of this tensor.
         recorder: Captures graphs; None for `CudaGraphs`.
     """
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Tensor, Any], Tensor],
+        forward: Callable[[Tensor, Tensor, Any, Tensor], Tensor],
         cache: RowCache,
         limits: Limits,
-        device: torch.device,
+        logits: Tensor,
         recorder: Recorder | None = None,
     ) -> None:
         self._forward = forward
         self._cache = cache
         self._limits = limits
-        self._device = device
-        self._recorder = CudaGraphs(device) if recorder is None else recorder
+        self._logits = logits
+        self._device = logits.device
+        self._recorder = CudaGraphs(logits.device) if recorder is None else recorder
         self._sizes = buckets(limits.tokens)
-        self._buckets: dict[int, _Bucket | None] = {}
+        # By number of tokens, and whether a token has an adapter: a forward decides by the layout
+        # on the host whether it applies adapters.
+        self._buckets: dict[tuple[int, bool], _Bucket | None] = {}
 
     @torch.inference_mode()
     def start_tokens(self, step: Step) -> Callable[[], Int64] | None:
@@ -211,10 +218,15 @@ class GraphedForward:
         return lambda: needed
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Captures all graphs, the largest first, because it needs the most memory."""
+    def warm_up(self, adapters: bool = False) -> None:
+        """Captures all graphs, the largest first, because it needs the most memory.
+
+        Args:
+            adapters: Whether to capture graphs of steps in which tokens have adapters, too.
+        """
         for size in reversed(self._sizes):
-            self._bucket(size)
+            for adapted in (False, True)[: 1 + adapters]:
+                self._bucket(size, adapted)
 
     def size_of(self, step: Step) -> int | None:
         """The bucket of a step; None if the step exceeds a limit."""
@@ -227,19 +239,33 @@ class GraphedForward:
 
     def _bucket_of(self, step: Step) -> _Bucket | None:
         size = self.size_of(step)
-        return None if size is None else self._bucket(size)
+        return None if size is None else self._bucket(size, bool(step.adapters.any()))
 
-    def _bucket(self, size: int) -> _Bucket | None:
-        if size not in self._buckets:
+    def _bucket(self, size: int, adapted: bool) -> _Bucket | None:
+        key = size, adapted
+        if key not in self._buckets:
             try:
-                self._buckets[size] = self._record(size)
+                self._buckets[key] = self._with_adapters(size) if adapted else self._record(size)
             except RuntimeError as error:
                 # The error of an aborted capture does not contain the cause.
                 if not any(is_out_of_memory(e) for e in (error, error.__context__) if e):
                     raise
-                log.warning("no memory for the graph of %d tokens; such steps run slower", size)
-                self._buckets[size] = None
-        return self._buckets[size]
+                log.warning(
+                    "no memory for the graph of %d tokens; such steps run slower: lower rows (%d), "
+                    "max_draft_tokens, kv_cache_bytes or gpu_memory_share", size, self._limits.rows,
+                )  # fmt: skip
+                self._buckets[key] = None
+        return self._buckets[key]
+
+    def _with_adapters(self, size: int) -> _Bucket | None:
+        """Records the same work for padding that has an adapter, in the buffers of the bucket."""
+        if (bucket := self._bucket(size, False)) is None:
+            return None
+        fill(bucket.parts, _NOTHING, self._limits)
+        bucket.parts["adapters"][:] = 1
+        bucket.device.copy_(bucket.host)
+        work = self._work(bucket.padded, bucket.reads)
+        return replace(bucket, replay=self._recorder.record(work))
 
     def _record(self, size: int) -> _Bucket:
         """Records the work of a bucket on padding only, so that no row is changed."""
@@ -253,15 +279,19 @@ class GraphedForward:
         own_parts = dict(zip(counts, device.split(split), strict=True))
         own = _layout(own_parts, torch.arange(size, device=self._device))
         padded: Step = _layout(parts, np.arange(size))
-
-        def run() -> tuple[Tensor, Tensor]:
-            self._cache.begin(padded, own)
-            logits = self._forward(own.ids, own.logits_indices, self._cache)
-            return logits, first_greatest(logits)
-
         chosen = torch.empty(size, dtype=torch.int64, pin_memory=pinned)
         moves = own_parts["moves"].view(2, -1)
-        return _Bucket(parts, host, device, own, moves, chosen, self._recorder.record(run))
+        replay = self._recorder.record(self._work(padded, own))
+        return _Bucket(parts, host, device, padded, own, moves, chosen, replay)
+
+    def _work(self, padded: Step, own: StepLayout[Tensor]) -> Work:
+        def run() -> tuple[Tensor, Tensor]:
+            self._cache.begin(padded, own)
+            out = self._logits[: len(own.ids)]
+            logits = self._forward(own.ids, own.logits_indices, self._cache, out)
+            return logits, first_greatest(logits)
+
+        return run
 
 
 class CudaGraphs:

@@ -18,7 +18,7 @@ from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
-from tasc_engine.model.linears import Linear
+from tasc_engine.model.linears import Linear, is_quantised, product_of
 from tasc_engine.model.operations import (
     CompiledOperations,
     FusedOperations,
@@ -86,19 +86,22 @@ class LeanDecoder:
         self.requested = HiddenStateRequest()
         self.hidden_states = HiddenStates()
 
-    def __call__(self, ids: Tensor, logits_indices: Tensor, cache: RowCache) -> Tensor:
+    def __call__(
+        self, ids: Tensor, logits_indices: Tensor, cache: RowCache, out: Tensor | None = None
+    ) -> Tensor:
         """Logits ``[M, vocab_size]`` in the model's dtype.
 
         Args:
             ids: ``int64[N]`` token ids.
             logits_indices: ``int64[M]``, the indices of the tokens that get logits.
             cache: Holds the step's layout; receives keys and values of all N tokens in every layer.
+            out: Receives the logits; None for a new tensor.
         """
         if not self.requested:
-            return self.head(self.states(self.embed(ids), logits_indices, cache))
+            return self.head(self.states(self.embed(ids), logits_indices, cache), out)
         hidden = self.states(self.embed(ids), None, cache).clone()
         self.hidden_states = HiddenStates(self.requested, hidden, self.head)
-        return self.head(hidden.index_select(0, logits_indices))
+        return self.head(hidden.index_select(0, logits_indices), out)
 
     @property
     def windowed(self) -> bool:
@@ -136,10 +139,13 @@ class LeanDecoder:
 def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> LeanDecoder | None:
     """Makes a `LeanDecoder` of a transformers causal LM; None if the model needs other code.
 
-    Weights that are joined or laid out are copies: drop ``model`` afterwards.
+    Weights that are laid out are copies: drop ``model`` afterwards. Projections that bitsandbytes
+    quantised keep their weights and their code, which a CUDA graph can capture (see
+    `docs/decisions/07-exact-kernels.md`).
 
     Args:
-        model: A model in evaluation mode, on any device, with any dtype.
+        model: A model in evaluation mode, on any device, with any dtype. A quantised model must
+            have run once, since that prepares its layers.
         max_positions: Number of positions of the longest row; rope is tabulated for them.
         adapters: Adapters of this model; each row uses one or none of them.
     """
@@ -152,9 +158,16 @@ def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> Le
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether weights share one dtype and device, and linear layers and embedding are plain."""
-    kinds = {(p.device, p.dtype) for p in model.parameters()}
-    linears = [m for name, m in model.named_modules() if name.endswith(("_proj", "lm_head"))]
+    """Whether weights share one dtype and device, and linear layers and embedding are known.
+
+    Projections may be quantised; their own weights have any dtype.
+    """
+    named = dict(model.named_modules())
+    projections = [m for name, m in named.items() if name.endswith("_proj")]
+    quantised = [m for m in projections if is_quantised(m)]
+    apart = {id(p) for m in quantised for p in m.parameters()}
+    kinds = {(p.device, p.dtype) for p in model.parameters() if id(p) not in apart}
+    linears = [named["lm_head"], *(m for m in projections if not is_quantised(m))]
     plain = all(type(m) is nn.Linear for m in linears)
     return plain and len(kinds) == 1 and type(model.model.embed_tokens) is nn.Embedding
 
@@ -177,7 +190,7 @@ def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
         linears = [layer.get_submodule(f"{part}.{name}") for name in names]
         paths = [f"model.layers.{index}.{part}.{name}" for name in names]
         widths = [linear.out_features for linear in linears]
-        return adapters.around(Linear.joining(*linears), paths, widths, picked)
+        return adapters.around(product_of(*linears), paths, widths, picked)
 
     return Layer(
         qkv=product("self_attn", "q_proj", "k_proj", "v_proj", picked=False),
@@ -202,7 +215,7 @@ def _operations(cos_sin: Tensor, heads: int, kv_heads: int, activation: str) -> 
         return TensorOperations(cos_sin, heads, kv_heads, ACT2FN[activation])
     if cos_sin.device.type == "cpu":
         return CompiledOperations(cos_sin, heads, kv_heads)
-    if cos_sin.is_cuda and available(cos_sin.dtype, cos_sin.shape[-1], cos_sin.device):
+    if available(cos_sin.dtype, cos_sin.shape[-1], cos_sin.device):
         return FusedOperations(cos_sin, heads, kv_heads)
     return TensorOperations(cos_sin, heads, kv_heads, functional.silu)
 

@@ -1,10 +1,12 @@
 """Linear layers whose weights are laid out once for the CPU; layers with the same input are joined.
 
 oneDNN lays a weight out for its kernels at each call of ``linear``. For the few tokens of a
-decoding step, that takes longer than the product itself.
+decoding step, that takes longer than the product itself. Quantised layers keep their own code.
 """
 
 import logging
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,6 +50,9 @@ class Linear(nn.Module):
     def joining(cls, *layers: nn.Linear) -> "Linear":
         """Join layers that read the same input; their outputs are concatenated.
 
+        The weights of several layers become views of the joined weight, so that a GPU does not hold
+        a model twice while it is loaded.
+
         Args:
             layers: Layers of one dtype and device; if some have a bias, the others get zeros.
         """
@@ -55,23 +60,70 @@ class Linear(nn.Module):
         if len(layers) == 1:
             return cls(weights[0], biases[0])
         with torch.no_grad():
-            if all(bias is None for bias in biases):
-                return cls(torch.cat(weights))
-            pairs = zip(weights, biases, strict=True)
-            joined = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs])
-            return cls(torch.cat(weights), joined)
+            whole, bias = torch.cat(weights), None
+            if any(b is not None for b in biases):
+                pairs = zip(weights, biases, strict=True)
+                bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs])
+            for layer, part in zip(layers, whole.split([len(w) for w in weights]), strict=True):
+                layer.weight.data = part
+            return cls(whole, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Maps ``[..., in]`` to a new ``[..., out]``; both have the weight's dtype."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Maps ``[..., in]`` to ``[..., out]``; both have the weight's dtype.
+
+        Args:
+            out: Receives the result for an ``x`` of two dimensions; None for a new tensor.
+        """
         if self.laid_out:
-            out: Tensor = _product(x, self._weight, self.bias, "none", [], "")
-            return out
-        return functional.linear(x, self._weight, self.bias)
+            made: Tensor = _product(x, self._weight, self.bias, "none", [], "")
+            return made if out is None else out.copy_(made)
+        if out is None:
+            return functional.linear(x, self._weight, self.bias)
+        if self.bias is None:
+            return torch.mm(x, self._weight.T, out=out)
+        return torch.addmm(self.bias, x, self._weight.T, out=out)
 
     @property
     def weight(self) -> Tensor:
         """The dense ``[out, in]`` weight; each access makes a copy if the weight is laid out."""
         return self._weight.to_dense() if self.laid_out else self._weight
+
+
+def is_quantised(layer: Any) -> bool:
+    """Whether a linear layer is quantised by bitsandbytes, also if peft adds a LoRA to its output.
+
+    The forward of such a layer depends on shapes only. 8-bit layers with an outlier threshold do
+    not count: they look for outliers on the host, and a row's result depends on other rows.
+    """
+    own = getattr(layer, "base_layer", layer)
+    if (bitsandbytes := sys.modules.get("bitsandbytes")) is None:
+        return False
+    four: bool = isinstance(own, bitsandbytes.nn.Linear4bit)
+    eight = isinstance(own, bitsandbytes.nn.Linear8bitLt)
+    return four or (eight and own.state.threshold == 0)
+
+
+def product_of(*layers: Any) -> Callable[[Tensor], Tensor]:
+    """The product of layers that read the same input; their outputs are concatenated.
+
+    Plain layers are joined. If one is quantised, each is called by itself: a weight that was
+    quantised in blocks cannot be joined with another without rounding again.
+
+    Args:
+        layers: Layers with one input dtype and device, in evaluation mode.
+    """
+    if not any(map(is_quantised, layers)):
+        return Linear.joining(*layers)
+    each = [own if is_quantised(own) else Linear(own.weight, own.bias) for own in layers]
+    width = sum(layer.out_features for layer in layers)
+
+    def product(x: Tensor) -> Tensor:
+        if not len(x):  # bitsandbytes gives some of these results a wrong shape
+            return x.new_empty((0, width))
+        outputs = [layer(x) for layer in each]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+    return product
 
 
 def lay_out_linears(model: nn.Module) -> None:

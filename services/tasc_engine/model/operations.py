@@ -18,14 +18,14 @@ from torch import Tensor
 
 from tasc_engine.kernels.cpu import layers
 from tasc_engine.kernels.cpu.compiling import bits, numbers
+from tasc_engine.kernels.gpu.compiling import jit, power
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.layout import Int64
 
 try:
-    import triton
     import triton.language as tl
 except ImportError:
-    triton = None
+    tl = None
 
 Activation = Callable[[Tensor], Tensor]
 _GATES = 1024  # gates per program
@@ -207,7 +207,7 @@ class FusedOperations:
         (tokens, dim), out = hidden.shape, torch.empty_like(hidden)
         added = hidden if delta is None else delta
         _add_and_norm[(tokens,)](
-            hidden, added, norm.wide, out, norm.eps, dim=dim, width=_power(dim),
+            hidden, added, norm.wide, out, norm.eps, dim=dim, width=power(dim),
             adds=delta is not None, num_warps=4,
         )  # fmt: skip
         return out
@@ -223,7 +223,7 @@ class FusedOperations:
         weight, eps = (self.cos_sin, 1.0) if norm is None else (norm.wide, norm.eps)
         _apply_rope_and_write_kv[(tokens, self._heads + 2 * self._kv_heads)](
             qkv, self.cos_sin, weight, cache.device.positions, cache.device.slots, query, pool,
-            eps, heads=self._heads, kv_heads=self._kv_heads, dim=dim, width=_power(dim),
+            eps, heads=self._heads, kv_heads=self._kv_heads, dim=dim, width=power(dim),
             normed=norm is not None, num_warps=1,
         )  # fmt: skip
         return query
@@ -236,15 +236,7 @@ class FusedOperations:
         return out
 
 
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def _jit(**settings: Any) -> Any:
-    return (lambda kernel: kernel) if triton is None else triton.jit(**settings)
-
-
-@_jit()
+@jit()
 def _add_and_norm(
     hidden: tl.tensor, delta: tl.tensor, weight: tl.tensor, out: tl.tensor, eps: tl.tensor,
     dim: tl.constexpr, width: tl.constexpr, adds: tl.constexpr,
@@ -263,7 +255,7 @@ def _add_and_norm(
 
 
 # A layout's parts have varying addresses; see `tasc_engine.kernels.gpu.attention`.
-@_jit(do_not_specialize_on_alignment=["positions", "slots"])
+@jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _apply_rope_and_write_kv(
     qkv: tl.tensor, cos_sin: tl.tensor, weight: tl.tensor, positions: tl.tensor,
     slots: tl.tensor, query: tl.tensor, pool: tl.tensor, eps: tl.tensor, heads: tl.constexpr,
@@ -295,7 +287,7 @@ def _apply_rope_and_write_kv(
         tl.store(at, x.to(pool.dtype.element_ty), mask=inside)
 
 
-@_jit()
+@jit()
 def _gate(gate_up: tl.tensor, out: tl.tensor, width: tl.constexpr, each: tl.constexpr) -> None:
     token, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * each + tl.arange(0, each)
     own, inside = gate_up + token * (2 * width) + place, place < width

@@ -4,6 +4,7 @@ This module handles models, devices and dtypes; it does not depend on requests, 
 """
 
 import itertools
+import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,9 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_engine.config import EngineConfig
-from tasc_engine.errors import UnsupportedModel, out_of_memory_is
+from tasc_engine.errors import (
+    OutOfMemory,
+    UnsupportedModel,
+    is_out_of_memory,
+    out_of_memory_is,
+)
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache, attach, attention_layers, on_device
+from tasc_engine.kv.device_memory import MemoryOf, limit_process, memory_of, room_for_cache
 from tasc_engine.layout import (
     ForwardBatch,
     Int64,
@@ -30,8 +37,9 @@ from tasc_engine.layout import (
 )
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
-from tasc_engine.model.cuda_graphs import GraphedForward, Limits
+from tasc_engine.model.cuda_graphs import GraphedForward, Limits, Recorder
 from tasc_engine.model.decoder import FAMILIES, LeanDecoder, lean
+from tasc_engine.model.folder import weight_files
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import lay_out_linears
 from tasc_engine.model.loading import ModelSource, load_model, positions_of
@@ -49,6 +57,7 @@ TOLERANCE = {
 QUANTISED_TOLERANCE = 0.2
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 # Takes token ids, the indices that need logits, and a cache with the step's layout; returns logits.
 Forward = Callable[[Tensor, Tensor, RowCache], Tensor]
 
@@ -58,6 +67,7 @@ class Target:
 
     Args:
         adapters: Adapters; each row uses one or none of them.
+        memory: Asked once, after the weights are loaded, for the memory that limits the KV cache.
 
     Attributes:
         adapters: Names of the adapters, which are numbered from 1 in this order.
@@ -66,40 +76,71 @@ class Target:
 
     Raises:
         UnsupportedModel: The model cannot be decoded exactly. The message names it and the cause.
+        OutOfMemory: The device lacks memory for the KV cache of one row.
     """
 
-    def __init__(self, model: Any, config: EngineConfig, adapters: Sequence[Adapter] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        adapters: Sequence[Adapter] = (),
+        memory: MemoryOf = memory_of,
+    ) -> None:
         self.config = config
         self.adapters = tuple(adapter.name for adapter in adapters)
         weight = model.get_input_embeddings().weight  # quantised layers have other dtypes
         self.device, self.dtype = weight.device, weight.dtype
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         layers, longest = attention_layers(model), config.max_model_len
-        self.cache = RowCache(layers, config.rows * longest, config.kv_cache_bytes, longest)
         _check_config(model.config, config.max_model_len)
         expected, self._name = _own_logits(model.eval()), type(model).__name__
         self._tolerance = TOLERANCE[self.dtype]
-        if getattr(model.config, "quantization_config", None):
+        self._quantised = bool(getattr(model.config, "quantization_config", None))
+        if self._quantised:
             self._tolerance = max(self._tolerance, QUANTISED_TOLERANCE)
         added = Adapters(model, adapters)
-        decoder = lean(model, config.max_model_len, added)
+        decoder = lean(model, longest, added)
+        found = memory(self.device)
+        room = None if found is None else room_for_cache(found, config)
+        self.cache = RowCache(layers, config.rows * longest, config.kv_cache_bytes, longest, room)
         self.forward: Forward = (
             through_modules(model, self.cache, added) if decoder is None else decoder
         )
         self.decoder = decoder
         self._check_against(expected)
         _check_windows(model.config, self.cache.windows, config.max_model_len)
+        names = ("rows", "prefill_chunk", "max_draft_tokens", "max_model_len", "kv_cache_bytes")
+        self._limits_in_words = ", ".join(f"{name} ({getattr(config, name)})" for name in names)
+        if self.device.type == "cuda":
+            self._limits_in_words += f", gpu_memory_share ({config.gpu_memory_share:g})"
         self._graphs = None if decoder is None else self._graphed(decoder)
+        if self.device.type == "cuda" and self._graphs is None:
+            log.warning(without_graphs(self._name, decoder is not None, self._quantised))
 
     @classmethod
-    def load(cls, source: ModelSource, config: EngineConfig) -> "Target":
+    def load(
+        cls, source: ModelSource, config: EngineConfig, memory: MemoryOf = memory_of
+    ) -> "Target":
         """Loads weights and adapters, and checks that decoding is exact. May run on any thread.
 
         Raises:
             UnsupportedModel: The model cannot be decoded exactly, or an adapter is not supported.
+            OutOfMemory: The weights, or the KV cache of one row, do not fit the device's memory.
         """
         adapters = [read_adapter(name, folder) for name, folder in source.adapters]
-        return cls(load_model(source), config, adapters)
+        limit_process(torch.device(source.device), config)
+        try:
+            return cls(load_model(source), config, adapters, memory)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            files = sum(path.stat().st_size for path in weight_files(source.folder))
+            raise OutOfMemory(
+                f"{source.folder} in {source.dtype}, quantization {source.quantization}, does not "
+                f"fit the memory of {source.device} (its files have {files} bytes, and num_gpus "
+                f"gives {config.gpu_part:g} of a GPU); use a smaller dtype, quantization nf4, a "
+                "smaller model, or more memory"
+            ) from error
 
     def adapter_number(self, name: str | None) -> int:
         """The number of an adapter; 0 for None.
@@ -145,10 +186,23 @@ class Target:
             self.keep_hidden_states(request)
 
     def warm_up(self) -> None:
-        """Compiles kernels and captures graphs before the first request; all rows must be free."""
+        """Compiles kernels and captures graphs before the first request; all rows must be free.
+
+        Raises:
+            UnsupportedModel: A quantised layer cannot be captured.
+        """
         if graphs := self._usable_graphs:
-            with self._current():
-                graphs.warm_up()
+            try:
+                with self._current():
+                    graphs.warm_up(adapters=bool(self.adapters))
+            except RuntimeError as error:
+                if not self._quantised or is_out_of_memory(error):
+                    raise
+                raise UnsupportedModel(
+                    f"the quantised layers of {self._name} cannot be captured in a CUDA graph "
+                    f"({error}); leave quantization out with dtype bfloat16, use nf4 instead of "
+                    "int8, or set device to cpu"
+                ) from error
             length = min(self.config.prefill_chunk, self.config.max_model_len, self.cache.slots)
             # The last step has too many prompt tokens for a graph, and uses other kernels.
             for rows in range(1, min(self.config.rows, self.cache.slots // length) + 1):
@@ -205,11 +259,16 @@ class Target:
         """
         return self._start(batch, self._logits_of)
 
+    def is_busy(self) -> bool:
+        """Whether the forward of the started step has not ended yet; on a CPU, always True."""
+        on_cpu = self.device.type == "cpu"
+        return on_cpu or not torch.cuda.current_stream(self.device).query()
+
     def _start(
         self, batch: ForwardBatch, start: Callable[[StepLayout[Int64]], Callable[[], T]]
     ) -> Callable[[], T]:
-        tokens = len(batch.tokens) + len(batch.drafts.tokens)
-        guarded = partial(self._run, f"a step of {tokens} tokens on {self.device}")
+        tokens, rows = len(batch.tokens) + len(batch.drafts.tokens), len(batch.kv_starts)
+        guarded = partial(self._run, f"a step of {rows} rows and {tokens} tokens on {self.device}")
 
         def begin() -> Callable[[], T]:
             return start(lay_out(batch, self.cache.pending_moves))
@@ -222,7 +281,7 @@ class Target:
 
     @torch.inference_mode()
     def _run(self, name: str, work: Callable[[], T]) -> T:
-        with out_of_memory_is(name), self._current():
+        with out_of_memory_is(name, self._limits_in_words), self._current():
             return work()
 
     def _tokens_of(self, step: StepLayout[Int64]) -> Callable[[], Int64]:
@@ -262,9 +321,7 @@ class Target:
             self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
         ):
             return None
-        rows, max_drafts = self.config.rows, self.config.max_draft_tokens
-        limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, self.cache.slots)
-        return GraphedForward(decoder, self.cache, limits, self.device)
+        return graphs_of(decoder, self.config, self.cache)
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
@@ -311,6 +368,36 @@ class Target:
         """Makes the target's device the current device, on which custom kernels are launched."""
         cuda = self.device.type == "cuda"
         return torch.cuda.device(self.device) if cuda else nullcontext()
+
+
+def graphs_of(
+    decoder: LeanDecoder, config: EngineConfig, cache: RowCache, recorder: Recorder | None = None
+) -> GraphedForward:
+    """CUDA graphs for steps of all rows with all drafts, and their tensor of logits."""
+    rows, max_drafts = config.rows, config.max_draft_tokens
+    limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, cache.slots)
+    logits = decoder.embedding.new_empty((limits.tokens, decoder.head.out_features))
+    return GraphedForward(decoder, cache, limits, logits, recorder)
+
+
+def without_graphs(name: str, lean: bool, quantised: bool) -> str:
+    """Says why a model runs on a GPU without CUDA graphs, and what would help.
+
+    Args:
+        name: The model's class.
+        lean: Whether this project's decoder runs the model.
+        quantised: Whether the model is quantised.
+    """
+    slow = f"{name} runs each step on a GPU without CUDA graphs, which takes many times as long"
+    if lean:
+        return (
+            f"{slow}: its attention needs Triton, an Ampere or later GPU, and float32, bfloat16 or "
+            "float16; install torch's CUDA build, or change dtype"
+        )
+    kept = " with linear layers that are plain, or nf4 or int8 by bitsandbytes" * quantised
+    return (
+        f"{slow}: the code of transformers runs it; graphs need one of {', '.join(FAMILIES)}{kept}"
+    )
 
 
 def through_modules(model: Any, cache: RowCache, adapters: Adapters) -> Forward:

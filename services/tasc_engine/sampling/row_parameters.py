@@ -108,6 +108,14 @@ def rules_of(rows: int, capacity: int, vocab_size: int) -> Rules:
     )
 
 
+def make_plain(rules: Rules, row: int) -> None:
+    """Gives a row the plain rule, and forgets how many tokens its answer has."""
+    for name, parameter in PARAMETERS.items():
+        getattr(rules.parameters, name)[row] = parameter.default
+    rules.plain[row], rules.penalises[row] = True, False
+    rules.answered[row] = rules.first[row] = rules.biases[row] = 0
+
+
 @borrowing
 def hold_prompt(rules: Any, row: int, prompt: Any) -> None:
     """Adds ``int32[*]`` tokens of a row's prompt."""

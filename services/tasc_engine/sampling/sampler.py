@@ -26,6 +26,7 @@ from tasc_engine.sampling.row_parameters import (
     Allowed,
     hold_answer,
     hold_prompt,
+    make_plain,
     release,
     rules_of,
 )
@@ -138,7 +139,7 @@ class Sampler:
 
     def __init__(self, rows: int, capacity: int, vocab_size: int) -> None:
         self.rules = rules_of(rows, capacity, vocab_size)
-        self._samplings = [Sampling()] * rows
+        self._samplings = dict[int, Sampling]()  # of the rows that are not plain
         self._scratch = scratch_for(vocab_size)
         self._vocab_size = vocab_size
 
@@ -152,37 +153,41 @@ class Sampler:
             sampling: The sampling rule. The ids of its biases must be within the vocabulary.
             committed: ``int32[*]``, the tokens with which the answer begins.
         """
+        if sampling.plain:
+            return  # `rules` has this rule for each row that `start` does not change
         rules, biases = self.rules, dict(sampling.logit_bias)
         self._samplings[row] = sampling
         for name in PARAMETERS:
             getattr(rules.parameters, name)[row] = getattr(sampling, name)
-        rules.plain[row], rules.penalises[row] = sampling.plain, sampling.penalises
+        rules.plain[row], rules.penalises[row] = False, sampling.penalises
         rules.biases[row] = len(biases)
         rules.bias_ids[row, : len(biases)] = list(biases)
         rules.bias_values[row, : len(biases)] = list(biases.values())
         if sampling.repetition_penalty != 1:
             hold_prompt(rules, row, prompt)
-        rules.answered[row] = 0
         self.observe(row, committed)
         self._look_ahead(row)
 
-    def observe(self, row: int, tokens: Int32) -> None:
-        """Appends tokens, ``int32[*]``, to a row's answer, whether sampled here or not."""
+    def observe(self, row: int, tokens: Sequence[int] | Int32) -> None:
+        """Appends tokens to a row's answer, whether sampled here or not."""
+        if row not in self._samplings or not len(tokens):
+            return
         rules = self.rules
         if rules.penalises[row]:
-            hold_answer(rules, row, tokens)
+            hold_answer(rules, row, np.array(tokens, np.int32))
         rules.answered[row] += len(tokens)
         if rules.answered[row] - rules.first[row] > AHEAD:
             self._look_ahead(row)
 
     def finish(self, row: int) -> None:
         """Frees a row; afterwards it may be started again."""
-        release(self.rules, row)
-        self.rules.plain[row] = True
+        if self._samplings.pop(row, None):
+            release(self.rules, row)
+            make_plain(self.rules, row)
 
     def plain(self, rows: Int32) -> bool:
         """Whether each of ``int32[n]`` rows takes the token with the target's greatest logit."""
-        return bool(self.rules.plain[rows].all())
+        return not self._samplings or bool(self.rules.plain[rows].all())
 
     def start_choice(
         self, logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, count
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,41 +63,47 @@ class Plan:
         """
         scoring = sum(s.wants_prompt_logprobs for s in sequences)
         fewer = min(chunk, max(most_scored // scoring, 1)) if scoring else chunk
-        tokens = [s.next_tokens(fewer if s.wants_prompt_logprobs else chunk) for s in sequences]
-        sizes = [len(t) for t in tokens]
-        scored = (
-            min(n, len(s.prompt) - 1 - s.cached) if s.wants_prompt_logprobs else 0
-            for s, n in zip(sequences, sizes, strict=True)
-        )
-        emits = [n >= s.num_uncached_tokens for s, n in zip(sequences, sizes, strict=True)]
-        places = count()
+        emitting, parts, states, scored = list[Sequence](), list[Int32](), [], []
+        prompt_tokens = shared_tokens = 0
+        for s in sequences:
+            scores, cached = bool(scoring) and s.wants_prompt_logprobs, s.cached
+            own = s.next_tokens(fewer if scores else chunk)
+            n, of_prompt, draft = len(own), len(s.prompt) - cached, -1
+            if of_prompt > 0:
+                prompt_tokens += min(n, of_prompt)
+            if cached == s.num_prefix_cached:
+                shared_tokens += cached
+            if n == of_prompt + len(s.answer.tokens):
+                draft = len(emitting)
+                emitting.append(s)
+            parts.append(own)
+            states.append((s.row, s.kv_start, cached, n, draft, s.adapter))
+            scored.append(min(n, of_prompt - 1) if scores else 0)
+        columns = np.ascontiguousarray(np.array(states, np.int32).reshape(-1, 6).T)
+        rows, kv_starts, context_lens, sizes, draft_of, adapters = columns
+        query_offsets = np.zeros(len(sequences) + 1, np.int32)
+        np.cumsum(sizes, out=query_offsets[1:])
         return cls(
             sequences=sequences,
-            emitting=[s for s, may in zip(sequences, emits, strict=True) if may],
-            rows=_ints(s.row for s in sequences),
-            kv_starts=np.array([s.kv_start for s in sequences], np.int64),
-            context_lens=_ints(s.cached for s in sequences),
-            query_offsets=_ints(accumulate(sizes, initial=0)),
-            tokens=np.concatenate(tokens) if tokens else _ints(()),
-            draft_of=_ints(next(places) if may else -1 for may in emits),
-            prompt_tokens=sum(
-                min(n, len(s.prompt) - s.cached)
-                for s, n in zip(sequences, sizes, strict=True)
-                if s.prefilling
-            ),
-            shared_tokens=sum(
-                s.num_prefix_cached for s in sequences if s.cached == s.num_prefix_cached
-            ),
-            adapters=_ints(s.adapter for s in sequences),
+            emitting=emitting,
+            rows=rows,
+            kv_starts=kv_starts.astype(np.int64),
+            context_lens=context_lens,
+            query_offsets=query_offsets,
+            tokens=np.concatenate(parts) if parts else _ints(()),
+            draft_of=draft_of,
+            prompt_tokens=prompt_tokens,
+            shared_tokens=shared_tokens,
+            adapters=adapters,
             admitted=admitted or [],
             scored=_ints(scored) if scoring else None,
         )
 
-    @property
+    @cached_property
     def emitting_rows(self) -> Int32:
         return self.rows[self.draft_of >= 0]
 
-    @property
+    @cached_property
     def sizes(self) -> Int32:
         """``int32[n]``, the number of tokens of each row; faster than `numpy.diff`."""
         return self.query_offsets[1:] - self.query_offsets[:-1]
@@ -113,7 +119,7 @@ class Plan:
         """Whether the step reads tokens of a prompt, or of an answer that another engine began."""
         return self.prompt_tokens > 0 or len(self.emitting) < len(self.sequences)
 
-    @property
+    @cached_property
     def context(self) -> float:
         """Mean number of cached tokens over the rows."""
         return sum(self.context_lens.tolist()) / len(self.context_lens)

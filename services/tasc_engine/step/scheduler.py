@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -76,6 +77,7 @@ class Scheduler:
         self._most_scored = _SCORED_LOGITS // vocab_size
         self._waiting: deque[Sequence] = deque()
         self._active: dict[int, Sequence] = {}
+        self._by_id: dict[str, Sequence] = {}  # all requests that wait or have a row
         self._free = list(range(config.rows - 1, -1, -1))
         self._cache, self._slots = cache, KVAllocator(cache)
         self.prefixes = PrefixCache(cache, config.prefix_cache_bytes)
@@ -103,6 +105,11 @@ class Scheduler:
         return (*self._waiting, *self._active.values())
 
     @property
+    def upcoming(self) -> list[Sequence]:
+        """The next requests that get a row, at most one for each row."""
+        return list(islice(self._waiting, self._config.rows))
+
+    @property
     def cached_tokens(self) -> int:
         return sum(sequence.cached for sequence in self._active.values())
 
@@ -128,9 +135,10 @@ class Scheduler:
         if self.waiting >= self._config.max_waiting + self.free_rows:
             raise QueueFull(f"{self.waiting} requests are already waiting; try again later")
         self._waiting.append(sequence)
+        self._by_id[request_id] = sequence
 
     def find(self, request_id: str) -> Sequence | None:
-        return next((s for s in self.held if s.request.id == request_id), None)
+        return self._by_id.get(request_id)
 
     def plan(self) -> Plan:
         """Admits requests that fit, and plans the tokens of each row for the next step."""
@@ -166,6 +174,7 @@ class Scheduler:
 
     def release(self, sequence: Sequence) -> None:
         """Removes a request, and frees its row and its slots."""
+        del self._by_id[sequence.request.id]
         if sequence.row < 0:
             self._waiting.remove(sequence)
             return
@@ -183,6 +192,7 @@ class Scheduler:
         assert all(s.cached <= longest for s in active.values())
         assert all(s.num_prefix_cached <= s.cached for s in active.values())
         assert all(s.num_uncached_tokens > 0 for s in active.values())
+        assert self._by_id == {s.request.id: s for s in self.held}
         self._slots.check_integrity()
         self.prefixes.check_integrity()
 

@@ -22,6 +22,8 @@ class Sequence:
     Attributes:
         answer: The answer. Its newest token, and forced tokens after it, are not in the cache yet.
         guide: Limits of the answer; None if it is not limited.
+        max_kv_slots: Cache slots of the longest possible answer, whose last token does not enter
+            the cache.
         adapter: Number of the target's adapter; 0 for none.
         row: Row of the request in the batch; -1 while waiting.
         kv_start: Cache slot of the request's first token; -1 while waiting.
@@ -35,6 +37,7 @@ class Sequence:
     adapter: int = 0
     prompt: Int32 = field(init=False)
     answer: AnswerBuilder = field(init=False)
+    max_kv_slots: int = field(init=False)
     row: int = field(default=-1, init=False)
     kv_start: int = field(default=-1, init=False)
     cached: int = field(default=0, init=False)
@@ -43,6 +46,7 @@ class Sequence:
     def __post_init__(self, tokenizer: TaskTokenizer) -> None:
         self.prompt = np.array(self.request.prompt_ids, np.int32)
         self.answer = AnswerBuilder(self.request, tokenizer)
+        self.max_kv_slots = len(self.prompt) + self.request.answer_limit - 1
         if self.guide is not None:
             if self.answer.tokens:
                 self._advance_guide(self.guide, self.answer_ids)
@@ -85,11 +89,6 @@ class Sequence:
         return np.array(self.answer.tokens, np.int32)
 
     @property
-    def max_kv_slots(self) -> int:
-        """Cache slots of the longest possible answer, whose last token does not enter the cache."""
-        return len(self.prompt) + self.request.answer_limit - 1
-
-    @property
     def num_uncached_tokens(self) -> int:
         """Number of tokens of prompt and answer that are not in the cache yet."""
         return len(self.prompt) + len(self.answer.tokens) - self.cached
@@ -101,7 +100,7 @@ class Sequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether the next tokens are prompt tokens with requested log-probabilities."""
-        return self.prefilling and self.request.wants_prompt_logprobs
+        return self.request.echo and self.prefilling and self.request.wants_prompt_logprobs
 
     def next_tokens(self, chunk: int) -> Int32:
         """The next forward's tokens before any draft: prompt tokens, then answer tokens."""

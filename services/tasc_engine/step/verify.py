@@ -92,13 +92,15 @@ class Verifier:
         """Waits for a step; if memory ran out, runs it without drafts, then without hidden states.
 
         Args:
-            clock: Receives the time until the step's tokens were read.
+            clock: Receives the time until the step's tokens were read, and whether the host was
+                late to wait for them.
 
         Raises:
             OutOfMemory: The step does not fit the memory even then; it can be run again.
         """
         wait, step.forward = step.forward, None
         assert wait is not None, "a step is finished once"
+        clock.late = not self._target.is_busy()
         forward = None
         try:
             forward = wait()

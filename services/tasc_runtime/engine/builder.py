@@ -76,7 +76,8 @@ class BuilderOptions(TypedDict, total=False):
 
     Attributes:
         draft: The service's own drafting settings.
-        gpus: Number of GPUs this process was given; without any, ``auto`` means the CPU.
+        gpus: Number of GPUs this process was given; without any, ``auto`` means the CPU. A number
+            below 1 is a part of a GPU, and limits the memory that the process takes of it.
         max_waiting: Maximum number of requests that wait for a row.
         cost_dir: Folder of step costs.
         say: Called with a line for waiting users about work that takes seconds.
@@ -130,7 +131,8 @@ class EngineBuilder:
         self.template = template_of(record)
         self.artifact = artifact
         torch.set_num_threads(settings.torch_threads)
-        source = model_source(record, device_of(settings.device, options.get("gpus", 0.0)))
+        gpus = options.get("gpus", 0.0)
+        source = model_source(record, device_of(settings.device, gpus))
         self.positions = max_positions(source.folder)
         length = settings.max_model_len or min(DEFAULT_MODEL_LEN, self.positions)
         config = EngineConfig(
@@ -141,11 +143,15 @@ class EngineBuilder:
             max_draft_tokens=settings.max_draft_tokens,
             prefix_cache_bytes=settings.prefix_cache_bytes,
             kv_cache_bytes=settings.kv_cache_bytes,
+            gpu_memory_share=settings.gpu_memory_share,
+            gpu_part=min(gpus, 1.0) or 1.0,
         )
         target = Target.load(source, config)
         draft = options.get("draft")
         self._overrides = draft.model_dump(exclude_none=True) if draft else {}
         self._config, self._vocab_size = config, target.vocab_size
+        # On a GPU, the proposer works ahead while the target's forward runs.
+        self._spare = 0 if target.device.type == "cpu" else settings.rows
         self.proposer = self._made_proposer(record, index or empty_index(tokenizer))
         costs = keep = None
         if settings.cost_aware:
@@ -305,6 +311,7 @@ class EngineBuilder:
             eos_ids=self.tokenizer.eos_ids,
             index=index,
             nodes=self._config.rows * of_row,
+            spare=self._spare,
         )
 
     def _draft(self, index: DraftIndex, made: NgramProposer | None) -> None:

@@ -1,10 +1,10 @@
 """The thread that owns an engine and steps it while there is work.
 
-On a GPU, the outputs of a step are passed on while the next forward runs. On a CPU, they are passed
-on as soon as the step has ended.
+On a GPU, the outputs of a step are passed on while the next forward runs, and new requests are
+read. On a CPU, outputs are passed on as soon as the step has ended.
 
-Other threads send this thread requests, cancellations and actions, which it handles between two
-steps. It sends outputs back. This module does not depend on HTTP or Ray.
+Other threads send this thread requests, cancellations and actions, which it handles in order of
+arrival, between two steps. It sends outputs back. This module does not depend on HTTP or Ray.
 """
 
 import logging
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from tasc_engine import Engine, Output, QueueFull, Request
 from tasc_engine.guided import Guide
@@ -60,7 +61,9 @@ class EngineLoop:
         self._engine = engine
         self._on_delta = on_delta
         self._hand_over = hand_over
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # Each item is whether it is a request, which may be read during a forward, and what to do.
+        self._inbox: queue.SimpleQueue[tuple[bool, Callable[[], None]]] = queue.SimpleQueue()
+        self._next: Callable[[], None] | None = None  # taken from the inbox, but not done yet
         self._sinks: dict[str, _Listener] = {}
         self._last: dict[str, float] = {}
         self._idle_requests: deque[tuple[Request, Sink, Guide | None, float]] = deque()
@@ -93,7 +96,7 @@ class EngineLoop:
         Args:
             guide: The request's guide, compiled by the caller: the engine's thread compiles none.
         """
-        self._inbox.put(lambda: self._submit(request, sink, guide))
+        self._inbox.put((True, partial(self._submit, request, sink, guide)))
 
     def submit_idle(self, request: Request, sink: Sink, guide: Guide | None, until: float) -> None:
         """Submits a request that uses rows only while no other request needs them.
@@ -105,11 +108,11 @@ class EngineLoop:
             until: Time of `time.monotonic` by which the request must begin; else its sink gets a
                 refusal of the kind ``late``.
         """
-        self._inbox.put(lambda: self._idle_requests.append((request, sink, guide, until)))
+        self._do(lambda: self._idle_requests.append((request, sink, guide, until)))
 
     def cancel(self, request_id: str) -> None:
         """Drops a request; its row is free at the next step, and its sink is not called again."""
-        self._inbox.put(lambda: self._cancel(request_id))
+        self._do(lambda: self._cancel(request_id))
 
     def between_steps(self, action: Callable[[], None]) -> None:
         """Runs ``action`` on the engine's thread, between two steps, in order of arrival.
@@ -123,12 +126,16 @@ class EngineLoop:
             except Exception:
                 log.exception("an action between two steps failed")
 
-        self._inbox.put(guarded)
+        self._do(guarded)
 
     def close(self, timeout_s: float = 5.0) -> None:
         self._closed = True
-        self._inbox.put(lambda: None)
+        self._do(lambda: None)
         self._thread.join(timeout_s)
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """Lets the engine's thread do something between two steps."""
+        self._inbox.put((False, action))
 
     def _run(self) -> None:
         try:
@@ -137,6 +144,8 @@ class EngineLoop:
                 self._use_idle_rows()
                 self._engine.launch()
                 self._pass_outputs_on()
+                if self._engine.overlaps:
+                    self._read_requests()
                 self._engine.collect()
                 if not self._engine.overlaps:
                     self._pass_outputs_on()
@@ -203,15 +212,32 @@ class EngineLoop:
             self._hand_out([(sink, error) for sink in sinks])
             if self._closed:
                 return
-            self._inbox.get()()
+            self._take()()
 
     def _read_inbox(self) -> None:
         try:
             self._next_action()()
             while True:
-                self._inbox.get_nowait()()
+                self._take(block=False)()
         except queue.Empty:
             return
+
+    def _read_requests(self) -> None:
+        """Reads requests while a forward runs, up to an item that must wait for the forward."""
+        with suppress(queue.Empty):
+            while self._next is None:
+                is_request, action = self._inbox.get_nowait()
+                if is_request:
+                    action()
+                else:
+                    self._next = action
+
+    def _take(self, block: bool = True, timeout: float | None = None) -> Callable[[], None]:
+        """Takes the next item; raises queue.Empty if there is none in time."""
+        if self._next is not None:
+            action, self._next = self._next, None
+            return action
+        return self._inbox.get(block, timeout)[1]
 
     def _next_action(self) -> Callable[[], None]:
         """Returns the next action; waits for one if the engine is idle."""
@@ -219,7 +245,7 @@ class EngineLoop:
         busy = engine.running or engine.waiting or engine.has_outputs or self._idle_requests
         self._idle = idle = not busy
         try:
-            return self._inbox.get(block=idle, timeout=_IDLE_S if idle else None)
+            return self._take(idle, _IDLE_S if idle else None)
         finally:
             self._round, self._idle = time.monotonic(), False
 

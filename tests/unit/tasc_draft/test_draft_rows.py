@@ -144,7 +144,7 @@ def test_row_cannot_be_filled_beyond_its_capacity(mixture, prompt_length):
     expected = dc.propose(dc.started(index, setting, (prompt, answer)))
     assert len(expected) > 2
     assert dc.propose(proposer) == expected
-    with refused(DraftError, "row 0", "capacity of 16"):
+    with refused(DraftError, "17 tokens", "capacity of 16"):
         proposer.observe(0, dc.ids([1]))
     assert (dc.propose(proposer), dc.propose(proposer, 1)) == (expected, neighbour)
 
@@ -262,13 +262,62 @@ def test_proposer_memory_grows_with_rows_and_capacity() -> None:
     assert np.diff(sizes).min() > 0
 
 
+@few
+@given(dc.indexes, dc.mixed, dc.prompts, dc.answers)
+def test_row_that_was_prepared_drafts_like_any_other(index, setting, prompt, answer) -> None:
+    proposer, ready = dc.make_proposer(index, setting, spare=2), dc.ids(prompt)
+    proposer.prepare([(ready, None)])
+    proposer.start(1, ready)
+    check_rows(proposer)
+    proposer.observe(1, dc.ids(answer))
+    assert dc.propose(proposer, 1) == dc.propose(dc.started(index, setting, (prompt, answer)))
+
+
+def test_answer_of_an_ended_row_is_learnt_when_the_next_rows_are_prepared() -> None:
+    setting = DraftSettings(min_prob=0.0, learning_rate=0.2, recent_tokens=50)
+    prompts, outputs = dc.tagged_rows(3, 6)
+    later, now = (dc.make_proposer(dc.full_index(), setting, spare=s) for s in (2, 0))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        for proposer in (later, now):
+            dc.begun(proposer, 0, prompt, output[:1])
+            dc.propose(proposer)
+            proposer.observe(0, dc.ids([*output[1:], dc.EOS]))
+            proposer.finish(0)
+        before = int(later.memory.growth["recent_end"][0])
+        dc.begun(later, 1, [1], [])  # the row that ended is drafted for in no further step
+        dc.propose(later, 1)
+        later.finish(1)
+        later.prepare([])
+        assert later.memory.growth["recent_end"][0] > before
+        check_rows(later)
+    assert (later.weights.values == now.weights.values).all()
+    assert (later.memory.recent.tokens == now.memory.recent.tokens).all()
+
+
+def test_lanes_of_cancelled_prompts_and_ended_rows_are_used_again() -> None:
+    proposer = dc.make_proposer(dc.full_index(), DraftSettings(), spare=2)
+    kept, *others = (dc.ids([1, 2, i]) for i in range(8))
+    for cancelled in others:
+        proposer.prepare([(kept, None)])
+        proposer.prepare([(cancelled, None), (kept, None)])
+        for row in range(3):  # all rows end at once, more than there are spare lanes
+            proposer.start(row, dc.ids([row]))
+            dc.propose(proposer, row)
+        for row in range(3):
+            proposer.finish(row)
+        check_rows(proposer)
+    proposer.prepare([])
+    assert len(proposer._free) == 5
+    assert not proposer.memory.rows["length"].any()
+
+
 ROWS, ROOM = 3, 40
 
 
 class Operations:
     """Random operations on a proposer, with the state of its rows."""
 
-    def __init__(self, mixture: str, seed: int) -> None:
+    def __init__(self, mixture: str, seed: int, spare: int = 0) -> None:
         self.rng = Random(seed)
         prompts, outputs = dc.tagged_rows(seed, 20)
         canonical = np.arange(dc.VOCAB + 1, dtype=np.int32)
@@ -288,8 +337,10 @@ class Operations:
             neighbour_tokens=24, recent_tokens=50, learning_rate=0.2,
         )  # fmt: skip
         self.proposer = dc.make_proposer(
-            self.indexes[0], self.settings, rows=ROWS, capacity=ROOM, nodes=16
+            self.indexes[0], self.settings, rows=ROWS, capacity=ROOM, nodes=16, spare=spare
         )
+        self.spare = spare
+        self.waiting: list[np.ndarray] = []  # prompts of the next rows
         self.used = [0] * ROWS  # tokens of each row's text, 0 for a free one
         self.begin = [0] * ROWS  # of its answer
         self.scripted = [False] * ROWS
@@ -301,9 +352,11 @@ class Operations:
         if self.rng.random() < 0.01:
             self.proposer.set_index(self.rng.choice(self.indexes))
             self.seen["index"] += 1
+        elif self.spare and self.rng.random() < 0.2:
+            self.prepare()
         elif not self.used[row]:
-            prompt = self.tokens(self.rng.randrange(ROOM // 2))
-            self.proposer.start(row, dc.ids(prompt))
+            prompt = self.waiting.pop(0) if self.waiting else self.prompt()
+            self.proposer.start(row, prompt)
             self.used[row] = self.begin[row] = len(prompt) + 1
             self.scripted[row] = self.rng.random() < 0.2
             self.seen["start"] += 1
@@ -311,6 +364,18 @@ class Operations:
             self.draft()
         else:
             self.go_on(row)
+
+    def prompt(self) -> np.ndarray:
+        return dc.ids(self.tokens(self.rng.randrange(ROOM // 2)))
+
+    def prepare(self) -> None:
+        """Works ahead for the waiting prompts, of which one may have been cancelled."""
+        while len(self.waiting) < ROWS:
+            self.waiting.append(self.prompt())
+        if self.rng.random() < 0.2:
+            self.waiting.pop(self.rng.randrange(ROWS))
+        self.proposer.prepare([(prompt, None) for prompt in self.waiting])
+        self.seen["prepare"] += 1
 
     def draft(self) -> None:
         running = [row for row in range(ROWS) if self.used[row]]
@@ -324,7 +389,7 @@ class Operations:
             self.paths[row] = path = [*max(nodes, key=len, default=())]
             self.seen["drafted" if path else "empty"] += 1
             self.seen["deep"] += len(path) > 2
-            context = self.proposer.memory.rows[row]
+            context = self.proposer.memory.rows[self.proposer._lane_of[row]]
             self.seen["long"] += int(context["contexts"][0, 0]) >= MAX_CONTEXT
 
     def go_on(self, row: int) -> None:
@@ -348,11 +413,18 @@ class Operations:
 
 
 @pytest.mark.parametrize(
-    ("mixture", "short", "long"),
-    [("mixed", 10_000, 80_000), ("tasc", 3_000, 10_000), ("trie", 3_000, 10_000)],
+    ("mixture", "spare", "short", "long"),
+    [
+        ("mixed", 0, 10_000, 80_000),
+        ("mixed", 4, 3_000, 80_000),
+        ("tasc", 0, 3_000, 10_000),
+        ("trie", 1, 3_000, 10_000),
+    ],
 )
-def test_random_operations_keep_the_proposer_consistent(mixture, short, long, everything, seed):
-    run, operations = Operations(mixture, seed), long if everything else short
+def test_random_operations_keep_the_proposer_consistent(
+    mixture, spare, short, long, everything, seed
+):
+    run, operations = Operations(mixture, seed, spare), long if everything else short
     # Long contexts are rare, so that a run goes on until there were enough of them.
     many, some = (operations // 200, 100) if everything else (0, 0)
     for done in range(4 * operations):
@@ -360,7 +432,8 @@ def test_random_operations_keep_the_proposer_consistent(mixture, short, long, ev
             break
         run.step()
         check_rows(run.proposer)
-    kinds = ("index", "start", "drafted", "empty", "deep", "finish", "observe")
+    kinds = ["index", "start", "drafted", "empty", "deep", "finish", "observe"]
+    kinds += ["prepare"] * (spare > 0)
     assert all(run.seen[kind] > many for kind in kinds), run.seen
     if mixture == "mixed":
         assert run.seen["long"] > some, run.seen

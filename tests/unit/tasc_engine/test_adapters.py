@@ -19,7 +19,7 @@ from adapter_folders import (
 )
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from tree_layouts import Eager
 
@@ -145,15 +145,19 @@ def test_adapters_change_only_logits_of_rows_with_an_adapter(folders: Folders) -
 
 @torch.inference_mode()
 def test_padded_graph_step_applies_adapters(folders: Folders, monkeypatch) -> None:
-    """The graph is recorded without adapters, and replayed with rows that have one."""
     by_torch(monkeypatch)
     target, rows = load(folders), [(n, a + b - 1, 1, tree) for n, a, b, tree in ROWS]
     cache = target.cache
     expected = logits_of(target, rows)
     limits = Limits(rows=9, tokens=40, moves=4, scratch=cache.slots)
-    graphs = GraphedForward(target.forward, cache, limits, target.device, Eager())
+    logits = torch.empty((limits.tokens, target.vocab_size), dtype=target.dtype)
+
+    def forward(ids: Tensor, indices: Tensor, cache: Any, out: Tensor) -> Tensor:
+        return out.copy_(target.forward(ids, indices, cache))
+
+    graphs = GraphedForward(forward, cache, limits, logits, Eager())
     step = lay_out(batches(rows)[1])
-    graphs.warm_up()
+    graphs.warm_up(adapters=True)
     for _ in range(2):
         found = graphs.start_logits(step)
         assert found is not None
@@ -187,9 +191,7 @@ def test_adapter_of_unknown_layer_or_shape_is_refused(up, tmp_path, folder) -> N
 
 def test_adapted_layer_refuses_inputs_with_only_some_of_the_tokens() -> None:
     """A layer of experts does not know the rows of its tokens."""
-    tokens = MaskedTokens()
-    tokens.begin(torch.zeros(6, dtype=torch.int64))
-    layer = AdaptedModule(nn.Linear(4, 4), lambda x, y: None, tokens, "experts.0")
+    layer = AdaptedModule(nn.Linear(4, 4), lambda x, y: None, lambda: 6, "experts.0")
     assert layer(torch.ones(1, 6, 4)).shape == (1, 6, 4)
     with pytest.raises(UnsupportedModel):
         layer(torch.ones(3, 4))

@@ -290,7 +290,7 @@ def plain(make_engine) -> dict[str, tuple[int, ...]]:
     return tokens(answers(make_engine()))
 
 
-@pytest.mark.parametrize("method", ["start", "propose", "observe", "finish"])
+@pytest.mark.parametrize("method", ["start", "propose", "observe_rows", "finish"])
 def test_failing_proposer_changes_no_answer(watched, plain, monkeypatch, method) -> None:
     broken = ArithmeticError("the proposer broke")
     raised = failing_where(monkeypatch, watched.proposer, method, broken, lambda n, *_: n % 3 == 0)
@@ -417,7 +417,8 @@ def test_prompt_that_does_not_fit_memory_fails_only_its_request(watched: Watched
 
     found = answers(watched.with_forward(too_much))
     assert found["2"].finish_reason == "error"
-    assert "on cpu did not fit the memory; lower rows" in found["2"].error
+    assert "on cpu did not fit the memory; lower rows (" in found["2"].error
+    assert "prefill_chunk (16), max_draft_tokens (" in found["2"].error
     assert {n for n, r in found.items() if r.error} == {"2"}
     assert all(found[n].tokens == plain[n] for n in ("0", "1", "3"))
 

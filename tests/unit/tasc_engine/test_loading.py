@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from adapter_folders import ROWS, SPACE, logits_of, of_rows, relative
+from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -29,6 +31,7 @@ from transformers import (
     Qwen2MoeConfig,
     T5Config,
 )
+from tree_layouts import Eager
 
 from lora_folders import make_adapter
 from support import SMALL, failing_where, refused
@@ -37,9 +40,11 @@ from tasc_engine.errors import OutOfMemory, UnsupportedModel
 from tasc_engine.layout import plain_batch
 from tasc_engine.model import loading
 from tasc_engine.model import target as target_module
+from tasc_engine.model.cuda_graphs import GraphedForward, Limits
 from tasc_engine.model.folder import recurrent_state, weight_files
+from tasc_engine.model.linears import is_quantised, product_of
 from tasc_engine.model.loading import ModelSource, load_model
-from tasc_engine.model.target import Target
+from tasc_engine.model.target import Target, without_graphs
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
 from tiny import SHAPE, make_folder, plain
 
@@ -195,6 +200,95 @@ def test_adapter_of_a_quantised_model_equals_peft(quantization: Any) -> None:
     found = logits_of(Target.load(source, CONFIG), plain)
     assert relative(found, logits_of(target, own)) < 0.005
     assert relative(found, logits_of(target, plain)) > 0.02
+
+
+@by_dtype
+@pytest.mark.parametrize("adapted", ["merged", "by row"])
+@pytest.mark.parametrize(("quantization", "near"), [("nf4", 0.02), ("int8", 0.04)])
+def test_quantised_lean_decoder_equals_the_code_of_the_model(
+    quantization, near, adapted, dtype, monkeypatch
+) -> None:
+    """Tokens are equal; logits differ by the rounding of activations, which bfloat16 doubles."""
+    how: dict[str, Any] = {"adapter": ADAPTERS[0][1]}
+    rows = [(0, *part) for _, *part in ROWS]
+    if adapted == "by row":
+        how, rows = {"adapters": ADAPTERS}, [*ROWS]
+    source = ModelSource(MODEL, quantization=quantization, dtype=dtype, **how)
+    ours = Target.load(source, CONFIG)
+    monkeypatch.setattr(target_module, "lean", lambda *_: None)
+    theirs = Target.load(source, CONFIG)
+    assert ours.decoder is not None
+    assert theirs.decoder is None
+    found, expected = logits_of(ours, rows), logits_of(theirs, rows)
+    assert relative(found, expected) < near
+    assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_quantised_lean_decoder_gives_the_tokens_of_transformers(quantization: Any) -> None:
+    source = ModelSource(MODEL, quantization=quantization)
+    target, model = Target.load(source, CONFIG), load_model(source)
+    assert target.decoder is not None
+    compared = 0
+    for first in (40, 90, 200):
+        prompt = np.arange(first, first + 12, dtype=np.int32)
+        expected, found, new = plain(model, prompt.tolist(), 20), list[int](), prompt
+        while len(found) < len(expected):  # transformers stops at the end of sequence
+            read = 0 if new is prompt else len(prompt) + len(found) - 1
+            found.append(int(target.next_tokens(plain_batch([0], read, new))[0]))
+            new = np.array(found[-1:], np.int32)
+        assert found == expected
+        compared += len(expected)
+    assert compared > 15
+
+
+@torch.inference_mode()
+def test_forward_of_quantised_layers_depends_on_shapes_only() -> None:
+    """Tensors without values show a wait for the device, which a CUDA graph could not capture.
+
+    The outlier threshold is the positive control: it reads values.
+    """
+    four = Linear4bit(64, 32, quant_type="nf4", compute_dtype=torch.float32)
+    weight = Params4bit(torch.randn(32, 64), requires_grad=False, quant_type="nf4")
+    four.weight, four.support_avx512bf16_for_cpu = weight, False  # GPUs have no such layout
+    layers: list[Any] = [four.to("cpu").eval()]
+    for threshold in (0.0, 6.0):
+        eight = Linear8bitLt(64, 32, has_fp16_weights=False, threshold=threshold)
+        eight.weight = Int8Params(torch.randn(32, 64), False, has_fp16_weights=False)
+        layers.append(eight.to("cpu").eval())
+    assert [is_quantised(layer) for layer in layers] == [True, True, False]
+    x = torch.randn(3, 64)
+    outputs = [layer(x) for layer in layers]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        unknown = mode.from_tensor(x)
+        for layer, output in zip(layers[:2], outputs, strict=False):
+            found = product_of(layer)(unknown)
+            assert (found.shape, found.dtype) == (output.shape, output.dtype)
+        with pytest.raises(DynamicOutputShapeException):
+            layers[2](unknown)
+
+
+def test_quantised_layer_that_cannot_be_captured_is_refused_with_the_way_out() -> None:
+    class Broken(Eager):
+        def record(self, run: Any) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    for quantization, kind in (("int8", UnsupportedModel), (None, RuntimeError)):
+        target = load(quantization=quantization)
+        limits = Limits(rows=2, tokens=8, moves=4, scratch=target.cache.slots)
+        logits = torch.empty((limits.tokens, target.vocab_size))
+        target._graphs = GraphedForward(target.decoder, target.cache, limits, logits, Broken())
+        with refused(kind, *(["int8", "bfloat16", "cpu"] if quantization else [])) as caught:
+            target.warm_up()
+        assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_warning_about_missing_graphs_names_reason_and_remedy(quantised: bool) -> None:
+    assert "Triton" in without_graphs("LlamaForCausalLM", True, quantised)
+    other = without_graphs("GemmaForCausalLM", False, quantised)
+    assert all(name in other for name in ("GemmaForCausalLM", "CUDA graphs", "llama", "qwen3"))
+    assert ("nf4" in other) == quantised
 
 
 @pytest.mark.parametrize("threshold", [{}, {"llm_int8_threshold": 6.0}])

@@ -240,6 +240,15 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> EngineBuilder:
     return EngineBuilder(record_of(folder, "greet", "say {input}\n", **fields), 1, settings)
 
 
+@pytest.mark.parametrize(("gpus", "part"), [(0.0, 1.0), (0.25, 0.25), (1.0, 1.0), (2.0, 1.0)])
+def test_engine_uses_the_part_of_a_gpu_that_its_process_was_given(builder, gpus, part) -> None:
+    settings = EngineSettings(
+        rows=1, max_model_len=64, cost_aware=False, device="cpu", gpu_memory_share=0.5
+    )
+    config = EngineBuilder(builder.record, 1, settings, gpus=gpus).engine.config
+    assert (config.gpu_part, config.gpu_memory_share) == (part, 0.5)
+
+
 def answered(builder: EngineBuilder, strategy: Strategy, *payloads: str) -> list[Record]:
     """Returns the records of rows, in their order."""
     answering = Answering(builder, strategy)

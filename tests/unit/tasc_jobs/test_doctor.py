@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from lora_folders import cut, make_adapter
 from tasc_engine.config import EngineConfig
+from tasc_engine.kv.device_memory import DeviceMemory
 from tasc_engine.model.loading import ModelSource
 from tasc_engine.model.target import Target
 from tasc_jobs.cli.main import app
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
-from tasc_jobs.doctor import Examination, Report, examine
+from tasc_jobs.doctor import Examination, Report, examine, memory_finding
 from tasc_jobs.errors import UsageError
 from tiny import END, SHAPE, make_folder, make_tokenizer
 
@@ -242,6 +243,22 @@ def test_memory_that_a_container_uses_is_not_free(base: Path, tmp_path: Path, mo
     report = examine(Examination(str(base), **SMALL))
     (memory,) = (finding for finding in report.findings if finding.subject == "memory")
     assert memory.figures["free_bytes"] == 150_000_000
+
+
+@pytest.mark.parametrize(
+    ("rows_that_fit", "level", "named"),
+    [(4.5, "ok", "beside the weights"), (2.5, "warn", "2 rows"), (0.5, "fail", "--context")],
+)
+def test_gpu_memory_beside_the_weights_is_compared_with_rows(base, rows_that_fit, level, named):
+    asked = Examination(str(base), rows=4, context=64, device="cuda")
+    plenty = DeviceMemory(10**12, 10**12, 0)
+    figures = memory_finding(asked, base, 64, "cuda", plenty).figures
+    row = figures["kv_bytes"] / 4
+    free = round(figures["weights_bytes"] + rows_that_fit * row / 0.9)
+    found = memory_finding(asked, base, 64, "cuda", DeviceMemory(10**12, free, 0))
+    assert found.level == level
+    assert named in found.text
+    assert abs(found.figures["room_bytes"] - rows_that_fit * row) < 2
 
 
 def test_model_larger_than_the_memory_is_not_loaded(base: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import support
 import tiny
 from support import eventually, replace
-from tasc_engine import EngineConfig, Request
+from tasc_engine import Engine, EngineConfig, Request
 from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_runtime.protocol import Refusal
 
@@ -239,4 +239,41 @@ def test_request_is_refused_if_the_queue_is_full(folder, requests):
     held.set()
     refusal = next(item for item in iter(sink.next, None) if isinstance(item, Refusal))
     assert (refusal.kind, loop.alive) == ("full", True)
+    loop.close()
+
+
+def test_requests_are_read_during_a_forward_and_keep_their_order_with_cancellations(
+    make_engine, requests, expected, monkeypatch
+):
+    monkeypatch.setattr(Engine, "overlaps", True)  # as on a GPU
+    engine, arrive = make_engine(), threading.Event()
+    begin, sent = engine.launch, threading.Event()
+    first, second, third, other = (replace(r, stream=False) for r in requests[:4])
+
+    def launch():
+        begin()
+        if engine.running and not sent.is_set():
+            arrive.set()
+            assert sent.wait(60)
+
+    engine.launch = launch
+    read = []
+    submit_to_engine = engine.submit
+    engine.submit = lambda request, guide: (
+        read.append((request.id, engine._step is not None)), submit_to_engine(request, guide),
+    )  # fmt: skip
+    loop = EngineLoop(engine)
+    (kept,) = submit(loop, [first]).values()
+    assert arrive.wait(60)
+    (early,) = submit(loop, [second]).values()  # is read while the forward runs
+    (dropped,) = submit(loop, [third]).values()
+    loop.cancel(third.id)
+    (again,) = submit(loop, [third]).values()  # is read after its cancellation
+    (last,) = submit(loop, [other]).values()
+    sent.set()
+    for sink, request in ((kept, first), (early, second), (again, third), (last, other)):
+        assert sink.all()[-1].result.tokens == expected[request.id].tokens
+    assert dropped.silent
+    assert read[:3] == [(first.id, False), (second.id, True), (third.id, True)]
+    assert not read[3][1]
     loop.close()

@@ -7,7 +7,7 @@ with and without the drafter, and repeats the trials from time to time.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,10 @@ class HybridProposer:
             self._labelled.add(row)
         self._ngram.start(row, prompt, labels)
         self._neural.start(row, prompt)
+
+    def prepare(self, upcoming: Sequence[tuple[Int32, LabelTrie | None]]) -> None:
+        """See `NgramProposer.prepare`."""
+        self._ngram.prepare(upcoming)
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         self._arms.emitted(len(tokens))

@@ -13,11 +13,10 @@ returns False.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from tasc_engine.kernels.gpu.compiling import REGISTERS, jit, power
 from tasc_engine.layout import Int64, StepLayout
 
 try:
@@ -35,19 +34,23 @@ _MIN_SPLIT = 64  # minimum keys of a program
 _PROGRAMS = 264  # two for each of the 132 multiprocessors of a Hopper GPU
 _MIN_LINES = 16  # minimum query lines of a program; matrix units need them
 _KEY_BYTES = 8192  # maximum bytes of keys that a program holds at a time
-_WIDE = 64 * 64  # maximum size of an accumulator that four warps hold
+_WIDE = 64 * 64  # maximum sums that four warps hold; an eighth of it beside float32 products
 
 
 def available(
     dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, device: torch.device | None = None
 ) -> bool:
-    """Whether `attend` supports these keys on this device: Triton, and an Ampere or later GPU."""
+    """Whether `attend` supports these keys on this device: Triton, and an Ampere or later GPU.
+
+    The meta device counts as such a GPU: without memory, kernels can be compiled but not run.
+    """
     fits = dtype in DTYPES and head_dim <= MAX_HEAD_DIM
     if triton is None or not fits:
         return False
-    return INTERPRETED or (
-        torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
+    if INTERPRETED or (device is not None and device.type == "meta"):
+        return True
+    on_gpu = torch.cuda.is_available() and (device is None or device.type == "cuda")
+    return on_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def attend(
@@ -76,10 +79,10 @@ def attend(
     """
     _check(query, pool)
     tokens, heads, dim = query.shape
-    rows, kv_heads, width = layout.kv_starts.shape[0], pool.shape[2], _power(dim)
+    rows, kv_heads, width = layout.kv_starts.shape[0], pool.shape[2], power(dim, 16)
     shared = heads // kv_heads
     together = min(shared, _MIN_LINES)
-    lines = _lines(together * -(-tokens // rows), query.dtype)
+    lines = _lines(together * -(-tokens // rows), width, query.dtype)
     each = lines // together
     tiles, columns = min(tokens, tokens // each + rows), kv_heads * -(-shared // together)
     splits = _splits(tiles * columns, longest)
@@ -94,11 +97,12 @@ def attend(
         layout.kv_starts, layout.trunks, layout.nodes, scale, softcap or 1.0, window or 0, rows,
         query.stride(0), query.stride(1), kv_heads=kv_heads, shared=shared, together=together,
         each=each, lines=lines, dim=dim, width=width, keys=_keys(width * query.element_size()),
-        most_rows=_power(rows), split=splits > 1, windowed=window is not None,
-        capped=softcap is not None, num_warps=8 if lines * width > _WIDE else 4, num_stages=2,
+        most_rows=power(rows, 16), split=splits > 1, windowed=window is not None,
+        capped=softcap is not None, num_warps=_warps(lines * width, query.dtype), num_stages=2,
+        maxnreg=REGISTERS,
     )  # fmt: skip
     if splits > 1:
-        padded = _power(splits)
+        padded = power(splits, 16)
         _join[(tokens * heads,)](out, parts, sums, splits, most_splits=padded, dim=dim, width=width)
     return out
 
@@ -117,14 +121,14 @@ def _check(query: Tensor, pool: Tensor) -> None:
         raise ValueError("each query head, and the whole pool, must be contiguous in memory")
 
 
-def _power(n: int, minimum: int = 16) -> int:
-    """The smallest power of two that is at least ``n`` and ``minimum``."""
-    return max(minimum, 1 << (n - 1).bit_length())
+def _lines(lines: int, width: int, dtype: torch.dtype) -> int:
+    # Sums, and products of float32, are in registers, which hold so many lines.
+    most = 16 if dtype == torch.float32 else 32 if width > 128 else 64
+    return min(most, power(lines, _MIN_LINES))
 
 
-def _lines(lines: int, dtype: torch.dtype) -> int:
-    # Float32 products run in registers, which hold at most 16 lines.
-    return min(16 if dtype == torch.float32 else 64, _power(lines, _MIN_LINES))
+def _warps(sums: int, dtype: torch.dtype) -> int:
+    return 8 if sums > (_WIDE // 8 if dtype == torch.float32 else _WIDE) else 4
 
 
 def _keys(bytes_each: int) -> int:
@@ -136,13 +140,9 @@ def _splits(programs: int, longest: int) -> int:
     return max(1, min(splits, _PROGRAMS // programs))
 
 
-def _jit(**settings: Any) -> Any:
-    return (lambda kernel: kernel) if triton is None else triton.jit(**settings)
-
-
 # Kernels are specialised for shapes, which `Target.warm_up` covers, but not for values that vary
 # between steps. The parts of a layout are concatenated, so their addresses vary too.
-@_jit(
+@jit(
     do_not_specialize=["window", "rows"],
     do_not_specialize_on_alignment=[
         "positions", "visible_lens", "tree", "query_offsets", "kv_starts", "trunks", "nodes"
@@ -209,7 +209,7 @@ def _attention(
         tl.store(out + written, mixed.to(out.dtype.element_ty), mask=real[:, None] & inside)
 
 
-@_jit()
+@jit()
 def _row_of(
     query_offsets: tl.tensor, rows: tl.tensor, each: tl.constexpr, most_rows: tl.constexpr
 ) -> tl.tensor:
@@ -223,7 +223,7 @@ def _row_of(
     return row, tile - tl.sum(tl.where(at < row, tiles, 0), 0)
 
 
-@_jit()
+@jit()
 def _span(
     at: tl.tensor, sees: tl.tensor, bits: tl.tensor, real: tl.tensor, end: tl.tensor,
     window: tl.tensor, keys: tl.constexpr, windowed: tl.constexpr,
@@ -241,7 +241,7 @@ def _span(
     return low, tl.minimum(stop, low + share)
 
 
-@_jit()
+@jit()
 def _scores(
     asked: tl.tensor, key: tl.tensor, scale: tl.tensor, softcap: tl.tensor, capped: tl.constexpr
 ) -> tl.tensor:
@@ -252,7 +252,7 @@ def _scores(
     return score
 
 
-@_jit()
+@jit()
 def _visible(
     j: tl.tensor, stop: tl.tensor, at: tl.tensor, sees: tl.tensor, bits: tl.tensor,
     trunk: tl.tensor, many: tl.tensor, nodes_at: tl.tensor, window: tl.tensor,
@@ -270,7 +270,7 @@ def _visible(
     return visible
 
 
-@_jit(do_not_specialize=["splits"])
+@jit(do_not_specialize=["splits"])
 def _join(
     out: tl.tensor, parts: tl.tensor, sums: tl.tensor, splits: tl.tensor,
     most_splits: tl.constexpr, dim: tl.constexpr, width: tl.constexpr,

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_engine.kernels import IN_PROMPT, MAX_LOGIT
+from tasc_engine.kernels.gpu.compiling import REGISTERS, jit
 
 try:
-    import triton
     import triton.language as tl
 except ImportError:
-    triton = None
+    tl = None
 
 Array = TypeVar("Array", NDArray[Any], Tensor)
 
@@ -38,7 +38,12 @@ LOT = 256  # penalised or biased tokens that a program looks at together
 # memory takes 12 bytes for each logit.
 _AT_ONCE = 1 << 24
 # Multiplications and additions are not fused, so that penalties round as on a CPU.
-OPTIONS: Final[dict[str, Any]] = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": False}
+OPTIONS: Final[dict[str, Any]] = {
+    "num_warps": 8,
+    "num_stages": 1,
+    "maxnreg": REGISTERS,
+    "enable_fp_fusion": False,
+}
 
 INTEGERS = (
     "place", "mask", "sums", "top_k", "token", "bias_begin", "bias_end", "held_begin", "held_end",
@@ -160,10 +165,6 @@ def _adjusted(logits: Tensor, inputs: Inputs[Tensor]) -> Iterator[_Scratch]:
         yield _Scratch(begin, some, blocks, line, ids, tops, sums)
 
 
-def _jit(**settings: Any) -> Any:
-    return (lambda kernel: kernel) if triton is None else triton.jit(**settings)
-
-
 # Inputs are parts of one buffer, so their addresses vary between steps; see `attention`.
 _INPUTS = [
     "integers_of", "floats_of", "bias_token", "bias", "held_token", "held", "path_token",
@@ -171,7 +172,7 @@ _INPUTS = [
 ]  # fmt: skip
 
 
-@_jit(do_not_specialize=["begin", "words"], do_not_specialize_on_alignment=_INPUTS)
+@jit(do_not_specialize=["begin", "words"], do_not_specialize_on_alignment=_INPUTS)
 def _adjust(
     logits: tl.tensor, line: tl.tensor, tops: tl.tensor, sums: tl.tensor, integers_of: tl.tensor,
     floats_of: tl.tensor, bias_token: tl.tensor, bias: tl.tensor, held_token: tl.tensor,
@@ -233,7 +234,7 @@ def _adjust(
         tl.store(sums + blocks, tl.sum(_weight(x, shift, tl.load(numbers + 1)), 1))
 
 
-@_jit()
+@jit()
 def _penalise(
     line: tl.tensor, token: tl.tensor, held: tl.tensor, here: tl.tensor, numbers: tl.tensor,
     most: tl.constexpr, flag: tl.constexpr,
@@ -246,20 +247,20 @@ def _penalise(
     tl.store(line + token, tl.where(count > 0, lower, x), mask=here)
 
 
-@_jit()
+@jit()
 def _weight(x: tl.tensor, best: tl.tensor, scale: tl.tensor) -> tl.tensor:
     exponent = (x - best) * scale
     return tl.where(exponent > -708.0, tl.exp(tl.maximum(exponent, -708.0)), 0.0)
 
 
-@_jit()
+@jit()
 def _key(x: tl.tensor) -> tl.tensor:
     """Integers in the order of float64 numbers; the function is its own inverse on the bits."""
     bits = x.to(tl.int64, bitcast=True)
     return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
 
 
-@_jit()
+@jit()
 def _greatest(tops: tl.tensor, blocks: tl.tensor, tile: tl.constexpr) -> tl.tensor:
     highest = tl.full([tile], float("-inf"), tl.float64)
     for i in range(0, blocks, tile):
@@ -268,7 +269,7 @@ def _greatest(tops: tl.tensor, blocks: tl.tensor, tile: tl.constexpr) -> tl.tens
     return tl.max(highest, 0)
 
 
-@_jit()
+@jit()
 def _sum_of(
     tops: tl.tensor, sums: tl.tensor, blocks: tl.tensor, best: tl.tensor, scale: tl.tensor,
     tile: tl.constexpr,
@@ -284,7 +285,7 @@ def _sum_of(
     return tl.sum(whole, 0), tl.sum(high, 0)
 
 
-@_jit()
+@jit()
 def _last_kept(
     values: tl.tensor, n: tl.tensor, low: tl.tensor, goal: tl.tensor, best: tl.tensor,
     scale: tl.tensor, counted: tl.constexpr, tile: tl.constexpr,
@@ -292,7 +293,8 @@ def _last_kept(
     """The key of the value, in descending order, at which the sum of weights reaches a goal.
 
     Args:
-        low: A key below which no value is needed; the weights above it sum to at least ``goal``.
+        low: A key, at least that of minus infinity. If the weights above it sum to less than
+            ``goal``, it is the result.
         goal: A number above 0.
         counted: Whether each value has weight 1.
 
@@ -309,12 +311,12 @@ def _last_kept(
             j = i + tl.arange(0, tile)
             x = tl.load(values + j, mask=j < n, other=float("-inf"))
             key = _key(x)
-            over = (key > middle) & (j < n)
+            over = key > middle
             if counted:
                 total += over.to(tl.float64)
             else:
                 total += tl.where(over, _weight(x, best, scale), 0.0)
-            lower = tl.maximum(lower, tl.where(over | (j >= n), low, key))
+            lower = tl.maximum(lower, tl.where(over, low, key))
             upper = tl.minimum(upper, tl.where(over, key, high))
         found = tl.sum(total, 0)
         reached = found >= goal
@@ -325,7 +327,7 @@ def _last_kept(
     return high, above
 
 
-@_jit()
+@jit()
 def _collect(
     line: tl.tensor, ids: tl.tensor, order: tl.tensor, tops: tl.tensor, blocks: tl.tensor,
     floor: tl.tensor, least: tl.tensor, best: tl.tensor, scale: tl.tensor, block: tl.constexpr,
@@ -368,7 +370,7 @@ def _collect(
     return n
 
 
-@_jit()
+@jit()
 def _is_kept(x: tl.tensor, seen: tl.tensor, cut: tl.tensor, equals: tl.tensor) -> tl.tensor:
     """Whether values are above a key, or are among the first of those with this key.
 
@@ -385,21 +387,21 @@ def _is_kept(x: tl.tensor, seen: tl.tensor, cut: tl.tensor, equals: tl.tensor) -
     return (key > cut) | ((equal != 0) & (rank <= equals)), seen + tl.sum(equal, 0)
 
 
-@_jit()
+@jit()
 def _sum_kept(
     values: tl.tensor, n: tl.tensor, cut: tl.tensor, equals: tl.tensor, best: tl.tensor,
     scale: tl.tensor, tile: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    total, seen = tl.zeros([tile], tl.float64), n * 0
+    total, seen = tl.cast(0.0, tl.float64), n * 0
     for i in range(0, n, tile):
         j = i + tl.arange(0, tile)
         x = tl.load(values + j, mask=j < n, other=float("-inf"))
         kept, seen = _is_kept(x, seen, cut, equals)
-        total += tl.where(kept, _weight(x, best, scale), 0.0)
-    return tl.sum(total, 0)
+        total += tl.sum(tl.where(kept, _weight(x, best, scale), 0.0), 0)
+    return total
 
 
-@_jit()
+@jit()
 def _drawn(
     values: tl.tensor, n: tl.tensor, cut: tl.tensor, equals: tl.tensor, goal: tl.tensor,
     best: tl.tensor, scale: tl.tensor, tile: tl.constexpr,
@@ -419,7 +421,7 @@ def _drawn(
     return tl.where(found < n, found, last)
 
 
-@_jit()
+@jit()
 def _block_drawn(
     tops: tl.tensor, sums: tl.tensor, blocks: tl.tensor, goal: tl.tensor, best: tl.tensor,
     scale: tl.tensor, tile: tl.constexpr,
@@ -442,7 +444,7 @@ def _block_drawn(
     return tl.where(found < blocks, found, last), rest
 
 
-@_jit()
+@jit()
 def _first(
     line: tl.tensor, tops: tl.tensor, blocks: tl.tensor, best: tl.tensor, block: tl.constexpr,
     tile: tl.constexpr,
@@ -457,7 +459,7 @@ def _first(
     return tl.min(tl.where(tl.load(line + j) == best, j, (found + 1) * block), 0)
 
 
-@_jit(do_not_specialize=["begin", "width"], do_not_specialize_on_alignment=_INPUTS[:2])
+@jit(do_not_specialize=["begin", "width"], do_not_specialize_on_alignment=_INPUTS[:2])
 def _choose(
     line: tl.tensor, ids: tl.tensor, tops: tl.tensor, sums: tl.tensor, integers_of: tl.tensor,
     floats_of: tl.tensor, tokens: tl.tensor, begin: tl.tensor, width: tl.tensor,
@@ -478,7 +480,7 @@ def _choose(
         elif (top_p == 1.0) & (min_p == 0.0) & (top_k == 0):
             whole, _ = _sum_of(tops, sums, blocks, best, scale, tile)
             found, rest = _block_drawn(tops, sums, blocks, number * whole, best, scale, tile)
-            lowest = tl.cast(-0x7FFFFFFFFFFFFFFF, tl.int64)
+            lowest = _key(best * 0.0 - float("inf"))
             part, first = blocks * 0 + block, found * block
             token = first + _drawn(line + first, part, lowest, best, rest, best, scale, block)
         else:
@@ -489,14 +491,14 @@ def _choose(
     tl.store(tokens + tl.load(own), token.to(tl.int64))
 
 
-@_jit()
+@jit()
 def _drawn_of_few(
     line: tl.tensor, ids: tl.tensor, order: tl.tensor, tops: tl.tensor, sums: tl.tensor,
     blocks: tl.tensor, width: tl.tensor, number: tl.tensor, scale: tl.tensor, top_p: tl.tensor,
     min_p: tl.tensor, top_k: tl.tensor, best: tl.tensor, block: tl.constexpr, tile: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The drawn token, if min_p, top_k or top_p keeps only some tokens."""
-    lowest = tl.cast(-0x7FFFFFFFFFFFFFFF, tl.int64)
+    lowest = _key(best * 0.0 - float("inf"))
     floor, least, whole = lowest, min_p, tl.cast(0.0, tl.float64)
     if (top_k > 0) & (top_k <= blocks):
         # At least ``top_k`` tokens reach this floor, one in each of as many blocks.
@@ -529,7 +531,7 @@ def _drawn_of_few(
     return tl.load(ids + found)
 
 
-@_jit(do_not_specialize=["begin", "most"], do_not_specialize_on_alignment=_INPUTS[:1])
+@jit(do_not_specialize=["begin", "most"], do_not_specialize_on_alignment=_INPUTS[:1])
 def _score(
     line: tl.tensor, ids: tl.tensor, tops: tl.tensor, sums: tl.tensor, integers_of: tl.tensor,
     found: tl.tensor, begin: tl.tensor, blocks: tl.tensor, most: tl.tensor,
@@ -543,7 +545,8 @@ def _score(
     best = _greatest(tops, blocks, tile)
     chance, some = tl.cast(float("nan"), tl.float64), blocks * 0
     if (best > float("-inf")) & (best < float("inf")):
-        one, top_k, lowest = best * 0.0 + 1.0, tl.load(own + 3), _key(best) * 0 - 0x7FFFFFFFFFFFFFFF
+        one, top_k = best * 0.0 + 1.0, tl.load(own + 3)
+        lowest = _key(best * 0.0 - float("inf"))
         whole, _ = _sum_of(tops, sums, blocks, best, one, tile)
         log = tl.log(whole)
         chance = tl.load(line + tl.load(own + 4)) - best - log
