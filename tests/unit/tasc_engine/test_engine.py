@@ -378,6 +378,7 @@ def test_gpu_chooses_tokens_before_the_host_waits(monkeypatch, device: str) -> N
     )
     target: Any = SimpleNamespace(
         device=torch.device(device),
+        is_busy=lambda: False,
         start_logits=lambda _: lambda: done.append("logits") or logits,
     )
     plan: Any = SimpleNamespace(
