@@ -45,7 +45,10 @@ from triton.runtime.jit import JITFunction
 import tasc_engine.kernels.gpu
 import tasc_engine.model
 from benchmarks.common import ROOT, add_json, parser_of, versions
+from tasc_draft import Drafts
+from tasc_engine import Sampling
 from tasc_engine.config import EngineConfig
+from tasc_engine.kernels.gpu import sampling
 from tasc_engine.kv.cache import RowCache, attention_layers, on_device
 from tasc_engine.layout import ForwardBatch, chains, lay_out, plain_batch
 from tasc_engine.lora.adapter_files import Adapter
@@ -54,6 +57,8 @@ from tasc_engine.lora.low_rank import LowRank
 from tasc_engine.model.cuda_graphs import Work
 from tasc_engine.model.decoder import lean
 from tasc_engine.model.target import graphs_of, through_modules
+from tasc_engine.sampling import gpu_sampler
+from tasc_engine.sampling.sampler import Sampler
 
 PAGE = ROOT / "docs" / "reference" / "gpu-kernels.md"
 # By compute capability: a card of that kind, and the shared memory of a block in bytes (NVIDIA,
@@ -69,6 +74,7 @@ META = torch.device("meta")
 _DEMO = ROOT / "pipelines" / "tasc_jobs" / "demo" / "tasc-demo-7m"
 _LAYERS = {"num_hidden_layers": 2}
 _ROWS = (1, 8, 32)
+_VOCABULARIES = (151_936, 50_257)  # of Qwen2.5 and GPT-2; only the first is a multiple of 16
 _RANKS = (16, 16, 64)  # of adapters
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
@@ -200,6 +206,19 @@ def steps(config: Any, dtype: torch.dtype, rows: int, ranks: Sequence[int]) -> N
         step(replace(batch, drafts=drafts, adapters=np.full(rows, number, np.int32)))
 
 
+@torch.inference_mode()
+def rules(dtype: torch.dtype, vocab_size: int) -> None:
+    """Launches the kernels that choose and score tokens by sampling rules."""
+    rows, sampler = np.arange(8, dtype=np.int32), Sampler(8, 64, vocab_size)
+    for row in rows.tolist():
+        sampler.start(row, rows, Sampling(temperature=1, repetition_penalty=2))
+    logits = torch.empty((8, vocab_size), dtype=dtype, device=META)
+    inputs = gpu_sampler.inputs_of(rows, Drafts.empty(8), None, sampler.rules, vocab_size)
+    moved, tokens = gpu_sampler.on_device(inputs, META), torch.empty(8, dtype=torch.int64)
+    sampling.choose(logits, moved, tokens.to(META))
+    sampling.score(logits, moved, 5)
+
+
 def _adapter(model: Any, rank: int) -> Adapter:
     def low_rank(layer: torch.nn.Linear) -> LowRank:
         shapes = (rank, layer.in_features), (layer.out_features, rank)
@@ -220,6 +239,10 @@ def runs() -> Mapping[str, Run]:
             for rows in _ROWS:
                 launch = partial(steps, config, dtype, rows, ranks)
                 found[f"{name}, {kind}, {rows} rows"] = Run(kind, launch)
+    for vocab_size, dtype in product(_VOCABULARIES, (torch.bfloat16, torch.float16, torch.float32)):
+        kind = str(dtype).removeprefix("torch.")
+        launch = partial(rules, dtype, vocab_size)
+        found[f"sampling from {vocab_size} tokens, {kind}"] = Run(kind, launch)
     return found
 
 
@@ -336,7 +359,8 @@ def table(launched: Sequence[Launched], cards: Iterable[int] = CARDS) -> str:
 
 def page(launched: Sequence[Launched]) -> str:
     """The page of the documentation."""
-    names = sorted({run.partition(",")[0] for each in launched for run in each.runs})
+    runs_of = {run.partition(",")[0] for each in launched for run in each.runs}
+    names, vocabularies = sorted(runs_of & {*_models()}), " and ".join(map(str, _VOCABULARIES))
     limits = ", ".join(f"{n >> 10} KiB on sm_{card} ({name})" for card, (name, n) in CARDS.items())
     rows, ranks = ", ".join(map(str, _ROWS)), ", ".join(map(str, sorted(set(_RANKS))))
     drafts = EngineConfig.max_draft_tokens
@@ -346,7 +370,7 @@ def page(launched: Sequence[Launched]) -> str:
         f"All kernels of the GPU path, compiled ahead by Triton {triton.__version__}. None of "
         f"these figures was measured on a GPU. The launches are those of steps of "
         f"{', '.join(names)}, with {rows} rows, {drafts} draft tokens per row, and LoRA adapters "
-        f"of ranks {ranks}. "
+        f"of ranks {ranks}, and those of sampling rules for {vocabularies} tokens. "
         "Command: `.venv/bin/python benchmarks/gpu/kernels.py --write`.",
         "Each cell has registers per thread, bytes of stack per thread, and KiB of shared memory "
         "per program: the greatest value of all specialisations. A thread has at most 255 "

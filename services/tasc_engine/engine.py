@@ -244,7 +244,8 @@ class Engine:
         waits for the compilation, and so does its whole batch.
         """
         following.warm_up()  # first, since `rules_compiled` checks only the sampler
-        sampler.warm_up(self._target.dtype, self._target.device)
+        target = self._target
+        sampler.warm_up(target.dtype, target.device, target.vocab_size)
 
     def cancel(self, request_id: str) -> bool:
         """Drops a waiting or running request; its row is free for the next step.

@@ -199,7 +199,9 @@ class GraphedForward:
     def start_logits(self, step: Step) -> Callable[[], Tensor] | None:
         """Starts a step as `start_tokens` does.
 
-        The returned function returns ``[M, vocab]`` on the device, valid until the next step.
+        The returned function returns ``[M, vocab]`` on the device, valid until the next step, and
+        does not wait: work on the logits is queued behind the graph. The caller must wait for the
+        device before the next step, which uses the same buffers.
         """
         bucket = self._bucket_of(step)
         if bucket is None:
@@ -213,13 +215,7 @@ class GraphedForward:
         except RuntimeError:
             self._recorder.wait()
             raise
-
-        def wait() -> Tensor:
-            # The next step must not overwrite the host buffer before it is copied to the device.
-            self._recorder.wait()
-            return needed
-
-        return wait
+        return lambda: needed
 
     @torch.inference_mode()
     def warm_up(self, adapters: bool = False) -> None:

@@ -230,7 +230,10 @@ class Target:
 
     def logits(self, batch: ForwardBatch) -> Tensor:
         """Runs one step; see `start_logits`."""
-        return self.start_logits(batch)()
+        found = self.start_logits(batch)()
+        if found.device.type == "cuda":
+            torch.cuda.current_stream(found.device).synchronize()
+        return found
 
     def start_tokens(self, batch: ForwardBatch) -> Callable[[], Int64]:
         """Starts one step, and returns a function that waits for its result.
@@ -248,7 +251,8 @@ class Target:
     def start_logits(self, batch: ForwardBatch) -> Callable[[], Tensor]:
         """Starts one step, as `start_tokens` does.
 
-        The function returns ``[M, vocab]`` on the target's device, valid until the next step.
+        The function returns ``[M, vocab]`` on the target's device, valid until the next step. It
+        does not wait for a GPU, which the caller must do before the next step.
 
         Raises:
             OutOfMemory: See `start_tokens`.

@@ -312,7 +312,7 @@ def choose(
     logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None, limits: EmitLimits,
     rules: Rules, scratch: DrawScratch,
 ) -> Accepted:  # fmt: skip
-    """Implements `Sampler.choose` on a CPU."""
+    """Implements `Sampler.start_choice` on a CPU."""
     found, masks, flat = Accepted.none(drafts), _NO_MASKS, bits(logits.contiguous())
     if allowed is not None:
         only = _NOTHING if allowed.only is None else allowed.only

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasc_engine.config import MAX_NODES
+from tasc_engine.kernels import IN_PROMPT, MAX_LOGIT
 from tasc_engine.kernels.cpu.compiling import borrowing
 from tasc_engine.layout import Int32, Int64
 from tasc_protocol.sampling import MOST_BIASES, PARAMETERS
@@ -48,7 +49,6 @@ Float64 = NDArray[np.float64]
 # The parameters of all rows, ``float64[rows]`` or ``int64[rows]`` each.
 Columns: Any = namedtuple("Columns", PARAMETERS)  # type: ignore[misc]
 AHEAD = MAX_NODES + 1  # maximum places of a row in one step
-IN_PROMPT = 1 << 30  # a flag in ``held``
 
 
 class Rules(NamedTuple):
@@ -116,9 +116,6 @@ def make_plain(rules: Rules, row: int) -> None:
     rules.answered[row] = rules.first[row] = rules.biases[row] = 0
 
 
-MAX_LOGIT = float(np.finfo(np.float64).max)
-
-
 @borrowing
 def hold_prompt(rules: Any, row: int, prompt: Any) -> None:
     """Adds ``int32[*]`` tokens of a row's prompt."""
@@ -157,25 +154,36 @@ def _know(rules: Any, row: int, token: int) -> None:
 
 
 @borrowing
-def list_paths(
-    drafted: Any, parents: Any, offsets: Any, wanted: Any, places: Any, tokens: Any
-) -> None:
-    """Lists the draft tokens on the path to each node, including the node, in the wanted trees.
+def list_paths(trees: Any, rules: Any, rows: Any, ends: Any, tokens: Any, held: Any) -> int:
+    """Lists the distinct draft tokens on the path to each place, including its own, for penalties.
 
     Args:
-        drafted, parents, offsets: Fields of `Drafts`.
-        wanted: ``bool[n]`` by tree.
-        places, tokens: ``int64[k]``, written; k is the sum of the depths in the wanted trees.
+        trees: The `Trees` of ``rows``; the paths of rows without penalties are left out.
+        ends: ``int64[M + 1]``, written; where the tokens of each place end, after a 0.
+        tokens, held: ``int32[*]``, written; the tokens, and their ``rules.held`` if the path was in
+            the answer. They need room for the sum of all depths.
+
+    Returns:
+        The number of tokens.
     """
-    n = 0
-    for i in range(len(wanted)):
-        if wanted[i]:
-            begin = offsets[i]
-            for x in range(begin, offsets[i + 1]):
-                node = x - begin
-                while node >= 0:
-                    places[n], tokens[n] = x + i + 1, drafted[begin + node]
-                    node, n = parents[begin + node], n + 1
+    n, place = 0, 0
+    ends[0] = 0
+    for i in range(len(rows)):
+        row, begin = rows[i], trees.offsets[i]
+        for x in range(begin - 1, trees.offsets[i + 1]):
+            node, first = x - begin, n
+            while node >= 0 and rules.penalises[row]:
+                token, at = trees.tokens[begin + node], first
+                while at < n and tokens[at] != token:
+                    at += 1
+                if at == n:
+                    tokens[n], held[n] = token, rules.held[row, token]
+                    n += 1
+                held[at] += 1
+                node = trees.parents[begin + node]
+            place += 1
+            ends[place] = n
+    return n
 
 
 @borrowing

@@ -2,12 +2,12 @@
 
 The choice depends only on the node's logits, the request's rule, the tokens before the node and the
 random number of the output position. It does not depend on drafts, other rows or earlier steps.
-`Sampler` keeps the state of the rows; `compiled_sampler` (CPU) and `tensor_sampler` (GPU) apply the
-rules.
+`Sampler` keeps the state of the rows; `compiled_sampler` (CPU) and `gpu_sampler` (GPU) apply the
+rules. A GPU without Triton gives its logits to the CPU.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_draft import Drafts
+from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.layout import Int32, Int64, chains
 from tasc_engine.sampling import compiled_sampler as compiled
-from tasc_engine.sampling import tensor_sampler
+from tasc_engine.sampling import gpu_sampler
 from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
 from tasc_engine.sampling.compiled_sampler import scratch_for
 from tasc_engine.sampling.row_parameters import (
@@ -32,7 +33,7 @@ from tasc_engine.sampling.row_parameters import (
 from tasc_protocol import PARAMETERS, Sampling, TokenLogprob
 
 _BLOCK = 4  # numbers that Philox generates per counter value
-_AT_ONCE = 1 << 22  # logits handled together; about three times their 32 MB are allocated
+_AT_ONCE = 1 << 22  # logits scored together; about three times their 32 MB are allocated
 
 
 def uniforms(sampling: Sampling, begin: int, n: int) -> NDArray[np.float64]:
@@ -62,6 +63,11 @@ def token_logprobs(
         num_top: Number of most likely tokens to return for each place. Among equal tokens, lower
             ids come first. Tokens with probability 0 are left out.
     """
+    if not len(places):
+        return []
+    if _has_kernels(logits.device):
+        counts = np.asarray(num_top, np.int64)
+        return _scores(gpu_sampler.scores(logits, places, tokens, counts), tokens)
     at_once = max(_AT_ONCE // logits.shape[1], 1)
     parts = [slice(begin, begin + at_once) for begin in range(0, len(places), at_once)]
     return [one for p in parts for one in _of_part(logits, places[p], tokens[p], num_top[p])]
@@ -90,9 +96,24 @@ def _likeliest(logs: Tensor, n: int) -> tuple[Tensor, Tensor]:
     above, equal = logs > smallest, logs == smallest
     found = above | (equal & (equal.cumsum(-1) <= n - above.sum(-1, keepdim=True)))
     ids = torch.where(found, torch.arange(width, device=logs.device), width)
-    ids = ids.topk(n, largest=False).values
+    ids = ids.topk(n, largest=False).values.clamp_(max=width - 1)  # lines of NaN have no greatest
     values, order = logs.gather(-1, ids).sort(descending=True, stable=True)
     return values, ids.gather(-1, order)
+
+
+def _scores(found: NDArray[np.float64], tokens: Int64) -> list[TokenLogprob]:
+    """Reads the result of `gpu_sampler.scores`."""
+    most, result = found.shape[1] // 2 - 1, list[TokenLogprob]()
+    for token, (own, n, *rest) in zip(tokens.tolist(), found.tolist(), strict=True):
+        ids, values = rest[most : most + int(n)], rest[: int(n)]
+        # The sort is stable, so that equal tokens stay in the order of their ids.
+        top = sorted(zip(map(int, ids), values, strict=True), key=lambda pair: -pair[1])
+        result.append(TokenLogprob(token, own, tuple(top)))
+    return result
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and available(device=device)
 
 
 def _possible(values: list[float], ids: list[float]) -> tuple[tuple[int, float], ...]:
@@ -168,26 +189,25 @@ class Sampler:
         """Whether each of ``int32[n]`` rows takes the token with the target's greatest logit."""
         return not self._samplings or bool(self.rules.plain[rows].all())
 
-    def choose(
-        self,
-        logits: Tensor,
-        rows: Int32,
-        drafts: Drafts,
-        allowed: Allowed | None,
-        limits: EmitLimits,
-    ) -> Accepted:
-        """Follows each row's draft with the tokens that its rule chooses.
+    def start_choice(
+        self, logits: Tensor, rows: Int32, drafts: Drafts, allowed: Allowed | None
+    ) -> Callable[[EmitLimits], Accepted]:
+        """Starts to choose the tokens of a step by the rules that the rows have now.
 
         A row gets no token if a logit is NaN or positive infinity, or if no token is allowed. A
         plain row without a mask gets the result of `operations.greatest`.
 
         Args:
             logits: ``[M, V]`` of any floating dtype, on any device: for each row, the logits of its
-                current token, then of its draft's nodes.
+                current token, then of its draft's nodes. A GPU may not have computed them yet.
             rows: ``int32[n]``.
             drafts: Drafts of these rows, in the same order, with at most ``MAX_NODES`` tokens
                 each.
             allowed: Masks of the same places; None if every token is allowed everywhere.
+
+        Returns:
+            A function that waits for the device, and follows each row's draft with the tokens. On a
+            CPU, it chooses them. It must be called before a rule or a row changes.
 
         Raises:
             ValueError: The number of logits differs from the vocabulary size.
@@ -197,10 +217,13 @@ class Sampler:
                 f"{logits.shape[1]} logits for a vocabulary of {self._vocab_size}; "
                 "create the sampler with the vocabulary size of its target"
             )
-        if logits.device.type == "cpu":
-            return compiled.choose(logits, rows, drafts, allowed, limits, self.rules, self._scratch)
-        tokens = tensor_sampler.choose(logits, rows, drafts, allowed, self.rules)
-        return accept(tokens, drafts, limits)
+        if not _has_kernels(logits.device):
+            rules, scratch = self.rules, self._scratch
+            return lambda limits: compiled.choose(
+                logits.cpu(), rows, drafts, allowed, limits, rules, scratch
+            )
+        tokens = gpu_sampler.start(logits, rows, drafts, allowed, self.rules)
+        return lambda limits: accept(tokens(), drafts, limits)
 
     def _look_ahead(self, row: int) -> None:
         """Draws random numbers for more positions than one step needs, as each call is slow."""
@@ -215,16 +238,14 @@ def is_warm(dtype: torch.dtype, device: torch.device) -> bool:
     return (dtype, device.type) in _warm
 
 
-def warm_up(dtype: torch.dtype, device: torch.device) -> None:
-    """Compiles or loads the code for logits of this dtype and device."""
-    sampler, one = Sampler(1, 2, 2), np.zeros(1, np.int32)
+def warm_up(dtype: torch.dtype, device: torch.device, vocab_size: int) -> None:
+    """Compiles or loads the code for such logits, also for their log-probabilities."""
+    sampler, one = Sampler(1, 2, vocab_size), np.zeros(1, np.int32)
     sampler.start(0, one, Sampling(temperature=1, repetition_penalty=2))
     sampler.observe(0, one)
-    draft, logits = chains(one[None]), torch.zeros(2, 2, dtype=dtype)
-    limits = EmitLimits(one, np.ones(1, bool), np.zeros(2, bool))
-    if device.type == "cpu":
-        sampler.choose(logits, one, draft, None, limits)
-    else:  # only the part on the host is compiled
-        tensor_sampler.choose(logits, one, draft, None, sampler.rules)
+    draft, logits = chains(one[None]), torch.zeros(2, vocab_size, dtype=dtype, device=device)
+    limits = EmitLimits(one, np.ones(1, bool), np.zeros(vocab_size, bool))
+    sampler.start_choice(logits, one, draft, None)(limits)
+    token_logprobs(logits, np.zeros(1, np.int64), np.zeros(1, np.int64), [1])
     sampler.finish(0)
     _warm.add((dtype, device.type))

@@ -15,7 +15,7 @@ from torch import Tensor
 from tasc_draft import Drafts
 from tasc_engine.errors import OutOfMemory, out_of_memory_is
 from tasc_engine.model.target import Target
-from tasc_engine.sampling.accept import Accepted, accept
+from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler, token_logprobs
 from tasc_engine.stats import StepClock
@@ -146,12 +146,20 @@ class Verifier:
         known = allowed.known if allowed else None
         logits = self._target.start_logits(plan.batch(drafts, known))
 
-        def chosen() -> _Forward:
-            limits, found = plan.limits(self._is_eos), logits()
+        def choose() -> tuple[Tensor, Callable[[EmitLimits], Accepted]]:
+            found = logits()
             with out_of_memory_is("choosing tokens"):
                 visited = found[: len(rows) + len(drafts.tokens)]  # logits of scored tokens follow
-                taken = self._sampler.choose(visited, rows, drafts, allowed, limits)
-            return _Forward(taken, drafts, found)
+                return found, self._sampler.start_choice(visited, rows, drafts, allowed)
+
+        # A GPU chooses right behind the forward.
+        begun = None if self._target.device.type == "cpu" else choose()
+
+        def chosen() -> _Forward:
+            limits = plan.limits(self._is_eos)
+            found, choice = begun or choose()
+            with out_of_memory_is("choosing tokens"):
+                return _Forward(choice(limits), drafts, found)
 
         return chosen
 

@@ -10,12 +10,15 @@ from torch import Tensor
 from choosing_reference import reference_choice
 from tasc_draft import Drafts
 from tasc_engine import Sampling
-from tasc_engine.sampling import tensor_sampler as choosing_tensors
+from tasc_engine.kernels.gpu.attention import INTERPRETED, available
+from tasc_engine.sampling import gpu_sampler
 from tasc_engine.sampling.accept import Accepted, EmitLimits, accept
 from tasc_engine.sampling.row_parameters import Allowed
 from tasc_engine.sampling.sampler import Sampler, uniforms
 
 CAPACITY = 256
+HAS_KERNELS = available()
+DEVICE = "cuda" if HAS_KERNELS and not INTERPRETED else "cpu"
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,18 @@ def both(
     drafts: Drafts | None = None,
     allowed: Allowed | None = None,
 ) -> list[int]:
-    """Returns the choice of compiled code, after checking that tensors choose the same."""
+    """Returns the choice of compiled code, after checking that a GPU's kernels choose the same.
+
+    The kernels run where Triton is installed, on a GPU or with TRITON_INTERPRET=1.
+    """
     drafts = Drafts.empty(len(rows)) if drafts is None else drafts
     limits = no_limits(len(rows), logits.shape[1])
-    found = chooser.choose(logits, ints(rows), drafts, allowed, limits)
-    tokens = choosing_tensors.choose(logits, ints(rows), drafts, allowed, chooser.rules)
-    assert visited(found, drafts) == visited(accept(tokens, drafts, limits), drafts)
-    again = chooser.choose(logits, ints(rows), drafts, allowed, limits)
+    found = chooser.start_choice(logits, ints(rows), drafts, allowed)(limits)
+    if HAS_KERNELS:
+        with np.errstate(over="ignore"):  # numpy runs the interpreter's kernels
+            wait = gpu_sampler.start(logits.to(DEVICE), ints(rows), drafts, allowed, chooser.rules)
+        assert visited(found, drafts) == visited(accept(wait(), drafts, limits), drafts)
+    again = chooser.start_choice(logits, ints(rows), drafts, allowed)(limits)
     assert visited(found, drafts) == visited(again, drafts), "a choice changes the state of a row"
     return visited(found, drafts)
 

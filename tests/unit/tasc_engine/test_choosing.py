@@ -15,7 +15,6 @@ from choosing_cases import (
     chooser_of,
     expected,
     ints,
-    no_limits,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,10 +23,10 @@ from tree_layouts import forest, parents_of
 from paired import paired
 from support import refused
 from tasc_engine import Sampling
+from tasc_engine.kernels.gpu import sampling as kernels
 from tasc_engine.model.operations import greatest
-from tasc_engine.sampling import tensor_sampler as choosing_tensors
 from tasc_engine.sampling.row_parameters import Allowed
-from tasc_engine.sampling.sampler import Sampler, is_warm, token_logprobs, warm_up
+from tasc_engine.sampling.sampler import Sampler, token_logprobs
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 EACH = {
@@ -134,7 +133,7 @@ def test_sampling_in_parts_equals_sampling_at_once(monkeypatch) -> None:
     chooser = chooser_of(asked, 12)
     whole = both(chooser, logits, range(len(asked)), drafts, allowed)
     for at_once in (1, 12, 60, 12 * 7):
-        monkeypatch.setattr(choosing_tensors, "_AT_ONCE", at_once)
+        monkeypatch.setattr(kernels, "_AT_ONCE", at_once)
         assert both(chooser, logits, range(len(asked)), drafts, allowed) == whole
 
 
@@ -217,18 +216,13 @@ def test_plain_rows_choose_the_greatest_logit() -> None:
         both(chooser, torch.zeros(1, 41), [0])  # of another vocabulary
 
 
-def test_logits_on_other_devices_use_the_tensor_sampler(monkeypatch) -> None:
-    seen = []
-    monkeypatch.setattr(choosing_tensors, "choose", lambda *args: seen.append(args) or ints([3]))
-    warm_up(torch.float64, torch.device("meta"))
-    assert is_warm(torch.float64, torch.device("meta"))
-    seen.clear()
-    chooser = chooser_of([Asked(WARM)], VOCAB)
-    logits, drafts = torch.zeros(1, VOCAB, device="meta"), forest([()])
-    found = chooser.choose(logits, ints([0]), drafts, None, no_limits(1, VOCAB))
-    assert found.tokens.tolist() == [[3]]
-    assert seen[0][0] is logits
-    assert seen[0][4] is chooser.rules
+def test_logprobs_of_nan_logits_are_nan_and_have_no_likeliest_tokens() -> None:
+    logits = torch.zeros(2, 30)
+    logits[1, 4] = torch.nan
+    fine, none = token_logprobs(logits, np.arange(2), np.zeros(2, np.int64), [2, 2])
+    assert [token for token, _ in fine.top] == [0, 1]
+    assert none.logprob != none.logprob
+    assert none.top == ()
 
 
 @settings(deadline=None)

@@ -49,7 +49,7 @@ def sampled(sampling: Sampling, allowed: set[int] | None = None) -> np.ndarray:
     found, limits = [], no_limits(ROWS, VOCAB)
     for position in range(POSITIONS):
         logits = torch.from_numpy(LOGITS[position]).expand(ROWS, -1)
-        found.append(chooser.choose(logits, rows, drafts, masks, limits).tokens[:, 0])
+        found.append(chooser.start_choice(logits, rows, drafts, masks)(limits).tokens[:, 0])
         for row in range(ROWS):
             chooser.observe(row, ints(ANSWER[position : position + 1]))
     return np.array(found)

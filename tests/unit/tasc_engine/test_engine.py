@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from choosing_cases import HAS_KERNELS
 from transformers import AutoModelForCausalLM
 
 from support import (
@@ -21,7 +22,7 @@ from support import (
     replace,
     ruled,
 )
-from tasc_draft import SOURCES
+from tasc_draft import SOURCES, Drafts
 from tasc_engine import (
     Engine,
     EngineTotals,
@@ -36,9 +37,12 @@ from tasc_engine import (
 from tasc_engine.errors import GuideError
 from tasc_engine.guided import following
 from tasc_engine.guided.following import LeastTokens
+from tasc_engine.kernels.gpu.attention import INTERPRETED
 from tasc_engine.model import target as module
 from tasc_engine.sampling import sampler
+from tasc_engine.sampling.accept import EmitLimits
 from tasc_engine.sampling.sampler import Sampler
+from tasc_engine.stats import StepClock
 from tasc_engine.step import verify as verifier
 from tasc_text import TaskTokenizer
 
@@ -209,7 +213,7 @@ def test_out_of_memory_in_sampling_fails_only_one_request(
     make_engine, monkeypatch, broken: str
 ) -> None:
     engine, plain = make_engine(), {r.id: r.tokens for r in make_engine().generate(four())}
-    function = (Sampler, "choose") if broken == "choose" else (verifier, "token_logprobs")
+    function = (Sampler, "start_choice") if broken == "choose" else (verifier, "token_logprobs")
     full = torch.OutOfMemoryError("CUDA out of memory")
     calls = failing_where(
         monkeypatch, *function, full, lambda n, *_: n in (4, 5)
@@ -340,6 +344,52 @@ def test_min_tokens_has_no_cost_after_it_is_reached(watched, plain, monkeypatch,
     one = replace(REQUESTS[0], min_tokens=4, draft=False, committed_ids=whole[:committed])
     assert run(engine, one).tokens == whole
     assert len(masked) == max(4 - committed, 0) < len(watched.records)
+
+
+@pytest.mark.skipif(not (HAS_KERNELS and INTERPRETED), reason="needs TRITON_INTERPRET=1")
+def test_kernels_of_a_gpu_give_the_answers_of_a_cpu(make_engine, monkeypatch) -> None:
+    rules: list[dict[str, Any]] = [
+        ruled(Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, seed=3)),
+        ruled(Sampling(temperature=1.0, top_k=9, min_p=0.01, frequency_penalty=0.3)),
+        {"guide": GuideSpec("choice", ("alarm", "alarm set", "weather"))},
+        # While it runs, all places have logits, as they do on a GPU.
+        {"logprobs": 5, "min_tokens": 3, "max_tokens": 30, "draft": False},
+    ]
+    requests = [request(str(i), **{"max_tokens": 9, **rule}) for i, rule in enumerate(rules)]
+    right = {r.id: r for r in make_engine(rows=4).generate(requests)}
+    used = list[torch.device]()
+    monkeypatch.setattr(sampler, "_has_kernels", lambda device: used.append(device) or True)
+    found = {r.id: r for r in make_engine(rows=4).generate(requests)}
+    assert tokens(found) == tokens(right)
+    for one, other in zip(found["3"].logprobs, right["3"].logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-12)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+    assert used
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_gpu_chooses_tokens_before_the_host_waits(monkeypatch, device: str) -> None:
+    done, chooser = list[str](), Sampler(1, 8, 40)
+    chooser.start(0, np.zeros(1, np.int32), Sampling(temperature=1.0))
+    honest, logits, drafts = chooser.start_choice, torch.zeros(1, 40), Drafts.empty(1)
+    limits = EmitLimits(np.ones(1, np.int32), np.ones(1, bool), np.zeros(40, bool))
+    monkeypatch.setattr(
+        chooser, "start_choice", lambda *args: done.append("choice") or honest(*args)
+    )
+    target: Any = SimpleNamespace(
+        device=torch.device(device),
+        is_busy=lambda: False,
+        start_logits=lambda _: lambda: done.append("logits") or logits,
+    )
+    plan: Any = SimpleNamespace(
+        emitting_rows=np.zeros(1, np.int32), emitting=[SimpleNamespace(request=REQUESTS[0])],
+        scored=None, batch=lambda *_: None, limits=lambda _: done.append("limits") or limits,
+    )  # fmt: skip
+    verification = verifier.Verifier(target, chooser, limits.is_eos)
+    started = verification.start(plan, drafts, None)
+    assert done == (["logits", "choice"] if device == "cuda" else [])
+    assert verification.finish(started, StepClock()).accepted.emitted.tolist() == [1]
+    assert sorted(done) == ["choice", "limits", "logits"]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
