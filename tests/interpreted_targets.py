@@ -1,5 +1,6 @@
 """Makes targets on a CPU launch the kernels of a GPU, in Triton's interpreter."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ from tasc_engine.kernels.gpu.attention import FusedRows
 from tasc_engine.kv import cache
 from tasc_engine.lora import adapters
 from tasc_engine.lora.low_rank import GroupedTokens
-from tasc_engine.model import decoder
-from tasc_engine.model.cuda_graphs import GraphedForward, Work
+from tasc_engine.model import decoder, target
+from tasc_engine.model.cuda_graphs import Work
 from tasc_engine.model.decoder import LeanDecoder
 from tasc_engine.model.operations import FusedOperations
-from tasc_engine.model.target import Target, graphs_of
+from tasc_engine.model.target import Target
 
 
 class Anew:
@@ -39,11 +40,12 @@ def as_on_gpu(monkeypatch: pytest.MonkeyPatch, padded: bool = False) -> None:
     def tokens(_: Any, count: int) -> GroupedTokens:
         return GroupedTokens(count)
 
-    def graphed(self: Target, lean: LeanDecoder) -> GraphedForward:
-        return graphs_of(lean, self.config, self.cache, Anew())
+    def logits(self: Target, lean: LeanDecoder) -> Tensor:
+        return target.logits_of_graphs(lean, self.config)
 
     if padded:
-        monkeypatch.setattr(Target, "_graphed", graphed)
+        monkeypatch.setattr(Target, "_logits_of_graphs", logits)
+        monkeypatch.setattr(target, "graphs_of", partial(target.graphs_of, recorder=Anew()))
     monkeypatch.setattr(decoder, "_operations", operations)
     monkeypatch.setattr(cache, "_rows_of", FusedRows)
     monkeypatch.setattr(adapters, "_tokens_of", tokens)

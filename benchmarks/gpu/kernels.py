@@ -56,7 +56,7 @@ from tasc_engine.lora.adapters import Adapters
 from tasc_engine.lora.low_rank import LowRank
 from tasc_engine.model.cuda_graphs import Work
 from tasc_engine.model.decoder import lean
-from tasc_engine.model.target import graphs_of, through_modules
+from tasc_engine.model.target import graphs_of, logits_of_graphs, through_modules
 from tasc_engine.sampling import gpu_sampler
 from tasc_engine.sampling.sampler import Sampler
 
@@ -197,7 +197,8 @@ def steps(config: Any, dtype: torch.dtype, rows: int, ranks: Sequence[int]) -> N
     for many in range(1, rows + 1):
         step(plain_batch([longest * row for row in range(many)], 0, np.zeros(chunk, np.int32)))
     if decoder is not None:
-        graphs = graphs_of(decoder, settings, cache, _Once())
+        logits = logits_of_graphs(decoder, settings)
+        graphs = graphs_of(decoder, settings, cache, logits, _Once())
         graphs.warm_up(adapters=bool(ranks))
         return
     for drafted, number in product((0, 8, settings.max_draft_tokens), {0, len(ranks)}):

@@ -310,7 +310,7 @@ def _gpu_memory(
 
     weights = int(figures["weights_bytes"])
     loaded = DeviceMemory(gpu.total, max(gpu.free - weights, 0), gpu.used + weights)
-    room = room_for_cache(loaded, EngineConfig(prefix_cache_bytes=0)).nbytes
+    room = room_for_cache(loaded, EngineConfig()).nbytes
     text += f", {room / _GB:.2f} GB of it for the cache beside the weights"
     figures = {**figures, "room_bytes": room}
     if row > room:

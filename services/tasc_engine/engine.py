@@ -411,10 +411,11 @@ class Engine:
 
     def _prepare(self, step: _Step) -> None:
         """Lets the proposer work ahead while the forward of a step runs."""
-        drafts = len(step.proposed.drafts.tokens) > 0
-        waiting = self.scheduler.upcoming if drafts else []
+        waiting = self.scheduler.upcoming
         upcoming = [(each.prompt, each.labels) for each in waiting if each.request.draft]
-        self._proposer.prepare(upcoming)
+        # While drafts do not pay, rows need no analysis of their prompts.
+        drafts = len(step.proposed.drafts.tokens) > 0
+        self._proposer.prepare(upcoming, lambda: drafts and self._target.is_busy())
 
     def _observe(self, plan: Plan, verified: Verified, committed: Committed) -> None:
         """Passes new tokens on to proposer and sampler, and frees the rows of ended answers."""
@@ -470,8 +471,7 @@ class Engine:
         self._on_step(record)
         if self._draft_budget.learns:
             spent = Spent.of(plan, record, decision or Decision())
-            if not clock.late:  # else the time is the host's, not the forward's
-                self._draft_budget.time(spent)
+            self._draft_budget.time(spent, clock.late)
             if decision:
                 self._draft_budget.learn(spent)
 

@@ -244,7 +244,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """
         place = self.seed, self.prompt_index, self.choice_index
         names, values = tuple(self.parameters), self.parameters.values()
-        return _sampling(names, self.logit_bias, *place, *values)
+        return _sampling(names, tuple(self.logit_bias), *place, *values)
 
     @property
     def is_plain(self) -> bool:

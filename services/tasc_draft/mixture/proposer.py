@@ -1,6 +1,6 @@
 """The n-gram proposer: drafts for rows from a task's index, by a mixture of sources."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,8 @@ class NgramProposer:
     derived. An answer that ends before the row's first draft still becomes a recent answer.
 
     The state of a row is in a *lane*. With ``spare`` lanes, `prepare` takes work out of the time
-    between two forwards: it analyses prompts before their rows begin, and learns from ended rows.
+    between two forwards: it analyses prompts before their rows begin, and adds the answers of ended
+    rows to the recent answers.
 
     Attributes:
         index: The index in use.
@@ -98,7 +99,7 @@ class NgramProposer:
         )
         self._lane_of = np.full(rows + 1, NONE, np.int32)  # by row; the last entry is of no row
         self._free, self._spare = set(range(rows + spare)), spare
-        self._ended = list[int]()  # lanes of ended rows that `prepare` will learn from
+        self._ended = list[int]()  # lanes of ended rows that `prepare` will free
         self._ahead = dict[int, tuple[Int32, int]]()  # prompt and lane, by the prompt's identity
         self._lengths = self.memory.rows["length"]  # 0 for a lane that is free or pending
         self._ends = np.zeros(rows + spare, np.int32)  # tokens of the text of each lane in use
@@ -139,29 +140,39 @@ class NgramProposer:
             self._pending[lane] = self._written(lane, prompt, labels)
         self._lane_of[row] = lane
 
-    def prepare(self, upcoming: Sequence[tuple[Int32, LabelTrie | None]]) -> None:
+    def prepare(
+        self,
+        upcoming: Sequence[tuple[Int32, LabelTrie | None]],
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Does work ahead; call it in each step, while the target's forward runs.
 
-        Learns from ended rows, and analyses prompts. `start` recognises a prompt by the identity of
-        its array. Only half of the spare lanes hold prompts, since rows end in the meantime.
+        Adds ended answers to the recent answers, and analyses prompts. `start` recognises a prompt
+        by the identity of its array. Only half of the spare lanes hold prompts, since rows end in
+        the meantime.
 
         Args:
             upcoming: Prompts and labels of the next rows, in the order in which they will begin.
+                Prompts that were analysed and are not among them are dropped.
+            may_go_on: Asked before each prompt; False leaves it and the following prompts for
+                later.
         """
         self._settle()
+        if self._undrafted:
+            self._remember_undrafted()
         wanted = {id(prompt) for prompt, _ in upcoming}
         for key in [key for key in self._ahead if key not in wanted]:
             self._release(self._ahead.pop(key)[1])
         for prompt, labels in upcoming:
             if id(prompt) in self._ahead:
                 continue
-            if len(self._ahead) >= self._spare // 2:
+            if len(self._ahead) >= self._spare // 2 or not may_go_on():
                 return
             self._require(prompt)
             lane = self._free.pop()
+            self._ahead[id(prompt)] = prompt, lane
             self._begin(lane, self._written(lane, prompt, labels))
             catch_up(self.state, lane)
-            self._ahead[id(prompt)] = prompt, lane
 
     def propose(
         self,
@@ -201,6 +212,8 @@ class NgramProposer:
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         lane = int(self._lane_of[row])
+        if lane == NONE:
+            return
         begin = int(self._ends[lane])
         end = begin + len(tokens)
         self._require_fit(end - 1)
@@ -297,16 +310,14 @@ class NgramProposer:
 
     def _free_lane(self, row: int) -> int:
         """Takes a free lane for a row, if possible the lane with the row's own number."""
-        if not self._free:
+        if not self._free:  # at most half of the spare lanes hold prompts
             self._settle()
-        if not self._free:
-            self._release(self._ahead.pop(next(reversed(self._ahead)))[1])
         lane = row if row in self._free else next(iter(self._free))
         self._free.remove(lane)
         return lane
 
     def _settle(self) -> None:
-        """Learns from the ended rows, and frees their lanes."""
+        """Adds the answers of ended rows to the recent answers, and frees the lanes."""
         for lane in self._ended:
             self._release(lane)
         self._ended.clear()

@@ -114,12 +114,14 @@ class SafeProposer:
         if len(committed):
             self.observe(row, committed)
 
-    def prepare(self, upcoming: Sequence[tuple[Int32, LabelTrie | None]]) -> None:
+    def prepare(
+        self, upcoming: Sequence[tuple[Int32, LabelTrie | None]], may_go_on: Callable[[], bool]
+    ) -> None:
         """Lets the proposer do work ahead; see `NgramProposer.prepare`."""
-        prepare: Callable[[Any], None] | None = getattr(self._proposer, "prepare", None)
+        prepare: Callable[[Any, Any], None] | None = getattr(self._proposer, "prepare", None)
         if prepare is not None:
             try:
-                prepare(upcoming)
+                prepare(upcoming, may_go_on)
             except Exception as error:
                 self._fail("a proposer failed before its rows began", error)
 

@@ -118,6 +118,7 @@ class _Texts:
         self._tokens = np.zeros((size, 0), np.int32)
         self._lengths, self._adapters = np.zeros((2, size), np.int64)
         self._found = np.zeros(2, np.int64)
+        self.longest_common(np.zeros(1, np.int32), 0)  # compiles before the first request
 
     def write(self, text: int, tokens: Int32, adapter: int) -> None:
         """Replaces a text."""

@@ -100,6 +100,8 @@ class Target:
             self._tolerance = max(self._tolerance, QUANTISED_TOLERANCE)
         added = Adapters(model, adapters)
         decoder = lean(model, longest, added)
+        # Taken before the KV cache gets what is left.
+        logits = None if decoder is None else self._logits_of_graphs(decoder)
         found = memory(self.device)
         room = None if found is None else room_for_cache(found, config)
         self.cache = RowCache(layers, config.rows * longest, config.kv_cache_bytes, longest, room)
@@ -113,7 +115,9 @@ class Target:
         self._limits_in_words = ", ".join(f"{name} ({getattr(config, name)})" for name in names)
         if self.device.type == "cuda":
             self._limits_in_words += f", gpu_memory_share ({config.gpu_memory_share:g})"
-        self._graphs = None if decoder is None else self._graphed(decoder)
+        self._graphs = None
+        if decoder is not None and logits is not None:
+            self._graphs = graphs_of(decoder, config, self.cache, logits)
         if self.device.type == "cuda" and self._graphs is None:
             log.warning(without_graphs(self._name, decoder is not None, self._quantised))
 
@@ -135,11 +139,13 @@ class Target:
             if not is_out_of_memory(error):
                 raise
             files = sum(path.stat().st_size for path in weight_files(source.folder))
+            part = f", and num_gpus gives {config.gpu_part:g} of a GPU"
+            given = "" if torch.device(source.device).type == "cpu" else part
             raise OutOfMemory(
                 f"{source.folder} in {source.dtype}, quantization {source.quantization}, does not "
-                f"fit the memory of {source.device} (its files have {files} bytes, and num_gpus "
-                f"gives {config.gpu_part:g} of a GPU); use a smaller dtype, quantization nf4, a "
-                "smaller model, or more memory"
+                f"fit the memory of {source.device} (its files have {files} bytes{given}); use a "
+                "smaller dtype, quantization nf4, a smaller model, or more memory, or lower rows "
+                f"({config.rows}) or max_draft_tokens ({config.max_draft_tokens})"
             ) from error
 
     def adapter_number(self, name: str | None) -> int:
@@ -315,13 +321,11 @@ class Target:
         self.cache.begin(step, device)
         return self.forward(device.ids, device.logits_indices, self.cache)
 
-    def _graphed(self, decoder: LeanDecoder) -> GraphedForward | None:
-        """CUDA graphs for steps with few prompt tokens; None if they cannot be used."""
-        if not (
-            self.device.type == "cuda" and available(self.dtype, decoder.head_dim, self.device)
-        ):
-            return None
-        return graphs_of(decoder, self.config, self.cache)
+    def _logits_of_graphs(self, decoder: LeanDecoder) -> Tensor | None:
+        """Memory for the logits of CUDA graphs; None if graphs cannot be used."""
+        cuda = self.device.type == "cuda"
+        usable = cuda and available(self.dtype, decoder.head_dim, self.device)
+        return logits_of_graphs(decoder, self.config) if usable else None
 
     @torch.inference_mode()
     def _check_against(self, expected: Tensor) -> None:
@@ -370,13 +374,22 @@ class Target:
         return torch.cuda.device(self.device) if cuda else nullcontext()
 
 
+def logits_of_graphs(decoder: LeanDecoder, config: EngineConfig) -> Tensor:
+    """``[tokens, vocab]`` for the logits of all rows with all drafts."""
+    tokens = config.rows * (1 + config.max_draft_tokens)
+    return decoder.embedding.new_empty((tokens, decoder.head.out_features))
+
+
 def graphs_of(
-    decoder: LeanDecoder, config: EngineConfig, cache: RowCache, recorder: Recorder | None = None
+    decoder: LeanDecoder,
+    config: EngineConfig,
+    cache: RowCache,
+    logits: Tensor,
+    recorder: Recorder | None = None,
 ) -> GraphedForward:
-    """CUDA graphs for steps of all rows with all drafts, and their tensor of logits."""
-    rows, max_drafts = config.rows, config.max_draft_tokens
-    limits = Limits(rows, rows * (1 + max_drafts), rows * max_drafts, cache.slots)
-    logits = decoder.embedding.new_empty((limits.tokens, decoder.head.out_features))
+    """CUDA graphs for steps of all rows with all drafts."""
+    most_moves = config.rows * config.max_draft_tokens
+    limits = Limits(config.rows, len(logits), most_moves, cache.slots)
     return GraphedForward(decoder, cache, limits, logits, recorder)
 
 

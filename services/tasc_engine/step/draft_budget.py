@@ -165,11 +165,18 @@ class DraftBudget:
         min_probs = marginals * np.float32(rate)
         return np.minimum(min_probs, np.float32(LIKELY)) if probes else min_probs
 
-    def time(self, spent: Spent) -> None:
-        """Correct the costs by a step's time. Steps that read prompts are skipped."""
+    def time(self, spent: Spent, late: bool = False) -> None:
+        """Correct the costs by a step's time. Steps that read prompts are skipped.
+
+        Args:
+            late: See `StepClock`; then the time only lowers costs that exceed it.
+        """
         if self._costs is None or spent.rows == 0 or spent.reads:
             return
         tokens = spent.tokens + spent.verified
+        shape = spent.rows, tokens, spent.context
+        if late and spent.verify_seconds >= self._costs.expected(*shape):
+            return
         error = self._costs.correct(spent.rows, tokens, spent.context, spent.verify_seconds)
         if spent.decision.probes and spent.verified:  # accurate costs need fewer probes
             after = 2 * self._probe_after if abs(error) < WRONG / 2 else self._probe_after // 2

@@ -56,13 +56,18 @@ class LiveCosts:
         """Mean difference of real steps from the table: 0.1 is 10 %; 3 is the maximum."""
         return math.expm1(self._error)
 
+    def expected(self, rows: int, tokens: int, context: float) -> float:
+        """Returns the seconds of a step by the corrected costs."""
+        points = self._points(rows, tokens, context)
+        return max(sum(share * self._seconds[i] for i, _, share in points), 1e-9)
+
     def correct(self, rows: int, tokens: int, context: float, seconds: float) -> float:
         """Corrects the costs by a step's seconds.
 
         Returns the logarithm of the ratio of real to expected seconds.
         """
         points = self._points(rows, tokens, context)
-        expected = max(sum(share * self._seconds[i] for i, _, share in points), 1e-9)
+        expected = self.expected(rows, tokens, context)
         error = math.log(max(seconds, 1e-9) / expected)
         bounded = min(max(error, -BOUND), BOUND)
         self._error += (1 - _FADE) * (abs(bounded) - self._error)

@@ -4,7 +4,8 @@ On a GPU, the outputs of a step are passed on while the next forward runs, and n
 read. On a CPU, outputs are passed on as soon as the step has ended.
 
 Other threads send this thread requests, cancellations and actions, which it handles in order of
-arrival, between two steps. It sends outputs back. This module does not depend on HTTP or Ray.
+arrival: requests also during a forward, all else between two steps. It sends outputs back. This
+module does not depend on HTTP or Ray.
 """
 
 import logging
@@ -61,7 +62,7 @@ class EngineLoop:
         self._engine = engine
         self._on_delta = on_delta
         self._hand_over = hand_over
-        # Each item is whether it is a request, which may be read during a forward, and what to do.
+        # Pairs: whether the item is a request, and its action. Requests may be read in a forward.
         self._inbox: queue.SimpleQueue[tuple[bool, Callable[[], None]]] = queue.SimpleQueue()
         self._next: Callable[[], None] | None = None  # taken from the inbox, but not done yet
         self._sinks: dict[str, _Listener] = {}
@@ -143,13 +144,13 @@ class EngineLoop:
                 self._read_inbox()
                 self._use_idle_rows()
                 self._engine.launch()
+                self._crowded = self._engine.waiting > 0  # requests that got no row
                 self._pass_outputs_on()
                 if self._engine.overlaps:
                     self._read_requests()
                 self._engine.collect()
                 if not self._engine.overlaps:
                     self._pass_outputs_on()
-                self._crowded = self._engine.waiting > 0
                 self._idle_ids = [id for id in self._idle_ids if self._engine.holds(id)]
         except Exception as error:
             log.exception("the engine broke; this process must be replaced")
@@ -223,9 +224,15 @@ class EngineLoop:
             return
 
     def _read_requests(self) -> None:
-        """Reads requests while a forward runs, up to an item that must wait for the forward."""
+        """Reads requests while a forward runs, up to an item that must wait for the forward.
+
+        At most one request for each row waits in the engine. Nothing is read while idle requests
+        hold rows, because a request that takes such a row must wait for the forward.
+        """
+        engine = self._engine
+        most = min(engine.config.rows, engine.config.max_waiting)
         with suppress(queue.Empty):
-            while self._next is None:
+            while self._next is None and not self._idle_ids and engine.waiting < most:
                 is_request, action = self._inbox.get_nowait()
                 if is_request:
                     action()

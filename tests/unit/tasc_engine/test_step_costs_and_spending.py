@@ -375,13 +375,19 @@ def test_steps_with_forced_tokens_correct_the_costs(make_engine) -> None:
     assert records[-1].cost_error > 0
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_time_of_a_step_that_the_host_was_late_for_corrects_no_costs(make_engine, busy) -> None:
+@pytest.mark.parametrize(
+    ("busy", "seconds", "corrects"),
+    [(True, 1e-9, True), (False, 1e-9, False), (False, 1.0, True)],
+)
+def test_time_of_a_step_that_the_host_was_late_for_only_lowers_costs(
+    make_engine, busy, seconds, corrects
+) -> None:
+    costs = StepCosts("m", "d", "f", (Cost(2, 2, 64, seconds), Cost(2, 10, 64, seconds)))
     records = []
-    engine = make_engine(on_step=records.append, costs=FREE)
+    engine = make_engine(on_step=records.append, costs=costs)
     engine._target.is_busy = lambda: busy
     assert len(list(engine.generate(Request(str(i), (5, 9, 30), 20) for i in range(4)))) == 4
-    assert (records[-1].cost_error > 0) == busy
+    assert (records[-1].cost_error > 0) == corrects
 
 
 # Costs of the tests' engine: drafts cost nothing, or a draft token costs as much as a whole step.

@@ -277,3 +277,28 @@ def test_requests_are_read_during_a_forward_and_keep_their_order_with_cancellati
     assert read[:3] == [(first.id, False), (second.id, True), (third.id, True)]
     assert not read[3][1]
     loop.close()
+
+
+def test_idle_requests_keep_their_rows_if_a_request_arrives_during_a_forward(
+    make_engine, requests, expected, monkeypatch
+):
+    monkeypatch.setattr(Engine, "overlaps", True)  # as on a GPU
+    engine, runs, sent = make_engine(), threading.Event(), threading.Event()
+    begin, idle = engine.launch, Sink()
+    first, second = (replace(request, stream=False) for request in requests[:2])
+
+    def launch():
+        begin()
+        if engine.running:
+            runs.set()
+            assert sent.wait(60)
+
+    engine.launch = launch
+    loop = EngineLoop(engine)
+    loop.submit_idle(first, idle, None, math.inf)
+    assert runs.wait(60)
+    (other,) = submit(loop, [second]).values()
+    sent.set()
+    for sink, request in ((idle, first), (other, second)):
+        assert sink.next().result.tokens == expected[request.id].tokens
+    loop.close()

@@ -132,9 +132,11 @@ class HybridProposer:
         self._ngram.start(row, prompt, labels)
         self._neural.start(row, prompt)
 
-    def prepare(self, upcoming: Sequence[tuple[Int32, LabelTrie | None]]) -> None:
+    def prepare(
+        self, upcoming: Sequence[tuple[Int32, LabelTrie | None]], may_go_on: Callable[[], bool]
+    ) -> None:
         """See `NgramProposer.prepare`."""
-        self._ngram.prepare(upcoming)
+        self._ngram.prepare(upcoming, may_go_on)
 
     def observe(self, row: int, tokens: Int32, hidden: Any = None) -> None:
         self._arms.emitted(len(tokens))
