@@ -254,7 +254,8 @@ def test_gpu_memory_beside_the_weights_is_compared_with_rows(base, rows_that_fit
     plenty = DeviceMemory(10**12, 10**12, 0)
     figures = memory_finding(asked, base, 64, "cuda", plenty).figures
     row = figures["kv_bytes"] / 4
-    free = round(figures["weights_bytes"] + rows_that_fit * row / 0.9)
+    taken = rows_that_fit * row + EngineConfig().prefix_cache_bytes
+    free = round(figures["weights_bytes"] + taken / 0.9)
     found = memory_finding(asked, base, 64, "cuda", DeviceMemory(10**12, free, 0))
     assert found.level == level
     assert named in found.text
