@@ -214,7 +214,7 @@ class StubTarget:
         assert self._step is not None, "a step begins before it ends"
         size = self._graphs.size_of(self._step)
         assert size is not None, "only graphs wait"
-        bucket = self._graphs._buckets[size]
+        bucket = self._graphs._buckets[size, False]
         assert bucket is not None, "a stub's graphs need no memory"
         bucket.chosen.numpy()[: len(self._step.ids)] = self._known(self._step)
 

@@ -117,7 +117,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 def target_of(folder: Path, *adapters: tuple[str, Path], longest: int = 1024) -> Target:
     source = ModelSource(folder, dtype="float32", adapters=adapters)
-    return Target.load(source, EngineConfig(max_model_len=longest))
+    return Target.load(source, EngineConfig(rows=1, max_model_len=longest))
 
 
 @interpreted
@@ -133,7 +133,7 @@ def test_engine_launches_only_compiled_specialisations(monkeypatch, tmp_path: Pa
 
     def answer_all() -> dict[str, Any]:
         engine = make_engine(
-            MODEL, EngineConfig(), target=target_of(MODEL, *named),
+            MODEL, EngineConfig(rows=1), target=target_of(MODEL, *named),
             proposer=Known(lambda prompt: answers.get(prompt, ())),
         )  # fmt: skip
         return {each.id: tuple(each.tokens) for each in engine.generate(requests)}
