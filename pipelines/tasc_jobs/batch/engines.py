@@ -155,10 +155,11 @@ class Answering:
         while (engine.running or engine.waiting) and time.monotonic() < end:
             engine.launch()
             records += self._take_all(engine.outputs())
-            if engine.overlaps and rows and engine.waiting < engine.config.rows:
-                return records  # more rows are submitted while the forward runs
+            has_room = bool(rows) and engine.waiting < engine.config.rows
+            if engine.overlaps and (has_room or time.monotonic() >= end):
+                return records  # rows are passed on and submitted while the forward runs
             engine.collect()
-            if rows and engine.waiting < engine.config.rows:
+            if has_room:
                 break
         records += self._take_all(engine.outputs())
         return records

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from support import EAGER, record_of
+from tasc_engine import Engine
 from tasc_engine.errors import UnsupportedModel
 from tasc_jobs.batch import engines
 from tasc_jobs.batch.engines import Answering, EngineSpec, Pool, ReorderBuffer, measure
@@ -219,9 +220,12 @@ def test_record_of_a_row_has_all_answers_or_an_error(builder: EngineBuilder) -> 
     assert good.steps >= 2
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 def test_finished_rows_are_returned_before_longer_rows_end_and_no_row_begins_twice(
-    builder: EngineBuilder,
+    builder: EngineBuilder, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With ``overlaps``, a call may return while a forward runs, as on a GPU."""
+    monkeypatch.setattr(Engine, "overlaps", overlaps)
     rows = [row(i, f"wake me at {i:x}!") for i in range(20)]
     answering = Answering(builder, Pairs())
     found = answering.work(rows)
