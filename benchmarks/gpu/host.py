@@ -284,7 +284,7 @@ class Bench:
             vocab_size=target.vocab_size,
             eos_ids=tokenizer.eos_ids,
             index=index,
-            spare=batch,
+            spare=NgramProposer.spare_lanes(batch),
         )
         self.totals = EngineTotals(len(SOURCES), proposer.max_depth)
         self.engine = stub.engine = Engine(

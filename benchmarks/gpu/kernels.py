@@ -294,7 +294,7 @@ def _compiling(card: int, name: str, run: Run, found: dict[str, Launched]) -> It
 def specialisation(
     kernel: str, signature: Any, constants: Any, attributes: Any, warps: int, stages: int
 ) -> str:
-    """What Triton compiles a kernel for, as text.
+    """Describes the code that Triton compiles for a launch of a kernel.
 
     Args:
         signature: The type of each argument.
@@ -303,6 +303,32 @@ def specialisation(
     """
     given = dict(signature), sorted(constants.items()), sorted(attributes.items())
     return f"{kernel} {given} with {warps} warps and {stages} stages"
+
+
+def specialisations(card: int) -> set[str]:
+    """The specialisations of all launches of `runs` for a card; compiles none of them."""
+    driver.set_active(Card(card))
+    with noted() as found:
+        for run in runs().values():
+            run.launch()
+    return found
+
+
+@contextmanager
+def noted() -> Iterator[set[str]]:
+    """While active, a launch compiles and runs nothing; yields the specialisations of launches."""
+    found, runtime = set[str](), triton.knobs.runtime
+
+    def note(*, fn: Any, compile: Any, **_: Any) -> bool:
+        given = compile["signature"], compile["constants"], compile["configs"][0]
+        found.add(specialisation(fn.name, *given, compile["num_warps"], compile["num_stages"]))
+        return True
+
+    before, runtime.jit_cache_hook = runtime.jit_cache_hook, note
+    try:
+        yield found
+    finally:
+        runtime.jit_cache_hook = before
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
@@ -387,7 +413,11 @@ def main() -> None:
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     wanted.add_argument("--card", type=int, choices=CARDS, help="only this compute capability")
+    wanted.add_argument("--list", type=int, choices=CARDS, help="only list its specialisations")
     options = parser.parse_args()
+    if options.list is not None:
+        print(json.dumps({"specialisations": sorted(specialisations(options.list))}))
+        return
     cards = CARDS if options.card is None else (options.card,)
     found = compiled(cards)
     if options.write:

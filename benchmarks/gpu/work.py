@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -252,9 +251,9 @@ class Work:
     @property
     def _spare(self) -> dict[str, int]:
         """As many spare lanes as the service takes, where this checkout's proposer has them."""
-        takes = "spare" in signature(NgramProposer).parameters
+        lanes = getattr(NgramProposer, "spare_lanes", None)
         on_device = self.target.device.type != "cpu"
-        return {"spare": self.target.config.rows} if takes and on_device else {}
+        return {"spare": lanes(self.target.config.rows)} if lanes and on_device else {}
 
     def costs(self, here: Here) -> StepCosts:
         return measure(self.target, "work", here(8, 1))

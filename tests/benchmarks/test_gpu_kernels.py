@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,23 +85,13 @@ def test_kernel_that_no_run_launches_is_named() -> None:
 @contextmanager
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The specialisations that interpreted launches would have on a GPU."""
-    from triton import knobs
     from triton.runtime import driver
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-    from benchmarks.gpu.kernels import Card, specialisation
+    from benchmarks.gpu.kernels import Card, noted
 
-    found, interpret, kernels = set[str](), InterpretedFunction.run, dict[Any, Any]()
-
-    def note(*, fn: Any, compile: Any, **_: Any) -> bool:
-        found.add(
-            specialisation(
-                fn.name, compile["signature"], compile["constants"], compile["configs"][0],
-                compile["num_warps"], compile["num_stages"],
-            )
-        )  # fmt: skip
-        return True  # and compile nothing
+    interpret, kernels = InterpretedFunction.run, dict[Any, Any]()
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **settings: Any) -> None:
         if self.fn not in kernels:
@@ -108,16 +99,18 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         kernels[self.fn].run(*args, grid=grid, warmup=True, **settings)
         interpret(self, *args, grid=grid, warmup=warmup, **settings)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, noted() as found:
         patch.setattr(driver, "_active", Card(90))
-        patch.setattr(knobs.runtime, "jit_cache_hook", note)
         patch.setattr(InterpretedFunction, "run", run)
         yield found
 
 
+CONFIG = EngineConfig(rows=1, max_draft_tokens=3, prefill_chunk=16)  # few and small steps
+
+
 def target_of(folder: Path, *adapters: tuple[str, Path], longest: int = 1024) -> Target:
     source = ModelSource(folder, dtype="float32", adapters=adapters)
-    return Target.load(source, EngineConfig(rows=1, max_model_len=longest))
+    return Target.load(source, replace(CONFIG, max_model_len=longest))
 
 
 @interpreted
@@ -133,7 +126,7 @@ def test_engine_launches_only_compiled_specialisations(monkeypatch, tmp_path: Pa
 
     def answer_all() -> dict[str, Any]:
         engine = make_engine(
-            MODEL, EngineConfig(rows=1), target=target_of(MODEL, *named),
+            MODEL, CONFIG, target=target_of(MODEL, *named),
             proposer=Known(lambda prompt: answers.get(prompt, ())),
         )  # fmt: skip
         return {each.id: tuple(each.tokens) for each in engine.generate(requests)}
@@ -142,7 +135,8 @@ def test_engine_launches_only_compiled_specialisations(monkeypatch, tmp_path: Pa
     # Drafts that are right at first, and wrong at the end.
     answers.update({r.prompt: (*expected[r.id][:2], 9, 9) for r in requests})
     as_on_gpu(monkeypatch, padded=True)
-    compiled = {each["specialisation"] for each in found_for(90)["kernels"]}
+    command = [sys.executable, str(BENCHMARKS / "gpu" / "kernels.py"), "--list", "90"]
+    compiled = set(record(complete(command, environment()))["specialisations"])
     with launches(monkeypatch) as launched:
         assert answer_all() == expected
     assert launched - compiled == set()

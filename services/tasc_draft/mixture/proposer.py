@@ -30,6 +30,9 @@ from tasc_draft.settings import DraftSettings
 _KEPT_ANSWERS, _KEPT_TOKENS = 64, 4096
 
 
+_MOST_SPARE = 16  # each lane takes eight bytes for each id of the vocabulary
+
+
 @dataclass
 class _Pending:
     """A lane whose row has had no draft yet: only its text has been written.
@@ -73,7 +76,8 @@ class NgramProposer:
         branching: Whether drafts are trees; otherwise they are chains.
         nodes: Maximum number of draft tokens of one step for all rows together; by default ``rows``
             times ``settings.num_speculative_tokens``.
-        spare: Number of additional lanes; if it is not 0, call `prepare` in each step.
+        spare: Number of additional lanes, see `spare_lanes`; if it is not 0, call `prepare` in each
+            step.
 
     Raises:
         DraftError: The index's depth is too small for a row's contexts; see `Memory.state`.
@@ -109,6 +113,11 @@ class NgramProposer:
         self._undrafted, self._undrafted_tokens = list[Int32](), 0
         self._open(index)
         self._warm_up()
+
+    @staticmethod
+    def spare_lanes(rows: int) -> int:
+        """Number of spare lanes for a proposer that works ahead for this many rows."""
+        return min(rows, _MOST_SPARE)
 
     @property
     def max_depth(self) -> int:

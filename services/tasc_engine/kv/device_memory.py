@@ -49,7 +49,7 @@ class Room:
 
 
 def room_for_cache(memory: DeviceMemory, config: EngineConfig) -> Room:
-    """What the KV cache may take after the weights are loaded.
+    """Returns the bytes that the KV cache may take after the weights are loaded.
 
     Weights, prefix cache and KV cache together take at most ``gpu_memory_share`` of the process's
     part of the device, and the two caches at most this share of what is free. The rest is for

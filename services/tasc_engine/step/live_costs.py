@@ -12,7 +12,7 @@ the table. The file is written only after costs have been wrong for a thousand s
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tasc_engine.step.cost import Conditions, StepCosts
@@ -58,8 +58,7 @@ class LiveCosts:
 
     def expected(self, rows: int, tokens: int, context: float) -> float:
         """Returns the seconds of a step by the corrected costs."""
-        points = self._points(rows, tokens, context)
-        return max(sum(share * self._seconds[i] for i, _, share in points), 1e-9)
+        return self._expected(self._points(rows, tokens, context))
 
     def correct(self, rows: int, tokens: int, context: float, seconds: float) -> float:
         """Corrects the costs by a step's seconds.
@@ -67,7 +66,7 @@ class LiveCosts:
         Returns the logarithm of the ratio of real to expected seconds.
         """
         points = self._points(rows, tokens, context)
-        expected = self.expected(rows, tokens, context)
+        expected = self._expected(points)
         error = math.log(max(seconds, 1e-9) / expected)
         bounded = min(max(error, -BOUND), BOUND)
         self._error += (1 - _FADE) * (abs(bounded) - self._error)
@@ -82,6 +81,9 @@ class LiveCosts:
         if self._steps % LOOK == 0:
             self._look()
         return error
+
+    def _expected(self, points: Iterable[tuple[int, int, float]]) -> float:
+        return max(sum(share * self._seconds[i] for i, _, share in points), 1e-9)
 
     def _points(self, rows: int, tokens: int, context: float) -> list[tuple[int, int, float]]:
         """Returns the points from which `StepCosts.seconds` interpolates this shape.

@@ -68,7 +68,6 @@ def model_source(record: TaskRecord, device: str) -> ModelSource:
 log = logging.getLogger(__name__)
 
 DEFAULT_MODEL_LEN = 1024  # tokens of a row, unless the model has fewer positions
-_MOST_SPARE = 16  # each spare lane of a proposer takes 8 bytes for each id of the vocabulary
 _ANY_INPUT = "a"  # its prompt begins like the prompts of other inputs
 
 
@@ -152,7 +151,7 @@ class EngineBuilder:
         self._overrides = draft.model_dump(exclude_none=True) if draft else {}
         self._config, self._vocab_size = config, target.vocab_size
         # On a GPU, the proposer works ahead while the target's forward runs.
-        self._spare = 0 if target.device.type == "cpu" else min(settings.rows, _MOST_SPARE)
+        self._spare = 0 if target.device.type == "cpu" else NgramProposer.spare_lanes(settings.rows)
         self.proposer = self._made_proposer(record, index or empty_index(tokenizer))
         costs = keep = None
         if settings.cost_aware:
