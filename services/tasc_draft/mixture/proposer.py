@@ -30,7 +30,7 @@ from tasc_draft.settings import DraftSettings
 _KEPT_ANSWERS, _KEPT_TOKENS = 64, 4096
 
 
-_MOST_SPARE = 16  # each lane takes eight bytes for each id of the vocabulary
+_MOST_SPARE = 32  # each lane takes eight bytes for each id of the vocabulary
 
 
 @dataclass
