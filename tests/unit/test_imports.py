@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+from support import parsed
 
 JSON_LINE = "print(json.dumps(sorted(sys.modules)))"
 MODELS = {"torch", "transformers"}
@@ -95,7 +96,7 @@ def test_engine_without_a_drafter_does_not_load_neural_drafting(tmp_path):
 def test_lazily_imported_names_equal_the_names_for_type_checkers(package):
     """The imports for a type checker never run, so they could name anything."""
     module = import_module(package)
-    body = ast.parse(Path(str(module.__file__)).read_text()).body
+    body = parsed(Path(str(module.__file__))).body
     seen = {
         name.name: late.module
         for block in body
@@ -131,7 +132,7 @@ def modules() -> dict[str, Path]:
 def imported(path: Path, known: Collection[str]) -> set[str]:
     """The modules that a file imports anywhere."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
