@@ -149,16 +149,16 @@ def _is_end(token: int, is_eos: Any) -> bool:
 
 
 @borrowing
-def _continues(row: Any, text: Any, tokens: Any, end: int, fresh: int, is_eos: Any) -> bool:
-    """Whether a batch slot continues a row.
+def _missed(row: Any, text: Any, tokens: Any, end: int, fresh: int, is_eos: Any) -> int:
+    """Number of tokens that a row lacks before those of this step; NONE: it is not the slot's row.
 
-    The slot may have more new tokens than those of this step, because vLLM left out steps. A row
-    with an end-of-sequence must not have any, since a conversation's next prompt may contain it.
+    A row lacks tokens if vLLM left out steps. A row that has ended must not lack any, because the
+    next prompt of a conversation may contain it.
     """
-    gap = end - row.seen
-    if gap < fresh or (gap > fresh and _is_end(text[row.length - 1], is_eos)):
-        return False
-    return _equal(text, tokens, row.length)
+    missed = end - fresh - row.seen
+    if missed > 0 and _is_end(text[row.length - 1], is_eos):
+        return NONE
+    return missed if missed >= 0 and _equal(text, tokens, row.length) else NONE
 
 
 @borrowing
@@ -200,7 +200,7 @@ def follow(
         r = row_of[i]
         if r == NONE:
             continue
-        if fresh[i] > 0 and _continues(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos):
+        if fresh[i] > 0 and _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos) == 0:
             rows[r].step = step
         else:
             row_of[i] = NONE
@@ -213,13 +213,17 @@ def follow(
     for i in range(n):
         if row_of[i] != NONE or fresh[i] == 0:
             continue
+        best, least = NONE, 0
         for j in range(away):
             r = absent[j]
-            if _continues(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos):
-                row_of[i], rows[r].step = r, step
-                away -= 1
-                absent[j] = absent[away]
-                break
+            missed = _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos)
+            if missed != NONE and (best == NONE or missed < least):
+                best, least = j, missed
+        if best != NONE:
+            row_of[i] = absent[best]
+            rows[row_of[i]].step = step
+            away -= 1
+            absent[best] = absent[away]
     ended = 0
     for j in range(away):
         r = absent[j]
