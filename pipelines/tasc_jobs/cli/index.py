@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from tasc_jobs.errors import JobError, UsageError, in_short, known_errors, requi
 from tasc_jobs.hints import command
 from tasc_runtime.progress import note
 from tasc_store import Artifact, ArtifactStore, TaskStore, connect
+
+if TYPE_CHECKING:
+    import redis
 
 
 @grouped()
@@ -83,8 +86,8 @@ index_app = typer.Typer(
 @grouped()
 def index_list(*, task: Task, store: StoreOptions, as_json: AsJson = False) -> None:
     """List the stored versions of TASK's index."""
-    with store.open() as url:
-        indexes = _indexes(url, task)
+    with store.open() as url, connect(url) as client:
+        indexes = _indexes(client, task)
         found = [indexes.get(version) for version in indexes.versions()]
         current = indexes.current()
     now = current.version if current else None
@@ -104,8 +107,8 @@ def index_use(
     as_json: AsJson = False,
 ) -> None:
     """Make a version of TASK's index current; services take it within seconds."""
-    with store.open() as url:
-        indexes = _indexes(url, task)
+    with store.open() as url, connect(url) as client:
+        indexes = _indexes(client, task)
         indexes.announce(version)
         artifact = indexes.get(version)
     text = f"version {version} of the index of {artifact.task} is current"
@@ -138,8 +141,8 @@ def index_export(
     Other engines draft from such a folder without Redis. The file is checked before it replaces
     the one of an earlier export.
     """
-    with store.open() as url:
-        indexes = _indexes(url, task)
+    with store.open() as url, connect(url) as client:
+        indexes = _indexes(client, task)
         artifact = indexes.current() if version is None else indexes.get(version)
         if artifact is None:
             raise JobError(
@@ -167,8 +170,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _indexes(url: str, task: str) -> ArtifactStore:
-    client = connect(url)
+def _indexes(client: "redis.Redis", task: str) -> ArtifactStore:
     record = TaskStore(client).get(task)
     return ArtifactStore(client, record.corpus_name, record.fingerprint)
 

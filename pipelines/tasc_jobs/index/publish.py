@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasc_draft import DraftIndex, DraftSettings, read_index
+from tasc_draft import DraftError, DraftIndex, DraftSettings, read_index
 from tasc_draft.index.draft_index import HEAD_BYTES, INDEX_FILE, settings_in
+from tasc_jobs.errors import JobError
 from tasc_store import Artifact, ArtifactStore
 
 _SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
@@ -34,13 +35,19 @@ def export(store: ArtifactStore, artifact: Artifact, folder: Path) -> Path:
     Readers of the folder see either the file that was there before or the whole new file.
 
     Raises:
-        DraftError: The index is damaged, or has a format that this program does not read.
+        JobError: The index is damaged, or has a format that this program does not read.
         StoreError: Redis fails.
         OSError: The folder cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix=".tasc-index-", dir=folder) as beside:
         path = Path(beside) / INDEX_FILE
-        _downloaded(store, artifact, path)
+        try:
+            _downloaded(store, artifact, path)
+        except DraftError as error:
+            raise JobError(
+                f"version {artifact.version} of the index of {store.task} cannot be used "
+                f"({error}); name another version, or build the index again"
+            ) from error
         return path.replace(folder / INDEX_FILE)
 
 
