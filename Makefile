@@ -18,7 +18,7 @@ PROJECT := --editable ./services --editable '.[dev]'
 	@echo 'installing 140 packages into .venv: numba first ...' >&2
 	@$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) numba && { .venv/bin/python $(PIP) uv || true; }
 	@echo 'torch, 200 MB, half a minute and more without a word; drafting is compiled beside it ...' >&2; \
-	  PYTHONPATH=services .venv/bin/python -m tasc_draft & compiling=$$!; \
+	  PYTHONPATH=services .venv/bin/python -m tasc_draft compile & compiling=$$!; \
 	  trap 'kill $$compiling 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	  .venv/bin/python $(PIP) torch && { .venv/bin/uv pip install --system-certs --python .venv/bin/python \
 	  --constraint constraints.txt $(PROJECT) || .venv/bin/python $(PIP) $(PROJECT); } || exit 1; \
