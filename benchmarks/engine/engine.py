@@ -12,8 +12,8 @@ With --model the model of the folder answers the same prompts up to a fixed numb
 drafts come from the same train outputs. With --shape only steps of random weights are timed. With
 --smollm2 vLLM is measured with the models of `make bench-model`, over rows that no side has
 answered; see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and ``test.jsonl.gz``. Each
-engine is a process of its own that waits while another one runs. `sides` describes the peers; `make
-bench-env` makes their environments. `report` has the bars, `equal` compares the answers, and
+engine is a process of its own that waits while another one runs. `sides` describes the peers; their
+environments come from `make bench-env`. `report` has the bars, `equal` compares the answers, and
 `steps` measures the ceiling. Progress goes to stderr; the last line of stdout is one JSON object.
 """
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -122,7 +122,7 @@ def fresh(options: Options) -> dict[str, Any]:
 
 def one_case(name: str, options: Options, folder: Path) -> Fresh:
     case = CASES[name]
-    job, blocks = job_of(case, options), blocks_of(options)
+    job, blocks = job_of(case, options), blocks_of(options.rows, options.repeats, options.sequences)
     dtype = getattr(torch, options.dtype)
     model = AutoModelForCausalLM.from_pretrained(job.folder, dtype=dtype)
     top = ceiling(model, dtype, options.threads)
@@ -152,13 +152,12 @@ def start(peer: str, job: Job, options: Options, folder: Path, stack: ExitStack)
     return started(peer, job if peer == "ours" else own, settings, folder, stack)
 
 
-def blocks_of(options: Options) -> dict[int, list[range]]:
+def blocks_of(rows: int, repeats: int, sequences: Sequence[int]) -> dict[int, list[range]]:
     """The rows of each repeat, by rows decoded together; rows before them are for warming up."""
-    rows = options.rows
-    starts = iter(range(rows, rows * (1 + options.repeats * len(options.sequences)), rows))
+    begins = count(rows, rows)
     return {
-        batch: [range(begin, begin + rows) for begin in islice(starts, options.repeats)]
-        for batch in options.sequences
+        batch: [range(begin, begin + rows) for begin in islice(begins, repeats)]
+        for batch in sequences
     }
 
 
