@@ -69,8 +69,9 @@ class Vllm:
                     ran.latency.append(time.perf_counter() - added)
         ran.seconds = time.perf_counter() - began
         ran.accepted = self.accepted() - accepted
-        ran.draft = self.drafting
-        ran.answers = [self.job.whole(answer) for answer in ran.answers]
+        ran.draft = self.drafting if self.job.drafts else None
+        if not self.job.temperature:
+            ran.answers = [self.job.whole(answer) for answer in ran.answers]
         return ran
 
     def add(self, prompt: list[int]) -> str:
