@@ -71,7 +71,7 @@ def index(given: argparse.Namespace) -> None:
     except TextError as error:
         raise DraftError(str(error)) from error
     prompts, texts = list[list[int]](), list[str]()
-    renderer = None
+    renderer: Any = None
     for where, row in _rows(given.rows):
         prompt, output = _split(row, where, given.system)
         if isinstance(prompt, str):
@@ -116,11 +116,11 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _split(row: dict[str, Any], where: str, system: str | None) -> tuple[Any, str]:
     """The prompt of a row, as a text or as messages, and its output."""
-    turns = row.get("messages")
+    turns: Any = row.get("messages")
     if isinstance(turns, list) and len(turns) > 1 and all(isinstance(t, dict) for t in turns):
-        prompt, output = turns[:-1], turns[-1].get("content")
-        if turns[-1].get("role") == "assistant" and isinstance(output, str):
-            return prompt, output
+        answer = turns[-1].get("content")
+        if turns[-1].get("role") == "assistant" and isinstance(answer, str):
+            return turns[:-1], answer
         raise DraftError(f"{where}: the last of messages must be an assistant's text")
     output, prompt, value = (row.get(name) for name in ("output", "prompt", "input"))
     if isinstance(output, str) and isinstance(prompt, str):

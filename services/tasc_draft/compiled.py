@@ -16,10 +16,31 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite.binding import ffi
 
 from tasc_draft.files import cache_folder
 
 _KEPT_S = 86_400
+
+
+def _hide_dict() -> None:
+    """Lets llvmlite's library object say that it has no ``__dict__``.
+
+    The object answers any name with a function. vLLM 0.32 for CPUs, which reads the ``__dict__`` of
+    all objects in modules, would not start after an import of numba.
+    """
+    kind: Any = type(ffi.lib)
+    named = kind.__getattr__
+
+    def get(lib: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return named(lib, name)
+
+    kind.__getattr__ = get
+
+
+_hide_dict()
 
 
 class Compiler:

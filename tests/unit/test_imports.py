@@ -150,3 +150,12 @@ def test_modules_have_no_import_cycles():
     assert len(known) > 300
     graph = {name: imported(path, known) for name, path in known.items()}
     TopologicalSorter(graph).prepare()  # raises an error with the modules of a circle
+
+
+def test_vllm_can_read_the_attributes_of_all_modules_after_drafting_was_imported():
+    """vLLM 0.32 for CPUs does so when it starts."""
+    import_module("tasc_draft.mixture.proposer")
+    for module in list(sys.modules.values()):
+        for value in list(getattr(module, "__dict__", {}).values()):
+            if hasattr(value, "__dict__"):
+                assert hasattr(vars(value), "get"), (module, value)
