@@ -30,11 +30,11 @@ import numpy as np
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import DraftError, Int32
 from tasc_draft.files import cache_folder
-from tasc_draft.index.draft_index import DraftIndex, read_index
+from tasc_draft.index.draft_index import INDEX_FILE, DraftIndex, read_index
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.mixture.row_state import NONE, int32
 from tasc_draft.settings import DraftSettings
-from tasc_text import TaskTokenizer, resolve_folder
+from tasc_text import TaskTokenizer, open_tokenizer, resolve_folder
 
 if TYPE_CHECKING:  # Redis is optional
     from tasc_store import Artifact
@@ -42,7 +42,6 @@ if TYPE_CHECKING:  # Redis is optional
 
 log = logging.getLogger(__name__)
 
-INDEX_FILE = "index.tasc"
 _MOST_FAULTS = 3  # afterwards, nothing is drafted
 _BLOCK = 32  # tokens that are compared at once
 # Of step times: the part of a step's weight that is left after the next step; the steps without
@@ -517,8 +516,8 @@ class FileSource:
         """
         if not self.path.is_file():
             raise DraftError(
-                f"there is no index {self.path}; write one with `tasc index export TASK --to "
-                "FOLDER`, LLM.save or tasc_draft.write_index"
+                f"there is no index {self.path}; make one with `tasc-draft index ROWS --model "
+                "MODEL --to FOLDER` or `tasc index export TASK --to FOLDER`"
             )
         return self._read()
 
@@ -603,7 +602,7 @@ def source_of(
     Args:
         tokenizer: A folder with a ``tokenizer.json``, or a name on the Hugging Face hub.
     """
-    loaded = TaskTokenizer.from_folder(resolve_folder(tokenizer, revision, weights=False))
+    loaded = open_tokenizer(resolve_folder(tokenizer, revision, weights=False))
     if given.task and given.redis_url:
         return StoreSource(given.task, given.redis_url, loaded)
     return FileSource(given.index or "", loaded)

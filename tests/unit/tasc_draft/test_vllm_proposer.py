@@ -11,6 +11,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,9 @@ import pytest
 
 from support import failing, refused
 from tasc_draft import DraftError, DraftIndex, DraftSettings, Tokens, build_index, write_index
+from tasc_draft.index.draft_index import INDEX_FILE
 from tasc_draft.mixture.row_state import NONE
-from tasc_draft.vllm import INDEX_FILE, StepTimes, TascProposer, VllmDrafting
+from tasc_draft.vllm import StepTimes, TascProposer, VllmDrafting
 from tasc_jobs.demo.tasks import MODEL, TASK, TEMPLATES, read_split
 from tasc_text import TaskTokenizer
 
@@ -154,7 +156,7 @@ def test_rows_keep_their_texts_when_vllm_moves_and_resumes_them(make):
 def test_rows_whose_tokens_are_exchanged_are_found_in_their_new_slots(make):
     """Positive control: a row is found by its tokens, not by its slot."""
     proposer, calls = make(), RECORDED["calls"]
-    pairs = zip(calls, calls[1:], strict=False)
+    pairs = pairwise(calls)
     call, then = next(
         (a, b) for a, b in pairs if a["requests"] == b["requests"] and all(a["sampled"])
     )
