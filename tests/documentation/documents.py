@@ -108,6 +108,7 @@ def document(path: Path) -> Document:
 
 
 def documents() -> list[Document]:
-    """Returns all pages of the root, of docs and of deploy."""
+    """Returns all pages of the root, of docs and of deploy, and that of tasc-draft."""
     folders = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    folders.append(ROOT / "services" / "README.md")
     return [document(path) for path in sorted(folders)]
