@@ -174,7 +174,7 @@ def test_moved_preempted_and_cancelled_rows_keep_their_drafts_apart(
     prompts = [prompt for prompt, _ in rows_of("test", 2 * slots)]
     prompts[3] = (prompts[3] * 12)[:100]
     expected = answered(engine(drafts=False), prompts, 2)
-    blocks = 2 * slots
+    blocks = slots * 3 // 2
     llm = engine(
         max_num_seqs=slots, num_gpu_blocks_override=blocks, max_num_batched_tokens=max(64, slots)
     )
