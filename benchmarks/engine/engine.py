@@ -37,7 +37,7 @@ from benchmarks.common import (
 )
 
 TASKS = ("massive_en", "pos_ewt")
-CASES = (*TASKS, "unpredicted", "choices")  # with --smollm2
+CASES = (*TASKS, "unpredicted", "sampled", "choices")  # with --smollm2
 PEERS = ("transformers", "openvino", "ctranslate2")
 FRESH_PEERS = ("vllm", "vllm-ngram", "vllm-suffix", "vllm-tasc", "ours")
 DTYPES = ("bfloat16", "float32", "float16")

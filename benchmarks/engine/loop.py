@@ -69,6 +69,7 @@ class Ran:
             first token.
         steps, row_steps: Forwards of the model; the sum of rows that could emit in them. 0 if
             unknown.
+        accepted, drafted: Draft tokens that the model accepted, and that it verified.
         draft, verify: Time of proposing and of the model; None if unknown.
     """
 
@@ -81,6 +82,7 @@ class Ran:
     accepted: int = 0
     draft: float | None = None
     verify: float | None = None
+    drafted: int = 0
 
     @property
     def tokens(self) -> int:

@@ -275,6 +275,7 @@ def setting_record(measured: Measured) -> dict[str, Any]:
         "spread": [min(per_second), max(per_second)],
         "tokens": ran.tokens,
         "accepted": ran.accepted,
+        "drafted": ran.drafted,
         "steps": ran.steps,
         "step_ms": step_ms(measured),
         "block_efficiency": block_efficiency(measured),

@@ -17,6 +17,7 @@ from vllm import LLM, SamplingParams
 
 LENGTH = 1024
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+DRAFTED = "vllm:spec_decode_num_draft_tokens"
 SPECULATION: dict[str, dict[str, Any]] = {
     "ngram": {
         "method": "ngram",
@@ -55,7 +56,7 @@ class Vllm:
         hold(self.job.threads)  # for each run, because a run may start threads
         batch, rows = int(setting.split()[1]), len(prompts)
         ran, open_ = Ran([[] for _ in range(rows)]), dict[str, tuple[int, float]]()
-        accepted, self.drafting = self.accepted(), 0.0
+        accepted, drafted, self.drafting = self.total(ACCEPTED), self.total(DRAFTED), 0.0
         began, row = time.perf_counter(), 0
         while open_ or row < rows:
             while row < rows and len(open_) < batch:
@@ -69,7 +70,8 @@ class Vllm:
                     ran.answers[of] = list(output.outputs[0].token_ids)
                     ran.latency.append(time.perf_counter() - added)
         ran.seconds = time.perf_counter() - began
-        ran.accepted = self.accepted() - accepted
+        ran.accepted = self.total(ACCEPTED) - accepted
+        ran.drafted = self.total(DRAFTED) - drafted
         ran.draft = self.drafting if self.job.drafts else None
         if not self.job.temperature:
             ran.answers = [self.job.whole(answer) for answer in ran.answers]
@@ -90,9 +92,8 @@ class Vllm:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
 
-    def accepted(self) -> int:
-        found = self.engine.get_metrics()
-        return sum(metric.value for metric in found if metric.name == ACCEPTED)
+    def total(self, counter: str) -> int:
+        return sum(each.value for each in self.engine.get_metrics() if each.name == counter)
 
     def time_drafts(self) -> None:
         """Add the time of each call of the drafter to ``drafting``."""
