@@ -28,7 +28,7 @@ from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
 
 if TYPE_CHECKING:
-    from tasc_engine import Engine
+    from tasc_engine.batch_engine import BatchEngine
     from tasc_engine.kv.device_memory import DeviceMemory
 
 Level = Literal["ok", "warn", "fail"]
@@ -210,6 +210,7 @@ def _trial(asked: Examination) -> Iterator[Finding]:
     """Yields the findings that need torch: memory, loading and speed."""
     import torch
 
+    from tasc_engine import Engine
     from tasc_engine.kv.device_memory import memory_of
     from tasc_engine.model.loading import max_positions
     from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
@@ -237,7 +238,8 @@ def _trial(asked: Examination) -> Iterator[Finding]:
                 torch_threads=asked.threads,
             )
         yield from (Finding("load", "warn", record.getMessage()) for record in warned.buffer)
-        code = "this project's forward" if llm.engine.lean else "the code of transformers"
+        own = isinstance(llm.engine, Engine) and llm.engine.lean
+        code = "this project's forward" if own else "the code of transformers"
         text = f"run by {code}; logits with the cache of {length} tokens are those of the model"
         yield Finding("load", "ok", text)
         for rows in sorted({1, asked.rows}):
@@ -352,7 +354,7 @@ def _free_bytes() -> int:
     return min(limits)
 
 
-def _speed(engine: "Engine", rows: int, device: str) -> Finding:
+def _speed(engine: "BatchEngine", rows: int, device: str) -> Finding:
     from tasc_engine import Request
 
     prompt = tuple(range(1, 5))

@@ -1,6 +1,6 @@
 """Settings of one engine in settings files and commands."""
 
-from typing import Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,9 +23,27 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+Backend: TypeAlias = Literal["tasc", "vllm"]
+
+
 class EngineSettings(Section):
     """The engine of a replica: batch size, context, caches, drafts, threads."""
 
+    backend: Backend = Field(
+        "tasc",
+        description="tasc: this project's engine. vllm: vLLM, which must be installed in the "
+        "environment of the engine, with this project's drafts.",
+    )
+    vllm: dict[str, Any] = Field(
+        {},
+        description="Backend vllm: further fields of vLLM's EngineArgs, such as "
+        "tensor_parallel_size, quantization or enforce_eager.",
+    )
+    python: str | None = Field(
+        None,
+        description="Python interpreter of another environment, in which Ray starts the processes "
+        "of engines, with the same versions of Python and Ray; unset: the service's own.",
+    )
     rows: int = Field(8, ge=1, le=4096, description="b, the number of rows decoded together.")
     max_model_len: int | None = Field(
         None,
@@ -64,7 +82,7 @@ class EngineSettings(Section):
     cost_aware: bool = Field(
         True,
         description="Measure step costs at the first start and draft only where drafting pays; "
-        "false: always draft.",
+        "false: always draft, as backend vllm does.",
     )
     cost_seconds: float = Field(
         15.0,
@@ -76,8 +94,19 @@ class EngineSettings(Section):
     )
     torch_threads: int = Field(1, ge=1, description="CPU threads for the linear layers.")
     device: str = Field(
-        "auto", description="auto, cpu, cuda, cuda:0 and so on; auto uses a GPU if there is one."
+        "auto",
+        description="auto, cpu, cuda, cuda:0 and so on; auto uses a GPU if there is one. Backend "
+        "vllm takes auto alone: the build of vLLM decides.",
     )
+
+    @model_validator(mode="after")
+    def _has_one_backend(self) -> Self:
+        if self.vllm and self.backend != "vllm":
+            raise ValueError(
+                f"vllm has {', '.join(self.vllm)}, but backend is {self.backend}; set backend to "
+                "vllm, or leave vllm out"
+            )
+        return self
 
 
 class DraftOverrides(Section):

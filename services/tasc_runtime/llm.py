@@ -25,13 +25,13 @@ from pydantic import ValidationError
 
 from tasc_draft import SOURCES, DraftIndex, DraftSettings
 from tasc_engine import (
-    Engine,
     EngineTotals,
     FinishReason,
     GenerationResult,
     Request,
     StepRecord,
 )
+from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.folder import require_model
 from tasc_protocol import FieldError, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
@@ -610,7 +610,7 @@ class LLM:
         return self._builder.tokenizer
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> BatchEngine:
         """The engine, for measurements of its steps and for direct requests.
 
         Requests submitted to the engine are dropped when a call of this `LLM` begins.

@@ -339,7 +339,7 @@ class Admission:
         self._own = ThreadPoolExecutor(1, "own-guide")
         # One thread is enough, since prompts are rendered one by one.
         self._renders = ThreadPoolExecutor(1, "prompts")
-        self._compiling: dict[GuideSpec, asyncio.Future[Guide]] = {}
+        self._compiling: dict[GuideSpec, asyncio.Future[Guide | None]] = {}
         self._rules = asyncio.Lock()
 
     async def request(
@@ -394,7 +394,7 @@ class Admission:
                 message = f"{len(self._compiling)} other guides are being compiled; try again later"
                 return Refusal("full", f"{guide.name}: {message}", guide.field)
 
-            def ended(compiled: asyncio.Future[Guide]) -> None:
+            def ended(compiled: asyncio.Future[Guide | None]) -> None:
                 del self._compiling[guide]
                 if not compiled.cancelled():
                     compiled.exception()  # retrieve the error, in case no request waits for it

@@ -1,0 +1,633 @@
+"""vLLM as the engine of a task: our requests in, our outputs out, drafts by `TascProposer`.
+
+`VllmEngine` steps vLLM's engine in this process, as `tasc_engine.Engine` steps its target. vLLM
+chooses tokens; text, stop strings and the end of an answer are made by the same code as with our
+engine. vLLM is imported by `open_engine` alone.
+"""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite.binding import ffi
+
+from tasc_draft import SOURCES
+from tasc_engine import EngineConfig, ModelSource, StepRecord
+from tasc_engine.batch_engine import BatchEngine
+from tasc_engine.errors import GuideError, QueueFull
+from tasc_engine.guided import Guide
+from tasc_engine.lora.adapter_folder import settings_of
+from tasc_engine.step.answer import AnswerBuilder
+from tasc_protocol import PARAMETERS, FieldError, GuideSpec, Output, Request, TokenLogprob
+from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.errors import ServiceError
+from tasc_store import TaskRecord
+from tasc_text import TaskTokenizer
+
+log = logging.getLogger(__name__)
+
+_INDEX_VARIABLE = "TASC_VLLM_INDEX"  # vLLM hashes its settings, so they name no folder
+_POLL_S = 0.5  # seconds between two looks of the proposer for a new index
+_PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide is being compiled
+_KNOWN_GUIDES = 256
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, in vLLM
+_LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this
+_GUIDES = {"choice": "choice", "json_schema": "json", "regex": "regex", "grammar": "grammar"}
+_SOURCE = SOURCES.index("vllm")
+# Arguments of vLLM that follow from other settings.
+_FOLLOW = {
+    **dict.fromkeys(("model", "tokenizer", "dtype", "enable_lora"), "the task's record"),
+    **dict.fromkeys(("speculative_config", "additional_config"), "the task's draft settings"),
+    "max_model_len": "engine.max_model_len",
+    "max_num_seqs": "engine.rows",
+    "max_num_batched_tokens": "engine.prefill_chunk",
+    "long_prefill_token_threshold": "engine.prefill_chunk",
+    "kv_cache_memory_bytes": "engine.kv_cache_bytes",
+    "gpu_memory_utilization": "engine.gpu_memory_share",
+    "enable_prefix_caching": "engine.prefix_cache_bytes",
+}
+
+
+def require_servable(record: TaskRecord, settings: EngineSettings) -> None:
+    """Raises ServiceError if vLLM cannot serve a task with these settings, and says why."""
+    faults = {
+        f"quantization {record.quantization}": record.quantization is not None,
+        "dtype float64": record.dtype == "float64",
+        "a neural drafter": record.neural is not None,
+    }
+    for fault in (name for name, found in faults.items() if found):
+        raise ServiceError(
+            f"task {record.name} has {fault}, which backend vllm does not support; set backend to "
+            "tasc, or register the task without it"
+        )
+    if settings.device != "auto":
+        raise ServiceError(
+            f"device is {settings.device!r}; backend vllm takes auto alone, because its build "
+            "decides: leave device out, and select GPUs by num_gpus or CUDA_VISIBLE_DEVICES"
+        )
+    for name in settings.vllm.keys() & _FOLLOW.keys():
+        raise ServiceError(f"engine.vllm sets {name}, which follows from {_FOLLOW[name]}; set that")
+
+
+def arguments_of(
+    source: ModelSource,
+    config: EngineConfig,
+    settings: EngineSettings,
+    drafted: int,
+    positions: int,
+) -> dict[str, Any]:
+    """Returns the fields of vLLM's ``EngineArgs``.
+
+    Args:
+        drafted: Maximum number of draft tokens of a row in a step; 0 for no drafts.
+        positions: Maximum number of tokens of a row that the model supports.
+    """
+    # Where a row has less room than a draft, vLLM drafts for no row.
+    length = min(config.max_model_len + drafted, positions)
+    found: dict[str, Any] = {
+        "model": str(source.folder),
+        "tokenizer": str(source.folder),
+        "dtype": source.dtype,
+        "max_model_len": length,
+        "max_num_seqs": config.rows,
+        "max_num_batched_tokens": config.rows * max(config.prefill_chunk, drafted + 1),
+        "long_prefill_token_threshold": config.prefill_chunk,
+        "kv_cache_memory_bytes": config.kv_cache_bytes,
+        "gpu_memory_utilization": config.gpu_memory_share * config.gpu_part,
+        "enable_prefix_caching": config.prefix_cache_bytes > 0,
+        "use_tqdm_on_load": False,
+        "generation_config": "vllm",  # the request has all values
+        "structured_outputs_config": {"backend": "guidance"},  # the library of our engine
+    }
+    if drafted:
+        found["speculative_config"] = {
+            "method": "custom_class",
+            "model": "tasc_draft.vllm.TascProposer",
+            "num_speculative_tokens": drafted,
+        }
+        own = {"index": f"${_INDEX_VARIABLE}", "rows": config.rows, "row_tokens": length}
+        found["additional_config"] = {"tasc": {**own, "poll_s": _POLL_S}}
+        found["per_request_spec_decode_metrics"] = "detailed"
+    if folders := _adapters_of(source).values():
+        ranks = (settings_of(folder) for folder in folders)
+        most = max(max(s.get("r", 8), *s.get("rank_pattern", {}).values(), 1) for s in ranks)
+        found |= {
+            "enable_lora": True,
+            "max_lora_rank": next((rank for rank in _RANKS if rank >= most), most),
+            "max_loras": min(len(folders), config.rows),
+            "max_cpu_loras": len(folders),
+        }
+    return found | settings.vllm
+
+
+def _adapters_of(source: ModelSource) -> dict[str, Path]:
+    """The adapters by name; an adapter of all requests has the name of no adapter."""
+    return {"": source.adapter} if source.adapter else dict(source.adapters)
+
+
+def starts_anew(request: Request) -> bool:
+    """Whether vLLM must repeat the tokens that another engine has committed.
+
+    It continues a text exactly if the next token depends on the tokens before it alone, and not on
+    a random generator, the state of a guide, or which tokens were the prompt's.
+    """
+    rule = request.sampling
+    counted = rule.presence_penalty or rule.frequency_penalty
+    return bool(request.committed_ids) and bool(rule.temperature or counted or request.guide)
+
+
+def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
+    """Returns the fields of vLLM's ``SamplingParams``, without a guide's.
+
+    vLLM makes no text, and all ends of an answer are stop tokens, so that `AnswerBuilder` ends
+    answers as it does with our engine.
+
+    Args:
+        eos_ids: The ends of sequence that the model knows.
+    """
+    rule, begun = request.sampling, len(request.committed_ids)
+    if starts_anew(request):
+        begun = 0
+    ends = () if request.ignore_eos else eos_ids
+    found = {name: getattr(rule, name) for name in PARAMETERS} | {
+        "seed": _seed(request) if rule.temperature else None,
+        "logit_bias": dict(rule.logit_bias) or None,
+        "max_tokens": request.answer_limit - begun,
+        "min_tokens": max(request.min_tokens - begun, 0),
+        "stop_token_ids": list(dict.fromkeys((*request.stop_token_ids, *ends))),
+        "ignore_eos": True,
+        "logprobs": request.logprobs,
+        "prompt_logprobs": request.logprobs if request.wants_prompt_logprobs else None,
+        "detokenize": False,
+    }
+    return found
+
+
+def _seed(request: Request) -> int:
+    """A seed of its own for each answer to a request; that of the first answer is the request's."""
+    place = request.prompt_index, request.choice_index
+    if not any(place):
+        return request.seed
+    text = ".".join(map(str, (request.seed, *place)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def guide_of(spec: GuideSpec) -> dict[str, Any]:
+    """Returns the fields of vLLM's ``StructuredOutputsParams``."""
+    return {_GUIDES[spec.kind]: list(spec.choices) if spec.choices else spec.text}
+
+
+def logprob_of(token: int, found: Mapping[int, Any], count: int) -> TokenLogprob:
+    """Converts vLLM's log-probabilities of one position.
+
+    Args:
+        found: Values with ``logprob`` and ``rank``, by token.
+        count: Number of the likeliest tokens to report.
+    """
+    ranked = sorted((one.rank, id_, one.logprob) for id_, one in found.items() if one.rank)
+    top = tuple((id_, logprob) for rank, id_, logprob in ranked if rank <= count)
+    return TokenLogprob(token, found[token].logprob, top)
+
+
+class VllmGuides:
+    """Checks guides on the calling thread; vLLM compiles them itself.
+
+    Args:
+        check: Raises ValueError if vLLM refuses the fields of `guide_of`.
+    """
+
+    def __init__(self, check: Callable[[dict[str, Any]], None]) -> None:
+        self._check = check
+        self._known: dict[GuideSpec, str] = {}
+
+    def of(self, spec: GuideSpec) -> None:
+        """Raises GuideError if vLLM cannot follow a guide."""
+        if (fault := self._known.get(spec)) is None:
+            try:
+                self._check(guide_of(spec))
+                fault = ""
+            except ValueError as error:
+                fault = f"vLLM refuses it: {error}"
+            if len(self._known) >= _KNOWN_GUIDES:
+                self._known.clear()
+            self._known[spec] = fault
+        if fault:
+            raise GuideError(fault)
+
+    def known(self, spec: GuideSpec) -> bool:
+        return spec in self._known
+
+
+@dataclass(eq=False)
+class _Row:
+    """A request in vLLM.
+
+    Attributes:
+        repeated: Tokens of another engine that vLLM must repeat before new ones follow.
+        metrics: vLLM's counts of drafted and accepted tokens by step; None without drafts.
+        counted: Number of these steps that were counted.
+    """
+
+    request: Request
+    answer: AnswerBuilder
+    repeated: list[int]
+    metrics: Any = None
+    counted: int = 0
+    has_row: bool = False
+
+    def next_draft(self) -> tuple[int, int]:
+        """The number of tokens drafted and accepted in the step that has just ended."""
+        if self.metrics is None or len(self.metrics.per_step_drafted) == self.counted:
+            return 0, 0
+        self.counted = len(self.metrics.per_step_drafted)
+        return self.metrics.per_step_drafted[-1], self.metrics.per_step_accepted[-1]
+
+
+@dataclass
+class Statistics:
+    """What vLLM reports of its last step; vLLM calls it as one of its stat loggers."""
+
+    scheduler: Any = None
+    iteration: Any = None
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **more: Any) -> None:
+        if scheduler_stats is not None:
+            self.scheduler = scheduler_stats
+        self.iteration = iteration_stats
+
+    def log_engine_initialized(self) -> None:
+        """Does nothing."""
+
+    def log(self) -> None:
+        """Does nothing."""
+
+
+@dataclass
+class _Counts:
+    """The counts of one step; the arrays are ``[sources, positions]``."""
+
+    positions: int
+    drafts: int = 0
+    drafted: Any = field(init=False)
+    accepted: Any = field(init=False)
+    emitted: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.drafted, self.accepted = np.zeros((2, len(SOURCES), self.positions), np.int64)
+
+    def add(self, request_id: str, emitted: int, drafted: int, kept: int) -> None:
+        self.emitted[request_id] = emitted
+        self.drafts += drafted > 0
+        self.drafted[_SOURCE, :drafted] += 1
+        self.accepted[_SOURCE, :kept] += 1
+
+
+class VllmEngine(BatchEngine):
+    """Answers requests by vLLM.
+
+    Args:
+        llm: vLLM's ``LLMEngine``, whose scheduler runs in this process.
+        make: Makes vLLM's parameters from `sampling_of` and a guide's fields.
+        adapters: vLLM's ``LoRARequest`` of each adapter, by name; see `open_engine`.
+        statistics: One of vLLM's stat loggers.
+        on_step: Called with each step's record, on the engine's thread.
+        drafted: Maximum number of draft tokens of a row; 0 for no drafts.
+    """
+
+    overlaps = False
+    rules_compiled = True
+
+    def __init__(
+        self,
+        llm: Any,
+        tokenizer: TaskTokenizer,
+        config: EngineConfig,
+        make: Callable[[dict[str, Any], dict[str, Any] | None], Any],
+        adapters: Mapping[str, Any],
+        statistics: Statistics,
+        on_step: Callable[[StepRecord], None],
+        drafted: int,
+    ) -> None:
+        self.config, self._llm, self._tokenizer = config, llm, tokenizer
+        self._make, self._adapters, self._statistics = make, adapters, statistics
+        self._on_step, self._drafted = on_step, drafted
+        self.guides = VllmGuides(self._check_guide)
+        self._vocab_size = int(llm.model_config.get_vocab_size())
+        self._eos_ids = tuple(e for e in tokenizer.eos_ids if e < self._vocab_size)
+        self._rows: dict[str, _Row] = {}
+        self._outputs: list[Output] = []
+        self._draft_seconds, self._drafts = 0.0, True
+        # With one device, the proposer is in this process; else its times are unknown.
+        runner = getattr(getattr(llm.model_executor, "driver_worker", None), "model_runner", None)
+        self._propose = getattr(getattr(runner, "drafter", None), "propose", None)
+        if runner and self._propose:
+            runner.drafter.propose = self._timed_drafts
+
+    @property
+    def running(self) -> int:
+        return sum(row.has_row for row in self._rows.values())
+
+    @property
+    def waiting(self) -> int:
+        return len(self._rows) - self.running
+
+    @property
+    def has_outputs(self) -> bool:
+        return bool(self._outputs)
+
+    @property
+    def kv_usage(self) -> float:
+        scheduler = self._statistics.scheduler
+        return scheduler.kv_cache_usage if scheduler and self._rows else 0.0
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def longest(self) -> int:
+        return self.config.max_model_len
+
+    def compile_rules(self) -> None:
+        """Does nothing, as vLLM has nothing to compile."""
+
+    def require_adapter(self, name: str | None) -> None:
+        if name is not None and name not in self._adapters:
+            known = ", ".join(filter(None, self._adapters)) or "none"
+            raise ValueError(f"adapter is {name!r}; the task has {known}")
+
+    def require_fit(self, request: Request) -> None:
+        """Checks a request, also for fields that vLLM refuses; see `BatchEngine`."""
+        super().require_fit(request)
+        rule = request.sampling
+        unfit = {"min_p": rule.min_p and rule.temperature, "logit_bias": rule.logit_bias}
+        for name in (name for name, given in unfit.items() if given and self._drafted):
+            raise FieldError(
+                name,
+                f"{name} is set, which vLLM does not take together with drafts; leave it out, or "
+                "serve the task with backend tasc, or with engine.max_draft_tokens 0",
+            )
+        if 0 < rule.temperature < _LEAST_TEMPERATURE:
+            raise FieldError(
+                "temperature",
+                f"temperature is {rule.temperature:g}; with vLLM it is 0, or {_LEAST_TEMPERATURE} "
+                "and more",
+            )
+        if not request.draft and self._drafted and not self._propose:
+            raise FieldError(
+                "draft",
+                "draft is false, which vLLM cannot do on several devices; leave it out, or set "
+                "engine.max_draft_tokens to 0",
+            )
+        try:
+            self._make(sampling_of(request, self._eos_ids), None)
+        except ValueError as error:
+            at_fault = (name for name in PARAMETERS if name in str(error))
+            raise FieldError(next(at_fault, "parameters"), f"vLLM refuses it: {error}") from error
+
+    def submit(self, request: Request, guide: Guide | None = None) -> None:
+        self.require_fit(request)
+        if request.id in self._rows:
+            raise ValueError(f"request {request.id} is being answered; ids must differ")
+        if len(self._rows) >= self.config.max_waiting + self.config.rows:
+            raise QueueFull(f"{self.waiting} requests are already waiting; try again later")
+        repeated = list(request.committed_ids) if starts_anew(request) else []
+        prompt = request.prompt_ids if repeated else (*request.prompt_ids, *request.committed_ids)
+        spec = request.guide
+        inner = self._llm.add_request(
+            request.id,
+            {"type": "token", "prompt_token_ids": list(prompt)},
+            self._make(sampling_of(request, self._eos_ids), guide_of(spec) if spec else None),
+            lora_request=self._adapters.get(request.adapter or ""),
+        )
+        held = self._llm.engine_core.engine_core.scheduler.requests[inner]
+        self._rows[request.id] = _Row(
+            request, AnswerBuilder(request, self._tokenizer), repeated, held.spec_decode_metrics
+        )
+
+    def cancel(self, request_id: str) -> bool:
+        self._outputs = [output for output in self._outputs if output.id != request_id]
+        if self._rows.pop(request_id, None) is None:
+            return False
+        self._llm.abort_request([request_id])
+        return True
+
+    def cancel_all(self) -> None:
+        for request_id in list(self._rows):
+            self.cancel(request_id)
+        self._outputs.clear()
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._rows
+
+    def launch(self) -> None:
+        """Runs a whole step."""
+        if not self._rows:
+            return
+        began, self._draft_seconds = time.perf_counter(), 0.0
+        # vLLM drafts for a whole batch, so one request without drafts has none for all.
+        self._drafts = all(row.request.draft for row in self._rows.values())
+        made = self._llm.step()
+        seconds = time.perf_counter() - began
+        counts = _Counts(max(self._drafted, 1))
+        self._mark_running()
+        for output in made:
+            if row := self._rows.get(output.request_id):
+                self._outputs.append(self._take(row, output, counts))
+        if not made and seconds < _PAUSE_S:
+            time.sleep(_PAUSE_S)
+        self._record(counts, seconds)
+
+    def collect(self) -> None:
+        """Does nothing, as `launch` runs a whole step."""
+
+    def outputs(self) -> list[Output]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _mark_running(self) -> None:
+        """Marks the first requests as running, as many as vLLM runs; it admits them in order."""
+        running = self._statistics.scheduler.num_running_reqs
+        for place, row in enumerate(self._rows.values()):
+            row.has_row = place < running
+
+    def _take(self, row: _Row, output: Any, counts: _Counts) -> Output:
+        """Adds a step's tokens to an answer; returns its next output."""
+        (made,) = output.outputs
+        answer, request = row.answer, row.request
+        if output.metrics and not answer.admitted:
+            answer.admitted = output.metrics.scheduled_ts
+        if output.prompt_logprobs and request.logprobs is not None:
+            scored = zip(request.prompt_ids[1:], output.prompt_logprobs[1:], strict=True)
+            answer.logprobs += [logprob_of(*each, request.logprobs) for each in scored]
+        tokens, fault = list(made.token_ids), ""
+        logprobs = [
+            logprob_of(token, found, request.logprobs or 0)
+            for token, found in zip(tokens, made.logprobs or (), strict=False)
+        ]
+        drafted, accepted = row.next_draft()
+        if row.repeated and tokens:
+            known = len(row.repeated[: len(tokens)])
+            if tokens[:known] != row.repeated[:known]:
+                fault = (
+                    "another replica began this answer, and vLLM, which must start it anew, "
+                    "answers differently this time; send the request again"
+                )
+            tokens, logprobs, row.repeated = tokens[known:], logprobs[known:], row.repeated[known:]
+        used = answer.emit(tokens, logprobs) if tokens and not fault else 0
+        kept = min(accepted, used)
+        answer.count_draft(drafted, kept)
+        counts.add(request.id, used, drafted, kept)
+        reason = answer.finish_reason() if used else None
+        if output.finished and reason is None:
+            reason = "stop" if made.finish_reason == "stop" else None
+            if reason is None:
+                fault = fault or f"vLLM ended the answer: {made.finish_reason}"
+        if reason or fault:
+            del self._rows[request.id]
+            if not output.finished:
+                self._llm.abort_request([request.id])
+        return answer.failed(fault) if fault else answer.output(reason)
+
+    def _record(self, counts: _Counts, seconds: float) -> None:
+        scored = self._statistics.iteration and self._statistics.iteration.prompt_token_stats
+        emitted, accepted = sum(counts.emitted.values()), int(counts.accepted.sum())
+        self._on_step(
+            StepRecord(
+                row_steps=len(counts.emitted),
+                drafts=counts.drafts,
+                drafted=counts.drafted,
+                reached=counts.drafted,
+                accepted=counts.accepted,
+                bonus_tokens=emitted - accepted,
+                prompt_tokens=scored.computed if scored else 0,
+                shared_tokens=scored.cached_tokens if scored else 0,
+                cached_tokens=sum(
+                    len(row.request.prompt_ids) + len(row.answer.tokens)
+                    for row in self._rows.values()
+                    if row.has_row
+                ),
+                draft_seconds=self._draft_seconds,
+                verify_seconds=seconds - self._draft_seconds,
+                requests=tuple(counts.emitted),
+                emitted=counts.emitted,
+            )
+        )
+
+    def _timed_drafts(self, sampled: Sequence[Any], *args: Any, **more: Any) -> list[list[int]]:
+        """Makes the drafts of a step; none if a request must not be drafted."""
+        assert self._propose is not None
+        began = time.perf_counter()
+        try:
+            drafts: list[list[int]] = self._propose(sampled, *args, **more)
+            return drafts if self._drafts else [[] for _ in sampled]
+        finally:
+            self._draft_seconds += time.perf_counter() - began
+
+    def _check_guide(self, fields: dict[str, Any]) -> None:
+        """Raises ValueError if vLLM refuses a guide."""
+        config = self._llm.vllm_config
+        self._make({"max_tokens": 1}, fields).verify(
+            config.model_config,
+            config.speculative_config,
+            config.structured_outputs_config,
+            self._llm.renderer.tokenizer,
+        )
+
+
+def open_engine(
+    record: TaskRecord,
+    source: ModelSource,
+    tokenizer: TaskTokenizer,
+    config: EngineConfig,
+    settings: EngineSettings,
+    folder: Path,
+    drafted: int,
+    positions: int,
+    on_step: Callable[[StepRecord], None],
+) -> VllmEngine:
+    """Starts vLLM in this process.
+
+    Args:
+        folder: The folder of the `IndexFile`.
+        drafted: Maximum number of draft tokens of a row; 0 for no drafts.
+        positions: Maximum number of tokens of a row that the model supports.
+
+    Raises:
+        ServiceError: vLLM is missing, or refuses the model, an adapter or an argument.
+    """
+    require_servable(record, settings)
+    if find_spec("vllm") is None:
+        raise ServiceError(
+            "backend is vllm, but vLLM is not installed in this environment; install it beside "
+            "tasc-serve (docs/how-to/vllm.md), or set engine.python to an environment that has it"
+        )
+    # The scheduler and, on one device, the model run in this process. Each has to be set before
+    # vLLM is imported.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ[_INDEX_VARIABLE] = str(folder)
+    for name, value in {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }.items():
+        os.environ.setdefault(name, value)
+    from vllm import EngineArgs, LLMEngine, SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    def make(fields: dict[str, Any], guide: dict[str, Any] | None) -> Any:
+        outputs = StructuredOutputsParams(**guide) if guide else None
+        kind = RequestOutputKind.DELTA
+        return SamplingParams(**fields, structured_outputs=outputs, output_kind=kind)
+
+    statistics = Statistics()
+    _let_vllm_scan_llvmlite()
+    try:
+        arguments = arguments_of(source, config, settings, drafted, positions)
+        made = EngineArgs(**arguments).create_engine_config()
+        if current_platform.is_cpu() and config.kv_cache_bytes is None:
+            made.cache_config.kv_cache_memory_bytes = _cache_bytes(made, config)
+        llm = LLMEngine.from_vllm_config(made, stat_loggers=[lambda *_: statistics])
+        named = enumerate(_adapters_of(source).items(), 1)
+        adapters = {name: LoRARequest(name or "adapter", i, str(at)) for i, (name, at) in named}
+        for adapter in adapters.values():
+            llm.add_lora(adapter)
+    except Exception as error:  # vLLM's errors have no common class
+        raise ServiceError(f"vLLM cannot serve task {record.name}: {error}") from error
+    return VllmEngine(llm, tokenizer, config, make, adapters, statistics, on_step, drafted)
+
+
+def _cache_bytes(vllm_config: Any, config: EngineConfig) -> int:
+    """Bytes of keys and values of all rows at their maximum length, and of shared prefixes."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    heads, layers = model.get_num_kv_heads(parallel), model.get_num_layers(parallel)
+    each = 2 * layers * heads * model.get_head_size() * model.dtype.itemsize
+    block = vllm_config.cache_config.block_size
+    blocks = config.rows * (-(-model.max_model_len // block) + 1)
+    return int(each * block * blocks) + config.prefix_cache_bytes
+
+
+def _let_vllm_scan_llvmlite() -> None:
+    """Lets vLLM 0.32 start on a CPU after numba was imported.
+
+    vLLM reads ``__dict__`` of every object in every module. llvmlite's library object answers with
+    a function of that name, and vLLM fails.
+    """
+    kind: Any = type(ffi.lib)
+    found = kind.__getattr__
+
+    def own(library: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return found(library, name)
+
+    kind.__getattr__ = own
