@@ -4,6 +4,7 @@ Models and tokenizers are made by `tiny`, adapters by `lora_folders`, neural dra
 `neural_drafters`.
 """
 
+import ast
 import asyncio
 import dataclasses
 import json
@@ -13,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +36,19 @@ from tasc_text import TaskTokenizer
 
 # Only a broken test waits this long. A test on a machine three times slower than usual does not.
 DEADLINE_S = 300.0
+
+
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a source file.
+
+    Before CPython 3.11.8, parsing fails at random in a process where another thread parses, too, as
+    Ray's threads do (python/cpython#106905).
+    """
+    for _ in range(20):
+        with suppress(SystemError):
+            return ast.parse(path.read_text("utf-8"))
+    return ast.parse(path.read_text("utf-8"))
+
 
 SMALL = EngineConfig(rows=2, max_model_len=64, prefill_chunk=16)
 # Every candidate is drafted, however improbable, so that drafts are accepted and rejected.

@@ -15,7 +15,3 @@ class FileError(ServiceError):
 
 class EngineBroken(ServiceError):
     """The engine that held a request ended with an error; its replica is being replaced."""
-
-
-class IndexRefused(ServiceError):
-    """A draft index does not fit the target's tokenizer; the message names both fingerprints."""

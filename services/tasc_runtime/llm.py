@@ -37,7 +37,6 @@ from tasc_protocol import FieldError, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine.builder import EngineBuilder
-from tasc_runtime.engine.indexes import require_own
 from tasc_runtime.engine.reader import require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
@@ -56,6 +55,7 @@ from tasc_runtime.sampling_options import (
     guide_of,
 )
 from tasc_store import TaskRecord, connect
+from tasc_store.indexes import require_own
 from tasc_text import (
     ChatTemplate,
     Conversation,

@@ -57,6 +57,10 @@ class FingerprintMismatch(StoreError):
     """An artifact was made for another tokenizer (or another task)."""
 
 
+class IndexRefused(StoreError):
+    """A draft index does not fit the target's tokenizer; the message names both fingerprints."""
+
+
 class UnknownFile(StoreError):
     """No file has that id: it never existed, was deleted, or has expired."""
 

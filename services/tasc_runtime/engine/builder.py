@@ -21,7 +21,6 @@ from tasc_draft.files import cache_folder
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.loading import max_positions
-from tasc_runtime.engine.indexes import DraftIndexes, empty_index
 from tasc_runtime.engine.reader import RequestReader
 from tasc_runtime.engine.step_costs import step_costs
 from tasc_runtime.engine.versions import Pinned, Records, newest_version
@@ -29,6 +28,7 @@ from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.models import load_tokenizer, template_of
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, TaskRecord, TaskStore
 from tasc_store.artifacts import VOCABULARY
+from tasc_store.indexes import DraftIndexes, empty_index
 from tasc_text import MessageError, TaskTokenizer, resolve_folder
 
 if TYPE_CHECKING:  # loads torch modules of neural drafters, which most tasks do without

@@ -15,10 +15,9 @@ from tasc_draft import DraftIndex
 from tasc_runtime.engine.builder import Drafting, EngineBuilder
 from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_runtime.engine.versions import MAX_KNOWN, RecordFollower, fixed_changes
-from tasc_runtime.errors import ServiceError
 from tasc_runtime.sampling_options import guide_of
 from tasc_serve.store_calls import RepeatedCall
-from tasc_store import Artifact, TaskRecord, TaskStore
+from tasc_store import Artifact, IndexRefused, TaskRecord, TaskStore
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +78,7 @@ class TaskWatcher:
             with self._changing:
                 proposer = self._builder.proposer_for(self._builder.record, index)
                 self._between_steps(partial(self._swap, artifact, index, proposer))
-        except (ServiceError, ValueError):  # it can never fit; other errors may be temporary
+        except (IndexRefused, ValueError):  # it can never fit; other errors may be temporary
             log.exception("a new draft index does not fit; the old one stays in use")
         self._index = artifact.version
 

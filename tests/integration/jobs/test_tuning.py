@@ -13,9 +13,9 @@ from tasc_draft import DraftIndex, build_index, read_index, write_index
 from tasc_draft.index.weights import Weights
 from tasc_jobs.demo.tasks import read_split
 from tasc_runtime.data.local_corpus import encode
-from tasc_runtime.engine.indexes import DraftIndexes
 from tasc_runtime.models import load_tokenizer
 from tasc_store import Artifact, ArtifactCache, ArtifactStore, CorpusRow, CorpusStore, TaskRecord
+from tasc_store.indexes import DraftIndexes
 from tasc_text import PromptTemplate
 
 pytestmark = pytest.mark.redis

@@ -26,10 +26,10 @@ from tasc_engine import EngineError, Request
 from tasc_protocol import FieldError
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.engine_settings import EngineSettings
-from tasc_runtime.errors import FileError, IndexRefused, ServiceError
+from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.llm import Completion
 from tasc_serve import LLM
-from tasc_store import NeuralDrafting
+from tasc_store import IndexRefused, NeuralDrafting
 from tasc_text import TextError
 from tiny import END, SENTENCES, make_folder
 

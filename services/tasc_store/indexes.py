@@ -4,11 +4,14 @@ Drafting works without an index, so a damaged index reduces speed but fails no a
 """
 
 import logging
+from typing import TYPE_CHECKING
 
 from tasc_draft import DraftError, DraftIndex, IndexFileError, IndexFormatError, read_index
-from tasc_runtime.errors import IndexRefused
-from tasc_store import Artifact, ArtifactCache, ArtifactStore, CorruptArtifact
+from tasc_store.errors import CorruptArtifact, IndexRefused
 from tasc_text import TaskTokenizer
+
+if TYPE_CHECKING:  # needs redis, which the check of an index from a file does without
+    from tasc_store.artifacts import Artifact, ArtifactCache, ArtifactStore
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +35,14 @@ class DraftIndexes:
     """Indexes of ``store`` for a target's tokenizer."""
 
     def __init__(
-        self, task: str, store: ArtifactStore, cache: ArtifactCache, tokenizer: TaskTokenizer
+        self, task: str, store: "ArtifactStore", cache: "ArtifactCache", tokenizer: TaskTokenizer
     ) -> None:
         self.store = store
         self._task = task
         self._cache = cache
         self._tokenizer = tokenizer
 
-    def fetch(self, artifact: Artifact) -> DraftIndex:
+    def fetch(self, artifact: "Artifact") -> DraftIndex:
         """Downloads an index to this node if needed, maps it and checks it.
 
         A damaged file in the cache is downloaded once more.
@@ -64,7 +67,7 @@ class DraftIndexes:
         index.check_integrity()
         return index
 
-    def current(self) -> tuple[Artifact | None, DraftIndex]:
+    def current(self) -> "tuple[Artifact | None, DraftIndex]":
         """Returns the current index, or an empty index if there is none or it is damaged.
 
         Raises:
@@ -81,7 +84,7 @@ class DraftIndexes:
                 log.exception("task %s: index %d cannot be used", self._task, artifact.version)
         return None, empty_index(self._tokenizer)
 
-    def pinned(self, version: int | None) -> tuple[Artifact | None, DraftIndex]:
+    def pinned(self, version: int | None) -> "tuple[Artifact | None, DraftIndex]":
         """Returns the index of a version, current or not; for None, an empty index.
 
         Raises:

@@ -1,0 +1,537 @@
+"""Drafts from a task's index in vLLM: a proposer for its speculative method ``custom_class``.
+
+::
+
+    vllm.LLM(
+        model,
+        speculative_config={
+            "method": "custom_class",
+            "model": "tasc_draft.vllm.TascProposer",
+            "num_speculative_tokens": 16,
+        },
+        additional_config={"tasc": {"index": "index.tasc"}},
+    )
+
+vLLM names rows by their slots in the batch, and moves, removes and resumes rows without notice. A
+row is therefore recognised by its tokens. This module needs vLLM only where vLLM calls it, and its
+tests replay calls of vLLM 0.32. vLLM declares the interface experimental.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tasc_draft.compiled import borrowing
+from tasc_draft.drafts import DraftError, Int32
+from tasc_draft.files import cache_folder
+from tasc_draft.index.draft_index import DraftIndex, read_index
+from tasc_draft.mixture.proposer import NgramProposer
+from tasc_draft.mixture.row_state import NONE, int32
+from tasc_draft.settings import DraftSettings
+from tasc_text import TaskTokenizer, resolve_folder
+
+if TYPE_CHECKING:  # Redis is optional
+    from tasc_store import Artifact
+    from tasc_store.indexes import DraftIndexes
+
+log = logging.getLogger(__name__)
+
+INDEX_FILE = "index.tasc"
+_MOST_FAULTS = 3  # afterwards, nothing is drafted
+_BLOCK = 32  # tokens that are compared at once
+
+
+@dataclasses.dataclass(frozen=True)
+class VllmDrafting:
+    """The settings under ``tasc`` in vLLM's ``additional_config``.
+
+    vLLM hashes these settings into the key of its compile cache, so they name no index version.
+
+    Attributes:
+        index: An index file, or a folder with an ``index.tasc``; a new version of the file is taken
+            over between two steps.
+        task: The name of a task whose current index in Redis is used, instead of ``index``.
+        redis_url: The address of this Redis.
+        rows: Maximum number of rows that get drafts at the same time. Each takes eight bytes for
+            each id of the vocabulary.
+        row_tokens: Maximum tokens of a row, prompt and answer together; longer rows get no drafts.
+        poll_s: Seconds between two looks for a new version of the index.
+        draft: Fields of `DraftSettings` that replace those of the index.
+
+    Raises:
+        DraftError: A value is outside its range, or not exactly one index is named.
+    """
+
+    index: str | None = None
+    task: str | None = None
+    redis_url: str | None = None
+    rows: int = 256
+    row_tokens: int = 8192
+    poll_s: float = 5.0
+    draft: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.index is None) == (self.task is None) or bool(self.task) != bool(self.redis_url):
+            raise DraftError(
+                'additional_config must name one index: {"tasc": {"index": FILE_OR_FOLDER}} or '
+                '{"tasc": {"task": NAME, "redis_url": URL}}'
+            )
+        for name in ("rows", "row_tokens", "poll_s"):
+            if not getattr(self, name) > 0:
+                raise DraftError(f"tasc.{name} is {getattr(self, name)}; it must be above 0")
+
+    @classmethod
+    def read(cls, additional_config: Any) -> "VllmDrafting":
+        """Returns the settings in vLLM's ``additional_config``.
+
+        Raises:
+            DraftError: There are none, or a field is unknown or outside its range.
+        """
+        found = additional_config.get("tasc") if isinstance(additional_config, dict) else None
+        known = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(found, dict):
+            found = {}
+        if unknown := sorted(set(found) - set(known)):
+            raise DraftError(
+                f'additional_config has unknown fields in "tasc": {", ".join(unknown)}; known '
+                f"fields are {', '.join(known)}"
+            )
+        return cls(**found)
+
+    def settings(self, index: DraftIndex, most: int) -> DraftSettings:
+        """The settings for drafts from an index, with at most ``most`` tokens of one row."""
+        tuned = index.settings or DraftSettings()
+        fields = {**dataclasses.asdict(tuned), "num_speculative_tokens": most, **self.draft}
+        try:
+            return DraftSettings(**fields)
+        except TypeError as error:
+            known = ", ".join(field.name for field in dataclasses.fields(DraftSettings))
+            raise DraftError(f"tasc.draft: {error}; known fields are {known}") from error
+
+
+# A row.
+#   length: number of tokens of its text, up to the first end-of-sequence of the last step; 0: free
+#   begin: number of tokens of the prompt
+#   seen: number of tokens that vLLM's row had in the last step, also after an end-of-sequence
+#   step: number of the last step in which the row was in the batch
+ROW = np.dtype(int32("length", "begin", "seen", "step"), align=True)
+
+
+@borrowing
+def _equal(a: Any, b: Any, n: int) -> bool:
+    """Whether the first n values are equal, compared from the end, where rows differ."""
+    end = n
+    while end > 0:
+        begin, different = max(end - _BLOCK, 0), 0
+        for i in range(begin, end):
+            different |= a[i] ^ b[i]
+        if different:
+            return False
+        end = begin
+    return True
+
+
+@borrowing
+def _is_end(token: int, is_eos: Any) -> bool:
+    return 0 <= token < len(is_eos) and is_eos[token]
+
+
+@borrowing
+def _continues(row: Any, text: Any, tokens: Any, end: int, fresh: int, is_eos: Any) -> bool:
+    """Whether a batch slot continues a row.
+
+    The slot may have more new tokens than those of this step, because vLLM left out steps. A row
+    with an end-of-sequence must not have any, since a conversation's next prompt may contain it.
+    """
+    gap = end - row.seen
+    if gap < fresh or (gap > fresh and _is_end(text[row.length - 1], is_eos)):
+        return False
+    return _equal(text, tokens, row.length)
+
+
+@borrowing
+def follow(
+    rows: Any,
+    texts: Any,
+    row_of: Any,
+    step: int,
+    fresh: Any,
+    ends: Any,
+    tokens: Any,
+    is_eos: Any,
+    added: Any,
+    offsets: Any,
+    absent: Any,
+) -> tuple[int, int]:
+    """Find the rows of a batch's slots, and append their new tokens.
+
+    Args:
+        rows: ``ROW[r]``.
+        texts: ``int32[r, capacity]``.
+        row_of: ``int32[slots]``, the row of each slot in the last step; updated. A slot whose
+            prompt is incomplete, or that begins a row, has NONE.
+        fresh: ``int32[n]``, number of tokens that the target emitted for each slot in this step.
+        ends: ``int32[>=n]``, number of tokens of each slot, with these.
+        tokens: ``int32[>=n, m]``, the tokens of each slot.
+        is_eos: ``bool[ids]``.
+        added: ``int32[*]``, filled with the tokens that each slot's row did not have yet, up to an
+            end-of-sequence.
+        offsets: ``int32[n + 1]``, filled with the places where each slot's tokens begin.
+        absent: ``int32[r]``, filled with the rows that are not in the batch. Rows that ended come
+            first; the others may come back.
+
+    Returns:
+        The number of absent rows that ended, and of absent rows.
+    """
+    n, capacity = len(fresh), texts.shape[1]
+    for i in range(n):
+        r = row_of[i]
+        if r == NONE:
+            continue
+        if fresh[i] > 0 and _continues(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos):
+            rows[r].step = step
+        else:
+            row_of[i] = NONE
+    row_of[n:] = NONE
+    away = 0
+    for r in range(len(rows)):
+        if rows[r].length > 0 and rows[r].step != step:
+            absent[away] = r
+            away += 1
+    for i in range(n):
+        if row_of[i] != NONE or fresh[i] == 0:
+            continue
+        for j in range(away):
+            r = absent[j]
+            if _continues(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos):
+                row_of[i], rows[r].step = r, step
+                away -= 1
+                absent[j] = absent[away]
+                break
+    ended = 0
+    for j in range(away):
+        r = absent[j]
+        if _is_end(texts[r, rows[r].length - 1], is_eos):
+            absent[j], absent[ended] = absent[ended], r
+            ended += 1
+    at = 0
+    for i in range(n):
+        offsets[i] = at
+        r = row_of[i]
+        if r == NONE:
+            continue
+        end = rows[r].length
+        while end < ends[i] and end < capacity:
+            token = tokens[i, end]
+            texts[r, end] = token
+            added[at] = token
+            end, at = end + 1, at + 1
+            if _is_end(token, is_eos):
+                break
+        rows[r].length, rows[r].seen = end, ends[i]
+    offsets[n] = at
+    return ended, away
+
+
+class TascProposer:
+    """Drafts chains for vLLM from a task's index.
+
+    Args:
+        vllm_config: vLLM's configuration, with `VllmDrafting` in its ``additional_config``.
+
+    Attributes:
+        source: The place of the index.
+
+    Raises:
+        DraftError: The settings are invalid, or the index is damaged or for another tokenizer.
+            vLLM then does not start. If Redis does not answer, drafts come from prompts and
+            answers alone until it does.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._given = given = VllmDrafting.read(vllm_config.additional_config)
+        model = vllm_config.model_config
+        self._most = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._vocab_size = int(model.get_vocab_size())
+        slots = int(vllm_config.scheduler_config.max_num_seqs)
+        drafted = min(slots, given.rows)
+        number = drafted + NgramProposer.spare_lanes(drafted)  # for rows that are out of the batch
+        capacity = min(int(model.max_model_len), given.row_tokens)
+        self.source = source_of(given, model.tokenizer, model.tokenizer_revision)
+        self._rows = np.zeros(number, ROW)
+        self._texts = np.zeros((number, capacity), np.int32)
+        self._row_of = np.full(slots, NONE, np.int32)
+        self._absent = np.zeros(number, np.int32)
+        self._added = np.zeros(number * capacity, np.int32)
+        self._step = self._faults = 0
+        self._is_broken = False
+        self._proposer = self._made(self.source.first())
+        self._is_eos = self._proposer.memory.is_eos
+        self._next: tuple[DraftIndex, NgramProposer | None] | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="tasc-index", daemon=True).start()
+
+    @property
+    def index(self) -> DraftIndex:
+        """The index in use."""
+        return self._proposer.index
+
+    def close(self) -> None:
+        """Stops to look for new versions of the index."""
+        self._closed.set()
+
+    def load_model(self, model: Any) -> None:
+        """Does nothing. vLLM calls it after it has loaded the target."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Int32,
+        token_ids_cpu: Int32,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafts for all slots of a batch. A fault is logged, and gives empty drafts.
+
+        Args:
+            sampled_token_ids: The tokens that the target emitted for each slot in this step; none
+                for a slot whose prompt is incomplete.
+            num_tokens_no_spec: ``int32[slots]``, number of tokens of each slot, with these.
+            token_ids_cpu: ``int32[slots, max_model_len]``, the tokens of each slot.
+            slot_mappings: Not used.
+
+        Returns:
+            A chain of up to ``num_speculative_tokens`` ids for each slot.
+        """
+        if self._faults < _MOST_FAULTS:
+            try:
+                return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            except Exception:
+                self._faults += 1
+                is_last = self._faults == _MOST_FAULTS
+                after = "off until vLLM starts again" if is_last else "started anew"
+                log.exception("a step is not drafted, and drafting is %s", after)
+                self._is_broken = True
+        return [[] for _ in sampled_token_ids]
+
+    def _propose(
+        self, sampled: Sequence[Sequence[int]], ends: Int32, ids: Int32
+    ) -> list[list[int]]:
+        self._renew()
+        n = len(sampled)
+        self._step += 1
+        fresh, offsets = np.fromiter(map(len, sampled), np.int32, n), np.empty(n + 1, np.int32)
+        budget = np.zeros(n, np.int32)
+        rows, texts, row_of, is_eos = self._rows, self._texts, self._row_of, self._is_eos
+        added, absent = self._added, self._absent
+        ended, away = follow(
+            rows, texts, row_of, self._step, fresh, ends, ids, is_eos, added, offsets, absent
+        )
+        for row in absent[:ended].tolist():
+            self._finish(row)
+        slots, parked = row_of[:n], absent[ended:away]
+        self._proposer.observe_rows(slots, added, offsets)
+        for i in np.flatnonzero((slots == NONE) & (fresh > 0)).tolist():
+            slots[i] = self._begin(ids[i, : ends[i]], int(fresh[i]), parked)
+        drafted = np.flatnonzero(slots != NONE)
+        chosen = slots[drafted]
+        lengths = rows["length"][chosen]
+        goes_on = ~is_eos[texts[chosen, lengths - 1]]
+        budget = np.where(goes_on, np.minimum(self._most, texts.shape[1] - lengths), 0)
+        drafts = self._proposer.propose(chosen, budget.astype(np.int32))
+        tokens, bounds = drafts.tokens.tolist(), drafts.offsets.tolist()
+        chains: list[list[int]] = [[] for _ in range(n)]
+        for i, begin, end in zip(drafted.tolist(), bounds, bounds[1:], strict=False):
+            chains[i] = tokens[begin:end]
+        return chains
+
+    def _begin(self, ids: Int32, fresh: int, parked: Int32) -> int:
+        """Begins a row; returns NONE if it is too long, or no row is free.
+
+        Args:
+            parked: Rows that are out of the batch, and may be given up.
+        """
+        rows, begin = self._rows, len(ids) - fresh
+        if len(ids) > self._texts.shape[1]:
+            return NONE
+        row = int(np.argmin(rows["length"]))
+        if rows["length"][row]:
+            parked = parked[rows["length"][parked] > 0]
+            if not len(parked):
+                return NONE
+            row = int(parked[np.argmin(rows["step"][parked])])
+            self._finish(row)
+        ends = np.flatnonzero(self._is_eos[ids[begin:]])
+        length = begin + int(ends[0]) + 1 if len(ends) else len(ids)
+        self._proposer.start(row, ids[:begin])
+        self._proposer.observe(row, ids[begin:length])
+        self._texts[row, :length] = ids[:length]
+        rows[row] = length, begin, len(ids), self._step
+        return row
+
+    def _finish(self, row: int) -> None:
+        self._rows["length"][row] = 0
+        self._proposer.finish(row)
+
+    def _renew(self) -> None:
+        """Switches to a new index, or to a new proposer after a fault."""
+        found = self._next
+        if found:  # otherwise, the other thread may be setting it
+            self._next = None
+        if self._is_broken:
+            self._rows[:], self._row_of[:] = 0, NONE
+            self._proposer, self._is_broken = self._made(found[0] if found else self.index), False
+        elif found and (proposer := found[1]):
+            for row in np.flatnonzero(self._rows["length"]).tolist():
+                (length, begin, _, _), text = self._rows[row].tolist(), self._texts[row]
+                proposer.start(row, text[:begin])
+                proposer.observe(row, text[begin:length])
+            self._proposer = proposer
+        elif found:
+            self._proposer.set_index(found[0])
+
+    def _watch(self) -> None:
+        """Loads new versions of the index, for `_renew`."""
+        reported = ""
+        while not self._closed.wait(self._given.poll_s):
+            if self._next:  # not in use yet
+                continue
+            try:
+                if index := self.source.newer():
+                    settings = self._given.settings(index, self._most)
+                    same = settings == self._proposer.settings
+                    self._next = index, None if same else self._made(index)
+                reported = ""
+            except Exception as error:
+                if str(error) != reported:
+                    log.warning("no new draft index is used, the last one stays: %s", error)
+                    reported = str(error)
+
+    def _made(self, index: DraftIndex) -> NgramProposer:
+        rows, capacity = self._texts.shape
+        return NgramProposer(
+            self._given.settings(index, self._most),
+            rows=rows,
+            capacity=capacity,
+            vocab_size=self._vocab_size,
+            eos_ids=self.source.tokenizer.eos_ids,
+            index=index,
+            branching=False,
+        )
+
+
+class FileSource:
+    """An index in a file, which another process may replace.
+
+    Args:
+        place: The file, or a folder with an ``index.tasc``.
+        tokenizer: The target's tokenizer.
+    """
+
+    def __init__(self, place: str, tokenizer: TaskTokenizer) -> None:
+        path = Path(place).expanduser()
+        self.path, self.tokenizer = path / INDEX_FILE if path.is_dir() else path, tokenizer
+        self._state: tuple[int, ...] = ()
+
+    def first(self) -> DraftIndex:
+        """Reads the index.
+
+        Raises:
+            DraftError: There is no file, or it is damaged or for another tokenizer.
+        """
+        if not self.path.is_file():
+            raise DraftError(
+                f"there is no index {self.path}; write one with `tasc index export TASK --to "
+                "FOLDER`, LLM.save or tasc_draft.write_index"
+            )
+        return self._read()
+
+    def newer(self) -> DraftIndex | None:
+        """Reads the index if its file was replaced; else returns None."""
+        return self._read() if self._state != self._found() else None
+
+    def _found(self) -> tuple[int, ...]:
+        found = self.path.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _read(self) -> DraftIndex:
+        state, index = self._found(), read_index(self.path)
+        self._state = state  # also if it is refused, so that it is read once
+        index.check_integrity()
+        ours = self.tokenizer.fingerprint, self.tokenizer.vocab_size
+        if (index.fingerprint, index.vocab_size) != ours:
+            raise DraftError(
+                f"{self.path} was built with tokenizer {index.fingerprint} of {index.vocab_size} "
+                f"ids, but the model has tokenizer {ours[0]} of {ours[1]} ids; build the index "
+                f"with the tokenizer in {self.tokenizer.path.parent}"
+            )
+        return index
+
+
+class StoreSource:
+    """The current index of a task in Redis.
+
+    Args:
+        tokenizer: The target's tokenizer.
+    """
+
+    def __init__(self, task: str, redis_url: str, tokenizer: TaskTokenizer) -> None:
+        self._task, self._url, self.tokenizer = task, redis_url, tokenizer
+        self._indexes: DraftIndexes | None = None
+        self._used: Artifact | None = None
+
+    def first(self) -> DraftIndex:
+        """Fetches the index. Returns an empty one if Redis does not answer or has none.
+
+        Raises:
+            DraftError: The task does not exist.
+        """
+        from tasc_store import StoreUnreachable, UnknownTask
+
+        try:
+            if index := self.newer():
+                return index
+            log.warning("task %s has no index yet; drafts come from prompts", self._task)
+        except UnknownTask as error:
+            raise DraftError(str(error)) from error
+        except StoreUnreachable as error:
+            log.warning("drafts come from prompts until Redis answers: %s", error)
+        return DraftIndex.empty(self.tokenizer.fingerprint, self.tokenizer.vocab_size)
+
+    def newer(self) -> DraftIndex | None:
+        """Fetches the index if another version became current; else returns None."""
+        if self._indexes is None:
+            self._indexes = self._connected()
+        current = self._indexes.store.current()
+        if current is None or current == self._used:
+            return None
+        index = self._indexes.fetch(current)
+        self._used = current
+        return index
+
+    def _connected(self) -> "DraftIndexes":
+        from tasc_store import ArtifactCache, ArtifactStore, TaskStore, connect
+        from tasc_store.indexes import DraftIndexes
+
+        client, folder = connect(self._url), cache_folder() / "indexes"
+        corpus = TaskStore(client).get(self._task).corpus_name
+        store = ArtifactStore(client, corpus, self.tokenizer.fingerprint)
+        return DraftIndexes(self._task, store, ArtifactCache(folder), self.tokenizer)
+
+
+def source_of(
+    given: VllmDrafting, tokenizer: str, revision: str | None = None
+) -> FileSource | StoreSource:
+    """Returns the place of an index, and loads the tokenizer.
+
+    Args:
+        tokenizer: A folder with a ``tokenizer.json``, or a name on the Hugging Face hub.
+    """
+    loaded = TaskTokenizer.from_folder(resolve_folder(tokenizer, revision, weights=False))
+    if given.task and given.redis_url:
+        return StoreSource(given.task, given.redis_url, loaded)
+    return FileSource(given.index or "", loaded)
