@@ -19,6 +19,7 @@ tests replay calls of vLLM 0.32. vLLM declares the interface experimental.
 
 import dataclasses
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -428,12 +429,13 @@ class FileSource:
     """An index in a file, which another process may replace.
 
     Args:
-        place: The file, or a folder with an ``index.tasc``.
+        place: The file, or a folder with an ``index.tasc``; ``$NAME`` is a variable of the
+            environment.
         tokenizer: The target's tokenizer.
     """
 
     def __init__(self, place: str, tokenizer: TaskTokenizer) -> None:
-        path = Path(place).expanduser()
+        path = Path(os.path.expandvars(place)).expanduser()
         self.path, self.tokenizer = path / INDEX_FILE if path.is_dir() else path, tokenizer
         self._state: tuple[int, ...] = ()
 

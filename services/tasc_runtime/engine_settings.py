@@ -29,21 +29,6 @@ Backend: TypeAlias = Literal["tasc", "vllm"]
 class EngineSettings(Section):
     """The engine of a replica: batch size, context, caches, drafts, threads."""
 
-    backend: Backend = Field(
-        "tasc",
-        description="tasc: this project's engine. vllm: vLLM, which must be installed in the "
-        "environment of the engine, with this project's drafts.",
-    )
-    vllm: dict[str, Any] = Field(
-        {},
-        description="Backend vllm: further fields of vLLM's EngineArgs, such as "
-        "tensor_parallel_size, quantization or enforce_eager.",
-    )
-    python: str | None = Field(
-        None,
-        description="Python interpreter of another environment, in which Ray starts the processes "
-        "of engines, with the same versions of Python and Ray; unset: the service's own.",
-    )
     rows: int = Field(8, ge=1, le=4096, description="b, the number of rows decoded together.")
     max_model_len: int | None = Field(
         None,
@@ -98,6 +83,26 @@ class EngineSettings(Section):
         description="auto, cpu, cuda, cuda:0 and so on; auto uses a GPU if there is one. Backend "
         "vllm takes auto alone: the build of vLLM decides.",
     )
+    backend: Backend = Field(
+        "tasc",
+        description="tasc: this project's engine. vllm: vLLM, which must be installed in the "
+        "environment of the engine, with this project's drafts.",
+    )
+    vllm: dict[str, Any] = Field(
+        {},
+        description="Backend vllm: further fields of vLLM's EngineArgs, such as "
+        "tensor_parallel_size, quantization or enforce_eager.",
+    )
+    python: str | None = Field(
+        None,
+        description="Python interpreter of another environment, in which Ray starts the processes "
+        "of engines, with the same versions of Python and Ray; unset: the service's own.",
+    )
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """Ray's ``runtime_env`` of processes with this engine."""
+        return {"py_executable": self.python} if self.python else {}
 
     @model_validator(mode="after")
     def _has_one_backend(self) -> Self:

@@ -23,6 +23,7 @@ from tasc_engine import EngineConfig, ModelSource, StepRecord
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.errors import GuideError, QueueFull
 from tasc_engine.guided import Guide
+from tasc_engine.guided.choices import Choices
 from tasc_engine.lora.adapter_folder import settings_of
 from tasc_engine.step.answer import AnswerBuilder
 from tasc_protocol import PARAMETERS, FieldError, GuideSpec, Output, Request, TokenLogprob
@@ -39,7 +40,7 @@ _PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide 
 _KNOWN_GUIDES = 256
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, in vLLM
 _LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this
-_GUIDES = {"choice": "choice", "json_schema": "json", "regex": "regex", "grammar": "grammar"}
+_GUIDES = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
 _SOURCE = SOURCES.index("vllm")
 # Arguments of vLLM that follow from other settings.
 _FOLLOW = {
@@ -135,12 +136,12 @@ def _adapters_of(source: ModelSource) -> dict[str, Path]:
 def starts_anew(request: Request) -> bool:
     """Whether vLLM must repeat the tokens that another engine has committed.
 
-    It continues a text exactly if the next token depends on the tokens before it alone, and not on
-    a random generator, the state of a guide, or which tokens were the prompt's.
+    It continues a text where the next token depends on the tokens before it alone, but not on the
+    state of a guide, or on which of them are the answer's.
     """
     rule = request.sampling
     counted = rule.presence_penalty or rule.frequency_penalty
-    return bool(request.committed_ids) and bool(rule.temperature or counted or request.guide)
+    return bool(request.committed_ids) and bool(counted or request.guide)
 
 
 def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
@@ -171,17 +172,12 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _seed(request: Request) -> int:
-    """A seed of its own for each answer to a request; that of the first answer is the request's."""
-    place = request.prompt_index, request.choice_index
+    """A seed of its own for each answer to a request, and for the rest of a broken-off answer."""
+    place = request.prompt_index, request.choice_index, len(request.committed_ids)
     if not any(place):
         return request.seed
     text = ".".join(map(str, (request.seed, *place)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def guide_of(spec: GuideSpec) -> dict[str, Any]:
-    """Returns the fields of vLLM's ``StructuredOutputsParams``."""
-    return {_GUIDES[spec.kind]: list(spec.choices) if spec.choices else spec.text}
 
 
 def logprob_of(token: int, found: Mapping[int, Any], count: int) -> TokenLogprob:
@@ -200,29 +196,53 @@ class VllmGuides:
     """Checks guides on the calling thread; vLLM compiles them itself.
 
     Args:
-        check: Raises ValueError if vLLM refuses the fields of `guide_of`.
+        check: Raises ValueError if vLLM refuses the fields of a guide.
     """
 
-    def __init__(self, check: Callable[[dict[str, Any]], None]) -> None:
-        self._check = check
-        self._known: dict[GuideSpec, str] = {}
+    def __init__(
+        self,
+        tokenizer: TaskTokenizer,
+        vocab_size: int,
+        check: Callable[[dict[str, Any]], None] = lambda fields: None,
+    ) -> None:
+        self._tokenizer, self._vocab_size, self._check = tokenizer, vocab_size, check
+        self._known: dict[GuideSpec, dict[str, Any] | GuideError] = {}
 
     def of(self, spec: GuideSpec) -> None:
-        """Raises GuideError if vLLM cannot follow a guide."""
-        if (fault := self._known.get(spec)) is None:
+        self.fields(spec)
+
+    def fields(self, spec: GuideSpec) -> dict[str, Any]:
+        """Returns the fields of vLLM's ``StructuredOutputsParams``.
+
+        Raises:
+            GuideError: vLLM cannot follow the guide.
+        """
+        if (found := self._known.get(spec)) is None:
             try:
-                self._check(guide_of(spec))
-                fault = ""
+                found = self._made(spec)
+                self._check(found)
+            except GuideError as error:
+                found = error
             except ValueError as error:
-                fault = f"vLLM refuses it: {error}"
+                found = GuideError(f"vLLM refuses it: {error}")
             if len(self._known) >= _KNOWN_GUIDES:
                 self._known.clear()
-            self._known[spec] = fault
-        if fault:
-            raise GuideError(fault)
+            self._known[spec] = found
+        if isinstance(found, GuideError):
+            raise GuideError(str(found))
+        return found
 
     def known(self, spec: GuideSpec) -> bool:
         return spec in self._known
+
+    def _made(self, spec: GuideSpec) -> dict[str, Any]:
+        if spec.kind != "choice":
+            return {_GUIDES[spec.kind]: spec.text}
+        # vLLM's own choices may be spelled by any tokens; these are the tokenizer's, as in drafts.
+        Choices.of(spec.choices, self._tokenizer, self._vocab_size)
+        ids = self._tokenizer.encode_outputs(spec.choices)
+        lines = (" ".join(f"<[{id_}]>" for id_ in tokens) for tokens in ids)
+        return {"grammar": "start: " + " | ".join(lines)}
 
 
 @dataclass(eq=False)
@@ -241,6 +261,11 @@ class _Row:
     metrics: Any = None
     counted: int = 0
     has_row: bool = False
+
+    def is_plain(self) -> bool:
+        """Whether the row must not be drafted now."""
+        request = self.request
+        return not request.draft or len(self.answer.tokens) < request.min_tokens
 
     def next_draft(self) -> tuple[int, int]:
         """The number of tokens drafted and accepted in the step that has just ended."""
@@ -318,8 +343,9 @@ class VllmEngine(BatchEngine):
         self.config, self._llm, self._tokenizer = config, llm, tokenizer
         self._make, self._adapters, self._statistics = make, adapters, statistics
         self._on_step, self._drafted = on_step, drafted
-        self.guides = VllmGuides(self._check_guide)
         self._vocab_size = int(llm.model_config.get_vocab_size())
+        self.guides = guides = VllmGuides(tokenizer, self._vocab_size, self._check_guide)
+        self._guide_fields = guides.fields
         self._eos_ids = tuple(e for e in tokenizer.eos_ids if e < self._vocab_size)
         self._rows: dict[str, _Row] = {}
         self._outputs: list[Output] = []
@@ -329,6 +355,7 @@ class VllmEngine(BatchEngine):
         self._propose = getattr(getattr(runner, "drafter", None), "propose", None)
         if runner and self._propose:
             runner.drafter.propose = self._timed_drafts
+        self._can_pause = not drafted or self._propose is not None
 
     @property
     def running(self) -> int:
@@ -380,11 +407,12 @@ class VllmEngine(BatchEngine):
                 f"temperature is {rule.temperature:g}; with vLLM it is 0, or {_LEAST_TEMPERATURE} "
                 "and more",
             )
-        if not request.draft and self._drafted and not self._propose:
+        plain = {"draft": not request.draft, "min_tokens": request.min_tokens}
+        for name in (name for name, given in plain.items() if given and not self._can_pause):
             raise FieldError(
-                "draft",
-                "draft is false, which vLLM cannot do on several devices; leave it out, or set "
-                "engine.max_draft_tokens to 0",
+                name,
+                f"{name} needs steps without drafts, which vLLM on several devices cannot make; "
+                "leave it out, or set engine.max_draft_tokens to 0",
             )
         try:
             self._make(sampling_of(request, self._eos_ids), None)
@@ -404,7 +432,9 @@ class VllmEngine(BatchEngine):
         inner = self._llm.add_request(
             request.id,
             {"type": "token", "prompt_token_ids": list(prompt)},
-            self._make(sampling_of(request, self._eos_ids), guide_of(spec) if spec else None),
+            self._make(
+                sampling_of(request, self._eos_ids), self._guide_fields(spec) if spec else None
+            ),
             lora_request=self._adapters.get(request.adapter or ""),
         )
         held = self._llm.engine_core.engine_core.scheduler.requests[inner]
@@ -432,8 +462,9 @@ class VllmEngine(BatchEngine):
         if not self._rows:
             return
         began, self._draft_seconds = time.perf_counter(), 0.0
-        # vLLM drafts for a whole batch, so one request without drafts has none for all.
-        self._drafts = all(row.request.draft for row in self._rows.values())
+        # vLLM drafts for a whole batch, so one request without drafts has none for all. With
+        # drafts, vLLM may pass over an end that min_tokens has just allowed.
+        self._drafts = not any(map(_Row.is_plain, self._rows.values()))
         made = self._llm.step()
         seconds = time.perf_counter() - began
         counts = _Counts(max(self._drafted, 1))

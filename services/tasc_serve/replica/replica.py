@@ -75,16 +75,17 @@ class TaskReplica:
         self._here: asyncio.AbstractEventLoop | None = None
         self._connection = settings.connection
         limits = settings.limits
-        self._capacity = settings.engine.rows + limits.max_queued_requests
+        engine = settings.engine_of(task)
+        self._capacity = engine.rows + limits.max_queued_requests
         self._outstanding = 0
         self._numbers = itertools.count()
-        self._drain = DrainRate(settings.engine.rows)
+        self._drain = DrainRate(engine.rows)
         self._timeout_s = limits.request_timeout_s
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
         self.builder = EngineBuilder.of_task(
             client,
             task.name,
-            settings.engine,
+            engine,
             draft=task.draft,
             gpus=task.num_gpus,
             max_waiting=limits.max_queued_requests,
