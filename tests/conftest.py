@@ -42,6 +42,8 @@ settings.load_profile("any machine")
 _ORDER = ("integration/service", "integration", "dashboards", "deploy", "benchmarks", "lossless")
 _SEED = "TASC_TEST_SEED"
 
+collect_ignore = ["vllm"]  # `make test-vllm` runs them, in vLLM's environment
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run slow tests, too")

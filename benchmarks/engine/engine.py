@@ -4,14 +4,17 @@
     python benchmarks/engine/engine.py --demo
     python benchmarks/engine/engine.py --model DIR
     python benchmarks/engine/engine.py --shape 135m
+    python benchmarks/engine/engine.py --smollm2 --data DIR --peers vllm,vllm-tasc
 
-The shipped tasks are answered by the bench model (`make bench-model`) if it exists. Otherwise, or
-with --demo, the shipped model answers them, with the adapter of each task merged. With --model the
-model of the folder answers the same prompts up to a fixed number of tokens, and drafts come from
-the same train outputs. With --shape only steps of random weights are timed. Each engine is a
-process of its own that waits while another one runs. `sides` describes the peers; `make bench-env`
-makes their environments. `report` has the bars, `equal` compares the answers, and `steps` measures
-the ceiling. Progress goes to stderr; the last line of stdout is one JSON object.
+The shipped tasks are answered by the bench model (`make bench-model-small`) if it exists.
+Otherwise, or with --demo, the shipped model answers them, with the adapter of each task merged.
+With --model the model of the folder answers the same prompts up to a fixed number of tokens, and
+drafts come from the same train outputs. With --shape only steps of random weights are timed. With
+--smollm2 vLLM is measured with the models of `make bench-model`, over rows that no side has
+answered; see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and ``test.jsonl.gz``. Each
+engine is a process of its own that waits while another one runs. `sides` describes the peers; their
+environments come from `make bench-env`. `report` has the bars, `equal` compares the answers, and
+`steps` measures the ceiling. Progress goes to stderr; the last line of stdout is one JSON object.
 """
 
 import argparse
@@ -22,10 +25,21 @@ from pathlib import Path
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from benchmarks.common import add_json, add_repeats, at_least, finish, names_of, parser_of
+from benchmarks.common import (
+    add_data,
+    add_json,
+    add_repeats,
+    at_least,
+    finish,
+    listed,
+    names_of,
+    parser_of,
+)
 
 TASKS = ("massive_en", "pos_ewt")
+CASES = (*TASKS, "unpredicted", "choices")  # with --smollm2
 PEERS = ("transformers", "openvino", "ctranslate2")
+FRESH_PEERS = ("vllm", "vllm-ngram", "vllm-suffix", "vllm-tasc", "ours")
 DTYPES = ("bfloat16", "float32", "float16")
 SHAPES = ("135m", "0.5b")
 
@@ -33,17 +47,18 @@ SHAPES = ("135m", "0.5b")
 def main() -> None:
     options = arguments()
     set_threads(options.threads)  # torch reads this when it is imported
+    from benchmarks.engine.fresh import fresh
     from benchmarks.engine.report import Options
     from benchmarks.engine.run import measured, stepped
 
-    run = stepped if options.shape else measured
+    run = fresh if options.smollm2 else stepped if options.shape else measured
     finish(run(Options(**vars(options))), options.json)
 
 
 def arguments() -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--rows", type=at_least(1), default=256, help="test rows of a task (256)")
+    add("--rows", type=at_least(1), help="test rows of a task (256), or of each run (96)")
     add_repeats(parser, 3)
     add("--threads", type=at_least(1), default=1, help="threads of each engine (1)")
     add(
@@ -52,15 +67,41 @@ def arguments() -> argparse.Namespace:
         default=DTYPES[0],
         help="dtype of the weights (bfloat16)",
     )
-    add("--tasks", type=names_of(*TASKS), default=TASKS, help=f"tasks ({','.join(TASKS)})")
-    peers = f"peers ({','.join(PEERS)}); those that are not installed are left out"
-    add("--peers", type=names_of(*PEERS), default=PEERS, help=peers)
+    tasks = f"tasks ({','.join(TASKS)}; with --smollm2 {','.join(CASES)})"
+    add("--tasks", type=names_of(*CASES), help=tasks)
+    peers = f"peers ({','.join(PEERS)}; with --smollm2 {','.join(FRESH_PEERS[:-1])}, and ours)"
+    add("--peers", type=names_of(*PEERS, *FRESH_PEERS), help=f"{peers}; others are left out")
     add("--max-tokens", type=at_least(1), default=64, help="tokens of an answer, with --model (64)")
     add("--model", type=Path, help="local folder of another model")
     add("--demo", action="store_true", help="use the shipped model even if the bench model exists")
     add("--shape", choices=SHAPES, help="time only steps of random weights of this shape")
+    add(
+        "--smollm2", action="store_true", help="measure vLLM, with the models of `make bench-model`"
+    )
+    add_data(parser)
+    add("--sequences", type=numbers, default=(8,), help="rows together, as in 1,8,32 (8)")
     add_json(parser)
-    return parser.parse_args()
+    return complete(parser)
+
+
+def complete(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the arguments; tasks, peers and rows that are not given depend on the kind of run."""
+    options = parser.parse_args()
+    fresh = options.smollm2
+    tasks, peers = (CASES, FRESH_PEERS) if fresh else (TASKS, PEERS)
+    if fresh and options.data is None:
+        parser.error("--smollm2 needs --data")
+    options.rows = options.rows or (96 if fresh else 256)
+    options.tasks = options.tasks or TASKS
+    options.peers = options.peers or (FRESH_PEERS[:-1] if fresh else PEERS)
+    if other := [name for name in (*options.tasks, *options.peers) if name not in (*tasks, *peers)]:
+        needs = "does not have" if fresh else "is needed for"
+        parser.error(f"--smollm2 {needs} {', '.join(other)}")
+    return options
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(sorted(map(at_least(1), listed(text))))
 
 
 def set_threads(threads: int) -> None:

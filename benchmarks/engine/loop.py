@@ -9,13 +9,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Runs a setting, by name, over the first rows of the job.
-Run = Callable[[str, int], "Ran"]
+# Runs a setting, by name, over prompts of the job.
+Run = Callable[[str, Sequence[list[int]]], "Ran"]
 # Answers a call that is not a run.
 Other = Callable[[dict[str, Any]], Any]
 WARM_UP_ROWS = 32
@@ -30,7 +30,12 @@ class Job:
         task: The task whose train split may be drafted from.
         prompts: Token ids of each row.
         max_tokens: The greatest length of an answer, end-of-sequence included.
-        batch: Rows that are decoded together unless a setting names another number.
+        batch: Rows that are decoded together unless a setting names another number; no setting
+            names more.
+        index: A folder with the draft index, ``index.tasc``; empty: an index of the train split.
+        drafts: How vLLM drafts: ``ngram``, ``suffix``, ``tasc``, or empty for not at all.
+        labels: Texts of which each answer is one; empty: answers are free.
+        temperature: Sampling above 0. A sampled answer has ``max_tokens`` tokens.
     """
 
     folder: str
@@ -41,6 +46,10 @@ class Job:
     threads: int
     dtype: str
     batch: int = 8
+    index: str = ""
+    drafts: str = ""
+    labels: list[str] = field(default_factory=list)
+    temperature: float = 0.0
 
     def whole(self, answer: list[int]) -> list[int]:
         """An answer with its end-of-sequence, which some engines do not return."""
@@ -82,18 +91,26 @@ def serve(load: Callable[[Job], tuple[Run, Other]]) -> None:
     """Answer calls until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    run, other = load(Job(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    job = Job(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    run, other = load(job)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         call = json.loads(line)
         if "setting" in call:
             began = time.perf_counter()
-            ran = run(call["setting"], call["rows"])
+            ran = run(call["setting"], job.prompts[slice(*call["rows"])])
             ran.seconds = ran.seconds or time.perf_counter() - began
             found = asdict(ran) | {"memory_mb": peak_mb()}
         else:
             found = other(call)
         print(json.dumps(found), file=answers, flush=True)
+
+
+def hold(cores: int) -> None:
+    """Restrict all threads of this process to the last cores."""
+    allowed = sorted(os.sched_getaffinity(0))[-cores:]
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), allowed)
 
 
 def no_other(call: dict[str, Any]) -> Any:

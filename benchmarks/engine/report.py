@@ -29,10 +29,11 @@ class Options:
     """The command line.
 
     Attributes:
-        rows: Test rows of each task, counted from the first one.
+        rows: Test rows of each task, counted from the first one; of each run, with ``smollm2``.
         repeats: Timed runs of each setting.
         max_tokens: The length of an answer of another model, end-of-sequence included. The shipped
             model ends its answers itself.
+        sequences: Rows that are decoded together, with ``smollm2``, in ascending order.
     """
 
     rows: int
@@ -45,6 +46,9 @@ class Options:
     model: Path | None
     demo: bool
     shape: str | None
+    smollm2: bool
+    data: Path | None
+    sequences: tuple[int, ...]
     json: Path | None
 
 

@@ -1,7 +1,7 @@
 """Run the engine benchmark: all sides of each task in turn, then compare their answers.
 
 All sides read their weights from one folder. It has the adapter merged in float32, so that every
-side rounds the same numbers. `make bench-model` makes the bench model.
+side rounds the same numbers. `make bench-model-small` makes the bench model.
 """
 
 import shutil
@@ -77,9 +77,9 @@ def in_float32(job: Job, folder: Path) -> Equality:
     job, rows = replace(job, dtype="float32"), len(job.prompts)
     note(f"{job.task}: comparing answers in float32")
     with closing(Side("ours exact", job, (), folder)) as ours:
-        drafted, _ = ours.run("always 8", rows)
+        drafted, _ = ours.run("always 8", range(rows))
     with closing(Side("transformers exact", job, (), folder)) as theirs:
-        plain, _ = theirs.run("plain 1", rows)
+        plain, _ = theirs.run("plain 1", range(rows))
     judge = partial(margins, job, folder)
     return compare(drafted.answers, plain.answers, job.prompts, judge, NEAR)
 

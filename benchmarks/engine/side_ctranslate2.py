@@ -6,6 +6,7 @@ supports it on this processor, otherwise in float32. It reports neither steps no
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ class CTranslate2:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        tokenizer = AutoTokenizer.from_pretrained(job.folder)
-        self.prompts = [tokenizer.convert_ids_to_tokens(p) for p in job.prompts]
+        tokenizer: Any = AutoTokenizer.from_pretrained(job.folder)
+        self.texts = tokenizer.convert_ids_to_tokens
         self.eos = tokenizer.convert_ids_to_tokens(job.eos)
         able = ctranslate2.get_supported_compute_types("cpu")
         computed = job.dtype if job.dtype in able else "float32"
@@ -33,20 +34,20 @@ class CTranslate2:
                 intra_threads=job.threads, inter_threads=1,
             )  # fmt: skip
 
-    def run(self, setting: str, rows: int) -> Ran:
+    def run(self, setting: str, prompts: Sequence[list[int]]) -> Ran:
         batch, ran = int(setting.split()[1]), Ran([])
-        for begin in range(0, rows, batch):
-            prompts = self.prompts[begin : min(begin + batch, rows)]
+        for begin in range(0, len(prompts), batch):
+            texts = [self.texts(p) for p in prompts[begin : begin + batch]]
             began = time.perf_counter()
             results = self.generator.generate_batch(
-                prompts,
+                texts,
                 max_length=self.job.max_tokens,
                 end_token=self.eos,
                 include_prompt_in_result=False,
             )
             took = time.perf_counter() - began
             ran.seconds += took
-            ran.latency += [took] * len(prompts)
+            ran.latency += [took] * len(texts)
             ran.answers += [self.job.whole(list(r.sequences_ids[0])) for r in results]
         return ran
 

@@ -6,18 +6,18 @@ bf16 is requested with one thread or one core. So it loads with its own number o
 not pinned, and each run restricts them to as many cores as the job has threads.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from loop import Job, Other, Ran, Run, no_other, serve
+from loop import Job, Other, Ran, Run, hold, no_other, serve
 
 LOOKUP_TOKENS, LOOKUP_NGRAM = 8, 2
 CACHE_GB = 1
@@ -35,16 +35,17 @@ class OpenVino:
         self.pipelines = {kind: self.pipeline(kind) for kind in ("plain", "lookup")}
         self.next_id = 0
 
-    def run(self, setting: str, rows: int) -> Ran:
+    def run(self, setting: str, prompts: Sequence[list[int]]) -> Ran:
         """Step until all rows are answered; the time includes reading the handles."""
         hold(self.job.threads)  # for each run, because a run may start threads
         kind, batch = setting.split()
         pipeline, config = self.pipelines[kind], self.config(kind)
+        rows = len(prompts)
         ran, open_ = Ran([[] for _ in range(rows)]), dict[int, tuple[Any, float]]()
         began, row = time.perf_counter(), 0
         while open_ or row < rows:
             while row < rows and len(open_) < int(batch):
-                open_[row] = self.add(pipeline, row, config), time.perf_counter()
+                open_[row] = self.add(pipeline, prompts[row], config), time.perf_counter()
                 row += 1
             pipeline.step()
             ran.steps += 1
@@ -54,9 +55,9 @@ class OpenVino:
         ran.answers = [self.job.whole(answer) for answer in ran.answers]
         return ran
 
-    def add(self, pipeline: Any, row: int, config: Any) -> Any:
+    def add(self, pipeline: Any, ids: list[int], config: Any) -> Any:
         self.next_id += 1
-        prompt = ov.Tensor(np.array([self.job.prompts[row]], np.int64))
+        prompt = ov.Tensor(np.array([ids], np.int64))
         return pipeline.add_request(self.next_id, prompt, config)
 
     @staticmethod
@@ -100,13 +101,6 @@ def export(model: Path, folder: Path) -> None:
         str(model), "--task", "text-generation-with-past", "--weight-format", "fp32", str(folder),
     ]  # fmt: skip
     subprocess.run(command, check=True)
-
-
-def hold(cores: int) -> None:
-    """Restrict all threads of this process to the last cores."""
-    allowed = sorted(os.sched_getaffinity(0))[-cores:]
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), allowed)
 
 
 def load(job: Job) -> tuple[Run, Other]:

@@ -1,11 +1,13 @@
 """Our engine as a side: plain, drafted, and drafted from an index of random outputs.
 
 All settings share one target. Each run has its own proposer, so that no run drafts with what
-another run has learnt. The times of steps come from the records of the engine.
+another run has learnt. The times of steps come from the records of the engine. An index that the
+job names comes with rows that are answered once, so a run learns from its own answers then.
 """
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tasc_draft import (
     NgramProposer,
     Tokens,
     build_learnt_index,
+    read_index,
 )
 from tasc_engine import Engine, EngineConfig, EngineTotals, ModelSource, Request, Target
 from tasc_engine.step.cost import StepCosts, measure
@@ -50,18 +53,16 @@ class Ours:
         self.target = Target.load(source, self.config)
         self.tokenizer = TaskTokenizer.from_folder(Path(job.folder))
         self.index = cache(self._index)
+        self.settings = DraftSettings() if job.index else SETTINGS
 
     @cached_property
     def costs(self) -> StepCosts:
         return measure(self.target, self.job.task, COST_SECONDS)
 
-    def run(self, setting: str, rows: int) -> Ran:
+    def run(self, setting: str, prompts: Sequence[list[int]]) -> Ran:
         kind, batch = setting.split()
         engine, totals = self.engine(kind, int(batch))
-        requests = [
-            Request(str(i), tuple(p), self.job.max_tokens)
-            for i, p in enumerate(self.job.prompts[:rows])
-        ]
+        requests = [Request(str(i), tuple(p), self.job.max_tokens) for i, p in enumerate(prompts)]
         began = time.perf_counter()
         results = list(engine.generate(requests))
         seconds = time.perf_counter() - began
@@ -81,7 +82,7 @@ class Ours:
     def engine(self, kind: str, batch: int) -> tuple[Engine, EngineTotals]:
         config = dataclasses.replace(self.config, rows=batch)
         proposer = NgramProposer(
-            PLAIN if kind == "plain" else SETTINGS,
+            PLAIN if kind == "plain" else self.settings,
             rows=batch,
             capacity=LENGTH,
             vocab_size=self.target.vocab_size,
@@ -94,6 +95,8 @@ class Ours:
 
     def _index(self, random: bool) -> DraftIndex:
         """The index of the train split; with ``random``, of random ids of the same lengths."""
+        if self.job.index:
+            return read_index(Path(self.job.index) / "index.tasc")
         rows, template = (
             read_split(self.job.task, "train"),
             PromptTemplate(TEMPLATES[self.job.task]),

@@ -28,12 +28,12 @@ class Transformers:
         self.model.register_forward_pre_hook(self.enter)
         self.model.register_forward_hook(self.leave)
 
-    def run(self, setting: str, rows: int) -> Ran:
+    def run(self, setting: str, prompts: Sequence[list[int]]) -> Ran:
         kind, batch = setting.split()
         ran = Ran([])
         self.inside = 0.0
-        for begin in range(0, rows, int(batch)):
-            self.batch(ran, self.job.prompts[begin : min(begin + int(batch), rows)], kind)
+        for begin in range(0, len(prompts), int(batch)):
+            self.batch(ran, prompts[begin : begin + int(batch)], kind)
         ran.verify = self.inside
         return ran
 

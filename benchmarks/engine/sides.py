@@ -1,15 +1,16 @@
 """Processes with one engine each: where they are installed, how they are started and called.
 
-`make bench-env` makes an environment for each peer below ``.bench``; a peer without one is left
-out. The exporter of OpenVINO needs an older transformers than this project, so the peers do not use
-the project's environment. llama-cpp-python did not install within five minutes and is left out.
-`loop` is the other end of a side.
+`make bench-env` makes an environment for each peer below ``.bench``, and `make test-vllm` that of
+vLLM; a peer without one is left out. The exporter of OpenVINO needs an older transformers than this
+project, so the peers do not use the project's environment. llama-cpp-python did not install within
+five minutes and is left out. `loop` is the other end of a side.
 """
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,8 +28,16 @@ SETTINGS = {
     "openvino": ("plain 8", "lookup 8", "lookup 1"),
     "ctranslate2": ("plain 8",),
 }
+# vLLM's own settings: one process, whose threads the side restricts, and a cache of 1 GB.
+VLLM = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONPATH": str(common.ROOT / "services"),  # has the drafter
+}
 _VERSION = "import importlib.metadata as m; print(m.version('{}'))"
-_PACKAGES = {"openvino": "openvino-genai", "ctranslate2": "ctranslate2"}
+_PACKAGES = {"openvino": "openvino-genai", "ctranslate2": "ctranslate2", "vllm": "vllm-cpu"}
 
 
 class SideFailed(Exception):
@@ -63,11 +72,14 @@ class Side:
         self.name, self.settings = name, settings
         file, self._log = folder / f"{name}.json", folder / f"{name}.log"
         file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        script = Path(__file__).with_name(f"side_{name.split()[0]}.py")
+        kind = _kind(name.split()[0])
+        script = Path(__file__).with_name(f"side_{kind}.py")
+        own = VLLM if kind == "vllm" else {}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [python or sys.executable, str(script), str(file)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env=os.environ | own,
             )  # fmt: skip
         self._read()
 
@@ -87,9 +99,9 @@ class Side:
             print(json.dumps(call), file=self._process.stdin, flush=True)
         return self._read()
 
-    def run(self, setting: str, rows: int) -> tuple[Ran, float]:
-        """A run, and the peak memory of the side until now in megabytes."""
-        found = self.call(setting=setting, rows=rows)
+    def run(self, setting: str, rows: range) -> tuple[Ran, float]:
+        """A run over rows of the job, and the peak memory of the side until now in megabytes."""
+        found = self.call(setting=setting, rows=[rows.start, rows.stop])
         memory = found.pop("memory_mb")
         return Ran(**found), memory
 
@@ -104,8 +116,14 @@ class Side:
 
 def python_of(peer: str) -> str | None:
     """The interpreter of a peer; transformers runs in the project's own."""
-    python = ENVIRONMENTS / peer / "bin" / "python"
-    return str(python) if peer in _PACKAGES and python.is_file() else None
+    kind = _kind(peer)
+    python = ENVIRONMENTS / kind / "bin" / "python"
+    return str(python) if kind in _PACKAGES and python.is_file() else None
+
+
+def _kind(peer: str) -> str:
+    """The name of a peer without its drafter: ``vllm`` of ``vllm-ngram``."""
+    return peer.partition("-")[0]
 
 
 def version_of(peer: str) -> str | None:
@@ -114,33 +132,69 @@ def version_of(peer: str) -> str | None:
     if python is None:
         return None
     done = subprocess.run(
-        [python, "-c", _VERSION.format(_PACKAGES[peer])], capture_output=True, text=True
+        [python, "-c", _VERSION.format(_PACKAGES[_kind(peer)])], capture_output=True, text=True
     )
     return done.stdout.strip() or None
 
 
 def start(job: Job, peers: Sequence[str], folder: Path, stack: ExitStack) -> list[Side]:
     """Start our side and the peers; ``stack`` closes them. A message names each that fails."""
-    sides = [stack.enter_context(closing(Side("ours", job, OURS, folder)))]
-    for peer in peers:
-        if peer != "transformers" and version_of(peer) is None:
-            note(f"{peer} left out: not installed under {ENVIRONMENTS / peer}; `make bench-env`")
-            continue
-        try:
-            side = Side(peer, job, SETTINGS[peer], folder, python_of(peer))
-            sides.append(stack.enter_context(closing(side)))
-        except SideFailed as error:
-            note(f"{peer} left out: {error}")
-    return sides
+    ours = stack.enter_context(closing(Side("ours", job, OURS, folder)))
+    found = (started(peer, job, SETTINGS[peer], folder, stack) for peer in peers)
+    return [ours, *(side for side in found if side is not None)]
+
+
+def started(
+    peer: str, job: Job, settings: Sequence[str], folder: Path, stack: ExitStack
+) -> Side | None:
+    """A peer that ``stack`` closes; None, and a message, if it is not installed or fails."""
+    if _kind(peer) in _PACKAGES and version_of(peer) is None:
+        where, make = ENVIRONMENTS / _kind(peer), "test-vllm" if "vllm" in peer else "bench-env"
+        note(f"{peer} left out: not installed under {where}; `make {make}`")
+        return None
+    try:
+        return stack.enter_context(closing(Side(peer, job, settings, folder, python_of(peer))))
+    except SideFailed as error:
+        note(f"{peer} left out: {error}")
+        return None
 
 
 def in_turn(
     sides: Sequence[Side], rows: int, repeats: int, tick: Callable[[], Any]
 ) -> list[Measured]:
     """Run every setting of every side in turn, after one run of each to warm up."""
-    calls = {(s.name, setting): partial(s.run, setting) for s in sides for setting in s.settings}
-    for call in calls.values():
-        call(min(rows, WARM_UP_ROWS))
-    timed = {key: partial(call, rows) for key, call in calls.items()}
-    found = common.in_turn(timed, repeats, tick)
+    for side in sides:
+        for setting in side.settings:
+            side.run(setting, range(min(rows, WARM_UP_ROWS)))
+    calls = {
+        (s.name, setting): partial(s.run, setting, range(rows))
+        for s in sides
+        for setting in s.settings
+    }
+    return measured(common.in_turn(calls, repeats, tick))
+
+
+def in_fresh_turn(
+    sides: Sequence[Side], blocks: Mapping[int, Sequence[range]], tick: Callable[[], Any]
+) -> list[Measured]:
+    """Run every setting of every side in turn, each time over rows that it has not answered.
+
+    Args:
+        blocks: By the rows that a setting decodes together: the rows of each repeat.
+    """
+    calls, repeats = {}, 0
+    for side in sides:
+        for setting in side.settings:
+            own = blocks[int(setting.split()[1])]
+            calls[side.name, setting] = partial(_next, side, setting, iter(own))
+            repeats = len(own)
+    return measured(common.in_turn(calls, repeats, tick))
+
+
+def _next(side: Side, setting: str, blocks: Iterator[range]) -> tuple[Ran, float]:
+    return side.run(setting, next(blocks))
+
+
+def measured(found: Mapping[tuple[str, str], Sequence[tuple[Ran, float]]]) -> list[Measured]:
+    """The runs of each side and setting, with the memory after the last one."""
     return [Measured(*key, [ran for ran, _ in runs], runs[-1][1]) for key, runs in found.items()]

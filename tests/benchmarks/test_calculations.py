@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.common import read_json
 from benchmarks.draft.ceiling import copy_bound
 from benchmarks.engine.equal import Difference, compare
+from benchmarks.engine.fresh import blocks_of
 from benchmarks.finetune.agreement import MeasuredRun, check, falls_at_rises, kendall_tau
 from benchmarks.finetune.runs import FtRun, Workshop
 from benchmarks.gpu.gpu import Found, Here, one_part
@@ -63,6 +64,13 @@ def test_answers_are_compared_up_to_their_first_difference() -> None:
     assert found.differences == (Difference(0, 2, 0.5), Difference(1, 1, 1e-9))
     assert (found.rows, found.compared, found.above) == (3, 7, 1)
     assert found.identical == pytest.approx(1 / 3)
+
+
+def test_runs_over_fresh_rows_share_none_and_leave_rows_for_the_warm_up() -> None:
+    blocks = blocks_of(rows=4, repeats=3, sequences=(1, 8))
+    assert [len(own) for own in blocks.values()] == [3, 3]
+    rows = [row for own in blocks.values() for block in own for row in block]
+    assert sorted(rows) == list(range(4, 28))
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,29 @@ def test_unknown_part_kind_task_or_peer_is_refused_and_named(
     assert f"argument {options[-2]}: nothing is unknown" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--smollm2"], "--smollm2 needs --data"),
+        (["--peers", "vllm"], "--smollm2 is needed for vllm"),
+        (["--tasks", "choices"], "--smollm2 is needed for choices"),
+        (["--smollm2", "--data", ".", "--peers", "openvino"], "--smollm2 does not have openvino"),
+        (["--sequences", "0"], "at least 1"),
+    ],
+)
+def test_engine_benchmark_refuses_options_of_another_kind_of_run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", *options])
+    with pytest.raises(SystemExit) as ended:
+        engine.arguments()
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_timed_out_command_is_ended_with_all_its_processes(tmp_path: Path) -> None:
     command = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path / 'pid'}; wait"]
     with pytest.raises(pytest.fail.Exception):
