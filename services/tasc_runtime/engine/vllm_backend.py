@@ -9,8 +9,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,15 @@ _PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide 
 _KNOWN_GUIDES = 256
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, in vLLM
 _LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this
+_NOT_DRAFTED = (
+    "is set, which vLLM does not take together with drafts; leave it out, or serve the task with "
+    "backend tasc, or with engine.max_draft_tokens 0"
+)
+_NEVER_PLAIN = (
+    "needs steps without drafts, which vLLM on several devices cannot make; leave it out, or set "
+    "engine.max_draft_tokens to 0"
+)
+_TOO_COLD = f"is above 0 and below {_LEAST_TEMPERATURE}; with vLLM, set 0 or a higher one"
 _GUIDES = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
 _SOURCE = SOURCES.index("vllm")
 # Arguments of vLLM that follow from other settings.
@@ -221,10 +231,8 @@ class VllmGuides:
             try:
                 found = self._made(spec)
                 self._check(found)
-            except GuideError as error:
-                found = error
             except ValueError as error:
-                found = GuideError(f"vLLM refuses it: {error}")
+                found = GuideError(str(error))
             if len(self._known) >= _KNOWN_GUIDES:
                 self._known.clear()
             self._known[spec] = found
@@ -260,7 +268,6 @@ class _Row:
     repeated: list[int]
     metrics: Any = None
     counted: int = 0
-    has_row: bool = False
 
     def is_plain(self) -> bool:
         """Whether the row must not be drafted now."""
@@ -287,31 +294,10 @@ class Statistics:
             self.scheduler = scheduler_stats
         self.iteration = iteration_stats
 
-    def log_engine_initialized(self) -> None:
-        """Does nothing."""
-
     def log(self) -> None:
         """Does nothing."""
 
-
-@dataclass
-class _Counts:
-    """The counts of one step; the arrays are ``[sources, positions]``."""
-
-    positions: int
-    drafts: int = 0
-    drafted: Any = field(init=False)
-    accepted: Any = field(init=False)
-    emitted: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.drafted, self.accepted = np.zeros((2, len(SOURCES), self.positions), np.int64)
-
-    def add(self, request_id: str, emitted: int, drafted: int, kept: int) -> None:
-        self.emitted[request_id] = emitted
-        self.drafts += drafted > 0
-        self.drafted[_SOURCE, :drafted] += 1
-        self.accepted[_SOURCE, :kept] += 1
+    log_engine_initialized = log
 
 
 class VllmEngine(BatchEngine):
@@ -320,12 +306,14 @@ class VllmEngine(BatchEngine):
     Args:
         llm: vLLM's ``LLMEngine``, whose scheduler runs in this process.
         make: Makes vLLM's parameters from `sampling_of` and a guide's fields.
+        refusal: The class of vLLM's errors about requests.
         adapters: vLLM's ``LoRARequest`` of each adapter, by name; see `open_engine`.
         statistics: One of vLLM's stat loggers.
         on_step: Called with each step's record, on the engine's thread.
         drafted: Maximum number of draft tokens of a row; 0 for no drafts.
     """
 
+    guides: VllmGuides
     overlaps = False
     rules_compiled = True
 
@@ -335,31 +323,31 @@ class VllmEngine(BatchEngine):
         tokenizer: TaskTokenizer,
         config: EngineConfig,
         make: Callable[[dict[str, Any], dict[str, Any] | None], Any],
+        refusal: type[Exception],
         adapters: Mapping[str, Any],
         statistics: Statistics,
         on_step: Callable[[StepRecord], None],
         drafted: int,
     ) -> None:
         self.config, self._llm, self._tokenizer = config, llm, tokenizer
-        self._make, self._adapters, self._statistics = make, adapters, statistics
+        self._make, self._refusal = make, refusal
+        self._adapters, self._statistics = adapters, statistics
         self._on_step, self._drafted = on_step, drafted
         self._vocab_size = int(llm.model_config.get_vocab_size())
-        self.guides = guides = VllmGuides(tokenizer, self._vocab_size, self._check_guide)
-        self._guide_fields = guides.fields
+        self.guides = VllmGuides(tokenizer, self._vocab_size, self._check_guide)
         self._eos_ids = tuple(e for e in tokenizer.eos_ids if e < self._vocab_size)
         self._rows: dict[str, _Row] = {}
         self._outputs: list[Output] = []
-        self._draft_seconds, self._drafts = 0.0, True
+        self._running, self._draft_seconds, self._drafts = 0, 0.0, True
         # With one device, the proposer is in this process; else its times are unknown.
         runner = getattr(getattr(llm.model_executor, "driver_worker", None), "model_runner", None)
         self._propose = getattr(getattr(runner, "drafter", None), "propose", None)
         if runner and self._propose:
             runner.drafter.propose = self._timed_drafts
-        self._can_pause = not drafted or self._propose is not None
 
     @property
     def running(self) -> int:
-        return sum(row.has_row for row in self._rows.values())
+        return min(self._running, len(self._rows))
 
     @property
     def waiting(self) -> int:
@@ -394,31 +382,31 @@ class VllmEngine(BatchEngine):
         """Checks a request, also for fields that vLLM refuses; see `BatchEngine`."""
         super().require_fit(request)
         rule = request.sampling
-        unfit = {"min_p": rule.min_p and rule.temperature, "logit_bias": rule.logit_bias}
-        for name in (name for name, given in unfit.items() if given and self._drafted):
-            raise FieldError(
-                name,
-                f"{name} is set, which vLLM does not take together with drafts; leave it out, or "
-                "serve the task with backend tasc, or with engine.max_draft_tokens 0",
-            )
-        if 0 < rule.temperature < _LEAST_TEMPERATURE:
-            raise FieldError(
-                "temperature",
-                f"temperature is {rule.temperature:g}; with vLLM it is 0, or {_LEAST_TEMPERATURE} "
-                "and more",
-            )
-        plain = {"draft": not request.draft, "min_tokens": request.min_tokens}
-        for name in (name for name, given in plain.items() if given and not self._can_pause):
-            raise FieldError(
-                name,
-                f"{name} needs steps without drafts, which vLLM on several devices cannot make; "
-                "leave it out, or set engine.max_draft_tokens to 0",
-            )
+        drafts, cannot = self._drafted > 0, self._drafted > 0 and self._propose is None
+        faults = {
+            "min_p": (drafts and rule.min_p and rule.temperature, _NOT_DRAFTED),
+            "logit_bias": (drafts and rule.logit_bias, _NOT_DRAFTED),
+            "draft": (cannot and not request.draft, _NEVER_PLAIN),
+            "min_tokens": (cannot and request.min_tokens, _NEVER_PLAIN),
+            "temperature": (0 < rule.temperature < _LEAST_TEMPERATURE, _TOO_COLD),
+        }
+        for name, (found, why) in faults.items():
+            if found:
+                raise FieldError(name, f"{name} {why}")
         try:
-            self._make(sampling_of(request, self._eos_ids), None)
+            with self._refusals():
+                self._make(sampling_of(request, self._eos_ids), None)
         except ValueError as error:
             at_fault = (name for name in PARAMETERS if name in str(error))
-            raise FieldError(next(at_fault, "parameters"), f"vLLM refuses it: {error}") from error
+            raise FieldError(next(at_fault, "parameters"), str(error)) from error
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raises ValueError if vLLM refuses a request."""
+        try:
+            yield
+        except self._refusal as error:
+            raise ValueError(f"vLLM refuses it: {error}") from error
 
     def submit(self, request: Request, guide: Guide | None = None) -> None:
         self.require_fit(request)
@@ -428,15 +416,14 @@ class VllmEngine(BatchEngine):
             raise QueueFull(f"{self.waiting} requests are already waiting; try again later")
         repeated = list(request.committed_ids) if starts_anew(request) else []
         prompt = request.prompt_ids if repeated else (*request.prompt_ids, *request.committed_ids)
-        spec = request.guide
-        inner = self._llm.add_request(
-            request.id,
-            {"type": "token", "prompt_token_ids": list(prompt)},
-            self._make(
-                sampling_of(request, self._eos_ids), self._guide_fields(spec) if spec else None
-            ),
-            lora_request=self._adapters.get(request.adapter or ""),
-        )
+        guide_fields = self.guides.fields(request.guide) if request.guide else None
+        with self._refusals():
+            inner = self._llm.add_request(
+                request.id,
+                {"type": "token", "prompt_token_ids": list(prompt)},
+                self._make(sampling_of(request, self._eos_ids), guide_fields),
+                lora_request=self._adapters.get(request.adapter or ""),
+            )
         held = self._llm.engine_core.engine_core.scheduler.requests[inner]
         self._rows[request.id] = _Row(
             request, AnswerBuilder(request, self._tokenizer), repeated, held.spec_decode_metrics
@@ -467,14 +454,14 @@ class VllmEngine(BatchEngine):
         self._drafts = not any(map(_Row.is_plain, self._rows.values()))
         made = self._llm.step()
         seconds = time.perf_counter() - began
-        counts = _Counts(max(self._drafted, 1))
-        self._mark_running()
+        self._running = self._statistics.scheduler.num_running_reqs
+        taken: list[tuple[str, int, int, int]] = []
         for output in made:
             if row := self._rows.get(output.request_id):
-                self._outputs.append(self._take(row, output, counts))
+                self._outputs.append(self._take(row, output, taken))
         if not made and seconds < _PAUSE_S:
             time.sleep(_PAUSE_S)
-        self._record(counts, seconds)
+        self._record(taken, seconds)
 
     def collect(self) -> None:
         """Does nothing, as `launch` runs a whole step."""
@@ -483,14 +470,12 @@ class VllmEngine(BatchEngine):
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _mark_running(self) -> None:
-        """Marks the first requests as running, as many as vLLM runs; it admits them in order."""
-        running = self._statistics.scheduler.num_running_reqs
-        for place, row in enumerate(self._rows.values()):
-            row.has_row = place < running
+    def _take(self, row: _Row, output: Any, taken: list[tuple[str, int, int, int]]) -> Output:
+        """Adds a step's tokens to an answer; returns its next output.
 
-    def _take(self, row: _Row, output: Any, counts: _Counts) -> Output:
-        """Adds a step's tokens to an answer; returns its next output."""
+        Args:
+            taken: Gets the request's id, and its numbers of emitted, drafted and accepted tokens.
+        """
         (made,) = output.outputs
         answer, request = row.answer, row.request
         if output.metrics and not answer.admitted:
@@ -515,7 +500,7 @@ class VllmEngine(BatchEngine):
         used = answer.emit(tokens, logprobs) if tokens and not fault else 0
         kept = min(accepted, used)
         answer.count_draft(drafted, kept)
-        counts.add(request.id, used, drafted, kept)
+        taken.append((request.id, used, drafted, kept))
         reason = answer.finish_reason() if used else None
         if output.finished and reason is None:
             reason = "stop" if made.finish_reason == "stop" else None
@@ -527,28 +512,32 @@ class VllmEngine(BatchEngine):
                 self._llm.abort_request([request.id])
         return answer.failed(fault) if fault else answer.output(reason)
 
-    def _record(self, counts: _Counts, seconds: float) -> None:
+    def _record(self, taken: list[tuple[str, int, int, int]], seconds: float) -> None:
+        """Publishes a step's record; see `_take`."""
         scored = self._statistics.iteration and self._statistics.iteration.prompt_token_stats
-        emitted, accepted = sum(counts.emitted.values()), int(counts.accepted.sum())
+        emitted = {id_: used for id_, used, _, _ in taken}
+        drafted, accepted = np.zeros((2, len(SOURCES), max(self._drafted, 1)), np.int64)
+        for _, _, width, kept in taken:
+            drafted[_SOURCE, :width] += 1
+            accepted[_SOURCE, :kept] += 1
+        running = [row for row in self._rows.values() if row.answer.admitted]
         self._on_step(
             StepRecord(
-                row_steps=len(counts.emitted),
-                drafts=counts.drafts,
-                drafted=counts.drafted,
-                reached=counts.drafted,
-                accepted=counts.accepted,
-                bonus_tokens=emitted - accepted,
+                row_steps=len(taken),
+                drafts=sum(width > 0 for _, _, width, _ in taken),
+                drafted=drafted,
+                reached=drafted,
+                accepted=accepted,
+                bonus_tokens=sum(emitted.values()) - int(accepted.sum()),
                 prompt_tokens=scored.computed if scored else 0,
                 shared_tokens=scored.cached_tokens if scored else 0,
                 cached_tokens=sum(
-                    len(row.request.prompt_ids) + len(row.answer.tokens)
-                    for row in self._rows.values()
-                    if row.has_row
+                    len(row.request.prompt_ids) + len(row.answer.tokens) for row in running
                 ),
                 draft_seconds=self._draft_seconds,
                 verify_seconds=seconds - self._draft_seconds,
-                requests=tuple(counts.emitted),
-                emitted=counts.emitted,
+                requests=tuple(emitted),
+                emitted=emitted,
             )
         )
 
@@ -565,12 +554,13 @@ class VllmEngine(BatchEngine):
     def _check_guide(self, fields: dict[str, Any]) -> None:
         """Raises ValueError if vLLM refuses a guide."""
         config = self._llm.vllm_config
-        self._make({"max_tokens": 1}, fields).verify(
-            config.model_config,
-            config.speculative_config,
-            config.structured_outputs_config,
-            self._llm.renderer.tokenizer,
-        )
+        with self._refusals():
+            self._make({"max_tokens": 1}, fields).verify(
+                config.model_config,
+                config.speculative_config,
+                config.structured_outputs_config,
+                self._llm.renderer.tokenizer,
+            )
 
 
 def open_engine(
@@ -611,6 +601,7 @@ def open_engine(
     }.items():
         os.environ.setdefault(name, value)
     from vllm import EngineArgs, LLMEngine, SamplingParams
+    from vllm.exceptions import VLLMClientError
     from vllm.lora.request import LoRARequest
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -634,7 +625,9 @@ def open_engine(
             llm.add_lora(adapter)
     except Exception as error:  # vLLM's errors have no common class
         raise ServiceError(f"vLLM cannot serve task {record.name}: {error}") from error
-    return VllmEngine(llm, tokenizer, config, make, adapters, statistics, on_step, drafted)
+    return VllmEngine(
+        llm, tokenizer, config, make, VLLMClientError, adapters, statistics, on_step, drafted
+    )
 
 
 def _cache_bytes(vllm_config: Any, config: EngineConfig) -> int:
