@@ -206,8 +206,8 @@ def test_new_index_is_taken_over_under_load(
     def swapped() -> bool:
         texts = [service.text(prompt, max_tokens=32) for prompt in inputs[:4]]
         assert texts == expected[:4]
-        name = "tasc_draft_index_info"
-        return service.metrics().sum(name, task=TASK, version=artifact.version) == 2
+        total = partial(service.metrics().sum, "tasc_draft_index_info", task=TASK)
+        return total() == total(version=artifact.version) == 1
 
     eventually(swapped)
 

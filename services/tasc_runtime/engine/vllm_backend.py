@@ -40,6 +40,8 @@ _POLL_S = 0.5  # seconds between two looks of the proposer for a new index
 _PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide is being compiled
 _KNOWN_GUIDES = 256
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, in vLLM
+# Beside top_k, instead of 1. With top_k alone, vLLM 0.32 fails on a CPU in a step without drafts.
+_TOP_P = 1 - 2**-24
 _LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this
 _NOT_DRAFTED = (
     "is set, which vLLM does not take together with drafts; leave it out, or serve the task with "
@@ -168,6 +170,7 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
         begun = 0
     ends = () if request.ignore_eos else eos_ids
     found = {name: getattr(rule, name) for name in PARAMETERS} | {
+        "top_p": min(rule.top_p, _TOP_P) if rule.top_k else rule.top_p,
         "seed": _seed(request) if rule.temperature else None,
         "logit_bias": dict(rule.logit_bias) or None,
         "max_tokens": request.answer_limit - begun,
