@@ -65,6 +65,7 @@ class Examination:
         context: Maximum tokens of a row, prompt and answer together; None means 1024, or the
             model's maximum if that is smaller.
         threads: CPU threads.
+        backend: The engine that runs the model, ``tasc`` or ``vllm``.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Examination:
     dtype: str = "float32"
     device: str = "auto"
     threads: int = 1
+    backend: str = "tasc"
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ def _trial(asked: Examination) -> Iterator[Finding]:
                 asked.model,
                 adapter=asked.adapter,
                 dtype=asked.dtype,
-                device=device,
+                device=device if asked.backend == "tasc" else "auto",
+                backend=asked.backend,
                 rows=asked.rows,
                 max_model_len=length,
                 prefix_cache_bytes=0,
@@ -238,9 +241,11 @@ def _trial(asked: Examination) -> Iterator[Finding]:
                 torch_threads=asked.threads,
             )
         yield from (Finding("load", "warn", record.getMessage()) for record in warned.buffer)
-        own = isinstance(llm.engine, Engine) and llm.engine.lean
-        code = "this project's forward" if own else "the code of transformers"
-        text = f"run by {code}; logits with the cache of {length} tokens are those of the model"
+        if isinstance(llm.engine, Engine):
+            code = "this project's forward" if llm.engine.lean else "the code of transformers"
+            text = f"run by {code}; logits with the cache of {length} tokens are those of the model"
+        else:
+            text = f"run by vLLM, rows of up to {length} tokens"
         yield Finding("load", "ok", text)
         for rows in sorted({1, asked.rows}):
             yield _speed(llm.engine, rows, device)
