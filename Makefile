@@ -9,18 +9,19 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PROJECT := --editable ./services --editable '.[dev]'
 
 # uv is several times as fast as pip, and shows what is left. It would take torch's CUDA build, of 3 GB, also where pip is
 # offered the CPU's, so pip installs torch. Where uv cannot be installed or fails, pip does the rest. Most of drafting,
 # which needs numba alone, is compiled meanwhile, and that ends with the recipe, also where it fails or is interrupted.
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml services/pyproject.toml constraints.txt
 	@echo 'installing 140 packages into .venv: numba first ...' >&2
 	@$(PYTHON) -m venv .venv && .venv/bin/python $(PIP) numba && { .venv/bin/python $(PIP) uv || true; }
 	@echo 'torch, 200 MB, half a minute and more without a word; drafting is compiled beside it ...' >&2; \
-	  PYTHONPATH=services .venv/bin/python -m tasc_draft & compiling=$$!; \
+	  PYTHONPATH=services .venv/bin/python -m tasc_draft compile & compiling=$$!; \
 	  trap 'kill $$compiling 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	  .venv/bin/python $(PIP) torch && { .venv/bin/uv pip install --system-certs --python .venv/bin/python \
-	  --constraint constraints.txt --editable '.[dev]' || .venv/bin/python $(PIP) --editable '.[dev]'; } || exit 1; \
+	  --constraint constraints.txt $(PROJECT) || .venv/bin/python $(PIP) $(PROJECT); } || exit 1; \
 	  if kill -0 $$compiling 2>/dev/null; then echo 'drafting is still being compiled, half a minute ...' >&2; fi; \
 	  wait $$compiling || echo 'drafting was not compiled: the first run does it, which takes up to a minute' >&2
 	@touch $@
@@ -41,11 +42,11 @@ SMOKE := unit/test_imports.py unit/tasc_text unit/tasc_store unit/tasc_serve uni
   integration/store integration/jobs/test_index_job.py integration/jobs/test_corpus_statistics.py integration/service/test_answers.py
 
 LOWEST := .bench/lowest/bin/python
-.bench/lowest/.installed: pyproject.toml
+.bench/lowest/.installed: pyproject.toml services/pyproject.toml
 	rm -rf .bench/lowest && $(PYTHON) -m venv .bench/lowest
 	$(PYTHON) benchmarks/suite/lowest.py > .bench/lowest/constraints.txt
 	$(LOWEST) -m pip install --quiet --disable-pip-version-check --constraint .bench/lowest/constraints.txt torch uv
-	.bench/lowest/bin/uv pip install --system-certs --python $(LOWEST) --constraint .bench/lowest/constraints.txt --editable '.[dev]'
+	.bench/lowest/bin/uv pip install --system-certs --python $(LOWEST) --constraint .bench/lowest/constraints.txt $(PROJECT)
 	@touch $@
 
 test-lowest: .bench/lowest/.installed ## run a part of the tests with the lowest version of each dependency, in an environment of its own
@@ -119,7 +120,7 @@ bench-model-small: .venv/.installed ## train the small model that benchmarks/eng
 	.venv/bin/python benchmarks/demo_model/train.py --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv build *.egg-info .*_cache .hypothesis && find services pipelines -name __pycache__ -exec rm -rf {} +
+	rm -rf .venv build *.egg-info services/build services/*.egg-info .*_cache .hypothesis && find services pipelines -name __pycache__ -exec rm -rf {} +
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'

@@ -305,12 +305,6 @@ def read_rows(file: Path) -> list[dict[str, str]]:
         return [json.loads(line) for line in lines]
 
 
-def facts_of(tokenizer: Any) -> dict[str, Any]:
-    """The arguments of `build_index` that a tokenizer determines."""
-    names = ("fingerprint", "vocab_size", "eos_id", "word_starts", "canonical")
-    return {name: getattr(tokenizer, name) for name in names}
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a file; empty if there is no such file."""
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import facts_of, read_rows
+from benchmarks.common import read_rows
 from tasc_draft import Int32, Tokens
 from tasc_draft.replaying import answers, held_out
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, data_file
 from tasc_text import PromptTemplate, TaskTokenizer
+from tasc_text.tokenizer import IndexFacts
 
 PROMPT_TOKENS = 3000
 ANSWER_TOKENS = 512
@@ -38,7 +39,7 @@ class Task:
     outputs: Tokens
     test: Answers
     dev: Answers | None
-    facts: dict[str, Any]
+    facts: IndexFacts
 
     @property
     def eos_id(self) -> int:
@@ -82,7 +83,7 @@ def of_folder(data: Path, name: str, tokenizer: Path, limit: int) -> Task:
     if (folder / "dev.jsonl.gz").is_file():
         dev = answers(*columns("dev", DEV_ROWS), eos)
     test = answers(*columns("test", limit), eos)
-    return Task(name, *columns("train"), test, dev, facts_of(known))
+    return Task(name, *columns("train"), test, dev, known.index_facts)
 
 
 def of_demo(name: str, limit: int) -> Task:
@@ -95,7 +96,7 @@ def of_demo(name: str, limit: int) -> Task:
     encode = known.encode_outputs
     train = _columns(data_file(name, "train"), prompts, encode)
     test = _columns(data_file(name, "test"), prompts, encode, limit)
-    return Task(name, *train, answers(*test, known.eos_id), None, facts_of(known))
+    return Task(name, *train, answers(*test, known.eos_id), None, known.index_facts)
 
 
 def missing_splits(folder: Path) -> list[str]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -111,19 +110,9 @@ class Ours:
         return build_learnt_index(
             outputs,
             Tokens.of([self.tokenizer.encode_prompt(text) for text in inputs]),
-            **facts(self.tokenizer),
+            **self.tokenizer.index_facts,
             settings=SETTINGS,
         )
-
-
-def facts(tokenizer: TaskTokenizer) -> dict[str, Any]:
-    return {
-        "fingerprint": tokenizer.fingerprint,
-        "vocab_size": tokenizer.vocab_size,
-        "eos_id": tokenizer.eos_id,
-        "word_starts": tokenizer.word_starts,
-        "canonical": tokenizer.canonical,
-    }
 
 
 def load(job: Job) -> tuple[Run, Other]:

@@ -30,7 +30,6 @@ from benchmarks.common import (
     about,
     add_json,
     at_least,
-    facts_of,
     finish,
     parser_of,
     show_figures,
@@ -147,7 +146,7 @@ def index_of_train() -> Any:
     return build_learnt_index(
         Tokens.of(tokenizer.encode_outputs([row["output"] for row in rows])),
         Tokens.of([tokenizer.encode_prompt(template.render(row["input"])) for row in rows]),
-        **facts_of(tokenizer),
+        **tokenizer.index_facts,
         settings=DraftSettings(recent_tokens=0),
     )
 

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import tasc_draft
-from benchmarks.common import ROOT, facts_of, in_turn, read_json, read_rows, write_json
+from benchmarks.common import ROOT, in_turn, read_json, read_rows, write_json
 from benchmarks.engine.steps import SHAPES, Ceiling
 from benchmarks.gpu.gpu import Found, Here
 from tasc_draft import (
@@ -116,7 +116,7 @@ def encoded(tokenizer: TaskTokenizer, texts: list[str]) -> list[list[int]]:
 def index_of(
     tokenizer: TaskTokenizer, prompts: list[list[int]], outputs: list[list[int]]
 ) -> DraftIndex:
-    facts = facts_of(tokenizer)
+    facts = tokenizer.index_facts
     return build_learnt_index(Tokens.of(outputs), Tokens.of(prompts), settings=DRAFTED, **facts)
 
 

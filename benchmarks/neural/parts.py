@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.common import Figure, facts_of, show_table
+from benchmarks.common import Figure, show_table
 from benchmarks.neural.models import KINDS
 from benchmarks.neural.side import (
     FR_SPEC,
@@ -332,7 +332,7 @@ def _index(bench: Bench) -> DraftIndex:
     """The index of the rows that the drafter learnt, with the outputs of the data."""
     side = bench.side
     found = encode(bench.models.learnt(bench.case), side.tokenizer, bench.case.of.prompt)
-    facts = facts_of(side.tokenizer)
+    facts = side.tokenizer.index_facts
     return build_learnt_index(found.outputs, found.prompts, settings=NGRAMS, **facts)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from msgspec import structs
 
-from benchmarks.common import facts_of
 from tasc_draft import SOURCES, DraftSettings, NgramProposer, Tokens, build_learnt_index
 from tasc_engine import (
     Engine,
@@ -85,7 +84,7 @@ class Drafted:
             Tokens.of(self.known.encode_outputs([output for _, output in examples])),
             Tokens.of(prompts([prompt for prompt, _ in examples])),
             settings=SETTINGS,
-            **facts_of(self.known),
+            **self.known.index_facts,
         )
 
     def run(self, requests: Row[Request], draft: bool = True) -> Run:

@@ -314,9 +314,18 @@ def corpus_weights(
 
 
 def build_learnt_index(
-    outputs: Tokens, prompts: Tokens, *, eos_id: int, settings: DraftSettings, **facts: Any
+    outputs: Tokens,
+    prompts: Tokens,
+    *,
+    eos_id: int,
+    settings: DraftSettings = DraftSettings(),
+    **facts: Any,
 ) -> DraftIndex:
-    """Build an index with its `corpus_weights`; ``facts`` are other arguments of `build_index`."""
+    """Build an index with its `corpus_weights`; ``facts`` are other arguments of `build_index`.
+
+    Args:
+        settings: Settings of the proposer that will draft from the index.
+    """
 
     def build(outputs: Tokens, prompts: Tokens) -> DraftIndex:
         return build_index(outputs, prompts, eos_id=eos_id, **facts)

@@ -21,6 +21,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,11 @@ import numpy as np
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import DraftError, Int32
 from tasc_draft.files import cache_folder
-from tasc_draft.index.draft_index import DraftIndex, read_index
+from tasc_draft.index.draft_index import INDEX_FILE, DraftIndex, read_index
 from tasc_draft.mixture.proposer import NgramProposer
 from tasc_draft.mixture.row_state import NONE, int32
 from tasc_draft.settings import DraftSettings
-from tasc_text import TaskTokenizer, resolve_folder
+from tasc_text import TaskTokenizer, open_tokenizer, resolve_folder
 
 if TYPE_CHECKING:  # Redis is optional
     from tasc_store import Artifact
@@ -42,9 +43,12 @@ if TYPE_CHECKING:  # Redis is optional
 
 log = logging.getLogger(__name__)
 
-INDEX_FILE = "index.tasc"
 _MOST_FAULTS = 3  # afterwards, nothing is drafted
 _BLOCK = 32  # tokens that are compared at once
+# Of step times: the part of a step's weight that is left after the next step; the steps without
+# which nothing is concluded; and the largest minimum probability.
+_KEPT, _FEW_STEPS, _MOST_PROB = 0.98, 16, 0.9
+_LEAST_PROB = 0.05  # of a drafted path, where tokens cost next to nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +86,10 @@ class VllmDrafting:
                 'additional_config must name one index: {"tasc": {"index": FILE_OR_FOLDER}} or '
                 '{"tasc": {"task": NAME, "redis_url": URL}}'
             )
-        for name in ("rows", "row_tokens", "poll_s"):
-            if not getattr(self, name) > 0:
-                raise DraftError(f"tasc.{name} is {getattr(self, name)}; it must be above 0")
+        for name, kinds in (("rows", int), ("row_tokens", int), ("poll_s", int | float)):
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or not value > 0:
+                raise DraftError(f"tasc.{name} is {value!r}; it must be a number above 0")
 
     @classmethod
     def read(cls, additional_config: Any) -> "VllmDrafting":
@@ -107,7 +112,8 @@ class VllmDrafting:
     def settings(self, index: DraftIndex, most: int) -> DraftSettings:
         """The settings for drafts from an index, with at most ``most`` tokens of one row."""
         tuned = index.settings or DraftSettings()
-        fields = {**dataclasses.asdict(tuned), "num_speculative_tokens": most, **self.draft}
+        ours = {"num_speculative_tokens": most, "min_prob": _LEAST_PROB}
+        fields = {**dataclasses.asdict(tuned), **ours, **self.draft}
         try:
             return DraftSettings(**fields)
         except TypeError as error:
@@ -143,16 +149,16 @@ def _is_end(token: int, is_eos: Any) -> bool:
 
 
 @borrowing
-def _continues(row: Any, text: Any, tokens: Any, end: int, fresh: int, is_eos: Any) -> bool:
-    """Whether a batch slot continues a row.
+def _missed(row: Any, text: Any, tokens: Any, end: int, fresh: int, is_eos: Any) -> int:
+    """Number of tokens that a row lacks before those of this step; NONE: it is not the slot's row.
 
-    The slot may have more new tokens than those of this step, because vLLM left out steps. A row
-    with an end-of-sequence must not have any, since a conversation's next prompt may contain it.
+    A row lacks tokens if vLLM left out steps. A row that has ended must not lack any, because the
+    next prompt of a conversation may contain it.
     """
-    gap = end - row.seen
-    if gap < fresh or (gap > fresh and _is_end(text[row.length - 1], is_eos)):
-        return False
-    return _equal(text, tokens, row.length)
+    missed = end - fresh - row.seen
+    if missed > 0 and _is_end(text[row.length - 1], is_eos):
+        return NONE
+    return missed if missed >= 0 and _equal(text, tokens, row.length) else NONE
 
 
 @borrowing
@@ -194,7 +200,7 @@ def follow(
         r = row_of[i]
         if r == NONE:
             continue
-        if fresh[i] > 0 and _continues(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos):
+        if fresh[i] > 0 and _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos) == 0:
             rows[r].step = step
         else:
             row_of[i] = NONE
@@ -207,13 +213,17 @@ def follow(
     for i in range(n):
         if row_of[i] != NONE or fresh[i] == 0:
             continue
+        best, least = NONE, 0
         for j in range(away):
             r = absent[j]
-            if _continues(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos):
-                row_of[i], rows[r].step = r, step
-                away -= 1
-                absent[j] = absent[away]
-                break
+            missed = _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos)
+            if missed != NONE and (best == NONE or missed < least):
+                best, least = j, missed
+        if best != NONE:
+            row_of[i] = absent[best]
+            rows[row_of[i]].step = step
+            away -= 1
+            absent[best] = absent[away]
     ended = 0
     for j in range(away):
         r = absent[j]
@@ -232,11 +242,51 @@ def follow(
             texts[r, end] = token
             added[at] = token
             end, at = end + 1, at + 1
-            if _is_end(token, is_eos):
+            # A row that goes on after an end ignores ends.
+            if end > ends[i] - fresh[i] and _is_end(token, is_eos):
                 break
         rows[r].length, rows[r].seen = end, ends[i]
     offsets[n] = at
     return ended, away
+
+
+class StepTimes:
+    """Learns from the times of steps how likely a draft token must be to pay.
+
+    A step's time is a line over its number of tokens, by least squares with decaying weights.
+    A token of probability p gains p tokens and costs the line's slope, in which time the batch
+    emits ``slope * rate`` tokens. So a token pays if p is above this product.
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(5)  # of weights, tokens, times, tokens squared, tokens times times
+        self._emitted = self._elapsed = 0.0
+        self._steps = 0
+
+    def add(self, elapsed: float, emitted: int, verified: int | None) -> None:
+        """Adds a step.
+
+        Args:
+            elapsed: Seconds since the last step.
+            emitted: Number of tokens that the batch emitted.
+            verified: Number of tokens of the forward; None if unknown, as prompts were read.
+        """
+        self._emitted = _KEPT * self._emitted + emitted
+        self._elapsed = _KEPT * self._elapsed + elapsed
+        if verified is not None:
+            x, t = float(verified), elapsed
+            self._sums = _KEPT * self._sums + (1.0, x, t, x * x, x * t)
+            self._steps += 1
+
+    @property
+    def min_prob(self) -> float:
+        """The least probability that pays; 0 while too few steps are known."""
+        n, x, t, xx, xt = self._sums.tolist()
+        spread = n * xx - x * x
+        if self._steps < _FEW_STEPS or spread <= 0 or self._elapsed <= 0:
+            return 0.0
+        slope = (n * xt - x * t) / spread
+        return float(min(max(slope * self._emitted / self._elapsed, 0.0), _MOST_PROB))
 
 
 class TascProposer:
@@ -269,8 +319,12 @@ class TascProposer:
         self._row_of = np.full(slots, NONE, np.int32)
         self._absent = np.zeros(number, np.int32)
         self._added = np.zeros(number * capacity, np.int32)
+        self._free = list(range(number))[::-1]
         self._step = self._faults = 0
         self._is_broken = False
+        self._times, self._ended_at = StepTimes(), 0.0
+        self._drafted = np.zeros(slots, np.int32)  # tokens of each slot's last draft
+        self._min_probs = np.zeros(number * self._most, np.float32)
         self._proposer = self._made(self.source.first())
         self._is_eos = self._proposer.memory.is_eos
         self._next: tuple[DraftIndex, NgramProposer | None] | None = None
@@ -322,60 +376,76 @@ class TascProposer:
     def _propose(
         self, sampled: Sequence[Sequence[int]], ends: Int32, ids: Int32
     ) -> list[list[int]]:
+        began_at = time.perf_counter()
         self._renew()
         n = len(sampled)
         self._step += 1
         fresh, offsets = np.fromiter(map(len, sampled), np.int32, n), np.empty(n + 1, np.int32)
-        budget = np.zeros(n, np.int32)
         rows, texts, row_of, is_eos = self._rows, self._texts, self._row_of, self._is_eos
         added, absent = self._added, self._absent
         ended, away = follow(
             rows, texts, row_of, self._step, fresh, ends, ids, is_eos, added, offsets, absent
         )
+        slots, parked = row_of[:n], absent[ended:away].tolist()
+        self._learn_times(began_at, fresh, slots)
         for row in absent[:ended].tolist():
             self._finish(row)
-        slots, parked = row_of[:n], absent[ended:away]
         self._proposer.observe_rows(slots, added, offsets)
         for i in np.flatnonzero((slots == NONE) & (fresh > 0)).tolist():
             slots[i] = self._begin(ids[i, : ends[i]], int(fresh[i]), parked)
         drafted = np.flatnonzero(slots != NONE)
         chosen = slots[drafted]
         lengths = rows["length"][chosen]
-        goes_on = ~is_eos[texts[chosen, lengths - 1]]
-        budget = np.where(goes_on, np.minimum(self._most, texts.shape[1] - lengths), 0)
-        drafts = self._proposer.propose(chosen, budget.astype(np.int32))
+        budget = np.minimum(self._most, texts.shape[1] - lengths).astype(np.int32)
+        budget[is_eos[texts[chosen, lengths - 1]]] = 0
+        drafts = self._proposer.propose(chosen, budget, self._min_probs)
         tokens, bounds = drafts.tokens.tolist(), drafts.offsets.tolist()
+        self._drafted[:n] = 0
+        self._drafted[drafted] = drafts.sizes
         chains: list[list[int]] = [[] for _ in range(n)]
         for i, begin, end in zip(drafted.tolist(), bounds, bounds[1:], strict=False):
             chains[i] = tokens[begin:end]
+        self._ended_at = time.perf_counter()
         return chains
 
-    def _begin(self, ids: Int32, fresh: int, parked: Int32) -> int:
+    def _learn_times(self, began_at: float, fresh: Int32, slots: Int32) -> None:
+        """Learns from the step that has ended, if the rows are those that were drafted for."""
+        if self._ended_at and len(fresh):
+            pure = bool((slots != NONE).all())
+            verified = len(fresh) + int(self._drafted[: len(fresh)].sum()) if pure else None
+            self._times.add(began_at - self._ended_at, int(fresh.sum()), verified)
+            self._min_probs[:] = self._times.min_prob
+
+    def _begin(self, ids: Int32, fresh: int, parked: list[int]) -> int:
         """Begins a row; returns NONE if it is too long, or no row is free.
 
         Args:
             parked: Rows that are out of the batch, and may be given up.
         """
-        rows, begin = self._rows, len(ids) - fresh
-        if len(ids) > self._texts.shape[1]:
+        rows, length, begin = self._rows, len(ids), len(ids) - fresh
+        if length > self._texts.shape[1]:
             return NONE
-        row = int(np.argmin(rows["length"]))
-        if rows["length"][row]:
-            parked = parked[rows["length"][parked] > 0]
-            if not len(parked):
+        if not self._free:
+            if not parked:
                 return NONE
-            row = int(parked[np.argmin(rows["step"][parked])])
-            self._finish(row)
-        ends = np.flatnonzero(self._is_eos[ids[begin:]])
-        length = begin + int(ends[0]) + 1 if len(ends) else len(ids)
+            oldest = min(parked, key=lambda row: int(rows[row]["step"]))
+            parked.remove(oldest)
+            self._finish(oldest)
+        row = self._free[-1]
+        for at in range(begin, length):
+            if self._is_eos[ids[at]]:
+                length = at + 1
+                break
         self._proposer.start(row, ids[:begin])
         self._proposer.observe(row, ids[begin:length])
+        self._free.pop()
         self._texts[row, :length] = ids[:length]
         rows[row] = length, begin, len(ids), self._step
         return row
 
     def _finish(self, row: int) -> None:
-        self._rows["length"][row] = 0
+        self._rows[row]["length"] = 0
+        self._free.append(row)
         self._proposer.finish(row)
 
     def _renew(self) -> None:
@@ -385,6 +455,7 @@ class TascProposer:
             self._next = None
         if self._is_broken:
             self._rows[:], self._row_of[:] = 0, NONE
+            self._free = list(range(len(self._rows)))[::-1]
             self._proposer, self._is_broken = self._made(found[0] if found else self.index), False
         elif found and (proposer := found[1]):
             for row in np.flatnonzero(self._rows["length"]).tolist():
@@ -447,8 +518,8 @@ class FileSource:
         """
         if not self.path.is_file():
             raise DraftError(
-                f"there is no index {self.path}; write one with `tasc index export TASK --to "
-                "FOLDER`, LLM.save or tasc_draft.write_index"
+                f"there is no index {self.path}; make one with `tasc-draft index ROWS --model "
+                "MODEL --to FOLDER` or `tasc index export TASK --to FOLDER`"
             )
         return self._read()
 
@@ -533,7 +604,7 @@ def source_of(
     Args:
         tokenizer: A folder with a ``tokenizer.json``, or a name on the Hugging Face hub.
     """
-    loaded = TaskTokenizer.from_folder(resolve_folder(tokenizer, revision, weights=False))
+    loaded = open_tokenizer(resolve_folder(tokenizer, revision, weights=False))
     if given.task and given.redis_url:
         return StoreSource(given.task, given.redis_url, loaded)
     return FileSource(given.index or "", loaded)

@@ -4,7 +4,7 @@ from tasc_text.chat import ChatTemplate, is_unicode
 from tasc_text.detokenizer import IncrementalDetokenizer
 from tasc_text.errors import TextError, TokenizerError
 from tasc_text.template import Conversation, Message, MessageError, PromptTemplate, Template
-from tasc_text.tokenizer import TaskTokenizer, resolve_folder
+from tasc_text.tokenizer import TaskTokenizer, open_tokenizer, resolve_folder
 
 __all__ = [
     "ChatTemplate",
@@ -18,5 +18,6 @@ __all__ = [
     "TextError",
     "TokenizerError",
     "is_unicode",
+    "open_tokenizer",
     "resolve_folder",
 ]

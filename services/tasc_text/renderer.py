@@ -16,8 +16,11 @@ import sys
 import threading
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, Final, cast
+
+from tasc_text.errors import TextError
 
 LIMIT_S: Final = 1.0  # processor time of one prompt; most take under a millisecond
 MOST_CHARACTERS: Final = 4_000_000  # characters of one prompt
@@ -47,6 +50,7 @@ class Renderer:
 
         Raises:
             RuntimeError: The process cannot run.
+            TextError: A library that it needs is not installed.
         """
         line = json.dumps(wanted).encode() + b"\n"
         with self._lock:
@@ -89,6 +93,7 @@ class Renderer:
     def _running(self) -> subprocess.Popen[bytes]:
         there = self._process
         if there is None or self._owner != os.getpid() or there.poll() is not None:
+            _require_libraries()
             # A new session, so that Ctrl-C reaches only the parent process.
             there = self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM],
@@ -105,6 +110,16 @@ class Renderer:
 def shared_renderer() -> Renderer:
     """The renderer of this process."""
     return Renderer()
+
+
+def _require_libraries() -> None:
+    """Without jinja2, a template would fail like one with a mistake, and name no end."""
+    missing = [name for name in ("transformers", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise TextError(
+            f"chat templates need {' and '.join(missing)}, which is not installed; "
+            "pip install 'tasc-draft[chat]'"
+        )
 
 
 class _Late(BaseException):

@@ -9,6 +9,7 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,16 @@ def resolve_folder(model: str, revision: str | None = None, *, weights: bool = T
 _NOT_IDENTITY = ("padding", "truncation", "version")  # fields left out of the fingerprint
 _INSIDE = "a"  # the text of a token in both byte-level and SentencePiece vocabularies
 _CUT = "\N{REPLACEMENT CHARACTER}"  # written by decoders for a part of a character
+
+
+class IndexFacts(TypedDict):
+    """The arguments of `tasc_draft.build_index` that a tokenizer determines."""
+
+    fingerprint: str
+    vocab_size: int
+    eos_id: int
+    word_starts: NDArray[np.bool_]
+    canonical: NDArray[np.int32]
 
 
 class TaskTokenizer:
@@ -203,6 +214,16 @@ class TaskTokenizer:
         canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
+    @property
+    def index_facts(self) -> IndexFacts:
+        return IndexFacts(
+            fingerprint=self.fingerprint,
+            vocab_size=self.vocab_size,
+            eos_id=self.eos_id,
+            word_starts=self.word_starts,
+            canonical=self.canonical,
+        )
+
     def encode_prompt(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a prompt, by default with the special tokens that the tokenizer adds.
 
@@ -302,7 +323,7 @@ _USUAL = ("<|endoftext|>", "</s>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|
 _SHOWN = 8
 
 
-def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
+def open_tokenizer(path: str | Path, eos: str | None = None) -> TaskTokenizer:
     """Loads a tokenizer and finds the token that ends an answer.
 
     This token is ``eos``, else the end that the settings files next to ``tokenizer.json`` name,
@@ -315,7 +336,7 @@ def open_tokenizer(path: Path, eos: str | None = None) -> TaskTokenizer:
     Raises:
         TokenizerError: The file is missing or damaged, or there is no such token.
     """
-    bare = open_to_encode(path)
+    bare = open_to_encode(Path(path))
     file = bare.path
     if eos is not None:
         return TaskTokenizer(file, [_id_of(bare, eos, file)])

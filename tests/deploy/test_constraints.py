@@ -1,9 +1,10 @@
-"""constraints.txt: one exact version of each package, inside the ranges of pyproject.toml."""
+"""constraints.txt: one exact version of each package, inside the ranges of both distributions."""
 
 import re
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,29 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-RANGES = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+SERVE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+DRAFT: dict[str, Any] = tomllib.loads((ROOT / "services" / "pyproject.toml").read_text("utf-8"))
+PROJECT = SERVE["project"]
+OWN = f"tasc-draft=={DRAFT['project']['version']}"
+DEPENDENCIES = [text for text in PROJECT["dependencies"] if text != OWN]
+RANGES = [*DEPENDENCIES, *PROJECT["optional-dependencies"]["dev"]]
+OF_DRAFT = [
+    *DRAFT["project"]["dependencies"],
+    *chain(*DRAFT["project"]["optional-dependencies"].values()),
+]
+# What vLLM's wheels for Linux require of the packages that tasc-draft requires, too; and the
+# versions that uv chose on 2026-11-28 for vLLM alone, and again with `tasc-draft[redis,chat]`.
+VLLM = {
+    "0.32.0": (
+        ["numba==0.65.0", "tokenizers>=0.23.2", "filelock>=3.20.3", "transformers>=5.16.1,<5.20"],
+        ["numpy==2.3.5", "llvmlite==0.47.0", "tokenizers==0.23.3", "transformers==5.19.0"],
+    ),
+    "0.33.0": (
+        ["numba==0.65.0", "tokenizers>=0.23.2", "filelock>=3.20.3", "transformers>=5.16.1,<5.21"],
+        ["numpy==2.3.5", "llvmlite==0.47.0", "tokenizers==0.23.3", "transformers==5.20.2"],
+    ),
+}
+BOTH = ["filelock==4.3.1", "fsspec==2026.9.0", "jinja2==3.1.6", "msgspec==0.22.0"]
 
 
 def lines() -> list[str]:
@@ -27,10 +49,36 @@ def versions() -> dict[str, Version]:
     found = {}
     for line in lines():
         requirement = Requirement(line)
-        (exact,) = requirement.specifier
-        assert exact.operator == "==", line
-        found[canonicalize_name(requirement.name)] = Version(exact.version)
+        found[canonicalize_name(requirement.name)] = _exact(requirement)
     return found
+
+
+def test_both_distributions_have_the_same_version_and_ranges() -> None:
+    """So a test of the lowest or of the pinned versions counts for both."""
+    assert OWN in PROJECT["dependencies"]
+    assert PROJECT["version"] == DRAFT["project"]["version"]
+    assert PROJECT["requires-python"] == DRAFT["project"]["requires-python"]
+    assert set(OF_DRAFT) <= set(DEPENDENCIES)
+    assert (ROOT / "services" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_tasc_draft_changes_no_version_that_vllm_chooses(version: str) -> None:
+    required, chosen = VLLM[version]
+    pinned = {one.name: one for one in map(Requirement, [*chosen, *BOTH, required[0]])}
+    for text in required:
+        one = Requirement(text)
+        assert one.specifier.contains(_exact(pinned[one.name])), text
+    shared = [one for one in map(Requirement, OF_DRAFT) if one.name != "redis"]
+    assert {one.name for one in shared} == pinned.keys()
+    for ours in shared:
+        assert ours.specifier.contains(_exact(pinned[ours.name])), str(ours)
+
+
+def _exact(requirement: Requirement) -> Version:
+    (exact,) = requirement.specifier
+    assert exact.operator == "=="
+    return Version(exact.version)
 
 
 @pytest.mark.parametrize("text", RANGES)
@@ -77,10 +125,14 @@ def test_image_and_makefile_install_with_the_constraints() -> None:
     installs = [line for line in image.splitlines() if "pip install" in line]
     with_packages = [line for line in installs if "--no-deps" not in line]
     assert len(with_packages) == 2
-    recipe = re.sub(r"\\\n\s*", "", _recipe(".venv/.installed")).replace("$(PIP)", _variable("PIP"))
+    assert all(line.endswith(" ./services .") for line in with_packages)
+    recipe = re.sub(r"\\\n\s*", "", _recipe(".venv/.installed"))
+    for name in ("PIP", "PROJECT"):
+        recipe = recipe.replace(f"$({name})", _variable(name))
     made = re.findall(r"pip install(?:(?!pip install).)*", recipe)
     assert len(made) == 5  # numba, uv, torch, everything with uv, everything with pip
     assert all("--constraint constraints.txt" in line for line in (*made, *with_packages))
+    assert all("--editable ./services --editable '.[dev]'" in line for line in made[-2:])
 
 
 def _variable(name: str) -> str:

@@ -103,7 +103,7 @@ def test_copied_files_exist_and_secrets_are_excluded_from_the_build():
         for line in of(stage, "COPY")
         for source in line.split()[:-1]
     }
-    assert copied == shown
+    assert {name for name in copied if not name.startswith("services/")} == shown
     assert all((ROOT / name).exists() for name in copied)
     secrets = ["services/.env", "services/tasc_serve/__pycache__"]
     hidden = [line.removeprefix("**/") for line in ignored if line.startswith("**/")]

@@ -1,4 +1,4 @@
-"""Tests the content of the wheel, and that it works without the repository."""
+"""Tests the content of both wheels, and that they work without the repository."""
 
 import json
 import os
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from test_dockerfile import ROOT, of
 
-from tasc_jobs.demo.tasks import TASKS, demo_record, read_split
+from documentation.documents import document
+from tasc_jobs.demo.tasks import MODEL, TASKS, demo_record, read_split
 from tasc_runtime.llm import LLM
 
 # Gets the inputs; prints the names that the wheel provides, and the demo's answers.
@@ -34,24 +36,33 @@ print(json.dumps({"loaded": loaded, "texts": [answer.text for answer in answers]
 """
 
 
+# Appended to the example; prints the libraries that it loaded, and the files of our packages.
+LOADED = """
+import json, sys
+loaded = {name.split(".")[0] for name in sys.modules if not name.startswith("_")}
+ours = [module.__file__ for name, module in sys.modules.items() if name.startswith("tasc_")]
+print(json.dumps([sorted(loaded - sys.stdlib_module_names), ours]))
+"""
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built by the command and from the files of the image's stage."""
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Wheels by distribution, built by the command and from the files of the image's stage."""
     folder = tmp_path_factory.mktemp("wheel")
     context = folder / "src"
     context.mkdir()
     for name in {source for line in of("wheel", "COPY") for source in line.split()[:-1]}:
         given, seen = ROOT / name, context / name
         if given.is_dir():
-            hidden = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            hidden = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
             shutil.copytree(given, seen, ignore=hidden)
         else:
             shutil.copy(given, seen)
     (command,) = (line for line in of("wheel", "RUN") if line.startswith("pip wheel"))
-    arguments = command.replace("/wheels .", f"{folder} {context}").split()[1:]
+    assert command.endswith("/wheels ./services .")
+    arguments = [*command.split()[1:-3], str(folder), str(context / "services"), str(context)]
     pip(*arguments, "--no-build-isolation", "--no-index")
-    (built,) = folder.glob("*.whl")
-    return built
+    return {built.name.split("-")[0]: built for built in folder.glob("*.whl")}
 
 
 def pip(*arguments: str) -> None:
@@ -60,7 +71,75 @@ def pip(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_wheel_has_the_tasc_command_and_the_demo_data(wheel: Path) -> None:
+def test_wheels_have_all_files_of_our_packages_once(wheels: dict[str, Path]) -> None:
+    assert wheels.keys() == {"tasc_draft", "tasc_serve"}
+    inside = [name for wheel in wheels.values() for name in zipfile.ZipFile(wheel).namelist()]
+    packaged = [name for name in inside if ".dist-info/" not in name]
+    command = [
+        "git",
+        "ls-files",
+        "-co",
+        "--exclude-standard",
+        "services/tasc_*",
+        "pipelines/tasc_*",
+    ]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert sorted(packaged) == sorted(name.split("/", 1)[1] for name in listed.stdout.splitlines())
+    for wheel in wheels.values():
+        assert any(name.endswith("/LICENSE") for name in zipfile.ZipFile(wheel).namelist())
+
+
+def test_wheel_of_tasc_draft_is_small_and_has_the_packages_that_know_no_model(
+    wheels: dict[str, Path],
+) -> None:
+    wheel = wheels["tasc_draft"]
+    assert wheel.stat().st_size < 1_000_000
+    inside = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]
+    (modelless,) = (
+        contract["source_modules"]
+        for contract in tools["importlinter"]["contracts"]
+        if contract["name"] == "protocol, text, draft and store know no model"
+    )
+    assert {name for name in inside if not name.endswith(".dist-info")} == set(modelless)
+
+
+def _project(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "packed", [False, pytest.param(True, marks=pytest.mark.slow("compiles all of drafting"))]
+)
+def test_example_of_tasc_draft_needs_only_its_packages_and_requirements(
+    packed: bool, wheels: dict[str, Path], tmp_path: Path
+) -> None:
+    installed = tmp_path / "installed" if packed else ROOT / "services"
+    if packed:
+        wheel = str(wheels["tasc_draft"])
+        pip("install", "--no-deps", "--no-index", "--target", str(installed), wheel)
+    shutil.copytree(MODEL, tmp_path / "my-model", ignore=shutil.ignore_patterns("*.safetensors"))
+    (example,) = (
+        b for b in document(ROOT / "services" / "README.md").blocks if b.language == "python"
+    )
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-c", example.text + LOADED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *drafted, loaded = done.stdout.splitlines()
+    assert "set alarm" in "".join(drafted)
+    libraries, files = json.loads(loaded)
+    required, known = (
+        {Requirement(text).name.replace("-", "_") for text in _project(root)["dependencies"]}
+        for root in (ROOT / "services", ROOT)
+    )
+    assert known.intersection(libraries) == required | {"tasc_draft"}
+    assert all(Path(file).is_relative_to(installed) for file in files)
+
+
+def test_wheel_has_the_tasc_command_and_the_demo_data(wheels: dict[str, Path]) -> None:
+    wheel = wheels["tasc_serve"]
     names = zipfile.ZipFile(wheel).namelist()
     assert "tasc_serve/app.py" in names
     (entry,) = (name for name in names if name.endswith("entry_points.txt"))
@@ -72,9 +151,11 @@ def test_wheel_has_the_tasc_command_and_the_demo_data(wheel: Path) -> None:
 
 
 @pytest.mark.slow("compiles what an installed package compiles at its first start")
-def test_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+def test_wheels_work_in_an_empty_folder(wheels: dict[str, Path], tmp_path: Path) -> None:
     installed, empty = tmp_path / "installed", tmp_path / "empty"
-    pip("install", "--no-deps", "--no-index", "--target", str(installed), str(wheel))
+    pip(
+        "install", "--no-deps", "--no-index", "--target", str(installed), *map(str, wheels.values())
+    )
     empty.mkdir()
     unset = ("NUMBA_CACHE_DIR", "REDIS_URL", "RAY_ADDRESS")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
@@ -89,8 +170,7 @@ def test_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
         return done.stdout
 
     tasc = installed / "bin" / "tasc"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert run(tasc, "--version") == f"tasc {project['version']}\n"
+    assert run(tasc, "--version") == f"tasc {_project(ROOT)['version']}\n"
     assert "generate" in run(tasc, "--help")
     inputs = [row["input"] for row in read_split("massive_en", "test")[:3]]
     found: dict[str, Any] = json.loads(run("-c", PROGRAM, json.dumps(inputs)))

@@ -20,6 +20,7 @@ NAMED = ["build-index", "refresh", "stats", "tune", "forecast-ft"]
 TASK = [
     *([name, "nothing"] for name in NAMED),
     *(["index", *each] for each in (["list", "nothing"], ["use", "nothing", "1"])),
+    ["index", "export", "nothing", "--to", "FOLDER/out"],
     ["task", "show", "nothing"],
     ["task", "set", "nothing", "--max-tokens", "9"],
     ["task", "use", "nothing", "1"],

@@ -1,6 +1,7 @@
 """Tests ``tasc index``, ``refresh`` and ``key``, which show, change and renew stored data."""
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 import redis
+from serving import publish
 
 from support import record_of
 from tasc_command import InProcess
+from tasc_draft import DraftIndex, read_index
+from tasc_draft.index.draft_index import INDEX_FILE
 from tasc_jobs import hints
 from tasc_jobs.cli import index as cli_refresh
 from tasc_store import ApiKeys, ArtifactStore, EmbeddedRedis, TaskRecord, TaskStore, connect, redact
@@ -76,6 +80,32 @@ def test_index_versions_are_listed_and_made_current(
     printed = json.loads(run("index", "list", record.name, "--json"))["versions"]
     assert [v["version"] for v in printed if v["current"]] == [3]
     assert [v["forecast"] for v in printed] == [None, 4.25, None]
+
+
+def test_exported_index_is_the_version_asked_for(run, record, client, tmp_path) -> None:
+    store = ArtifactStore(client, record.name, record.fingerprint)
+    asked, folder = ("index", "export", record.name, "--to"), tmp_path / "a" / "folder"
+    assert "tasc build-index" in run(*asked, folder, code=1)
+    assert not folder.exists()
+    for size in (50, 70):
+        publish(store, DraftIndex.empty(record.fingerprint, size))
+    run(*asked, folder)
+    assert read_index(folder / INDEX_FILE).vocab_size == 70
+    printed = json.loads(run(*asked, folder, "--version", 1, "--json"))
+    assert Path(printed["path"]) == folder / INDEX_FILE
+    assert (printed["version"], printed["sha256"]) == (1, store.get(1).sha256)
+    assert read_index(folder / INDEX_FILE).vocab_size == 50
+    assert os.listdir(folder) == [INDEX_FILE]
+
+
+def test_refused_export_leaves_the_earlier_file(run, record, store, tmp_path) -> None:
+    asked = ("index", "export", record.name, "--to")
+    (tmp_path / INDEX_FILE).write_text("of before")
+    assert "version 3 of the index" in run(*asked, tmp_path, code=1)  # of the version in the store
+    assert "existing versions: 1, 2, 3" in run(*asked, tmp_path, "--version", 9, code=1)
+    assert (tmp_path / INDEX_FILE).read_text() == "of before"
+    assert "--to" in run(*asked, tmp_path / INDEX_FILE, code=2)
+    assert "--to" in run(*asked, tmp_path / INDEX_FILE / "inside", code=2)
 
 
 def test_hinted_commands_name_the_store_and_are_quoted(

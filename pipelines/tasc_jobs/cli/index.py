@@ -2,15 +2,19 @@
 
 import time
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tasc_jobs.cli.options import AsJson, StoreOptions, Task, grouped, print_result
-from tasc_jobs.errors import in_short, known_errors
+from tasc_jobs.errors import JobError, UsageError, in_short, known_errors, require_writable
 from tasc_jobs.hints import command
 from tasc_runtime.progress import note
 from tasc_store import Artifact, ArtifactStore, TaskStore, connect
+
+if TYPE_CHECKING:
+    import redis
 
 
 @grouped()
@@ -73,7 +77,8 @@ def refresh(
 
 
 index_app = typer.Typer(
-    help="List the versions of a task's draft index, and go back to one.", no_args_is_help=True
+    help="List the versions of a task's draft index, go back to one, or write one to a folder.",
+    no_args_is_help=True,
 )
 
 
@@ -81,8 +86,8 @@ index_app = typer.Typer(
 @grouped()
 def index_list(*, task: Task, store: StoreOptions, as_json: AsJson = False) -> None:
     """List the stored versions of TASK's index."""
-    with store.open() as url:
-        indexes = _indexes(url, task)
+    with store.open() as url, connect(url) as client:
+        indexes = _indexes(client, task)
         found = [indexes.get(version) for version in indexes.versions()]
         current = indexes.current()
     now = current.version if current else None
@@ -102,16 +107,70 @@ def index_use(
     as_json: AsJson = False,
 ) -> None:
     """Make a version of TASK's index current; services take it within seconds."""
-    with store.open() as url:
-        indexes = _indexes(url, task)
+    with store.open() as url, connect(url) as client:
+        indexes = _indexes(client, task)
         indexes.announce(version)
         artifact = indexes.get(version)
     text = f"version {version} of the index of {artifact.task} is current"
     print_result(asdict(artifact), text, as_json)
 
 
-def _indexes(url: str, task: str) -> ArtifactStore:
-    client = connect(url)
+@index_app.command(
+    "export",
+    epilog="tasc index export tickets --to ./tickets-index\n\n"
+    "tasc index export tickets --to ./tickets-index --version 3",
+)
+@grouped()
+def index_export(
+    *,
+    task: Task,
+    to: Annotated[Path, typer.Option(help="Folder for index.tasc; it is created if needed.")],
+    version: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Version number, as `tasc index list` shows it.",
+            show_default="the current version",
+        ),
+    ] = None,
+    store: StoreOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Write the current version of TASK's index, or another one, to a folder.
+
+    Other engines draft from such a folder without Redis. The file is checked before it replaces
+    the one of an earlier export.
+    """
+    with store.open() as url, connect(url) as client:
+        indexes = _indexes(client, task)
+        artifact = indexes.current() if version is None else indexes.get(version)
+        if artifact is None:
+            raise JobError(
+                f"task {task} has no current index; run `{command('build-index', task)}`"
+            )
+        from tasc_jobs.index.publish import export  # imports numba
+
+        path = export(indexes, artifact, _made(to))
+    text = (
+        f"version {artifact.version} of the index of {artifact.task} is in {path} "
+        f"({artifact.size_bytes:,} bytes)"
+    )
+    print_result({**asdict(artifact), "path": str(path)}, text, as_json)
+
+
+def _made(folder: Path) -> Path:
+    folder = folder.expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--to is {folder}, where no folder can be made ({error.strerror}); name another folder"
+        ) from error
+    require_writable("--to", folder / "index.tasc")
+    return folder
+
+
+def _indexes(client: "redis.Redis", task: str) -> ArtifactStore:
     record = TaskStore(client).get(task)
     return ArtifactStore(client, record.corpus_name, record.fingerprint)
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tasc_draft import DraftIndex, DraftSettings, read_index
-from tasc_draft.index.draft_index import HEAD_BYTES, settings_in
+from tasc_draft import DraftError, DraftIndex, DraftSettings, read_index
+from tasc_draft.index.draft_index import HEAD_BYTES, INDEX_FILE, settings_in
+from tasc_jobs.errors import JobError
 from tasc_store import Artifact, ArtifactStore
 
 _SOURCES = ("corpus", "inputs", "aligned", "bigrams", "weights")
@@ -24,9 +25,35 @@ def current_index(store: ArtifactStore) -> DraftIndex | None:
     if artifact is None:
         return None
     with tempfile.TemporaryDirectory(prefix="tasc-index-") as folder:
-        path = Path(folder) / "index"
-        store.download(artifact, path)
-        index = read_index(path)  # the mapped file remains valid after it is unlinked
+        # The mapped file remains valid after it is unlinked.
+        return _downloaded(store, artifact, Path(folder) / "index")
+
+
+def export(store: ArtifactStore, artifact: Artifact, folder: Path) -> Path:
+    """Writes a version into a folder as `INDEX_FILE`, once it is checked.
+
+    Readers of the folder see either the file that was there before or the whole new file.
+
+    Raises:
+        JobError: The index is damaged, or has a format that this program does not read.
+        StoreError: Redis fails.
+        OSError: The folder cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=".tasc-index-", dir=folder) as beside:
+        path = Path(beside) / INDEX_FILE
+        try:
+            _downloaded(store, artifact, path)
+        except DraftError as error:
+            raise JobError(
+                f"version {artifact.version} of the index of {store.task} cannot be used "
+                f"({error}); name another version, or build the index again"
+            ) from error
+        return path.replace(folder / INDEX_FILE)
+
+
+def _downloaded(store: ArtifactStore, artifact: Artifact, path: Path) -> DraftIndex:
+    store.download(artifact, path)
+    index = read_index(path)
     index.check_integrity()
     return index
 

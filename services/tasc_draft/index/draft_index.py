@@ -171,6 +171,7 @@ def with_prompts(
     return DraftIndex(corpus, inputs, aligned, word_starts, canonical)
 
 
+INDEX_FILE = "index.tasc"  # name in a folder that was exported or saved
 MAGIC = b"TASCNGRM"
 FORMAT = 3
 _ALIGN = 64
@@ -188,14 +189,14 @@ _PARTS: dict[str, Any] = {
 }
 
 
-def write_index(index: DraftIndex, path: Path) -> None:
+def write_index(index: DraftIndex, path: str | Path) -> None:
     """Write an index file. The file appears at ``path`` once it is complete."""
     parts, arrays = _split(index)
     layout, size = _layout(arrays)
     header = {"format": FORMAT, "parts": parts, "arrays": layout, "bytes": size}
     header["sha256"] = _checksum(header, arrays)
     encoded = json.dumps(header, sort_keys=True).encode()
-    with whole_file(path, sync=False) as file:
+    with whole_file(Path(path), sync=False) as file:
         file.write(MAGIC + len(encoded).to_bytes(8, "little") + encoded)
         _pad(file)
         for array in arrays.values():
@@ -203,7 +204,7 @@ def write_index(index: DraftIndex, path: Path) -> None:
             _pad(file)
 
 
-def read_index(path: Path) -> DraftIndex:
+def read_index(path: str | Path) -> DraftIndex:
     """Map an index file read-only and verify its checksum.
 
     `DraftIndex.check_integrity` checks the contents of the arrays.
@@ -212,6 +213,7 @@ def read_index(path: Path) -> DraftIndex:
         IndexFileError: The file is not a draft index, is truncated or damaged, or has another
             format version.
     """
+    path = Path(path)
     with path.open("rb") as file:
         header, begin = _read_header(file, path)
     size, promised = path.stat().st_size - begin, header.get("bytes")

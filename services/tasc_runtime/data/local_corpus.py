@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -24,12 +24,13 @@ from tasc_draft import (
     Int32,
     Tokens,
     build_index,
+    build_learnt_index,
     read_index,
     write_index,
 )
 from tasc_draft.compiled import digest_of
 from tasc_draft.files import cache_folder
-from tasc_draft.replaying import answers, corpus_weights
+from tasc_draft.replaying import answers
 from tasc_runtime.data.row_texts import MESSAGES, RowTexts, is_chat
 from tasc_runtime.data.rows import SUFFIXES, BadRow, Fields, read_corpus
 from tasc_runtime.errors import FileError
@@ -179,12 +180,8 @@ def index_of(
     return build_index(
         rows.outputs,
         rows.prompts if prompts else None,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
-        word_starts=tokenizer.word_starts,
-        canonical=tokenizer.canonical,
         max_bytes=max_bytes,
+        **tokenizer.index_facts,
     )
 
 
@@ -200,14 +197,8 @@ def learnt_index(
         settings: Settings of the proposer that will draft from the index.
     """
     found = encode(rows, tokenizer, template)
-    weights = corpus_weights(
-        lambda outputs, prompts: index_of(TokenRows(prompts, outputs), tokenizer),
-        found.outputs,
-        found.prompts,
-        eos_id=tokenizer.eos_id,
-        settings=settings,
-    )
-    return replace(index_of(found, tokenizer), weights=weights)
+    facts = tokenizer.index_facts
+    return build_learnt_index(found.outputs, found.prompts, settings=settings, **facts)
 
 
 def local_index(

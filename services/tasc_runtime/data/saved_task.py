@@ -9,12 +9,13 @@ from pydantic import ValidationError
 
 from tasc_draft import DraftIndex, read_index, write_index
 from tasc_draft.files import whole_file
+from tasc_draft.index.draft_index import INDEX_FILE
 from tasc_runtime.data.rows import file_sha256
 from tasc_runtime.engine_settings import EngineSettings, fault_of
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
 
-_SAVED, _INDEX, _FORMAT = "llm.json", "index.tasc", 1
+_SAVED, _FORMAT = "llm.json", 1
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -34,12 +35,12 @@ class SavedTask:
         """
         path = Path(folder).expanduser()
         path.mkdir(parents=True, exist_ok=True)
-        write_index(self.index, path / _INDEX)
+        write_index(self.index, path / INDEX_FILE)
         saved = {
             "format": _FORMAT,
             "record": json.loads(self.record.to_json()),
             "engine": self.engine.model_dump(exclude_defaults=True),
-            "index_sha256": file_sha256(path / _INDEX),
+            "index_sha256": file_sha256(path / INDEX_FILE),
         }
         with whole_file(path / _SAVED) as file:
             file.write(json.dumps(saved, indent=2).encode())
@@ -60,9 +61,9 @@ class SavedTask:
             if saved.get("format") != _FORMAT:
                 raise ValueError(f"format is {saved.get('format')!r}, this program reads {_FORMAT}")
             record, engine = _settings(path, saved["record"], saved["engine"])
-            if file_sha256(path.with_name(_INDEX)) != saved["index_sha256"]:
-                raise ValueError(f"{_INDEX} belongs to another save, or is damaged")
-            index = read_index(path.with_name(_INDEX))
+            if file_sha256(path.with_name(INDEX_FILE)) != saved["index_sha256"]:
+                raise ValueError(f"{INDEX_FILE} belongs to another save, or is damaged")
+            index = read_index(path.with_name(INDEX_FILE))
             index.check_integrity()
             if index.fingerprint != record.fingerprint:
                 raise ValueError(f"its index is for the tokenizer {index.fingerprint}")

@@ -24,6 +24,7 @@ from tasc_text import (
     TaskTokenizer,
     TextError,
 )
+from tasc_text.renderer import shared_renderer
 from tasc_text.template import UnquotedTemplate
 from tiny import END, byte_level, sentencepiece
 
@@ -402,6 +403,21 @@ def test_failing_or_too_costly_template_is_refused_and_the_next_template_is_rend
     with refused(MessageError, field="messages") as caught:
         print(len(ChatTemplate(source).render("a")))
     assert len(str(caught.value)) < 1000
+    assert WELL.render("a") == "[user]a"
+
+
+@pytest.mark.parametrize("library", ["transformers", "jinja2"])
+def test_missing_library_of_chat_templates_is_named(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are an extra of tasc-draft. A template that fails instead would name no end."""
+    shared_renderer().close()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "tasc_text.renderer.find_spec", lambda name: None if name == library else name
+        )
+        with pytest.raises(TextError, match=library):
+            WELL.render("a")
     assert WELL.render("a") == "[user]a"
 
 

@@ -1,0 +1,350 @@
+"""Tests of the proposer for vLLM, without vLLM.
+
+`vllm_calls.json.gz` holds calls that vLLM 0.32 made for the shipped model, written by
+tests/vllm/record_calls.py: rows move, leave, come back after preemption, and are cancelled. The
+tests in tests/vllm run vLLM itself.
+"""
+
+import dataclasses
+import gzip
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import failing, refused
+from tasc_draft import DraftError, DraftIndex, DraftSettings, Tokens, build_index, write_index
+from tasc_draft.index.draft_index import INDEX_FILE
+from tasc_draft.mixture.row_state import NONE
+from tasc_draft.vllm import StepTimes, TascProposer, VllmDrafting
+from tasc_jobs.demo.tasks import MODEL, TASK, TEMPLATES, read_split
+from tasc_text import TaskTokenizer
+
+RECORDED = json.loads(gzip.decompress(Path(__file__).with_name("vllm_calls.json.gz").read_bytes()))
+MOST, LENGTH, SLOTS = 8, 160, RECORDED["slots"]
+TOKENIZER = TaskTokenizer.from_folder(MODEL)
+EOS = TOKENIZER.eos_id
+
+
+def built(rows: int) -> DraftIndex:
+    data = read_split(TASK, "train")[:rows]
+    prompts = [TOKENIZER.encode_prompt(TEMPLATES[TASK].format(input=d["input"])) for d in data]
+    return build_index(
+        Tokens.of(TOKENIZER.encode_outputs([d["output"] for d in data])),
+        Tokens.of(prompts),
+        fingerprint=TOKENIZER.fingerprint,
+        vocab_size=TOKENIZER.vocab_size,
+        eos_id=EOS,
+        word_starts=TOKENIZER.word_starts,
+        canonical=TOKENIZER.canonical,
+    )
+
+
+@pytest.fixture(scope="module")
+def index() -> DraftIndex:
+    return built(300)
+
+
+@pytest.fixture
+def folder(index: DraftIndex, tmp_path: Path) -> Path:
+    write_index(index, tmp_path / INDEX_FILE)
+    return tmp_path
+
+
+def config(tasc: dict[str, Any], slots: int = SLOTS) -> SimpleNamespace:
+    """The parts of vLLM's configuration that the proposer reads."""
+    return SimpleNamespace(
+        additional_config={"tasc": tasc},
+        model_config=SimpleNamespace(
+            get_vocab_size=lambda: TOKENIZER.vocab_size,
+            max_model_len=LENGTH,
+            tokenizer=str(MODEL),
+            tokenizer_revision=None,
+        ),
+        speculative_config=SimpleNamespace(num_speculative_tokens=MOST),
+        scheduler_config=SimpleNamespace(max_num_seqs=slots),
+    )
+
+
+@pytest.fixture
+def make(folder: Path) -> Iterator[Any]:
+    made = list[TascProposer]()
+
+    def proposer(**tasc: Any) -> TascProposer:
+        made.append(TascProposer(config({"index": str(folder), "poll_s": 0.01, **tasc})))
+        return made[-1]
+
+    yield proposer
+    for each in made:
+        each.close()
+
+
+def called(proposer: TascProposer, call: dict[str, Any]) -> list[list[int]]:
+    ids, ends = np.zeros((SLOTS, LENGTH), np.int32), np.zeros(SLOTS, np.int32)
+    for i, tokens in enumerate(call["ids"]):
+        ids[i, : len(tokens)], ends[i] = tokens, len(tokens)
+    return proposer.propose(call["sampled"], ends, ids)
+
+
+def until_end(tokens: list[int], begin: int) -> list[int]:
+    """The tokens up to the first end-of-sequence after ``begin``."""
+    return tokens[: tokens.index(EOS, begin) + 1] if EOS in tokens[begin:] else tokens
+
+
+def followed(proposer: TascProposer, calls: list[dict[str, Any]]) -> dict[str, set[int]]:
+    """Replays calls and checks each row's text; returns the rows that each request had."""
+    rows_of = defaultdict[str, set[int]](set)
+    for call in calls:
+        chains = called(proposer, call)
+        assert len(chains) == len(call["sampled"])
+        taken = [row for row in proposer._row_of.tolist() if row != NONE]
+        assert len(taken) == len(set(taken))
+        for i, (request, tokens) in enumerate(zip(call["requests"], call["ids"], strict=True)):
+            fresh, row = len(call["sampled"][i]), int(proposer._row_of[i])
+            assert len(chains[i]) <= MOST
+            assert all(0 <= token < TOKENIZER.vocab_size for token in chains[i])
+            if not fresh:
+                assert (row, chains[i]) == (NONE, [])
+                continue
+            text = until_end(tokens, len(tokens) - fresh)
+            length, begin = int(proposer._rows[row]["length"]), int(proposer._rows[row]["begin"])
+            assert proposer._texts[row, :length].tolist() == text
+            rows_of[request].add(row)
+            assert begin >= call["prompts"][i]
+            if text[-1] == EOS:
+                assert chains[i] == []
+    assert proposer._faults == 0
+    return rows_of
+
+
+def test_recorded_calls_have_moved_cancelled_and_resumed_rows():
+    """The cases that the tests below are about occur in the recording."""
+    slots_of, gone, resumed, partial = defaultdict[str, set[int]](set), set(), set(), 0
+    seen = set[str]()
+    for call in RECORDED["calls"]:
+        for slot, request in enumerate(call["requests"]):
+            slots_of[request].add(slot)
+            resumed |= {request} & gone
+            partial += not call["sampled"][slot]
+        gone |= seen - set(call["requests"])
+        seen |= set(call["requests"])
+    assert sum(len(slots) > 1 for slots in slots_of.values()) > 3
+    assert len(resumed) >= 2
+    assert partial > 0
+    ends = {
+        call["requests"][i]: ids[-1]
+        for call in RECORDED["calls"]
+        for i, ids in enumerate(call["ids"])
+    }
+    assert sum(end != EOS for end in ends.values()) >= 4
+
+
+def test_rows_keep_their_texts_when_vllm_moves_and_resumes_them(make):
+    proposer = make()
+    rows_of = followed(proposer, RECORDED["calls"])
+    assert len(rows_of) >= 40
+    assert all(len(rows) == 1 for rows in rows_of.values())
+
+
+def test_rows_whose_tokens_are_exchanged_are_found_in_their_new_slots(make):
+    """Positive control: a row is found by its tokens, not by its slot."""
+    proposer, calls = make(), RECORDED["calls"]
+    pairs = pairwise(calls)
+    call, then = next(
+        (a, b) for a, b in pairs if a["requests"] == b["requests"] and all(a["sampled"])
+    )
+    n = len(then["requests"])
+    assert n > 2
+    called(proposer, call)
+    before = proposer._row_of.copy()
+    called(proposer, {key: values[::-1] for key, values in then.items()})
+    assert proposer._row_of[:n].tolist() == before[:n][::-1].tolist()
+
+
+def test_drafts_of_recorded_calls_are_often_right(make):
+    """The recorded model continues as drafted, as far as the next call shows."""
+    proposer, right, drafts = make(), 0, dict[str, list[int]]()
+    for call in RECORDED["calls"]:
+        for request, new in zip(call["requests"], call["sampled"], strict=True):
+            draft = drafts.get(request, [])
+            right += sum(a == b for a, b in zip(draft, new, strict=False))
+        chains = called(proposer, call)
+        drafts = dict(zip(call["requests"], chains, strict=True))
+    assert right > 150
+
+
+def test_skipped_steps_are_caught_up_by_tokens(make):
+    """vLLM leaves out all rows of a step in which one row is near the longest length."""
+    calls = [call for i, call in enumerate(RECORDED["calls"]) if i % 4 != 2]
+    followed(make(), calls)
+
+
+def test_ended_answers_are_recent_up_to_their_end(make):
+    proposer, answers = make(), dict[str, tuple[int, ...]]()
+    for call in RECORDED["calls"]:
+        called(proposer, call)
+        for i, (request, ids) in enumerate(zip(call["requests"], call["ids"], strict=True)):
+            text = until_end(ids, len(ids) - len(call["sampled"][i]))
+            answers[request] = tuple(text[call["prompts"][i] :])
+    # One request ignores ends; cancelled and cut answers have none.
+    ended = {
+        answer
+        for answer in answers.values()
+        if EOS in answer and answer.index(EOS) == len(answer) - 1
+    }
+    none = {"requests": [], "sampled": [], "ids": []}
+    called(proposer, none)
+    memory = proposer._proposer.memory
+    recent = memory.recent.tokens[0, : memory.growth[0]["recent_end"]].tolist()
+    parts, part = set[tuple[int, ...]](), list[int]()
+    for token in recent:
+        if token == -1:
+            parts.add(tuple(part[1:]))
+            part = []
+        else:
+            part.append(token)
+    assert len(ended) > 20
+    assert ended <= parts
+
+
+def test_more_rows_than_the_limit_are_left_without_drafts(make):
+    proposer = make(rows=1)
+    most = 0
+    for call in RECORDED["calls"]:
+        chains = called(proposer, call)
+        most = max(most, sum(map(bool, chains)))
+        assert len(chains) == len(call["sampled"])
+    assert 1 <= most <= 2  # one row, and one that may wait for its return
+    assert proposer._faults == 0
+
+
+def test_long_rows_get_no_drafts(make):
+    proposer = make(row_tokens=30)
+    for call in RECORDED["calls"]:
+        chains = called(proposer, call)
+        assert not any(
+            len(ids) > 30 and chain for ids, chain in zip(call["ids"], chains, strict=True)
+        )
+    assert proposer._faults == 0
+
+
+@pytest.mark.parametrize("draft", [{}, {"neighbours": 8}])
+def test_replaced_file_is_taken_over_between_steps(make, folder, index, draft):
+    """New settings need a new proposer, which gets the texts of all rows."""
+    proposer, calls = make(), RECORDED["calls"]
+    followed(proposer, calls[:10])
+    tuned = DraftSettings(neighbours=8) if draft else None
+    other = dataclasses.replace(built(200), settings=tuned)
+    write_index(other, folder / INDEX_FILE)
+    while proposer._next is None:
+        proposer._closed.wait(0.01)
+    assert proposer.index.corpus.nbytes == index.corpus.nbytes
+    followed(proposer, calls[10:11])
+    assert proposer.index.corpus.nbytes == other.corpus.nbytes
+    assert proposer._proposer.settings.neighbours == (8 if draft else 32)
+    followed(proposer, calls[11:])
+
+
+def test_damaged_new_file_leaves_the_index_in_use_and_is_logged_once(make, folder, index, caplog):
+    proposer = make()
+    (folder / "other").write_bytes(b"no index")
+    with caplog.at_level(logging.WARNING):
+        (folder / "other").replace(folder / INDEX_FILE)
+        while not caplog.records:
+            proposer._closed.wait(0.01)
+        proposer._closed.wait(0.1)  # several looks
+    assert [r for r in caplog.records if "not a draft index" in r.getMessage()] == caplog.records
+    assert len(caplog.records) == 1
+    followed(proposer, RECORDED["calls"])
+    assert proposer.index.corpus.nbytes == index.corpus.nbytes
+
+
+def test_fault_gives_empty_drafts_and_drafting_starts_anew(make, monkeypatch, caplog):
+    proposer, calls = make(), RECORDED["calls"]
+    called(proposer, calls[0])
+    monkeypatch.setattr(proposer._proposer, "propose", failing(RuntimeError("broken")))
+    with caplog.at_level(logging.ERROR):
+        assert not any(called(proposer, calls[1]))
+    assert len(caplog.records) == 1
+    assert any(called(proposer, calls[2]))
+
+
+def test_repeated_faults_turn_drafting_off(make, monkeypatch, caplog):
+    proposer = make()
+    monkeypatch.setattr(proposer, "_propose", failing(RuntimeError("broken")))
+    with caplog.at_level(logging.ERROR):
+        for call in RECORDED["calls"]:
+            assert called(proposer, call) == [[] for _ in call["sampled"]]
+    assert len(caplog.records) == 3
+    assert "off until vLLM starts again" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("tasc", "named"),
+    [
+        ({}, ["index", "redis_url"]),
+        ({"index": "a", "task": "b"}, ["one index"]),
+        ({"task": "b"}, ["redis_url"]),
+        ({"index": "a", "idnex": 1}, ["idnex", "row_tokens"]),
+        ({"index": "a", "rows": 0}, ["tasc.rows is 0"]),
+        ({"index": "a", "rows": "8"}, ["tasc.rows is '8'"]),
+        ({"index": "a", "poll_s": -1.0}, ["tasc.poll_s is -1.0"]),
+        ({"index": "/no/such/folder"}, ["/no/such/folder", "tasc index export"]),
+    ],
+)
+def test_invalid_settings_are_refused_at_the_start(tasc, named):
+    with refused(DraftError, *named):
+        TascProposer(config(tasc))
+
+
+@pytest.mark.parametrize(
+    ("draft", "named"), [({"min_porb": 1}, "min_porb"), ({"min_prob": 2}, "min_prob is 2")]
+)
+def test_invalid_draft_settings_are_refused_at_the_start(make, draft, named):
+    with refused(DraftError, named):
+        make(draft=draft)
+
+
+def test_index_of_another_tokenizer_is_refused_at_the_start(make, folder):
+    size = TOKENIZER.vocab_size
+    write_index(DraftIndex.empty("another", size), folder / INDEX_FILE)
+    with refused(DraftError, "another", TOKENIZER.fingerprint, str(MODEL)):
+        make()
+
+
+@pytest.mark.parametrize("given", [None, {}, {"other": 1}, {"tasc": None}])
+def test_additional_config_without_an_index_is_refused(given):
+    with refused(DraftError, "additional_config"):
+        VllmDrafting.read(given)
+
+
+def times(fixed_s: float, token_s: float, rows: int = 8, emitted: int = 24) -> StepTimes:
+    found, random = StepTimes(), np.random.default_rng(0)
+    for verified in random.integers(rows, rows * 9, 400).tolist():
+        noise = 1 + 0.02 * random.standard_normal()
+        found.add((fixed_s + token_s * verified) * noise, emitted, verified)
+    return found
+
+
+def test_draft_tokens_must_be_likelier_where_they_cost_more():
+    free, cheap, dear = times(0.01, 0.0), times(0.01, 2e-5), times(0.001, 1e-3)
+    assert free.min_prob < 0.02
+    # A step has 40 tokens on average, and emits 24.
+    assert cheap.min_prob == pytest.approx(2e-5 * 24 / (0.01 + 40 * 2e-5), abs=0.02)
+    assert dear.min_prob == pytest.approx(1e-3 * 24 / (0.001 + 40 * 1e-3), rel=0.15)
+
+
+def test_no_probability_is_demanded_before_steps_are_known():
+    found = StepTimes()
+    assert found.min_prob == 0
+    for _ in range(30):
+        found.add(0.01, 8, 8)  # all steps are alike, so a token's cost is unknown
+        found.add(0.02, 8, None)
+    assert found.min_prob == 0
