@@ -140,6 +140,20 @@ def test_sampled_answers_differ_and_stay_within_the_rule(llm: LLM, inputs: list[
     assert {answer.text for answer in likeliest} == {llm.generate(inputs[0])[0].text}
 
 
+def test_greedy_answers_beside_sampled_ones_are_the_same(llm: LLM, inputs: list[str]) -> None:
+    greedy = [
+        Request(f"{n}", tuple(llm.tokenizer.encode_prompt(text)), 24)
+        for n, text in enumerate(inputs)
+    ]
+    rule = {"temperature": 1.0, "top_k": 5}
+    sampled = [structs.replace(one, id=f"s{one.id}", parameters=rule) for one in greedy]
+    expected = {one.id: one.tokens for one in llm.engine.generate(greedy)}
+    mixed = [one for pair in zip(greedy, sampled, strict=True) for one in pair]
+    found = {one.id: one for one in llm.engine.generate(mixed)}
+    assert {id_: found[id_].tokens for id_ in expected} == expected
+    assert sum(sum(found[one.id].acceptance.accepted) for one in sampled) > 0
+
+
 def test_stream_and_summary(llm: LLM, inputs: list[str]) -> None:
     assert "".join(llm.stream(inputs[0])) == llm.generate(inputs[0])[0].text
     found = llm.summary()

@@ -40,8 +40,6 @@ _POLL_S = 0.5  # seconds between two looks of the proposer for a new index
 _PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide is being compiled
 _KNOWN_GUIDES = 256
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, in vLLM
-# Beside top_k, instead of 1. With top_k alone, vLLM 0.32 fails on a CPU in a step without drafts.
-_TOP_P = 1 - 2**-24
 _LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this
 _NOT_DRAFTED = (
     "is set, which vLLM does not take together with drafts; leave it out, or serve the task with "
@@ -104,14 +102,15 @@ def arguments_of(
     """
     # Where a row has less room than a draft, vLLM drafts for no row.
     length = min(config.max_model_len + drafted, positions)
+    chunk = min(config.prefill_chunk, length)
     found: dict[str, Any] = {
         "model": str(source.folder),
         "tokenizer": str(source.folder),
         "dtype": source.dtype,
         "max_model_len": length,
         "max_num_seqs": config.rows,
-        "max_num_batched_tokens": config.rows * max(config.prefill_chunk, drafted + 1),
-        "long_prefill_token_threshold": config.prefill_chunk,
+        "max_num_batched_tokens": config.rows * max(chunk, drafted + 1),
+        "long_prefill_token_threshold": chunk,
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "gpu_memory_utilization": config.gpu_memory_share * config.gpu_part,
         "enable_prefix_caching": config.prefix_cache_bytes > 0,
@@ -170,7 +169,6 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
         begun = 0
     ends = () if request.ignore_eos else eos_ids
     found = {name: getattr(rule, name) for name in PARAMETERS} | {
-        "top_p": min(rule.top_p, _TOP_P) if rule.top_k else rule.top_p,
         "seed": _seed(request) if rule.temperature else None,
         "logit_bias": dict(rule.logit_bias) or None,
         "max_tokens": request.answer_limit - begun,

@@ -275,8 +275,7 @@ def test_sampling_parameters_are_vllms() -> None:
         echo=True,
     )
     found = sampling_of(request, (0, 9))
-    assert (found["temperature"], found["top_k"]) == (0.5, 7)
-    assert found["top_p"] == pytest.approx(1.0)
+    assert (found["temperature"], found["top_k"], found["top_p"]) == (0.5, 7, 1.0)
     assert (found["max_tokens"], found["min_tokens"]) == (14, 4)
     assert (found["stop_token_ids"], found["ignore_eos"], found["detokenize"]) == (
         [9, 0],
@@ -412,7 +411,8 @@ def test_arguments_are_those_of_the_settings(folder: Path, tmp_path: Path) -> No
         True,
     )
     assert drafted["max_model_len"] == 128 + 16  # so that the last tokens are drafted, too
-    assert found(16, 130)["max_model_len"] == 130
+    short = found(16, 130)
+    assert short["max_model_len"] == short["long_prefill_token_threshold"] == 130
     assert drafted["speculative_config"]["num_speculative_tokens"] == 16
     assert str(folder) not in str(drafted["additional_config"])  # it enters vLLM's cache key
     assert (drafted["max_lora_rank"], drafted["max_loras"]) == (16, 2)
