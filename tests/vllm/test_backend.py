@@ -187,3 +187,7 @@ def test_adapters_are_chosen_by_request(inputs: list[str]) -> None:
     for name in places:
         expected, found = (each.generate(inputs[:8], adapter=name) for each in (mine, theirs))
         assert [answer.text for answer in found] == [answer.text for answer in expected]
+    first = next(iter(places))
+    alone = LLM(MODEL, adapter=places[first], **SIZES, **VLLM).generate(inputs[:8])
+    expected = mine.generate(inputs[:8], adapter=first)
+    assert [answer.text for answer in alone] == [answer.text for answer in expected]

@@ -449,17 +449,19 @@ class VllmEngine(BatchEngine):
         """Runs a whole step."""
         if not self._rows:
             return
-        began, self._draft_seconds = time.perf_counter(), 0.0
+        began, self._draft_seconds, self._statistics.iteration = time.perf_counter(), 0.0, None
         # vLLM drafts for a whole batch, so one request without drafts has none for all. With
         # drafts, vLLM may pass over an end that min_tokens has just allowed.
         self._drafts = not any(map(_Row.is_plain, self._rows.values()))
         made = self._llm.step()
         seconds = time.perf_counter() - began
-        self._running = self._statistics.scheduler.num_running_reqs
+        if scheduler := self._statistics.scheduler:
+            self._running = scheduler.num_running_reqs
         taken: list[tuple[str, int, int, int]] = []
-        for output in made:
-            if row := self._rows.get(output.request_id):
-                self._outputs.append(self._take(row, output, taken))
+        rows = ((self._rows.get(each.request_id), each) for each in made)
+        outputs = [self._take(row, each, taken) for row, each in rows if row]
+        # Steps that repeat tokens have none that are new.
+        self._outputs += [output for output in outputs if output.tokens or output.result]
         if not made and seconds < _PAUSE_S:
             time.sleep(_PAUSE_S)
         self._record(taken, seconds)
@@ -503,10 +505,9 @@ class VllmEngine(BatchEngine):
         answer.count_draft(drafted, kept)
         taken.append((request.id, used, drafted, kept))
         reason = answer.finish_reason() if used else None
-        if output.finished and reason is None:
+        if output.finished and not (reason or fault):
             reason = "stop" if made.finish_reason == "stop" else None
-            if reason is None:
-                fault = fault or f"vLLM ended the answer: {made.finish_reason}"
+            fault = "" if reason else f"vLLM ended the answer: {made.finish_reason}"
         if reason or fault:
             del self._rows[request.id]
             if not output.finished:
@@ -515,7 +516,8 @@ class VllmEngine(BatchEngine):
 
     def _record(self, taken: list[tuple[str, int, int, int]], seconds: float) -> None:
         """Publishes a step's record; see `_take`."""
-        scored = self._statistics.iteration and self._statistics.iteration.prompt_token_stats
+        iteration = self._statistics.iteration
+        scored = iteration.prompt_token_stats if iteration else None
         emitted = {id_: used for id_, used, _, _ in taken}
         drafted, accepted = np.zeros((2, len(SOURCES), max(self._drafted, 1)), np.int64)
         for _, _, width, kept in taken:
