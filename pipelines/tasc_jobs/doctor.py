@@ -28,7 +28,7 @@ from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
 
 if TYPE_CHECKING:
-    from tasc_engine import Engine
+    from tasc_engine.batch_engine import BatchEngine
     from tasc_engine.kv.device_memory import DeviceMemory
 
 Level = Literal["ok", "warn", "fail"]
@@ -65,6 +65,7 @@ class Examination:
         context: Maximum tokens of a row, prompt and answer together; None means 1024, or the
             model's maximum if that is smaller.
         threads: CPU threads.
+        backend: The engine that runs the model, ``tasc`` or ``vllm``.
     """
 
     model: str
@@ -74,6 +75,7 @@ class Examination:
     dtype: str = "float32"
     device: str = "auto"
     threads: int = 1
+    backend: str = "tasc"
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ def _trial(asked: Examination) -> Iterator[Finding]:
     """Yields the findings that need torch: memory, loading and speed."""
     import torch
 
+    from tasc_engine import Engine
     from tasc_engine.kv.device_memory import memory_of
     from tasc_engine.model.loading import max_positions
     from tasc_runtime.engine.builder import DEFAULT_MODEL_LEN
@@ -229,7 +232,8 @@ def _trial(asked: Examination) -> Iterator[Finding]:
                 asked.model,
                 adapter=asked.adapter,
                 dtype=asked.dtype,
-                device=device,
+                device=device if asked.backend == "tasc" else "auto",
+                backend=asked.backend,
                 rows=asked.rows,
                 max_model_len=length,
                 prefix_cache_bytes=0,
@@ -237,8 +241,11 @@ def _trial(asked: Examination) -> Iterator[Finding]:
                 torch_threads=asked.threads,
             )
         yield from (Finding("load", "warn", record.getMessage()) for record in warned.buffer)
-        code = "this project's forward" if llm.engine.lean else "the code of transformers"
-        text = f"run by {code}; logits with the cache of {length} tokens are those of the model"
+        if isinstance(llm.engine, Engine):
+            code = "this project's forward" if llm.engine.lean else "the code of transformers"
+            text = f"run by {code}; logits with the cache of {length} tokens are those of the model"
+        else:
+            text = f"run by vLLM, rows of up to {length} tokens"
         yield Finding("load", "ok", text)
         for rows in sorted({1, asked.rows}):
             yield _speed(llm.engine, rows, device)
@@ -352,7 +359,7 @@ def _free_bytes() -> int:
     return min(limits)
 
 
-def _speed(engine: "Engine", rows: int, device: str) -> Finding:
+def _speed(engine: "BatchEngine", rows: int, device: str) -> Finding:
     from tasc_engine import Request
 
     prompt = tuple(range(1, 5))

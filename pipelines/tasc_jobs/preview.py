@@ -12,7 +12,7 @@ from msgspec import structs
 from tasc_protocol import Request
 
 if TYPE_CHECKING:  # a job's own process needs no torch
-    from tasc_engine.engine import Engine
+    from tasc_engine.batch_engine import BatchEngine
 
 _MIN_REQUESTS = 32  # minimum number of requests in a part
 _WARM_UP_TOKENS = 2  # tokens of the warm-up answer, so that drafting can occur
@@ -72,7 +72,7 @@ class Preview:
         return (self.drafted if draft else self.plain).steps / self.rows if self.rows else 0.0
 
 
-def preview(engine: "Engine", requests: Sequence[Request], refused: int = 0) -> Preview:
+def preview(engine: "BatchEngine", requests: Sequence[Request], refused: int = 0) -> Preview:
     """Answer requests with and without drafts, in parts, and measure the time of both.
 
     Each part fills the engine's batch, and is answered with drafts first. As in a service, the
@@ -108,7 +108,7 @@ def _beginning(request: Request) -> Request:
 
 
 def _timed(
-    engine: "Engine", requests: Sequence[Request], draft: bool
+    engine: "BatchEngine", requests: Sequence[Request], draft: bool
 ) -> tuple[tuple[float, int, int], dict[str, tuple[int, ...]]]:
     """Returns seconds, tokens and steps of the requests, and the tokens of each answer."""
     began = time.perf_counter()

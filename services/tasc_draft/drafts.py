@@ -65,8 +65,8 @@ def is_first(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 # The names of draft sources, in the order of their numbers in ``Drafts.source``.
 NGRAM_SOURCES = ("corpus", "prompt", "neighbours", "recent", "bigrams", "aligned")
-SOURCES = (*NGRAM_SOURCES, "neural")
-CORPUS, PROMPT, NEIGHBOURS, RECENT, BIGRAMS, ALIGNED, NEURAL = range(len(SOURCES))
+SOURCES = (*NGRAM_SOURCES, "neural", "vllm")  # vLLM does not tell the sources of drafts apart
+CORPUS, PROMPT, NEIGHBOURS, RECENT, BIGRAMS, ALIGNED, NEURAL, VLLM = range(len(SOURCES))
 FORCED = -1  # in ``Drafts.source``: the guide allows only this token
 
 

@@ -19,6 +19,8 @@ tests replay calls of vLLM 0.32. vLLM declares the interface experimental.
 
 import dataclasses
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -340,7 +342,8 @@ class TascProposer:
         self._closed.set()
 
     def load_model(self, model: Any) -> None:
-        """Does nothing. vLLM calls it after it has loaded the target."""
+        """Mends the sampling of drafts on a CPU. vLLM calls it after it has loaded the target."""
+        mend_sampling(sys.modules.get("vllm.v1.sample.rejection_sampler"))
 
     def propose(
         self,
@@ -495,16 +498,42 @@ class TascProposer:
         )
 
 
+def mend_sampling(sampler: Any) -> None:
+    """Mends two faults of vLLM 0.32 on a CPU without Triton, where a request samples with drafts.
+
+    The values of ``temperature``, ``top_k`` and ``top_p`` for each draft token are not written, so
+    that the tokens of all rows of the batch are arbitrary. ``top_k`` without ``top_p`` ends vLLM in
+    a step without drafts.
+
+    Args:
+        sampler: vLLM's module ``rejection_sampler``; None if vLLM did not load it.
+    """
+    if sampler is None or hasattr(sampler, "mended_by_tasc"):
+        return
+    expand, cut = sampler.expand_batch_to_tokens, sampler.apply_top_k_top_p
+
+    def expanded(x: Any, ends: Any, n: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        if x.device.type != "cpu":
+            return expand(x, ends, n, replace_from, replace_to)
+        counts = ends.diff(prepend=ends.new_zeros(1))
+        return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts)
+
+    sampler.expand_batch_to_tokens = expanded
+    sampler.apply_top_k_top_p = lambda logits, *of: cut(logits, *of) if len(logits) else logits
+    sampler.mended_by_tasc = True
+
+
 class FileSource:
     """An index in a file, which another process may replace.
 
     Args:
-        place: The file, or a folder with an ``index.tasc``.
+        place: The file, or a folder with an ``index.tasc``; ``$NAME`` is a variable of the
+            environment.
         tokenizer: The target's tokenizer.
     """
 
     def __init__(self, place: str, tokenizer: TaskTokenizer) -> None:
-        path = Path(place).expanduser()
+        path = Path(os.path.expandvars(place)).expanduser()
         self.path, self.tokenizer = path / INDEX_FILE if path.is_dir() else path, tokenizer
         self._state: tuple[int, ...] = ()
 

@@ -13,16 +13,17 @@ one, so that a GPU works while the host builds outputs::
     engine.collect()             # waits for the forward, and commits its tokens
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasc_draft import SOURCES, Drafts, Proposer
+from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.config import EngineConfig
 from tasc_engine.drafting.safe_proposer import SafeProposer, max_draft_tokens
-from tasc_engine.errors import OutOfMemory, RequestTooLong
+from tasc_engine.errors import OutOfMemory
 from tasc_engine.guided import Guide, Guides, following
 from tasc_engine.guided.following import LeastTokens
 from tasc_engine.model.target import Target
@@ -38,8 +39,7 @@ from tasc_engine.step.plan import Plan
 from tasc_engine.step.scheduler import Committed, Scheduler
 from tasc_engine.step.sequence import Sequence
 from tasc_engine.step.verify import Verification, Verified, Verifier
-from tasc_protocol import FieldError, GenerationResult, Output, Request
-from tasc_protocol.request import MOST_LOGPROBS
+from tasc_protocol import Output, Request
 from tasc_text import TaskTokenizer
 
 Float32 = NDArray[np.float32]
@@ -86,7 +86,7 @@ class _Collected:
     cached_tokens: int
 
 
-class Engine:
+class Engine(BatchEngine):
     """Answers requests with one target in ``config.rows`` rows.
 
     Args:
@@ -96,7 +96,6 @@ class Engine:
         on_costs: Called on the engine's thread with costs that many real steps have corrected.
 
     Attributes:
-        guides: Makes the guides of requests, on any thread.
         scheduler: Holds the waiting requests and the requests that have a row.
     """
 
@@ -137,12 +136,10 @@ class Engine:
 
     @property
     def overlaps(self) -> bool:
-        """Whether a forward runs from `launch` on; otherwise, `collect` runs it."""
         return self._target.device.type != "cpu"
 
     @property
     def has_outputs(self) -> bool:
-        """Whether `outputs` has something to return."""
         return bool(self._outputs) or self._collected is not None
 
     @property
@@ -165,22 +162,9 @@ class Engine:
 
     @property
     def longest(self) -> int:
-        """Maximum number of tokens of one request, prompt and answer together."""
         return self.scheduler.longest
 
     def submit(self, request: Request, guide: Guide | None = None) -> None:
-        """Queues a request.
-
-        Args:
-            guide: The guide that `guides` made on another thread; None to make it here.
-
-        Raises:
-            RequestTooLong: Prompt and ``max_tokens`` do not fit ``max_model_len``.
-            GuideError: The request's guide cannot be followed.
-            QueueFull: The maximum number of requests is waiting.
-            ValueError: The engine holds a request with this id, a token id is outside the
-                vocabulary, or the adapter does not exist.
-        """
         self.require_fit(request)
         if guide is None and request.guide:
             guide = self.guides.of(request.guide)
@@ -191,68 +175,19 @@ class Engine:
         adapter = self._target.adapter_number(request.adapter)
         self.scheduler.submit(Sequence(request, self._tokenizer, guide, adapter))
 
-    def require_fit(self, request: Request) -> None:
-        """Checks a request whose values are filled in.
-
-        Raises:
-            RequestTooLong: Prompt and ``max_tokens`` do not fit a row.
-            FieldError: A token id or an adapter does not exist, or a field is out of range.
-            ValueError: The prompt has no tokens, nothing is left to generate, or a sampling
-                parameter is out of range.
-        """
-        prompt, most = request.prompt_ids, request.answer_limit
-        if not prompt:
-            raise ValueError(f"request {request.id}: the prompt has no tokens; send at least one")
-        if most < 1:
-            raise FieldError("max_tokens", f"max_tokens is {most}; it is 1 or more")
-        if (begun := len(request.committed_ids)) >= most:
-            message = f"{begun} tokens are committed and max_tokens is {most}"
-            raise ValueError(f"request {request.id}: {message}; nothing is left to generate")
-        if not all(request.stop):
-            raise FieldError("stop", "stop has an empty string; leave it out")
-        if not 0 <= (request.logprobs or 0) <= MOST_LOGPROBS:
-            message = f"logprobs is {request.logprobs}; it goes from 0 to {MOST_LOGPROBS}"
-            raise FieldError("logprobs", message)
-        if len(prompt) + most > self.longest:
-            raise RequestTooLong(
-                f"prompt ({len(prompt)} tokens) plus max_tokens ({most}) is {len(prompt) + most} "
-                f"tokens; a row holds at most {self.longest} (max_model_len, kv_cache_bytes); "
-                "shorten the prompt or lower max_tokens"
-            )
-        biased = tuple(token for token, _ in request.sampling.logit_bias)
-        for field, ids in (
-            (request.prompt_field, prompt),
-            ("committed_ids", request.committed_ids),
-            ("stop_token_ids", request.stop_token_ids),
-            ("logit_bias", biased),
-        ):
-            if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-                wrong = max(ids) if min(ids) >= 0 else min(ids)
-                way_out = f"ids of the task's model go from 0 to {self.vocab_size - 1}"
-                raise FieldError(field, f"{field} has token id {wrong}; {way_out}")
-        self._target.adapter_number(request.adapter)
-
     @property
     def rules_compiled(self) -> bool:
-        """Whether `compile_rules` has ended; requests with any rule but the plain rule need it."""
         return sampler.is_warm(self._target.dtype, self._target.device)
 
     def compile_rules(self) -> None:
-        """Compiles all sampling rules except the plain rule. May run on any thread.
-
-        This takes seconds once per machine. Without the call, the first request with such a rule
-        waits for the compilation, and so does its whole batch.
-        """
         following.warm_up()  # first, since `rules_compiled` checks only the sampler
         target = self._target
         sampler.warm_up(target.dtype, target.device, target.vocab_size)
 
-    def cancel(self, request_id: str) -> bool:
-        """Drops a waiting or running request; its row is free for the next step.
+    def require_adapter(self, name: str | None) -> None:
+        self._target.adapter_number(name)
 
-        The request has no further output. False if the engine does not hold it, for example because
-        it has ended; then its last output may not have been returned yet.
-        """
+    def cancel(self, request_id: str) -> bool:
         self.collect()
         sequence = self.scheduler.find(request_id)
         if sequence:
@@ -260,11 +195,9 @@ class Engine:
         return sequence is not None
 
     def holds(self, request_id: str) -> bool:
-        """Whether a request waits or has a row."""
         return self.scheduler.find(request_id) is not None
 
     def cancel_all(self) -> None:
-        """Drops every request."""
         self.collect()
         for sequence in self.scheduler.held:
             self._drop(sequence)
@@ -282,18 +215,7 @@ class Engine:
                 answer = sequence.answer_ids
                 self._proposer.start(sequence.row, sequence.prompt, sequence.labels, answer)
 
-    def step(self) -> list[Output]:
-        """Advances all rows by one verify forward; does nothing without requests."""
-        self.launch()
-        self.collect()
-        return self.outputs()
-
     def launch(self) -> None:
-        """Plans the next step, makes its drafts, and starts its forward; see `collect`.
-
-        Until `collect`, requests may be submitted, and join the step after this one. A CPU runs the
-        forward in `collect`.
-        """
         self.collect()
         clock = StepClock()
         plan = self._plan()
@@ -305,11 +227,6 @@ class Engine:
         self._step = _Step(plan, proposed, verification, clock)
 
     def collect(self) -> None:
-        """Waits for the forward that `launch` has started, if any, and commits its tokens.
-
-        Rows of ended answers are free for the next step, and the proposer knows the new tokens.
-        `outputs` then returns them.
-        """
         if self._step is None:
             return
         self._build_outputs()
@@ -336,45 +253,9 @@ class Engine:
         )
 
     def outputs(self) -> list[Output]:
-        """Returns the outputs of collected steps that were not returned yet."""
         self._build_outputs()
         outputs, self._outputs = self._outputs, []
         return outputs
-
-    def generate(
-        self, requests: Iterable[Request], stopped: Callable[[], bool] = lambda: False
-    ) -> Iterator[GenerationResult]:
-        """Answers requests, refilling rows as they end, and yields results as they finish.
-
-        On a GPU, results are yielded while the next forward runs, so ``requests`` is asked for more
-        requests before the results of the last step are yielded. Up to one more request for each
-        row is taken while a forward runs, and waits.
-
-        Args:
-            stopped: Called before each step; True ends the loop, and running requests remain.
-        """
-        source = iter(requests)
-        exhausted = False
-
-        def submit(most_waiting: int) -> None:
-            nonlocal exhausted
-            while not exhausted and self.waiting < most_waiting:
-                request = next(source, None)
-                if request is None:
-                    exhausted = True
-                else:
-                    self.submit(request)
-
-        while (not exhausted or self.waiting or self.running) and not stopped():
-            submit(self.scheduler.free_rows)
-            self.launch()
-            if self.overlaps:
-                yield from (output.result for output in self.outputs() if output.result)
-                submit(min(self.config.rows, self.config.max_waiting))
-            self.collect()
-            if not self.overlaps:
-                yield from (output.result for output in self.outputs() if output.result)
-        yield from (output.result for output in self.outputs() if output.result)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless each row is free or held by one request that fits it."""

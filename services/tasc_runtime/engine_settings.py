@@ -1,6 +1,6 @@
 """Settings of one engine in settings files and commands."""
 
-from typing import Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +21,9 @@ class Section(BaseModel):
 
     # Values can be secrets, so errors do not contain them.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+Backend: TypeAlias = Literal["tasc", "vllm"]
 
 
 class EngineSettings(Section):
@@ -64,7 +67,7 @@ class EngineSettings(Section):
     cost_aware: bool = Field(
         True,
         description="Measure step costs at the first start and draft only where drafting pays; "
-        "false: always draft.",
+        "false: always draft, as backend vllm does.",
     )
     cost_seconds: float = Field(
         15.0,
@@ -76,8 +79,39 @@ class EngineSettings(Section):
     )
     torch_threads: int = Field(1, ge=1, description="CPU threads for the linear layers.")
     device: str = Field(
-        "auto", description="auto, cpu, cuda, cuda:0 and so on; auto uses a GPU if there is one."
+        "auto",
+        description="auto, cpu, cuda, cuda:0 and so on; auto uses a GPU if there is one. Backend "
+        "vllm takes auto alone: the build of vLLM decides.",
     )
+    backend: Backend = Field(
+        "tasc",
+        description="tasc: this project's engine. vllm: vLLM, which must be installed in the "
+        "environment of the engine, with this project's drafts.",
+    )
+    vllm: dict[str, Any] = Field(
+        {},
+        description="Backend vllm: further fields of vLLM's EngineArgs, such as "
+        "tensor_parallel_size, quantization or enforce_eager.",
+    )
+    python: str | None = Field(
+        None,
+        description="Python interpreter of another environment, in which Ray starts the processes "
+        "of engines, with the same versions of Python and Ray; unset: the service's own.",
+    )
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """Ray's ``runtime_env`` of processes with this engine."""
+        return {"py_executable": self.python} if self.python else {}
+
+    @model_validator(mode="after")
+    def _has_one_backend(self) -> Self:
+        if self.vllm and self.backend != "vllm":
+            raise ValueError(
+                f"vllm has {', '.join(self.vllm)}, but backend is {self.backend}; set backend to "
+                "vllm, or leave vllm out"
+            )
+        return self
 
 
 class DraftOverrides(Section):

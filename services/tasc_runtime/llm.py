@@ -25,13 +25,13 @@ from pydantic import ValidationError
 
 from tasc_draft import SOURCES, DraftIndex, DraftSettings
 from tasc_engine import (
-    Engine,
     EngineTotals,
     FinishReason,
     GenerationResult,
     Request,
     StepRecord,
 )
+from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.folder import require_model
 from tasc_protocol import FieldError, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
@@ -321,7 +321,8 @@ class LLM:
         if isinstance(choices, Sequence) and not choices:
             raise ValueError("choices is empty; give at least one label, or leave it out")
         home = resolve_folder(str(model), revision, weights=False)
-        require_model(home)
+        if settings.backend == "tasc":  # vLLM reads more
+            require_model(home)
         tokenizer, shots = TaskTokenizer.from_folder(home), _shots(few_shot)
         trained = trained_prompt(adapter, model) if template is None else None
         chat = trained if isinstance(trained, ChatTemplate) else None
@@ -610,7 +611,7 @@ class LLM:
         return self._builder.tokenizer
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> BatchEngine:
         """The engine, for measurements of its steps and for direct requests.
 
         Requests submitted to the engine are dropped when a call of this `LLM` begins.

@@ -187,7 +187,11 @@ def _replica(settings: ServeSettings, task: ServedTask) -> Any:
     deployment: Any = serve.deployment(
         name=task.name,
         **_replicas_of(settings, task),
-        ray_actor_options={"num_cpus": task.num_cpus, "num_gpus": task.num_gpus},
+        ray_actor_options={
+            "num_cpus": task.num_cpus,
+            "num_gpus": task.num_gpus,
+            "runtime_env": settings.engine_of(task).runtime_env,
+        },
         # Limits gateways' connections, not calls; a rolling update doubles the number of gateways.
         max_ongoing_requests=4 * settings.http.gateways + 16,
         graceful_shutdown_timeout_s=settings.limits.drain_timeout_s,
@@ -210,7 +214,7 @@ def _replicas_of(settings: ServeSettings, task: ServedTask) -> dict[str, Any]:
     if scaling is None:
         return {"num_replicas": task.replicas, **spread}
     config = scaling.model_dump() | {
-        "target_ongoing_requests": scaling.target_ongoing_requests or settings.engine.rows,
+        "target_ongoing_requests": scaling.target_ongoing_requests or settings.engine_of(task).rows,
         "metrics_interval_s": scaling.look_back_period_s / _LOOKS,
         "policy": AutoscalingPolicy(policy_function=replicas_needed),
     }

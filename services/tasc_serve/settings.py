@@ -302,6 +302,11 @@ class ServedTask(Section):
     draft: DraftOverrides = Field(
         DraftOverrides(), description="Draft settings that replace the task's draft settings."
     )
+    engine: EngineSettings | None = Field(
+        None,
+        description="Settings of this task's engines; those that are set replace the ones in "
+        "`engine` of the service, such as `backend: vllm`.",
+    )
     shadow: ShadowSettings = Field(ShadowSettings(), description="Checks of answers in production.")
     collect: CollectSettings = Field(
         CollectSettings(), description="Answers to keep for the next index."
@@ -423,10 +428,18 @@ class ServeSettings(Section):
         "XDG_CACHE_HOME, by default `~/.cache`.",
     )
 
+    def engine_of(self, task: ServedTask) -> EngineSettings:
+        """The settings of a task's engines."""
+        if task.engine is None:
+            return self.engine
+        own = {name: getattr(task.engine, name) for name in task.engine.model_fields_set}
+        return self.engine.model_copy(update=own)
+
     @property
     def gateway_limits(self) -> LimitSettings:
         """The limits; one request has at most as many answers as fit into one replica."""
-        capacity = self.engine.rows + self.limits.max_queued_requests
+        rows = min(self.engine_of(task).rows for task in self.tasks)
+        capacity = rows + self.limits.max_queued_requests
         names = ("max_choices", "max_prompts")
         lowered = {name: min(getattr(self.limits, name), capacity) for name in names}
         return self.limits.model_copy(update=lowered)
@@ -434,8 +447,10 @@ class ServeSettings(Section):
     @property
     def capacity(self) -> int:
         """Maximum number of requests in rows and queues of all replicas."""
-        replicas = sum(task.replica_range[1] for task in self.tasks)
-        return (self.engine.rows + self.limits.max_queued_requests) * replicas
+        queued = self.limits.max_queued_requests
+        return sum(
+            (self.engine_of(task).rows + queued) * task.replica_range[1] for task in self.tasks
+        )
 
     @property
     def max_in_flight(self) -> int:

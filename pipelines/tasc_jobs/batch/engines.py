@@ -287,7 +287,12 @@ class Pool:
         look_s: float = 5.0,
     ) -> None:
         self._spec, self._size, self._pause_s, self._look_s = spec, size, pause_s, look_s
-        self._new: Any = ray.remote(num_cpus=cpus, num_gpus=spec.gpus, max_restarts=0)(EngineActor)
+        self._new: Any = ray.remote(
+            num_cpus=cpus,
+            num_gpus=spec.gpus,
+            max_restarts=0,
+            runtime_env=spec.settings.runtime_env,
+        )(EngineActor)
         self._engines: list[_Engine] = []
         self._handful = _HANDFULS * spec.settings.rows
         self._deaths = 0

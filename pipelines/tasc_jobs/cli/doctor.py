@@ -7,6 +7,9 @@ import typer
 from tasc_jobs.cli.options import AsJson, ModelOptions, Threads, grouped, print_result
 
 Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")]
+Backend = Annotated[
+    str, typer.Option(help="The engine that runs it: tasc, or vllm where vLLM is installed.")
+]
 Context = Annotated[
     int | None,
     typer.Option(
@@ -24,6 +27,7 @@ def doctor(
     rows: Rows = 8,
     context: Context = None,
     threads: Threads = 1,
+    backend: Backend = "tasc",
     as_json: AsJson = False,
 ) -> None:
     """Check whether MODEL works on this machine, and measure its speed, before you start anything.
@@ -33,7 +37,8 @@ def doctor(
     """
     from tasc_jobs.doctor import Examination, examine
 
-    report = examine(Examination(**vars(named), rows=rows, context=context, threads=threads))
+    asked = Examination(**vars(named), rows=rows, context=context, threads=threads, backend=backend)
+    report = examine(asked)
     print_result(report.as_json, report.in_words, as_json)
     if not report.works:
         raise typer.Exit(1)

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from tasc_draft.files import data_folder
-from tasc_jobs.errors import require_writable
+from tasc_jobs.errors import UsageError, require_writable
 from tasc_jobs.hints import use_store
 from tasc_runtime.errors import FileError
 from tasc_store import EmbeddedRedis, TaskStore, connect, redact
@@ -191,11 +191,51 @@ class PoolOptions:
         ),
     ] = None
     max_model_len: MaxModelLen = None
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="tasc: this project's engine; vllm: vLLM, in an environment that has it.",
+            show_default="tasc",
+        ),
+    ] = None
+    vllm: Annotated[
+        str | None,
+        typer.Option(
+            help="With --backend vllm: fields of vLLM's EngineArgs as a JSON object, such as "
+            "'{\"tensor_parallel_size\": 2}'.",
+            show_default="none",
+        ),
+    ] = None
+    python: Annotated[
+        str | None,
+        typer.Option(
+            help="Python interpreter of another environment, in which engines run.",
+            show_default="the one of this command",
+        ),
+    ] = None
 
     def engine(self, settings: "EngineSettings") -> "EngineSettings":
-        """Returns the settings, with the given options in place of their values."""
-        given = {"rows": self.rows, "max_model_len": self.max_model_len}
-        return settings.model_copy(update={k: v for k, v in given.items() if v is not None})
+        """Returns the settings, with the given options in place of their values.
+
+        Raises:
+            UsageError: An option has a wrong value.
+        """
+        from pydantic import ValidationError
+
+        from tasc_runtime.engine_settings import EngineSettings, fault_of
+
+        names = ("rows", "max_model_len", "backend", "python")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if self.vllm is not None:
+            try:
+                given["vllm"] = json.loads(self.vllm)
+            except ValueError as error:
+                raise UsageError(f"--vllm is not JSON: {error}") from error
+        given = {name: value for name, value in given.items() if value is not None}
+        try:
+            return EngineSettings(**(settings.model_dump() | given))
+        except ValidationError as error:
+            raise UsageError(f"--{fault_of(error).replace('_', '-', 1)}") from error
 
 
 @dataclass(frozen=True)

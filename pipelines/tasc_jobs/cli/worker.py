@@ -116,7 +116,11 @@ def worker(
 
         engine = pool.engine(service.engine if service else EngineSettings())
         limits = service.gateway_limits if service else LimitSettings()
-        settings = WorkerSettings(url, folder, files_url, engine, limits, pool.actors, pool.gpus)
+        tasks_of = service.tasks if service else ()
+        engines = {t.name: pool.engine(service.engine_of(t)) for t in tasks_of if service}
+        settings = WorkerSettings(
+            url, folder, files_url, engine, limits, pool.actors, pool.gpus, engines
+        )
         shown = Shown(as_json)
         client = connect(url)
         FileStore(client, files_url).require_shared()

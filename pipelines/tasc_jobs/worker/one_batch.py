@@ -69,6 +69,7 @@ class WorkerSettings:
         limits: The service's limits, which apply to each line.
         actors: Maximum number of engines per batch.
         gpus: GPUs of each engine.
+        engines: Settings of the engines of tasks that have their own, by task.
     """
 
     url: str
@@ -78,18 +79,20 @@ class WorkerSettings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     actors: int = 1
     gpus: float = 0.0
+    engines: Mapping[str, EngineSettings] = field(default_factory=dict)
 
     def folder_of(self, batch: Batch) -> Path:
         return self.folder / batch.id
 
     def spec(self, batch: Batch) -> JobSpec:
         pins = {"batch": batch.id, "endpoint": batch.endpoint, "input": batch.input_file_id}
+        engine = self.engines.get(batch.model, self.engine)
         return JobSpec(
             self.url,
             batch.model,
             self.folder_of(batch) / _JOB,
-            {**pins, "max_model_len": self.engine.max_model_len},
-            engine=self.engine,
+            {**pins, "max_model_len": engine.max_model_len},
+            engine=engine,
             actors=self.actors,
             actor_gpus=self.gpus,
         )

@@ -5,18 +5,21 @@ Online replicas and batch actors build their engines with `EngineBuilder`.
 
 import dataclasses
 import logging
+import tempfile
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import redis
 import torch
 
-from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer
+from tasc_draft import DraftIndex, DraftSettings, NgramProposer, Proposer, write_index
 from tasc_draft.files import cache_folder
 from tasc_engine import Engine, EngineConfig, ModelSource, StepRecord, Target
+from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.loading import max_positions
 from tasc_runtime.engine.reader import RequestReader
 from tasc_runtime.engine.step_costs import step_costs
@@ -91,6 +94,26 @@ class BuilderOptions(TypedDict, total=False):
     say: Callable[[str], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class IndexFile:
+    """The index that vLLM drafts from, in a file in ``folder``.
+
+    It is written at once. vLLM's proposer takes it over between two steps, within half a second.
+    """
+
+    folder: Path
+    settings: DraftSettings
+    index: DraftIndex
+
+    def __post_init__(self) -> None:
+        write_index(
+            dataclasses.replace(self.index, settings=self.settings), self.folder / "index.tasc"
+        )
+
+
+Drafting: TypeAlias = NgramProposer | IndexFile
+
+
 class EngineBuilder:
     """The engine of one task, and its parts.
 
@@ -106,7 +129,9 @@ class EngineBuilder:
 
     Attributes:
         reader: Fills in the task's values in requests for this engine.
-        proposer: The n-gram proposer; a drafter may draft with it or instead of it.
+        engine: Our engine, or vLLM by ``settings.backend``.
+        proposer: The n-gram proposer, or with vLLM the file that its proposer drafts from. A
+            drafter may draft with our proposer or instead of it.
         drafter: The drafter; None if the record that the engine was built from names none.
         indexes: The indexes of a task in a store, see `of_task`.
         positions: Maximum tokens per row that the model supports, regardless of ``max_model_len``.
@@ -146,18 +171,37 @@ class EngineBuilder:
             gpu_memory_share=settings.gpu_memory_share,
             gpu_part=min(gpus, 1.0) or 1.0,
         )
-        target = Target.load(source, config)
         draft = options.get("draft")
         self._overrides = draft.model_dump(exclude_none=True) if draft else {}
-        self._config, self._vocab_size = config, target.vocab_size
+        self._config = config
+        self.drafter: TaskDrafter | None = None
+        self.engine: BatchEngine
+        self.proposer: Drafting
+        index = index or empty_index(tokenizer)
+        if settings.backend == "vllm":
+            self._start_vllm(source, settings, index, options)
+        else:
+            self._load_own(source, settings, index, rankings, options)
+        self.reader = RequestReader(self.engine, tokenizer, self.template, self.records)
+
+    def _load_own(
+        self,
+        source: ModelSource,
+        settings: EngineSettings,
+        index: DraftIndex,
+        rankings: ArtifactStore | None,
+        options: BuilderOptions,
+    ) -> None:
+        config, record, tokenizer = self._config, self.record, self.tokenizer
+        target = Target.load(source, config)
+        self._vocab_size = target.vocab_size
         # On a GPU, the proposer works ahead while the target's forward runs.
         self._spare = 0 if target.device.type == "cpu" else NgramProposer.spare_lanes(settings.rows)
-        self.proposer = self._made_proposer(record, index or empty_index(tokenizer))
+        self.proposer = ngram = self._made_ngrams(record, index)
         costs = keep = None
         if settings.cost_aware:
             say, folder = options.get("say", log.info), options.get("cost_dir")
             costs, keep = step_costs(target, source, folder, say, settings.cost_seconds)
-        self.drafter: TaskDrafter | None = None
         if record.neural:
             from tasc_runtime.engine.drafters import load_task_drafter
 
@@ -166,12 +210,36 @@ class EngineBuilder:
                 record, record.neural, target, source, tokenizer, config, limit_s, rankings
             )
         on_step = options.get("on_step", lambda record: None)
-        drafted_by = self._drafted_by(self.proposer)
-        self.engine = Engine(target, tokenizer, drafted_by, config, on_step, costs, keep)
-        self.reader = RequestReader(self.engine, tokenizer, self.template, self.records)
+        drafted_by = self._drafted_by(ngram)
+        self.engine = engine = Engine(target, tokenizer, drafted_by, config, on_step, costs, keep)
         with suppress(MessageError):  # a template may need more than one message
             prompt = np.array(self.template.encode(tokenizer, _ANY_INPUT), np.int32)
-            self.engine.scheduler.prefixes.expect(prompt)
+            engine.scheduler.prefixes.expect(prompt)
+
+    def _start_vllm(
+        self,
+        source: ModelSource,
+        settings: EngineSettings,
+        index: DraftIndex,
+        options: BuilderOptions,
+    ) -> None:
+        from tasc_runtime.engine import vllm_backend
+
+        folder = tempfile.TemporaryDirectory(prefix="tasc-vllm-")
+        weakref.finalize(self, folder.cleanup)
+        self._index_folder = Path(folder.name)
+        self.proposer = made = self._made_file(self.record, index)
+        self.engine = vllm_backend.open_engine(
+            self.record,
+            source,
+            self.tokenizer,
+            self._config,
+            settings,
+            self._index_folder,
+            min(self._config.max_draft_tokens, made.settings.num_speculative_tokens),
+            self.positions,
+            options.get("on_step", lambda record: None),
+        )
 
     @classmethod
     def of_task(
@@ -237,8 +305,10 @@ class EngineBuilder:
     @property
     def drafts_by(self) -> str:
         """The name of the proposer: a mixture of n-grams, alone or combined with a drafter."""
-        mixture = self.proposer.settings.mixture
-        return self.drafter.name(self.proposer) if self.drafter else mixture
+        ngrams = self.proposer
+        if self.drafter and isinstance(ngrams, NgramProposer):
+            return self.drafter.name(ngrams)
+        return ngrams.settings.mixture
 
     @property
     def index_bytes(self) -> int:
@@ -255,25 +325,24 @@ class EngineBuilder:
             ValueError: These settings cannot draft from this index.
         """
         index = index or empty_index(self.tokenizer)
-        self.proposer = self._made_proposer(self.record, index, settings)
-        self.engine.draft_by(self._drafted_by(self.proposer))
+        self._draft(index, self._made(self.record, index, settings))
 
-    def proposer_for(self, record: TaskRecord, index: DraftIndex) -> NgramProposer | None:
+    def proposer_for(self, record: TaskRecord, index: DraftIndex) -> Drafting | None:
         """Makes a proposer for a record and an index on any thread; None if none is needed.
 
         The result is valid until the engine's record or index changes, so install one change before
-        preparing the next.
+        preparing the next. vLLM drafts from a new file soon after this call.
 
         Raises:
             ValueError: These settings cannot draft from this index.
         """
-        if self._draft_settings(record, index) == self.proposer.settings:
+        if self._draft_settings(record, index) == self.proposer.settings and (
+            isinstance(self.proposer, NgramProposer) or index is self.proposer.index
+        ):
             return None
-        return self._made_proposer(record, index)
+        return self._made(record, index)
 
-    def swap(
-        self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None = None
-    ) -> None:
+    def swap(self, artifact: Artifact, index: DraftIndex, proposer: Drafting | None = None) -> None:
         """Drafts from another index, with its tuned settings. Call it between two steps.
 
         Args:
@@ -282,7 +351,7 @@ class EngineBuilder:
         self._draft(index, proposer)
         self.artifact = artifact
 
-    def take(self, record: TaskRecord, version: int, proposer: NgramProposer | None = None) -> None:
+    def take(self, record: TaskRecord, version: int, proposer: Drafting | None = None) -> None:
         """Adds a version of the record to answer with. Call it between two steps.
 
         Args:
@@ -295,7 +364,19 @@ class EngineBuilder:
         """The index's tuned settings, else the record's settings, with the service's overrides."""
         return dataclasses.replace(index.settings or record.draft, **self._overrides)
 
-    def _made_proposer(
+    def _made(
+        self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
+    ) -> Drafting:
+        if isinstance(self.engine, Engine):
+            return self._made_ngrams(record, index, settings)
+        return self._made_file(record, index, settings)
+
+    def _made_file(
+        self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
+    ) -> IndexFile:
+        return IndexFile(self._index_folder, settings or self._draft_settings(record, index), index)
+
+    def _made_ngrams(
         self, record: TaskRecord, index: DraftIndex, settings: DraftSettings | None = None
     ) -> NgramProposer:
         """Makes a proposer with empty rows; allocates memory and compiles code on this thread."""
@@ -314,11 +395,12 @@ class EngineBuilder:
             spare=self._spare,
         )
 
-    def _draft(self, index: DraftIndex, made: NgramProposer | None) -> None:
-        if made:
+    def _draft(self, index: DraftIndex, made: Drafting | None) -> None:
+        if isinstance(made, NgramProposer) and isinstance(self.engine, Engine):
             self.engine.draft_by(self._drafted_by(made))
+        if made:
             self.proposer = made
-        elif index is not self.proposer.index:
+        elif isinstance(self.proposer, NgramProposer) and index is not self.proposer.index:
             self.proposer.set_index(index)
 
     def _drafted_by(self, ngram: NgramProposer) -> Proposer:

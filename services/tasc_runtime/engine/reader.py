@@ -18,7 +18,7 @@ from tasc_store import TaskRecord
 from tasc_text import MessageError, TaskTokenizer, Template
 
 if TYPE_CHECKING:  # a job is checked without importing torch
-    from tasc_engine import Engine
+    from tasc_engine.batch_engine import BatchEngine
     from tasc_engine.guided import Guide
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class RequestReader:
     """
 
     def __init__(
-        self, engine: "Engine", tokenizer: TaskTokenizer, template: Template, records: Records
+        self, engine: "BatchEngine", tokenizer: TaskTokenizer, template: Template, records: Records
     ) -> None:
         self._engine, self._tokenizer = engine, tokenizer
         self._template, self._records = template, records
@@ -200,6 +200,8 @@ class RequestReader:
 
     def guide(self, guide: GuideSpec | None) -> "Guide | None":
         """Returns the compiled guide of a request; compiles it on this thread unless it is known.
+
+        vLLM compiles guides itself: there, the guide is only checked, and the result is None.
 
         Raises:
             FieldError: The guide cannot be followed.

@@ -18,7 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from tasc_engine import Engine, Output, QueueFull, Request
+from tasc_engine import Output, QueueFull, Request
+from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.guided import Guide
 from tasc_runtime.protocol import Refusal
 
@@ -54,7 +55,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: BatchEngine,
         *,
         on_delta: Callable[[float, int], None] = lambda seconds, tokens: None,
         hand_over: Callable[[Callable[[], None]], None] = lambda run: run(),

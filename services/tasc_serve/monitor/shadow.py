@@ -16,12 +16,12 @@ from typing import TypeAlias
 from msgspec import structs
 
 from tasc_engine import (
-    Engine,
     GenerationResult,
     Output,
     StepRecord,
     TokenLogprob,
 )
+from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.guided import Guide
 from tasc_protocol import Request
 from tasc_protocol.request import MOST_LOGPROBS
@@ -125,7 +125,7 @@ class ShadowCheck:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: BatchEngine,
         submit_idle: SubmitIdle,
         settings: ShadowSettings,
         dtype: str,

@@ -75,16 +75,17 @@ class TaskReplica:
         self._here: asyncio.AbstractEventLoop | None = None
         self._connection = settings.connection
         limits = settings.limits
-        self._capacity = settings.engine.rows + limits.max_queued_requests
+        engine = settings.engine_of(task)
+        self._capacity = engine.rows + limits.max_queued_requests
         self._outstanding = 0
         self._numbers = itertools.count()
-        self._drain = DrainRate(settings.engine.rows)
+        self._drain = DrainRate(engine.rows)
         self._timeout_s = limits.request_timeout_s
         self._stall_limit_s = max(limits.request_timeout_s, _LEAST_STALL_S)
         self.builder = EngineBuilder.of_task(
             client,
             task.name,
-            settings.engine,
+            engine,
             draft=task.draft,
             gpus=task.num_gpus,
             max_waiting=limits.max_queued_requests,
@@ -339,7 +340,7 @@ class Admission:
         self._own = ThreadPoolExecutor(1, "own-guide")
         # One thread is enough, since prompts are rendered one by one.
         self._renders = ThreadPoolExecutor(1, "prompts")
-        self._compiling: dict[GuideSpec, asyncio.Future[Guide]] = {}
+        self._compiling: dict[GuideSpec, asyncio.Future[Guide | None]] = {}
         self._rules = asyncio.Lock()
 
     async def request(
@@ -394,7 +395,7 @@ class Admission:
                 message = f"{len(self._compiling)} other guides are being compiled; try again later"
                 return Refusal("full", f"{guide.name}: {message}", guide.field)
 
-            def ended(compiled: asyncio.Future[Guide]) -> None:
+            def ended(compiled: asyncio.Future[Guide | None]) -> None:
                 del self._compiling[guide]
                 if not compiled.cancelled():
                     compiled.exception()  # retrieve the error, in case no request waits for it

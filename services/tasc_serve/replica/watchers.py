@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 
-from tasc_draft import DraftIndex, NgramProposer
-from tasc_runtime.engine.builder import EngineBuilder
+from tasc_draft import DraftIndex
+from tasc_runtime.engine.builder import Drafting, EngineBuilder
 from tasc_runtime.engine.step_loop import EngineLoop
 from tasc_runtime.engine.versions import MAX_KNOWN, RecordFollower, fixed_changes
 from tasc_runtime.sampling_options import guide_of
@@ -82,7 +82,7 @@ class TaskWatcher:
             log.exception("a new draft index does not fit; the old one stays in use")
         self._index = artifact.version
 
-    def _swap(self, artifact: Artifact, index: DraftIndex, proposer: NgramProposer | None) -> None:
+    def _swap(self, artifact: Artifact, index: DraftIndex, proposer: Drafting | None) -> None:
         self._builder.swap(artifact, index, proposer)
         self._on_change()
 
@@ -144,7 +144,7 @@ class TaskWatcher:
         proposer = builder.proposer_for(record, builder.proposer.index)
         self._between_steps(partial(self._take, record, version, proposer))
 
-    def _take(self, record: TaskRecord, version: int, proposer: NgramProposer | None) -> None:
+    def _take(self, record: TaskRecord, version: int, proposer: Drafting | None) -> None:
         self._builder.take(record, version, proposer)
         log.info("task %s is served by version %d of its record", self._name, version)
         if proposer:

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from support import failing, refused
 from tasc_draft import DraftError, DraftIndex, DraftSettings, Tokens, build_index, write_index
 from tasc_draft.index.draft_index import INDEX_FILE
 from tasc_draft.mixture.row_state import NONE
-from tasc_draft.vllm import StepTimes, TascProposer, VllmDrafting
+from tasc_draft.vllm import StepTimes, TascProposer, VllmDrafting, mend_sampling
 from tasc_jobs.demo.tasks import MODEL, TASK, TEMPLATES, read_split
 from tasc_text import TaskTokenizer
 
@@ -348,3 +349,26 @@ def test_no_probability_is_demanded_before_steps_are_known():
         found.add(0.01, 8, 8)  # all steps are alike, so a token's cost is unknown
         found.add(0.02, 8, None)
     assert found.min_prob == 0
+
+
+def test_values_of_rows_are_written_for_their_draft_tokens_on_a_cpu() -> None:
+    """vLLM 0.32 leaves them as they were in memory, and fails with ``top_k`` in an empty step."""
+
+    def cut(logits: torch.Tensor, k: Any, p: Any) -> torch.Tensor:
+        return logits - k.max()
+
+    sampler = SimpleNamespace(
+        expand_batch_to_tokens=lambda x, ends, n, old=0, new=0: x.new_full((n,), -7),
+        apply_top_k_top_p=cut,
+    )
+    for _ in range(2):
+        mend_sampling(sampler)
+    mend_sampling(None)
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    found = sampler.expand_batch_to_tokens(torch.tensor([0.5, 0.7, 0.0]), ends, 5, 0, 1)
+    assert found.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+    ks = sampler.expand_batch_to_tokens(torch.tensor([3, 1, 4], dtype=torch.int32), ends, 5)
+    assert (ks.tolist(), ks.dtype) == ([3, 3, 4, 4, 4], torch.int32)
+    assert sampler.apply_top_k_top_p(torch.ones(1, 2), torch.tensor([1]), None).tolist() == [[0, 0]]
+    none = torch.ones(0, 2)
+    assert sampler.apply_top_k_top_p(none, torch.ones(0), None) is none
