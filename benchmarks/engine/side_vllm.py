@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from loop import Job, Other, Ran, Run, hold, no_other, serve
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 LENGTH = 1024
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from vllm import LLM, SamplingParams
 
 from tasc_text import TaskTokenizer
-from vllm import LLM, SamplingParams
 
 DEMO = Path(__file__).parents[2] / "pipelines" / "tasc_jobs" / "demo"
 MODEL, TASK, MOST, LENGTH = DEMO / "tasc-demo-7m", "massive_en", 12, 160
