@@ -275,7 +275,8 @@ class LLM:
         engine: Fields of ``tasc_runtime.engine_settings.EngineSettings``: ``rows`` decoded together
             (8), ``max_model_len``, the maximum number of tokens of prompt and answer (up to 1024),
             ``device`` (``auto``: a GPU if there is one), ``torch_threads`` (1), the number of CPU
-            threads of torch in this whole process, ``cost_aware`` and others.
+            threads of torch in this whole process, ``cost_aware``, ``backend`` (``vllm`` answers by
+            vLLM, where it is installed) and others.
 
     Raises:
         EngineError: The model cannot be decoded exactly, or the adapter is for another model.

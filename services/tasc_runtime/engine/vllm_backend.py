@@ -6,7 +6,6 @@ engine. vLLM is imported by `open_engine` alone.
 """
 
 import hashlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +31,6 @@ from tasc_runtime.engine_settings import EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
-
-log = logging.getLogger(__name__)
 
 _INDEX_VARIABLE = "TASC_VLLM_INDEX"  # vLLM hashes its settings, so they name no folder
 _POLL_S = 0.5  # seconds between two looks of the proposer for a new index
@@ -164,11 +161,10 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
     Args:
         eos_ids: The ends of sequence that the model knows.
     """
-    rule, begun = request.sampling, len(request.committed_ids)
-    if starts_anew(request):
-        begun = 0
+    rule = request.sampling
+    begun = 0 if starts_anew(request) else len(request.committed_ids)
     ends = () if request.ignore_eos else eos_ids
-    found = {name: getattr(rule, name) for name in PARAMETERS} | {
+    return {name: getattr(rule, name) for name in PARAMETERS} | {
         "seed": _seed(request) if rule.temperature else None,
         "logit_bias": dict(rule.logit_bias) or None,
         "max_tokens": request.answer_limit - begun,
@@ -179,7 +175,6 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
         "prompt_logprobs": request.logprobs if request.wants_prompt_logprobs else None,
         "detokenize": False,
     }
-    return found
 
 
 def _seed(request: Request) -> int:
