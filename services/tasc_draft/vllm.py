@@ -23,6 +23,7 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,10 @@ log = logging.getLogger(__name__)
 
 _MOST_FAULTS = 3  # afterwards, nothing is drafted
 _BLOCK = 32  # tokens that are compared at once
-# Of step times: the part of a step's weight that is left after the next step; the steps without
-# which nothing is concluded; and the largest minimum probability.
-_KEPT, _FEW_STEPS, _MOST_PROB = 0.98, 16, 0.9
+# For `Pace`: the share of a step's weight that is left after the next step; the number of steps
+# before anything is concluded; one step of how many has no drafts; and steps of a pause.
+_KEPT, _FEW_STEPS, _PLAIN_STEP = 0.95, 16, 64
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 512
 _LEAST_PROB = 0.05  # of a drafted path, where tokens cost next to nothing
 
 
@@ -251,43 +253,76 @@ def follow(
     return ended, away
 
 
-class StepTimes:
-    """Learns from the times of steps how likely a draft token must be to pay.
+class Pace:
+    """Learns from vLLM's steps with about equally many rows which drafts pay.
 
-    A step's time is a line over its number of tokens, by least squares with decaying weights.
-    A token of probability p gains p tokens and costs the line's slope, in which time the batch
-    emits ``slope * rate`` tokens. So a token pays if p is above this product.
+    A step's time is a line over its number of tokens, by least squares with decaying weights. A
+    draft token of probability p gains p tokens and costs the line's slope, in which time the batch emits
+    ``slope * rate`` tokens: it pays if p is above this product. Probabilities are corrected by the
+    share of accepted tokens, since the index may be of another task.
+
+    Whether drafts pay at all is measured, too, because a step with any draft may have costs of its
+    own: vLLM samples another way then. Now and then a step has no drafts. While such steps are
+    faster, drafts are tried again after pauses that become longer.
     """
 
     def __init__(self) -> None:
         self._sums = np.zeros(5)  # of weights, tokens, times, tokens squared, tokens times times
-        self._emitted = self._elapsed = 0.0
-        self._steps = 0
+        self._emitted, self._elapsed = np.zeros(2), np.zeros(2)  # without and with drafts
+        self._known = [0, 0]  # steps without and with drafts
+        self._accepted = self._predicted = 1.0
+        self._step = self._pause = 0
+        self._next_pause = _SHORTEST_PAUSE
 
-    def add(self, elapsed: float, emitted: int, verified: int | None) -> None:
-        """Adds a step.
+    def add(self, elapsed: float, rows: int, emitted: int, drafted: int, predicted: float) -> None:
+        """Adds a step in which no row began.
 
         Args:
-            elapsed: Seconds since the last step.
-            emitted: Number of tokens that the batch emitted.
-            verified: Number of tokens of the forward; None if unknown, as prompts were read.
+            elapsed: Seconds since the step before.
+            emitted: Number of tokens that the rows emitted.
+            drafted: Number of draft tokens that were verified.
+            predicted: Sum of their probabilities.
         """
-        self._emitted = _KEPT * self._emitted + emitted
-        self._elapsed = _KEPT * self._elapsed + elapsed
-        if verified is not None:
-            x, t = float(verified), elapsed
-            self._sums = _KEPT * self._sums + (1.0, x, t, x * x, x * t)
-            self._steps += 1
+        which, tokens = int(drafted > 0), float(rows + drafted)
+        self._known[which] += 1
+        self._emitted[which] = _KEPT * self._emitted[which] + emitted
+        self._elapsed[which] = _KEPT * self._elapsed[which] + elapsed
+        new = (1.0, tokens, elapsed, tokens * tokens, tokens * elapsed)
+        self._sums = _KEPT * self._sums + new
+        if drafted:
+            self._accepted = _KEPT * self._accepted + emitted - rows
+            self._predicted = _KEPT * self._predicted + predicted
 
     @property
     def min_prob(self) -> float:
         """The least probability that pays; 0 while too few steps are known."""
         n, x, t, xx, xt = self._sums.tolist()
-        spread = n * xx - x * x
-        if self._steps < _FEW_STEPS or spread <= 0 or self._elapsed <= 0:
+        spread, elapsed = n * xx - x * x, float(self._elapsed.sum())
+        if sum(self._known) < _FEW_STEPS or spread <= 0 or elapsed <= 0:
             return 0.0
-        slope = (n * xt - x * t) / spread
-        return float(min(max(slope * self._emitted / self._elapsed, 0.0), _MOST_PROB))
+        slope = max((n * xt - x * t) / spread, 0.0)
+        right = max(self._accepted, 0.0) / max(self._predicted, 1e-9)
+        return min(slope * float(self._emitted.sum()) / elapsed / max(right, 1e-3), 1.0)
+
+    def drafts_next(self) -> bool:
+        """Whether the next step should have drafts; call it once for each step."""
+        self._step += 1
+        if self._pause:
+            self._pause -= 1
+            return False
+        if min(self._known) >= _FEW_STEPS // 4 and self._known[1] >= _FEW_STEPS // 2:
+            plain, drafted = self._emitted / np.maximum(self._elapsed, 1e-9)
+            if plain > drafted:
+                self._pause, self._next_pause = (
+                    self._next_pause,
+                    min(2 * self._next_pause, _LONGEST_PAUSE),
+                )
+                self._emitted[1] = self._elapsed[1] = self._known[1] = 0
+                return False
+            if self._known[1] >= 2 * _FEW_STEPS:
+                self._next_pause = _SHORTEST_PAUSE
+        rare = _PLAIN_STEP if self._known[0] >= _FEW_STEPS // 4 else _PLAIN_STEP // 4
+        return self._step % rare != 0
 
 
 class TascProposer:
@@ -323,7 +358,8 @@ class TascProposer:
         self._free = list(range(number))[::-1]
         self._step = self._faults = 0
         self._is_broken = False
-        self._times, self._ended_at = StepTimes(), 0.0
+        self._paces = defaultdict[int, Pace](Pace)  # by the bits of the number of rows
+        self._ended_at = self._predicted = 0.0
         self._drafted = np.zeros(slots, np.int32)  # tokens of each slot's last draft
         self._min_probs = np.zeros(number * self._most, np.float32)
         self._proposer = self._made(self.source.first())
@@ -385,12 +421,12 @@ class TascProposer:
         fresh, offsets = np.fromiter(map(len, sampled), np.int32, n), np.empty(n + 1, np.int32)
         rows, texts, row_of, is_eos = self._rows, self._texts, self._row_of, self._is_eos
         added, absent = self._added, self._absent
-        ended, away = follow(
+        over, away = follow(
             rows, texts, row_of, self._step, fresh, ends, ids, is_eos, added, offsets, absent
         )
-        slots, parked = row_of[:n], absent[ended:away].tolist()
-        self._learn_times(began_at, fresh, slots)
-        for row in absent[:ended].tolist():
+        slots, parked = row_of[:n], absent[over:away].tolist()
+        self._learn_pace(began_at, fresh, slots)
+        for row in absent[:over].tolist():
             self._finish(row)
         self._proposer.observe_rows(slots, added, offsets)
         for i in np.flatnonzero((slots == NONE) & (fresh > 0)).tolist():
@@ -399,24 +435,28 @@ class TascProposer:
         chosen = slots[drafted]
         lengths = rows["length"][chosen]
         budget = np.minimum(self._most, texts.shape[1] - lengths).astype(np.int32)
-        budget[is_eos[texts[chosen, lengths - 1]]] = 0
+        pace = self._paces[n.bit_length()]
+        ended = is_eos[texts[chosen, lengths - 1]]
+        budget[slice(None) if not pace.drafts_next() else ended] = 0
+        self._min_probs[:] = pace.min_prob
         drafts = self._proposer.propose(chosen, budget, self._min_probs)
         tokens, bounds = drafts.tokens.tolist(), drafts.offsets.tolist()
         self._drafted[:n] = 0
         self._drafted[drafted] = drafts.sizes
+        self._predicted = float(np.exp(drafts.logp).sum())
         chains: list[list[int]] = [[] for _ in range(n)]
         for i, begin, end in zip(drafted.tolist(), bounds, bounds[1:], strict=False):
             chains[i] = tokens[begin:end]
         self._ended_at = time.perf_counter()
         return chains
 
-    def _learn_times(self, began_at: float, fresh: Int32, slots: Int32) -> None:
-        """Learns from the step that has ended, if the rows are those that were drafted for."""
-        if self._ended_at and len(fresh):
-            pure = bool((slots != NONE).all())
-            verified = len(fresh) + int(self._drafted[: len(fresh)].sum()) if pure else None
-            self._times.add(began_at - self._ended_at, int(fresh.sum()), verified)
-            self._min_probs[:] = self._times.min_prob
+    def _learn_pace(self, began_at: float, fresh: Int32, slots: Int32) -> None:
+        """Learns from the step that has ended, if no row began in it."""
+        if self._ended_at and len(fresh) and bool((slots != NONE).all()):
+            drafted = int(self._drafted[: len(fresh)].sum())
+            self._paces[len(fresh).bit_length()].add(
+                began_at - self._ended_at, len(fresh), int(fresh.sum()), drafted, self._predicted
+            )
 
     def _begin(self, ids: Int32, fresh: int, parked: list[int]) -> int:
         """Begins a row; returns NONE if it is too long, or no row is free.

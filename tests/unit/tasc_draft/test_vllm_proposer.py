@@ -24,7 +24,7 @@ from support import failing, refused
 from tasc_draft import DraftError, DraftIndex, DraftSettings, Tokens, build_index, write_index
 from tasc_draft.index.draft_index import INDEX_FILE
 from tasc_draft.mixture.row_state import NONE
-from tasc_draft.vllm import StepTimes, TascProposer, VllmDrafting, mend_sampling
+from tasc_draft.vllm import Pace, TascProposer, VllmDrafting, mend_sampling
 from tasc_jobs.demo.tasks import MODEL, TASK, TEMPLATES, read_split
 from tasc_text import TaskTokenizer
 
@@ -326,28 +326,57 @@ def test_additional_config_without_an_index_is_refused(given):
         VllmDrafting.read(given)
 
 
-def times(fixed_s: float, token_s: float, rows: int = 8, emitted: int = 24) -> StepTimes:
-    found, random = StepTimes(), np.random.default_rng(0)
-    for verified in random.integers(rows, rows * 9, 400).tolist():
-        noise = 1 + 0.02 * random.standard_normal()
-        found.add((fixed_s + token_s * verified) * noise, emitted, verified)
-    return found
+def paced(
+    fixed_s: float, token_s: float, right: float = 1.0, drafted_s: float = 0.0, steps: int = 400
+) -> tuple[Pace, int]:
+    """Steps of 8 rows with up to 64 draft tokens of probability 0.5.
+
+    Returns the pace, and the number of drafted steps among the last 300.
+
+    Args:
+        right: The accepted share of these tokens, relative to their probability.
+        drafted_s: Costs of a step with any draft.
+    """
+    found, random, flags = Pace(), np.random.default_rng(0), list[bool]()
+    for _ in range(steps):
+        flags.append(found.drafts_next())
+        drafted = int(random.integers(1, 65)) if flags[-1] else 0
+        accepted = int(random.binomial(drafted, 0.5 * right))
+        seconds = fixed_s + token_s * (8 + drafted) + drafted_s * (drafted > 0)
+        noisy = seconds * (1 + 0.02 * random.standard_normal())
+        found.add(noisy, 8, 8 + accepted, drafted, 0.5 * drafted)
+    return found, sum(flags[-300:])
 
 
 def test_draft_tokens_must_be_likelier_where_they_cost_more():
-    free, cheap, dear = times(0.01, 0.0), times(0.01, 2e-5), times(0.001, 1e-3)
+    (free, _), (cheap, _) = paced(0.01, 0.0), paced(0.01, 1e-4)
     assert free.min_prob < 0.02
     # A step has 40 tokens on average, and emits 24.
-    assert cheap.min_prob == pytest.approx(2e-5 * 24 / (0.01 + 40 * 2e-5), abs=0.02)
-    assert dear.min_prob == pytest.approx(1e-3 * 24 / (0.001 + 40 * 1e-3), rel=0.15)
+    assert cheap.min_prob == pytest.approx(1e-4 * 24 / (0.01 + 40 * 1e-4), abs=0.04)
 
 
-def test_no_probability_is_demanded_before_steps_are_known():
-    found = StepTimes()
+def test_draft_tokens_must_be_likelier_where_probabilities_are_too_high():
+    (right, _), (wrong, _) = paced(0.01, 1e-4), paced(0.01, 1e-4, right=0.5)
+    assert wrong.min_prob > 1.4 * right.min_prob
+
+
+@pytest.mark.parametrize("case", [{"drafted_s": 0.1}, {"token_s": 0.01}, {"right": 0.01}])
+def test_steps_are_plain_while_they_are_faster(case):
+    """Drafts are tried again now and then, but rarely."""
+    _, drafted = paced(**{"fixed_s": 0.01, "token_s": 2e-4, **case}, steps=1000)
+    assert 1 <= drafted < 40
+
+
+def test_steps_are_drafted_where_that_is_faster():
+    _, drafted = paced(0.01, 1e-5)
+    assert drafted >= 290
+
+
+def test_nothing_is_concluded_before_steps_are_known():
+    found = Pace()
     assert found.min_prob == 0
     for _ in range(30):
-        found.add(0.01, 8, 8)  # all steps are alike, so a token's cost is unknown
-        found.add(0.02, 8, None)
+        found.add(0.01, 8, 8, 0, 0.0)  # all steps are alike, so a token's cost is unknown
     assert found.min_prob == 0
 
 
