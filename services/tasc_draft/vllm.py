@@ -257,9 +257,9 @@ class Pace:
     """Learns from vLLM's steps with about equally many rows which drafts pay.
 
     A step's time is a line over its number of tokens, by least squares with decaying weights. A
-    draft token of probability p gains p tokens and costs the line's slope, in which time the batch emits
-    ``slope * rate`` tokens: it pays if p is above this product. Probabilities are corrected by the
-    share of accepted tokens, since the index may be of another task.
+    draft token of probability p gains p tokens and costs the line's slope, in which time the batch
+    emits ``slope * rate`` tokens: it pays if p is above this product. Probabilities are corrected
+    by the share of accepted tokens, since the index may be of another task.
 
     Whether drafts pay at all is measured, too, because a step with any draft may have costs of its
     own: vLLM samples another way then. Now and then a step has no drafts. While such steps are
