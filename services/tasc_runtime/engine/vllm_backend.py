@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llvmlite.binding import ffi
 
 from tasc_draft import SOURCES
 from tasc_engine import EngineConfig, ModelSource, StepRecord
@@ -610,7 +609,6 @@ def open_engine(
         return SamplingParams(**fields, structured_outputs=outputs, output_kind=kind)
 
     statistics = Statistics()
-    _let_vllm_scan_llvmlite()
     try:
         arguments = arguments_of(source, config, settings, drafted, positions)
         made = EngineArgs(**arguments).create_engine_config()
@@ -636,20 +634,3 @@ def _cache_bytes(vllm_config: Any, config: EngineConfig) -> int:
     block = vllm_config.cache_config.block_size
     blocks = config.rows * (-(-model.max_model_len // block) + 1)
     return int(each * block * blocks) + config.prefix_cache_bytes
-
-
-def _let_vllm_scan_llvmlite() -> None:
-    """Lets vLLM 0.32 start on a CPU after numba was imported.
-
-    vLLM reads ``__dict__`` of every object in every module. llvmlite's library object answers with
-    a function of that name, and vLLM fails.
-    """
-    kind: Any = type(ffi.lib)
-    found = kind.__getattr__
-
-    def own(library: Any, name: str) -> Any:
-        if name == "__dict__":
-            raise AttributeError(name)
-        return found(library, name)
-
-    kind.__getattr__ = own
