@@ -256,53 +256,63 @@ def follow(
 class Pace:
     """Learns from vLLM's steps with about equally many rows which drafts pay.
 
-    A step's time is a line over its number of tokens, by least squares with decaying weights. A
-    draft token of probability p gains p tokens and costs the line's slope, in which time the batch
-    emits ``slope * rate`` tokens: it pays if p is above this product. Probabilities are corrected
-    by the share of accepted tokens, since the index may be of another task.
+    A step's time is linear in its number of verified tokens and of prompt tokens, by least squares
+    with decaying weights. A draft token of probability p gains p tokens and costs the time of a
+    verified token, in which the batch emits ``seconds * rate`` tokens: it pays if p is above this
+    product. Probabilities are corrected by the share of accepted tokens, since the index may be of
+    another task.
 
     Whether drafts pay at all is measured, too, because a step with any draft may have costs of its
     own: vLLM samples another way then. Now and then a step has no drafts. While such steps are
     faster, drafts are tried again after pauses that become longer.
+
+    Attributes:
+        min_prob: The least probability that pays; 0 while too few steps are known.
     """
 
     def __init__(self) -> None:
-        self._sums = np.zeros(5)  # of weights, tokens, times, tokens squared, tokens times times
+        self.min_prob = 0.0
+        self._squares, self._products = np.zeros((3, 3)), np.zeros(3)
         self._emitted, self._elapsed = np.zeros(2), np.zeros(2)  # without and with drafts
         self._known = [0, 0]  # steps without and with drafts
         self._accepted = self._predicted = 1.0
         self._step = self._pause = 0
         self._next_pause = _SHORTEST_PAUSE
 
-    def add(self, elapsed: float, rows: int, emitted: int, drafted: int, predicted: float) -> None:
-        """Adds a step in which no row began.
+    def add(
+        self, elapsed: float, rows: int, prompt: int, emitted: int, drafted: int, predicted: float
+    ) -> None:
+        """Adds a step.
 
         Args:
             elapsed: Seconds since the step before.
-            emitted: Number of tokens that the rows emitted.
+            rows: Number of rows that went on.
+            prompt: Number of prompt tokens of the rows that began.
+            emitted: Number of tokens that the rows that went on emitted.
             drafted: Number of draft tokens that were verified.
             predicted: Sum of their probabilities.
         """
-        which, tokens = int(drafted > 0), float(rows + drafted)
+        seen = np.array((1.0, rows + drafted, prompt))
+        self._squares = _KEPT * self._squares + np.outer(seen, seen)
+        self._products = _KEPT * self._products + elapsed * seen
+        steps, tokens, squared = self._squares[0, 0], self._squares[0, 1], self._squares[1, 1]
+        token_s = prompt_s = 0.0
+        # Where all steps are alike, a token's time is unknown.
+        if sum(self._known) >= _FEW_STEPS and steps * squared > 1.01 * tokens * tokens:
+            ridge = np.diag(1e-6 * self._squares.diagonal() + 1e-9)
+            found = np.linalg.solve(self._squares + ridge, self._products)
+            token_s, prompt_s = np.maximum(found[1:], 0.0).tolist()
+        which = int(drafted > 0)
         self._known[which] += 1
         self._emitted[which] = _KEPT * self._emitted[which] + emitted
-        self._elapsed[which] = _KEPT * self._elapsed[which] + elapsed
-        new = (1.0, tokens, elapsed, tokens * tokens, tokens * elapsed)
-        self._sums = _KEPT * self._sums + new
+        own = max(elapsed - prompt_s * prompt, 0.0)
+        self._elapsed[which] = _KEPT * self._elapsed[which] + own
         if drafted:
             self._accepted = _KEPT * self._accepted + emitted - rows
             self._predicted = _KEPT * self._predicted + predicted
-
-    @property
-    def min_prob(self) -> float:
-        """The least probability that pays; 0 while too few steps are known."""
-        n, x, t, xx, xt = self._sums.tolist()
-        spread, elapsed = n * xx - x * x, float(self._elapsed.sum())
-        if sum(self._known) < _FEW_STEPS or spread <= 0 or elapsed <= 0:
-            return 0.0
-        slope = max((n * xt - x * t) / spread, 0.0)
         right = max(self._accepted, 0.0) / max(self._predicted, 1e-9)
-        return min(slope * float(self._emitted.sum()) / elapsed / max(right, 1e-3), 1.0)
+        rate = float(self._emitted.sum() / max(self._elapsed.sum(), 1e-9))
+        self.min_prob = min(token_s * rate / max(right, 1e-3), 1.0)
 
     def drafts_next(self) -> bool:
         """Whether the next step should have drafts; call it once for each step."""
@@ -310,18 +320,17 @@ class Pace:
         if self._pause:
             self._pause -= 1
             return False
-        if min(self._known) >= _FEW_STEPS // 4 and self._known[1] >= _FEW_STEPS // 2:
-            plain, drafted = self._emitted / np.maximum(self._elapsed, 1e-9)
-            if plain > drafted:
-                self._pause, self._next_pause = (
-                    self._next_pause,
-                    min(2 * self._next_pause, _LONGEST_PAUSE),
-                )
+        plain, drafted = self._known
+        if plain >= _FEW_STEPS // 4 and drafted >= _FEW_STEPS // 2:
+            rates = self._emitted / np.maximum(self._elapsed, 1e-9)
+            if rates[0] > rates[1]:
+                self._pause = self._next_pause
+                self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
                 self._emitted[1] = self._elapsed[1] = self._known[1] = 0
                 return False
-            if self._known[1] >= 2 * _FEW_STEPS:
+            if drafted >= 2 * _FEW_STEPS:
                 self._next_pause = _SHORTEST_PAUSE
-        rare = _PLAIN_STEP if self._known[0] >= _FEW_STEPS // 4 else _PLAIN_STEP // 4
+        rare = _PLAIN_STEP if plain >= _FEW_STEPS // 4 else _PLAIN_STEP // 4
         return self._step % rare != 0
 
 
@@ -425,7 +434,7 @@ class TascProposer:
             rows, texts, row_of, self._step, fresh, ends, ids, is_eos, added, offsets, absent
         )
         slots, parked = row_of[:n], absent[over:away].tolist()
-        self._learn_pace(began_at, fresh, slots)
+        self._learn_pace(began_at, fresh, slots, ends)
         for row in absent[:over].tolist():
             self._finish(row)
         self._proposer.observe_rows(slots, added, offsets)
@@ -450,13 +459,18 @@ class TascProposer:
         self._ended_at = time.perf_counter()
         return chains
 
-    def _learn_pace(self, began_at: float, fresh: Int32, slots: Int32) -> None:
-        """Learns from the step that has ended, if no row began in it."""
-        if self._ended_at and len(fresh) and bool((slots != NONE).all()):
-            drafted = int(self._drafted[: len(fresh)].sum())
-            self._paces[len(fresh).bit_length()].add(
-                began_at - self._ended_at, len(fresh), int(fresh.sum()), drafted, self._predicted
-            )
+    def _learn_pace(self, began_at: float, fresh: Int32, slots: Int32, ends: Int32) -> None:
+        """Learns from the step that has ended, unless a prompt was read in part."""
+        n = len(fresh)
+        old = slots != NONE
+        if self._ended_at and old.any() and fresh.all():
+            begun = ~old
+            prompt = int((ends[:n][begun] - fresh[begun]).sum())
+            rows, emitted = int(old.sum()), int(fresh[old].sum())
+            drafted = int(self._drafted[:n].sum())
+            seconds = began_at - self._ended_at
+            pace = self._paces[n.bit_length()]
+            pace.add(seconds, rows, prompt, emitted, drafted, self._predicted)
 
     def _begin(self, ids: Int32, fresh: int, parked: list[int]) -> int:
         """Begins a row; returns NONE if it is too long, or no row is free.

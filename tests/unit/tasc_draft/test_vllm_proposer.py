@@ -342,9 +342,10 @@ def paced(
         flags.append(found.drafts_next())
         drafted = int(random.integers(1, 65)) if flags[-1] else 0
         accepted = int(random.binomial(drafted, 0.5 * right))
-        seconds = fixed_s + token_s * (8 + drafted) + drafted_s * (drafted > 0)
+        prompt = int(random.integers(0, 3)) * 40
+        seconds = fixed_s + token_s * (8 + drafted) + drafted_s * (drafted > 0) + 1e-5 * prompt
         noisy = seconds * (1 + 0.02 * random.standard_normal())
-        found.add(noisy, 8, 8 + accepted, drafted, 0.5 * drafted)
+        found.add(noisy, 8, prompt, 8 + accepted, drafted, 0.5 * drafted)
     return found, flags
 
 
@@ -376,7 +377,7 @@ def test_nothing_is_concluded_before_steps_are_known():
     found = Pace()
     assert found.min_prob == 0
     for _ in range(30):
-        found.add(0.01, 8, 8, 0, 0.0)  # all steps are alike, so a token's cost is unknown
+        found.add(0.01, 8, 0, 8, 0, 0.0)  # all steps are alike, so a token's cost is unknown
     assert found.min_prob == 0
 
 
