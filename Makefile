@@ -71,7 +71,7 @@ VLLM_PIP := -m pip --quiet --disable-pip-version-check
 	@touch $@
 
 test-vllm: .bench/vllm/.installed ## run the tests of drafts in vLLM, in its environment; installs it at the first run, 3 GB
-	PYTHONPATH=$(CURDIR)/services:$(CURDIR)/pipelines $(VLLM) -m pytest -c tests/vllm/pytest.ini tests/vllm
+	PYTHONPATH=$(CURDIR)/services:$(CURDIR)/pipelines $(VLLM) -m pytest -c tests/in_vllm/pytest.ini tests/in_vllm
 
 serve: .venv/.installed ## keep the demo service running on port 8000
 	@.venv/bin/tasc demo --serve || [ $$? = 130 ]  # Ctrl-C

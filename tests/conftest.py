@@ -42,7 +42,7 @@ settings.load_profile("any machine")
 _ORDER = ("integration/service", "integration", "dashboards", "deploy", "benchmarks", "lossless")
 _SEED = "TASC_TEST_SEED"
 
-collect_ignore = ["vllm"]  # `make test-vllm` runs them, in vLLM's environment
+collect_ignore = ["in_vllm"]  # `make test-vllm` runs them, in vLLM's environment
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

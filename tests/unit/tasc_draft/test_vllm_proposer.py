@@ -1,8 +1,8 @@
 """Tests of the proposer for vLLM, without vLLM.
 
 `vllm_calls.json.gz` holds calls that vLLM 0.32 made for the shipped model, written by
-tests/vllm/record_calls.py: rows move, leave, come back after preemption, and are cancelled. The
-tests in tests/vllm run vLLM itself.
+tests/in_vllm/record_calls.py: rows move, leave, come back after preemption, and are cancelled. The
+tests in tests/in_vllm run vLLM itself.
 """
 
 import dataclasses

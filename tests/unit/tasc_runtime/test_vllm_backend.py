@@ -1,7 +1,7 @@
 """Tests what our requests become in vLLM, and vLLM's tokens here, without vLLM.
 
 `Speaker` stands in for vLLM's engine: it has the members that `VllmEngine` uses, and says the
-tokens of a tiny model, some at a time. tests/vllm has the tests with the real one.
+tokens of a tiny model, some at a time. tests/in_vllm has the tests with the real one.
 """
 
 from collections.abc import Mapping, Sequence

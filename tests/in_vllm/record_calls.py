@@ -1,6 +1,6 @@
 """Record how vLLM calls a proposer, for tests/unit/tasc_draft/test_vllm_proposer.py.
 
-Run it in vLLM's environment: ``python tests/vllm/record_calls.py MODEL INDEX_FOLDER PROMPTS``. A
+Run it in vLLM's environment: ``python tests/in_vllm/record_calls.py MODEL INDEX_FOLDER PROMPTS``. A
 KV cache that is too small, prompts longer than a step, cancelled requests and two answers to one
 prompt make vLLM move, remove and resume rows.
 """

@@ -212,7 +212,7 @@ def test_new_index_is_taken_over_under_load(
     eventually(swapped)
 
 
-def test_killed_batch_job_is_resumed(
+def test_stopped_batch_job_is_resumed(
     service: Running, rows: list[CorpusRow], tmp_path: Path
 ) -> None:
     from tasc_jobs.batch.generate import generate
