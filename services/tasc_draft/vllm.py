@@ -370,6 +370,7 @@ class TascProposer:
         self._paces = defaultdict[int, Pace](Pace)  # by the bits of the number of rows
         self._ended_at = self._predicted = 0.0
         self._drafted = np.zeros(slots, np.int32)  # tokens of each slot's last draft
+        self._without_row = np.zeros(slots, bool)  # slots whose row is too long, or had no place
         self._min_probs = np.zeros(number * self._most, np.float32)
         self._proposer = self._made(self.source.first())
         self._is_eos = self._proposer.memory.is_eos
@@ -440,6 +441,7 @@ class TascProposer:
         self._proposer.observe_rows(slots, added, offsets)
         for i in np.flatnonzero((slots == NONE) & (fresh > 0)).tolist():
             slots[i] = self._begin(ids[i, : ends[i]], int(fresh[i]), parked)
+        self._without_row[:n] = (slots == NONE) & (fresh > 0)
         drafted = np.flatnonzero(slots != NONE)
         chosen = slots[drafted]
         lengths = rows["length"][chosen]
@@ -462,7 +464,7 @@ class TascProposer:
     def _learn_pace(self, began_at: float, fresh: Int32, slots: Int32, ends: Int32) -> None:
         """Learns from the step that has ended, unless a prompt was read in part."""
         n = len(fresh)
-        old = slots != NONE
+        old = (slots != NONE) | self._without_row[:n]
         if self._ended_at and old.any() and fresh.all():
             begun = ~old
             prompt = int((ends[:n][begun] - fresh[begun]).sum())

@@ -67,7 +67,7 @@ class EngineSettings(Section):
     cost_aware: bool = Field(
         True,
         description="Measure step costs at the first start and draft only where drafting pays; "
-        "false: always draft, as backend vllm does.",
+        "false: always draft. Backend vllm learns from its own steps where drafts pay.",
     )
     cost_seconds: float = Field(
         15.0,
