@@ -2,7 +2,7 @@
 
 import sys
 
-from vllm import LLM
+from vllm import LLM, SamplingParams
 
 SPECULATIVE = {
     "method": "custom_class",
@@ -22,7 +22,7 @@ if __name__ == "__main__":
         disable_log_stats=False,
     )
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    for answer in llm.chat(chats):
+    for answer in llm.chat(chats, SamplingParams(temperature=0, max_tokens=256)):
         print(answer.outputs[0].text)
     for metric in llm.get_metrics():
         if metric.name == "vllm:spec_decode_num_accepted_tokens":

@@ -10,6 +10,7 @@ import argparse
 import gzip
 import json
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,12 @@ def index(given: argparse.Namespace) -> None:
             prompts.append(tokenizer.encode_prompt(prompt))
         else:
             renderer = renderer or _chat_tokenizer(folder)
-            ids = renderer.apply_chat_template(
-                prompt, add_generation_prompt=True, return_dict=False
-            )
+            try:
+                ids = renderer.apply_chat_template(
+                    prompt, add_generation_prompt=True, return_dict=False
+                )
+            except Exception as error:  # templates raise what they like
+                raise DraftError(f"{where}: the chat template refuses it: {error}") from error
             prompts.append(list(ids))
         texts.append(output)
     if not texts:
@@ -108,6 +112,8 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     if not isinstance(row, dict):
                         raise DraftError(f"{where} is no JSON object; see tasc-draft index --help")
                     yield where, row
+        except (EOFError, zlib.error) as error:
+            raise DraftError(f"{file} is no whole gzip file ({error}); write it again") from error
         except UnicodeDecodeError as error:
             raise DraftError(f"{file} is not UTF-8 ({error}); convert it") from error
         except json.JSONDecodeError as error:
@@ -117,7 +123,9 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _split(row: dict[str, Any], where: str, system: str | None) -> tuple[Any, str]:
     """The prompt of a row, as a text or as messages, and its output."""
     turns: Any = row.get("messages")
-    if isinstance(turns, list) and len(turns) > 1 and all(isinstance(t, dict) for t in turns):
+    if isinstance(turns, list):
+        if len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
+            raise DraftError(f"{where}: messages must have a question and an assistant's answer")
         answer = turns[-1].get("content")
         if turns[-1].get("role") == "assistant" and isinstance(answer, str):
             return turns[:-1], answer

@@ -30,7 +30,9 @@ def _hide_dict() -> None:
     all objects in modules, would not start after an import of numba.
     """
     kind: Any = type(ffi.lib)
-    named = kind.__getattr__
+    named = getattr(kind, "__getattr__", None)
+    if named is None:  # another version, which may need no help
+        return
 
     def get(lib: Any, name: str) -> Any:
         if name == "__dict__":

@@ -47,10 +47,15 @@ log = logging.getLogger(__name__)
 
 _MOST_FAULTS = 3  # afterwards, nothing is drafted
 _BLOCK = 32  # tokens that are compared at once
-# For `Pace`: the share of a step's weight that is left after the next step; the number of steps
-# before anything is concluded; one step of how many has no drafts; and steps of a pause.
-_KEPT, _FEW_STEPS, _PLAIN_STEP = 0.95, 16, 64
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 512
+# Of `Pace`.
+_KEPT = 0.95  # share of a step's weight that is left after the next step
+_FEW_STEPS = 16  # steps before anything is concluded
+_PLAIN_STEP = 64  # one step of so many has no drafts
+_COMPARED_STEPS = 8  # drafted steps from one comparison with plain steps to the next
+_MARGIN = 1.03  # plain steps must be faster by this factor to stop drafts
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 512  # steps without drafts
+_OUTLIER = 8.0  # a step that takes so many times the usual time is left out
+_MOST_PROB = 0.9  # above it, even nearly certain tokens would not be tried
 _LEAST_PROB = 0.05  # of a drafted path, where tokens cost next to nothing
 
 
@@ -177,7 +182,7 @@ def follow(
     added: Any,
     offsets: Any,
     absent: Any,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Find the rows of a batch's slots, and append their new tokens.
 
     Args:
@@ -196,9 +201,10 @@ def follow(
             first; the others may come back.
 
     Returns:
-        The number of absent rows that ended, and of absent rows.
+        The number of absent rows that ended, of absent rows, and of tokens of steps that vLLM left
+        out.
     """
-    n, capacity = len(fresh), texts.shape[1]
+    n, capacity, skipped = len(fresh), texts.shape[1], 0
     for i in range(n):
         r = row_of[i]
         if r == NONE:
@@ -224,6 +230,7 @@ def follow(
                 best, least = j, missed
         if best != NONE:
             row_of[i] = absent[best]
+            skipped += least
             rows[row_of[i]].step = step
             away -= 1
             absent[best] = absent[away]
@@ -250,7 +257,7 @@ def follow(
                 break
         rows[r].length, rows[r].seen = end, ends[i]
     offsets[n] = at
-    return ended, away
+    return ended, away, skipped
 
 
 class Pace:
@@ -271,12 +278,12 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.min_prob = 0.0
+        self.min_prob = self._usual = 0.0
         self._squares, self._products = np.zeros((3, 3)), np.zeros(3)
         self._emitted, self._elapsed = np.zeros(2), np.zeros(2)  # without and with drafts
         self._known = [0, 0]  # steps without and with drafts
         self._accepted = self._predicted = 1.0
-        self._step = self._pause = 0
+        self._step = self._pause = self._compared = 0
         self._next_pause = _SHORTEST_PAUSE
 
     def add(
@@ -292,6 +299,11 @@ class Pace:
             drafted: Number of draft tokens that were verified.
             predicted: Sum of their probabilities.
         """
+        self._usual = self._usual or elapsed
+        if elapsed > _OUTLIER * self._usual:  # the process or the machine was stopped
+            self._usual *= 1.1
+            return
+        self._usual += 0.1 * (elapsed - self._usual)
         seen = np.array((1.0, rows + drafted, prompt))
         self._squares = _KEPT * self._squares + np.outer(seen, seen)
         self._products = _KEPT * self._products + elapsed * seen
@@ -305,14 +317,16 @@ class Pace:
         which = int(drafted > 0)
         self._known[which] += 1
         self._emitted[which] = _KEPT * self._emitted[which] + emitted
-        own = max(elapsed - prompt_s * prompt, 0.0)
+        own = max(elapsed - prompt_s * prompt, 0.1 * elapsed)
         self._elapsed[which] = _KEPT * self._elapsed[which] + own
         if drafted:
             self._accepted = _KEPT * self._accepted + emitted - rows
             self._predicted = _KEPT * self._predicted + predicted
+        else:  # the share is forgotten where nothing is drafted, so that drafts are tried again
+            self._accepted += 0.02 * (self._predicted - self._accepted)
         right = max(self._accepted, 0.0) / max(self._predicted, 1e-9)
         rate = float(self._emitted.sum() / max(self._elapsed.sum(), 1e-9))
-        self.min_prob = min(token_s * rate / max(right, 1e-3), 1.0)
+        self.min_prob = min(token_s * rate / max(right, 1e-3), _MOST_PROB)
 
     def drafts_next(self) -> bool:
         """Whether the next step should have drafts; call it once for each step."""
@@ -321,12 +335,13 @@ class Pace:
             self._pause -= 1
             return False
         plain, drafted = self._known
-        if plain >= _FEW_STEPS // 4 and drafted >= _FEW_STEPS // 2:
+        if plain >= _FEW_STEPS // 4 and drafted >= self._compared + _COMPARED_STEPS:
+            self._compared = drafted
             rates = self._emitted / np.maximum(self._elapsed, 1e-9)
-            if rates[0] > rates[1]:
+            if rates[0] > _MARGIN * rates[1]:
                 self._pause = self._next_pause
                 self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-                self._emitted[1] = self._elapsed[1] = self._known[1] = 0
+                self._emitted[1] = self._elapsed[1] = self._known[1] = self._compared = 0
                 return False
             if drafted >= 2 * _FEW_STEPS:
                 self._next_pause = _SHORTEST_PAUSE
@@ -368,14 +383,16 @@ class TascProposer:
         self._step = self._faults = 0
         self._is_broken = False
         self._paces = defaultdict[int, Pace](Pace)  # by the bits of the number of rows
-        self._ended_at = self._predicted = 0.0
-        self._drafted = np.zeros(slots, np.int32)  # tokens of each slot's last draft
-        self._without_row = np.zeros(slots, bool)  # slots whose row is too long, or had no place
+        self._began_at = 0.0
+        self._drafted, self._predicted = np.zeros(number), np.zeros(number)  # by row, last draft
+        self._last_ends = np.zeros(slots, np.int32)
         self._min_probs = np.zeros(number * self._most, np.float32)
         self._proposer = self._made(self.source.first())
         self._is_eos = self._proposer.memory.is_eos
         self._next: tuple[DraftIndex, NgramProposer | None] | None = None
         self._closed = threading.Event()
+        none = np.zeros(0, np.int32)
+        self._propose([], none, none.reshape(0, 1))  # compiles, or loads compiled code
         threading.Thread(target=self._watch, name="tasc-index", daemon=True).start()
 
     @property
@@ -425,54 +442,69 @@ class TascProposer:
         self, sampled: Sequence[Sequence[int]], ends: Int32, ids: Int32
     ) -> list[list[int]]:
         began_at = time.perf_counter()
-        self._renew()
-        n = len(sampled)
+        n, slots_of = len(sampled), len(self._row_of)
+        # Compiled code checks no bounds.
+        if n > min(slots_of, len(ends), len(ids)) or (ends.dtype, ids.dtype) != (np.int32,) * 2:
+            raise DraftError(
+                f"a batch has {n} slots of {slots_of}, and arrays of {ends.dtype} and {ids.dtype}; "
+                "this version of vLLM differs from 0.32"
+            )
+        is_same = self._renew()
         self._step += 1
         fresh, offsets = np.fromiter(map(len, sampled), np.int32, n), np.empty(n + 1, np.int32)
         rows, texts, row_of, is_eos = self._rows, self._texts, self._row_of, self._is_eos
         added, absent = self._added, self._absent
-        over, away = follow(
+        over, away, skipped = follow(
             rows, texts, row_of, self._step, fresh, ends, ids, is_eos, added, offsets, absent
         )
         slots, parked = row_of[:n], absent[over:away].tolist()
-        self._learn_pace(began_at, fresh, slots, ends)
+        if is_same and skipped == 0 and fresh.all():  # else it was no single, whole step
+            self._learn_pace(began_at - self._began_at, fresh, slots, ends[:n])
+        self._last_ends[:n] = ends[:n]
         for row in absent[:over].tolist():
             self._finish(row)
         self._proposer.observe_rows(slots, added, offsets)
         for i in np.flatnonzero((slots == NONE) & (fresh > 0)).tolist():
             slots[i] = self._begin(ids[i, : ends[i]], int(fresh[i]), parked)
-        self._without_row[:n] = (slots == NONE) & (fresh > 0)
         drafted = np.flatnonzero(slots != NONE)
         chosen = slots[drafted]
         lengths = rows["length"][chosen]
         budget = np.minimum(self._most, texts.shape[1] - lengths).astype(np.int32)
         pace = self._paces[n.bit_length()]
         ended = is_eos[texts[chosen, lengths - 1]]
-        budget[slice(None) if not pace.drafts_next() else ended] = 0
+        budget[ended if pace.drafts_next() else slice(None)] = 0
         self._min_probs[:] = pace.min_prob
         drafts = self._proposer.propose(chosen, budget, self._min_probs)
         tokens, bounds = drafts.tokens.tolist(), drafts.offsets.tolist()
-        self._drafted[:n] = 0
-        self._drafted[drafted] = drafts.sizes
-        self._predicted = float(np.exp(drafts.logp).sum())
+        self._drafted[:] = self._predicted[:] = 0
+        self._drafted[chosen] = drafts.sizes
+        np.add.at(self._predicted, np.repeat(chosen, drafts.sizes), np.exp(drafts.logp))
         chains: list[list[int]] = [[] for _ in range(n)]
         for i, begin, end in zip(drafted.tolist(), bounds, bounds[1:], strict=False):
             chains[i] = tokens[begin:end]
-        self._ended_at = time.perf_counter()
+        self._began_at = began_at
         return chains
 
-    def _learn_pace(self, began_at: float, fresh: Int32, slots: Int32, ends: Int32) -> None:
-        """Learns from the step that has ended, unless a prompt was read in part."""
-        n = len(fresh)
-        old = (slots != NONE) | self._without_row[:n]
-        if self._ended_at and old.any() and fresh.all():
-            begun = ~old
-            prompt = int((ends[:n][begun] - fresh[begun]).sum())
-            rows, emitted = int(old.sum()), int(fresh[old].sum())
-            drafted = int(self._drafted[:n].sum())
-            seconds = began_at - self._ended_at
+    def _learn_pace(self, seconds: float, fresh: Int32, slots: Int32, ends: Int32) -> None:
+        """Learns from the step that has ended.
+
+        Args:
+            seconds: From the beginning of the drafts for this step to its end.
+        """
+        n, found = len(fresh), slots != NONE
+        # Slots without a row hold rows that are too long, or had no place, or begin now.
+        old = found | (ends - fresh == self._last_ends[:n])
+        if self._began_at and old.any():
+            went, begun = slots[found], ~old
             pace = self._paces[n.bit_length()]
-            pace.add(seconds, rows, prompt, emitted, drafted, self._predicted)
+            pace.add(
+                seconds,
+                rows=int(old.sum()),
+                prompt=int((ends - fresh)[begun].sum()),
+                emitted=int(fresh[old].sum()),
+                drafted=int(self._drafted[went].sum()),
+                predicted=float(self._predicted[went].sum()),
+            )
 
     def _begin(self, ids: Int32, fresh: int, parked: list[int]) -> int:
         """Begins a row; returns NONE if it is too long, or no row is free.
@@ -481,7 +513,7 @@ class TascProposer:
             parked: Rows that are out of the batch, and may be given up.
         """
         rows, length, begin = self._rows, len(ids), len(ids) - fresh
-        if length > self._texts.shape[1]:
+        if length > self._texts.shape[1] or ids.min() < 0 or ids.max() >= len(self._is_eos):
             return NONE
         if not self._free:
             if not parked:
@@ -506,8 +538,12 @@ class TascProposer:
         self._free.append(row)
         self._proposer.finish(row)
 
-    def _renew(self) -> None:
-        """Switches to a new index, or to a new proposer after a fault."""
+    def _renew(self) -> bool:
+        """Switches to a new index, or to a new proposer after a fault.
+
+        Returns:
+            Whether nothing changed.
+        """
         found = self._next
         if found:  # otherwise, the other thread may be setting it
             self._next = None
@@ -522,7 +558,11 @@ class TascProposer:
                 proposer.observe(row, text[begin:length])
             self._proposer = proposer
         elif found:
-            self._proposer.set_index(found[0])
+            try:
+                self._proposer.set_index(found[0])
+            except DraftError as error:  # it changes nothing then
+                log.warning("no new draft index is used, the last one stays: %s", error)
+        return not found and self._step > 0
 
     def _watch(self) -> None:
         """Loads new versions of the index, for `_renew`."""
@@ -566,7 +606,10 @@ def mend_sampling(sampler: Any) -> None:
     """
     if sampler is None or hasattr(sampler, "mended_by_tasc"):
         return
-    expand, cut = sampler.expand_batch_to_tokens, sampler.apply_top_k_top_p
+    expand = getattr(sampler, "expand_batch_to_tokens", None)
+    cut = getattr(sampler, "apply_top_k_top_p", None)
+    if expand is None or cut is None:  # another version, which may have no fault
+        return
 
     def expanded(x: Any, ends: Any, n: int, replace_from: int = 0, replace_to: int = 0) -> Any:
         if x.device.type != "cpu":
@@ -575,7 +618,11 @@ def mend_sampling(sampler: Any) -> None:
         return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts)
 
     sampler.expand_batch_to_tokens = expanded
-    sampler.apply_top_k_top_p = lambda logits, *of: cut(logits, *of) if len(logits) else logits
+
+    def cut_(logits: Any, *values: Any, **named: Any) -> Any:
+        return cut(logits, *values, **named) if len(logits) else logits
+
+    sampler.apply_top_k_top_p = cut_
     sampler.mended_by_tasc = True
 
 
@@ -615,8 +662,8 @@ class FileSource:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read(self) -> DraftIndex:
-        state, index = self._found(), read_index(self.path)
-        self._state = state  # also if it is refused, so that it is read once
+        self._state = self._found()  # also if it is refused, so that it is read once
+        index = read_index(self.path, mapped=False)  # the file may be overwritten in place
         index.check_integrity()
         ours = self.tokenizer.fingerprint, self.tokenizer.vocab_size
         if (index.fingerprint, index.vocab_size) != ours:

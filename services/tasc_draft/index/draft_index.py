@@ -204,10 +204,14 @@ def write_index(index: DraftIndex, path: str | Path) -> None:
             _pad(file)
 
 
-def read_index(path: str | Path) -> DraftIndex:
+def read_index(path: str | Path, *, mapped: bool = True) -> DraftIndex:
     """Map an index file read-only and verify its checksum.
 
     `DraftIndex.check_integrity` checks the contents of the arrays.
+
+    Args:
+        mapped: Whether the file is mapped, so that processes share its memory; it must then not be
+            overwritten in place. Otherwise, it is copied into memory.
 
     Raises:
         IndexFileError: The file is not a draft index, is truncated or damaged, or has another
@@ -221,7 +225,11 @@ def read_index(path: str | Path) -> DraftIndex:
         raise IndexFileError(
             f"{path} has {size} bytes of arrays, but its header says {promised}; fetch it again"
         )
-    body = np.memmap(path, np.uint8, "r", offset=begin) if size else np.zeros(0, np.uint8)
+    body: Any = np.zeros(0, np.uint8)
+    if size and mapped:
+        body = np.memmap(path, np.uint8, "r", offset=begin)
+    elif size:
+        body = np.fromfile(path, np.uint8, offset=begin)
     try:
         arrays = {name: _view(body, place) for name, place in header["arrays"].items()}
         if _checksum(header, arrays) != header.get("sha256"):
