@@ -227,12 +227,14 @@ def test_more_rows_than_the_limit_are_left_without_drafts(make):
 
 
 def test_long_rows_get_no_drafts(make):
-    proposer = make(row_tokens=30)
+    proposer, drafted = make(row_tokens=30), 0
     for call in RECORDED["calls"]:
         chains = called(proposer, call)
         assert not any(
             len(ids) > 30 and chain for ids, chain in zip(call["ids"], chains, strict=True)
         )
+        drafted += any(chains)
+    assert drafted > 5
     assert proposer._faults == 0
 
 
@@ -265,6 +267,24 @@ def test_damaged_new_file_leaves_the_index_in_use_and_is_logged_once(make, folde
     assert len(caplog.records) == 1
     followed(proposer, RECORDED["calls"])
     assert proposer.index.corpus.nbytes == index.corpus.nbytes
+
+
+def test_file_that_is_overwritten_in_place_disturbs_no_draft(make, folder, index):
+    """A mapped file would change under the compiled code, or end the process."""
+    proposer = make(poll_s=3600.0)
+    path = folder / INDEX_FILE
+    path.write_bytes(bytes(path.stat().st_size // 2))
+    followed(proposer, RECORDED["calls"])
+    assert proposer.index.corpus.nbytes == index.corpus.nbytes
+
+
+def test_batch_of_another_form_is_a_fault_that_changes_no_memory(make, caplog):
+    proposer = make()
+    ids, ends = np.zeros((SLOTS + 1, LENGTH), np.int32), np.ones(SLOTS + 1, np.int32)
+    with caplog.at_level(logging.ERROR):
+        assert proposer.propose([[1]] * (SLOTS + 1), ends, ids) == [[]] * (SLOTS + 1)
+        assert proposer.propose([[1]], ends, ids.astype(np.int64)) == [[]]
+    assert "differs from 0.32" in str(caplog.records[0].exc_info)
 
 
 def test_fault_gives_empty_drafts_and_drafting_starts_anew(make, monkeypatch, caplog):
@@ -371,6 +391,24 @@ def test_steps_are_plain_while_they_are_faster(case):
 def test_steps_are_drafted_where_that_is_faster():
     _, flags = paced(0.01, 1e-5)
     assert sum(flags[-300:]) >= 290
+
+
+def test_drafts_are_tried_again_after_rows_that_the_index_did_not_predict():
+    """Tokens are drafted as the pace demands; at first hardly any is right, then all are."""
+    pace, random = Pace(), np.random.default_rng(1)
+    used = []
+    for step in range(3000):
+        probs = random.uniform(0.3, 1.0, 48) if pace.drafts_next() else np.zeros(0)
+        probs = probs[probs >= pace.min_prob]
+        right = 0.02 if step < 500 else 1.0
+        accepted = int((random.random(len(probs)) < probs * right).sum())
+        seconds = 0.01 + 3e-4 * (8 + len(probs))
+        if step == 1200:
+            seconds = 10.0  # the machine was stopped
+        pace.add(seconds, 8, 0, 8 + accepted, len(probs), float(probs.sum()))
+        used.append(len(probs))
+    assert np.mean(used[300:500]) < 4
+    assert np.mean(used[2500:]) > 10
 
 
 def test_nothing_is_concluded_before_steps_are_known():
