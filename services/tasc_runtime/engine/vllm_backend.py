@@ -45,6 +45,10 @@ _NEVER_PLAIN = (
     "needs steps without drafts, which vLLM on several devices cannot make; leave it out, or set "
     "engine.max_draft_tokens to 0"
 )
+_ANEW = (
+    "another replica began this answer, and vLLM, which must start it anew, answers differently "
+    "this time; send the request again"
+)
 _TOO_COLD = f"is above 0 and below {_LEAST_TEMPERATURE}; with vLLM, set 0 or a higher one"
 _GUIDES = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
 _SOURCE = SOURCES.index("vllm")
@@ -164,7 +168,8 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
     begun = 0 if starts_anew(request) else len(request.committed_ids)
     ends = () if request.ignore_eos else eos_ids
     return {name: getattr(rule, name) for name in PARAMETERS} | {
-        "seed": _seed(request) if rule.temperature else None,
+        # vLLM keeps seeds as int64.
+        "seed": _seed(request) & (2**63 - 1) if rule.temperature else None,
         "logit_bias": dict(rule.logit_bias) or None,
         "max_tokens": request.answer_limit - begun,
         "min_tokens": max(request.min_tokens - begun, 0),
@@ -178,7 +183,8 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
 
 def _seed(request: Request) -> int:
     """A seed of its own for each answer to a request, and for the rest of a broken-off answer."""
-    place = request.prompt_index, request.choice_index, len(request.committed_ids)
+    begun = 0 if starts_anew(request) else len(request.committed_ids)
+    place = request.prompt_index, request.choice_index, begun
     if not any(place):
         return request.seed
     text = ".".join(map(str, (request.seed, *place)))
@@ -409,6 +415,9 @@ class VllmEngine(BatchEngine):
             raise ValueError(f"request {request.id} is being answered; ids must differ")
         if len(self._rows) >= self.config.max_waiting + self.config.rows:
             raise QueueFull(f"{self.waiting} requests are already waiting; try again later")
+        # Other drafts change what is sampled.
+        if self._drafted and request.sampling.temperature and starts_anew(request):
+            raise ValueError(_ANEW)
         repeated = list(request.committed_ids) if starts_anew(request) else []
         prompt = request.prompt_ids if repeated else (*request.prompt_ids, *request.committed_ids)
         guide_fields = self.guides.fields(request.guide) if request.guide else None
@@ -489,10 +498,7 @@ class VllmEngine(BatchEngine):
         if row.repeated and tokens:
             known = len(row.repeated[: len(tokens)])
             if tokens[:known] != row.repeated[:known]:
-                fault = (
-                    "another replica began this answer, and vLLM, which must start it anew, "
-                    "answers differently this time; send the request again"
-                )
+                fault = _ANEW
             tokens, logprobs, row.repeated = tokens[known:], logprobs[known:], row.repeated[known:]
         used = answer.emit(tokens, logprobs) if tokens and not fault else 0
         kept = min(accepted, used)

@@ -263,6 +263,19 @@ def test_broken_off_answer_continues_or_is_repeated(stage: Stage) -> None:
     assert not stage.speaker.requests
 
 
+def test_sampled_answer_that_must_be_repeated_is_refused_with_drafts(
+    ours: LLM, tiny_model: Any
+) -> None:
+    sampled = {"temperature": 1.0, "presence_penalty": 0.5}
+    request = structs.replace(REQUEST, parameters=sampled, committed_ids=(4, 5))
+    drafting = staged(ours, tiny_model)
+    with refused(ValueError, "another replica began this answer", "send the request again"):
+        drafting.engine.submit(request)
+    assert not drafting.speaker.requests
+    drafting.engine.submit(structs.replace(request, committed_ids=()))
+    staged(ours, tiny_model, drafted=0).engine.submit(request)
+
+
 def test_sampling_parameters_are_vllms() -> None:
     request = structs.replace(
         REQUEST,
@@ -291,8 +304,12 @@ def test_sampling_parameters_are_vllms() -> None:
         for place in ({}, {"choice_index": 1}, {"prompt_index": 1}, {"committed_ids": (4,)})
     }
     assert len(seeds) == 4
-    assert 2**64 - 1 in seeds
-    assert all(0 <= seed < 2**64 for seed in seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    small = structs.replace(whole, seed=7)
+    assert sampling_of(small, ())["seed"] == 7
+    counted = {"temperature": 0.5, "frequency_penalty": 0.5}
+    anew = structs.replace(small, committed_ids=(4, 5), parameters=counted)
+    assert sampling_of(anew, ())["seed"] == 7
     assert sampling_of(REQUEST, ())["seed"] is None
 
 
