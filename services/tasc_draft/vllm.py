@@ -342,6 +342,7 @@ class TascProposer:
 
     Attributes:
         source: The place of the index.
+        plain_slots: Slots of the batch that get no drafts in the next `propose`.
 
     Raises:
         DraftError: The settings are invalid, or the index is damaged or for another tokenizer.
@@ -359,6 +360,7 @@ class TascProposer:
         number = drafted + NgramProposer.spare_lanes(drafted)  # for rows that are out of the batch
         capacity = min(int(model.max_model_len), given.row_tokens)
         self.source = source_of(given, model.tokenizer, model.tokenizer_revision)
+        self.plain_slots = frozenset[int]()
         self._rows = np.zeros(number, ROW)
         self._texts = np.zeros((number, capacity), np.int32)
         self._row_of = np.full(slots, NONE, np.int32)
@@ -449,6 +451,7 @@ class TascProposer:
         pace = self._paces[n.bit_length()]
         ended = is_eos[texts[chosen, lengths - 1]]
         budget[slice(None) if not pace.drafts_next() else ended] = 0
+        budget[np.isin(drafted, list(self.plain_slots))] = 0
         self._min_probs[:] = pace.min_prob
         drafts = self._proposer.propose(chosen, budget, self._min_probs)
         tokens, bounds = drafts.tokens.tolist(), drafts.offsets.tolist()

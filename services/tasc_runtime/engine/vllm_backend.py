@@ -42,7 +42,7 @@ _NOT_DRAFTED = (
     "backend tasc, or with engine.max_draft_tokens 0"
 )
 _NEVER_PLAIN = (
-    "needs steps without drafts, which vLLM on several devices cannot make; leave it out, or set "
+    "needs rows without drafts, which vLLM on several devices cannot have; leave it out, or set "
     "engine.max_draft_tokens to 0"
 )
 _ANEW = (
@@ -259,19 +259,24 @@ class _Row:
     """A request in vLLM.
 
     Attributes:
+        inner: vLLM's own id of the request.
         repeated: Tokens of another engine that vLLM must repeat before new ones follow.
         metrics: vLLM's counts of drafted and accepted tokens by step; None without drafts.
         counted: Number of these steps that were counted.
     """
 
     request: Request
+    inner: str
     answer: AnswerBuilder
     repeated: list[int]
     metrics: Any = None
     counted: int = 0
 
     def is_plain(self) -> bool:
-        """Whether the row must not be drafted now."""
+        """Whether the row must not be drafted now.
+
+        With drafts, vLLM may pass over an end that min_tokens has just allowed.
+        """
         request = self.request
         return not request.draft or len(self.answer.tokens) < request.min_tokens
 
@@ -339,9 +344,10 @@ class VllmEngine(BatchEngine):
         self._eos_ids = tuple(e for e in tokenizer.eos_ids if e < self._vocab_size)
         self._rows: dict[str, _Row] = {}
         self._outputs: list[Output] = []
-        self._running, self._draft_seconds, self._drafts = 0, 0.0, True
+        self._running, self._draft_seconds = 0, 0.0
         # With one device, the proposer is in this process; else its times are unknown.
         runner = getattr(getattr(llm.model_executor, "driver_worker", None), "model_runner", None)
+        self._runner = runner
         self._propose = getattr(getattr(runner, "drafter", None), "propose", None)
         if runner and self._propose:
             runner.drafter.propose = self._timed_drafts
@@ -430,7 +436,11 @@ class VllmEngine(BatchEngine):
             )
         held = self._llm.engine_core.engine_core.scheduler.requests[inner]
         self._rows[request.id] = _Row(
-            request, AnswerBuilder(request, self._tokenizer), repeated, held.spec_decode_metrics
+            request,
+            inner,
+            AnswerBuilder(request, self._tokenizer),
+            repeated,
+            held.spec_decode_metrics,
         )
 
     def cancel(self, request_id: str) -> bool:
@@ -453,9 +463,6 @@ class VllmEngine(BatchEngine):
         if not self._rows:
             return
         began, self._draft_seconds, self._statistics.iteration = time.perf_counter(), 0.0, None
-        # vLLM drafts for a whole batch, so one request without drafts has none for all. With
-        # drafts, vLLM may pass over an end that min_tokens has just allowed.
-        self._drafts = not any(map(_Row.is_plain, self._rows.values()))
         made = self._llm.step()
         seconds = time.perf_counter() - began
         if scheduler := self._statistics.scheduler:
@@ -545,12 +552,15 @@ class VllmEngine(BatchEngine):
         )
 
     def _timed_drafts(self, sampled: Sequence[Any], *args: Any, **more: Any) -> list[list[int]]:
-        """Makes the drafts of a step; none if a request must not be drafted."""
-        assert self._propose is not None
+        """Makes the drafts of a step; none for rows that must not be drafted."""
+        assert self._runner and self._propose
         began = time.perf_counter()
+        plain = {row.inner for row in self._rows.values() if row.is_plain()}
+        slots = enumerate(self._runner.input_batch.req_ids)
+        self._runner.drafter.plain_slots = frozenset(i for i, id_ in slots if id_ in plain)
         try:
             drafts: list[list[int]] = self._propose(sampled, *args, **more)
-            return drafts if self._drafts else [[] for _ in sampled]
+            return drafts
         finally:
             self._draft_seconds += time.perf_counter() - began
 

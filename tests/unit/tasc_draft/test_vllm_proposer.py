@@ -226,6 +226,35 @@ def test_more_rows_than_the_limit_are_left_without_drafts(make):
     assert proposer._faults == 0
 
 
+def test_plain_slots_get_no_drafts_and_other_rows_keep_theirs(make):
+    """The slots keep their rows, and their steps have no drafted tokens to learn from."""
+    plain, usual = make(), make()
+    for proposer in (plain, usual):
+        proposer._paces.default_factory = AlwaysDrafts
+    plain.plain_slots = frozenset({1})
+    others = lost = 0
+    for call in RECORDED["calls"]:
+        found, expected = called(plain, call), called(usual, call)
+        assert found[1:2] in ([], [[]])
+        assert plain._drafted[1] == 0
+        lost += any(expected[1:2])
+        others += any(found)
+        assert plain._row_of.tolist() == usual._row_of.tolist()
+    assert lost > 3
+    assert others > 3
+    assert plain._faults == 0
+
+
+class AlwaysDrafts(Pace):
+    """Drafts in all steps, whatever their times are."""
+
+    def add(self, *args, **more) -> None:
+        pass
+
+    def drafts_next(self) -> bool:
+        return True
+
+
 def test_long_rows_get_no_drafts(make):
     proposer = make(row_tokens=30)
     for call in RECORDED["calls"]:

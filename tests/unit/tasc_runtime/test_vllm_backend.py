@@ -67,23 +67,25 @@ class Speaker:
     def __init__(self, model: Any, statistics: Statistics) -> None:
         self._model, self._statistics = model, statistics
         self.requests: dict[str, Spoken] = {}
+        self.held: dict[str, Spoken] = {}  # by vLLM's own ids
         self.aborted: list[str] = []
         self.refused = ""
         self.renderer = SimpleNamespace(tokenizer=None)
         config = SimpleNamespace(get_vocab_size=lambda: int(model.config.vocab_size))
-        self.model_config, self.model_executor = config, None
+        self.model_config, self.model_executor = config, SimpleNamespace()
         self.vllm_config = SimpleNamespace(
             model_config=config, speculative_config=None, structured_outputs_config=None
         )
         self.engine_core = SimpleNamespace(
-            engine_core=SimpleNamespace(scheduler=SimpleNamespace(requests=self.requests))
+            engine_core=SimpleNamespace(scheduler=SimpleNamespace(requests=self.held))
         )
 
     def add_request(self, request_id: str, prompt: Any, params: Any, lora_request: Any) -> str:
         if self.refused:
             raise RefusedByVllm(self.refused)
         self.requests[request_id] = Spoken(prompt["prompt_token_ids"], params)
-        return request_id
+        self.held[f"{request_id}-inner"] = self.requests[request_id]
+        return f"{request_id}-inner"
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
         self.aborted += request_ids
@@ -154,7 +156,7 @@ def tiny_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float64").eval()
 
 
-def staged(ours: LLM, model: Any, drafted: int = MOST) -> Stage:
+def staged(ours: LLM, model: Any, drafted: int = MOST, runner: Any = None) -> Stage:
     def make(fields: Mapping[str, Any], guide: Any) -> Any:
         if fields.get("presence_penalty", 0) > 2:
             raise RefusedByVllm("presence_penalty must be in [-2, 2]")
@@ -162,6 +164,9 @@ def staged(ours: LLM, model: Any, drafted: int = MOST) -> Stage:
 
     statistics, records = Statistics(), list[StepRecord]()
     speaker = Speaker(model, statistics)
+    if runner:
+        worker = SimpleNamespace(model_runner=runner)
+        speaker.model_executor = SimpleNamespace(driver_worker=worker)
     adapters = {"one": "LoRA"}
     engine = VllmEngine(
         speaker,
@@ -227,6 +232,32 @@ def test_streamed_texts_and_a_cancelled_request(ours: LLM, stage: Stage) -> None
     assert texts == whole.text
     assert "c" in stage.speaker.aborted
     assert not [output for output in outputs if output.id == "c" and output.result]
+
+
+def test_only_rows_that_must_be_plain_get_no_drafts(ours: LLM, tiny_model: Any) -> None:
+    """The slots are those of vLLM's batch, which names requests by its own ids."""
+    told = list[frozenset[int]]()
+    drafter = SimpleNamespace(plain_slots=frozenset())
+
+    def propose(sampled: Sequence[Any]) -> list[list[int]]:
+        told.append(drafter.plain_slots)
+        return [[7] for _ in sampled]
+
+    drafter.propose = propose
+    batch = SimpleNamespace(req_ids=[])
+    runner = SimpleNamespace(drafter=drafter, input_batch=batch)
+    engine = staged(ours, tiny_model, runner=runner).engine
+    engine.submit(REQUEST)
+    engine.submit(structs.replace(REQUEST, id="plain", draft=False))
+    engine.submit(structs.replace(REQUEST, id="least", min_tokens=2))
+    batch.req_ids = ["plain-inner", "a-inner", "gone-inner", "least-inner"]
+    assert runner.drafter.propose([[1]] * 4) == [[7]] * 4
+    engine.cancel("plain")
+    batch.req_ids = ["least-inner", "a-inner"]
+    for _ in range(3):
+        runner.drafter.propose([[1]] * 2)
+        engine.step()
+    assert told == [{0, 3}, {0}, {0}, frozenset()]
 
 
 def test_queue_is_bounded_and_ids_differ(stage: Stage) -> None:
