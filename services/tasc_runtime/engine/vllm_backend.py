@@ -6,6 +6,7 @@ engine. vLLM is imported by `open_engine` alone.
 """
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 
+log = logging.getLogger(__name__)
+
+_TESTED = ("0.32.", "0.33.")
 _INDEX_VARIABLE = "TASC_VLLM_INDEX"  # vLLM hashes its settings, so they name no folder
 _POLL_S = 0.5  # seconds between two looks of the proposer for a new index
 _PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide is being compiled
@@ -434,13 +438,18 @@ class VllmEngine(BatchEngine):
                 self._make(sampling_of(request, self._eos_ids), guide_fields),
                 lora_request=self._adapters.get(request.adapter or ""),
             )
-        held = self._llm.engine_core.engine_core.scheduler.requests[inner]
+        try:
+            held = self._llm.engine_core.engine_core.scheduler.requests[inner]
+            metrics = held.spec_decode_metrics
+        except Exception:  # no row would answer it
+            self._llm.abort_request([request.id])
+            raise
         self._rows[request.id] = _Row(
             request,
             inner,
             AnswerBuilder(request, self._tokenizer),
             repeated,
-            held.spec_decode_metrics,
+            metrics,
         )
 
     def cancel(self, request_id: str) -> bool:
@@ -613,11 +622,14 @@ def open_engine(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }.items():
         os.environ.setdefault(name, value)
-    from vllm import EngineArgs, LLMEngine, SamplingParams
+    from vllm import EngineArgs, LLMEngine, SamplingParams, __version__
     from vllm.exceptions import VLLMClientError
     from vllm.lora.request import LoRARequest
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    if not __version__.startswith(_TESTED):
+        log.warning("vLLM %s is untested here; 0.32 and 0.33 are tested", __version__)
 
     def make(fields: dict[str, Any], guide: dict[str, Any] | None) -> Any:
         outputs = StructuredOutputsParams(**guide) if guide else None

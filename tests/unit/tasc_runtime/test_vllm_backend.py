@@ -421,6 +421,14 @@ def test_unknown_adapter_and_other_refusals_are_errors_of_the_request(
     assert not stage.engine.holds("b")
 
 
+def test_request_that_is_not_found_in_vllm_is_aborted(stage: Stage) -> None:
+    stage.speaker.engine_core.engine_core.scheduler.requests = {}
+    with pytest.raises(KeyError):
+        stage.engine.submit(REQUEST)
+    assert stage.speaker.aborted == ["a"]
+    assert not stage.engine.holds("a")
+
+
 @pytest.fixture
 def record(folder: Path) -> TaskRecord:
     fingerprint = TaskTokenizer.from_folder(folder).fingerprint
