@@ -97,12 +97,14 @@ def arguments_of(
     settings: EngineSettings,
     drafted: int,
     positions: int,
+    min_prob: float | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of vLLM's ``EngineArgs``.
 
     Args:
         drafted: Maximum number of draft tokens of a row in a step; 0 for no drafts.
         positions: Maximum number of tokens of a row that the model supports.
+        min_prob: Minimum probability of a draft; unset: the proposer learns it.
     """
     # Where a row has less room than a draft, vLLM drafts for no row.
     length = min(config.max_model_len + drafted, positions)
@@ -128,7 +130,8 @@ def arguments_of(
             "model": "tasc_draft.vllm.TascProposer",
             "num_speculative_tokens": drafted,
         }
-        own = {"index": f"${_INDEX_VARIABLE}", "rows": config.rows, "row_tokens": length}
+        own: dict[str, Any] = {"index": f"${_INDEX_VARIABLE}", "rows": config.rows, "row_tokens": length}
+        own |= {} if min_prob is None else {"draft": {"min_prob": min_prob}}
         found["additional_config"] = {"tasc": {**own, "poll_s": _POLL_S}}
         found["per_request_spec_decode_metrics"] = "detailed"
     if folders := _adapters_of(source).values():
@@ -594,6 +597,7 @@ def open_engine(
     folder: Path,
     drafted: int,
     positions: int,
+    min_prob: float | None,
     on_step: Callable[[StepRecord], None],
 ) -> VllmEngine:
     """Starts vLLM in this process.
@@ -602,6 +606,7 @@ def open_engine(
         folder: The folder of the `IndexFile`.
         drafted: Maximum number of draft tokens of a row; 0 for no drafts.
         positions: Maximum number of tokens of a row that the model supports.
+        min_prob: Minimum probability of a draft; unset: the proposer learns it.
 
     Raises:
         ServiceError: vLLM is missing, or refuses the model, an adapter or an argument.
@@ -638,7 +643,7 @@ def open_engine(
 
     statistics = Statistics()
     try:
-        arguments = arguments_of(source, config, settings, drafted, positions)
+        arguments = arguments_of(source, config, settings, drafted, positions, min_prob)
         made = EngineArgs(**arguments).create_engine_config()
         if current_platform.is_cpu() and config.kv_cache_bytes is None:
             made.cache_config.kv_cache_memory_bytes = _cache_bytes(made, config)

@@ -17,10 +17,13 @@ from msgspec import structs
 import tiny
 from lora_folders import make_adapter
 from support import refused
+from tasc_draft import DraftIndex, DraftSettings
+from tasc_draft.vllm import VllmDrafting
 from tasc_engine import Engine, EngineConfig, ModelSource, QueueFull, StepRecord
 from tasc_engine.errors import GuideError
 from tasc_protocol import FieldError, GenerationResult, GuideSpec, Request
 from tasc_runtime.engine import vllm_backend
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.vllm_backend import (
     Statistics,
     VllmEngine,
@@ -30,7 +33,7 @@ from tasc_runtime.engine.vllm_backend import (
     require_servable,
     sampling_of,
 )
-from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_serve import LLM
 from tasc_store import NeuralDrafting, TaskRecord
@@ -474,6 +477,38 @@ def test_arguments_are_those_of_the_settings(folder: Path, tmp_path: Path) -> No
     assert (drafted["max_lora_rank"], drafted["max_loras"]) == (16, 2)
     plain = arguments_of(replace(source, adapters=()), CONFIG, settings, 0, 2048)
     assert not plain.keys() & {"speculative_config", "additional_config", "enable_lora"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "overridden", "passed"),
+    [(None, None, None), (0.9, None, 0.9), (None, 0.2, 0.2), (0.9, 0.4, 0.4)],
+)
+def test_min_prob_that_someone_has_set_limits_drafts_in_vllm(
+    record: TaskRecord,
+    monkeypatch: Any,
+    recorded: float | None,
+    overridden: float | None,
+    passed: float | None,
+) -> None:
+    given = list[Any]()
+
+    def not_opened(*args: Any) -> None:
+        given.extend(args)
+        raise ServiceError("not opened")
+
+    monkeypatch.setattr(vllm_backend, "open_engine", not_opened)
+    if recorded:
+        record = replace(record, draft=DraftSettings(min_prob=recorded))
+    settings, draft = EngineSettings(backend="vllm"), DraftOverrides(min_prob=overridden)
+    with refused(ServiceError, "not opened"):
+        EngineBuilder(record, 1, settings, draft=draft)
+    _, source, tokenizer, config, _, _, drafted, positions, min_prob, _ = given
+    assert min_prob == passed
+    arguments = arguments_of(source, config, settings, drafted, positions, min_prob)
+    index = DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+    tuned = replace(index, settings=DraftSettings(min_prob=0.3))
+    used = VllmDrafting.read(arguments["additional_config"]).settings(tuned, 16)
+    assert used.min_prob == (0.05 if passed is None else passed)
 
 
 def test_without_vllm_the_error_says_what_to_install(folder: Path, monkeypatch: Any) -> None:
