@@ -38,6 +38,7 @@ _TESTED = ("0.32.", "0.33.")
 _INDEX_VARIABLE = "TASC_VLLM_INDEX"  # vLLM hashes its settings, so they name no folder
 _POLL_S = 0.5  # seconds between two looks of the proposer for a new index
 _PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide is being compiled
+_STEP_TOKENS = 8192  # of prompts in a step, unless one row's chunk is longer
 _KNOWN_GUIDES = 256
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, in vLLM
 _LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this
@@ -115,7 +116,9 @@ def arguments_of(
         "dtype": source.dtype,
         "max_model_len": length,
         "max_num_seqs": config.rows,
-        "max_num_batched_tokens": config.rows * max(chunk, drafted + 1),
+        "max_num_batched_tokens": max(
+            chunk, min(config.rows * chunk, _STEP_TOKENS), config.rows * (drafted + 1)
+        ),
         "long_prefill_token_threshold": chunk,
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "gpu_memory_utilization": config.gpu_memory_share * config.gpu_part,

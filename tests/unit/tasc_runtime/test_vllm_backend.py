@@ -472,6 +472,12 @@ def test_arguments_are_those_of_the_settings(folder: Path, tmp_path: Path) -> No
     assert drafted["max_model_len"] == 128 + 16  # so that the last tokens are drafted, too
     short = found(16, 130)
     assert short["max_model_len"] == short["long_prefill_token_threshold"] == 130
+    assert drafted["max_num_batched_tokens"] == 2 * 144
+    many = replace(CONFIG, rows=1024)
+    large = arguments_of(source, many, settings, 0, 2048)
+    assert large["max_num_batched_tokens"] == 8192
+    large = arguments_of(source, many, settings, 16, 2048)
+    assert large["max_num_batched_tokens"] == 1024 * 17
     assert drafted["speculative_config"]["num_speculative_tokens"] == 16
     assert str(folder) not in str(drafted["additional_config"])  # it enters vLLM's cache key
     assert (drafted["max_lora_rank"], drafted["max_loras"]) == (16, 2)
