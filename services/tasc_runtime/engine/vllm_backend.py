@@ -69,6 +69,14 @@ _FOLLOW = {
     "gpu_memory_utilization": "engine.gpu_memory_share",
     "enable_prefix_caching": "engine.prefix_cache_bytes",
 }
+# Arguments that this backend depends on.
+_FIXED = {
+    "structured_outputs_config": "guides are followed by the library of both engines",
+    "per_request_spec_decode_metrics": "accepted draft tokens are counted by it",
+    "stream_interval": "each step's tokens are sent",
+    "data_parallel_size": "one engine steps in this process; set tasks[].replicas",
+    "max_logprobs": "requests are limited by the protocol",
+}
 
 
 def require_servable(record: TaskRecord, settings: EngineSettings) -> None:
@@ -90,6 +98,8 @@ def require_servable(record: TaskRecord, settings: EngineSettings) -> None:
         )
     for name in settings.vllm.keys() & _FOLLOW.keys():
         raise ServiceError(f"engine.vllm sets {name}, which follows from {_FOLLOW[name]}; set that")
+    for name in settings.vllm.keys() & _FIXED.keys():
+        raise ServiceError(f"engine.vllm sets {name}, but {_FIXED[name]}; leave it out")
 
 
 def arguments_of(

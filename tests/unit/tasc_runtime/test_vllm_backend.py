@@ -446,6 +446,8 @@ def record(folder: Path) -> TaskRecord:
         ("neural", {"neural": NeuralDrafting("./drafter")}, {}),
         ("device", {}, {"device": "cuda:1"}),
         ("engine.rows", {}, {"vllm": {"max_num_seqs": 3}}),
+        ("each step's tokens are sent", {}, {"vllm": {"stream_interval": 3}}),
+        ("tasks[].replicas", {}, {"vllm": {"data_parallel_size": 2}}),
     ],
 )
 def test_task_that_vllm_cannot_serve_is_refused(
