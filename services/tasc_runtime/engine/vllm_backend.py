@@ -297,8 +297,8 @@ class _Row:
 
         With drafts, vLLM may pass over an end that min_tokens has just allowed.
         """
-        request = self.request
-        return not request.draft or len(self.answer.tokens) < request.min_tokens
+        made = len(self.answer.tokens) - len(self.repeated)  # by vLLM
+        return not self.request.draft or made < self.request.min_tokens
 
     def next_draft(self) -> tuple[int, int]:
         """The number of tokens drafted and accepted in the step that has just ended."""
