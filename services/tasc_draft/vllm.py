@@ -23,6 +23,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -378,7 +379,8 @@ class TascProposer:
         self._is_eos = self._proposer.memory.is_eos
         self._next: tuple[DraftIndex, NgramProposer | None] | None = None
         self._closed = threading.Event()
-        threading.Thread(target=self._watch, name="tasc-index", daemon=True).start()
+        watched = weakref.ref(self), self._closed, given.poll_s
+        threading.Thread(target=_watch, args=watched, name="tasc-index", daemon=True).start()
 
     @property
     def index(self) -> DraftIndex:
@@ -527,22 +529,14 @@ class TascProposer:
         elif found:
             self._proposer.set_index(found[0])
 
-    def _watch(self) -> None:
-        """Loads new versions of the index, for `_renew`."""
-        reported = ""
-        while not self._closed.wait(self._given.poll_s):
-            if self._next:  # not in use yet
-                continue
-            try:
-                if index := self.source.newer():
-                    settings = self._given.settings(index, self._most)
-                    same = settings == self._proposer.settings
-                    self._next = index, None if same else self._made(index)
-                reported = ""
-            except Exception as error:
-                if str(error) != reported:
-                    log.warning("no new draft index is used, the last one stays: %s", error)
-                    reported = str(error)
+    def load_newer(self) -> None:
+        """Loads a new version of the index, for `_renew`."""
+        if self._next:  # not in use yet
+            return
+        if index := self.source.newer():
+            settings = self._given.settings(index, self._most)
+            same = settings == self._proposer.settings
+            self._next = index, None if same else self._made(index)
 
     def _made(self, index: DraftIndex) -> NgramProposer:
         rows, capacity = self._texts.shape
@@ -555,6 +549,22 @@ class TascProposer:
             index=index,
             branching=False,
         )
+
+
+def _watch(proposer: weakref.ref[TascProposer], closed: threading.Event, poll_s: float) -> None:
+    """Loads new versions of the index until the proposer is closed, or nobody else holds it."""
+    reported = ""
+    while not closed.wait(poll_s):
+        if (found := proposer()) is None:
+            return
+        try:
+            found.load_newer()
+            reported = ""
+        except Exception as error:
+            if str(error) != reported:
+                log.warning("no new draft index is used, the last one stays: %s", error)
+                reported = str(error)
+        del found
 
 
 def mend_sampling(sampler: Any) -> None:

@@ -9,9 +9,11 @@ import hashlib
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -143,9 +145,9 @@ def arguments_of(
             "model": "tasc_draft.vllm.TascProposer",
             "num_speculative_tokens": drafted,
         }
-        own: dict[str, Any] = {"index": f"${_INDEX_VARIABLE}", "rows": config.rows, "row_tokens": length}
-        own |= {} if min_prob is None else {"draft": {"min_prob": min_prob}}
-        found["additional_config"] = {"tasc": {**own, "poll_s": _POLL_S}}
+        own = {"index": f"${_INDEX_VARIABLE}", "rows": config.rows, "row_tokens": length}
+        floor = {} if min_prob is None else {"draft": {"min_prob": min_prob}}
+        found["additional_config"] = {"tasc": {**own, "poll_s": _POLL_S, **floor}}
         found["per_request_spec_decode_metrics"] = "detailed"
     if folders := _adapters_of(source).values():
         ranks = (settings_of(folder) for folder in folders)
@@ -370,7 +372,8 @@ class VllmEngine(BatchEngine):
         self._runner = runner
         self._propose = getattr(getattr(runner, "drafter", None), "propose", None)
         if runner and self._propose:
-            runner.drafter.propose = self._timed_drafts
+            held: Any = weakref.proxy(self)  # so that an engine without users ends, and vLLM too
+            runner.drafter.propose = partial(VllmEngine._timed_drafts, held)
 
     @property
     def running(self) -> int:
@@ -578,7 +581,8 @@ class VllmEngine(BatchEngine):
 
     def _timed_drafts(self, sampled: Sequence[Any], *args: Any, **more: Any) -> list[list[int]]:
         """Makes the drafts of a step; none for rows that must not be drafted."""
-        assert self._runner and self._propose
+        assert self._runner
+        assert self._propose
         began = time.perf_counter()
         plain = {row.inner for row in self._rows.values() if row.is_plain()}
         slots = enumerate(self._runner.input_batch.req_ids)

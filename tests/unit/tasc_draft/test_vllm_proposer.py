@@ -6,9 +6,12 @@ tests in tests/in_vllm run vLLM itself.
 """
 
 import dataclasses
+import gc
 import gzip
 import json
 import logging
+import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -253,6 +256,18 @@ class AlwaysDrafts(Pace):
 
     def drafts_next(self) -> bool:
         return True
+
+
+def test_proposer_without_users_is_freed_and_its_thread_ends(folder):
+    proposer = TascProposer(config({"index": str(folder), "poll_s": 0.01}))
+    closed, freed = proposer._closed, weakref.ref(proposer)
+    watchers = [t for t in threading.enumerate() if closed in getattr(t, "_args", ())]
+    assert len(watchers) == 1
+    del proposer
+    watchers[0].join(timeout=60)
+    assert not watchers[0].is_alive()
+    gc.collect()
+    assert freed() is None
 
 
 def test_long_rows_get_no_drafts(make):

@@ -4,6 +4,8 @@
 tokens of a tiny model, some at a time. tests/in_vllm has the tests with the real one.
 """
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -273,6 +275,14 @@ def test_only_rows_that_must_be_plain_get_no_drafts(ours: LLM, tiny_model: Any) 
         runner.drafter.propose([[1]])
         engine.step()
     assert told == [{0, 3}, {0}, {0}, frozenset(), {0}, {0}, frozenset()]
+
+
+def test_engine_without_users_is_freed_while_vllms_runner_lives(ours: LLM, tiny_model: Any) -> None:
+    drafter = SimpleNamespace(propose=lambda sampled: [], plain_slots=frozenset())
+    runner = SimpleNamespace(drafter=drafter, input_batch=SimpleNamespace(req_ids=[]))
+    made = weakref.ref(staged(ours, tiny_model, runner=runner).engine)
+    gc.collect()
+    assert made() is None
 
 
 def test_queue_is_bounded_and_ids_differ(stage: Stage) -> None:
