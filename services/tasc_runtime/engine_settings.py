@@ -114,6 +114,31 @@ class EngineSettings(Section):
         return self
 
 
+class EngineOverrides(EngineSettings):
+    """Settings of one task's engines; those that are set replace the service's."""
+
+    @model_validator(mode="after")
+    def _has_one_backend(self) -> Self:
+        return self  # the backend may be the service's; `over` checks both together
+
+    def over(self, settings: EngineSettings) -> EngineSettings:
+        """Returns the settings of the task's engines.
+
+        Another backend than the service's leaves the service's arguments of vLLM out.
+
+        Args:
+            settings: The settings of the service.
+
+        Raises:
+            ValidationError: They do not go together.
+        """
+        own = {name: getattr(self, name) for name in self.model_fields_set}
+        merged = settings.model_dump() | own
+        if merged["backend"] != settings.backend:
+            merged["vllm"] = self.vllm
+        return EngineSettings(**merged)
+
+
 class DraftOverrides(Section):
     """Drafting settings; values that are set replace the values of the task's record."""
 
