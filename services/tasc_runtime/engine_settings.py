@@ -43,7 +43,8 @@ class EngineSettings(Section):
         None,
         ge=1,
         description="Maximum size of the model's KV cache; a drafter's cache is extra. Unset: "
-        "the size that all rows need at most. On a GPU, gpu_memory_share limits it too.",
+        "the size that all rows need at most, or with backend vllm on a GPU what gpu_memory_share "
+        "leaves. On a GPU, gpu_memory_share limits it too.",
     )
     gpu_memory_share: float = Field(
         0.9,
@@ -51,7 +52,8 @@ class EngineSettings(Section):
         le=1,
         description="Maximum share of a GPU's memory, or of the part that num_gpus below 1 "
         "reserves, for weights and caches together; the rest is for CUDA graphs, working memory "
-        "and a drafter. With less memory than all rows need, requests may wait.",
+        "and a drafter. With less memory than all rows need, requests may wait. Backend vllm "
+        "ignores it if kv_cache_bytes is set.",
     )
     max_draft_tokens: int = Field(
         32,
@@ -72,7 +74,8 @@ class EngineSettings(Section):
     cost_seconds: float = Field(
         15.0,
         gt=0,
-        description="Maximum time to measure step costs at the first start; on a GPU at most 3 s.",
+        description="Maximum time to measure step costs at the first start; on a GPU at most 3 s. "
+        "Backend vllm measures none.",
     )
     neural_draft_limit_s: float = Field(
         0.5, gt=0, description="A drafter whose median step takes longer is switched off."
