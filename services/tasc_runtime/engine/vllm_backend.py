@@ -445,7 +445,8 @@ class VllmEngine(BatchEngine):
         if len(self._rows) >= self.config.max_waiting + self.config.rows:
             raise QueueFull(f"{self.waiting} requests are already waiting; try again later")
         # Other drafts change what is sampled.
-        if self._drafted and request.sampling.temperature and starts_anew(request):
+        drafts = self._drafted > 0 and request.draft
+        if drafts and request.sampling.temperature and starts_anew(request):
             raise ValueError(_ANEW)
         repeated = list(request.committed_ids) if starts_anew(request) else []
         prompt = request.prompt_ids if repeated else (*request.prompt_ids, *request.committed_ids)

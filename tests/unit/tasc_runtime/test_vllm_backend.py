@@ -330,6 +330,9 @@ def test_sampled_answer_that_must_be_repeated_is_refused_with_drafts(
     assert not drafting.speaker.requests
     drafting.engine.submit(structs.replace(request, committed_ids=()))
     staged(ours, tiny_model, drafted=0).engine.submit(request)
+    runner = SimpleNamespace(drafter=SimpleNamespace(propose=list))
+    plain = structs.replace(request, draft=False)
+    staged(ours, tiny_model, runner=runner).engine.submit(plain)
 
 
 def test_sampling_parameters_are_vllms() -> None:
