@@ -23,6 +23,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -357,6 +358,7 @@ class TascProposer:
 
     Attributes:
         source: The place of the index.
+        plain_slots: Slots of the batch that get no drafts in the next `propose`.
 
     Raises:
         DraftError: The settings are invalid, or the index is damaged or for another tokenizer.
@@ -374,6 +376,7 @@ class TascProposer:
         number = drafted + NgramProposer.spare_lanes(drafted)  # for rows that are out of the batch
         capacity = min(int(model.max_model_len), given.row_tokens)
         self.source = source_of(given, model.tokenizer, model.tokenizer_revision)
+        self.plain_slots = frozenset[int]()
         self._rows = np.zeros(number, ROW)
         self._texts = np.zeros((number, capacity), np.int32)
         self._row_of = np.full(slots, NONE, np.int32)
@@ -384,7 +387,7 @@ class TascProposer:
         self._is_broken = False
         self._paces = defaultdict[int, Pace](Pace)  # by the bits of the number of rows
         self._began_at = 0.0
-        self._drafted, self._predicted = np.zeros(number), np.zeros(number)  # by row, last draft
+        self._drafted = self._predicted = np.zeros(number)  # of each row's last draft
         self._last_ends = np.zeros(slots, np.int32)
         self._min_probs = np.zeros(number * self._most, np.float32)
         self._proposer = self._made(self.source.first())
@@ -393,7 +396,8 @@ class TascProposer:
         self._closed = threading.Event()
         none = np.zeros(0, np.int32)
         self._propose([], none, none.reshape(0, 1))  # compiles, or loads compiled code
-        threading.Thread(target=self._watch, name="tasc-index", daemon=True).start()
+        watched = weakref.ref(self), self._closed, given.poll_s
+        threading.Thread(target=_watch, args=watched, name="tasc-index", daemon=True).start()
 
     @property
     def index(self) -> DraftIndex:
@@ -473,12 +477,14 @@ class TascProposer:
         pace = self._paces[n.bit_length()]
         ended = is_eos[texts[chosen, lengths - 1]]
         budget[ended if pace.drafts_next() else slice(None)] = 0
+        if self.plain_slots:
+            budget[np.isin(drafted, list(self.plain_slots))] = 0
         self._min_probs[:] = pace.min_prob
         drafts = self._proposer.propose(chosen, budget, self._min_probs)
         tokens, bounds = drafts.tokens.tolist(), drafts.offsets.tolist()
-        self._drafted[:] = self._predicted[:] = 0
-        self._drafted[chosen] = drafts.sizes
-        np.add.at(self._predicted, np.repeat(chosen, drafts.sizes), np.exp(drafts.logp))
+        owners, places = np.repeat(chosen, drafts.sizes), len(rows)
+        self._drafted = np.bincount(owners, minlength=places)
+        self._predicted = np.bincount(owners, np.exp(drafts.logp), places)
         chains: list[list[int]] = [[] for _ in range(n)]
         for i, begin, end in zip(drafted.tolist(), bounds, bounds[1:], strict=False):
             chains[i] = tokens[begin:end]
@@ -564,22 +570,14 @@ class TascProposer:
                 log.warning("no new draft index is used, the last one stays: %s", error)
         return not found and self._step > 0
 
-    def _watch(self) -> None:
-        """Loads new versions of the index, for `_renew`."""
-        reported = ""
-        while not self._closed.wait(self._given.poll_s):
-            if self._next:  # not in use yet
-                continue
-            try:
-                if index := self.source.newer():
-                    settings = self._given.settings(index, self._most)
-                    same = settings == self._proposer.settings
-                    self._next = index, None if same else self._made(index)
-                reported = ""
-            except Exception as error:
-                if str(error) != reported:
-                    log.warning("no new draft index is used, the last one stays: %s", error)
-                    reported = str(error)
+    def load_newer(self) -> None:
+        """Loads a new version of the index, for `_renew`."""
+        if self._next:  # not in use yet
+            return
+        if index := self.source.newer():
+            settings = self._given.settings(index, self._most)
+            same = settings == self._proposer.settings
+            self._next = index, None if same else self._made(index)
 
     def _made(self, index: DraftIndex) -> NgramProposer:
         rows, capacity = self._texts.shape
@@ -592,6 +590,22 @@ class TascProposer:
             index=index,
             branching=False,
         )
+
+
+def _watch(proposer: weakref.ref[TascProposer], closed: threading.Event, poll_s: float) -> None:
+    """Loads new versions of the index until the proposer is closed, or nobody else holds it."""
+    reported = ""
+    while not closed.wait(poll_s):
+        if (found := proposer()) is None:
+            return
+        try:
+            found.load_newer()
+            reported = ""
+        except Exception as error:
+            if str(error) != reported:
+                log.warning("no new draft index is used, the last one stays: %s", error)
+                reported = str(error)
+        del found
 
 
 def mend_sampling(sampler: Any) -> None:

@@ -43,7 +43,8 @@ class EngineSettings(Section):
         None,
         ge=1,
         description="Maximum size of the model's KV cache; a drafter's cache is extra. Unset: "
-        "the size that all rows need at most. On a GPU, gpu_memory_share limits it too.",
+        "the size that all rows need at most, or with backend vllm on a GPU what gpu_memory_share "
+        "leaves. On a GPU, gpu_memory_share limits it too.",
     )
     gpu_memory_share: float = Field(
         0.9,
@@ -51,7 +52,8 @@ class EngineSettings(Section):
         le=1,
         description="Maximum share of a GPU's memory, or of the part that num_gpus below 1 "
         "reserves, for weights and caches together; the rest is for CUDA graphs, working memory "
-        "and a drafter. With less memory than all rows need, requests may wait.",
+        "and a drafter. With less memory than all rows need, requests may wait. Backend vllm "
+        "ignores it if kv_cache_bytes is set.",
     )
     max_draft_tokens: int = Field(
         32,
@@ -72,7 +74,8 @@ class EngineSettings(Section):
     cost_seconds: float = Field(
         15.0,
         gt=0,
-        description="Maximum time to measure step costs at the first start; on a GPU at most 3 s.",
+        description="Maximum time to measure step costs at the first start; on a GPU at most 3 s. "
+        "Backend vllm measures none.",
     )
     neural_draft_limit_s: float = Field(
         0.5, gt=0, description="A drafter whose median step takes longer is switched off."
@@ -112,6 +115,31 @@ class EngineSettings(Section):
                 "vllm, or leave vllm out"
             )
         return self
+
+
+class EngineOverrides(EngineSettings):
+    """Settings of one task's engines; those that are set replace the service's."""
+
+    @model_validator(mode="after")
+    def _has_one_backend(self) -> Self:
+        return self  # the backend may be the service's; `over` checks both together
+
+    def over(self, settings: EngineSettings) -> EngineSettings:
+        """Returns the settings of the task's engines.
+
+        Another backend than the service's leaves the service's arguments of vLLM out.
+
+        Args:
+            settings: The settings of the service.
+
+        Raises:
+            ValidationError: They do not go together.
+        """
+        own = {name: getattr(self, name) for name in self.model_fields_set}
+        merged = settings.model_dump() | own
+        if merged["backend"] != settings.backend:
+            merged["vllm"] = self.vllm
+        return EngineSettings(**merged)
 
 
 class DraftOverrides(Section):

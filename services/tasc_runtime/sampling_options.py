@@ -262,7 +262,9 @@ class RuleFields(_ParameterFields):
 
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
-        None, description="same seed, same answers; unset: a random seed"
+        None,
+        description="same seed, same answers, with backend vllm only without drafts; unset: a "
+        "random seed",
     )
     logit_bias: Biases | None = Field(None, description="token ids, and an addend for each logit")
     ignore_eos: bool = Field(False, description="extension: continue after an end of sequence")

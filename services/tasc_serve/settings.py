@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, Section
+from tasc_runtime.engine_settings import DraftOverrides, EngineOverrides, EngineSettings, Section
 from tasc_runtime.errors import ServiceError, SettingsError
 from tasc_store import redact
 
@@ -302,7 +302,7 @@ class ServedTask(Section):
     draft: DraftOverrides = Field(
         DraftOverrides(), description="Draft settings that replace the task's draft settings."
     )
-    engine: EngineSettings | None = Field(
+    engine: EngineOverrides | None = Field(
         None,
         description="Settings of this task's engines; those that are set replace the ones in "
         "`engine` of the service, such as `backend: vllm`.",
@@ -430,10 +430,7 @@ class ServeSettings(Section):
 
     def engine_of(self, task: ServedTask) -> EngineSettings:
         """The settings of a task's engines."""
-        if task.engine is None:
-            return self.engine
-        own = {name: getattr(task.engine, name) for name in task.engine.model_fields_set}
-        return self.engine.model_copy(update=own)
+        return task.engine.over(self.engine) if task.engine else self.engine
 
     @property
     def gateway_limits(self) -> LimitSettings:
@@ -491,6 +488,16 @@ class ServeSettings(Section):
                 f"limits.max_body_bytes, which is {body}; a prompt might not reach a replica: set "
                 f"connection.max_message_bytes to {2 * body} or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_of_tasks_are_valid(self) -> Self:
+        for task in self.tasks:
+            try:
+                self.engine_of(task)
+            except ValidationError as error:
+                fault = error.errors(include_url=False)[0]["msg"]
+                raise ValueError(f"engine of task {task.name}: {fault}") from None
         return self
 
     @model_validator(mode="after")

@@ -229,6 +229,10 @@ class EngineBuilder:
         weakref.finalize(self, folder.cleanup)
         self._index_folder = Path(folder.name)
         self.proposer = made = self._made_file(self.record, index)
+        # vLLM's proposer learns min_prob from vLLM's steps, unless someone has set it. The one of a
+        # tuned index follows from the step costs of our engine.
+        own = self.record.draft.min_prob
+        recorded = None if own == DraftSettings().min_prob else own
         self.engine = vllm_backend.open_engine(
             self.record,
             source,
@@ -238,6 +242,7 @@ class EngineBuilder:
             self._index_folder,
             min(self._config.max_draft_tokens, made.settings.num_speculative_tokens),
             self.positions,
+            self._overrides.get("min_prob", recorded),
             options.get("on_step", lambda record: None),
         )
 

@@ -6,11 +6,14 @@ engine. vLLM is imported by `open_engine` alone.
 """
 
 import hashlib
+import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,9 +34,13 @@ from tasc_runtime.errors import ServiceError
 from tasc_store import TaskRecord
 from tasc_text import TaskTokenizer
 
+log = logging.getLogger(__name__)
+
+_TESTED = ("0.32.", "0.33.")
 _INDEX_VARIABLE = "TASC_VLLM_INDEX"  # vLLM hashes its settings, so they name no folder
 _POLL_S = 0.5  # seconds between two looks of the proposer for a new index
 _PAUSE_S = 0.001  # where a step had nothing to do, for example because a guide is being compiled
+_STEP_TOKENS = 8192  # of prompts in a step, unless one row's chunk is longer
 _KNOWN_GUIDES = 256
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, in vLLM
 _LEAST_TEMPERATURE = 0.01  # vLLM raises lower ones to this
@@ -42,8 +49,12 @@ _NOT_DRAFTED = (
     "backend tasc, or with engine.max_draft_tokens 0"
 )
 _NEVER_PLAIN = (
-    "needs steps without drafts, which vLLM on several devices cannot make; leave it out, or set "
+    "needs rows without drafts, which vLLM on several devices cannot have; leave it out, or set "
     "engine.max_draft_tokens to 0"
+)
+_ANEW = (
+    "another replica began this answer, and vLLM, which must start it anew, answers differently "
+    "this time; send the request again"
 )
 _TOO_COLD = f"is above 0 and below {_LEAST_TEMPERATURE}; with vLLM, set 0 or a higher one"
 _GUIDES = {"json_schema": "json", "regex": "regex", "grammar": "grammar"}
@@ -59,6 +70,14 @@ _FOLLOW = {
     "kv_cache_memory_bytes": "engine.kv_cache_bytes",
     "gpu_memory_utilization": "engine.gpu_memory_share",
     "enable_prefix_caching": "engine.prefix_cache_bytes",
+}
+# Arguments that this backend depends on.
+_FIXED = {
+    "structured_outputs_config": "guides are followed by the library of both engines",
+    "per_request_spec_decode_metrics": "accepted draft tokens are counted by it",
+    "stream_interval": "each step's tokens are sent",
+    "data_parallel_size": "one engine steps in this process; set tasks[].replicas",
+    "max_logprobs": "requests are limited by the protocol",
 }
 
 
@@ -81,6 +100,8 @@ def require_servable(record: TaskRecord, settings: EngineSettings) -> None:
         )
     for name in settings.vllm.keys() & _FOLLOW.keys():
         raise ServiceError(f"engine.vllm sets {name}, which follows from {_FOLLOW[name]}; set that")
+    for name in settings.vllm.keys() & _FIXED.keys():
+        raise ServiceError(f"engine.vllm sets {name}, but {_FIXED[name]}; leave it out")
 
 
 def arguments_of(
@@ -89,12 +110,14 @@ def arguments_of(
     settings: EngineSettings,
     drafted: int,
     positions: int,
+    min_prob: float | None = None,
 ) -> dict[str, Any]:
     """Returns the fields of vLLM's ``EngineArgs``.
 
     Args:
         drafted: Maximum number of draft tokens of a row in a step; 0 for no drafts.
         positions: Maximum number of tokens of a row that the model supports.
+        min_prob: Minimum probability of a draft; unset: the proposer learns it.
     """
     # Where a row has less room than a draft, vLLM drafts for no row.
     length = min(config.max_model_len + drafted, positions)
@@ -105,7 +128,9 @@ def arguments_of(
         "dtype": source.dtype,
         "max_model_len": length,
         "max_num_seqs": config.rows,
-        "max_num_batched_tokens": config.rows * max(chunk, drafted + 1),
+        "max_num_batched_tokens": max(
+            chunk, min(config.rows * chunk, _STEP_TOKENS), config.rows * (drafted + 1)
+        ),
         "long_prefill_token_threshold": chunk,
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "gpu_memory_utilization": config.gpu_memory_share * config.gpu_part,
@@ -121,7 +146,8 @@ def arguments_of(
             "num_speculative_tokens": drafted,
         }
         own = {"index": f"${_INDEX_VARIABLE}", "rows": config.rows, "row_tokens": length}
-        found["additional_config"] = {"tasc": {**own, "poll_s": _POLL_S}}
+        floor = {} if min_prob is None else {"draft": {"min_prob": min_prob}}
+        found["additional_config"] = {"tasc": {**own, "poll_s": _POLL_S, **floor}}
         found["per_request_spec_decode_metrics"] = "detailed"
     if folders := _adapters_of(source).values():
         ranks = (settings_of(folder) for folder in folders)
@@ -164,7 +190,8 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
     begun = 0 if starts_anew(request) else len(request.committed_ids)
     ends = () if request.ignore_eos else eos_ids
     return {name: getattr(rule, name) for name in PARAMETERS} | {
-        "seed": _seed(request) if rule.temperature else None,
+        # vLLM keeps seeds as int64.
+        "seed": _seed(request) & (2**63 - 1) if rule.temperature else None,
         "logit_bias": dict(rule.logit_bias) or None,
         "max_tokens": request.answer_limit - begun,
         "min_tokens": max(request.min_tokens - begun, 0),
@@ -178,7 +205,8 @@ def sampling_of(request: Request, eos_ids: Sequence[int]) -> dict[str, Any]:
 
 def _seed(request: Request) -> int:
     """A seed of its own for each answer to a request, and for the rest of a broken-off answer."""
-    place = request.prompt_index, request.choice_index, len(request.committed_ids)
+    begun = 0 if starts_anew(request) else len(request.committed_ids)
+    place = request.prompt_index, request.choice_index, begun
     if not any(place):
         return request.seed
     text = ".".join(map(str, (request.seed, *place)))
@@ -253,21 +281,26 @@ class _Row:
     """A request in vLLM.
 
     Attributes:
+        inner: vLLM's own id of the request.
         repeated: Tokens of another engine that vLLM must repeat before new ones follow.
         metrics: vLLM's counts of drafted and accepted tokens by step; None without drafts.
         counted: Number of these steps that were counted.
     """
 
     request: Request
+    inner: str
     answer: AnswerBuilder
     repeated: list[int]
     metrics: Any = None
     counted: int = 0
 
     def is_plain(self) -> bool:
-        """Whether the row must not be drafted now."""
-        request = self.request
-        return not request.draft or len(self.answer.tokens) < request.min_tokens
+        """Whether the row must not be drafted now.
+
+        With drafts, vLLM may pass over an end that min_tokens has just allowed.
+        """
+        made = len(self.answer.tokens) - len(self.repeated)  # by vLLM
+        return not self.request.draft or made < self.request.min_tokens
 
     def next_draft(self) -> tuple[int, int]:
         """The number of tokens drafted and accepted in the step that has just ended."""
@@ -333,12 +366,14 @@ class VllmEngine(BatchEngine):
         self._eos_ids = tuple(e for e in tokenizer.eos_ids if e < self._vocab_size)
         self._rows: dict[str, _Row] = {}
         self._outputs: list[Output] = []
-        self._running, self._draft_seconds, self._drafts = 0, 0.0, True
+        self._running, self._draft_seconds = 0, 0.0
         # With one device, the proposer is in this process; else its times are unknown.
         runner = getattr(getattr(llm.model_executor, "driver_worker", None), "model_runner", None)
+        self._runner = runner
         self._propose = getattr(getattr(runner, "drafter", None), "propose", None)
         if runner and self._propose:
-            runner.drafter.propose = self._timed_drafts
+            held: Any = weakref.proxy(self)  # so that an engine without users ends, and vLLM too
+            runner.drafter.propose = partial(VllmEngine._timed_drafts, held)
 
     @property
     def running(self) -> int:
@@ -409,6 +444,10 @@ class VllmEngine(BatchEngine):
             raise ValueError(f"request {request.id} is being answered; ids must differ")
         if len(self._rows) >= self.config.max_waiting + self.config.rows:
             raise QueueFull(f"{self.waiting} requests are already waiting; try again later")
+        # Other drafts change what is sampled.
+        drafts = self._drafted > 0 and request.draft
+        if drafts and request.sampling.temperature and starts_anew(request):
+            raise ValueError(_ANEW)
         repeated = list(request.committed_ids) if starts_anew(request) else []
         prompt = request.prompt_ids if repeated else (*request.prompt_ids, *request.committed_ids)
         guide_fields = self.guides.fields(request.guide) if request.guide else None
@@ -419,9 +458,18 @@ class VllmEngine(BatchEngine):
                 self._make(sampling_of(request, self._eos_ids), guide_fields),
                 lora_request=self._adapters.get(request.adapter or ""),
             )
-        held = self._llm.engine_core.engine_core.scheduler.requests[inner]
+        try:
+            held = self._llm.engine_core.engine_core.scheduler.requests[inner]
+            metrics = held.spec_decode_metrics
+        except Exception:  # no row would answer it
+            self._llm.abort_request([request.id])
+            raise
         self._rows[request.id] = _Row(
-            request, AnswerBuilder(request, self._tokenizer), repeated, held.spec_decode_metrics
+            request,
+            inner,
+            AnswerBuilder(request, self._tokenizer),
+            repeated,
+            metrics,
         )
 
     def cancel(self, request_id: str) -> bool:
@@ -444,9 +492,6 @@ class VllmEngine(BatchEngine):
         if not self._rows:
             return
         began, self._draft_seconds, self._statistics.iteration = time.perf_counter(), 0.0, None
-        # vLLM drafts for a whole batch, so one request without drafts has none for all. With
-        # drafts, vLLM may pass over an end that min_tokens has just allowed.
-        self._drafts = not any(map(_Row.is_plain, self._rows.values()))
         made = self._llm.step()
         seconds = time.perf_counter() - began
         if scheduler := self._statistics.scheduler:
@@ -489,10 +534,7 @@ class VllmEngine(BatchEngine):
         if row.repeated and tokens:
             known = len(row.repeated[: len(tokens)])
             if tokens[:known] != row.repeated[:known]:
-                fault = (
-                    "another replica began this answer, and vLLM, which must start it anew, "
-                    "answers differently this time; send the request again"
-                )
+                fault = _ANEW
             tokens, logprobs, row.repeated = tokens[known:], logprobs[known:], row.repeated[known:]
         used = answer.emit(tokens, logprobs) if tokens and not fault else 0
         kept = min(accepted, used)
@@ -539,12 +581,16 @@ class VllmEngine(BatchEngine):
         )
 
     def _timed_drafts(self, sampled: Sequence[Any], *args: Any, **more: Any) -> list[list[int]]:
-        """Makes the drafts of a step; none if a request must not be drafted."""
-        assert self._propose is not None
+        """Makes the drafts of a step; none for rows that must not be drafted."""
+        assert self._runner
+        assert self._propose
         began = time.perf_counter()
+        plain = {row.inner for row in self._rows.values() if row.is_plain()}
+        slots = enumerate(self._runner.input_batch.req_ids)
+        self._runner.drafter.plain_slots = frozenset(i for i, id_ in slots if id_ in plain)
         try:
             drafts: list[list[int]] = self._propose(sampled, *args, **more)
-            return drafts if self._drafts else [[] for _ in sampled]
+            return drafts
         finally:
             self._draft_seconds += time.perf_counter() - began
 
@@ -569,6 +615,7 @@ def open_engine(
     folder: Path,
     drafted: int,
     positions: int,
+    min_prob: float | None,
     on_step: Callable[[StepRecord], None],
 ) -> VllmEngine:
     """Starts vLLM in this process.
@@ -577,6 +624,7 @@ def open_engine(
         folder: The folder of the `IndexFile`.
         drafted: Maximum number of draft tokens of a row; 0 for no drafts.
         positions: Maximum number of tokens of a row that the model supports.
+        min_prob: Minimum probability of a draft; unset: the proposer learns it.
 
     Raises:
         ServiceError: vLLM is missing, or refuses the model, an adapter or an argument.
@@ -597,11 +645,14 @@ def open_engine(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }.items():
         os.environ.setdefault(name, value)
-    from vllm import EngineArgs, LLMEngine, SamplingParams
+    from vllm import EngineArgs, LLMEngine, SamplingParams, __version__
     from vllm.exceptions import VLLMClientError
     from vllm.lora.request import LoRARequest
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    if not __version__.startswith(_TESTED):
+        log.warning("vLLM %s is untested here; 0.32 and 0.33 are tested", __version__)
 
     def make(fields: dict[str, Any], guide: dict[str, Any] | None) -> Any:
         outputs = StructuredOutputsParams(**guide) if guide else None
@@ -610,7 +661,7 @@ def open_engine(
 
     statistics = Statistics()
     try:
-        arguments = arguments_of(source, config, settings, drafted, positions)
+        arguments = arguments_of(source, config, settings, drafted, positions, min_prob)
         made = EngineArgs(**arguments).create_engine_config()
         if current_platform.is_cpu() and config.kv_cache_bytes is None:
             made.cache_config.kv_cache_memory_bytes = _cache_bytes(made, config)

@@ -6,9 +6,12 @@ tests in tests/in_vllm run vLLM itself.
 """
 
 import dataclasses
+import gc
 import gzip
 import json
 import logging
+import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -224,6 +227,47 @@ def test_more_rows_than_the_limit_are_left_without_drafts(make):
         assert len(chains) == len(call["sampled"])
     assert 1 <= most <= 2  # one row, and one that may wait for its return
     assert proposer._faults == 0
+
+
+def test_plain_slots_get_no_drafts_and_other_rows_keep_theirs(make):
+    """The slots keep their rows, and their steps have no drafted tokens to learn from."""
+    plain, usual = make(), make()
+    for proposer in (plain, usual):
+        proposer._paces.default_factory = AlwaysDrafts
+    plain.plain_slots = frozenset({1})
+    others = lost = 0
+    for call in RECORDED["calls"]:
+        found, expected = called(plain, call), called(usual, call)
+        assert found[1:2] in ([], [[]])
+        assert plain._drafted[1] == 0
+        lost += any(expected[1:2])
+        others += any(found)
+        assert plain._row_of.tolist() == usual._row_of.tolist()
+    assert lost > 3
+    assert others > 3
+    assert plain._faults == 0
+
+
+class AlwaysDrafts(Pace):
+    """Drafts in all steps, whatever their times are."""
+
+    def add(self, *args, **more) -> None:
+        pass
+
+    def drafts_next(self) -> bool:
+        return True
+
+
+def test_proposer_without_users_is_freed_and_its_thread_ends(folder):
+    proposer = TascProposer(config({"index": str(folder), "poll_s": 0.01}))
+    closed, freed = proposer._closed, weakref.ref(proposer)
+    watchers = [t for t in threading.enumerate() if closed in getattr(t, "_args", ())]
+    assert len(watchers) == 1
+    del proposer
+    watchers[0].join(timeout=60)
+    assert not watchers[0].is_alive()
+    gc.collect()
+    assert freed() is None
 
 
 def test_long_rows_get_no_drafts(make):

@@ -4,6 +4,8 @@
 tokens of a tiny model, some at a time. tests/in_vllm has the tests with the real one.
 """
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,10 +19,13 @@ from msgspec import structs
 import tiny
 from lora_folders import make_adapter
 from support import refused
+from tasc_draft import DraftIndex, DraftSettings
+from tasc_draft.vllm import VllmDrafting
 from tasc_engine import Engine, EngineConfig, ModelSource, QueueFull, StepRecord
 from tasc_engine.errors import GuideError
 from tasc_protocol import FieldError, GenerationResult, GuideSpec, Request
 from tasc_runtime.engine import vllm_backend
+from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.vllm_backend import (
     Statistics,
     VllmEngine,
@@ -30,7 +35,7 @@ from tasc_runtime.engine.vllm_backend import (
     require_servable,
     sampling_of,
 )
-from tasc_runtime.engine_settings import EngineSettings
+from tasc_runtime.engine_settings import DraftOverrides, EngineSettings
 from tasc_runtime.errors import ServiceError
 from tasc_serve import LLM
 from tasc_store import NeuralDrafting, TaskRecord
@@ -67,23 +72,25 @@ class Speaker:
     def __init__(self, model: Any, statistics: Statistics) -> None:
         self._model, self._statistics = model, statistics
         self.requests: dict[str, Spoken] = {}
+        self.held: dict[str, Spoken] = {}  # by vLLM's own ids
         self.aborted: list[str] = []
         self.refused = ""
         self.renderer = SimpleNamespace(tokenizer=None)
         config = SimpleNamespace(get_vocab_size=lambda: int(model.config.vocab_size))
-        self.model_config, self.model_executor = config, None
+        self.model_config, self.model_executor = config, SimpleNamespace()
         self.vllm_config = SimpleNamespace(
             model_config=config, speculative_config=None, structured_outputs_config=None
         )
         self.engine_core = SimpleNamespace(
-            engine_core=SimpleNamespace(scheduler=SimpleNamespace(requests=self.requests))
+            engine_core=SimpleNamespace(scheduler=SimpleNamespace(requests=self.held))
         )
 
     def add_request(self, request_id: str, prompt: Any, params: Any, lora_request: Any) -> str:
         if self.refused:
             raise RefusedByVllm(self.refused)
         self.requests[request_id] = Spoken(prompt["prompt_token_ids"], params)
-        return request_id
+        self.held[f"{request_id}-inner"] = self.requests[request_id]
+        return f"{request_id}-inner"
 
     def abort_request(self, request_ids: Sequence[str]) -> None:
         self.aborted += request_ids
@@ -154,7 +161,7 @@ def tiny_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype="float64").eval()
 
 
-def staged(ours: LLM, model: Any, drafted: int = MOST) -> Stage:
+def staged(ours: LLM, model: Any, drafted: int = MOST, runner: Any = None) -> Stage:
     def make(fields: Mapping[str, Any], guide: Any) -> Any:
         if fields.get("presence_penalty", 0) > 2:
             raise RefusedByVllm("presence_penalty must be in [-2, 2]")
@@ -162,6 +169,9 @@ def staged(ours: LLM, model: Any, drafted: int = MOST) -> Stage:
 
     statistics, records = Statistics(), list[StepRecord]()
     speaker = Speaker(model, statistics)
+    if runner:
+        worker = SimpleNamespace(model_runner=runner)
+        speaker.model_executor = SimpleNamespace(driver_worker=worker)
     adapters = {"one": "LoRA"}
     engine = VllmEngine(
         speaker,
@@ -229,6 +239,52 @@ def test_streamed_texts_and_a_cancelled_request(ours: LLM, stage: Stage) -> None
     assert not [output for output in outputs if output.id == "c" and output.result]
 
 
+def test_only_rows_that_must_be_plain_get_no_drafts(ours: LLM, tiny_model: Any) -> None:
+    """The slots are those of vLLM's batch, which names requests by its own ids."""
+    told = list[frozenset[int]]()
+    drafter = SimpleNamespace(plain_slots=frozenset())
+
+    def propose(sampled: Sequence[Any]) -> list[list[int]]:
+        told.append(drafter.plain_slots)
+        return [[7] for _ in sampled]
+
+    drafter.propose = propose
+    batch = SimpleNamespace(req_ids=[])
+    runner = SimpleNamespace(drafter=drafter, input_batch=batch)
+    engine = staged(ours, tiny_model, runner=runner).engine
+    engine.submit(REQUEST)
+    engine.submit(structs.replace(REQUEST, id="plain", draft=False))
+    engine.submit(structs.replace(REQUEST, id="least", min_tokens=2))
+    batch.req_ids = ["plain-inner", "a-inner", "gone-inner", "least-inner"]
+    assert runner.drafter.propose([[1]] * 4) == [[7]] * 4
+    engine.cancel("plain")
+    batch.req_ids = ["least-inner", "a-inner"]
+    for _ in range(3):
+        runner.drafter.propose([[1]] * 2)
+        engine.step()
+    # vLLM repeats three tokens of another engine, and counts them towards min_tokens.
+    engine.cancel_all()
+    whole = staged(ours, tiny_model).result(REQUEST).tokens
+    counted = {"frequency_penalty": 0.5}
+    again = structs.replace(
+        REQUEST, id="b", committed_ids=whole[:3], min_tokens=2, parameters=counted
+    )
+    engine.submit(again)
+    batch.req_ids = ["b-inner"]
+    for _ in range(3):
+        runner.drafter.propose([[1]])
+        engine.step()
+    assert told == [{0, 3}, {0}, {0}, frozenset(), {0}, {0}, frozenset()]
+
+
+def test_engine_without_users_is_freed_while_vllms_runner_lives(ours: LLM, tiny_model: Any) -> None:
+    drafter = SimpleNamespace(propose=lambda sampled: [], plain_slots=frozenset())
+    runner = SimpleNamespace(drafter=drafter, input_batch=SimpleNamespace(req_ids=[]))
+    made = weakref.ref(staged(ours, tiny_model, runner=runner).engine)
+    gc.collect()
+    assert made() is None
+
+
 def test_queue_is_bounded_and_ids_differ(stage: Stage) -> None:
     for n in range(CONFIG.rows + CONFIG.max_waiting):
         stage.engine.submit(structs.replace(REQUEST, id=str(n)))
@@ -263,6 +319,22 @@ def test_broken_off_answer_continues_or_is_repeated(stage: Stage) -> None:
     assert not stage.speaker.requests
 
 
+def test_sampled_answer_that_must_be_repeated_is_refused_with_drafts(
+    ours: LLM, tiny_model: Any
+) -> None:
+    sampled = {"temperature": 1.0, "presence_penalty": 0.5}
+    request = structs.replace(REQUEST, parameters=sampled, committed_ids=(4, 5))
+    drafting = staged(ours, tiny_model)
+    with refused(ValueError, "another replica began this answer", "send the request again"):
+        drafting.engine.submit(request)
+    assert not drafting.speaker.requests
+    drafting.engine.submit(structs.replace(request, committed_ids=()))
+    staged(ours, tiny_model, drafted=0).engine.submit(request)
+    runner = SimpleNamespace(drafter=SimpleNamespace(propose=list))
+    plain = structs.replace(request, draft=False)
+    staged(ours, tiny_model, runner=runner).engine.submit(plain)
+
+
 def test_sampling_parameters_are_vllms() -> None:
     request = structs.replace(
         REQUEST,
@@ -291,8 +363,12 @@ def test_sampling_parameters_are_vllms() -> None:
         for place in ({}, {"choice_index": 1}, {"prompt_index": 1}, {"committed_ids": (4,)})
     }
     assert len(seeds) == 4
-    assert 2**64 - 1 in seeds
-    assert all(0 <= seed < 2**64 for seed in seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    small = structs.replace(whole, seed=7)
+    assert sampling_of(small, ())["seed"] == 7
+    counted = {"temperature": 0.5, "frequency_penalty": 0.5}
+    anew = structs.replace(small, committed_ids=(4, 5), parameters=counted)
+    assert sampling_of(anew, ())["seed"] == 7
     assert sampling_of(REQUEST, ())["seed"] is None
 
 
@@ -373,6 +449,14 @@ def test_unknown_adapter_and_other_refusals_are_errors_of_the_request(
     assert not stage.engine.holds("b")
 
 
+def test_request_that_is_not_found_in_vllm_is_aborted(stage: Stage) -> None:
+    stage.speaker.engine_core.engine_core.scheduler.requests = {}
+    with pytest.raises(KeyError):
+        stage.engine.submit(REQUEST)
+    assert stage.speaker.aborted == ["a"]
+    assert not stage.engine.holds("a")
+
+
 @pytest.fixture
 def record(folder: Path) -> TaskRecord:
     fingerprint = TaskTokenizer.from_folder(folder).fingerprint
@@ -387,6 +471,8 @@ def record(folder: Path) -> TaskRecord:
         ("neural", {"neural": NeuralDrafting("./drafter")}, {}),
         ("device", {}, {"device": "cuda:1"}),
         ("engine.rows", {}, {"vllm": {"max_num_seqs": 3}}),
+        ("each step's tokens are sent", {}, {"vllm": {"stream_interval": 3}}),
+        ("tasks[].replicas", {}, {"vllm": {"data_parallel_size": 2}}),
     ],
 )
 def test_task_that_vllm_cannot_serve_is_refused(
@@ -413,11 +499,49 @@ def test_arguments_are_those_of_the_settings(folder: Path, tmp_path: Path) -> No
     assert drafted["max_model_len"] == 128 + 16  # so that the last tokens are drafted, too
     short = found(16, 130)
     assert short["max_model_len"] == short["long_prefill_token_threshold"] == 130
+    assert drafted["max_num_batched_tokens"] == 2 * 144
+    many = replace(CONFIG, rows=1024)
+    large = arguments_of(source, many, settings, 0, 2048)
+    assert large["max_num_batched_tokens"] == 8192
+    large = arguments_of(source, many, settings, 16, 2048)
+    assert large["max_num_batched_tokens"] == 1024 * 17
     assert drafted["speculative_config"]["num_speculative_tokens"] == 16
     assert str(folder) not in str(drafted["additional_config"])  # it enters vLLM's cache key
     assert (drafted["max_lora_rank"], drafted["max_loras"]) == (16, 2)
     plain = arguments_of(replace(source, adapters=()), CONFIG, settings, 0, 2048)
     assert not plain.keys() & {"speculative_config", "additional_config", "enable_lora"}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "overridden", "passed"),
+    [(None, None, None), (0.9, None, 0.9), (None, 0.2, 0.2), (0.9, 0.4, 0.4)],
+)
+def test_min_prob_that_someone_has_set_limits_drafts_in_vllm(
+    record: TaskRecord,
+    monkeypatch: Any,
+    recorded: float | None,
+    overridden: float | None,
+    passed: float | None,
+) -> None:
+    given = list[Any]()
+
+    def not_opened(*args: Any) -> None:
+        given.extend(args)
+        raise ServiceError("not opened")
+
+    monkeypatch.setattr(vllm_backend, "open_engine", not_opened)
+    if recorded:
+        record = replace(record, draft=DraftSettings(min_prob=recorded))
+    settings, draft = EngineSettings(backend="vllm"), DraftOverrides(min_prob=overridden)
+    with refused(ServiceError, "not opened"):
+        EngineBuilder(record, 1, settings, draft=draft)
+    _, source, tokenizer, config, _, _, drafted, positions, min_prob, _ = given
+    assert min_prob == passed
+    arguments = arguments_of(source, config, settings, drafted, positions, min_prob)
+    index = DraftIndex.empty(tokenizer.fingerprint, tokenizer.vocab_size)
+    tuned = replace(index, settings=DraftSettings(min_prob=0.3))
+    used = VllmDrafting.read(arguments["additional_config"]).settings(tuned, 16)
+    assert used.min_prob == (0.05 if passed is None else passed)
 
 
 def test_without_vllm_the_error_says_what_to_install(folder: Path, monkeypatch: Any) -> None:

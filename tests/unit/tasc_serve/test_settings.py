@@ -103,3 +103,24 @@ def test_settings_limit_replicas_and_gateways_per_node() -> None:
     assert found == {"few": 2, "any": None}
     assert gateway._replica_config.max_replicas_per_node == 1
     assert {resolve_name(d.func_or_class) for d in tasks.values()} == {TaskReplica}
+
+
+def test_engine_of_a_task_is_merged_with_the_engine_of_the_service(written):
+    """A task may leave the service's backend, or add arguments to it."""
+    vllm = "{backend: vllm, rows: 4, vllm: {enforce_eager: true}}"
+    tasks = (
+        "  - {name: usual}\n"
+        "  - {name: more, engine: {vllm: {tensor_parallel_size: 2}}}\n"
+        "  - {name: ours, engine: {backend: tasc}}\n"
+    )
+    settings = load_settings(written(f"tasks:\n{tasks}engine: {vllm}\n"))
+    found = [settings.engine_of(task) for task in settings.tasks]
+    assert [(each.backend, each.vllm, each.rows) for each in found] == [
+        ("vllm", {"enforce_eager": True}, 4),
+        ("vllm", {"tensor_parallel_size": 2}, 4),
+        ("tasc", {}, 4),
+    ]
+    for own in ("{vllm: {enforce_eager: true}}", "{backend: tasc, vllm: {enforce_eager: true}}"):
+        task = f"tasks: [{{name: lone, engine: {own}}}]\n"
+        with refused(SettingsError, "task lone", "vllm has enforce_eager", "backend is tasc"):
+            load_settings(written(task))
