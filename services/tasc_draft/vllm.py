@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasc_draft.compiled import borrowing
 from tasc_draft.drafts import DraftError, Int32
@@ -387,7 +388,9 @@ class TascProposer:
         self._is_broken = False
         self._paces = defaultdict[int, Pace](Pace)  # by the bits of the number of rows
         self._began_at = 0.0
-        self._drafted = self._predicted = np.zeros(number)  # of each row's last draft
+        # Of each row's last draft.
+        self._drafted: NDArray[Any] = np.zeros(number, np.int64)
+        self._predicted: NDArray[Any] = np.zeros(number)
         self._last_ends = np.zeros(slots, np.int32)
         self._min_probs = np.zeros(number * self._most, np.float32)
         self._proposer = self._made(self.source.first())
@@ -448,7 +451,7 @@ class TascProposer:
         began_at = time.perf_counter()
         n, slots_of = len(sampled), len(self._row_of)
         # Compiled code checks no bounds.
-        if n > min(slots_of, len(ends), len(ids)) or (ends.dtype, ids.dtype) != (np.int32,) * 2:
+        if n > min(slots_of, len(ends), len(ids)) or any(a.dtype != np.int32 for a in (ends, ids)):
             raise DraftError(
                 f"a batch has {n} slots of {slots_of}, and arrays of {ends.dtype} and {ids.dtype}; "
                 "this version of vLLM differs from 0.32"
