@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _MOST_FAULTS = 3  # afterwards, nothing is drafted
 _BLOCK = 32  # tokens that are compared at once
-# Of `Pace`.
+# These belong to `Pace`.
 _KEPT = 0.95  # share of a step's weight that is left after the next step
 _FEW_STEPS = 16  # steps before anything is concluded
 _PLAIN_STEP = 64  # one step of so many has no drafts
@@ -72,8 +72,8 @@ class VllmDrafting:
             over between two steps.
         task: The name of a task whose current index in Redis is used, instead of ``index``.
         redis_url: The address of this Redis.
-        rows: Maximum number of rows that get drafts at the same time. Each takes eight bytes for
-            each id of the vocabulary.
+        rows: Number of rows that get drafts at the same time. Up to 32 are added for rows that may
+            come back. Each takes eight bytes for each id of the vocabulary.
         row_tokens: Maximum tokens of a row, prompt and answer together; longer rows get no drafts.
         poll_s: Seconds between two looks for a new version of the index.
         draft: Fields of `DraftSettings` that replace those of the index.
@@ -96,6 +96,8 @@ class VllmDrafting:
                 'additional_config must name one index: {"tasc": {"index": FILE_OR_FOLDER}} or '
                 '{"tasc": {"task": NAME, "redis_url": URL}}'
             )
+        if not isinstance(self.draft, Mapping):
+            raise DraftError(f"tasc.draft is {self.draft!r}; it must be an object with fields")
         for name, kinds in (("rows", int), ("row_tokens", int), ("poll_s", int | float)):
             value = getattr(self, name)
             if not isinstance(value, kinds) or not value > 0:
@@ -172,6 +174,86 @@ def _missed(row: Any, text: Any, tokens: Any, end: int, fresh: int, is_eos: Any)
 
 
 @borrowing
+def _find(
+    rows: Any,
+    texts: Any,
+    row_of: Any,
+    step: int,
+    fresh: Any,
+    ends: Any,
+    tokens: Any,
+    is_eos: Any,
+    absent: Any,
+) -> tuple[int, int]:
+    """Find the row of each slot, at first the one of the last step, then among the absent rows.
+
+    Returns the number of absent rows, and of tokens of steps that vLLM left out; see `follow`.
+    """
+    n, away, skipped = len(fresh), 0, 0
+    for i in range(n):
+        r = row_of[i]
+        if r == NONE:
+            continue
+        if fresh[i] > 0 and _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos) == 0:
+            rows[r].step = step
+        else:
+            row_of[i] = NONE
+    row_of[n:] = NONE
+    for r in range(len(rows)):
+        if rows[r].length > 0 and rows[r].step != step:
+            absent[away] = r
+            away += 1
+    for i in range(n):
+        if row_of[i] != NONE or fresh[i] == 0:
+            continue
+        best, least = NONE, 0
+        for j in range(away):
+            r = absent[j]
+            missed = _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos)
+            if missed != NONE and (best == NONE or missed < least):
+                best, least = j, missed
+        if best != NONE:
+            row_of[i] = absent[best]
+            skipped += least
+            rows[row_of[i]].step = step
+            away -= 1
+            absent[best] = absent[away]
+    return away, skipped
+
+
+@borrowing
+def _append(
+    rows: Any,
+    texts: Any,
+    row_of: Any,
+    fresh: Any,
+    ends: Any,
+    tokens: Any,
+    is_eos: Any,
+    added: Any,
+    offsets: Any,
+) -> None:
+    """Append each slot's new tokens to its row; see `follow`."""
+    n, capacity, at = len(fresh), texts.shape[1], 0
+    for i in range(n):
+        offsets[i] = at
+        r = row_of[i]
+        if r == NONE:
+            continue
+        end = rows[r].length
+        while end < ends[i] and end < capacity:
+            token = tokens[i, end]
+            texts[r, end] = token
+            added[at] = token
+            end, at = end + 1, at + 1
+            # A row that goes on after an end ignores ends.
+            if end > ends[i] - fresh[i] and _is_end(token, is_eos):
+                break
+        rows[r].length, rows[r].seen = end, ends[i]
+    offsets[n] = at
+
+
+@borrowing
 def follow(
     rows: Any,
     texts: Any,
@@ -206,59 +288,14 @@ def follow(
         The number of absent rows that ended, of absent rows, and of tokens of steps that vLLM left
         out.
     """
-    n, capacity, skipped = len(fresh), texts.shape[1], 0
-    for i in range(n):
-        r = row_of[i]
-        if r == NONE:
-            continue
-        if fresh[i] > 0 and _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos) == 0:
-            rows[r].step = step
-        else:
-            row_of[i] = NONE
-    row_of[n:] = NONE
-    away = 0
-    for r in range(len(rows)):
-        if rows[r].length > 0 and rows[r].step != step:
-            absent[away] = r
-            away += 1
-    for i in range(n):
-        if row_of[i] != NONE or fresh[i] == 0:
-            continue
-        best, least = NONE, 0
-        for j in range(away):
-            r = absent[j]
-            missed = _missed(rows[r], texts[r], tokens[i], ends[i], fresh[i], is_eos)
-            if missed != NONE and (best == NONE or missed < least):
-                best, least = j, missed
-        if best != NONE:
-            row_of[i] = absent[best]
-            skipped += least
-            rows[row_of[i]].step = step
-            away -= 1
-            absent[best] = absent[away]
+    away, skipped = _find(rows, texts, row_of, step, fresh, ends, tokens, is_eos, absent)
     ended = 0
     for j in range(away):
         r = absent[j]
         if _is_end(texts[r, rows[r].length - 1], is_eos):
             absent[j], absent[ended] = absent[ended], r
             ended += 1
-    at = 0
-    for i in range(n):
-        offsets[i] = at
-        r = row_of[i]
-        if r == NONE:
-            continue
-        end = rows[r].length
-        while end < ends[i] and end < capacity:
-            token = tokens[i, end]
-            texts[r, end] = token
-            added[at] = token
-            end, at = end + 1, at + 1
-            # A row that goes on after an end ignores ends.
-            if end > ends[i] - fresh[i] and _is_end(token, is_eos):
-                break
-        rows[r].length, rows[r].seen = end, ends[i]
-    offsets[n] = at
+    _append(rows, texts, row_of, fresh, ends, tokens, is_eos, added, offsets)
     return ended, away, skipped
 
 
@@ -388,7 +425,7 @@ class TascProposer:
         self._is_broken = False
         self._paces = defaultdict[int, Pace](Pace)  # by the bits of the number of rows
         self._began_at = 0.0
-        # Of each row's last draft.
+        # The last draft of each row: its number of tokens, and the sum of their probabilities.
         self._drafted: NDArray[Any] = np.zeros(number, np.int64)
         self._predicted: NDArray[Any] = np.zeros(number)
         self._last_ends = np.zeros(slots, np.int32)
@@ -408,7 +445,7 @@ class TascProposer:
         return self._proposer.index
 
     def close(self) -> None:
-        """Stops to look for new versions of the index."""
+        """Stops looking for new versions of the index."""
         self._closed.set()
 
     def load_model(self, model: Any) -> None:
@@ -451,10 +488,12 @@ class TascProposer:
         began_at = time.perf_counter()
         n, slots_of = len(sampled), len(self._row_of)
         # Compiled code checks no bounds.
-        if n > min(slots_of, len(ends), len(ids)) or any(a.dtype != np.int32 for a in (ends, ids)):
+        fits = n <= min(slots_of, len(ends), len(ids))
+        fits = fits and all(array.dtype == np.int32 for array in (ends, ids))
+        if not fits or (n > 0 and ends[:n].max() > ids.shape[1]):
             raise DraftError(
-                f"a batch has {n} slots of {slots_of}, and arrays of {ends.dtype} and {ids.dtype}; "
-                "this version of vLLM differs from 0.32"
+                f"a batch has {n} slots of {slots_of}, rows of {ids.shape[1]} tokens, and types "
+                f"{ends.dtype} and {ids.dtype}; this version of vLLM differs from 0.32"
             )
         is_same = self._renew()
         self._step += 1
@@ -478,8 +517,9 @@ class TascProposer:
         lengths = rows["length"][chosen]
         budget = np.minimum(self._most, texts.shape[1] - lengths).astype(np.int32)
         pace = self._paces[n.bit_length()]
-        ended = is_eos[texts[chosen, lengths - 1]]
-        budget[ended if pace.drafts_next() else slice(None)] = 0
+        budget[is_eos[texts[chosen, lengths - 1]]] = 0  # these rows have ended
+        if not pace.drafts_next():
+            budget[:] = 0
         if self.plain_slots:
             budget[np.isin(drafted, list(self.plain_slots))] = 0
         self._min_probs[:] = pace.min_prob

@@ -24,7 +24,7 @@ OF_DRAFT = [
     *DRAFT["project"]["dependencies"],
     *chain(*DRAFT["project"]["optional-dependencies"].values()),
 ]
-# What vLLM's wheels for Linux require of the packages that tasc-draft requires, too; and the
+# Requirements of vLLM's wheels for Linux, for packages that tasc-draft requires, too; and the
 # versions that uv chose on 2026-11-28 for vLLM alone, and again with `tasc-draft[redis,chat]`.
 VLLM = {
     "0.32.0": (

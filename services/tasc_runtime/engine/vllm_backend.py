@@ -312,7 +312,7 @@ class _Row:
 
 @dataclass
 class Statistics:
-    """What vLLM reports of its last step; vLLM calls it as one of its stat loggers."""
+    """The figures of vLLM's last step; vLLM calls `record` as that of a stat logger."""
 
     scheduler: Any = None
     iteration: Any = None

@@ -187,7 +187,13 @@ def test_drafts_of_recorded_calls_are_often_right(make):
 def test_skipped_steps_are_caught_up_by_tokens(make):
     """vLLM leaves out all rows of a step in which one row is near the longest length."""
     calls = [call for i, call in enumerate(RECORDED["calls"]) if i % 4 != 2]
-    followed(make(), calls)
+    rows_of = followed(make(), calls)
+    # A request that ignores ends is begun anew after a missed end, and two answers to one prompt
+    # may exchange rows while they are equal.
+    special = ("8-", "0_5-", "1_5-")
+    others = [rows for request, rows in rows_of.items() if not request.startswith(special)]
+    assert len(others) == len(rows_of) - 3
+    assert all(len(rows) == 1 for rows in others)
 
 
 def test_ended_answers_are_recent_up_to_their_end(make):

@@ -57,7 +57,7 @@ class Spoken:
 
     prompt: list[int]
     params: Any
-    told: list[int] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     spec_decode_metrics: Any = field(
         default_factory=lambda: SimpleNamespace(per_step_drafted=[], per_step_accepted=[])
     )
@@ -110,16 +110,16 @@ class Speaker:
         return made
 
     def _said(self, request_id: str, row: Spoken) -> Any:
-        params, accepted = row.params, min(len(row.told), 2)
-        room = params.max_tokens - len(row.told)
-        tokens = tiny.plain(self._model, [*row.prompt, *row.told], min(accepted + 1, room))
-        if row.told:
+        params, accepted = row.params, min(len(row.written), 2)
+        room = params.max_tokens - len(row.written)
+        tokens = tiny.plain(self._model, [*row.prompt, *row.written], min(accepted + 1, room))
+        if row.written:
             row.spec_decode_metrics.per_step_drafted.append(MOST)
             row.spec_decode_metrics.per_step_accepted.append(accepted)
         stops = (n for n, token in enumerate(tokens, 1) if token in params.stop_token_ids)
         reason = "stop" if (cut := next(stops, None)) else None
-        row.told += (tokens := tokens[:cut])
-        if reason is None and len(row.told) == params.max_tokens:
+        row.written += (tokens := tokens[:cut])
+        if reason is None and len(row.written) == params.max_tokens:
             reason = "length"
         found = SimpleNamespace(token_ids=tokens, logprobs=None, finish_reason=reason)
         return SimpleNamespace(
@@ -138,7 +138,7 @@ def ours(folder: Path) -> LLM:
 
 @dataclass
 class Stage:
-    """An engine on a `Speaker`, and what it told."""
+    """An engine on a `Speaker`, and the records of its steps."""
 
     engine: VllmEngine
     speaker: Speaker
@@ -241,11 +241,11 @@ def test_streamed_texts_and_a_cancelled_request(ours: LLM, stage: Stage) -> None
 
 def test_only_rows_that_must_be_plain_get_no_drafts(ours: LLM, tiny_model: Any) -> None:
     """The slots are those of vLLM's batch, which names requests by its own ids."""
-    told = list[frozenset[int]]()
+    plain = list[frozenset[int]]()
     drafter = SimpleNamespace(plain_slots=frozenset())
 
     def propose(sampled: Sequence[Any]) -> list[list[int]]:
-        told.append(drafter.plain_slots)
+        plain.append(drafter.plain_slots)
         return [[7] for _ in sampled]
 
     drafter.propose = propose
@@ -274,7 +274,7 @@ def test_only_rows_that_must_be_plain_get_no_drafts(ours: LLM, tiny_model: Any) 
     for _ in range(3):
         runner.drafter.propose([[1]])
         engine.step()
-    assert told == [{0, 3}, {0}, {0}, frozenset(), {0}, {0}, frozenset()]
+    assert plain == [{0, 3}, {0}, {0}, frozenset(), {0}, {0}, frozenset()]
 
 
 def test_engine_without_users_is_freed_while_vllms_runner_lives(ours: LLM, tiny_model: Any) -> None:
