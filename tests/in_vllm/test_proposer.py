@@ -170,17 +170,19 @@ def test_greedy_answers_with_drafts_equal_those_without(engine: Engine) -> None:
     assert accepted > 0.4 * sum(map(len, expected))
 
 
-@pytest.mark.parametrize("slots", [8, 64])
+@pytest.mark.parametrize(("slots", "blocks"), [(8, 12), (64, 80)])
 def test_moved_preempted_and_cancelled_rows_keep_their_drafts_apart(
-    engine: Engine, slots: int
+    engine: Engine, slots: int, blocks: int
 ) -> None:
     """The KV cache is too small for all rows, and prompts are read in parts."""
     prompts = [prompt for prompt, _ in rows_of("test", 2 * slots)]
     prompts[3] = (prompts[3] * 12)[:100]
     expected = answered(engine(drafts=False), prompts, 2)
-    blocks = slots * 3 // 2
     llm = engine(
-        max_num_seqs=slots, num_gpu_blocks_override=blocks, max_num_batched_tokens=max(64, slots)
+        max_num_seqs=slots,
+        num_gpu_blocks_override=blocks,
+        max_num_batched_tokens=slots * (MOST + 1),
+        long_prefill_token_threshold=64,
     )
     watched, core = Watched(llm), llm.llm_engine
     for i, prompt in enumerate(prompts):
