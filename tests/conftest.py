@@ -20,6 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import datetime
 import tempfile
 from collections import Counter
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -108,6 +109,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _one_thread() -> None:
     """Tests share two cores with Ray and Redis."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_interpreter() -> None:
+    """Kernels are interpreted where `.ci/run` has installed Triton."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+        from triton_interpreter import patch_once_in_a_launch
+
+        patch_once_in_a_launch()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import json
 import re
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -150,10 +151,20 @@ def asgi(app: Any, method: str, path: str, **request: Any) -> httpx.Response:
     return asyncio.run(once())
 
 
+class HttpServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error, except where a client ended before its answer, as a killed one does.
+
+        It would be printed into the output of the test that runs meanwhile.
+        """
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Runs a server on loopback in a thread for the block; yields its URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with HttpServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -49,6 +49,7 @@ from tasc_runtime.models import chat_template, trained_prompt
 from tasc_runtime.progress import note, show_progress
 from tasc_text import TaskTokenizer
 
+MOST = "first tokens alone / vllm"  # drafts cannot gain more
 NEAR = 1e-4  # in float32; vLLM and transformers add in different orders
 DRAFT_US = {8: 250.0, 32: 500.0, 64: 800.0}  # required, by rows decoded together
 
@@ -102,9 +103,9 @@ class Fresh:
     equal: Mapping[str, Equality]
     judged: bool
 
-    def of(self, side: str, batch: int) -> Measured | None:
-        """A side's drafted setting; the plain one of ``vllm``."""
-        setting = f"{'plain' if side == 'vllm' else 'drafted'} {batch}"
+    def of(self, side: str, batch: int, kind: str = "") -> Measured | None:
+        """A side's drafted setting unless another is named; the plain one of ``vllm``."""
+        setting = f"{kind or ('plain' if side == 'vllm' else 'drafted')} {batch}"
         found = (m for m in self.measured if (m.side, m.setting) == (side, setting))
         return next(found, None)
 
@@ -144,7 +145,7 @@ def one_case(name: str, options: Options, folder: Path) -> Fresh:
 
 def start(peer: str, job: Job, options: Options, folder: Path, stack: ExitStack) -> Side | None:
     """Start a side; our own answers neither labels nor samples here, because vLLM is compared."""
-    kinds = {"ours": ("plain", "drafted"), "vllm": ("plain",)}.get(peer, ("drafted",))
+    kinds = {"ours": ("plain", "drafted"), "vllm": ("first", "plain")}.get(peer, ("drafted",))
     settings = [f"{kind} {batch}" for batch in options.sequences for kind in kinds]
     if peer == "ours" and (job.labels or job.temperature):
         note("ours left out: its side has neither guides nor sampling")
@@ -235,6 +236,9 @@ def figures(found: Fresh, sequences: Sequence[int]) -> list[Figure]:
             continue
         if plain is not None:
             made.append(ratio(found, "vllm", ours, plain, case.over_plain.get(batch)))
+        if plain is not None and (first := found.of("vllm", batch, "first")):
+            most = [a.seconds / b.seconds for a, b in zip(plain.runs, first.runs, strict=True)]
+            made.append(Figure.of_runs(f"{found.name}: {MOST}, b={batch}", most, "x"))
         own = (found.of(f"vllm-{kind}", batch) for kind in ("ngram", "suffix"))
         peers = [peer for peer in own if peer is not None]
         if peers:

@@ -3,11 +3,13 @@
 One vLLM answers all settings of a side. It learns from the answers of earlier runs where its
 drafter does, so every run needs rows that it has not answered. A run holds ``plain 8`` or
 ``drafted 8`` rows together by adding a request for each that ended, as `vllm.LLM.generate` does
-with all of its requests. The run includes reading the prompts, whose common prefix is cached.
+with all of its requests. The run includes reading the prompts; prompts of earlier runs are not
+cached. ``first 8`` ends each answer after its first token.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from loop import Job, Other, Ran, Run, hold, no_other, serve
@@ -34,7 +36,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
 
 
 class Vllm:
-    """A setting is ``plain`` or ``drafted``, and the rows that are decoded together."""
+    """A setting is ``plain``, ``drafted`` or ``first``, and the rows decoded together."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.next_id, self.drafting = job, 0, 0.0
@@ -53,13 +55,15 @@ class Vllm:
     def run(self, setting: str, prompts: Sequence[list[int]]) -> Ran:
         """Step until all rows are answered."""
         hold(self.job.threads)  # for each run, because a run may start threads
-        batch, rows = int(setting.split()[1]), len(prompts)
+        kind, batch, rows = setting.split()[0], int(setting.split()[1]), len(prompts)
+        params = partial(self.params, 1 if kind == "first" else self.job.max_tokens)
+        self.engine.reset_prefix_cache()
         ran, open_ = Ran([[] for _ in range(rows)]), dict[str, tuple[int, float]]()
         accepted, drafted, self.drafting = self.total(ACCEPTED), self.total(DRAFTED), 0.0
         began, row = time.perf_counter(), 0
         while open_ or row < rows:
             while row < rows and len(open_) < batch:
-                open_[self.add(prompts[row])] = row, time.perf_counter()
+                open_[self.add(prompts[row], params)] = row, time.perf_counter()
                 row += 1
             ran.steps += 1
             ran.row_steps += len(open_)
@@ -76,16 +80,16 @@ class Vllm:
             ran.answers = [self.job.whole(answer) for answer in ran.answers]
         return ran
 
-    def add(self, prompt: list[int]) -> str:
+    def add(self, prompt: list[int], params: Callable[[], SamplingParams]) -> str:
         self.next_id += 1
         name = str(self.next_id)
-        self.engine.add_request(name, {"prompt_token_ids": prompt}, self.params())
+        self.engine.add_request(name, {"prompt_token_ids": prompt}, params())
         return name
 
-    def params(self) -> SamplingParams:
+    def params(self, max_tokens: int) -> SamplingParams:
         sampled, labels = self.job.temperature > 0, self.job.labels
         return SamplingParams(
-            temperature=self.job.temperature, max_tokens=self.job.max_tokens,
+            temperature=self.job.temperature, max_tokens=max_tokens,
             seed=self.next_id if sampled else None, ignore_eos=sampled,
             structured_outputs=StructuredOutputsParams(choice=labels) if labels else None,
             output_kind=RequestOutputKind.FINAL_ONLY,

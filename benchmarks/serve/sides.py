@@ -66,10 +66,16 @@ class Bench:
     gateways: int
     proxy: str
     parts: Sequence[str]
+    backend: str = "tasc"
     answer: Any = field(default_factory=lambda: _NO_ANSWER)
     rates: dict[str, float] = field(default_factory=dict)
     errors: int = 0
     skipped: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """Settings of the demo's engine."""
+        return ENGINE if self.backend == "tasc" else {**ENGINE, "backend": self.backend}
 
     def bodies(self, **options: Any) -> list[bytes]:
         """A chat request of each row."""
@@ -219,7 +225,7 @@ class Side:
         bench, found = self.bench, Measured()
         texts = self.folder / "inputs.json"
         texts.write_text(json.dumps(bench.inputs))
-        cache, told = self.folder / "cache", [json.dumps(ENGINE), json.dumps(DRAFT), texts]
+        cache, told = self.folder / "cache", [json.dumps(bench.engine), json.dumps(DRAFT), texts]
         arguments = [SUBJECTS, "engine", self.url, cache, *told]
         huge_pages = {"THP_MEM_ALLOC_ENABLE": "1"}  # as replicas have them
         with started(arguments, self.root, self.folder, huge_pages) as child:
@@ -241,7 +247,7 @@ class Side:
     def service(self) -> Measured:
         """The service with the demo's task."""
         bench, found = self.bench, Measured()
-        with self._serving({"name": TASK, "draft": DRAFT}, ENGINE) as (child, base):
+        with self._serving({"name": TASK, "draft": DRAFT}, bench.engine) as (child, base):
             place = Place(base, CHAT)
             for draft in (False, True):
                 answers = bench.warm_up(place, bench.bodies(draft=draft))

@@ -3,6 +3,7 @@
     python benchmarks/serve/way_in.py
     python benchmarks/serve/way_in.py --old ../before --seconds 3
     python benchmarks/serve/way_in.py --only service,ceilings --proxy python
+    VLLM_PYTHON benchmarks/serve/way_in.py --backend vllm --only engine,service
 
 In each round come, one after the other: the demo's engine in a process without a service; the
 service with the demo's task, whole answers and streams, drafts on and off; the service with a tiny
@@ -88,6 +89,12 @@ def arguments() -> argparse.Namespace:
         default=PARTS,
         help=f"parts: {','.join(PARTS)} (all)",
     )
+    add(
+        "--backend",
+        choices=("tasc", "vllm"),
+        default="tasc",
+        help="the engine of the service; vllm needs an environment with both (tasc)",
+    )
     add("--old", type=folder, help="checkout of another commit, to compare with")
     return parser.parse_args()
 
@@ -122,6 +129,7 @@ def main() -> None:
         "load_before": load_before,
         "wrk": WRK is not None,
         "proxy": options.proxy,
+        "backend": options.backend,
         **versions("ray"),
     }
     about = {"errors": bench.errors, "skipped": bench.skipped, "machine": machine}
@@ -142,6 +150,7 @@ def bench_of(options: argparse.Namespace, place: Path) -> Bench:
         gateways=options.gateways,
         proxy=options.proxy,
         parts=options.only,
+        backend=options.backend,
     )
 
 

@@ -2,10 +2,10 @@
 
 import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from support import DEADLINE_S
+from support import DEADLINE_S, HttpServer
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 
@@ -60,7 +60,7 @@ class Gateway:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = HttpServer(("127.0.0.1", 0), Handler)
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()

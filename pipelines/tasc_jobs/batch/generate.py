@@ -218,7 +218,7 @@ def _spec(
         "draft": draft,
         "max_model_len": engine.max_model_len,
         **({"keep_columns": True} if source.keep_columns else {}),
-        **({"backend": engine.backend} if engine.backend != "tasc" else {}),
+        **({"backend": "vllm", "vllm": engine.vllm} if engine.backend == "vllm" else {}),
         **_pins_of(asked or Request()),
     }
     spec = JobSpec(url, task, job_folder(output), pins, engine, total=opened.total, **job)

@@ -235,7 +235,8 @@ class PoolOptions:
         try:
             return EngineSettings(**(settings.model_dump() | given))
         except ValidationError as error:
-            raise UsageError(f"--{fault_of(error).replace('_', '-', 1)}") from error
+            name, _, fault = fault_of(error).partition(" ")
+            raise UsageError(f"--{name.replace('_', '-')} {fault}") from error
 
 
 @dataclass(frozen=True)

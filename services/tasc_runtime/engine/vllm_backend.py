@@ -24,8 +24,8 @@ from tasc_draft import SOURCES
 from tasc_engine import EngineConfig, ModelSource, StepRecord
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.errors import GuideError, QueueFull
-from tasc_engine.guided import Guide
-from tasc_engine.guided.choices import Choices
+from tasc_engine.guided import Guide, Guides, trial
+from tasc_engine.guided.sandbox import Unsettled
 from tasc_engine.lora.adapter_folder import settings_of
 from tasc_engine.step.answer import AnswerBuilder
 from tasc_protocol import PARAMETERS, FieldError, GuideSpec, Output, Request, TokenLogprob
@@ -226,7 +226,7 @@ def logprob_of(token: int, found: Mapping[int, Any], count: int) -> TokenLogprob
 
 
 class VllmGuides:
-    """Checks guides on the calling thread; vLLM compiles them itself.
+    """Checks guides on the calling thread, within the limits of our engine; vLLM compiles them.
 
     Args:
         check: Raises ValueError if vLLM refuses the fields of a guide.
@@ -238,7 +238,8 @@ class VllmGuides:
         vocab_size: int,
         check: Callable[[dict[str, Any]], None] = lambda fields: None,
     ) -> None:
-        self._tokenizer, self._vocab_size, self._check = tokenizer, vocab_size, check
+        self._tokenizer, self._check = tokenizer, check
+        self._ours = Guides(tokenizer, vocab_size)
         self._known: dict[GuideSpec, dict[str, Any] | GuideError] = {}
 
     def of(self, spec: GuideSpec) -> None:
@@ -248,12 +249,15 @@ class VllmGuides:
         """Returns the fields of vLLM's ``StructuredOutputsParams``.
 
         Raises:
-            GuideError: vLLM cannot follow the guide.
+            GuideError: vLLM cannot follow the guide, or compiling it takes too much time or memory.
         """
         if (found := self._known.get(spec)) is None:
             try:
+                self._ours.of(spec)
                 found = self._made(spec)
                 self._check(found)
+            except Unsettled:
+                raise
             except ValueError as error:
                 found = GuideError(str(error))
             if len(self._known) >= _KNOWN_GUIDES:
@@ -270,7 +274,6 @@ class VllmGuides:
         if spec.kind != "choice":
             return {_GUIDES[spec.kind]: spec.text}
         # vLLM's own choices may be spelled by any tokens; these are the tokenizer's, as in drafts.
-        Choices.of(spec.choices, self._tokenizer, self._vocab_size)
         ids = self._tokenizer.encode_outputs(spec.choices)
         lines = (" ".join(f"<[{id_}]>" for id_ in tokens) for tokens in ids)
         return {"grammar": "start: " + " | ".join(lines)}
@@ -282,16 +285,16 @@ class _Row:
 
     Attributes:
         inner: vLLM's own id of the request.
+        held: vLLM's scheduled request.
         repeated: Tokens of another engine that vLLM must repeat before new ones follow.
-        metrics: vLLM's counts of drafted and accepted tokens by step; None without drafts.
-        counted: Number of these steps that were counted.
+        counted: Number of steps with drafts that were counted.
     """
 
     request: Request
     inner: str
+    held: Any
     answer: AnswerBuilder
     repeated: list[int]
-    metrics: Any = None
     counted: int = 0
 
     def is_plain(self) -> bool:
@@ -304,10 +307,20 @@ class _Row:
 
     def next_draft(self) -> tuple[int, int]:
         """The number of tokens drafted and accepted in the step that has just ended."""
-        if self.metrics is None or len(self.metrics.per_step_drafted) == self.counted:
+        counts = self.held.spec_decode_metrics  # None without drafts
+        if counts is None or len(counts.per_step_drafted) == self.counted:
             return 0, 0
-        self.counted = len(self.metrics.per_step_drafted)
-        return self.metrics.per_step_drafted[-1], self.metrics.per_step_accepted[-1]
+        self.counted = len(counts.per_step_drafted)
+        return counts.per_step_drafted[-1], counts.per_step_accepted[-1]
+
+    def guide_error(self) -> str:
+        """Why the guide failed, for example at a limit of its size; empty if it did not.
+
+        vLLM then allows only the end of sequence, as at the end of a whole answer.
+        """
+        guided = self.held.structured_output_request
+        matcher = getattr(guided.grammar, "ll_matcher", None) if guided else None
+        return trial.reason(matcher) if matcher else ""
 
 
 @dataclass
@@ -427,7 +440,9 @@ class VllmEngine(BatchEngine):
             with self._refusals():
                 self._make(sampling_of(request, self._eos_ids), None)
         except ValueError as error:
-            at_fault = (name for name in PARAMETERS if name in str(error))
+            # Not every error of vLLM's has the name as a field.
+            named = getattr(error.__cause__, "parameter", None)
+            at_fault = (name for name in PARAMETERS if name in (named or str(error)))
             raise FieldError(next(at_fault, "parameters"), str(error)) from error
 
     @contextmanager
@@ -460,17 +475,11 @@ class VllmEngine(BatchEngine):
             )
         try:
             held = self._llm.engine_core.engine_core.scheduler.requests[inner]
-            metrics = held.spec_decode_metrics
         except Exception:  # no row would answer it
             self._llm.abort_request([request.id])
             raise
-        self._rows[request.id] = _Row(
-            request,
-            inner,
-            AnswerBuilder(request, self._tokenizer),
-            repeated,
-            metrics,
-        )
+        builder = AnswerBuilder(request, self._tokenizer)
+        self._rows[request.id] = _Row(request, inner, held, builder, repeated)
 
     def cancel(self, request_id: str) -> bool:
         self._outputs = [output for output in self._outputs if output.id != request_id]
@@ -544,6 +553,8 @@ class VllmEngine(BatchEngine):
         if output.finished and not (reason or fault):
             reason = "stop" if made.finish_reason == "stop" else None
             fault = "" if reason else f"vLLM ended the answer: {made.finish_reason}"
+        if reason:
+            fault = row.guide_error()
         if reason or fault:
             del self._rows[request.id]
             if not output.finished:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 from msgspec import structs
 
 import tiny
@@ -23,7 +24,8 @@ from tasc_draft import DraftIndex, DraftSettings
 from tasc_draft.vllm import VllmDrafting
 from tasc_engine import Engine, EngineConfig, ModelSource, QueueFull, StepRecord
 from tasc_engine.errors import GuideError
-from tasc_protocol import FieldError, GenerationResult, GuideSpec, Request
+from tasc_engine.guided.trial import make_matcher, make_tokens
+from tasc_protocol import FieldError, GenerationResult, GuideSpec, Output, Request
 from tasc_runtime.engine import vllm_backend
 from tasc_runtime.engine.builder import EngineBuilder
 from tasc_runtime.engine.vllm_backend import (
@@ -58,6 +60,7 @@ class Spoken:
     prompt: list[int]
     params: Any
     written: list[int] = field(default_factory=list)
+    structured_output_request: Any = None
     spec_decode_metrics: Any = field(
         default_factory=lambda: SimpleNamespace(per_step_drafted=[], per_step_accepted=[])
     )
@@ -221,6 +224,27 @@ def test_steps_are_counted_by_position(stage: Stage) -> None:
     assert accepted.sum() == sum(sum(r.acceptance.accepted) for r in results)
     assert set(drafted.sum(0)) == {sum(r.drafts for r in records)}
     assert accepted.sum(0)[2:].sum() == 0 < accepted.sum(0)[1] <= accepted.sum(0)[0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_failed_guide_is_an_error_and_not_the_end_of_an_answer(
+    ours: LLM, stage: Stage, fails: bool
+) -> None:
+    """vLLM ends such an answer with the end of sequence, like a whole one."""
+    stage.engine.submit(structs.replace(REQUEST, guide=GuideSpec("regex", text="[ab]+")))
+    grammar = LLMatcher.grammar_from_regex("[ab]+")
+    backend, size = ours.tokenizer.backend.to_str(), ours.engine.vocab_size
+    matcher = make_matcher(make_tokens(backend, size, ours.tokenizer.eos_id), grammar)
+    assert matcher.consume_token(ours.tokenizer.encode_prompt("c" if fails else "a")[-1]) != fails
+    guided = SimpleNamespace(grammar=SimpleNamespace(ll_matcher=matcher))
+    stage.speaker.held["a-inner"].structured_output_request = guided
+    outputs = list[Output]()
+    while stage.engine.running or stage.engine.waiting:
+        outputs += stage.engine.step()
+    result = outputs[-1].result
+    assert result
+    assert (result.finish_reason == "error") == fails
+    assert bool(result.error) == fails
 
 
 def test_streamed_texts_and_a_cancelled_request(ours: LLM, stage: Stage) -> None:
@@ -399,7 +423,11 @@ def test_guides_are_checked_once_and_choices_spelled_by_the_tokenizer(ours: LLM)
     spelled = [" ".join(f"<[{id_}]>" for id_ in ids) for ids in (yes, no)]
     assert fields == {"grammar": f"start: {spelled[0]} | {spelled[1]}"}
     assert guides.fields(GuideSpec("regex", text="[a-c]")) == {"regex": "[a-c]"}
-    assert guides.fields(GuideSpec("grammar", text="start: X")) == {"grammar": "start: X"}
+    lark = 'start: "x"'
+    assert guides.fields(GuideSpec("grammar", text=lark)) == {"grammar": lark}
+    for _ in range(2):
+        with refused(GuideError, "unknown name"):
+            guides.of(GuideSpec("grammar", text="start: X"))
     schema = GuideSpec("json_schema", text="{}")
     for _ in range(2):
         with refused(GuideError, "no such type"):

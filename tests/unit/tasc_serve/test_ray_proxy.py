@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
 
 import httpx
 import pytest
 
-from support import eventually, free_port
+from support import HttpServer, eventually, free_port
 from tasc_runtime.ray_private import haproxy_config
 from tasc_serve.http import ray_proxy
 from tasc_serve.http.ray_proxy import PORTS, environment
@@ -110,7 +110,7 @@ class Arrival(BaseHTTPRequestHandler):
 
 
 def test_only_haproxy_sets_the_arrival_header(tmp_path: Path) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Arrival) as gateway:
+    with HttpServer(("127.0.0.1", 0), Arrival) as gateway:
         port = free_port()  # not before: the gateway could get the same
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
         with running(rays(tmp_path, "127.0.0.1", port, f"127.0.0.1:{gateway.server_port}")):
@@ -142,7 +142,7 @@ class Waits(Arrival):
 
 def test_gateway_notices_clients_that_disconnect_before_their_answer(tmp_path: Path) -> None:
     clients = 8
-    with ThreadingHTTPServer(("127.0.0.1", 0), Waits) as gateway:
+    with HttpServer(("127.0.0.1", 0), Waits) as gateway:
         port = free_port()
         threading.Thread(target=gateway.serve_forever, daemon=True).start()
         with running(rays(tmp_path, "127.0.0.1", port, f"127.0.0.1:{gateway.server_port}")):
