@@ -133,6 +133,24 @@ def test_broken_off_answers_are_completed(llm: LLM, inputs: list[str]) -> None:
         assert (rest.tokens, rest.text, rest.error) == (whole.tokens, whole.text, None), more
 
 
+def test_guide_that_fails_ends_its_answer_with_an_error(llm: LLM, inputs: list[str]) -> None:
+    prompt = tuple(llm.tokenizer.encode_prompt(inputs[0]))
+    request = Request("a", prompt, 24, guide=GuideSpec("regex", text="[a-c ]{10,40}"))
+    assert result_of(llm, request).error is None
+    llm.engine.submit(request)
+    outputs = [*llm.engine.step(), *llm.engine.step()]
+    assert any(output.tokens for output in outputs)
+    (held,) = llm.engine._llm.engine_core.engine_core.scheduler.requests.values()
+    matcher = held.structured_output_request.grammar.ll_matcher
+    assert not matcher.consume_token(llm.tokenizer.encode_prompt("z")[-1])
+    while llm.engine.running or llm.engine.waiting:
+        outputs += llm.engine.step()
+    result = outputs[-1].result
+    assert result
+    assert result.finish_reason == "error"
+    assert result.error
+
+
 def test_sampled_answers_differ_and_stay_within_the_rule(llm: LLM, inputs: list[str]) -> None:
     several = llm.generate(inputs[0], n=4, temperature=1.0, seed=5)
     assert len({answer.text for answer in several}) > 1

@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,14 @@ import pytest
 
 pytest.importorskip("ray", reason="the service needs Ray, which this environment does not have")
 
+import ray
 from ray import serve
 from serving import Samples, replica_pids
 
-from support import DEADLINE_S, eventually
+from killable import pids
+from support import DEADLINE_S, eventually, read_rows, write_rows
 from tasc_draft import DraftSettings
+from tasc_jobs.batch.inputs import job_folder
 from tasc_jobs.index.build import build_and_publish
 from tasc_jobs.ray_local import local_ray
 from tasc_serve import LLM, app
@@ -65,10 +70,15 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[CorpusRow]:
+def job_rows() -> list[CorpusRow]:
     with gzip.open(DEMO / "data" / "massive_en.train.jsonl.gz", "rt", encoding="utf-8") as lines:
-        read = [json.loads(line) for _, line in zip(range(400), lines, strict=False)]
+        read = [json.loads(line) for _, line in zip(range(2000), lines, strict=False)]
     return [CorpusRow(row["id"], row["input"], row["output"]) for row in read]
+
+
+@pytest.fixture(scope="module")
+def rows(job_rows: list[CorpusRow]) -> list[CorpusRow]:
+    return job_rows[:400]
 
 
 @pytest.fixture(scope="module")
@@ -212,40 +222,47 @@ def test_new_index_is_taken_over_under_load(
     eventually(swapped)
 
 
-def test_stopped_batch_job_is_resumed(
-    service: Running, rows: list[CorpusRow], tmp_path: Path
+def test_batch_job_survives_its_engine_and_is_resumed_after_its_driver(
+    service: Running, job_rows: list[CorpusRow], tmp_path: Path
 ) -> None:
-    from tasc_jobs.batch.generate import generate
-    from tasc_jobs.batch.inputs import Source
-    from tasc_runtime.engine_settings import EngineSettings
-
     source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    given = [{"id": row.key, "input": row.input} for row in rows]
-    source.write_text("".join(json.dumps(row) + "\n" for row in given))
-    run = partial(
-        generate,
-        service.redis_url,
-        TASK,
-        Source((str(source),)),
-        output,
-        engine=EngineSettings(**ENGINE),
-        stall_s=600,
-    )
-    done = 0
+    write_rows(source, ({"id": row.key, "input": row.input} for row in job_rows))
+    files = ["--input", source, "--output", output, "--redis-url", service.redis_url]
+    own = ["--backend", "vllm", "--vllm", json.dumps(ENGINE["vllm"])]
+    sizes = ["--rows", ROWS, "--max-model-len", ENGINE["max_model_len"], "--stall-timeout", 600]
+    address = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
 
-    def stop() -> bool:
-        return done >= 50
+    def start() -> subprocess.Popen[str]:
+        code = "from tasc_jobs.cli.main import main; main()"
+        told = map(str, ("generate", TASK, *files, *own, *sizes, "--json"))
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *told], env=os.environ | address, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
 
-    def note(progress: Any) -> None:
-        nonlocal done
-        done = progress.report.rows
+    def done() -> int:
+        try:
+            return (job_folder(output) / "records.jsonl").read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
 
-    run(should_stop=stop, progress=note)
+    with start() as driver:
+        try:
+            eventually(lambda: done() >= 100)
+            os.kill(pids("ray::EngineActor")[0], signal.SIGKILL)
+            before = done()
+            eventually(lambda: done() >= before + 400)
+        finally:
+            driver.kill()
+    assert before < done() < len(job_rows)
     assert not output.exists()
-    report = run()
-    assert 0 < report.resumed < report.rows == len(rows)
-    answers = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [answer["id"] for answer in answers] == [row.key for row in rows]
+    with start() as driver:
+        out, err = driver.communicate(timeout=2 * DEADLINE_S)
+    assert driver.returncode == 0, err
+    report = json.loads(out.splitlines()[-1])
+    assert before < report["resumed"] < report["rows"] == len(job_rows)
+    answers = read_rows(output)
+    assert [answer["id"] for answer in answers] == [row.key for row in job_rows]
     llm = LLM(MODEL, rows=ROWS, max_model_len=512, max_tokens=32, cost_aware=False)
-    texts = [answer.text for answer in llm.generate([row.input for row in rows])]
+    texts = [answer.text for answer in llm.generate([row.input for row in job_rows])]
     assert [answer["text"] for answer in answers] == texts
