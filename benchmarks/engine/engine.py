@@ -67,6 +67,7 @@ def arguments() -> argparse.Namespace:
         default=DTYPES[0],
         help="dtype of the weights (bfloat16)",
     )
+    add("--quantization", choices=("int8-dynamic",), help="of this project's engine (none)")
     tasks = f"tasks ({','.join(TASKS)}; with --smollm2 {','.join(CASES)})"
     add("--tasks", type=names_of(*CASES), help=tasks)
     peers = f"peers ({','.join(PEERS)}; with --smollm2 {','.join(FRESH_PEERS[:-1])}, and ours)"

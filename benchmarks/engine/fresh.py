@@ -196,6 +196,7 @@ def job_of(case: Case, options: Options) -> Job:
         index=str(index_of(case.rows)),
         labels=sorted({labelled(row["output"]) for row in train}) if case.labels else [],
         temperature=case.temperature,
+        quantization=options.quantization or "",
     )
 
 
@@ -303,5 +304,6 @@ def record(options: Options, found: Sequence[Fresh], every: Sequence[Figure]) ->
         | {"vllm": version_of("vllm")},
         "threads": options.threads,
         "dtype": options.dtype,
+        "quantization": options.quantization,
         **about(),
     }

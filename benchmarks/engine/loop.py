@@ -36,6 +36,7 @@ class Job:
         drafts: How vLLM drafts: ``ngram``, ``suffix``, ``tasc``, or empty for not at all.
         labels: Texts of which each answer is one; empty: answers are free.
         temperature: Sampling above 0. A sampled answer has ``max_tokens`` tokens.
+        quantization: The quantization of our engine; empty for none.
     """
 
     folder: str
@@ -50,6 +51,7 @@ class Job:
     drafts: str = ""
     labels: list[str] = field(default_factory=list)
     temperature: float = 0.0
+    quantization: str = ""
 
     def whole(self, answer: list[int]) -> list[int]:
         """An answer with its end-of-sequence, which some engines do not return."""

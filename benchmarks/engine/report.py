@@ -40,6 +40,7 @@ class Options:
     repeats: int
     threads: int
     dtype: str
+    quantization: str | None
     tasks: tuple[str, ...]
     peers: tuple[str, ...]
     max_tokens: int
@@ -240,6 +241,7 @@ def record(
         "versions": versions("torch", "transformers", "numpy", "numba") | peers,
         "threads": options.threads,
         "dtype": options.dtype,
+        "quantization": options.quantization,
         **about(),
     }
 

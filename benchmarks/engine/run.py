@@ -66,7 +66,7 @@ def one_task(job: Job, options: Options, folder: Path) -> Found:
             runs = in_turn(sides, len(job.prompts), options.repeats, bar.advance)
     by_setting = {m.setting: m.runs[0].answers for m in runs if m.side == "ours"}
     rounded = None
-    if options.dtype != "float32":
+    if options.dtype != "float32" or options.quantization:
         answers = by_setting["drafted 8"], by_setting["plain 8"]
         rounded = compare(*answers, job.prompts, partial(margins, job, folder), TOLERANCE)
     return Found(job.task, tuple(runs), top, in_float32(job, folder), rounded)
@@ -74,7 +74,7 @@ def one_task(job: Job, options: Options, folder: Path) -> Found:
 
 def in_float32(job: Job, folder: Path) -> Equality:
     """Ours, drafted at every step, eight rows together, against transformers row by row."""
-    job, rows = replace(job, dtype="float32"), len(job.prompts)
+    job, rows = replace(job, dtype="float32", quantization=""), len(job.prompts)
     note(f"{job.task}: comparing answers in float32")
     with closing(Side("ours exact", job, (), folder)) as ours:
         drafted, _ = ours.run("always 8", range(rows))
@@ -112,6 +112,7 @@ def job_of(task: str, options: Options, folder: Path) -> Job:
         eos=list(tokenizer.eos_ids),
         threads=options.threads,
         dtype=options.dtype,
+        quantization=options.quantization or "",
     )
 
 

@@ -48,7 +48,8 @@ class Ours:
         torch.set_num_threads(job.threads)
         self.job = job
         self.config = EngineConfig(rows=job.batch, max_model_len=LENGTH)
-        source = ModelSource(Path(job.folder), dtype=job.dtype)
+        dtype, kind = ("float32", "int8-dynamic") if job.quantization else (job.dtype, None)
+        source = ModelSource(Path(job.folder), dtype=dtype, quantization=kind)
         self.target = Target.load(source, self.config)
         self.tokenizer = TaskTokenizer.from_folder(Path(job.folder))
         self.index = cache(self._index)

@@ -17,7 +17,7 @@ from inspect import getfullargspec
 from numbers import Integral
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from msgspec import structs
@@ -33,6 +33,7 @@ from tasc_engine import (
 )
 from tasc_engine.batch_engine import BatchEngine
 from tasc_engine.model.folder import require_model
+from tasc_engine.model.loading import Quantization
 from tasc_protocol import FieldError, TokenText
 from tasc_runtime.data.local_corpus import Corpus, local_index, rows_of
 from tasc_runtime.data.saved_task import SavedTask
@@ -268,7 +269,7 @@ class LLM:
         schema: JSON schema that every answer fits.
         regex: Regular expression that every whole answer matches.
         dtype: float32, bfloat16, float16 or float64.
-        quantization: nf4 or int8, by bitsandbytes.
+        quantization: nf4 or int8, by bitsandbytes; or int8-dynamic, exact int8 products on a CPU.
         draft: How drafts are made, such as ``tasc_draft.DraftSettings(num_speculative_tokens=8)``.
         cache_dir: Folder of indexes; unset: ``tasc-serve/local-indexes`` in
             ``XDG_CACHE_HOME``, by default ``~/.cache``.
@@ -306,7 +307,7 @@ class LLM:
         schema: Mapping[str, Any] | None = None,
         regex: str | None = None,
         dtype: str = TaskRecord.dtype,
-        quantization: Literal["nf4", "int8"] | None = None,
+        quantization: Quantization | None = None,
         draft: DraftSettings | None = None,
         cache_dir: str | Path | None = None,
         **engine: Any,

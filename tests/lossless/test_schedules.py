@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lossless_cases import Case, make_engine
+from lossless_cases import LONGEST, Case, make_engine
+from msgspec import structs
 
 from tasc_draft import DraftSettings
 from tasc_engine import (
@@ -114,8 +115,12 @@ class Schedule:
             self.cancelled += 1
 
 
-def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
-    """Asserts that each row's keys and values are those of its tokens; returns the rows checked."""
+def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target, exact: bool = False) -> int:
+    """Asserts that each row's keys and values are those of its tokens; returns the rows checked.
+
+    Args:
+        exact: Whether they must have the same bits.
+    """
     pool = cache.copied(0, cache.slots)
     source, target = torch.from_numpy(cache.pending_moves)
     pool[:, target] = pool[:, source]
@@ -125,7 +130,8 @@ def assert_cache_holds(engine: Engine, cache: RowCache, alone: Target) -> int:
         if len(tokens):
             alone.next_tokens(plain_batch([0], 0, tokens.astype(np.int32)))
             found = pool[:, sequence.kv_start : sequence.kv_start + len(tokens)]
-            torch.testing.assert_close(found, alone.cache.copied(0, len(tokens)))
+            own, limit = alone.cache.copied(0, len(tokens)), 0.0 if exact else None
+            torch.testing.assert_close(found, own, rtol=limit, atol=limit)
             rows += 1
     return rows
 
@@ -157,6 +163,41 @@ def test_random_schedules_keep_engine_and_cache_consistent(
     assert schedule.ended > many
     assert min(schedule.cancelled, schedule.refused, checked) > some
     assert (waited > many) == (places == SCARCE)
+    assert totals.shared_tokens > 0
+    assert totals.drafted.sum() > totals.accepted.sum() > 0
+
+
+def int8_case(case: Case, alone: Target) -> Case:
+    """The case of the int8 model, by its answers to single requests without drafts."""
+    config = EngineConfig(rows=1, max_model_len=LENGTH, prefix_cache_bytes=0)
+    engine, _ = make_engine(case, config, target=alone)
+    whole = [structs.replace(request, max_tokens=LONGEST) for request in case.requests(draft=False)]
+    results = {each.id: list(each.tokens) for each in engine.generate(whole)}
+    found = [results[request.id] for request in whole]
+    answers = [answer[:most] for answer, most in zip(found, case.max_tokens, strict=True)]
+    ends = case.tokenizer.eos_ids
+    corpus = [[token for token in answer if token not in ends] for answer in found[:8]]
+    return replace(case, answers=answers, corpus=corpus, dtype="float32")
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "mistral"])
+def test_int8_rows_have_the_same_bits_in_any_schedule(
+    case_of, architecture, everything, seed
+) -> None:
+    """Answers and cache equal those of each row alone, with no margin for rounding."""
+    folder = case_of(architecture, "float32").folder
+    source = ModelSource(folder, quantization="int8-dynamic")
+    alone = Target.load(source, EngineConfig(rows=1, max_model_len=LENGTH))
+    case = int8_case(case_of(architecture, "float32"), alone)
+    target = Target.load(source, CONFIG)
+    engine, totals = scheduled(case, CONFIG, target)
+    schedule, checked = Schedule(case, engine, seed), 0
+    with torch.inference_mode():
+        for i in range(4_000 if everything else 600):
+            schedule.operate()
+            if i % 20 == 0:
+                checked += assert_cache_holds(engine, target.cache, alone, exact=True)
+    assert min(checked, schedule.ended, schedule.cancelled) > 5
     assert totals.shared_tokens > 0
     assert totals.drafted.sum() > totals.accepted.sum() > 0
 

@@ -114,7 +114,12 @@ class TaskOptions(AnswerOptions, PromptOptions):
     dtype: Annotated[
         str | None, _option("float32, bfloat16, float16, float64", TaskRecord.dtype)
     ] = None
-    quantization: Annotated[str | None, _option("nf4 (4 bits) or int8 weights.", "none")] = None
+    quantization: Annotated[
+        str | None,
+        _option(
+            "nf4 (4 bits) or int8 weights; or int8-dynamic, exact int8 products on a CPU.", "none"
+        ),
+    ] = None
     allow_special_tokens_in_input: Annotated[
         bool | None,
         typer.Option(

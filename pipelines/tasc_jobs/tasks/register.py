@@ -280,7 +280,7 @@ def _check_adapters(record: TaskRecord, model: BaseModel) -> None:
                 resolve_folder(place),
                 model.folder,
                 by_row=record.adapter is None,
-                quantized=record.quantization is not None,
+                quantized=record.quantization in ("nf4", "int8"),
             )
         except (ValueError, OSError) as error:
             raise UsageError(f"{named}: {error}") from error

@@ -41,6 +41,7 @@ class RowCache:
         longest: Maximum slots of one row; None if one row may hold all slots.
         room: Bytes that the device has for the cache; None if it was not asked. A row of
             ``longest`` slots must fit.
+        exact: Whether the bits of a token's attention must not depend on other tokens; CPU only.
 
     Attributes:
         host, device: The layout of the current or last step that ran outside a CUDA graph.
@@ -57,8 +58,9 @@ class RowCache:
         nbytes: int | None = None,
         longest: int | None = None,
         room: Room | None = None,
+        exact: bool = False,
     ) -> None:
-        self.layers = layers
+        self.layers, self._exact = layers, exact
         self.windows = dict[int, int | None]()
         self.host: StepLayout[Int64] | None = None
         self.device: StepLayout[Tensor] | None = None
@@ -110,7 +112,8 @@ class RowCache:
         """Returns the keys and values of one layer."""
         if self._pool is None:
             self._pool = self._taken(kv_heads, head_dim, like)
-            self._rows = _rows_of(self._pool, self._longest)
+            exact = CompiledRows(self._pool, exact=True) if self._exact else None
+            self._rows = exact or _rows_of(self._pool, self._longest)
             self._rows.begin(self.current, self._on_device)
         if self._pool.shape[3:] != (kv_heads, head_dim):
             raise UnsupportedModel(

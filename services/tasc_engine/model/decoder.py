@@ -18,7 +18,7 @@ from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
-from tasc_engine.model.linears import Linear, is_quantised, product_of
+from tasc_engine.model.linears import Int8Linear, Linear, is_quantised, product_of
 from tasc_engine.model.operations import (
     CompiledOperations,
     FusedOperations,
@@ -69,7 +69,9 @@ class LeanDecoder:
             computes the last layer for every token.
     """
 
-    def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
+    def __init__(
+        self, model: Any, max_positions: int, adapters: Adapters, int8: bool = False
+    ) -> None:
         config, attention = model.config, model.model.layers[0].self_attn
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
@@ -77,9 +79,10 @@ class LeanDecoder:
         self._scale = float(attention.scaling)
         self.embedding: Tensor = model.model.embed_tokens.weight.detach()
         self._first = Norm(model.model.layers[0].input_layernorm.weight, config.rms_norm_eps)
-        self._layers = [_layer(model, i, adapters) for i in range(config.num_hidden_layers)]
+        self._layers = [_layer(model, i, adapters, int8) for i in range(config.num_hidden_layers)]
         self.layers = len(self._layers)
-        self.head, self._adapters = Linear.joining(model.lm_head), adapters
+        self.head = Int8Linear.joining(model.lm_head) if int8 else Linear.joining(model.lm_head)
+        self._adapters = adapters
         cos_sin = _rope_table(model, max_positions)
         self.operations = _operations(cos_sin, self.heads, self.kv_heads, config.hidden_act)
         self.rotary_dim = cos_sin.shape[-1]
@@ -136,7 +139,9 @@ class LeanDecoder:
         return normed
 
 
-def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> LeanDecoder | None:
+def lean(
+    model: Any, max_positions: int, adapters: Adapters | None = None, int8: bool = False
+) -> LeanDecoder | None:
     """Makes a `LeanDecoder` of a transformers causal LM; None if the model needs other code.
 
     Weights that are laid out are copies: drop ``model`` afterwards. Projections that bitsandbytes
@@ -148,11 +153,12 @@ def lean(model: Any, max_positions: int, adapters: Adapters | None = None) -> Le
             have run once, since that prepares its layers.
         max_positions: Number of positions of the longest row; rope is tabulated for them.
         adapters: Adapters of this model; each row uses one or none of them.
+        int8: Whether products and LM head multiply int8 numbers; the model is float32, on a CPU.
     """
     known = FAMILIES.get(model.config.model_type) is type(model)
     if not (known and _is_plain(model) and _settings_known(model.config)):
         return None
-    decoder = LeanDecoder(model, max_positions, adapters or Adapters(model))
+    decoder = LeanDecoder(model, max_positions, adapters or Adapters(model), int8)
     # Partial rope would rotate only the first part of each head.
     return decoder if decoder.rotary_dim == decoder.head_dim else None
 
@@ -179,10 +185,11 @@ def _settings_known(config: Any) -> bool:
     return static and whole and all(getattr(config, name, None) is None for name in _UNKNOWN)
 
 
-def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
+def _layer(model: Any, index: int, adapters: Adapters, int8: bool) -> Layer:
     layer, config = model.model.layers[index], model.config
     attention, eps = layer.self_attn, config.rms_norm_eps
     of_model = config.sliding_window if config.model_type == "mistral" else None
+    joined = Int8Linear.joining if int8 else product_of
     last = index == config.num_hidden_layers - 1
     next_norm = model.model.norm if last else model.model.layers[index + 1].input_layernorm
 
@@ -190,7 +197,7 @@ def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
         linears = [layer.get_submodule(f"{part}.{name}") for name in names]
         paths = [f"model.layers.{index}.{part}.{name}" for name in names]
         widths = [linear.out_features for linear in linears]
-        return adapters.around(product_of(*linears), paths, widths, picked)
+        return adapters.around(joined(*linears), paths, widths, picked)
 
     return Layer(
         qkv=product("self_attn", "q_proj", "k_proj", "v_proj", picked=False),

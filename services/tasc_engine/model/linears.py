@@ -1,17 +1,23 @@
 """Linear layers whose weights are laid out once for the CPU; layers with the same input are joined.
 
 oneDNN lays a weight out for its kernels at each call of ``linear``. For the few tokens of a
-decoding step, that takes longer than the product itself. Quantised layers keep their own code.
+decoding step, that takes longer than the product itself. Layers that bitsandbytes quantised keep
+their own code. An `Int8Linear` multiplies int8 numbers, exactly.
 """
 
 import logging
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from tasc_engine.kernels.cpu import int8
+from tasc_engine.kernels.cpu.compiling import bits
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +28,7 @@ _TOKENS = 8
 # token and for weights that stay in a core's cache. bfloat16 gains at every size.
 _FLOAT32_FROM = 1 << 20
 
-_onednn = torch.ops.mkldnn
+_onednn, _int8 = torch.ops.mkldnn, torch.ops.onednn
 # The overload is fetched once, since its lookup takes a tenth of a small product's time.
 _product: Any = getattr(_onednn._linear_pointwise, "default", None)
 _without_layout: set[str] = set()  # the reasons that have been logged
@@ -89,6 +95,126 @@ class Linear(nn.Module):
         return self._weight.to_dense() if self.laid_out else self._weight
 
 
+class Int8Linear(nn.Module):
+    """Computes ``x @ weight.T + bias`` with int8 numbers, weights by output and inputs by row.
+
+    The products are summed exactly, as integers; the sum is rounded once and scaled in float32. So
+    the bits of a row's result do not depend on other rows, on the number of threads or on the
+    kernels of the processor.
+
+    Args:
+        weight: ``float32[out, in]`` on a CPU; not kept.
+        bias: ``float32[out]`` or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        weight = weight.detach()
+        self.out_features, self.in_features = weight.shape
+        self._bias = (torch.zeros(0) if bias is None else bias.detach()).numpy()
+        self._scales = weight.abs().amax(1) / _MOST_INT8
+        scales = self._scales.where(self._scales > 0, 1)[:, None]
+        self._integers = (weight / scales).round().to(torch.int8)
+        self._product = int8_product(self._integers, self._scales)
+
+    @classmethod
+    def joining(cls, *layers: nn.Linear) -> "Int8Linear":
+        """Join layers that read the same input; their outputs are concatenated."""
+        weights, biases = [each.weight for each in layers], [each.bias for each in layers]
+        if all(bias is None for bias in biases):
+            return cls(torch.cat(weights))
+        pairs = zip(weights, biases, strict=True)
+        return cls(
+            torch.cat(weights),
+            torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs]),
+        )
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Maps ``float32[..., in]`` to ``float32[..., out]``.
+
+        Args:
+            out: Receives the result for an ``x`` of two dimensions; None for a new tensor.
+        """
+        rows = x.numel() // self.in_features
+        rounded = torch.empty((rows, self.in_features), dtype=torch.uint8)
+        scales = np.empty(rows, np.float32)
+        int8.quantise(bits(x.contiguous()), bits(rounded), scales)
+        made = self._product(rounded) if rows else x.new_empty((0, self.out_features))
+        int8.scale_rows(bits(made), scales, self._bias)
+        made = made.view(*x.shape[:-1], self.out_features)
+        return made if out is None else out.copy_(made)
+
+    @property
+    def weight(self) -> Tensor:
+        """The rounded ``float32[out, in]`` weight; each access computes it."""
+        return self._integers.float() * self._scales[:, None]
+
+
+_MOST_INT8, _SHIFT = 127, 128
+# A float32 sum of so many products of int8 numbers is exact, whatever its order.
+_EXACT = 2**24 // _MOST_INT8**2
+Int8Product = Callable[[Tensor], Tensor]
+
+
+def int8_product(weight: Tensor, scales: Tensor) -> Int8Product:
+    """The product with an int8 weight, whose integer sums are rounded to float32 and scaled.
+
+    Args:
+        weight: ``int8[out, in]``, from -127 to 127.
+        scales: ``float32[out]``.
+
+    Returns:
+        A function of ``uint8[N, in]``, integers from -127 to 127 plus 128, to ``float32[N, out]``.
+    """
+    return _by_onednn(weight, scales) if _onednn_is_exact() else plain_int8(weight, scales)
+
+
+def plain_int8(weight: Tensor, scales: Tensor) -> Int8Product:
+    """`int8_product` by float32 products, on any processor."""
+    parts = [part.float().T for part in weight.split(_EXACT, 1)]
+
+    def product(x: Tensor) -> Tensor:
+        pairs = zip(x.split(_EXACT, 1), parts, strict=True)
+        first, *more = ((own.float() - _SHIFT) @ part for own, part in pairs)
+        whole = sum((part.double() for part in more), first.double()).float() if more else first
+        return whole.mul_(scales)
+
+    return product
+
+
+def _by_onednn(weight: Tensor, scales: Tensor) -> Int8Product:
+    none, packed = torch.zeros(len(scales), dtype=torch.int32), _int8.qlinear_prepack(weight, None)
+    product, wanted = _int8.qlinear_pointwise.default, torch.float32
+
+    def made(x: Tensor) -> Tensor:
+        found: Tensor = product(
+            x, 1.0, _SHIFT, packed, scales, none, None, 1.0, 0, wanted, "none", [], ""
+        )
+        return found
+
+    return made
+
+
+@cache
+def _onednn_is_exact() -> bool:
+    """Whether oneDNN's product is exact here; without instructions for it, its sums saturate."""
+    make = torch.Generator().manual_seed(0)
+    x, weight = (torch.randint(-127, 128, (n, 1536), generator=make) for n in (19, 65))
+    x[:4], weight[:8] = 127, -127
+    weight[4:8] = 127
+    x, weight = (x + _SHIFT).to(torch.uint8), weight.to(torch.int8)
+    scales = torch.rand(65, generator=make)
+    try:
+        found = _by_onednn(weight, scales)(x)
+    except (AttributeError, RuntimeError, TypeError) as error:
+        logger.info("int8 products are slower: oneDNN does not compute them here: %s", error)
+        return False
+    if torch.equal(found, plain_int8(weight, scales)(x)):
+        return True
+    logger.info("int8 products are slower: oneDNN's are not exact on this processor")
+    return False
+
+
 def is_quantised(layer: Any) -> bool:
     """Whether a linear layer is quantised by bitsandbytes, also if peft adds a LoRA to its output.
 
@@ -132,13 +258,28 @@ def lay_out_linears(model: nn.Module) -> None:
     Subclasses, such as quantised layers, are left unchanged. The dense weight of a replaced layer
     is freed unless another module shares it, such as an embedding tied to the LM head.
     """
-    replaced: dict[nn.Module, nn.Module] = {}  # a layer used in two places is laid out once
+    _replace_linears(model, lambda layer: Linear(*_parts(layer)) if _gains(layer.weight) else None)
+
+
+def quantise_linears(model: nn.Module) -> None:
+    """Replace each plain ``nn.Linear`` inside ``model`` with an `Int8Linear`, in place."""
+    _replace_linears(model, lambda layer: Int8Linear(*_parts(layer)))
+
+
+def _parts(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    return layer.weight, layer.bias
+
+
+def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> None:
+    replaced: dict[nn.Module, nn.Module | None] = {}  # a layer used in two places is made once
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if type(child) is nn.Linear and _gains(child.weight):
-                if child not in replaced:
-                    replaced[child] = Linear(child.weight, child.bias)
-                setattr(parent, name, replaced[child])
+            if type(child) is not nn.Linear:
+                continue
+            if child not in replaced:
+                replaced[child] = make(child)
+            if (made := replaced[child]) is not None:
+                setattr(parent, name, made)
 
 
 def _gains(weight: Tensor) -> bool:

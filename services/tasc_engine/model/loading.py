@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import transformers
@@ -34,7 +34,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-Quantization = Literal["nf4", "int8"]
+Quantization = Literal["nf4", "int8", "int8-dynamic"]
 log = logging.getLogger(__name__)
 _IMPORTING = threading.Lock()
 _LORA = re.compile(r"\.lora_[AB]\.")
@@ -50,12 +50,12 @@ class ModelSource:
         adapter: Folder of a LoRA adapter that all rows use, as part of the model.
         quantization: Quantisation of linear layers by bitsandbytes: ``nf4`` (Dettmers et al. 2023,
             arXiv 2305.14314) or ``int8`` (Dettmers et al. 2022, arXiv 2208.07339, without
-            outliers).
+            outliers); or ``int8-dynamic``, products of int8 numbers on a CPU (see `Int8Linear`).
         adapters: Names and folders of LoRA adapters; each row uses one or none of them.
 
     Raises:
         ValueError: Both ``adapter`` and ``adapters`` are given, a name occurs twice, the
-            quantization is unknown, or it is combined with float64.
+            quantization is unknown, or it is combined with another setting that it excludes.
     """
 
     folder: Path
@@ -74,12 +74,38 @@ class ModelSource:
         names = [name for name, _ in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"adapters has {', '.join(names)}; each name may occur only once")
-        if self.quantization not in (None, "nf4", "int8"):
-            raise ValueError(f"quantization is {self.quantization!r}; use nf4, int8 or None")
+        if self.quantization not in (None, *get_args(Quantization)):
+            known = ", ".join(get_args(Quantization))
+            raise ValueError(f"quantization is {self.quantization!r}; use {known} or None")
+        if self.is_int8:
+            self._require_int8()
         if self.quantization and self.dtype == "float64":
             raise ValueError(
                 f"quantization is {self.quantization} and dtype is float64, which quantised layers "
                 "do not support; use float32, bfloat16 or float16"
+            )
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether this project's int8 products are used."""
+        return self.quantization == "int8-dynamic"
+
+    def _require_int8(self) -> None:
+        if self.dtype != "float32":
+            raise ValueError(
+                f"quantization is int8-dynamic and dtype is {self.dtype}; everything but its "
+                "products is float32: leave dtype out"
+            )
+        if torch.device(self.device).type != "cpu":
+            raise ValueError(
+                f"quantization is int8-dynamic and device is {self.device}; it runs on CPUs alone: "
+                "use int8 or nf4, or set device to cpu"
+            )
+        if self.adapters:
+            raise ValueError(
+                f"quantization is int8-dynamic and adapters has {len(self.adapters)}; sums of "
+                "adapters by request are not exact: name one adapter, which is merged, or use "
+                "another quantization"
             )
 
 
@@ -113,7 +139,7 @@ def load_model(source: ModelSource) -> Any:
     logging.getLogger("transformers.modeling_utils").addFilter(_no_report)
     config = checked_config(source.folder)
     if source.adapter is not None:
-        quantized = source.quantization is not None
+        quantized = source.quantization is not None and not source.is_int8
         require_fit(source.adapter, source.folder, quantized=quantized)  # before weights are read
     quantised = _quantisation(source, config)
     # Eager attention computes the reference logits; other implementations leave out soft caps.
@@ -225,7 +251,7 @@ def _quantisation(source: ModelSource, config: Any) -> dict[str, Any]:
             "outliers depends on all rows of a step, so an answer would depend on other requests; "
             "save the model with threshold 0, or load the unquantised one with quantization int8"
         )
-    if not own and not source.quantization:
+    if source.is_int8 or (not own and not source.quantization):
         return {}
     asked = {"quantization_config": _asked(source)} if source.quantization else {}
     return {"device_map": {"": source.device}, **asked}

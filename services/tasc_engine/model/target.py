@@ -41,7 +41,7 @@ from tasc_engine.model.cuda_graphs import GraphedForward, Limits, Recorder
 from tasc_engine.model.decoder import FAMILIES, LeanDecoder, lean
 from tasc_engine.model.folder import weight_files
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
-from tasc_engine.model.linears import lay_out_linears
+from tasc_engine.model.linears import lay_out_linears, quantise_linears
 from tasc_engine.model.loading import ModelSource, load_model, positions_of
 from tasc_engine.model.operations import choose, greatest
 
@@ -68,6 +68,8 @@ class Target:
     Args:
         adapters: Adapters; each row uses one or none of them.
         memory: Asked once, after the weights are loaded, for the memory that limits the KV cache.
+        int8: Whether products are of int8 numbers; the model is float32, on a CPU. The bits of a
+            token's logits then do not depend on the other tokens of a step.
 
     Attributes:
         adapters: Names of the adapters, which are numbered from 1 in this order.
@@ -85,6 +87,7 @@ class Target:
         config: EngineConfig,
         adapters: Sequence[Adapter] = (),
         memory: MemoryOf = memory_of,
+        int8: bool = False,
     ) -> None:
         self.config = config
         self.adapters = tuple(adapter.name for adapter in adapters)
@@ -93,18 +96,28 @@ class Target:
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         layers, longest = attention_layers(model), config.max_model_len
         _check_config(model.config, config.max_model_len)
-        expected, self._name = _own_logits(model.eval()), type(model).__name__
+        self._name = type(model.eval()).__name__
+        expected = None if int8 else _own_logits(model)
         self._tolerance = TOLERANCE[self.dtype]
-        self._quantised = bool(getattr(model.config, "quantization_config", None))
+        self._quantised = int8 or bool(getattr(model.config, "quantization_config", None))
         if self._quantised:
             self._tolerance = max(self._tolerance, QUANTISED_TOLERANCE)
         added = Adapters(model, adapters)
-        decoder = lean(model, longest, added)
+        decoder = lean(model, longest, added, int8)
+        if int8 and decoder is None:
+            raise UnsupportedModel(
+                f"quantization is int8-dynamic, but {self._name} is run by the code of "
+                f"transformers; it needs one of {', '.join(FAMILIES)}, or another quantization"
+            )
+        if expected is None:
+            quantise_linears(model)
+            expected = _own_logits(model)
         # Taken before the KV cache gets what is left.
         logits = None if decoder is None else self._logits_of_graphs(decoder)
         found = memory(self.device)
         room = None if found is None else room_for_cache(found, config)
-        self.cache = RowCache(layers, config.rows * longest, config.kv_cache_bytes, longest, room)
+        slots, nbytes = config.rows * longest, config.kv_cache_bytes
+        self.cache = RowCache(layers, slots, nbytes, longest, room, exact=int8)
         self.forward: Forward = (
             through_modules(model, self.cache, added) if decoder is None else decoder
         )
@@ -134,7 +147,7 @@ class Target:
         adapters = [read_adapter(name, folder) for name, folder in source.adapters]
         limit_process(torch.device(source.device), config)
         try:
-            return cls(load_model(source), config, adapters, memory)
+            return cls(load_model(source), config, adapters, memory, source.is_int8)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

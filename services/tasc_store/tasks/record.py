@@ -8,7 +8,7 @@ object, but not that a schema or a regular expression is valid.
 import json
 import re
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from tasc_draft.settings import DraftSettings
 from tasc_protocol import SamplingDefaults
@@ -143,7 +143,7 @@ def _require_within(
 
 _FIELD = "{input}"
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_QUANTIZATIONS = ("nf4", "int8")
+Quantization = Literal["nf4", "int8", "int8-dynamic"]
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 # Fields that are left out of the JSON if unset. So putting an older record again writes the same
@@ -177,7 +177,7 @@ class TaskRecord:
         max_tokens: Maximum number of tokens of an answer, unless a request sets another maximum.
         corpus: The task whose corpus this task drafts from; unset: this task.
         draft: The drafting settings of the task.
-        quantization: nf4 or int8; unset: weights of ``dtype``.
+        quantization: nf4, int8 or int8-dynamic; unset: weights of ``dtype``.
         sampling: Sampling parameters, used where a request sets none.
         choices: Labels; the answer is one of them. Only one of choices, schema and regex may be
             set.
@@ -208,7 +208,7 @@ class TaskRecord:
     max_tokens: int = 256
     corpus: str | None = None
     draft: DraftSettings = field(default_factory=DraftSettings)
-    quantization: Literal["nf4", "int8"] | None = None
+    quantization: Quantization | None = None
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     choices: tuple[str, ...] = ()
     schema: str | None = None
@@ -234,9 +234,15 @@ class TaskRecord:
             )
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; use one of {', '.join(_DTYPES)}")
-        if self.quantization not in (None, *_QUANTIZATIONS):
-            allowed = " or ".join(_QUANTIZATIONS)
+        if self.quantization not in (None, *get_args(Quantization)):
+            allowed = ", ".join(get_args(Quantization))
             raise ValueError(f"quantization is {self.quantization!r}; use {allowed}, or none")
+        if self.quantization == "int8-dynamic" and (self.dtype != "float32" or self.adapters):
+            raise ValueError(
+                f"quantization is int8-dynamic, dtype is {self.dtype}, and there are "
+                f"{len(self.adapters)} adapters by request; it needs dtype float32 and none of "
+                "these: name one adapter as adapter, which is merged"
+            )
         if not isinstance(self.stop, tuple) or not all(_is_text(s) for s in self.stop):
             raise ValueError(f"stop is {self.stop!r}; it must be a list of non-empty strings")
         if type(self.max_tokens) is not int or self.max_tokens < 1:

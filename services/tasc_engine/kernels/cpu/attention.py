@@ -5,6 +5,10 @@ attention: Miao et al. 2024, arXiv 2305.09781). The queries of all heads and of 
 row as fit are processed together, one query per lane of a vector. If too few queries remain to fill
 a vector, each of them takes several lanes. Rows with many tokens are left to torch's attention,
 which has a higher overhead but multiplies faster.
+
+If attention has to be exact, a token's result has the same bits, whichever tokens share the step:
+the number of lanes of a query depends on the model alone, and sums run from the first visible slot
+to the last. Hidden slots between them have weight 0 and change no sum.
 """
 
 from typing import Any
@@ -79,7 +83,7 @@ def _attend(
     query: Any, pool: Any, positions: Any, visible_lens: Any, tree: Any, query_offsets: Any,
     kv_starts: Any, trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any,
     together: int, scale: Any, window: int, softcap: Any, queries: Any, keys: Any, values: Any,
-    scores: Any, totals: Any, sums: Any, out: Any,
+    scores: Any, totals: Any, sums: Any, out: Any, exact: bool,
 ) -> None:  # fmt: skip
     """See `RowCache.attend` and `StepLayout`.
 
@@ -89,6 +93,7 @@ def _attend(
         rows: ``int64[n]``, the rows to process; the other rows' part of ``out`` is not changed.
         together: Number of tokens that are processed together.
         queries, keys, values, scores, totals, sums: The memory of a `Scratch`.
+        exact: Whether the bits of a token's result must not depend on other tokens.
     """
     dim = value(size)
     shared, step = heads // kv_heads, 2 * kv_heads * dim
@@ -104,7 +109,7 @@ def _attend(
                 at = (kv_starts[r] + low) * step + g * dim
                 _score(
                     query, token, n, g, shared, heads, size, scale, pool, at, step, end - low,
-                    queries, keys, scores, g * n, lanes,
+                    queries, keys, scores, g * n, lanes, exact,
                 )  # fmt: skip
             if softcap > 0:
                 _cap(scores, end - low, lanes, tokens * heads, softcap)
@@ -125,7 +130,7 @@ def _attend(
             _weigh(scores, end - low, lanes, tokens * heads, totals)
             for g in range(kv_heads):
                 at = (kv_starts[r] + low) * step + (kv_heads + g) * dim
-                _sum(pool, at, step, end - low, n, size, scores, g * n, lanes, values, sums)
+                _sum(pool, at, step, end - low, n, size, scores, g * n, lanes, values, sums, exact)
                 _scatter(sums, totals, token, n, g, shared, heads, size, out)
 
 
@@ -177,15 +182,33 @@ def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
 def _score(
     query: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, scale: Any,
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
-    stride: int,
+    stride: int, exact: bool,
 ) -> None:  # fmt: skip
     """Computes the scores of one KV head: of queries that fill vectors, then of the remaining ones.
 
-    The fewer queries remain, the more lanes each of them takes.
+    The fewer queries remain, the more lanes each of them takes. In exact attention, each takes as
+    many as if there were a single token.
     """
     s1, s2, s4, s8, s16 = _one(), _two(), _four(), _eight(), _sixteen()
     full = n // WIDTH * WIDTH if value(size) % WIDTH == 0 else n
     left = n - full
+    if exact and value(size) % WIDTH == 0:
+        full, left = 0, n
+        if shared > 8:
+            full, left = n, 0
+        elif shared > 4:
+            _gather(query, token, 0, n, g, shared, heads, size, scale, queries, s2)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s2, n)
+        elif shared > 2:
+            _gather(query, token, 0, n, g, shared, heads, size, scale, queries, s4)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s4, n)
+        elif shared > 1:
+            _gather(query, token, 0, n, g, shared, heads, size, scale, queries, s8)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s8, n)
+        else:
+            _gather(query, token, 0, n, g, shared, heads, size, scale, queries, s16)
+            _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s16, n)
+        left = 0
     if full:
         _gather(query, token, 0, full, g, shared, heads, size, scale, queries, s1)
         _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s1, full)
@@ -218,7 +241,7 @@ def _score_lanes(
     for p in range(0, slots, 8):
         for k in range(8):
             _convert(pool, at + min(p + k, slots - 1) * step, size, keys, k * dim)
-        for b in range(0, n, WIDTH):
+        for b in range(0, n, WIDTH // each):
             none = zeros(keys)
             t0, t1, t2, t3, t4, t5, t6, t7 = none, none, none, none, none, none, none, none
             for d in range(0, dim, each):
@@ -284,7 +307,7 @@ def _weigh(scores: Any, slots: int, lanes: int, used: int, totals: Any) -> None:
 @arithmetic
 def _sum(
     pool: Any, at: int, step: int, slots: int, n: int, size: Any, scores: Any, first: int,
-    lanes: int, values: Any, sums: Any,
+    lanes: int, values: Any, sums: Any, exact: bool,
 ) -> None:  # fmt: skip
     """Computes the weighted sums of one KV head's values, ``[n, dim rounded up]``."""
     dim = value(size)
@@ -300,7 +323,16 @@ def _sum(
             w2, w3 = broadcast(scores[i + 2 * lanes]), broadcast(scores[i + 3 * lanes])
             w4, w5 = broadcast(scores[i + 4 * lanes]), broadcast(scores[i + 5 * lanes])
             w6, w7 = broadcast(scores[i + 6 * lanes]), broadcast(scores[i + 7 * lanes])
-            for d in range(0, padded, WIDTH):
+            for d in range(0, padded if exact else 0, WIDTH):
+                both = fma(w0, load(values, d), load(sums, q * padded + d))
+                both = fma(w1, load(values, padded + d), both)
+                both = fma(w2, load(values, 2 * padded + d), both)
+                both = fma(w3, load(values, 3 * padded + d), both)
+                both = fma(w4, load(values, 4 * padded + d), both)
+                both = fma(w5, load(values, 5 * padded + d), both)
+                both = fma(w6, load(values, 6 * padded + d), both)
+                store(sums, q * padded + d, fma(w7, load(values, 7 * padded + d), both))
+            for d in range(0, 0 if exact else padded, WIDTH):
                 even = fma(w0, load(values, d), load(sums, q * padded + d))
                 odd = mul(w1, load(values, padded + d))
                 even = fma(w2, load(values, 2 * padded + d), even)
@@ -336,10 +368,14 @@ _MANY, _MUCH = 24, 400_000
 
 
 class CompiledRows:
-    """Computes attention for all rows of a step; see `RowByRow`."""
+    """Computes attention for all rows of a step; see `RowByRow`.
 
-    def __init__(self, pool: Tensor) -> None:
-        self._others = RowByRow(pool)
+    Args:
+        exact: Whether the bits of a token's result must not depend on other tokens.
+    """
+
+    def __init__(self, pool: Tensor, exact: bool = False) -> None:
+        self._others, self._exact = RowByRow(pool), exact
         self._layers = [bits(layer) for layer in pool]
         self._kv_heads = pool.shape[3]
         self._scratch: Scratch | None = None
@@ -373,7 +409,7 @@ class CompiledRows:
                 step.query_offsets, step.kv_starts, step.trunks, step.nodes, little, scratch.heads,
                 scratch.kv_heads, scratch.size, scratch.tokens, number(scale), window or 0,
                 number(softcap or 0.0), scratch.queries, scratch.keys, scratch.values,
-                scratch.scores, scratch.totals, scratch.sums, self._found,
+                scratch.scores, scratch.totals, scratch.sums, self._found, self._exact,
             )  # fmt: skip
         for row in self._much:
             self._others.attend_row(row, layer, query, scale, window, softcap, self._out)
@@ -400,6 +436,7 @@ class CompiledRows:
         if self._little is None:
             work = self._tokens * self._lengths * (heads * dim)
             much = (self._tokens * (heads // self._kv_heads) >= _MANY) & (work >= _MUCH)
+            much &= not self._exact
             self._little, self._much = np.flatnonzero(~much), np.flatnonzero(much).tolist()
             self._scratch.hold(int(self._lengths[self._little].max(initial=0)))
         return self._scratch, self._little

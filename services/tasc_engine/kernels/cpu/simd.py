@@ -15,7 +15,7 @@ from numba.extending import intrinsic, models, register_model
 from numba.np.arrayobj import make_array
 
 WIDTH = 16
-_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _F16, _F32, _F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 _FLOATS = (types.float32, types.float64)
 
@@ -160,6 +160,21 @@ def store(_: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic
+def store_shifted(_: Any, array: Any, index: Any, x: Any) -> Any:
+    """Rounds lanes from -128 to 127 to integers, ties to even, and stores 128 more as uint8."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        whole = _call(builder, "rint", _vector(x.of), [args[2]])
+        integers = builder.fptosi(whole, ir.VectorType(_I32, WIDTH))
+        integers = builder.add(integers, _all(integers.type, 128))
+        where, size = _place(context, builder, array, args[0], args[1])
+        builder.store(builder.trunc(integers, ir.VectorType(_I8, WIDTH)), where, align=size)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, x), lower
+
+
+@intrinsic
 def zeros(_: Any, array: Any) -> Any:
     """Zeros in all lanes, which have the type for an array's elements."""
     kind = Lanes(_of(array))
@@ -214,6 +229,16 @@ def maximum(_: Any, x: Any, y: Any) -> Any:
         return _call(builder, "maximum", _vector(x.of), list(args))
 
     return x(x, y), lower
+
+
+@intrinsic
+def absolute(_: Any, x: Any) -> Any:
+    """The absolute values of the lanes."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, "fabs", _vector(x.of), list(args))
+
+    return x(x), lower
 
 
 @intrinsic

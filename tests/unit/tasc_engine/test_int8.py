@@ -1,0 +1,234 @@
+"""Tests that int8 products are exact, and that a token's logits have the same bits in any step."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+from tree_layouts import depths_of, forest
+
+import tiny
+from support import refused
+from tasc_engine import EngineConfig, ModelSource, Target
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.kernels.cpu import int8
+from tasc_engine.layout import ForwardBatch, plain_batch
+from tasc_engine.model import linears
+from tasc_engine.model.linears import Int8Linear, int8_product, plain_int8
+from tasc_store import TaskRecord
+
+PRODUCTS = {"the processor's": int8_product, "plain": plain_int8}
+ROWS, LENGTH = 4, 96
+VOCAB = 97
+SHAPE: dict[str, Any] = {**tiny.SHAPE, "vocab_size": VOCAB, "intermediate_size": 80}
+
+
+def one_kv_head(heads: int) -> dict[str, Any]:
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 16}
+    return {**SHAPE, **heads_of, "hidden_size": 16 * heads}
+
+
+# Queries that share a head: two, three, one, and nine; heads of 8 elements fill no vector.
+MODELS = {
+    "qwen2": Qwen2Config(**SHAPE),
+    "llama": LlamaConfig(**one_kv_head(3)),
+    "qwen3": Qwen3Config(**SHAPE | {"head_dim": 32, "num_key_value_heads": 4}),
+    "mistral": MistralConfig(**one_kv_head(9), sliding_window=16),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+@pytest.mark.parametrize("width", [1, 7, 64, 576, 1040, 1041, 4100])
+def test_product_is_the_rounded_sum_of_integers(product: Any, width: int) -> None:
+    make = np.random.default_rng(width)
+    x, weight = (make.integers(-127, 128, (n, width)) for n in (9, 33))
+    x[:2], weight[:2], weight[2] = 127, 127, -127  # the greatest sums
+    scales = make.random(33).astype(np.float32)
+    shifted = torch.from_numpy((x + 128).astype(np.uint8))
+    found = product(torch.from_numpy(weight.astype(np.int8)), torch.from_numpy(scales))(shifted)
+    expected = (x @ weight.T).astype(np.float32) * scales
+    assert np.array_equal(found.numpy(), expected)
+
+
+@pytest.mark.parametrize("width", [1, 16, 37, 160])
+def test_rows_are_rounded_by_their_greatest_number(width: int) -> None:
+    make = np.random.default_rng(width)
+    x = (make.standard_normal((6, width)) * [[1e-30], [1.0], [1e30], [0.0], [1], [1]]).astype("f4")
+    x[4, width // 2], x[5, -1] = np.nan, -np.inf
+    out, scales = np.empty(x.shape, np.uint8), np.empty(6, np.float32)
+    int8.quantise(x.reshape(-1), out.reshape(-1), scales)
+    whole, factors = out[:4].astype(int) - 128, np.abs(x[:4]).max(1) / np.float32(127)
+    assert np.array_equal(scales[:4], factors)
+    assert np.abs(whole[:3]).max(1).tolist() == [127] * 3
+    assert not whole[3].any()
+    assert (np.abs(x[:4] - whole * factors[:, None]) <= 0.501 * factors[:, None]).all()
+    assert np.isnan(scales[4:]).all()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_joined_int8_layers_are_close_to_the_separate_layers(biased: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(48, width, biased).requires_grad_(False) for width in (32, 17)]
+    x, joined = torch.randn(5, 48), Int8Linear.joining(*layers)
+    expected = torch.cat([layer(x) for layer in layers], -1)
+    assert (joined(x) - expected).norm() / expected.norm() < 0.02
+    out = torch.empty_like(expected)
+    assert joined(x, out) is out
+    assert torch.equal(out, joined(x))
+    assert joined(x[:0]).shape == (0, 49)
+    weights = torch.cat([layer.weight for layer in layers])
+    assert (joined.weight - weights).abs().max() <= weights.abs().max() / 127
+    x[1, 3] = torch.inf
+    assert joined(x)[1].isnan().all()
+    assert torch.equal(joined(x)[2:], out[2:])
+
+
+def make_target(folder: Path, name: str, rows: int, int8: bool = True) -> Target:
+    if not folder.exists():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(MODELS[name]).save_pretrained(folder)
+    kind = "int8-dynamic" if int8 else None
+    config = EngineConfig(rows=rows, max_model_len=LENGTH, max_draft_tokens=8)
+    return Target.load(ModelSource(folder, quantization=kind), config)
+
+
+class Session:
+    """Rows of known tokens, in random steps of chunks and trees."""
+
+    def __init__(self, target: Target, tokens: list[list[int]], seed: int) -> None:
+        self.target, self.tokens, self.random = target, tokens, Random(seed)
+        self.cached = [0] * len(tokens)
+
+    def step(self) -> list[tuple[int, int, torch.Tensor]]:
+        """Runs a step; returns the logits after some places, as ``(row, place, logits)``."""
+        rows = [r for r, done in enumerate(self.cached) if done < LENGTH - 20]
+        rows = self.random.sample(rows, self.random.randint(1, len(rows)))
+        trees, drafts, given, found, moves = [], [], [], [], []
+        before = [self.cached[r] for r in rows]
+        for r in rows:
+            done = self.cached[r]
+            chunk = self.random.choice((1, 1, 2, 5, 11))
+            given.append(self.tokens[r][done : done + chunk])
+            tree = [self.random.randrange(-1, i) for i in range(self.random.choice((0, 0, 3, 8)))]
+            path = self._path(tree)
+            words = [self.random.randrange(VOCAB) for _ in tree]
+            for depth, node in enumerate(path):
+                words[node] = self.tokens[r][done + chunk + depth]
+            trees.append(tree)
+            drafts.append(words)
+            # Logits come after the last token, and after each node.
+            places = [(0, done + chunk - 1)]
+            places += [(1 + n, done + chunk + d) for d, n in enumerate(path)]
+            found.append((r, places, 1 + len(tree)))
+            first = r * LENGTH + done + chunk
+            moves += [(first + node, first + depth) for depth, node in enumerate(path)]
+            self.cached[r] = done + chunk + len(path)
+        counts = [len(words) for words in given]
+        batch = ForwardBatch(
+            kv_starts=np.array([r * LENGTH for r in rows]),
+            context_lens=np.array(before, np.int32),
+            tokens=np.array([t for words in given for t in words], np.int32),
+            query_offsets=np.cumsum([0, *counts]).astype(np.int32),
+            draft_of=np.arange(len(rows), dtype=np.int32),
+            drafts=forest(trees, drafts),
+        )
+        logits, begin, told = self.target.logits(batch).clone(), 0, []
+        for r, places, count in found:
+            told += [(r, place, logits[begin + at]) for at, place in places]
+            begin += count
+        self.target.cache.pending_moves = np.array(moves, np.int64).reshape(-1, 2).T
+        return told
+
+    def _path(self, tree: list[int]) -> list[int]:
+        """The nodes from a child of the root down to a random node; they get the true tokens."""
+        node, path = self.random.randrange(-1, len(tree)), list[int]()
+        while node >= 0:
+            path.insert(0, node)
+            node = tree[node]
+        assert [depths_of(tree)[n] for n in path] == [*range(1, len(path) + 1)]
+        return path
+
+
+@torch.inference_mode()
+def each_alone(target: Target, tokens: list[int]) -> torch.Tensor:
+    """The logits of each token in a step of its own, ``[n, vocab]``."""
+    steps = (plain_batch([0], i, np.array([t], np.int32)) for i, t in enumerate(tokens))
+    return torch.cat([target.logits(step).clone() for step in steps])
+
+
+@torch.inference_mode()
+def differing(folder: Path, name: str, steps: int, seed: int, int8: bool = True) -> list[bool]:
+    """For each compared place, whether its logits differ from those of the token alone."""
+    words = Random(seed)
+    tokens = [[words.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(ROWS)]
+    alone = make_target(folder, name, 1, int8)
+    expected = [each_alone(alone, row[: LENGTH - 1]) for row in tokens]
+    target, found, step = make_target(folder, name, ROWS, int8), list[bool](), 0
+    while step < steps:
+        session = Session(target, tokens, seed + step)
+        while step < steps and min(session.cached) < LENGTH - 20:
+            for row, place, logits in session.step():
+                found.append(not torch.equal(logits, expected[row][place]))
+            step += 1
+        target.cache.clear()
+        target.cache.pending_moves = np.zeros((2, 0), np.int64)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_have_the_bits_of_each_token_alone(name, tmp_path: Path, everything, seed) -> None:
+    found = differing(tmp_path / name, name, 1000 if everything else 100, seed)
+    assert len(found) > 100
+    assert not any(found)
+
+
+def test_logits_in_float32_have_other_bits_in_other_steps(tmp_path: Path) -> None:
+    """Positive control of the test above."""
+    assert any(differing(tmp_path / "llama", "llama", 60, 0, int8=False))
+
+
+def test_plain_products_give_the_same_bits(tmp_path: Path, monkeypatch) -> None:
+    tokens = [3, 14, 15, 92, 65, 35]
+    found = each_alone(make_target(tmp_path / "qwen2", "qwen2", 1), tokens)
+    monkeypatch.setattr(linears, "_onednn_is_exact", lambda: False)
+    plain = make_target(tmp_path / "qwen2", "qwen2", 1)
+    assert torch.equal(each_alone(plain, tokens), found)
+
+
+def test_two_threads_give_the_same_bits(tmp_path: Path) -> None:
+    tokens, target = [3, 14, 15, 92, 65, 35], make_target(tmp_path / "llama", "llama", 1)
+    found, threads = each_alone(target, tokens), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(each_alone(target, tokens), found)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_other_settings_and_models_are_refused(tmp_path: Path) -> None:
+    for wrong, part in (
+        ({"dtype": "bfloat16"}, "leave dtype out"),
+        ({"device": "cuda"}, "use int8 or nf4"),
+        ({"adapters": (("a", tmp_path),)}, "name one adapter"),
+    ):
+        with refused(ValueError, "int8-dynamic", part):
+            ModelSource(tmp_path, quantization="int8-dynamic", **wrong)
+    known = {"name": "t", "model": "m", "fingerprint": "0" * 32, "template": "{input}"}
+    with refused(ValueError, "int8-dynamic", "float32"):
+        TaskRecord(**known, dtype="bfloat16", quantization="int8-dynamic")
+    with refused(ValueError, "int8-dynamic", "name one adapter"):
+        TaskRecord(**known, adapters=(("a", "b"),), quantization="int8-dynamic")
+    folder = tiny.make_folder(tmp_path / "neox", "gpt_neox")
+    with refused(UnsupportedModel, "int8-dynamic", "needs one of"):
+        config = EngineConfig(rows=1, max_model_len=LENGTH)
+        Target.load(ModelSource(folder, quantization="int8-dynamic"), config)
