@@ -24,8 +24,8 @@ import sys
 import threading
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,8 @@ _PLAIN_STEP = 64  # one step of so many has no drafts
 _COMPARED_STEPS = 8  # drafted steps from one comparison with plain steps to the next
 _MARGIN = 1.03  # plain steps must be faster by this factor to stop drafts
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 32, 512  # steps without drafts
+_TRIAL_STEPS = 3  # drafted steps to compare where they are slower by a factor of two and more
+_TRIAL_SHARE, _MOST_RARE = 0.02, 1024  # of the time, for drafts that may not pay; steps between
 _OUTLIER = 8.0  # a step that takes so many times the usual time is left out
 _MOST_PROB = 0.9  # above it, even nearly certain tokens would not be tried
 _LEAST_PROB = 0.05  # of a drafted path, where tokens cost next to nothing
@@ -310,7 +312,8 @@ class Pace:
 
     Whether drafts pay at all is measured, too, because a step with any draft may have costs of its
     own: vLLM samples another way then. Now and then a step has no drafts. While such steps are
-    faster, drafts are tried again after pauses that become longer.
+    faster, drafts are tried again after pauses that become longer, and are the longer, the slower
+    steps with drafts are, so that trials take a small share of the time.
 
     Attributes:
         min_prob: The least probability that pays; 0 while too few steps are known.
@@ -374,11 +377,14 @@ class Pace:
             self._pause -= 1
             return False
         plain, drafted = self._known
-        if plain >= _FEW_STEPS // 4 and drafted >= self._compared + _COMPARED_STEPS:
+        without, with_drafts = (self._emitted / np.maximum(self._elapsed, 1e-9)).tolist()
+        slower = without / max(with_drafts, 1e-9)
+        steps = _TRIAL_STEPS if slower > 2 else _COMPARED_STEPS
+        if plain >= _FEW_STEPS // 4 and drafted >= self._compared + steps:
             self._compared = drafted
-            rates = self._emitted / np.maximum(self._elapsed, 1e-9)
-            if rates[0] > _MARGIN * rates[1]:
-                self._pause = self._next_pause
+            if slower > _MARGIN:
+                rarely = int(min(drafted * (slower - 1) / _TRIAL_SHARE, _MOST_RARE))
+                self._pause = max(self._next_pause, rarely)
                 self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
                 self._emitted[1] = self._elapsed[1] = self._known[1] = self._compared = 0
                 return False
@@ -386,6 +392,15 @@ class Pace:
                 self._next_pause = _SHORTEST_PAUSE
         rare = _PLAIN_STEP if plain >= _FEW_STEPS // 4 else _PLAIN_STEP // 4
         return self._step % rare != 0
+
+
+class Paces(dict[int, Pace]):
+    """A pace for each size of the batch; a new one begins with what the nearest has learnt."""
+
+    def __missing__(self, size: int) -> Pace:
+        nearest = min(self, key=lambda known: abs(known - size), default=None)
+        self[size] = Pace() if nearest is None else deepcopy(self[nearest])
+        return self[size]
 
 
 class TascProposer:
@@ -423,7 +438,7 @@ class TascProposer:
         self._free = list(range(number))[::-1]
         self._step = self._faults = 0
         self._is_broken = False
-        self._paces = defaultdict[int, Pace](Pace)  # by the bits of the number of rows
+        self._paces = Paces()  # by the bits of the number of rows
         self._began_at = 0.0
         # The last draft of each row: its number of tokens, and the sum of their probabilities.
         self._drafted: NDArray[Any] = np.zeros(number, np.int64)

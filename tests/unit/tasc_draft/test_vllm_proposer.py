@@ -27,7 +27,7 @@ from support import failing, refused
 from tasc_draft import DraftError, DraftIndex, DraftSettings, Tokens, build_index, write_index
 from tasc_draft.index.draft_index import INDEX_FILE
 from tasc_draft.mixture.row_state import NONE
-from tasc_draft.vllm import Pace, TascProposer, VllmDrafting, mend_sampling
+from tasc_draft.vllm import Pace, Paces, TascProposer, VllmDrafting, mend_sampling
 from tasc_jobs.demo.tasks import MODEL, TASK, TEMPLATES, read_split
 from tasc_text import TaskTokenizer
 
@@ -239,7 +239,7 @@ def test_plain_slots_get_no_drafts_and_other_rows_keep_theirs(make):
     """The slots keep their rows, and their steps have no drafted tokens to learn from."""
     plain, usual = make(), make()
     for proposer in (plain, usual):
-        proposer._paces.default_factory = AlwaysDrafts
+        proposer._paces = defaultdict(AlwaysDrafts)
     plain.plain_slots = frozenset({1})
     others = lost = 0
     for call in RECORDED["calls"]:
@@ -460,6 +460,17 @@ def test_drafts_are_tried_again_after_rows_that_the_index_did_not_predict():
         used.append(len(probs))
     assert np.mean(used[300:500]) < 4
     assert np.mean(used[2500:]) > 10
+
+
+def test_batch_of_another_size_begins_with_the_pace_of_the_nearest():
+    paces = Paces()
+    assert paces[4].min_prob == 0
+    paces[4], _ = paced(0.01, 1e-4)
+    paces[1], _ = paced(0.01, 0.0)
+    assert paces[5].min_prob == paces[4].min_prob > paces[2].min_prob == paces[1].min_prob
+    for _ in range(50):
+        paces[5].add(0.02, 16, 0, 30, 40, 14.0)
+    assert paces[5].min_prob != paces[4].min_prob
 
 
 def test_nothing_is_concluded_before_steps_are_known():
