@@ -490,6 +490,7 @@ def test_values_of_rows_are_written_for_their_draft_tokens_on_a_cpu() -> None:
     sampler = SimpleNamespace(
         expand_batch_to_tokens=lambda x, ends, n, old=0, new=0: x.new_full((n,), -7),
         apply_top_k_top_p=cut,
+        rejection_sample=lambda drafts, *rest: drafts,
     )
     for _ in range(2):
         mend_sampling(sampler)
@@ -497,6 +498,11 @@ def test_values_of_rows_are_written_for_their_draft_tokens_on_a_cpu() -> None:
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     found = sampler.expand_batch_to_tokens(torch.tensor([0.5, 0.7, 0.0]), ends, 5, 0, 1)
     assert found.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+    none, last = torch.zeros(0, dtype=torch.int32), torch.tensor([[4], [9]])
+    step = [0, 0], 0, torch.zeros(2, dtype=torch.int32), None, None, last, None
+    chosen = sampler.rejection_sample(none, *step)
+    assert (chosen.tolist(), chosen.dtype) == ([[4], [9]], torch.int32)
+    assert sampler.rejection_sample(ends, *step) is ends
     ks = sampler.expand_batch_to_tokens(torch.tensor([3, 1, 4], dtype=torch.int32), ends, 5)
     assert (ks.tolist(), ks.dtype) == ([3, 3, 4, 4, 4], torch.int32)
     assert sampler.apply_top_k_top_p(torch.ones(1, 2), torch.tensor([1]), None).tolist() == [[0, 0]]
