@@ -8,6 +8,7 @@ import shutil
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -68,7 +69,8 @@ def one_task(job: Job, options: Options, folder: Path) -> Found:
     rounded = None
     if options.dtype != "float32" or options.quantization:
         answers = by_setting["drafted 8"], by_setting["plain 8"]
-        rounded = compare(*answers, job.prompts, partial(margins, job, folder), TOLERANCE)
+        judge = never_near if options.quantization else partial(margins, job, folder)
+        rounded = compare(*answers, job.prompts, judge, TOLERANCE)
     return Found(job.task, tuple(runs), top, in_float32(job, folder), rounded)
 
 
@@ -82,6 +84,11 @@ def in_float32(job: Job, folder: Path) -> Equality:
         plain, _ = theirs.run("plain 1", range(rows))
     judge = partial(margins, job, folder)
     return compare(drafted.answers, plain.answers, job.prompts, judge, NEAR)
+
+
+def never_near(prefixes: Answers) -> list[float]:
+    """Margins where answers have to be equal."""
+    return [inf] * len(prefixes)
 
 
 def margins(job: Job, folder: Path, prefixes: Answers) -> list[float]:

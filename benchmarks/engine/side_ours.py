@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,8 +49,10 @@ class Ours:
         torch.set_num_threads(job.threads)
         self.job = job
         self.config = EngineConfig(rows=job.batch, max_model_len=LENGTH)
-        dtype, kind = ("float32", "int8-dynamic") if job.quantization else (job.dtype, None)
-        source = ModelSource(Path(job.folder), dtype=dtype, quantization=kind)
+        kind: Any = job.quantization or None
+        source = ModelSource(
+            Path(job.folder), dtype="float32" if kind else job.dtype, quantization=kind
+        )
         self.target = Target.load(source, self.config)
         self.tokenizer = TaskTokenizer.from_folder(Path(job.folder))
         self.index = cache(self._index)

@@ -57,7 +57,8 @@ class Vllm:
         hold(self.job.threads)  # for each run, because a run may start threads
         kind, batch, rows = setting.split()[0], int(setting.split()[1]), len(prompts)
         params = partial(self.params, 1 if kind == "first" else self.job.max_tokens)
-        self.engine.reset_prefix_cache()
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept the prompts of an earlier run in its cache")
         ran, open_ = Ran([[] for _ in range(rows)]), dict[str, tuple[int, float]]()
         accepted, drafted, self.drafting = self.total(ACCEPTED), self.total(DRAFTED), 0.0
         began, row = time.perf_counter(), 0

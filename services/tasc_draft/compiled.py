@@ -73,6 +73,10 @@ class Compiler:
             function, _nrt=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
         )
 
+    def ordered(self, function: Callable[..., Any]) -> Any:
+        """Compile like `arithmetic`, with sums in the order of the source."""
+        return self._jit(function, _nrt=False, error_model="numpy", fastmath={"contract", "nsz"})
+
     def _jit(self, function: Callable[..., Any], **options: Any) -> Any:
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = self._cache_dir

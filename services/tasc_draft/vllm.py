@@ -325,7 +325,7 @@ class Pace:
         self._emitted, self._elapsed = np.zeros(2), np.zeros(2)  # without and with drafts
         self._known = [0, 0]  # steps without and with drafts
         self._accepted = self._predicted = 1.0
-        self._step = self._pause = self._compared = 0
+        self._step = self._seen = self._pause = self._compared = 0
         self._next_pause = _SHORTEST_PAUSE
 
     def add(
@@ -352,7 +352,8 @@ class Pace:
         steps, tokens, squared = self._squares[0, 0], self._squares[0, 1], self._squares[1, 1]
         token_s = prompt_s = 0.0
         # Where all steps are alike, a token's time is unknown.
-        if sum(self._known) >= _FEW_STEPS and steps * squared > 1.01 * tokens * tokens:
+        self._seen += 1
+        if self._seen >= _FEW_STEPS and steps * squared > 1.01 * tokens * tokens:
             ridge = np.diag(1e-6 * self._squares.diagonal() + 1e-9)
             found = np.linalg.solve(self._squares + ridge, self._products)
             token_s, prompt_s = np.maximum(found[1:], 0.0).tolist()
@@ -370,6 +371,15 @@ class Pace:
         rate = float(self._emitted.sum() / max(self._elapsed.sum(), 1e-9))
         self.min_prob = min(token_s * rate / max(right, 1e-3), _MOST_PROB)
 
+    def begun_anew(self) -> "Pace":
+        """A pace with the same times of steps, which has drawn no conclusion on drafts."""
+        pace = deepcopy(self)
+        pace._pause = pace._compared = 0
+        pace._known, pace._next_pause = [0, 0], _SHORTEST_PAUSE
+        pace._emitted *= 0.1  # the rates of another size of the batch are a first guess
+        pace._elapsed *= 0.1
+        return pace
+
     def drafts_next(self) -> bool:
         """Whether the next step should have drafts; call it once for each step."""
         self._step += 1
@@ -381,9 +391,9 @@ class Pace:
         slower = without / max(with_drafts, 1e-9)
         steps = _TRIAL_STEPS if slower > 2 else _COMPARED_STEPS
         if plain >= _FEW_STEPS // 4 and drafted >= self._compared + steps:
-            self._compared = drafted
+            trial, self._compared = drafted - self._compared, drafted
             if slower > _MARGIN:
-                rarely = int(min(drafted * (slower - 1) / _TRIAL_SHARE, _MOST_RARE))
+                rarely = int(min(trial * (slower - 1) / _TRIAL_SHARE, _MOST_RARE))
                 self._pause = max(self._next_pause, rarely)
                 self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
                 self._emitted[1] = self._elapsed[1] = self._known[1] = self._compared = 0
@@ -395,11 +405,12 @@ class Pace:
 
 
 class Paces(dict[int, Pace]):
-    """A pace for each size of the batch; a new one begins with what the nearest has learnt."""
+    """A pace for each size of the batch; a new one begins with the times that the nearest knows."""
 
     def __missing__(self, size: int) -> Pace:
-        nearest = min(self, key=lambda known: abs(known - size), default=None)
-        self[size] = Pace() if nearest is None else deepcopy(self[nearest])
+        known = [each for each in self if each]  # an empty batch teaches nothing
+        nearest = min(known, key=lambda each: abs(each - size), default=None)
+        self[size] = Pace() if nearest is None else self[nearest].begun_anew()
         return self[size]
 
 

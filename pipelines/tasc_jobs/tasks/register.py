@@ -8,10 +8,11 @@ from pathlib import Path
 import redis
 
 from tasc_draft import write_index
+from tasc_engine.model.folder import int8_fault
 from tasc_jobs.errors import UsageError
 from tasc_jobs.index.publish import publish_file
 from tasc_jobs.tasks.generation_defaults import GenerationDefaults
-from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, check_drafter
+from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, check_drafter, model_settings
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import (
     CHAT,
@@ -244,6 +245,9 @@ def _check_quantization(record: TaskRecord, model: BaseModel) -> None:
             f"--quantization is {record.quantization}, but {model.folder} is already quantised; "
             "leave out --quantization, or name the unquantised model"
         )
+    fault = int8_fault(model_settings(model.folder / "config.json"))
+    if record.quantization == "int8-dynamic" and fault:
+        raise UsageError(f"--quantization: {fault}")
 
 
 def _check_length(record: TaskRecord, model: BaseModel) -> None:

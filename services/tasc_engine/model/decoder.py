@@ -158,6 +158,8 @@ def lean(
     known = FAMILIES.get(model.config.model_type) is type(model)
     if not (known and _is_plain(model) and _settings_known(model.config)):
         return None
+    if int8 and model.config.hidden_act != "silu":  # torch's code for others depends on the batch
+        return None
     decoder = LeanDecoder(model, max_positions, adapters or Adapters(model), int8)
     # Partial rope would rotate only the first part of each head.
     return decoder if decoder.rotary_dim == decoder.head_dim else None

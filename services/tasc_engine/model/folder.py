@@ -37,6 +37,8 @@ _NEEDED = {
 }
 # Files that older programs wrote beside a config.json that does not mention quantisation.
 _FILES_OF_METHODS = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
+# Types of models that `tasc_engine.model.decoder` runs.
+OWN_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _FLOATS = ("F64", "F32", "F16", "BF16")  # tensors of other types are packed, with other shapes
 # Words in the types of layers that keep only keys and values. Layers of other types keep a state
 # that each token overwrites.
@@ -86,6 +88,17 @@ def quantization_fault(folder: Path) -> str | None:
     if not absent:
         return None
     return f"{method.upper()} weights need missing packages ({', '.join(absent)}); {way_out}"
+
+
+def int8_fault(config: Mapping[str, Any]) -> str | None:
+    """Why a model cannot have int8-dynamic products, and a remedy; None if it can."""
+    kind, gates = config.get("model_type"), config.get("hidden_act", "silu")
+    if kind in OWN_TYPES and gates == "silu":
+        return None
+    return (
+        f"quantization is int8-dynamic, and the model is {kind} with {gates} gates; it needs one "
+        f"of {', '.join(OWN_TYPES)} with silu gates: use dtype bfloat16 or another quantization"
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:

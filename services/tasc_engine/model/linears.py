@@ -98,9 +98,9 @@ class Linear(nn.Module):
 class Int8Linear(nn.Module):
     """Computes ``x @ weight.T + bias`` with int8 numbers, weights by output and inputs by row.
 
-    The products are summed exactly, as integers; the sum is rounded once and scaled in float32. So
-    the bits of a row's result do not depend on other rows, on the number of threads or on the
-    kernels of the processor.
+    The products are summed exactly, as integers; the sum is rounded once and scaled in float32. So,
+    on one machine, the bits of a row's result depend neither on other rows nor on the number of
+    threads.
 
     Args:
         weight: ``float32[out, in]`` on a CPU; not kept.
@@ -114,20 +114,19 @@ class Int8Linear(nn.Module):
         self._bias = (torch.zeros(0) if bias is None else bias.detach()).numpy()
         self._scales = weight.abs().amax(1) / _MOST_INT8
         scales = self._scales.where(self._scales > 0, 1)[:, None]
-        self._integers = (weight / scales).round().to(torch.int8)
-        self._product = int8_product(self._integers, self._scales)
+        self._product = int8_product((weight / scales).round().to(torch.int8), self._scales)
 
     @classmethod
     def joining(cls, *layers: nn.Linear) -> "Int8Linear":
         """Join layers that read the same input; their outputs are concatenated."""
         weights, biases = [each.weight for each in layers], [each.bias for each in layers]
+        if len(layers) == 1:
+            return cls(weights[0], biases[0])
         if all(bias is None for bias in biases):
             return cls(torch.cat(weights))
         pairs = zip(weights, biases, strict=True)
-        return cls(
-            torch.cat(weights),
-            torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs]),
-        )
+        whole = [w.new_zeros(len(w)) if b is None else b for w, b in pairs]
+        return cls(torch.cat(weights), torch.cat(whole))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Maps ``float32[..., in]`` to ``float32[..., out]``.
@@ -147,72 +146,86 @@ class Int8Linear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The rounded ``float32[out, in]`` weight; each access computes it."""
-        return self._integers.float() * self._scales[:, None]
+        return self._product.weight.float() * self._scales[:, None]
 
 
 _MOST_INT8, _SHIFT = 127, 128
 # A float32 sum of so many products of int8 numbers is exact, whatever its order.
 _EXACT = 2**24 // _MOST_INT8**2
-Int8Product = Callable[[Tensor], Tensor]
 
 
-def int8_product(weight: Tensor, scales: Tensor) -> Int8Product:
-    """The product with an int8 weight, whose integer sums are rounded to float32 and scaled.
+def int8_product(weight: Tensor, scales: Tensor) -> "OneDnnInt8 | PlainInt8":
+    """The product with an int8 weight: oneDNN's, or the plain one where oneDNN's is not exact.
 
     Args:
         weight: ``int8[out, in]``, from -127 to 127.
         scales: ``float32[out]``.
-
-    Returns:
-        A function of ``uint8[N, in]``, integers from -127 to 127 plus 128, to ``float32[N, out]``.
     """
-    return _by_onednn(weight, scales) if _onednn_is_exact() else plain_int8(weight, scales)
+    return (OneDnnInt8 if onednn_is_exact(*weight.shape) else PlainInt8)(weight, scales)
 
 
-def plain_int8(weight: Tensor, scales: Tensor) -> Int8Product:
-    """`int8_product` by float32 products, on any processor."""
-    parts = [part.float().T for part in weight.split(_EXACT, 1)]
+class PlainInt8:
+    """The product with an int8 weight by float32 products, on any processor; it saves no time."""
 
-    def product(x: Tensor) -> Tensor:
-        pairs = zip(x.split(_EXACT, 1), parts, strict=True)
+    def __init__(self, weight: Tensor, scales: Tensor) -> None:
+        self._parts, self._scales = [w.float().T for w in weight.split(_EXACT, 1)], scales
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Maps ``uint8[N, in]``, integers from -127 to 127 plus 128, to ``float32[N, out]``."""
+        pairs = zip(x.split(_EXACT, 1), self._parts, strict=True)
         first, *more = ((own.float() - _SHIFT) @ part for own, part in pairs)
         whole = sum((part.double() for part in more), first.double()).float() if more else first
-        return whole.mul_(scales)
+        return whole.mul_(self._scales)
 
-    return product
+    @property
+    def weight(self) -> Tensor:
+        return torch.cat(self._parts).T
 
 
-def _by_onednn(weight: Tensor, scales: Tensor) -> Int8Product:
-    none, packed = torch.zeros(len(scales), dtype=torch.int32), _int8.qlinear_prepack(weight, None)
-    product, wanted = _int8.qlinear_pointwise.default, torch.float32
+class OneDnnInt8:
+    """The product with an int8 weight by oneDNN, which sums in int32; see `PlainInt8`."""
 
-    def made(x: Tensor) -> Tensor:
-        found: Tensor = product(
-            x, 1.0, _SHIFT, packed, scales, none, None, 1.0, 0, wanted, "none", [], ""
-        )
-        return found
+    def __init__(self, weight: Tensor, scales: Tensor) -> None:
+        self._packed, self._scales = _int8.qlinear_prepack(weight, None), scales
+        self._none = torch.zeros(len(scales), dtype=torch.int32)
+        self._compute = _int8.qlinear_pointwise.default
 
-    return made
+    def __call__(self, x: Tensor) -> Tensor:
+        made: Tensor = self._compute(
+            x, 1.0, _SHIFT, self._packed, self._scales, self._none, None, 1.0, 0, torch.float32,
+            "none", [], "",
+        )  # fmt: skip
+        return made
+
+    @property
+    def weight(self) -> Tensor:
+        dense: Tensor = self._packed.to_dense()
+        return dense.T
 
 
 @cache
-def _onednn_is_exact() -> bool:
-    """Whether oneDNN's product is exact here; without instructions for it, its sums saturate."""
-    make = torch.Generator().manual_seed(0)
-    x, weight = (torch.randint(-127, 128, (n, 1536), generator=make) for n in (19, 65))
-    x[:4], weight[:8] = 127, -127
-    weight[4:8] = 127
-    x, weight = (x + _SHIFT).to(torch.uint8), weight.to(torch.int8)
-    scales = torch.rand(65, generator=make)
+def onednn_is_exact(outputs: int, inputs: int) -> bool:
+    """Whether oneDNN's product of this shape is exact here, for one row and for more.
+
+    Without instructions for such products, oneDNN's sums can saturate.
+    """
+    make, most = torch.Generator().manual_seed(0), _MOST_INT8
+    shape = outputs, inputs
+    weight = torch.randint(-most, most + 1, shape, generator=make, dtype=torch.int8)
+    weight[::5], weight[1::5] = most, -most
+    x = torch.randint(1, 256, (19, inputs), generator=make, dtype=torch.uint8)
+    x[:4] = _SHIFT + most
+    scales = torch.rand(outputs, generator=make)
     try:
-        found = _by_onednn(weight, scales)(x)
+        found, expected = OneDnnInt8(weight, scales), PlainInt8(weight, scales)
+        exact = all(torch.equal(found(x[-n:]), expected(x[-n:])) for n in (1, 8, 19))
+        exact &= torch.equal(found.weight, weight)
     except (AttributeError, RuntimeError, TypeError) as error:
-        logger.info("int8 products are slower: oneDNN does not compute them here: %s", error)
+        logger.warning("int8-dynamic saves no time here: oneDNN does not compute it: %s", error)
         return False
-    if torch.equal(found, plain_int8(weight, scales)(x)):
-        return True
-    logger.info("int8 products are slower: oneDNN's are not exact on this processor")
-    return False
+    if not exact:
+        logger.warning("int8-dynamic saves no time here: oneDNN's sums are not exact")
+    return exact
 
 
 def is_quantised(layer: Any) -> bool:

@@ -26,7 +26,13 @@ from transformers.utils import logging as transformers_logging
 from tasc_engine.errors import UnsupportedModel, is_out_of_memory
 from tasc_engine.lora.adapter_folder import MERGE, safe_weights
 from tasc_engine.model.adapter_fit import require_fit
-from tasc_engine.model.folder import in_words, recurrent_state, require_model, require_weights
+from tasc_engine.model.folder import (
+    in_words,
+    int8_fault,
+    recurrent_state,
+    require_model,
+    require_weights,
+)
 
 DTYPES = {
     "float64": torch.float64,
@@ -138,6 +144,8 @@ def load_model(source: ModelSource) -> Any:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     logging.getLogger("transformers.modeling_utils").addFilter(_no_report)
     config = checked_config(source.folder)
+    if source.is_int8 and (fault := int8_fault(config.to_dict())):
+        raise UnsupportedModel(fault)
     if source.adapter is not None:
         quantized = source.quantization is not None and not source.is_int8
         require_fit(source.adapter, source.folder, quantized=quantized)  # before weights are read

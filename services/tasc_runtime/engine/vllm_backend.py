@@ -261,7 +261,7 @@ class VllmGuides:
             except ValueError as error:
                 found = GuideError(str(error))
             if len(self._known) >= _KNOWN_GUIDES:
-                self._known.clear()
+                del self._known[next(iter(self._known))]
             self._known[spec] = found
         if isinstance(found, GuideError):
             raise GuideError(str(found))
@@ -442,8 +442,9 @@ class VllmEngine(BatchEngine):
         except ValueError as error:
             # Not every error of vLLM's has the name as a field.
             named = getattr(error.__cause__, "parameter", None)
-            at_fault = (name for name in PARAMETERS if name in (named or str(error)))
-            raise FieldError(next(at_fault, "parameters"), str(error)) from error
+            told = (name for name in PARAMETERS if name in str(error))
+            field = named if named in PARAMETERS else next(told, "parameters")
+            raise FieldError(field, str(error)) from error
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:

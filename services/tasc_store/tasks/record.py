@@ -237,11 +237,15 @@ class TaskRecord:
         if self.quantization not in (None, *get_args(Quantization)):
             allowed = ", ".join(get_args(Quantization))
             raise ValueError(f"quantization is {self.quantization!r}; use {allowed}, or none")
-        if self.quantization == "int8-dynamic" and (self.dtype != "float32" or self.adapters):
+        if self.quantization == "int8-dynamic" and self.dtype != "float32":
             raise ValueError(
-                f"quantization is int8-dynamic, dtype is {self.dtype}, and there are "
-                f"{len(self.adapters)} adapters by request; it needs dtype float32 and none of "
-                "these: name one adapter as adapter, which is merged"
+                f"quantization is int8-dynamic and dtype is {self.dtype}; leave dtype out, because "
+                "everything but the products is float32"
+            )
+        if self.quantization == "int8-dynamic" and self.adapters:
+            raise ValueError(
+                f"quantization is int8-dynamic, and there are {len(self.adapters)} adapters by "
+                "request; name one adapter as adapter, which is merged, or use another quantization"
             )
         if not isinstance(self.stop, tuple) or not all(_is_text(s) for s in self.stop):
             raise ValueError(f"stop is {self.stop!r}; it must be a list of non-empty strings")

@@ -440,8 +440,14 @@ def test_steps_are_plain_while_they_are_faster(case):
 
 
 def test_steps_are_drafted_where_that_is_faster():
-    _, flags = paced(0.01, 1e-5)
+    pace, flags = paced(0.01, 1e-5, steps=2000)
     assert sum(flags[-300:]) >= 290
+    # Drafts that become slightly slower are paused for short, however many were good before.
+    while not pace._pause:
+        drafted = pace.drafts_next()
+        elapsed, emitted = (0.0303, 23) if drafted else (0.01, 8)
+        pace.add(elapsed, 8, 0, emitted, 30 * drafted, 15.0 * drafted)
+    assert pace._pause <= 40
 
 
 def test_drafts_are_tried_again_after_rows_that_the_index_did_not_predict():
@@ -467,7 +473,12 @@ def test_batch_of_another_size_begins_with_the_pace_of_the_nearest():
     assert paces[4].min_prob == 0
     paces[4], _ = paced(0.01, 1e-4)
     paces[1], _ = paced(0.01, 0.0)
+    assert paces[0].min_prob == 0
     assert paces[5].min_prob == paces[4].min_prob > paces[2].min_prob == paces[1].min_prob
+    paused, flags = paced(0.01, 0.01)
+    paces[9] = paused
+    assert not flags[-1]
+    assert paces[8].drafts_next()
     for _ in range(50):
         paces[5].add(0.02, 16, 0, 30, 40, 14.0)
     assert paces[5].min_prob != paces[4].min_prob

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,25 +23,32 @@ from tasc_engine import EngineConfig, ModelSource, Target
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kernels.cpu import int8
 from tasc_engine.layout import ForwardBatch, plain_batch
-from tasc_engine.model import linears
-from tasc_engine.model.linears import Int8Linear, int8_product, plain_int8
+from tasc_engine.model import linears, loading
+from tasc_engine.model.decoder import FAMILIES
+from tasc_engine.model.folder import OWN_TYPES
+from tasc_engine.model.linears import Int8Linear, PlainInt8, int8_product
 from tasc_store import TaskRecord
+from tasc_store.tasks import record
 
-PRODUCTS = {"the processor's": int8_product, "plain": plain_int8}
+PRODUCTS = {"the processor's": int8_product, "plain": PlainInt8}
 ROWS, LENGTH = 4, 96
 VOCAB = 97
 SHAPE: dict[str, Any] = {**tiny.SHAPE, "vocab_size": VOCAB, "intermediate_size": 80}
 
 
 def one_kv_head(heads: int) -> dict[str, Any]:
+    """A shape whose heads of 16 elements fill a vector, and share one head of keys."""
     heads_of = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 16}
     return {**SHAPE, **heads_of, "hidden_size": 16 * heads}
 
 
-# Queries that share a head: two, three, one, and nine; heads of 8 elements fill no vector.
+# The number of queries that share a head decides on their lanes. Heads of 8 fill no vector.
 MODELS = {
     "qwen2": Qwen2Config(**SHAPE),
     "llama": LlamaConfig(**one_kv_head(3)),
+    "two queries": LlamaConfig(**one_kv_head(2)),
+    "seven queries": Qwen2Config(**one_kv_head(7)),
+    "eight queries": Qwen3Config(**one_kv_head(8)),
     "qwen3": Qwen3Config(**SHAPE | {"head_dim": 32, "num_key_value_heads": 4}),
     "mistral": MistralConfig(**one_kv_head(9), sliding_window=16),
 }
@@ -55,24 +62,28 @@ def test_product_is_the_rounded_sum_of_integers(product: Any, width: int) -> Non
     x[:2], weight[:2], weight[2] = 127, 127, -127  # the greatest sums
     scales = make.random(33).astype(np.float32)
     shifted = torch.from_numpy((x + 128).astype(np.uint8))
-    found = product(torch.from_numpy(weight.astype(np.int8)), torch.from_numpy(scales))(shifted)
+    made = product(torch.from_numpy(weight.astype(np.int8)), torch.from_numpy(scales))
     expected = (x @ weight.T).astype(np.float32) * scales
-    assert np.array_equal(found.numpy(), expected)
+    assert np.array_equal(made(shifted).numpy(), expected)
+    assert np.array_equal(made.weight.numpy(), weight)
 
 
 @pytest.mark.parametrize("width", [1, 16, 37, 160])
 def test_rows_are_rounded_by_their_greatest_number(width: int) -> None:
     make = np.random.default_rng(width)
-    x = (make.standard_normal((6, width)) * [[1e-30], [1.0], [1e30], [0.0], [1], [1]]).astype("f4")
+    sizes = [[1e-30], [1.0], [1e30], [0.0], [1], [1], [1e-38]]
+    x = (make.standard_normal((7, width)) * sizes).astype("f4")
     x[4, width // 2], x[5, -1] = np.nan, -np.inf
-    out, scales = np.empty(x.shape, np.uint8), np.empty(6, np.float32)
+    out, scales = np.empty(x.shape, np.uint8), np.empty(7, np.float32)
     int8.quantise(x.reshape(-1), out.reshape(-1), scales)
     whole, factors = out[:4].astype(int) - 128, np.abs(x[:4]).max(1) / np.float32(127)
     assert np.array_equal(scales[:4], factors)
     assert np.abs(whole[:3]).max(1).tolist() == [127] * 3
     assert not whole[3].any()
     assert (np.abs(x[:4] - whole * factors[:, None]) <= 0.501 * factors[:, None]).all()
-    assert np.isnan(scales[4:]).all()
+    assert np.isnan(scales[4:6]).all()
+    assert scales[6] == 0
+    assert (out[6] == 128).all()
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -200,9 +211,36 @@ def test_logits_in_float32_have_other_bits_in_other_steps(tmp_path: Path) -> Non
 def test_plain_products_give_the_same_bits(tmp_path: Path, monkeypatch) -> None:
     tokens = [3, 14, 15, 92, 65, 35]
     found = each_alone(make_target(tmp_path / "qwen2", "qwen2", 1), tokens)
-    monkeypatch.setattr(linears, "_onednn_is_exact", lambda: False)
+    monkeypatch.setattr(linears, "onednn_is_exact", lambda outputs, inputs: False)
     plain = make_target(tmp_path / "qwen2", "qwen2", 1)
     assert torch.equal(each_alone(plain, tokens), found)
+
+
+def test_logits_are_close_to_those_in_float32(tmp_path: Path) -> None:
+    tokens = [3, 14, 15, 92, 65, 35]
+    rounded, exact = (
+        each_alone(make_target(tmp_path / "llama", "llama", 1, int8), tokens)
+        for int8 in (True, False)
+    )
+    assert 0 < (rounded - exact).norm() / exact.norm() < 0.05
+
+
+def test_unrelated_int8_logits_are_refused_and_distant_ones_logged(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
+    made = linears.int8.quantise
+
+    def coarse(x: Any, out: Any, scales: Any) -> None:
+        made(x, out, scales)
+        out[:] = (out.astype(int) - 128) // step * step + 128
+
+    monkeypatch.setattr(linears.int8, "quantise", coarse)
+    step = 60
+    make_target(tmp_path / "llama", "llama", 1)
+    assert "differ by" in caplog.text
+    step = 200
+    with refused(UnsupportedModel, "int8-dynamic", "relative difference"):
+        make_target(tmp_path / "llama", "llama", 1)
 
 
 def test_two_threads_give_the_same_bits(tmp_path: Path) -> None:
@@ -229,6 +267,12 @@ def test_other_settings_and_models_are_refused(tmp_path: Path) -> None:
     with refused(ValueError, "int8-dynamic", "name one adapter"):
         TaskRecord(**known, adapters=(("a", "b"),), quantization="int8-dynamic")
     folder = tiny.make_folder(tmp_path / "neox", "gpt_neox")
-    with refused(UnsupportedModel, "int8-dynamic", "needs one of"):
-        config = EngineConfig(rows=1, max_model_len=LENGTH)
-        Target.load(ModelSource(folder, quantization="int8-dynamic"), config)
+    gelu = tmp_path / "gelu"
+    config = LlamaConfig(**SHAPE, hidden_act="gelu")
+    AutoModelForCausalLM.from_config(config).save_pretrained(gelu)
+    for other in (folder, gelu):
+        with refused(UnsupportedModel, "int8-dynamic", "with silu gates"):
+            small = EngineConfig(rows=1, max_model_len=LENGTH)
+            Target.load(ModelSource(other, quantization="int8-dynamic"), small)
+    assert set(OWN_TYPES) == FAMILIES.keys()
+    assert get_args(loading.Quantization) == get_args(record.Quantization)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasc_engine.errors import UnsupportedModel
-from tasc_engine.kernels.cpu.compiling import Size, arithmetic, bits, known, numbers, value
+from tasc_engine.kernels.cpu.compiling import Size, bits, known, numbers, ordered, value
 from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     add,
@@ -73,12 +73,12 @@ class Scratch:
             self.scores = np.zeros(needed, self.totals.dtype)
 
 
-@arithmetic
+@ordered
 def _up(n: int) -> int:
     return (n + WIDTH - 1) // WIDTH * WIDTH
 
 
-@arithmetic
+@ordered
 def _attend(
     query: Any, pool: Any, positions: Any, visible_lens: Any, tree: Any, query_offsets: Any,
     kv_starts: Any, trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any,
@@ -134,7 +134,7 @@ def _attend(
                 _scatter(sums, totals, token, n, g, shared, heads, size, out)
 
 
-@arithmetic
+@ordered
 def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
     """The first slot that any of the tokens sees; nodes are not ordered by depth."""
     if not window:
@@ -145,7 +145,7 @@ def _lowest(positions: Any, token: int, tokens: int, window: int) -> int:
     return max(0, first + 1 - window)
 
 
-@arithmetic
+@ordered
 def _gather(
     query: Any, token: int, begin: int, end: int, g: int, shared: int, heads: int, size: Any,
     scale: Any, queries: Any, slices: Any,
@@ -166,7 +166,7 @@ def _gather(
                 queries[to + d * together + s] = x
 
 
-@arithmetic
+@ordered
 def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
     dim = value(size)
     d = 0
@@ -178,7 +178,7 @@ def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
         d += 1
 
 
-@arithmetic
+@ordered
 def _score(
     query: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, scale: Any,
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
@@ -192,11 +192,9 @@ def _score(
     s1, s2, s4, s8, s16 = _one(), _two(), _four(), _eight(), _sixteen()
     full = n // WIDTH * WIDTH if value(size) % WIDTH == 0 else n
     left = n - full
-    if exact and value(size) % WIDTH == 0:
-        full, left = 0, n
-        if shared > 8:
-            full, left = n, 0
-        elif shared > 4:
+    if exact and value(size) % WIDTH == 0 and shared <= 8:
+        full = left = 0
+        if shared > 4:
             _gather(query, token, 0, n, g, shared, heads, size, scale, queries, s2)
             _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s2, n)
         elif shared > 2:
@@ -208,7 +206,8 @@ def _score(
         else:
             _gather(query, token, 0, n, g, shared, heads, size, scale, queries, s16)
             _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s16, n)
-        left = 0
+    elif exact:
+        full, left = n, 0
     if full:
         _gather(query, token, 0, full, g, shared, heads, size, scale, queries, s1)
         _score_lanes(pool, at, step, slots, queries, keys, scores, first, stride, size, s1, full)
@@ -231,7 +230,7 @@ def _score(
             _score_lanes(pool, at, step, slots, queries, keys, scores, to, stride, size, s16, left)
 
 
-@arithmetic
+@ordered
 def _score_lanes(
     pool: Any, at: int, step: int, slots: int, queries: Any, keys: Any, scores: Any, first: int,
     stride: int, size: Any, slices: Any, n: int,
@@ -265,7 +264,7 @@ def _score_lanes(
             store(scores, to + 7 * stride, fold(t7, slices))
 
 
-@arithmetic
+@ordered
 def _cap(scores: Any, slots: int, lanes: int, used: int, softcap: Any) -> None:
     """Replaces scores s by ``c * tanh(s / c)``, with ``tanh(x) = 1 - 2 / (e^(2x) + 1)``."""
     cap = broadcast(softcap)
@@ -277,7 +276,7 @@ def _cap(scores: Any, slots: int, lanes: int, used: int, softcap: Any) -> None:
             store(scores, i, mul(cap, sub(one, div(two, add(grown, one)))))
 
 
-@arithmetic
+@ordered
 def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
     """Hides one slot from the queries of one token."""
     for g in range(kv_heads):
@@ -285,7 +284,7 @@ def _hide(scores: Any, at: int, n: int, kv_heads: int, shared: int) -> None:
             scores[at + g * n + s] = -np.inf
 
 
-@arithmetic
+@ordered
 def _weigh(scores: Any, slots: int, lanes: int, used: int, totals: Any) -> None:
     """Turns the scores of ``used`` lanes into weights, and writes their sums to ``totals``.
 
@@ -304,7 +303,7 @@ def _weigh(scores: Any, slots: int, lanes: int, used: int, totals: Any) -> None:
             store(scores, p * lanes + b, zeros(totals))
 
 
-@arithmetic
+@ordered
 def _sum(
     pool: Any, at: int, step: int, slots: int, n: int, size: Any, scores: Any, first: int,
     lanes: int, values: Any, sums: Any, exact: bool,
@@ -323,28 +322,30 @@ def _sum(
             w2, w3 = broadcast(scores[i + 2 * lanes]), broadcast(scores[i + 3 * lanes])
             w4, w5 = broadcast(scores[i + 4 * lanes]), broadcast(scores[i + 5 * lanes])
             w6, w7 = broadcast(scores[i + 6 * lanes]), broadcast(scores[i + 7 * lanes])
-            for d in range(0, padded if exact else 0, WIDTH):
-                both = fma(w0, load(values, d), load(sums, q * padded + d))
-                both = fma(w1, load(values, padded + d), both)
-                both = fma(w2, load(values, 2 * padded + d), both)
-                both = fma(w3, load(values, 3 * padded + d), both)
-                both = fma(w4, load(values, 4 * padded + d), both)
-                both = fma(w5, load(values, 5 * padded + d), both)
-                both = fma(w6, load(values, 6 * padded + d), both)
-                store(sums, q * padded + d, fma(w7, load(values, 7 * padded + d), both))
-            for d in range(0, 0 if exact else padded, WIDTH):
-                even = fma(w0, load(values, d), load(sums, q * padded + d))
-                odd = mul(w1, load(values, padded + d))
-                even = fma(w2, load(values, 2 * padded + d), even)
-                odd = fma(w3, load(values, 3 * padded + d), odd)
-                even = fma(w4, load(values, 4 * padded + d), even)
-                odd = fma(w5, load(values, 5 * padded + d), odd)
-                even = fma(w6, load(values, 6 * padded + d), even)
-                odd = fma(w7, load(values, 7 * padded + d), odd)
-                store(sums, q * padded + d, add(even, odd))
+            if exact:
+                for d in range(0, padded, WIDTH):
+                    both = fma(w0, load(values, d), load(sums, q * padded + d))
+                    both = fma(w1, load(values, padded + d), both)
+                    both = fma(w2, load(values, 2 * padded + d), both)
+                    both = fma(w3, load(values, 3 * padded + d), both)
+                    both = fma(w4, load(values, 4 * padded + d), both)
+                    both = fma(w5, load(values, 5 * padded + d), both)
+                    both = fma(w6, load(values, 6 * padded + d), both)
+                    store(sums, q * padded + d, fma(w7, load(values, 7 * padded + d), both))
+            else:
+                for d in range(0, padded, WIDTH):
+                    even = fma(w0, load(values, d), load(sums, q * padded + d))
+                    odd = mul(w1, load(values, padded + d))
+                    even = fma(w2, load(values, 2 * padded + d), even)
+                    odd = fma(w3, load(values, 3 * padded + d), odd)
+                    even = fma(w4, load(values, 4 * padded + d), even)
+                    odd = fma(w5, load(values, 5 * padded + d), odd)
+                    even = fma(w6, load(values, 6 * padded + d), even)
+                    odd = fma(w7, load(values, 7 * padded + d), odd)
+                    store(sums, q * padded + d, add(even, odd))
 
 
-@arithmetic
+@ordered
 def _scatter(
     sums: Any, totals: Any, token: int, n: int, g: int, shared: int, heads: int, size: Any, out: Any
 ) -> None:

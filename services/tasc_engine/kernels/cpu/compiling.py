@@ -83,4 +83,4 @@ def known(number: int) -> Any:
 ENGINE = Path(__file__).parents[2]
 ROOMS = ("kernels/cpu", "kv", "sampling", "lora")  # folders of the compiled functions
 _own = Compiler(*(ENGINE / room for room in ROOMS))
-arithmetic, borrowing = _own.arithmetic, _own.borrowing
+arithmetic, borrowing, ordered = _own.arithmetic, _own.borrowing, _own.ordered

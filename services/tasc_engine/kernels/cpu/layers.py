@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasc_engine.kernels.cpu.compiling import arithmetic
+from tasc_engine.kernels.cpu.compiling import ordered
 from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     add,
@@ -33,7 +33,7 @@ _ONE = np.float32(1)  # the narrower type, so that float32 values are not widene
 _BLOCK = 8 * WIDTH  # logits per block; only blocks with a new greatest logit are searched for it
 
 
-@arithmetic
+@ordered
 def add_and_norm(hidden: Any, delta: Any, weight: Any, eps: Any, out: Any) -> None:
     """Computes ``hidden += delta``, then the RMS norm of ``hidden`` (Zhang and Sennrich 2019).
 
@@ -49,7 +49,7 @@ def add_and_norm(hidden: Any, delta: Any, weight: Any, eps: Any, out: Any) -> No
         _norm(hidden, begin, width, weight, 0, eps, out, begin)
 
 
-@arithmetic
+@ordered
 def add_to(sums: Any, to: int, more: Any, at: int, n: int) -> None:
     """Adds ``more[at : at + n]`` to ``sums[to : to + n]``, element by element."""
     d = 0
@@ -62,7 +62,7 @@ def add_to(sums: Any, to: int, more: Any, at: int, n: int) -> None:
         d += 1
 
 
-@arithmetic
+@ordered
 def _norm(
     source: Any, at: int, width: int, weight: Any, first: int, eps: Any, out: Any, to: int
 ) -> None:
@@ -82,7 +82,7 @@ def _norm(
         out[to + d] = round_to_storage(normed_one, out[0])
 
 
-@arithmetic
+@ordered
 def apply_rope_and_write_kv(
     qkv: Any, heads: int, kv_heads: int, dim: int, weights: Any, eps: Any, cos_sin: Any,
     positions: Any, slots: Any, query: Any, pool: Any,
@@ -116,7 +116,7 @@ def apply_rope_and_write_kv(
         _copy_finite(qkv, values, kv_heads * dim, pool, to + kv_heads * dim)
 
 
-@arithmetic
+@ordered
 def _apply_rope(qkv: Any, at: int, dim: int, cos_sin: Any, rope: int, out: Any, to: int) -> None:
     half, d = dim // 2, 0
     while d + WIDTH <= half:
@@ -134,7 +134,7 @@ def _apply_rope(qkv: Any, at: int, dim: int, cos_sin: Any, rope: int, out: Any, 
         d += 1
 
 
-@arithmetic
+@ordered
 def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
     """Copies elements, with 0 for infinities and NaNs, since a mask hides only finite numbers."""
     d = 0
@@ -148,7 +148,7 @@ def _copy_finite(source: Any, at: int, n: int, pool: Any, to: int) -> None:
         d += 1
 
 
-@arithmetic
+@ordered
 def gate(gate_up: Any, width: int, out: Any) -> None:
     """Computes ``silu(g) * u``.
 
@@ -171,7 +171,7 @@ def gate(gate_up: Any, width: int, out: Any) -> None:
             d += 1
 
 
-@arithmetic
+@ordered
 def choose(logits: Any, width: int, out: Any) -> None:
     """Finds the index of each line's first greatest logit; -1 if a logit is NaN.
 
@@ -183,7 +183,7 @@ def choose(logits: Any, width: int, out: Any) -> None:
         out[i] = _first_greatest(logits, i * width, width)
 
 
-@arithmetic
+@ordered
 def _first_greatest(logits: Any, at: int, width: int) -> int:
     best, found = to_float32(logits[at]), 0
     for block in range(0, width, _BLOCK):
@@ -199,7 +199,7 @@ def _first_greatest(logits: Any, at: int, width: int) -> int:
     return found
 
 
-@arithmetic
+@ordered
 def _greatest(logits: Any, at: int, n: int) -> Any:
     """The greatest of some logits; NaN if one of them is NaN."""
     highest, d = broadcast(to_float32(logits[at])), 0
