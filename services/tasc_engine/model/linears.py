@@ -125,7 +125,7 @@ class Int8Linear(nn.Module):
         if all(bias is None for bias in biases):
             return cls(torch.cat(weights))
         pairs = zip(weights, biases, strict=True)
-        whole = [w.new_zeros(len(w)) if b is None else b for w, b in pairs]
+        whole: list[Tensor] = [w.new_zeros(len(w)) if b is None else b for w, b in pairs]
         return cls(torch.cat(weights), torch.cat(whole))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
