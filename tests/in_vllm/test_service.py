@@ -234,9 +234,9 @@ def test_batch_job_survives_its_engine_and_is_resumed_after_its_driver(
 
     def start() -> subprocess.Popen[str]:
         code = "from tasc_jobs.cli.main import main; main()"
-        told = map(str, ("generate", TASK, *files, *own, *sizes, "--json"))
+        arguments = map(str, ("generate", TASK, *files, *own, *sizes, "--json"))
         return subprocess.Popen(
-            [sys.executable, "-c", code, *told], env=os.environ | address, text=True,
+            [sys.executable, "-c", code, *arguments], env=os.environ | address, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 

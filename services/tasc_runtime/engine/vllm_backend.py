@@ -442,8 +442,8 @@ class VllmEngine(BatchEngine):
         except ValueError as error:
             # Not every error of vLLM's has the name as a field.
             named = getattr(error.__cause__, "parameter", None)
-            told = (name for name in PARAMETERS if name in str(error))
-            field = named if named in PARAMETERS else next(told, "parameters")
+            mentioned = (name for name in PARAMETERS if name in str(error))
+            field = named if named in PARAMETERS else next(mentioned, "parameters")
             raise FieldError(field, str(error)) from error
 
     @contextmanager

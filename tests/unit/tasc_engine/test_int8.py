@@ -153,12 +153,12 @@ class Session:
             draft_of=np.arange(len(rows), dtype=np.int32),
             drafts=forest(trees, drafts),
         )
-        logits, begin, told = self.target.logits(batch).clone(), 0, []
+        logits, begin, after = self.target.logits(batch).clone(), 0, []
         for r, places, count in found:
-            told += [(r, place, logits[begin + at]) for at, place in places]
+            after += [(r, place, logits[begin + at]) for at, place in places]
             begin += count
         self.target.cache.pending_moves = np.array(moves, np.int64).reshape(-1, 2).T
-        return told
+        return after
 
     def _path(self, tree: list[int]) -> list[int]:
         """The nodes from a child of the root down to a random node; they get the true tokens."""
