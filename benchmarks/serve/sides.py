@@ -24,6 +24,7 @@ SUBJECTS = Path(__file__).with_name("subjects.py")
 COMMAND = "from tasc_jobs.cli.main import main; main()"
 # As the demo's. The same rows are asked several times: answers must not be drafted from.
 ENGINE = {"rows": 8, "max_model_len": 512, "torch_threads": 1}
+VLLM_ENGINE = {"backend": "vllm", "max_draft_tokens": 16}
 DRAFT = {"recent_tokens": 0}
 TINY_ENGINE = {"rows": 8, "max_model_len": 256, "cost_aware": False}
 TASK, TINY = "massive_en", "tiny"
@@ -74,8 +75,8 @@ class Bench:
 
     @property
     def engine(self) -> Mapping[str, Any]:
-        """Settings of the demo's engine."""
-        return ENGINE if self.backend == "tasc" else {**ENGINE, "backend": self.backend}
+        """Settings of the engine."""
+        return ENGINE if self.backend == "tasc" else {**ENGINE, **VLLM_ENGINE}
 
     def bodies(self, **options: Any) -> list[bytes]:
         """A chat request of each row."""
@@ -213,8 +214,10 @@ class Side:
     def prepare(self) -> None:
         """Fill the store."""
         to_stderr(f"{self.name}: tasks, corpus and index ...")
-        demo = ["demo"] if {"engine", "service", "lists"} & set(self.bench.parts) else []
-        arguments = [SUBJECTS, "prepare", self.url, self.bench.folder / "tiny-model", *demo]
+        others = []
+        if {"engine", "service", "lists"} & set(self.bench.parts):
+            others = ["demo" if self.bench.backend == "tasc" else "smollm2"]
+        arguments = [SUBJECTS, "prepare", self.url, self.bench.folder / "tiny-model", *others]
         with started(arguments, self.root, self.folder) as child:
             child.process.communicate()
             if child.process.returncode:
@@ -242,6 +245,20 @@ class Side:
                 found[f"engine, lists of {LIST}, rows/s"] = child.ask(
                     measure="lists", draft=True, size=LIST, seconds=bench.seconds
                 )
+        return found
+
+    def vllm(self) -> Measured:
+        """vLLM with the same weights and drafts, without this project's engine and service."""
+        bench, texts = self.bench, self.folder / "inputs.json"
+        texts.write_text(json.dumps(bench.inputs))
+        arguments = [SUBJECTS, "vllm", json.dumps({**bench.engine, "draft": DRAFT}), texts]
+        where = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "THP_MEM_ALLOC_ENABLE": "1"}
+        with started(arguments, self.root, self.folder, where) as child:
+            found = Measured()
+            for crowd in bench.crowds:
+                child.ask(at_once=crowd, seconds=bench.seconds)  # warms up
+                rate = child.ask(at_once=crowd, seconds=bench.seconds)
+                found[f"vLLM alone, {crowd}, rows/s"] = rate
         return found
 
     def service(self) -> Measured:

@@ -1,18 +1,22 @@
 """What `way_in.py` measures beside the service, each in a process of its own.
 
-``prepare`` fills a store, ``engine`` answers without a service, ``no-work`` is Ray Serve and
-``bare`` is uvicorn, which both read a body and answer the same JSON.
+``prepare`` fills a store, ``engine`` answers without a service, ``vllm`` is vLLM with the drafts
+of `tasc_draft.vllm` and nothing else of this project, ``no-work`` is Ray Serve and ``bare`` is
+uvicorn, which both read a body and answer the same JSON.
 """
 
 import json
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from itertools import count
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 if __name__ == "__main__":  # modules are found from the repository's root, not from this folder
@@ -21,10 +25,16 @@ if __name__ == "__main__":  # modules are found from the repository's root, not 
 from benchmarks.common import use_test_helpers
 
 AT_ONCE = 1000  # requests that Ray Serve takes; more than there are connections
+SMOLLM2_TOKENS = 64  # of an answer at most
 
 
-def prepare(url: str, folder: str, *demo: str) -> None:
-    """Put a tiny random model's task into a store and, if asked for, the demo's with its index."""
+def prepare(url: str, folder: str, *others: str) -> None:
+    """Put a tiny random model's task into a store.
+
+    Args:
+        others: ``demo`` adds the demo's task with its index, and ``smollm2`` the same task of
+            SmolLM2.
+    """
     use_test_helpers("tiny")
     import torch
 
@@ -46,10 +56,27 @@ def prepare(url: str, folder: str, *demo: str) -> None:
         template="{input}",
     )
     TaskStore(connect(url)).put(record)
-    if not demo:
-        return
-    with local_ray(), redirect_stdout(sys.stderr):
-        prepare_demo(url, [TASK])
+    if "demo" in others:
+        with local_ray(), redirect_stdout(sys.stderr):
+            prepare_demo(url, [TASK])
+    if "smollm2" in others:
+        prepare_smollm2(url, TASK)
+
+
+def prepare_smollm2(url: str, task: str) -> None:
+    """Register a task with the weights and the index of `make bench-model`."""
+    from benchmarks.engine.smollm2 import index_of, model_of
+    from tasc_draft.index.draft_index import INDEX_FILE
+    from tasc_jobs.index.publish import publish_file
+    from tasc_jobs.tasks.options import TaskOptions
+    from tasc_jobs.tasks.register import create
+    from tasc_store import ArtifactStore, TaskStore, connect
+
+    client = connect(url)
+    options = TaskOptions(model=str(model_of(task)), dtype="bfloat16", max_tokens=SMOLLM2_TOKENS)
+    record = create(TaskStore(client), task, options, replace=False).record
+    store, index = ArtifactStore(client, task, record.fingerprint), index_of(task) / INDEX_FILE
+    publish_file(store, partial(copyfile, index), None)
 
 
 def engine(url: str, cache: str, settings: str, draft: str, inputs: str) -> None:
@@ -72,6 +99,53 @@ def engine(url: str, cache: str, settings: str, draft: str, inputs: str) -> None
         asked = json.loads(line)
         measure = measures[asked.pop("measure")]
         print(json.dumps(measure(worker, texts, **asked)), flush=True)
+
+
+def vllm(settings: str, inputs: str) -> None:
+    """As `engine`, with vLLM's own engine and messages; it answers one measure, ``rate``."""
+    from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from benchmarks.engine.loop import hold
+    from benchmarks.engine.smollm2 import index_of, model_of
+    from tasc_jobs.demo.tasks import TASK
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM writes to stdout
+    given, model = json.loads(settings), model_of(TASK)
+    speculation = {
+        "method": "custom_class",
+        "model": "tasc_draft.vllm.TascProposer",
+        "num_speculative_tokens": given["max_draft_tokens"],
+    }
+    made = LLM(
+        str(model), dtype="bfloat16", max_model_len=given["max_model_len"],
+        max_num_seqs=given["rows"], speculative_config=speculation,
+        additional_config={"tasc": {"index": str(index_of(TASK)), "draft": given["draft"]}},
+    )  # fmt: skip
+    hold(given["torch_threads"])
+    params = SamplingParams(
+        temperature=0.0, max_tokens=SMOLLM2_TOKENS, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+    tokenizer, core = made.get_tokenizer(), made.llm_engine
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        )
+        for text in json.loads(Path(inputs).read_text())
+    ]
+    names, open_ = count(), 0
+    for line in sys.stdin:
+        asked = json.loads(line)
+        ended, end = 0, time.perf_counter() + asked["seconds"]
+        while time.perf_counter() < end:
+            while open_ < asked["at_once"]:
+                each = next(names)
+                core.add_request(str(each), prompts[each % len(prompts)], params)
+                open_ += 1
+            done = sum(output.finished for output in core.step())
+            open_, ended = open_ - done, ended + done
+        print(json.dumps(ended / asked["seconds"]), file=answers, flush=True)
 
 
 def rate(worker: Any, texts: Sequence[str], *, draft: bool, seconds: float) -> float:
@@ -196,6 +270,7 @@ if __name__ == "__main__":
     subject: Callable[..., None] = {
         "prepare": prepare,
         "engine": engine,
+        "vllm": vllm,
         "no-work": no_work,
         "bare": bare,
     }[sys.argv[1]]

@@ -3,7 +3,7 @@
     python benchmarks/serve/way_in.py
     python benchmarks/serve/way_in.py --old ../before --seconds 3
     python benchmarks/serve/way_in.py --only service,ceilings --proxy python
-    VLLM_PYTHON benchmarks/serve/way_in.py --backend vllm --only engine,service
+    VLLM_PYTHON benchmarks/serve/way_in.py --backend vllm --only engine,service --connections 16
 
 In each round come, one after the other: the demo's engine in a process without a service; the
 service with the demo's task, whole answers and streams, drafts on and off; the service with a tiny
@@ -12,7 +12,9 @@ work, one hop and two, in the same proxy mode, and a uvicorn application, all wi
 and the same answer. With --old the first three are also measured of another checkout. Every other
 round has the reverse order. Each is started for its turn and ended after it, so that nothing idle
 takes processor time from what is measured. wrk sends the requests where it is installed; over one
-connection a client of ours sends the rows that the engine alone gets, one after the other. Tables
+connection a client of ours sends the rows that the engine alone gets, one after the other. With
+--backend vllm, the task is answered by SmolLM2 (`make bench-model`), and vLLM is measured alone,
+too; the Python needs vLLM beside this project (docs/how-to/vllm.md). Tables
 go to stdout, progress to stderr; the last line of stdout is one JSON object.
 """
 
@@ -175,6 +177,8 @@ def rounds(options: argparse.Namespace, bench: Bench, sides: dict[str, Side]) ->
     runs: dict[tuple[str, str], Callable[[], Measured]] = {}
     if {"engine", "service", "lists"} & set(options.only):
         runs |= {(name, "engine"): side.engine for name, side in sides.items()}
+        if options.backend == "vllm":
+            runs |= {(name, "vLLM"): side.vllm for name, side in sides.items()}
     if {"service", "lists"} & set(options.only):
         runs |= {(name, "service"): side.service for name, side in sides.items()}
     if "one-token" in options.only:
@@ -225,6 +229,7 @@ def derived(side: str, own: Runs, ceilings: Runs, crowds: Sequence[int]) -> Deri
 
     engine = own.get("engine, drafts on, rows/s", ())
     over_engine = {str(each): over(http("whole", each), engine) for each in crowds}
+    over_vllm = over(http("whole", few), own.get(f"vLLM alone, {few}, rows/s", ()))
     one_token = own.get(f"one token, {many}, requests/s", ())
     one_token_over = over(one_token, ceilings.get(f"no work, one hop, {many}, requests/s", ()))
     noop = ceilings.get("no work, one hop, 1, p50 ms", ())
@@ -245,6 +250,7 @@ def derived(side: str, own: Runs, ceilings: Runs, crowds: Sequence[int]) -> Deri
             ("rows/s over HTTP / engine alone", int(each), runs, 0.8 if int(each) <= 16 else 0.9)
             for each, runs in over_engine.items()
         ),
+        ("rows/s over HTTP / vLLM alone", few, over_vllm, 0.8),
         ("one token, two replicas / no work, one hop", many, one_token_over, 0.4),
         ("p50 over HTTP less engine's / no work, one hop", 1, over(added, noop), 1.5),
         (f"lists of {LIST}, rows/s / engine alone", 1, list_over, 0.93),
@@ -259,6 +265,7 @@ def derived(side: str, own: Runs, ceilings: Runs, crowds: Sequence[int]) -> Deri
     ]
     record = {
         "http_over_engine": {each: _median(runs) for each, runs in over_engine.items()},
+        "http_over_vllm": _median(over_vllm),
         "one_token_over_noop": _median(one_token_over),
         "added_p50_ms": _median(added),
         "noop_p50_ms": _median(noop),

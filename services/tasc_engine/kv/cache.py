@@ -157,6 +157,12 @@ class RowCache:
         assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"
         return self._rows.bits(layer)
 
+    def all_bits(self, kv_heads: int, head_dim: int, like: Tensor) -> NDArray[Any]:
+        """Returns the keys and values of all layers as `bits` does."""
+        self.bits(0, kv_heads, head_dim, like)
+        assert isinstance(self._rows, CompiledRows), "compiled code runs on a CPU"
+        return self._rows.all_bits
+
     @property
     def current(self) -> StepLayout[Int64]:
         if self.host is None:

@@ -6,19 +6,35 @@ rows or masks, since the cache computes attention.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.activations import ACT2FN
 
+from tasc_engine.kernels.cpu.attention import Scratch
+from tasc_engine.kernels.cpu.compiling import Size, bits
+from tasc_engine.kernels.cpu.decoder import Memory, Own, Shape, Step, Weights, forward
+from tasc_engine.kernels.cpu.products import Int8Weight, room_for_sums
+from tasc_engine.kernels.cpu.team import Team
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
+from tasc_engine.layout import Int64, StepLayout
 from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
-from tasc_engine.model.linears import Int8Linear, Linear, is_quantised, product_of
+from tasc_engine.model.linears import (
+    Int8Linear,
+    Linear,
+    fastest,
+    int8_joined,
+    is_quantised,
+    product_of,
+)
 from tasc_engine.model.operations import (
     CompiledOperations,
     FusedOperations,
@@ -69,25 +85,28 @@ class LeanDecoder:
             computes the last layer for every token.
     """
 
-    def __init__(
-        self, model: Any, max_positions: int, adapters: Adapters, int8: bool = False
-    ) -> None:
+    head: Linear | Int8Linear
+
+    def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
         config, attention = model.config, model.model.layers[0].self_attn
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(config.num_key_value_heads)
         self.head_dim = int(attention.head_dim)
         self._scale = float(attention.scaling)
         self.embedding: Tensor = model.model.embed_tokens.weight.detach()
-        self._first = Norm(model.model.layers[0].input_layernorm.weight, config.rms_norm_eps)
-        self._layers = [_layer(model, i, adapters, int8) for i in range(config.num_hidden_layers)]
-        self.layers = len(self._layers)
-        self.head = Int8Linear.joining(model.lm_head) if int8 else Linear.joining(model.lm_head)
-        self._adapters = adapters
+        self.layers = int(config.num_hidden_layers)
+        self._adapters, self._positions = adapters, max_positions
         cos_sin = _rope_table(model, max_positions)
         self.operations = _operations(cos_sin, self.heads, self.kv_heads, config.hidden_act)
         self.rotary_dim = cos_sin.shape[-1]
         self.requested = HiddenStateRequest()
         self.hidden_states = HiddenStates()
+        self._take_weights(model)
+
+    def _take_weights(self, model: Any) -> None:
+        self._first = Norm(model.model.layers[0].input_layernorm.weight, model.config.rms_norm_eps)
+        self._layers = [_layer(model, i, self._adapters) for i in range(self.layers)]
+        self.head = Linear.joining(model.lm_head)
 
     def __call__(
         self, ids: Tensor, logits_indices: Tensor, cache: RowCache, out: Tensor | None = None
@@ -139,6 +158,98 @@ class LeanDecoder:
         return normed
 
 
+class Int8Decoder(LeanDecoder):
+    """A decoder whose products are of int8 numbers, on a CPU: a step is one compiled call.
+
+    The bits of a token's logits depend neither on the other tokens of a step nor on the number of
+    threads.
+    """
+
+    def _take_weights(self, model: Any) -> None:
+        layers = list(model.model.layers)
+
+        def joined(*names: str) -> Int8Weight:
+            return Int8Weight.joined(
+                [int8_joined(*(layer.get_submodule(name) for name in names)) for layer in layers]
+            )
+
+        attentions = [layer.self_attn for layer in layers]
+        norms = [
+            norm
+            for each in layers
+            for norm in (each.input_layernorm, each.post_attention_layernorm)
+        ]
+        head_norms = [
+            _head_norm(each, model.config).flat for each in attentions if hasattr(each, "q_norm")
+        ]
+        windows = [_window(each, model.config) or 0 for each in attentions]
+        self.head = head = Int8Linear(model.lm_head)
+        self._weights = Weights(
+            qkv=joined(*(f"self_attn.{name}_proj" for name in "qkv")),
+            out=joined("self_attn.o_proj"),
+            gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
+            down=joined("mlp.down_proj"),
+            head=head.packed,
+            norms=torch.cat([n.weight.detach() for n in (*norms, model.model.norm)]).numpy(),
+            head_norms=np.concatenate(head_norms or [np.zeros(0, np.float32)]),
+            cos_sin=_rope_table(model, self._positions).reshape(-1).numpy(),
+            windows=np.array(windows),
+        )
+        eps, scale = np.float32(model.config.rms_norm_eps), np.float32(self._scale)
+        self._shape = Shape(self.layers, self.heads, self.kv_heads, self.head_dim, eps, scale)
+        self._size, self._team = Size(self.head_dim), Team()
+        self._own = list[tuple[Scratch, NDArray[np.int32]]]()
+        self._memory: tuple[int, Memory] | None = None
+
+    @property
+    def windowed(self) -> bool:
+        return bool(self._weights.windows.any())
+
+    def __call__(
+        self, ids: Tensor, logits_indices: Tensor, cache: RowCache, out: Tensor | None = None
+    ) -> Tensor:
+        if self.requested:
+            return super().__call__(ids, logits_indices, cache, out)
+        if out is None:
+            out = self.embedding.new_empty((len(logits_indices), self.head.out_features))
+        self._run(self.embed(ids), logits_indices, cache, bits(out))
+        return out
+
+    def states(self, hidden: Tensor, logits_indices: Tensor | None, cache: RowCache) -> Tensor:
+        return self._run(hidden, logits_indices, cache, np.zeros(0, np.float32))
+
+    def _run(
+        self, hidden: Tensor, picked: Tensor | None, cache: RowCache, logits: NDArray[np.float32]
+    ) -> Tensor:
+        step, (n, width) = cache.current, hidden.shape
+        m = n if picked is None else len(picked)
+        if m > n:  # scored tokens may be picked twice
+            hidden = torch.cat((hidden, hidden.new_empty((m - n, width))))
+        if self._memory is None or self._memory[0] < max(m, n):
+            self._memory = max(m, n), Memory.of(max(m, n), self._weights, self._shape)
+        memory = self._memory[1]
+        fields = [getattr(step, name) for name in Step._fields[:-1]]
+        indices = step.logits_indices if picked is None else picked.numpy()
+        self._team.run(
+            forward, bits(hidden), picked is None,
+            cache.all_bits(self.kv_heads, self.head_dim, hidden), self._weights, self._shape,
+            self._size, fastest(), Step._make([*fields, indices]), memory, logits,
+            own=partial(self._own_of, step),
+        )  # fmt: skip
+        return torch.from_numpy(memory.normed[: m * width]).view(m, width)
+
+    def _own_of(self, step: StepLayout[Int64], part: int, parts: int) -> Own:
+        """The working memory of one thread, and its rows: each thread gets long and short ones."""
+        while len(self._own) <= part:
+            scratch = Scratch(self.heads, self.kv_heads, self.head_dim, np.float32)
+            self._own.append((scratch, room_for_sums()))
+        scratch, products = self._own[part]
+        lengths = step.trunks + step.nodes
+        scratch.hold(int(lengths.max(initial=0)))
+        rows = np.argsort(-np.diff(step.query_offsets) * lengths, kind="stable")[part::parts]
+        return Own._make([rows.copy(), *scratch.arrays, products])
+
+
 def lean(
     model: Any, max_positions: int, adapters: Adapters | None = None, int8: bool = False
 ) -> LeanDecoder | None:
@@ -160,7 +271,8 @@ def lean(
         return None
     if int8 and model.config.hidden_act != "silu":  # torch's code for others depends on the batch
         return None
-    decoder = LeanDecoder(model, max_positions, adapters or Adapters(model), int8)
+    kind = Int8Decoder if int8 else LeanDecoder
+    decoder = kind(model, max_positions, adapters or Adapters(model))
     # Partial rope would rotate only the first part of each head.
     return decoder if decoder.rotary_dim == decoder.head_dim else None
 
@@ -187,11 +299,9 @@ def _settings_known(config: Any) -> bool:
     return static and whole and all(getattr(config, name, None) is None for name in _UNKNOWN)
 
 
-def _layer(model: Any, index: int, adapters: Adapters, int8: bool) -> Layer:
+def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
     layer, config = model.model.layers[index], model.config
     attention, eps = layer.self_attn, config.rms_norm_eps
-    of_model = config.sliding_window if config.model_type == "mistral" else None
-    joined = Int8Linear.joining if int8 else product_of
     last = index == config.num_hidden_layers - 1
     next_norm = model.model.norm if last else model.model.layers[index + 1].input_layernorm
 
@@ -199,7 +309,7 @@ def _layer(model: Any, index: int, adapters: Adapters, int8: bool) -> Layer:
         linears = [layer.get_submodule(f"{part}.{name}") for name in names]
         paths = [f"model.layers.{index}.{part}.{name}" for name in names]
         widths = [linear.out_features for linear in linears]
-        return adapters.around(joined(*linears), paths, widths, picked)
+        return adapters.around(product_of(*linears), paths, widths, picked)
 
     return Layer(
         qkv=product("self_attn", "q_proj", "k_proj", "v_proj", picked=False),
@@ -209,8 +319,14 @@ def _layer(model: Any, index: int, adapters: Adapters, int8: bool) -> Layer:
         gate_up=product("mlp", "gate_proj", "up_proj"),
         down=product("mlp", "down_proj"),
         next_norm=Norm(next_norm.weight, eps),
-        window=getattr(attention, "sliding_window", of_model),
+        window=_window(attention, config),
     )
+
+
+def _window(attention: Any, config: Any) -> int | None:
+    of_model = config.sliding_window if config.model_type == "mistral" else None
+    window: int | None = getattr(attention, "sliding_window", of_model)
+    return window
 
 
 def _head_norm(attention: Any, config: Any) -> Norm:

@@ -16,8 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tasc_engine.kernels.cpu import int8
-from tasc_engine.kernels.cpu.compiling import bits
+from tasc_engine.errors import UnsupportedModel
+from tasc_engine.kernels.cpu.compiling import Size, bits
+from tasc_engine.kernels.cpu.decoder import project
+from tasc_engine.kernels.cpu.products import (
+    MOST,
+    MOST_INPUTS,
+    SPARE_BYTES,
+    Int8Weight,
+    instructions,
+    room_for_sums,
+)
+from tasc_engine.kernels.cpu.team import Team
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +38,7 @@ _TOKENS = 8
 # token and for weights that stay in a core's cache. bfloat16 gains at every size.
 _FLOAT32_FROM = 1 << 20
 
-_onednn, _int8 = torch.ops.mkldnn, torch.ops.onednn
+_onednn = torch.ops.mkldnn
 # The overload is fetched once, since its lookup takes a tenth of a small product's time.
 _product: Any = getattr(_onednn._linear_pointwise, "default", None)
 _without_layout: set[str] = set()  # the reasons that have been logged
@@ -103,30 +113,13 @@ class Int8Linear(nn.Module):
     threads.
 
     Args:
-        weight: ``float32[out, in]`` on a CPU; not kept.
-        bias: ``float32[out]`` or None.
+        layers: float32 layers on a CPU that read the same input; their outputs are concatenated.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, *layers: nn.Linear) -> None:
         super().__init__()
-        weight = weight.detach()
-        self.out_features, self.in_features = weight.shape
-        self._bias = (torch.zeros(0) if bias is None else bias.detach()).numpy()
-        self._scales = weight.abs().amax(1) / _MOST_INT8
-        scales = self._scales.where(self._scales > 0, 1)[:, None]
-        self._product = int8_product((weight / scales).round().to(torch.int8), self._scales)
-
-    @classmethod
-    def joining(cls, *layers: nn.Linear) -> "Int8Linear":
-        """Join layers that read the same input; their outputs are concatenated."""
-        weights, biases = [each.weight for each in layers], [each.bias for each in layers]
-        if len(layers) == 1:
-            return cls(weights[0], biases[0])
-        if all(bias is None for bias in biases):
-            return cls(torch.cat(weights))
-        pairs = zip(weights, biases, strict=True)
-        whole: list[Tensor] = [w.new_zeros(len(w)) if b is None else b for w, b in pairs]
-        return cls(torch.cat(weights), torch.cat(whole))
+        self.packed, self._team = int8_joined(*layers), Team()
+        self.out_features, self.in_features = self.packed.outputs, self.packed.inputs
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Maps ``float32[..., in]`` to ``float32[..., out]``.
@@ -135,97 +128,47 @@ class Int8Linear(nn.Module):
             out: Receives the result for an ``x`` of two dimensions; None for a new tensor.
         """
         rows = x.numel() // self.in_features
-        rounded = torch.empty((rows, self.in_features), dtype=torch.uint8)
-        scales = np.empty(rows, np.float32)
-        int8.quantise(bits(x.contiguous()), bits(rounded), scales)
-        made = self._product(rounded) if rows else x.new_empty((0, self.out_features))
-        int8.scale_rows(bits(made), scales, self._bias)
-        made = made.view(*x.shape[:-1], self.out_features)
-        return made if out is None else out.copy_(made)
-
-    @property
-    def weight(self) -> Tensor:
-        """The rounded ``float32[out, in]`` weight; each access computes it."""
-        return self._product.weight.float() * self._scales[:, None]
-
-
-_MOST_INT8, _SHIFT = 127, 128
-# A float32 sum of so many products of int8 numbers is exact, whatever its order.
-_EXACT = 2**24 // _MOST_INT8**2
-
-
-def int8_product(weight: Tensor, scales: Tensor) -> "OneDnnInt8 | PlainInt8":
-    """The product with an int8 weight: oneDNN's, or the plain one where oneDNN's is not exact.
-
-    Args:
-        weight: ``int8[out, in]``, from -127 to 127.
-        scales: ``float32[out]``.
-    """
-    return (OneDnnInt8 if onednn_is_exact(*weight.shape) else PlainInt8)(weight, scales)
-
-
-class PlainInt8:
-    """The product with an int8 weight by float32 products, on any processor; it saves no time."""
-
-    def __init__(self, weight: Tensor, scales: Tensor) -> None:
-        self._parts, self._scales = [w.float().T for w in weight.split(_EXACT, 1)], scales
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Maps ``uint8[N, in]``, integers from -127 to 127 plus 128, to ``float32[N, out]``."""
-        pairs = zip(x.split(_EXACT, 1), self._parts, strict=True)
-        first, *more = ((own.float() - _SHIFT) @ part for own, part in pairs)
-        whole = sum((part.double() for part in more), first.double()).float() if more else first
-        return whole.mul_(self._scales)
-
-    @property
-    def weight(self) -> Tensor:
-        return torch.cat(self._parts).T
-
-
-class OneDnnInt8:
-    """The product with an int8 weight by oneDNN, which sums in int32; see `PlainInt8`."""
-
-    def __init__(self, weight: Tensor, scales: Tensor) -> None:
-        self._packed, self._scales = _int8.qlinear_prepack(weight, None), scales
-        self._none = torch.zeros(len(scales), dtype=torch.int32)
-        self._compute = _int8.qlinear_pointwise.default
-
-    def __call__(self, x: Tensor) -> Tensor:
-        made: Tensor = self._compute(
-            x, 1.0, _SHIFT, self._packed, self._scales, self._none, None, 1.0, 0, torch.float32,
-            "none", [], "",
+        made = x.new_empty((*x.shape[:-1], self.out_features)) if out is None else out
+        self._team.run(
+            project, bits(x.contiguous()), self.packed, fastest(),
+            np.zeros(rows * self.in_features + SPARE_BYTES, np.uint8), np.empty(rows, np.float32),
+            bits(made), own=lambda part, parts: room_for_sums(),
         )  # fmt: skip
         return made
 
     @property
     def weight(self) -> Tensor:
-        dense: Tensor = self._packed.to_dense()
-        return dense.T
+        """The rounded ``float32[out, in]`` weight; each access computes it."""
+        whole = self.packed.unpacked().astype(np.float32)
+        return torch.from_numpy(whole * self.packed.scales[: self.out_features, None])
 
 
 @cache
-def onednn_is_exact(outputs: int, inputs: int) -> bool:
-    """Whether oneDNN's product of this shape is exact here, for one row and for more.
+def fastest() -> Size:
+    """The kind of this processor's fastest instructions."""
+    return Size(instructions()[-1])
 
-    Without instructions for such products, oneDNN's sums can saturate.
+
+def int8_joined(*layers: nn.Linear) -> Int8Weight:
+    """Rounds the weights of layers that read the same input; their outputs are concatenated.
+
+    Raises:
+        UnsupportedModel: There are so many inputs that int32 might not hold a sum.
     """
-    make, most = torch.Generator().manual_seed(0), _MOST_INT8
-    shape = outputs, inputs
-    weight = torch.randint(-most, most + 1, shape, generator=make, dtype=torch.int8)
-    weight[::5], weight[1::5] = most, -most
-    x = torch.randint(1, 256, (19, inputs), generator=make, dtype=torch.uint8)
-    x[:4] = _SHIFT + most
-    scales = torch.rand(outputs, generator=make)
-    try:
-        found, expected = OneDnnInt8(weight, scales), PlainInt8(weight, scales)
-        exact = all(torch.equal(found(x[-n:]), expected(x[-n:])) for n in (1, 8, 19))
-        exact &= torch.equal(found.weight, weight)
-    except (AttributeError, RuntimeError, TypeError) as error:
-        logger.warning("int8-dynamic saves no time here: oneDNN does not compute it: %s", error)
-        return False
-    if not exact:
-        logger.warning("int8-dynamic saves no time here: oneDNN's sums are not exact")
-    return exact
+    weights, biases = [each.weight.detach() for each in layers], [each.bias for each in layers]
+    weight, bias = torch.cat(weights), None
+    if weight.shape[1] > MOST_INPUTS:
+        raise UnsupportedModel(
+            f"quantization is int8-dynamic, and a weight has {weight.shape[1]} inputs, more than "
+            f"{MOST_INPUTS}; use dtype bfloat16 or another quantization"
+        )
+    if any(own is not None for own in biases):
+        pairs = zip(weights, biases, strict=True)
+        whole = [w.new_zeros(len(w)) if own is None else own.detach() for w, own in pairs]
+        bias = torch.cat(whole).numpy()
+    scales = weight.abs().amax(1) / MOST
+    rounded = (weight / scales.where(scales > 0, 1)[:, None]).round().to(torch.int8)
+    return Int8Weight.of(rounded.numpy(), scales.numpy(), bias)
 
 
 def is_quantised(layer: Any) -> bool:
@@ -271,16 +214,14 @@ def lay_out_linears(model: nn.Module) -> None:
     Subclasses, such as quantised layers, are left unchanged. The dense weight of a replaced layer
     is freed unless another module shares it, such as an embedding tied to the LM head.
     """
-    _replace_linears(model, lambda layer: Linear(*_parts(layer)) if _gains(layer.weight) else None)
+    _replace_linears(
+        model, lambda layer: Linear(layer.weight, layer.bias) if _gains(layer.weight) else None
+    )
 
 
 def quantise_linears(model: nn.Module) -> None:
     """Replace each plain ``nn.Linear`` inside ``model`` with an `Int8Linear`, in place."""
-    _replace_linears(model, lambda layer: Int8Linear(*_parts(layer)))
-
-
-def _parts(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    return layer.weight, layer.bias
+    _replace_linears(model, Int8Linear)
 
 
 def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> None:

@@ -22,15 +22,23 @@ from support import refused
 from tasc_engine import EngineConfig, ModelSource, Target
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kernels.cpu import int8
+from tasc_engine.kernels.cpu.compiling import Size
+from tasc_engine.kernels.cpu.products import (
+    SHIFT,
+    SPARE_BYTES,
+    Int8Weight,
+    instructions,
+    multiply,
+    room_for_sums,
+)
 from tasc_engine.layout import ForwardBatch, plain_batch
-from tasc_engine.model import linears, loading
+from tasc_engine.model import decoder, linears, loading
 from tasc_engine.model.decoder import FAMILIES
 from tasc_engine.model.folder import OWN_TYPES
-from tasc_engine.model.linears import Int8Linear, PlainInt8, int8_product
+from tasc_engine.model.linears import Int8Linear
 from tasc_store import TaskRecord
 from tasc_store.tasks import record
 
-PRODUCTS = {"the processor's": int8_product, "plain": PlainInt8}
 ROWS, LENGTH = 4, 96
 VOCAB = 97
 SHAPE: dict[str, Any] = {**tiny.SHAPE, "vocab_size": VOCAB, "intermediate_size": 80}
@@ -54,18 +62,34 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
-@pytest.mark.parametrize("width", [1, 7, 64, 576, 1040, 1041, 4100])
-def test_product_is_the_rounded_sum_of_integers(product: Any, width: int) -> None:
+@pytest.mark.parametrize("kind", instructions())
+@pytest.mark.parametrize("outputs", [33, 48, 97])
+@pytest.mark.parametrize("width", [1, 7, 64, 1041, 4100])
+def test_product_is_the_rounded_sum_of_integers(kind: int, outputs: int, width: int) -> None:
     make = np.random.default_rng(width)
-    x, weight = (make.integers(-127, 128, (n, width)) for n in (9, 33))
-    x[:2], weight[:2], weight[2] = 127, 127, -127  # the greatest sums
-    scales = make.random(33).astype(np.float32)
-    shifted = torch.from_numpy((x + 128).astype(np.uint8))
-    made = product(torch.from_numpy(weight.astype(np.int8)), torch.from_numpy(scales))
-    expected = (x @ weight.T).astype(np.float32) * scales
-    assert np.array_equal(made(shifted).numpy(), expected)
-    assert np.array_equal(made.weight.numpy(), weight)
+    x, weights = (
+        make.integers(-127, 128, (15, width)),
+        make.integers(-127, 128, (2, outputs, width)),
+    )
+    x[:2], weights[:, :2], weights[:, 2] = 127, 127, -127  # the greatest sums
+    scales, bias = make.random((2, outputs)).astype(np.float32)
+    by_row, sums = make.random(15).astype(np.float32), room_for_sums()
+    for own in (bias, None):
+        each = [Int8Weight.of(w.astype(np.int8), scales, own) for w in weights]
+        joined = Int8Weight.joined(each)
+        for layer, rows in ((0, 15), (1, 15), (1, 3), (0, 1), (0, 0)):
+            shifted = (x[:rows] + SHIFT).astype(np.uint8).reshape(-1)
+            shifted = np.concatenate((shifted, np.full(SPARE_BYTES, 255, np.uint8)))
+            out = np.full(rows * outputs, np.nan, np.float32)
+            for part in (1, 0):
+                multiply(shifted, by_row, rows, joined, layer, Size(kind), sums, out, part, 2)
+            exact = (x[:rows] @ weights[layer].T).astype(np.float32)
+            expected, found = exact * scales * by_row[:rows, None], out.reshape(rows, outputs)
+            if own is None:
+                assert np.array_equal(found, expected)
+            else:  # the last product and the bias may be rounded together
+                assert np.allclose(found, expected + own, rtol=1e-5, atol=1e-3)
+        assert np.array_equal(each[1].unpacked(), weights[1])
 
 
 @pytest.mark.parametrize("width", [1, 16, 37, 160])
@@ -90,7 +114,7 @@ def test_rows_are_rounded_by_their_greatest_number(width: int) -> None:
 def test_joined_int8_layers_are_close_to_the_separate_layers(biased: bool) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(48, width, biased).requires_grad_(False) for width in (32, 17)]
-    x, joined = torch.randn(5, 48), Int8Linear.joining(*layers)
+    x, joined = torch.randn(5, 48), Int8Linear(*layers)
     expected = torch.cat([layer(x) for layer in layers], -1)
     assert (joined(x) - expected).norm() / expected.norm() < 0.02
     out = torch.empty_like(expected)
@@ -178,21 +202,31 @@ def each_alone(target: Target, tokens: list[int]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def differing(folder: Path, name: str, steps: int, seed: int, int8: bool = True) -> list[bool]:
-    """For each compared place, whether its logits differ from those of the token alone."""
+def differing(
+    folder: Path, name: str, steps: int, seed: int, int8: bool = True, threads: int = 1
+) -> list[bool]:
+    """For each compared place, whether its logits differ from those of the token alone.
+
+    Tokens alone are computed on one thread, and steps on ``threads``.
+    """
     words = Random(seed)
     tokens = [[words.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(ROWS)]
     alone = make_target(folder, name, 1, int8)
     expected = [each_alone(alone, row[: LENGTH - 1]) for row in tokens]
     target, found, step = make_target(folder, name, ROWS, int8), list[bool](), 0
-    while step < steps:
-        session = Session(target, tokens, seed + step)
-        while step < steps and min(session.cached) < LENGTH - 20:
-            for row, place, logits in session.step():
-                found.append(not torch.equal(logits, expected[row][place]))
-            step += 1
-        target.cache.clear()
-        target.cache.pending_moves = np.zeros((2, 0), np.int64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        while step < steps:
+            session = Session(target, tokens, seed + step)
+            while step < steps and min(session.cached) < LENGTH - 20:
+                for row, place, logits in session.step():
+                    found.append(not torch.equal(logits, expected[row][place]))
+                step += 1
+            target.cache.clear()
+            target.cache.pending_moves = np.zeros((2, 0), np.int64)
+    finally:
+        torch.set_num_threads(before)
     return found
 
 
@@ -208,12 +242,13 @@ def test_logits_in_float32_have_other_bits_in_other_steps(tmp_path: Path) -> Non
     assert any(differing(tmp_path / "llama", "llama", 60, 0, int8=False))
 
 
-def test_plain_products_give_the_same_bits(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("kind", instructions()[:-1])
+def test_all_instructions_give_the_same_bits(kind: int, tmp_path: Path, monkeypatch) -> None:
     tokens = [3, 14, 15, 92, 65, 35]
     found = each_alone(make_target(tmp_path / "qwen2", "qwen2", 1), tokens)
-    monkeypatch.setattr(linears, "onednn_is_exact", lambda outputs, inputs: False)
-    plain = make_target(tmp_path / "qwen2", "qwen2", 1)
-    assert torch.equal(each_alone(plain, tokens), found)
+    monkeypatch.setattr(decoder, "fastest", lambda: Size(kind))
+    other = make_target(tmp_path / "qwen2", "qwen2", 1)
+    assert torch.equal(each_alone(other, tokens), found)
 
 
 def test_logits_are_close_to_those_in_float32(tmp_path: Path) -> None:
@@ -228,29 +263,17 @@ def test_logits_are_close_to_those_in_float32(tmp_path: Path) -> None:
 def test_unrelated_int8_logits_are_refused_and_distant_ones_logged(
     tmp_path: Path, monkeypatch, caplog
 ) -> None:
-    made = linears.int8.quantise
-
-    def coarse(x: Any, out: Any, scales: Any) -> None:
-        made(x, out, scales)
-        out[:] = np.rint((out - 128.0) / step) * step + 128
-
-    monkeypatch.setattr(linears.int8, "quantise", coarse)
-    step = 40
+    monkeypatch.setattr(linears, "MOST", 2)
     make_target(tmp_path / "llama", "llama", 1)
     assert "differ by" in caplog.text
-    step = 300  # all are 0
+    monkeypatch.setattr(linears, "MOST", 0.4)  # all weights are 0
     with refused(UnsupportedModel, "int8-dynamic", "relative difference"):
         make_target(tmp_path / "llama", "llama", 1)
 
 
-def test_two_threads_give_the_same_bits(tmp_path: Path) -> None:
-    tokens, target = [3, 14, 15, 92, 65, 35], make_target(tmp_path / "llama", "llama", 1)
-    found, threads = each_alone(target, tokens), torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert torch.equal(each_alone(target, tokens), found)
-    finally:
-        torch.set_num_threads(threads)
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_any_number_of_threads_gives_the_same_bits(threads: int, tmp_path: Path) -> None:
+    assert not any(differing(tmp_path / "llama", "llama", 20, 0, threads=threads))
 
 
 def test_other_settings_and_models_are_refused(tmp_path: Path) -> None:

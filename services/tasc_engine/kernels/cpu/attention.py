@@ -31,6 +31,7 @@ from tasc_engine.kernels.cpu.simd import (
     load,
     maximum,
     mul,
+    prefetch,
     round_to_storage,
     store,
     sub,
@@ -41,8 +42,9 @@ from tasc_engine.kernels.cpu.simd import (
 from tasc_engine.kernels.torch_attention import RowByRow
 from tasc_engine.layout import Int64, StepLayout
 
-_MAX_LANES = 256  # queries scored together
+MAX_LANES = 256  # queries scored together
 _TAKEN = 8  # slots processed together
+_AHEAD = 16  # slots between those that are processed and those that are requested from memory
 _one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
 
@@ -56,7 +58,7 @@ class Scratch:
     def __init__(self, heads: int, kv_heads: int, head_dim: int, dtype: Any) -> None:
         self.heads, self.kv_heads = heads, kv_heads
         self.size = Size(head_dim)
-        self.tokens = max(_MAX_LANES // heads, 1)  # processed together
+        self.tokens = max(MAX_LANES // heads, 1)  # processed together
         # Scores of one slot, one per query; a store may reach up to one vector beyond the last.
         self.lanes = _up(self.tokens * heads) + WIDTH
         self.queries = np.zeros(head_dim * self.lanes, dtype)
@@ -65,6 +67,11 @@ class Scratch:
         self.sums = np.zeros(self.tokens * heads * _up(head_dim), dtype)
         self.totals = np.zeros(self.lanes, dtype)
         self.scores = np.zeros(0, dtype)
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """The arguments of `attend` from ``queries`` to ``sums``."""
+        return self.queries, self.keys, self.values, self.scores, self.totals, self.sums
 
     def hold(self, slots: int) -> None:
         """Makes room for a row with this number of slots."""
@@ -79,7 +86,7 @@ def _up(n: int) -> int:
 
 
 @ordered
-def _attend(
+def attend(
     query: Any, pool: Any, positions: Any, visible_lens: Any, tree: Any, query_offsets: Any,
     kv_starts: Any, trunks: Any, nodes: Any, rows: Any, heads: int, kv_heads: int, size: Any,
     together: int, scale: Any, window: int, softcap: Any, queries: Any, keys: Any, values: Any,
@@ -167,6 +174,16 @@ def _gather(
 
 
 @ordered
+def _request(pool: Any, at: int, size: Any) -> None:
+    """Requests the keys or values of a slot, which are too far apart for the processor to foresee.
+
+    There may be no such slot.
+    """
+    for d in range(0, value(size), WIDTH):
+        prefetch(pool, at + d)
+
+
+@ordered
 def _convert(source: Any, at: int, size: Any, target: Any, to: int) -> None:
     dim = value(size)
     d = 0
@@ -239,6 +256,7 @@ def _score_lanes(
     dim, each = value(size), value(slices)
     for p in range(0, slots, 8):
         for k in range(8):
+            _request(pool, at + (p + k + _AHEAD) * step, size)
             _convert(pool, at + min(p + k, slots - 1) * step, size, keys, k * dim)
         for b in range(0, n, WIDTH // each):
             none = zeros(keys)
@@ -315,6 +333,7 @@ def _sum(
         store(sums, i, zeros(values))
     for p in range(0, slots, 8):
         for k in range(8):  # after the last slot, it is read again with weight 0
+            _request(pool, at + (p + k + _AHEAD) * step, size)
             _convert(pool, at + min(p + k, slots - 1) * step, size, values, k * padded)
         for q in range(n):
             i = p * lanes + first + q
@@ -377,6 +396,7 @@ class CompiledRows:
 
     def __init__(self, pool: Tensor, exact: bool = False) -> None:
         self._others, self._exact = RowByRow(pool), exact
+        self.all_bits = bits(pool)  # of all layers
         self._layers = [bits(layer) for layer in pool]
         self._kv_heads = pool.shape[3]
         self._scratch: Scratch | None = None
@@ -405,12 +425,11 @@ class CompiledRows:
         scratch, little = self._prepared(query)
         if len(little):
             step, number = self._step, scratch.totals.dtype.type
-            _attend(
+            attend(
                 self._asked, self._layers[layer], step.positions, step.visible_lens, step.tree,
                 step.query_offsets, step.kv_starts, step.trunks, step.nodes, little, scratch.heads,
                 scratch.kv_heads, scratch.size, scratch.tokens, number(scale), window or 0,
-                number(softcap or 0.0), scratch.queries, scratch.keys, scratch.values,
-                scratch.scores, scratch.totals, scratch.sums, self._found, self._exact,
+                number(softcap or 0.0), *scratch.arrays, self._found, self._exact,
             )  # fmt: skip
         for row in self._much:
             self._others.attend_row(row, layer, query, scale, window, softcap, self._out)

@@ -1,4 +1,4 @@
-"""Rounds activations to int8 by row, and scales the products of int8 numbers back.
+"""Rounds activations to int8 by row.
 
 Arrays are flat; for their element types, see `simd`.
 """
@@ -11,14 +11,12 @@ from tasc_engine.kernels.cpu.compiling import ordered
 from tasc_engine.kernels.cpu.simd import (
     WIDTH,
     absolute,
-    add,
     broadcast,
     finite,
     greatest,
     load,
     maximum,
     mul,
-    store,
     store_shifted,
     zeros,
 )
@@ -57,25 +55,3 @@ def quantise(x: Any, out: Any, scales: Any) -> None:
             store_shifted(out, d, finite(mul(load(x, d), broadcast(factor))))
         for d in range(at + whole, at + width):
             out[d] = np.uint8(np.rint(x[d] * factor) + _SHIFT) if is_number else np.uint8(_SHIFT)
-
-
-@ordered
-def scale_rows(y: Any, scales: Any, bias: Any) -> None:
-    """Computes ``y * scale + bias`` in place.
-
-    Args:
-        y: ``float32[N * width]``.
-        scales: ``float32[N]``.
-        bias: ``float32[width]``; empty for none.
-    """
-    width = len(y) // max(len(scales), 1)
-    whole = width // WIDTH * WIDTH
-    for row in range(len(scales)):
-        at, scale = row * width, scales[row]
-        for d in range(0, whole, WIDTH):
-            scaled = mul(load(y, at + d), broadcast(scale))
-            store(y, at + d, add(scaled, load(bias, d)) if len(bias) else scaled)
-        for d in range(whole, width):
-            y[at + d] *= scale
-            if len(bias):
-                y[at + d] += bias[d]

@@ -111,6 +111,26 @@ def load(_: Any, array: Any, index: Any) -> Any:
     return Lanes(_of(array))(array, types.intp), lower
 
 
+def request(builder: Any, pointer: Any) -> None:
+    """LLVM code that requests a cache line, for reading."""
+    byte = builder.bitcast(pointer, _I8.as_pointer())
+    made = ir.FunctionType(ir.VoidType(), [byte.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, made, "llvm.prefetch.p0i8")
+    builder.call(function, [byte, _I32(0), _I32(3), _I32(1)])
+
+
+@intrinsic
+def prefetch(_: Any, array: Any, index: Any) -> Any:
+    """Requests the cache line of an element, which need not be within the array."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = make_array(array)(context, builder, args[0]).data
+        request(builder, builder.gep(data, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), lower
+
+
 @intrinsic
 def tile(_: Any, array: Any, index: Any, size: Any) -> Any:
     """Repeats ``size`` elements of a flat array, from an index on, to fill the lanes."""
@@ -172,6 +192,17 @@ def store_shifted(_: Any, array: Any, index: Any, x: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp, x), lower
+
+
+@intrinsic
+def from_integers(_: Any, array: Any, index: Any) -> Any:
+    """Lanes of float32 from a flat array of int32, starting at an index."""
+
+    def lower(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        where, size = _place(context, builder, array, *args)
+        return builder.sitofp(builder.load(where, align=size), _vector(types.float32))
+
+    return Lanes(types.float32)(array, types.intp), lower
 
 
 @intrinsic
