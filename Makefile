@@ -112,7 +112,7 @@ soak: .venv/.installed ## keep a service at four fifths of its load, Redis away 
 	.venv/bin/python benchmarks/chaos/bench_soak.py
 
 bench-env: ## environments of the peers that benchmarks/engine/engine.py measures; minutes, gigabytes
-	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
+	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/python $(PIP) torch && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
 
 bench-model: .venv/.installed ## fine-tune SmolLM2 on tasks of DATA, for engine.py --smollm2; an hour
 	.venv/bin/python benchmarks/engine/smollm2.py --data $(DATA)

@@ -39,7 +39,8 @@ from benchmarks.common import (
 TASKS = ("massive_en", "pos_ewt")
 CASES = (*TASKS, "unpredicted", "sampled", "choices")  # with --smollm2
 PEERS = ("transformers", "openvino", "ctranslate2")
-FRESH_PEERS = ("vllm", "vllm-ngram", "vllm-suffix", "vllm-tasc", "ours")
+VLLM_PEERS = ("vllm", "vllm-ngram", "vllm-suffix", "vllm-tasc")
+OTHER_PEERS = ("openvino", "openvino-int8", "ours", "ours-int8")
 DTYPES = ("bfloat16", "float32", "float16")
 SHAPES = ("135m", "0.5b")
 
@@ -70,8 +71,9 @@ def arguments() -> argparse.Namespace:
     add("--quantization", choices=("int8-dynamic",), help="of this project's engine (none)")
     tasks = f"tasks ({','.join(TASKS)}; with --smollm2 {','.join(CASES)})"
     add("--tasks", type=names_of(*CASES), help=tasks)
-    peers = f"peers ({','.join(PEERS)}; with --smollm2 {','.join(FRESH_PEERS[:-1])}, and ours)"
-    add("--peers", type=names_of(*PEERS, *FRESH_PEERS), help=f"{peers}; others are left out")
+    fresh = f"{','.join(VLLM_PEERS)}; also {','.join(OTHER_PEERS)}"
+    known = names_of(*PEERS, *VLLM_PEERS, *OTHER_PEERS)
+    add("--peers", type=known, help=f"peers ({','.join(PEERS)}; with --smollm2 {fresh})")
     add("--max-tokens", type=at_least(1), default=64, help="tokens of an answer, with --model (64)")
     add("--model", type=Path, help="local folder of another model")
     add("--demo", action="store_true", help="use the shipped model even if the bench model exists")
@@ -89,12 +91,12 @@ def complete(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parse the arguments; tasks, peers and rows that are not given depend on the kind of run."""
     options = parser.parse_args()
     fresh = options.smollm2
-    tasks, peers = (CASES, FRESH_PEERS) if fresh else (TASKS, PEERS)
+    tasks, peers = (CASES, (*VLLM_PEERS, *OTHER_PEERS)) if fresh else (TASKS, PEERS)
     if fresh and options.data is None:
         parser.error("--smollm2 needs --data")
     options.rows = options.rows or (96 if fresh else 256)
     options.tasks = options.tasks or TASKS
-    options.peers = options.peers or (FRESH_PEERS[:-1] if fresh else PEERS)
+    options.peers = options.peers or (VLLM_PEERS if fresh else PEERS)
     if other := [name for name in (*options.tasks, *options.peers) if name not in (*tasks, *peers)]:
         needs = "does not have" if fresh else "is needed for"
         parser.error(f"--smollm2 {needs} {', '.join(other)}")

@@ -1,4 +1,4 @@
-"""Rounds of rows that no side has answered before: vLLM with drafts and without, and our engine.
+"""Rounds of rows that no side has answered before: vLLM, OpenVINO, and our engine.
 
 A drafter that learns from answers would recite rows that it has answered. So every run of a side
 has rows of its own, the same for all sides of a round. Before the first round each side answers as
@@ -9,7 +9,7 @@ the train split, and none occurs twice.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -50,6 +50,8 @@ from tasc_runtime.progress import note, show_progress
 from tasc_text import TaskTokenizer
 
 MOST = "first tokens alone / vllm"  # drafts cannot gain more
+INT8 = {"ours": "int8-dynamic", "openvino": "int8"}
+ENGINES = ("ours", "ours-int8")
 NEAR = 1e-4  # in float32; vLLM and transformers add in different orders
 DRAFT_US = {8: 250.0, 32: 500.0, 64: 800.0}  # required, by rows decoded together
 
@@ -61,7 +63,12 @@ class Case:
     Attributes:
         rows: The task of the rows and of the index.
         over_plain: The required ratio of our drafts over no drafts, by rows decoded together.
-        over_peer: The required ratio of our drafts over the better of vLLM's own, at 8 rows.
+        over_peer: The required ratio of our drafts in vLLM over the better of vLLM's own, at 8
+            rows.
+        engine_over_peer: That of our engine's drafts over the best setting of all other engines, at
+            8 rows.
+        engine_over_plain: That of our engine's drafts over no drafts with int8, by rows decoded
+            together.
     """
 
     rows: str
@@ -69,6 +76,8 @@ class Case:
     max_tokens: int
     over_plain: Mapping[int, float]
     over_peer: float | None = None
+    engine_over_peer: float | None = None
+    engine_over_plain: Mapping[int, float] = field(default_factory=dict)
     labels: bool = False
     temperature: float = 0.0
 
@@ -76,9 +85,17 @@ class Case:
 UNPREDICTED = {1: 0.97, 8: 0.97, 32: 0.97}
 CASES = {
     "massive_en": Case(
-        "massive_en", model_of("massive_en"), 256, {1: 2.3, 8: 2.8, 32: 1.5}, over_peer=2.0
+        "massive_en",
+        model_of("massive_en"),
+        256,
+        {1: 2.3, 8: 2.8, 32: 1.5},
+        over_peer=2.0,
+        engine_over_peer=3.0,
+        engine_over_plain={1: 5.0, 8: 2.5},
     ),
-    "pos_ewt": Case("pos_ewt", model_of("pos_ewt"), 256, {8: 1.6}, over_peer=1.4),
+    "pos_ewt": Case(
+        "pos_ewt", model_of("pos_ewt"), 256, {8: 1.6}, over_peer=1.4, engine_over_peer=1.6
+    ),
     # The base's free text on the inputs: the index has no answers of that kind.
     "unpredicted": Case("massive_en", model_of(LABELLED), 48, UNPREDICTED),
     # The same, sampled: not even earlier text of the answer predicts it.
@@ -144,14 +161,20 @@ def one_case(name: str, options: Options, folder: Path) -> Fresh:
 
 
 def start(peer: str, job: Job, options: Options, folder: Path, stack: ExitStack) -> Side | None:
-    """Start a side; our own answers neither labels nor samples here, because vLLM is compared."""
-    kinds = {"ours": ("plain", "drafted"), "vllm": ("first", "plain")}.get(peer, ("drafted",))
+    """Start a side; only that of vLLM has guides and sampling."""
+    engine, _, variant = peer.partition("-")
+    kinds = {"ours": ("plain", "drafted"), "openvino": ("plain", "lookup")}.get(engine)
+    kinds = kinds or (("drafted",) if variant else ("first", "plain"))
     settings = [f"{kind} {batch}" for batch in options.sequences for kind in kinds]
-    if peer == "ours" and (job.labels or job.temperature):
-        note("ours left out: its side has neither guides nor sampling")
+    if engine != "vllm" and (job.labels or job.temperature):
+        note(f"{peer} left out: its side has neither guides nor sampling")
         return None
-    own = replace(job, drafts=peer.removeprefix("vllm").removeprefix("-"))
-    return started(peer, job if peer == "ours" else own, settings, folder, stack)
+    own = job
+    if engine == "vllm":
+        own = replace(job, drafts=variant)
+    elif variant:
+        own = replace(job, quantization=INT8[engine])
+    return started(peer, own, settings, folder, stack)
 
 
 def blocks_of(rows: int, repeats: int, sequences: Sequence[int]) -> dict[int, list[range]]:
@@ -229,9 +252,10 @@ def answers(measured: Measured) -> list[list[int]]:
 
 
 def figures(found: Fresh, sequences: Sequence[int]) -> list[Figure]:
-    """Ratios of our drafts in vLLM, and the time of making them; none where a side is missing."""
+    """Ratios of our engine, and of our drafts in vLLM; none where a side is missing."""
     case, made = CASES[found.name], list[Figure]()
     for batch in sequences:
+        made += of_engine(found, case, batch)
         ours, plain = found.of("vllm-tasc", batch), found.of("vllm", batch)
         if ours is None:
             continue
@@ -252,10 +276,36 @@ def figures(found: Fresh, sequences: Sequence[int]) -> list[Figure]:
     return made
 
 
+def of_engine(found: Fresh, case: Case, batch: int) -> list[Figure]:
+    """Ratios of our engine over itself without drafts, and over the best setting of the others."""
+    at_once = [one for one in found.measured if one.setting.endswith(f" {batch}")]
+    peers = [
+        one
+        for one in at_once
+        if one.side not in (*ENGINES, "vllm-tasc") and not one.setting.startswith("first")
+    ]
+    plain_peers, made = [one for one in peers if one.setting.startswith("plain")], list[Figure]()
+    for name in ENGINES:
+        drafted, plain = (found.of(name, batch, kind) for kind in ("drafted", "plain"))
+        if drafted is None or plain is None:
+            continue
+        bar = case.engine_over_plain.get(batch) if name == "ours-int8" else None
+        made.append(ratio(found, f"{name} plain", drafted, plain, bar))
+        if plain_peers:
+            best = max(plain_peers, key=lambda peer: median(speeds(peer)))
+            made.append(ratio(found, best.name, plain, best, 1.05))
+        if peers:
+            best = max(peers, key=lambda peer: median(speeds(peer)))
+            bar = case.engine_over_peer if batch == 8 else None
+            made.append(ratio(found, best.name, drafted, best, bar))
+    return made
+
+
 def ratio(found: Fresh, over: str, ours: Measured, other: Measured, bar: float | None) -> Figure:
-    batch = ours.setting.split()[1]
+    kind, batch = ours.setting.split()
+    name = ours.side if ours.side == "vllm-tasc" else f"{ours.side} {kind}"
     ratios = [a / b for a, b in zip(speeds(ours), speeds(other), strict=True)]
-    return Figure.of_runs(f"{found.name}: vllm-tasc / {over}, b={batch}", ratios, "x", bar)
+    return Figure.of_runs(f"{found.name}: {name} / {over}, b={batch}", ratios, "x", bar)
 
 
 def show(found: Fresh) -> None:
@@ -301,7 +351,7 @@ def record(options: Options, found: Sequence[Fresh], every: Sequence[Figure]) ->
             for one in found
         },
         "versions": versions("torch", "transformers", "numpy", "numba")
-        | {"vllm": version_of("vllm")},
+        | {peer: version_of(peer) for peer in ("vllm", "openvino")},
         "threads": options.threads,
         "dtype": options.dtype,
         "quantization": options.quantization,

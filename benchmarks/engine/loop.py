@@ -36,7 +36,7 @@ class Job:
         drafts: How vLLM drafts: ``ngram``, ``suffix``, ``tasc``, or empty for not at all.
         labels: Texts of which each answer is one; empty: answers are free.
         temperature: Sampling above 0. A sampled answer has ``max_tokens`` tokens.
-        quantization: The quantization of our engine; empty for none.
+        quantization: That of our engine, or ``int8`` for OpenVINO; empty for none.
     """
 
     folder: str

@@ -137,15 +137,17 @@ def vllm(settings: str, inputs: str) -> None:
     names, open_ = count(), 0
     for line in sys.stdin:
         asked = json.loads(line)
-        ended, end = 0, time.perf_counter() + asked["seconds"]
-        while time.perf_counter() < end:
+        ended, began = 0, time.perf_counter()
+        while (took := time.perf_counter() - began) < asked["seconds"]:
             while open_ < asked["at_once"]:
                 each = next(names)
                 core.add_request(str(each), prompts[each % len(prompts)], params)
                 open_ += 1
             done = sum(output.finished for output in core.step())
             open_, ended = open_ - done, ended + done
-        print(json.dumps(ended / asked["seconds"]), file=answers, flush=True)
+        print(json.dumps(ended / took), file=answers, flush=True)
+        while open_:
+            open_ -= sum(output.finished for output in core.step())
 
 
 def rate(worker: Any, texts: Sequence[str], *, draft: bool, seconds: float) -> float:

@@ -9,9 +9,11 @@ import re
 import shlex
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
 from logging.handlers import BufferingHandler
 from math import prod
 from pathlib import Path
@@ -23,6 +25,8 @@ from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import device_here
 from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, model_settings
+from tasc_runtime.data.rows import check_file, read_raw_rows
+from tasc_runtime.errors import ServiceError
 from tasc_text import TaskTokenizer, resolve_folder
 from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
@@ -30,9 +34,17 @@ from tasc_text.tokenizer import FILE, open_to_encode
 if TYPE_CHECKING:
     from tasc_engine.batch_engine import BatchEngine
     from tasc_engine.kv.device_memory import DeviceMemory
+    from tasc_runtime.llm import LLM
 
 Level = Literal["ok", "warn", "fail"]
 STEPS = 20
+MOST_COMPARED = 256  # inputs
+# Weights to compare, by name, with the first one: keyword arguments of `LLM`.
+KINDS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8-dynamic": {"dtype": "float32", "quantization": "int8-dynamic"},
+}
 _GB = 1e9
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Flags of processors in /proc/cpuinfo, by dtype.
@@ -66,6 +78,8 @@ class Examination:
             model's maximum if that is smaller.
         threads: CPU threads.
         backend: The engine that runs the model, ``tasc`` or ``vllm``.
+        compare: A file of inputs that the model answers in each of `KINDS` that the device has, to
+            compare speeds and answers; None for no comparison.
     """
 
     model: str
@@ -76,6 +90,7 @@ class Examination:
     device: str = "auto"
     threads: int = 1
     backend: str = "tasc"
+    compare: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -109,13 +124,17 @@ def examine(asked: Examination) -> Report:
     The weights of a model on the hub are downloaded only if its settings are supported.
 
     Raises:
-        UsageError: The dtype does not exist, or the device cannot be used.
+        UsageError: The dtype does not exist, the device cannot be used, or the file to compare with
+            has no inputs.
     """
     if asked.dtype not in _BYTES:
         raise UsageError(f"--dtype is {asked.dtype}; choose one of {', '.join(_BYTES)}")
+    if asked.compare and asked.backend != "tasc":
+        raise UsageError("--compare is for --backend tasc; leave one of them out")
+    inputs = _inputs(asked.compare) if asked.compare else []
     found = list(_files(asked))
     if all(finding.level != "fail" for finding in found):
-        found += _trial(asked)
+        found += _trial(asked, inputs)
     return Report(asked.model, tuple(found))
 
 
@@ -208,7 +227,24 @@ def _adapter(adapter: str, base: BaseModel) -> Finding:
     return Finding("adapter", "fail" if own.vocab_size > base.vocab_size else "warn", text)
 
 
-def _trial(asked: Examination) -> Iterator[Finding]:
+def _inputs(path: Path) -> list[str]:
+    """The first inputs of a file, at most `MOST_COMPARED`."""
+    check_file(path, ("input",))
+    texts = list[str]()
+    for row in islice(read_raw_rows(path, ("input",)), MOST_COMPARED):
+        text = row.value.get("input") if isinstance(row.value, dict) else None
+        if not isinstance(text, str):
+            raise UsageError(
+                f"--compare {path}, line {row.line}: {row.reason or 'its input is not a text'}; "
+                'each line needs {"input": "..."}'
+            )
+        texts.append(text)
+    if not texts:
+        raise UsageError(f"--compare {path} has no rows; give some inputs of the task")
+    return texts
+
+
+def _trial(asked: Examination, inputs: Sequence[str]) -> Iterator[Finding]:
     """Yields the findings that need torch: memory, loading and speed."""
     import torch
 
@@ -227,19 +263,20 @@ def _trial(asked: Examination) -> Iterator[Finding]:
         yield memory
         if memory.level == "fail":
             return
+        make = partial(
+            LLM,
+            asked.model,
+            adapter=asked.adapter,
+            device=device if asked.backend == "tasc" else "auto",
+            backend=asked.backend,
+            rows=asked.rows,
+            max_model_len=length,
+            prefix_cache_bytes=0,
+            cost_aware=False,
+            torch_threads=asked.threads,
+        )
         with _warnings() as warned:
-            llm = LLM(
-                asked.model,
-                adapter=asked.adapter,
-                dtype=asked.dtype,
-                device=device if asked.backend == "tasc" else "auto",
-                backend=asked.backend,
-                rows=asked.rows,
-                max_model_len=length,
-                prefix_cache_bytes=0,
-                cost_aware=False,
-                torch_threads=asked.threads,
-            )
+            llm = make(dtype=asked.dtype)
         yield from (Finding("load", "warn", record.getMessage()) for record in warned.buffer)
         if isinstance(llm.engine, Engine):
             code = "this project's forward" if llm.engine.lean else "the code of transformers"
@@ -249,8 +286,43 @@ def _trial(asked: Examination) -> Iterator[Finding]:
         yield Finding("load", "ok", text)
         for rows in sorted({1, asked.rows}):
             yield _speed(llm.engine, rows, device)
+        del llm
+        if inputs:
+            yield from _comparison(make, inputs, asked.rows, device)
     except Exception as error:  # any error of a library is a finding
         yield Finding("load", "fail", str(error) or type(error).__name__)
+
+
+def _comparison(
+    make: "Callable[..., LLM]", inputs: Sequence[str], rows: int, device: str
+) -> Iterator[Finding]:
+    """Yields the speed of each kind of weights, and how many answers equal those of the first."""
+    first, speeds = list[str](), dict[str, float]()
+    for name, given in KINDS.items():
+        try:
+            with _warnings() as warned:
+                llm = make(**given)
+        except (ValueError, UnsupportedModel, ServiceError) as error:
+            yield Finding(name, "warn", f"not possible here: {error}")
+            continue
+        figures = dict(_speed(llm.engine, rows, device).figures)
+        answers = [answer.text for answer in llm.generate(inputs, draft=False, progress=False)]
+        del llm
+        first, speeds[name] = first or answers, figures["tokens_per_s"]
+        equal = sum(a == b for a, b in zip(answers, first, strict=True))
+        figures |= {"answers": len(answers), "equal": equal}
+        text = (
+            f"b = {rows}: {figures['tokens_per_s']:,.0f} tokens/s without drafts; {equal} of "
+            f"{len(answers)} greedy answers are those of {next(iter(speeds))}"
+        )
+        level: Level = "warn" if warned.buffer else "ok"
+        yield Finding(
+            name, level, "; ".join([text, *(r.getMessage() for r in warned.buffer)]), figures
+        )
+    fastest = max(speeds, key=lambda name: speeds[name])
+    option = "--quantization" if fastest == "int8-dynamic" else "--dtype"
+    text = f"{fastest}; give `tasc task create` {option} {fastest} if its answers are good enough"
+    yield Finding("fastest", "ok", text)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The command `tasc doctor`: whether a model will work here, before anything is started."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,14 @@ from tasc_jobs.cli.options import AsJson, ModelOptions, Threads, grouped, print_
 Rows = Annotated[int, typer.Option(min=1, max=4096, help="b, the number of rows decoded together.")]
 Backend = Annotated[
     str, typer.Option(help="The engine that runs it: tasc, or vllm where vLLM is installed.")
+]
+Compare = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="Rows with inputs: answer them in float32, bfloat16 and int8, and compare.",
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -28,6 +37,7 @@ def doctor(
     context: Context = None,
     threads: Threads = 1,
     backend: Backend = "tasc",
+    compare: Compare = None,
     as_json: AsJson = False,
 ) -> None:
     """Check whether MODEL works on this machine, and measure its speed, before you start anything.
@@ -37,7 +47,14 @@ def doctor(
     """
     from tasc_jobs.doctor import Examination, examine
 
-    asked = Examination(**vars(named), rows=rows, context=context, threads=threads, backend=backend)
+    asked = Examination(
+        **vars(named),
+        rows=rows,
+        context=context,
+        threads=threads,
+        backend=backend,
+        compare=compare,
+    )
     report = examine(asked)
     print_result(report.as_json, report.in_words, as_json)
     if not report.works:

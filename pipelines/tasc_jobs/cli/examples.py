@@ -48,6 +48,8 @@ Only the waiting batches of two tasks: tasc worker --once --tasks tickets,tags""
     "doctor": """\
 A model: tasc doctor ./my-model
 
+Which weights are fastest, and what they change: tasc doctor ./my-model --compare rows.jsonl
+
 With its adapter, as JSON: tasc doctor ./my-model --adapter ./my-lora --json""",
     "stats": """\
 A corpus: tasc stats tickets

@@ -21,10 +21,9 @@ from tasc_engine.kernels.cpu.attention import Scratch
 from tasc_engine.kernels.cpu.compiling import Size, bits
 from tasc_engine.kernels.cpu.decoder import Memory, Own, Shape, Step, Weights, forward
 from tasc_engine.kernels.cpu.products import Int8Weight, room_for_sums
-from tasc_engine.kernels.cpu.team import Team
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
-from tasc_engine.layout import Int64, StepLayout
+from tasc_engine.layout import Int64
 from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import (
@@ -95,15 +94,16 @@ class LeanDecoder:
         self._scale = float(attention.scaling)
         self.embedding: Tensor = model.model.embed_tokens.weight.detach()
         self.layers = int(config.num_hidden_layers)
-        self._adapters, self._positions = adapters, max_positions
+        self._adapters = adapters
         cos_sin = _rope_table(model, max_positions)
-        self.operations = _operations(cos_sin, self.heads, self.kv_heads, config.hidden_act)
         self.rotary_dim = cos_sin.shape[-1]
         self.requested = HiddenStateRequest()
         self.hidden_states = HiddenStates()
-        self._take_weights(model)
+        self._prepare(model, cos_sin)
 
-    def _take_weights(self, model: Any) -> None:
+    def _prepare(self, model: Any, cos_sin: Tensor) -> None:
+        activation = model.config.hidden_act
+        self.operations = _operations(cos_sin, self.heads, self.kv_heads, activation)
         self._first = Norm(model.model.layers[0].input_layernorm.weight, model.config.rms_norm_eps)
         self._layers = [_layer(model, i, self._adapters) for i in range(self.layers)]
         self.head = Linear.joining(model.lm_head)
@@ -159,13 +159,14 @@ class LeanDecoder:
 
 
 class Int8Decoder(LeanDecoder):
-    """A decoder whose products are of int8 numbers, on a CPU: a step is one compiled call.
+    """A decoder whose products are of int8 numbers, on a CPU.
 
-    The bits of a token's logits depend neither on the other tokens of a step nor on the number of
-    threads.
+    All layers and the LM head are one compiled call; if hidden states are requested, the LM head is
+    a second one. The bits of a token's logits depend neither on the other tokens of a step nor on
+    the number of threads.
     """
 
-    def _take_weights(self, model: Any) -> None:
+    def _prepare(self, model: Any, cos_sin: Tensor) -> None:
         layers = list(model.model.layers)
 
         def joined(*names: str) -> Int8Weight:
@@ -192,12 +193,12 @@ class Int8Decoder(LeanDecoder):
             head=head.packed,
             norms=torch.cat([n.weight.detach() for n in (*norms, model.model.norm)]).numpy(),
             head_norms=np.concatenate(head_norms or [np.zeros(0, np.float32)]),
-            cos_sin=_rope_table(model, self._positions).reshape(-1).numpy(),
+            cos_sin=cos_sin.reshape(-1).numpy(),
             windows=np.array(windows),
         )
         eps, scale = np.float32(model.config.rms_norm_eps), np.float32(self._scale)
         self._shape = Shape(self.layers, self.heads, self.kv_heads, self.head_dim, eps, scale)
-        self._size, self._team = Size(self.head_dim), Team()
+        self._size, self._team = Size(self.head_dim), head.team
         self._own = list[tuple[Scratch, NDArray[np.int32]]]()
         self._memory: tuple[int, Memory] | None = None
 
@@ -226,28 +227,33 @@ class Int8Decoder(LeanDecoder):
         if m > n:  # scored tokens may be picked twice
             hidden = torch.cat((hidden, hidden.new_empty((m - n, width))))
         if self._memory is None or self._memory[0] < max(m, n):
-            self._memory = max(m, n), Memory.of(max(m, n), self._weights, self._shape)
-        memory = self._memory[1]
+            tokens = max(m, n) * 5 // 4  # steps that grow slowly do not allocate each time
+            self._memory = tokens, Memory.of(tokens, self._weights, self._shape)
+        memory, lengths = self._memory[1], step.trunks + step.nodes
+        order = np.argsort(-np.diff(step.query_offsets) * lengths, kind="stable")
         fields = [getattr(step, name) for name in Step._fields[:-1]]
         indices = step.logits_indices if picked is None else picked.numpy()
         self._team.run(
             forward, bits(hidden), picked is None,
             cache.all_bits(self.kv_heads, self.head_dim, hidden), self._weights, self._shape,
             self._size, fastest(), Step._make([*fields, indices]), memory, logits,
-            own=partial(self._own_of, step),
+            own=partial(self._own_of, order, int(lengths.max(initial=0))),
         )  # fmt: skip
         return torch.from_numpy(memory.normed[: m * width]).view(m, width)
 
-    def _own_of(self, step: StepLayout[Int64], part: int, parts: int) -> Own:
-        """The working memory of one thread, and its rows: each thread gets long and short ones."""
+    def _own_of(self, order: Int64, slots: int, part: int, parts: int) -> Own:
+        """The memory of one thread, and its rows: each thread gets some with much work.
+
+        Args:
+            order: The rows, those with much work first.
+            slots: Of the longest row.
+        """
         while len(self._own) <= part:
             scratch = Scratch(self.heads, self.kv_heads, self.head_dim, np.float32)
             self._own.append((scratch, room_for_sums()))
         scratch, products = self._own[part]
-        lengths = step.trunks + step.nodes
-        scratch.hold(int(lengths.max(initial=0)))
-        rows = np.argsort(-np.diff(step.query_offsets) * lengths, kind="stable")[part::parts]
-        return Own._make([rows.copy(), *scratch.arrays, products])
+        scratch.hold(slots)
+        return Own._make([order[part::parts].copy(), *scratch.arrays, products])
 
 
 def lean(

@@ -118,7 +118,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, *layers: nn.Linear) -> None:
         super().__init__()
-        self.packed, self._team = int8_joined(*layers), Team()
+        self.packed, self.team = int8_joined(*layers), Team()
         self.out_features, self.in_features = self.packed.outputs, self.packed.inputs
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -129,7 +129,7 @@ class Int8Linear(nn.Module):
         """
         rows = x.numel() // self.in_features
         made = x.new_empty((*x.shape[:-1], self.out_features)) if out is None else out
-        self._team.run(
+        self.team.run(
             project, bits(x.contiguous()), self.packed, fastest(),
             np.zeros(rows * self.in_features + SPARE_BYTES, np.uint8), np.empty(rows, np.float32),
             bits(made), own=lambda part, parts: room_for_sums(),

@@ -56,8 +56,9 @@ TOLERANCE = {
 # bitsandbytes uses different kernels for few and for many tokens, which round differently.
 QUANTISED_TOLERANCE = 0.2
 
-# Against the same rounded layers in the model's own code. Other orders of sums turn some roundings,
-# which moves the logits by a part of the distance that rounding itself has moved them.
+# Of single tokens, against the same rounded layers in the model's own code. Other orders of sums
+# turn some roundings, which moves the logits by a part of the distance that rounding itself has
+# moved them. Steps of several tokens must have the bits of single tokens.
 INT8_TOLERANCE, INT8_PART = 0.05, 0.5
 _FAR, _TOO_FAR = 0.2, 0.7  # distances of int8 logits from those of the unrounded model
 
@@ -130,7 +131,7 @@ class Target:
             through_modules(model, self.cache, added) if decoder is None else decoder
         )
         self.decoder = decoder
-        self._check_against(expected)
+        self._check_against(expected, exact=int8)
         _check_windows(model.config, self.cache.windows, config.max_model_len)
         names = ("rows", "prefill_chunk", "max_draft_tokens", "max_model_len", "kv_cache_bytes")
         self._limits_in_words = ", ".join(f"{name} ({getattr(config, name)})" for name in names)
@@ -349,25 +350,43 @@ class Target:
         return logits_of_graphs(decoder, self.config) if usable else None
 
     @torch.inference_mode()
-    def _check_against(self, expected: Tensor) -> None:
+    def _check_against(self, expected: Tensor, exact: bool) -> None:
         """Compare steps of each kind with the model's own logits, ``[T, vocab]``.
 
         Two rows read a prompt in two parts, then two single tokens, then a draft with a wrong last
         token, and then two tokens after the right part of the draft. These are seven forwards of a
         few tokens.
+
+        Args:
+            exact: Whether these steps must have the bits of single tokens, which are then what is
+                compared with the model's own logits.
         """
+        tolerance = self._tolerance
         with self._current():
-            self._try(expected)
+            if exact:
+                expected, tolerance = self._alone(expected), 0.0
+            self._try(expected, tolerance)
         self.cache.clear()
 
-    def _try(self, expected: Tensor) -> None:
+    def _alone(self, expected: Tensor) -> Tensor:
+        """The logits of steps of one token, which are compared with the model's own."""
+        ids, found = _trial_ids(self.vocab_size), expected.clone()
+        longest = min(len(ids), self.config.max_model_len, self.cache.slots)
+        for at in range(longest):
+            step = lay_out(plain_batch([0], at, ids[at : at + 1]))
+            found[[at]] = self._forward_of(step)
+        self._compare(found[:longest], expected[:longest], self._tolerance)
+        self.cache.clear()
+        return found
+
+    def _try(self, expected: Tensor, tolerance: float) -> None:
         ids = _trial_ids(self.vocab_size)
         kv_starts = [0, len(ids)] if self.config.rows > 1 else [0]  # leaks come from neighbours
         longest = min(self.config.max_model_len, self.cache.slots // len(kv_starts))
         for start, end in itertools.pairwise(_TRIAL_CUTS):
             if end <= longest:
                 batch = plain_batch(kv_starts, start, ids[start:end])
-                self._compare(self._forward_of(lay_out(batch)), expected[[end - 1]])
+                self._compare(self._forward_of(lay_out(batch)), expected[[end - 1]], tolerance)
         if longest < len(ids):
             return
         at = _TRIAL_CUTS[-1]
@@ -375,14 +394,14 @@ class Target:
         drafts = chains(np.tile(np.concatenate((right, wrong)), (len(kv_starts), 1)))
         batch = replace(plain_batch(kv_starts, at, ids[at : at + 1]), drafts=drafts)
         found = self._forward_of(lay_out(batch)).view(len(kv_starts), 4, -1)
-        self._compare(found[:, :3], expected[at : at + 3])
+        self._compare(found[:, :3], expected[at : at + 3], tolerance)
         for start in (at + 3, at + 4):  # the slot of the wrong token, and the next
             batch = plain_batch(kv_starts, start, ids[start : start + 1])
-            self._compare(self._forward_of(lay_out(batch)), expected[[start]])
+            self._compare(self._forward_of(lay_out(batch)), expected[[start]], tolerance)
 
-    def _compare(self, found: Tensor, expected: Tensor) -> None:
+    def _compare(self, found: Tensor, expected: Tensor, tolerance: float) -> None:
         error = _distance(found, expected.expand_as(found))
-        if not error <= self._tolerance:  # also refuses NaN
+        if not error <= tolerance:  # also refuses NaN
             raise UnsupportedModel(
                 f"{self._name} computes other logits with the packed cache than on its own "
                 f"(relative difference {error:.3g}); this architecture is not supported"

@@ -1,12 +1,17 @@
 """Tests that int8 products are exact, and that a token's logits have the same bits in any step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
+import numba
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +29,8 @@ from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kernels.cpu import int8
 from tasc_engine.kernels.cpu.compiling import Size
 from tasc_engine.kernels.cpu.products import (
+    MOST_INPUTS,
+    PLAIN,
     SHIFT,
     SPARE_BYTES,
     Int8Weight,
@@ -31,10 +38,13 @@ from tasc_engine.kernels.cpu.products import (
     multiply,
     room_for_sums,
 )
+from tasc_engine.kernels.cpu.simd import WIDTH
+from tasc_engine.kernels.cpu.team import Team, meet
 from tasc_engine.layout import ForwardBatch, plain_batch
 from tasc_engine.model import decoder, linears, loading
 from tasc_engine.model.decoder import FAMILIES
 from tasc_engine.model.folder import OWN_TYPES
+from tasc_engine.model.hidden_states import HiddenStateRequest
 from tasc_engine.model.linears import Int8Linear
 from tasc_store import TaskRecord
 from tasc_store.tasks import record
@@ -64,7 +74,7 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", instructions())
 @pytest.mark.parametrize("outputs", [33, 48, 97])
-@pytest.mark.parametrize("width", [1, 7, 64, 1041, 4100])
+@pytest.mark.parametrize("width", [1, 7, 64, 1041, MOST_INPUTS])
 def test_product_is_the_rounded_sum_of_integers(kind: int, outputs: int, width: int) -> None:
     make = np.random.default_rng(width)
     x, weights = (
@@ -80,11 +90,15 @@ def test_product_is_the_rounded_sum_of_integers(kind: int, outputs: int, width: 
         for layer, rows in ((0, 15), (1, 15), (1, 3), (0, 1), (0, 0)):
             shifted = (x[:rows] + SHIFT).astype(np.uint8).reshape(-1)
             shifted = np.concatenate((shifted, np.full(SPARE_BYTES, 255, np.uint8)))
-            out = np.full(rows * outputs, np.nan, np.float32)
+            out = np.full(rows * outputs + WIDTH, np.nan, np.float32)
             for part in (1, 0):
                 multiply(shifted, by_row, rows, joined, layer, Size(kind), sums, out, part, 2)
+            assert np.isnan(out[rows * outputs :]).all()  # nothing is written behind the last row
             exact = (x[:rows] @ weights[layer].T).astype(np.float32)
-            expected, found = exact * scales * by_row[:rows, None], out.reshape(rows, outputs)
+            expected, found = (
+                exact * scales * by_row[:rows, None],
+                out[: rows * outputs].reshape(rows, outputs),
+            )
             if own is None:
                 assert np.array_equal(found, expected)
             else:  # the last product and the bias may be rounded together
@@ -214,9 +228,7 @@ def differing(
     alone = make_target(folder, name, 1, int8)
     expected = [each_alone(alone, row[: LENGTH - 1]) for row in tokens]
     target, found, step = make_target(folder, name, ROWS, int8), list[bool](), 0
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of_torch(threads):
         while step < steps:
             session = Session(target, tokens, seed + step)
             while step < steps and min(session.cached) < LENGTH - 20:
@@ -225,9 +237,17 @@ def differing(
                 step += 1
             target.cache.clear()
             target.cache.pending_moves = np.zeros((2, 0), np.int64)
+    return found
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
-    return found
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -274,6 +294,63 @@ def test_unrelated_int8_logits_are_refused_and_distant_ones_logged(
 @pytest.mark.parametrize("threads", [2, 3, 16])
 def test_any_number_of_threads_gives_the_same_bits(threads: int, tmp_path: Path) -> None:
     assert not any(differing(tmp_path / "llama", "llama", 20, 0, threads=threads))
+
+
+def test_target_may_change_its_number_of_threads(tmp_path: Path) -> None:
+    target, tokens = make_target(tmp_path / "llama", "llama", 1), [3, 14, 15, 92]
+    expected = each_alone(target, tokens)
+    for threads in (4, 2, 3, 1, 4):
+        with threads_of_torch(threads):
+            assert torch.equal(each_alone(target, tokens), expected)
+
+
+def test_scored_prompts_and_hidden_states_have_the_same_bits(tmp_path: Path) -> None:
+    target, tokens = make_target(tmp_path / "llama", "llama", 2), [3, 14, 15, 92, 65]
+    expected, known = each_alone(target, tokens), np.array([True, False])
+    batch = plain_batch([0, LENGTH], 0, np.array(tokens, np.int32))
+    batch = replace(batch, scored=np.array([5, 5], np.int32), known=known)
+    assert torch.equal(target.logits(batch), torch.cat((expected[-1:], expected, expected)))
+    target.keep_hidden_states(HiddenStateRequest(hidden=True))
+    assert torch.equal(target.logits(batch), torch.cat((expected[-1:], expected, expected)))
+    hidden, _ = target.hidden_states.at(torch.arange(10))
+    assert torch.equal(target.decoder.head(hidden), torch.cat((expected, expected)))
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_failure_of_one_thread_ends_the_call_and_not_the_team(failing: int) -> None:
+    team = Team()
+
+    @njit(nogil=True)
+    def both_meet(found: Any, part: int, parts: int, counter: Any, target: int) -> None:
+        found[part] = parts
+        meet(counter, target, parts)
+
+    def called(found: Any, own: Any, *parts: Any) -> None:
+        if own == failing and len(found) > 3:
+            raise MemoryError("for part 1")
+        both_meet(found, *parts)
+
+    ids = lambda part, parts: part  # noqa: E731
+    with threads_of_torch(3):
+        good, bad = np.zeros(3, np.int64), np.zeros(4, np.int64)
+        team.run(called, good, own=ids)  # the first one compiles, on one thread
+        assert good.tolist() == [1, 0, 0]
+        for _ in range(3):
+            with refused(MemoryError, "part 1"):
+                team.run(called, bad, own=ids)
+            good[:] = 0
+            team.run(called, good, own=ids)
+            assert good.tolist() == [3, 3, 3]
+
+
+def test_only_plain_instructions_are_used_if_numba_compiles_for_another_processor(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
+    assert instructions() == (PLAIN,)
+    monkeypatch.setattr(numba.config, "CPU_NAME", None)
+    monkeypatch.setattr(numba.config, "ENABLE_AVX", 0)
+    assert instructions() == (PLAIN,)
 
 
 def test_other_settings_and_models_are_refused(tmp_path: Path) -> None:

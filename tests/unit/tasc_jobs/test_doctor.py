@@ -21,7 +21,7 @@ from tasc_engine.model.loading import ModelSource
 from tasc_engine.model.target import Target
 from tasc_jobs.cli.main import app
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
-from tasc_jobs.doctor import Examination, Report, examine, memory_finding
+from tasc_jobs.doctor import KINDS, Examination, Report, examine, memory_finding
 from tasc_jobs.errors import UsageError
 from tiny import END, SHAPE, make_folder, make_tokenizer
 
@@ -306,3 +306,36 @@ def test_command_exits_with_1_if_a_finding_is_a_failure(tmp_path):
 def test_unknown_dtypes_and_devices_are_usage_errors(base: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         examine(Examination(str(base), **{**SMALL, **wrong}))
+
+
+def test_kinds_of_weights_are_compared_by_speed_and_answers(tmp_path: Path) -> None:
+    folder, rows = make_folder(tmp_path / "llama", "llama"), tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"input": text}) + "\n" for text in ("a b", "c", "b a")))
+    options = ["doctor", str(folder), "--rows", "2", "--context", "64", "--json"]
+    done = CliRunner().invoke(app, [*options, "--compare", str(rows)])
+    findings = {found["subject"]: found for found in json.loads(done.stdout)["findings"]}
+    kinds = list(KINDS)
+    assert [findings[kind]["figures"]["answers"] for kind in kinds] == [3, 3, 3]
+    assert findings[kinds[0]]["figures"]["equal"] == 3
+    speeds = {kind: findings[kind]["figures"]["tokens_per_s"] for kind in kinds}
+    assert max(speeds, key=lambda kind: speeds[kind]) in findings["fastest"]["text"]
+
+
+def test_kind_that_a_model_does_not_support_is_left_out(tmp_path: Path) -> None:
+    folder, rows = make_folder(tmp_path / "neox", "gpt_neox"), tmp_path / "rows.jsonl"
+    rows.write_text('{"input": "a b"}')
+    report = examine(Examination(str(folder), compare=rows, **SMALL))
+    findings = {found.subject: found for found in report.findings}
+    assert report.works
+    assert "silu" in findings["int8-dynamic"].text
+    assert findings["bfloat16"].figures["answers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "part"), [("", "no rows"), ('{"input": 3}', "line 1"), ("{", "line 1")]
+)
+def test_file_without_inputs_is_refused(content: str, part: str, tmp_path: Path) -> None:
+    folder, rows = make_folder(tmp_path / "llama", "llama"), tmp_path / "rows.jsonl"
+    rows.write_text(content)
+    with pytest.raises(UsageError, match=part):
+        examine(Examination(str(folder), compare=rows, **SMALL))

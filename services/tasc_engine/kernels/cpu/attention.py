@@ -44,6 +44,7 @@ from tasc_engine.layout import Int64, StepLayout
 
 MAX_LANES = 256  # queries scored together
 _TAKEN = 8  # slots processed together
+_LINE = 64  # bytes that memory gives together
 _AHEAD = 16  # slots between those that are processed and those that are requested from memory
 _one, _two, _four, _eight, _sixteen = (known(n) for n in (1, 2, 4, 8, 16))
 
@@ -175,11 +176,8 @@ def _gather(
 
 @ordered
 def _request(pool: Any, at: int, size: Any) -> None:
-    """Requests the keys or values of a slot, which are too far apart for the processor to foresee.
-
-    There may be no such slot.
-    """
-    for d in range(0, value(size), WIDTH):
+    """Requests a slot's keys or values, which are too far apart for the processor to foresee."""
+    for d in range(0, value(size), _LINE // pool.itemsize):
         prefetch(pool, at + d)
 
 
@@ -256,7 +254,8 @@ def _score_lanes(
     dim, each = value(size), value(slices)
     for p in range(0, slots, 8):
         for k in range(8):
-            _request(pool, at + (p + k + _AHEAD) * step, size)
+            if p + k + _AHEAD < slots:
+                _request(pool, at + (p + k + _AHEAD) * step, size)
             _convert(pool, at + min(p + k, slots - 1) * step, size, keys, k * dim)
         for b in range(0, n, WIDTH // each):
             none = zeros(keys)
@@ -333,7 +332,8 @@ def _sum(
         store(sums, i, zeros(values))
     for p in range(0, slots, 8):
         for k in range(8):  # after the last slot, it is read again with weight 0
-            _request(pool, at + (p + k + _AHEAD) * step, size)
+            if p + k + _AHEAD < slots:
+                _request(pool, at + (p + k + _AHEAD) * step, size)
             _convert(pool, at + min(p + k, slots - 1) * step, size, values, k * padded)
         for q in range(n):
             i = p * lanes + first + q

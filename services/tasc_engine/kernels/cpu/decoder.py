@@ -1,6 +1,7 @@
 """All layers of a Llama-like model with int8 weights in one compiled call; see `LeanDecoder`.
 
 Threads share a step: products are divided by outputs, attention by rows, and the rest by tokens.
+So a single row's attention runs on one thread.
 Each number is computed by the same operations in the same order, whichever thread does it.
 """
 
@@ -13,7 +14,7 @@ from tasc_engine.kernels.cpu.attention import MAX_LANES, attend
 from tasc_engine.kernels.cpu.compiling import ordered
 from tasc_engine.kernels.cpu.int8 import quantise
 from tasc_engine.kernels.cpu.layers import add_and_norm, apply_rope_and_write_kv, gate
-from tasc_engine.kernels.cpu.products import Int8Weight, multiply
+from tasc_engine.kernels.cpu.products import SPARE_BYTES, Int8Weight, multiply
 from tasc_engine.kernels.cpu.team import meet
 
 Floats = NDArray[np.float32]
@@ -54,7 +55,7 @@ class Shape(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Fields of a `StepLayout`, in the order of `attend`'s arguments."""
+    """Fields of a `StepLayout`; ``picked`` are the indices of the tokens of the result."""
 
     positions: Int64
     visible_lens: Int64
@@ -103,9 +104,10 @@ class Memory(NamedTuple):
             return np.empty(tokens * each, np.float32)
 
         return cls(
-            normed=floats(width), rounded=np.zeros(tokens * most + 3, np.uint8), scales=floats(1),
+            normed=floats(width), scales=floats(1),
+            rounded=np.zeros(tokens * most + SPARE_BYTES, np.uint8),
             qkv=floats(weights.qkv.outputs), query=floats(heads), attended=floats(heads),
-            delta=floats(max(width, heads)), gate_up=floats(2 * inner), gated=floats(inner),
+            delta=floats(width), gate_up=floats(2 * inner), gated=floats(inner),
         )  # fmt: skip
 
 

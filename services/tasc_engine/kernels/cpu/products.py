@@ -7,8 +7,9 @@ order. Sums are of int32, so no order of them changes a bit.
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils, config, types
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ SPARE_BYTES = 3  # after the last row, which may be read
 MOST_INPUTS = 2**31 // (255 * MOST)  # sums of more products may not fit int32
 PLAIN, VNNI_256, VNNI = range(3)  # instructions; see `instructions`
 _GROUP = 4  # inputs that one instruction multiplies
-_VECTORS = 3  # of outputs in a block, which with eight rows takes 24 registers
+_VECTORS = 3  # of outputs in a block, which with eight rows takes 24 registers of AVX-512
 _COLUMNS = _VECTORS * WIDTH
 _BYTES = WIDTH * _GROUP
 _MOST_ROWS = 8  # of a block
@@ -47,11 +48,11 @@ def instructions() -> tuple[int, ...]:
     AVX2. Products of bytes without VNNI would saturate. If numba is told to compile for another
     processor, there is PLAIN only.
     """
-    if config.CPU_NAME or config.CPU_FEATURES:
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
         return (PLAIN,)
-    has = binding.get_host_cpu_features()
-    half = has.get("avxvnni") or (has.get("avx512vnni") and has.get("avx512vl"))
-    return (PLAIN, *(VNNI_256,) * bool(half), *(VNNI,) * bool(has.get("avx512vnni")))
+    has = set(get_host_cpu_features().split(","))  # without those that numba does not use
+    half = "+avxvnni" in has or {"+avx512vnni", "+avx512vl"} <= has
+    return (PLAIN, *(VNNI_256,) * half, *(VNNI,) * ("+avx512vnni" in has))
 
 
 class Int8Weight(NamedTuple):
@@ -94,10 +95,20 @@ class Int8Weight(NamedTuple):
 
     @classmethod
     def joined(cls, weights: "list[Int8Weight]") -> "Int8Weight":
-        """The weights of all layers, which have one shape, and all a bias or none."""
-        numbers, first, scales, bias = (
-            np.concatenate(arrays) for arrays in zip(*(each[:4] for each in weights), strict=True)
-        )
+        """The weights of all layers, which have one shape; a missing bias counts as zeros."""
+        shapes = {(each.outputs, each.inputs) for each in weights}
+        assert len(shapes) == 1, f"weights have the shapes {shapes}"
+        biased = any(len(each.bias) for each in weights)
+        numbers = _aligned(sum(len(each.numbers) for each in weights))
+        np.concatenate([each.numbers for each in weights], out=numbers)
+        first = np.concatenate([each.first for each in weights])
+        scales = np.concatenate([each.scales for each in weights])
+        biases = [
+            each.bias if len(each.bias) else np.zeros_like(each.scales)
+            for each in weights
+            if biased
+        ]
+        bias = np.concatenate([np.zeros(0, np.float32), *biases])
         return cls(numbers, first, scales, bias, weights[0].outputs, weights[0].inputs)
 
     def unpacked(self) -> NDArray[np.int8]:
@@ -114,7 +125,16 @@ def pack(weight: NDArray[np.int8]) -> NDArray[np.int8]:
     whole = np.zeros((blocks * _COLUMNS, groups * _GROUP), np.int8)
     whole[: weight.shape[0], : weight.shape[1]] = weight
     parts = whole.reshape(blocks, _VECTORS, WIDTH, groups, _GROUP)
-    return np.ascontiguousarray(parts.transpose(0, 3, 1, 2, 4)).reshape(-1)
+    found = _aligned(whole.size)
+    found.reshape(blocks, groups, _VECTORS, WIDTH, _GROUP)[:] = parts.transpose(0, 3, 1, 2, 4)
+    return found
+
+
+def _aligned(size: int) -> NDArray[np.int8]:
+    """Memory that begins with a cache line, so that no vector crosses two of them."""
+    whole = np.empty(size + _BYTES, np.int8)
+    begin = -whole.ctypes.data % _BYTES
+    return whole[begin : begin + size]
 
 
 def room_for_sums() -> NDArray[np.int32]:
@@ -138,12 +158,12 @@ def multiply(
         kind: The `Size` of one of the `instructions`.
         sums: `room_for_sums`.
         out: ``float32[rows * outputs]``, written.
-        part, parts: Which blocks of outputs to compute, in turn.
+        part, parts: Which outputs to compute: part of so many parts.
     """
     s1, s2, s4, s8 = _one(), _two(), _four(), _eight()
     inputs, outputs = weight.inputs, weight.outputs
     groups, blocks = (inputs + _GROUP - 1) // _GROUP, (outputs + _COLUMNS - 1) // _COLUMNS
-    for block in range(part, blocks, parts):
+    for block in range(blocks * part // parts, blocks * (part + 1) // parts):
         column = block * _COLUMNS
         at = layer * blocks * _COLUMNS + column  # of the arrays by output
         begin = at * groups * _GROUP

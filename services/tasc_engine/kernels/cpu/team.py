@@ -1,10 +1,11 @@
 """Threads that run one compiled function together, each with its part of the work."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from numba.np.arrayobj import make_array
 
 from tasc_engine.kernels.cpu.compiling import ordered
 
+_ABORTED = 2**62  # of a counter
+_END_S = 60.0  # for parts that no longer wait for each other
 _SPINS = 2000  # looks at the counter before the processor is offered to others, some microseconds
 
 
@@ -69,17 +72,36 @@ def meet(counter: Any, target: int, parts: int) -> int:
     return target + parts
 
 
+class _Call:
+    """One call of all parts.
+
+    Attributes:
+        counter: See `meet`.
+        ended: Released once by each part that runs on another thread.
+        failure: The exception of such a part.
+    """
+
+    def __init__(self) -> None:
+        self.counter = np.zeros(1, np.int64)
+        self.ended = threading.Semaphore(0)
+        self.failure: BaseException | None = None
+
+    def abort(self) -> None:
+        """Lets all parts pass all meetings, so that they end, with wrong results."""
+        self.counter[0] = _ABORTED
+
+
 class Team:
     """Runs compiled functions on as many threads as torch uses, this one included.
 
     A team serves one caller at a time. Its threads are started when they are first needed, and end
-    with the process.
+    with the team.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[SimpleQueue[Callable[[], None]]] = []
-        self._counter = np.zeros(1, np.int64)
+        self._queues: list[_Queue] = []
         self._compiled = set[Callable[..., None]]()
+        weakref.finalize(self, _end, self._queues)
 
     def run(
         self, function: Callable[..., None], *shared: Any, own: Callable[[int, int], Any]
@@ -89,28 +111,57 @@ class Team:
         The first call of a function compiles it, on this thread alone.
 
         Args:
-            function: Ends with a `meet`, and begins with this target.
+            function: Begins with this target, and ends with a `meet`.
             own: Returns what the function gets for a part of so many parts.
+
+        Raises:
+            BaseException: That of a part; the others have ended, and their results are wrong.
         """
         parts = torch.get_num_threads() if function in self._compiled else 1
-        target = int(self._counter[0]) + parts
+        call, begun = _Call(), 0
         calls = [
-            partial(function, *shared, own(part, parts), part, parts, self._counter, target)
+            partial(function, *shared, own(part, parts), part, parts, call.counter, parts)
             for part in range(parts)
         ]
-        for queue, call in zip(self._queues(parts - 1), calls[1:], strict=True):
-            queue.put(call)
-        calls[0]()
+        self._start(parts - 1)
+        try:
+            for queue, part in zip(self._queues, calls[1:], strict=False):
+                begun += 1
+                queue.put((part, call))
+            calls[0]()
+            if call.failure is not None:
+                raise call.failure
+        except BaseException:
+            call.abort()
+            for _ in range(begun):
+                call.ended.acquire(timeout=_END_S)
+            raise
         self._compiled.add(function)
 
-    def _queues(self, count: int) -> list["SimpleQueue[Callable[[], None]]"]:
-        while len(self._waiting) < count:
-            queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
-            threading.Thread(target=_serve, args=(queue,), daemon=True).start()
-            self._waiting.append(queue)
-        return self._waiting[:count]
+    def _start(self, count: int) -> None:
+        while len(self._queues) < count:
+            queue: _Queue = SimpleQueue()
+            name = f"engine part {len(self._queues) + 1}"
+            threading.Thread(target=_serve, args=(queue,), name=name, daemon=True).start()
+            self._queues.append(queue)
 
 
-def _serve(queue: "SimpleQueue[Callable[[], None]]") -> None:
-    while True:
-        queue.get()()
+_Queue: TypeAlias = "SimpleQueue[tuple[Callable[[], None], _Call] | None]"
+
+
+def _serve(queue: _Queue) -> None:
+    while (given := queue.get()) is not None:
+        part, call = given
+        try:
+            part()
+        except BaseException as error:
+            call.failure = error
+            call.abort()
+        finally:
+            call.ended.release()
+        del given, part, call  # an idle thread keeps no arrays alive
+
+
+def _end(queues: list[_Queue]) -> None:
+    for queue in queues:
+        queue.put(None)
