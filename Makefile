@@ -9,6 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
 PROJECT := --editable ./services --editable '.[dev]'
 
 # uv is several times as fast as pip, and shows what is left. It would take torch's CUDA build, of 3 GB, also where pip is
@@ -112,7 +113,7 @@ soak: .venv/.installed ## keep a service at four fifths of its load, Redis away 
 	.venv/bin/python benchmarks/chaos/bench_soak.py
 
 bench-env: ## environments of the peers that benchmarks/engine/engine.py measures; minutes, gigabytes
-	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/python $(PIP) torch && $$to/bin/pip install --quiet "$$@" || echo "$$name did not install"; done
+	@for peer in 'openvino openvino-genai optimum-intel' 'ctranslate2 ctranslate2 transformers torch'; do set -- $$peer; to=.bench/$$1; name=$$1; shift; $(PYTHON) -m venv $$to && $$to/bin/pip install --quiet $(TORCH) && $$to/bin/pip install --quiet $(TORCH) "$$@" || echo "$$name did not install"; done
 
 bench-model: .venv/.installed ## fine-tune SmolLM2 on tasks of DATA, for engine.py --smollm2; an hour
 	.venv/bin/python benchmarks/engine/smollm2.py --data $(DATA)

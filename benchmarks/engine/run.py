@@ -48,8 +48,9 @@ def measured(options: Options) -> dict[str, Any]:
 def stepped(options: Options) -> dict[str, Any]:
     """Time steps of random weights."""
     assert options.shape is not None, "the command line names it"
-    times, top = step_times(options.shape, getattr(torch, options.dtype), options.threads)
-    title = f"{options.shape}, {options.dtype}, {options.threads} threads"
+    dtype, int8 = getattr(torch, options.dtype), options.quantization is not None
+    times, top = step_times(options.shape, dtype, options.threads, int8)
+    title = f"{options.shape}, {options.quantization or options.dtype}, {options.threads} threads"
     show_table(title, ["step", "ms"], [[name, digits(ms)] for name, ms in times.items()])
     own = {"step_ms": times, "ceiling_step_ms": 1000 * top.step_seconds}
     return record(options, options.shape, [], []) | own

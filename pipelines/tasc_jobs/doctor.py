@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from logging.handlers import BufferingHandler
@@ -27,6 +27,7 @@ from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, model_settings
 from tasc_runtime.data.rows import check_file, read_raw_rows
 from tasc_runtime.errors import ServiceError
+from tasc_runtime.models import dtype_here
 from tasc_text import TaskTokenizer, resolve_folder
 from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
@@ -127,6 +128,7 @@ def examine(asked: Examination) -> Report:
         UsageError: The dtype does not exist, the device cannot be used, or the file to compare with
             has no inputs.
     """
+    asked = replace(asked, dtype=dtype_here(asked.dtype))
     if asked.dtype not in _BYTES:
         raise UsageError(f"--dtype is {asked.dtype}; choose one of {', '.join(_BYTES)}")
     if asked.compare and asked.backend != "tasc":

@@ -16,7 +16,13 @@ from tasc_draft import DraftSettings
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_protocol import GuideSpec
 from tasc_runtime.data.rows import BadRow, Fields, read_corpus
-from tasc_runtime.models import chat_template, load_tokenizer, template_of, trained_prompt
+from tasc_runtime.models import (
+    chat_template,
+    dtype_here,
+    load_tokenizer,
+    template_of,
+    trained_prompt,
+)
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import CorpusRow, CorpusStore, TaskRecord, TaskStore, UnknownTask, connect
 from tasc_text import ChatTemplate, PromptTemplate, TaskTokenizer, Template, resolve_folder
@@ -284,12 +290,15 @@ def changed_turns(chat: ChatTemplate, system: str | None, few_shot: Path | None)
 def named_source(model: str, adapter: str | None, dtype: str, device: str) -> "ModelSource":
     """Returns the source of a model and an adapter, given by folder or hub name.
 
+    For the dtype ``auto``, see `dtype_here`.
+
     Raises:
         UsageError: The dtype does not exist, or the device cannot be used on this machine.
         TextError: The model or adapter does not exist.
     """
     from tasc_engine import ModelSource
 
+    dtype = dtype_here(dtype)
     _require_dtype(dtype)
     found = device_here(device)
     adapted = resolve_folder(adapter) if adapter else None

@@ -42,7 +42,7 @@ from tasc_runtime.engine.reader import require_stops
 from tasc_runtime.engine_settings import DraftOverrides, EngineSettings, fault_of
 from tasc_runtime.errors import FileError, ServiceError
 from tasc_runtime.models import chat_template as read_chat
-from tasc_runtime.models import template_of, trained_prompt
+from tasc_runtime.models import dtype_here, template_of, trained_prompt
 from tasc_runtime.progress import Progress, note, show_progress
 from tasc_runtime.protocol import TokenTexts
 from tasc_runtime.sampling_options import (
@@ -268,7 +268,8 @@ class LLM:
             set.
         schema: JSON schema that every answer fits.
         regex: Regular expression that every whole answer matches.
-        dtype: float32, bfloat16, float16 or float64.
+        dtype: float32, bfloat16, float16 or float64; ``auto`` is the fastest one of this machine,
+            which `save` keeps.
         quantization: nf4 or int8, by bitsandbytes; or int8-dynamic, exact int8 products on a CPU.
         draft: How drafts are made, such as ``tasc_draft.DraftSettings(num_speculative_tokens=8)``.
         cache_dir: Folder of indexes; unset: ``tasc-serve/local-indexes`` in
@@ -347,7 +348,7 @@ class LLM:
             revision=revision,
             adapter=None if adapter is None else _place(adapter),
             adapters=tuple((name, _place(place)) for name, place in (adapters or {}).items()),
-            dtype=dtype,
+            dtype=dtype_here(dtype, quantization),
             stop=_tupled(stop),
             max_tokens=max_tokens,
             draft=draft or DraftSettings(),

@@ -1,5 +1,6 @@
 """Name, tokenizer and prompts of a model, without loading it and without torch."""
 
+import re
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -16,7 +17,9 @@ from tasc_text import (
 )
 from tasc_text.template import TemplateError, UnquotedTemplate
 
-AUTO = "auto"  # a model's own chat template
+AUTO = "auto"  # a model's own chat template, or the fastest dtype
+PROCESSOR = Path("/proc/cpuinfo")
+BFLOAT16 = r"bf16\b"  # in the flags of a processor
 _PROMPT = "tasc_prompt.json"
 _TEMPLATES = TypeAdapter[Template](PromptTemplate | ChatTemplate)
 
@@ -36,6 +39,24 @@ def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
             f"{tokenizer.fingerprint}; register the task again"
         )
     return tokenizer
+
+
+def dtype_here(dtype: str, quantization: str | None = None) -> str:
+    """Returns a dtype; ``auto`` is the one that this machine computes fastest.
+
+    That is bfloat16 on a processor or GPU with instructions for it, otherwise float16 on a GPU, and
+    float32 on a CPU and with int8-dynamic. Answers depend on the dtype, so a task keeps it.
+    """
+    if dtype != AUTO:
+        return dtype
+    if quantization == "int8-dynamic":
+        return "float32"
+    import torch
+
+    if torch.cuda.is_available():
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "bfloat16" if has else "float16"
+    return "bfloat16" if re.search(BFLOAT16, PROCESSOR.read_text()) else "float32"
 
 
 def template_of(record: TaskRecord) -> Template:

@@ -45,7 +45,9 @@ MaxModelLen = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 ...")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16, float64")]
+Dtype = Annotated[
+    str, typer.Option(help="float32, bfloat16, float16, float64; or auto, the fastest here.")
+]
 ModelDtype = Annotated[
     str | None,
     typer.Option(help="float32, bfloat16, float16, float64", show_default="the task's, or float32"),

@@ -112,7 +112,12 @@ class TaskOptions(AnswerOptions, PromptOptions):
     ] = None
     revision: Annotated[str | None, _option("Revision of the model on the hub.", "main")] = None
     dtype: Annotated[
-        str | None, _option("float32, bfloat16, float16, float64", TaskRecord.dtype)
+        str | None,
+        _option(
+            "float32, bfloat16, float16, float64; or auto, the fastest of this machine, which the "
+            "task keeps.",
+            TaskRecord.dtype,
+        ),
     ] = None
     quantization: Annotated[
         str | None,

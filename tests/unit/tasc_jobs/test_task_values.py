@@ -17,6 +17,7 @@ from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.options import TaskOptions
 from tasc_jobs.tasks.values import CHAT, NEURAL, defaults, flat, given_values, option, record_of
 from tasc_protocol import SamplingDefaults
+from tasc_runtime import models
 from tasc_runtime.data.rows import Fields
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import NeuralDrafting, TaskRecord
@@ -307,3 +308,24 @@ def test_generation_settings_of_a_model_become_options(tmp_path, settings, optio
         assert bool(found.in_words("a way out")) == bool(options or others)
         (tmp_path / "config.json").write_text('{"repetition_penalty": 9}')
     assert not found.without(found.values).options
+
+
+@pytest.mark.parametrize(
+    ("flags", "quantization", "dtype"),
+    [
+        ("fpu avx512_bf16 amx_tile", None, "bfloat16"),
+        ("fpu avx2", None, "float32"),
+        ("fpu avx512_bf16", "int8-dynamic", "float32"),
+        ("fpu avx512_bf16", "nf4", "bfloat16"),
+    ],
+)
+def test_auto_dtype_is_resolved_for_this_processor(
+    flags: str, quantization: str | None, dtype: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    processor = tmp_path / "cpuinfo"
+    processor.write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(models, "PROCESSOR", processor)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    options = TaskOptions(model="org/model", dtype="auto", quantization=quantization)
+    assert given_values(options)["dtype"] == dtype
+    assert models.dtype_here("float16", quantization) == "float16"

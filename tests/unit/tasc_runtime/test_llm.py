@@ -500,3 +500,9 @@ def test_ctrl_c_returns_the_finished_answers(plain, expected, capsys) -> None:
     assert len({answer.text for answer in answers}) == 1
     assert after is signal.default_int_handler
     assert [a.text for a in plain.generate(INPUTS)] == expected
+
+
+def test_auto_dtype_is_kept_by_a_saved_task(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("tasc_runtime.llm.dtype_here", lambda dtype, quantization: "float16")
+    LLM(folder, **SIZES | {"dtype": "auto"}).save(tmp_path / "saved")
+    assert SavedTask.read(tmp_path / "saved").record.dtype == "float16"
