@@ -5,7 +5,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 # Where this is set, each of a service's ten processes compiles thousands of modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all test-lowest test-clients test-vllm serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model bench-model-small clean
+.PHONY: help demo test test-all test-lowest test-clients test-vllm serve check fix docs docs-pages coverage repeat faults chaos soak bench-env bench-model clean
 .DEFAULT_GOAL := help
 
 PIP := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -117,9 +117,6 @@ bench-env: ## environments of the peers that benchmarks/engine/engine.py measure
 
 bench-model: .venv/.installed ## fine-tune SmolLM2 on tasks of DATA, for engine.py --smollm2; an hour
 	.venv/bin/python benchmarks/engine/smollm2.py --data $(DATA)
-
-bench-model-small: .venv/.installed ## train the small model that benchmarks/engine/engine.py measures from DATA; an hour
-	.venv/bin/python benchmarks/demo_model/train.py --data $(DATA) --out .bench/model --size bench --base-epochs 2 --adapter-epochs 0
 
 clean: ## remove the virtual environment and caches
 	rm -rf .venv build *.egg-info services/build services/*.egg-info .*_cache .hypothesis && find services pipelines -name __pycache__ -exec rm -rf {} +

@@ -6,11 +6,8 @@ adapter (PEFT, r = 16) per served task. It knows nothing of drafting or serving:
 plain Hugging Face folder.
 
     python benchmarks/demo_model/train.py --data DIR --out DIR
-    python benchmarks/demo_model/train.py --data DIR --out .bench/model --size bench \
-        --base-epochs 2 --adapter-epochs 0
 
-The second makes the larger model that benchmarks/engine/engine.py takes where it is there, and that
-does not ship. DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id,
+DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id,
 input, output.
 """
 
@@ -47,7 +44,6 @@ class ModelSize:
 SIZES = {
     "half": ModelSize("tasc-demo-3m", 192, 512, 4),
     "demo": ModelSize(MODEL.name, 256, 704, 6),
-    "bench": ModelSize("tasc-bench-34m", 512, 1408, 10),
 }
 END = "<|endoftext|>"
 END_ID = 0  # the one special token comes first

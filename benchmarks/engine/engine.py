@@ -1,18 +1,16 @@
 """Time the engine and its peers: same weights, same rows, same precision, same threads.
 
     python benchmarks/engine/engine.py
-    python benchmarks/engine/engine.py --demo
     python benchmarks/engine/engine.py --model DIR
     python benchmarks/engine/engine.py --shape 135m
     python benchmarks/engine/engine.py --smollm2 --data DIR --peers vllm,vllm-tasc
 
-The shipped tasks are answered by the bench model (`make bench-model-small`) if it exists.
-Otherwise, or with --demo, the shipped model answers them, with the adapter of each task merged.
-With --model the model of the folder answers the same prompts up to a fixed number of tokens, and
-drafts come from the same train outputs. With --shape only steps of random weights are timed. With
---smollm2 vLLM is measured with the models of `make bench-model`, over rows that no side has
-answered; see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and ``test.jsonl.gz``. Each
-engine is a process of its own that waits while another one runs. `sides` describes the peers; their
+The shipped model answers the shipped tasks, with the adapter of each task merged. With --model the
+model of the folder answers the same prompts up to a fixed number of tokens, and drafts come from
+the same train outputs. With --shape only steps of random weights are timed. With --smollm2 the
+models of `make bench-model` are measured, in vLLM and others, over rows that no side has answered;
+see `fresh`. DIR has a folder per task with ``train.jsonl.gz`` and ``test.jsonl.gz``. Each engine is
+a process of its own that waits while another one runs. `sides` describes the peers; their
 environments come from `make bench-env`. `report` has the bars, `equal` compares the answers, and
 `steps` measures the ceiling. Progress goes to stderr; the last line of stdout is one JSON object.
 """
@@ -76,11 +74,8 @@ def arguments() -> argparse.Namespace:
     add("--peers", type=known, help=f"peers ({','.join(PEERS)}; with --smollm2 {fresh})")
     add("--max-tokens", type=at_least(1), default=64, help="tokens of an answer, with --model (64)")
     add("--model", type=Path, help="local folder of another model")
-    add("--demo", action="store_true", help="use the shipped model even if the bench model exists")
     add("--shape", choices=SHAPES, help="time only steps of random weights of this shape")
-    add(
-        "--smollm2", action="store_true", help="measure vLLM, with the models of `make bench-model`"
-    )
+    add("--smollm2", action="store_true", help="measure the models of `make bench-model`")
     add_data(parser)
     add("--sequences", type=numbers, default=(8,), help="rows together, as in 1,8,32 (8)")
     add_json(parser)

@@ -45,7 +45,6 @@ class Options:
     peers: tuple[str, ...]
     max_tokens: int
     model: Path | None
-    demo: bool
     shape: str | None
     smollm2: bool
     data: Path | None

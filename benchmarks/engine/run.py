@@ -1,7 +1,7 @@
 """Run the engine benchmark: all sides of each task in turn, then compare their answers.
 
 All sides read their weights from one folder. It has the adapter merged in float32, so that every
-side rounds the same numbers. `make bench-model-small` makes the bench model.
+side rounds the same numbers.
 """
 
 import shutil
@@ -17,19 +17,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import digits, show_figures, show_table
-from benchmarks.demo_model.train import SIZES
 from benchmarks.engine.equal import NEAR, TOLERANCE, Answers, Equality, compare
 from benchmarks.engine.loop import Job
 from benchmarks.engine.report import Found, Options, figures, record, show_task
-from benchmarks.engine.sides import ENVIRONMENTS, Side, in_turn, start
+from benchmarks.engine.sides import Side, in_turn, start
 from benchmarks.engine.steps import ceiling, step_times
-from tasc_engine.model.loading import ModelSource, load_model
+from tasc_engine.model.loading import load_model
 from tasc_jobs.demo.tasks import MODEL, TEMPLATES, demo_record, read_split
 from tasc_runtime.engine.builder import model_source
 from tasc_runtime.progress import note, show_progress
 from tasc_text import PromptTemplate, TaskTokenizer
-
-_BENCH_MODEL = ENVIRONMENTS / "model" / SIZES["bench"].name
 
 
 def measured(options: Options) -> dict[str, Any]:
@@ -42,7 +39,7 @@ def measured(options: Options) -> dict[str, Any]:
             show_task(found[-1])
             every += figures(found[-1])
     show_figures(every)
-    return record(options, model_of(options).name, found, every)
+    return record(options, (options.model or MODEL).name, found, every)
 
 
 def stepped(options: Options) -> dict[str, Any]:
@@ -99,16 +96,9 @@ def margins(job: Job, folder: Path, prefixes: Answers) -> list[float]:
     return found
 
 
-def model_of(options: Options) -> Path:
-    """The folder of the model that answers."""
-    if options.model is not None:
-        return options.model
-    return _BENCH_MODEL if _BENCH_MODEL.is_dir() and not options.demo else MODEL
-
-
 def job_of(task: str, options: Options, folder: Path) -> Job:
     """The rows of a task; a merged model is written below ``folder``."""
-    model = options.model or export(task, model_of(options), folder / task)
+    model = options.model or export(task, folder / task)
     tokenizer = TaskTokenizer.from_folder(model)
     template = PromptTemplate(TEMPLATES[task])
     rows = read_split(task, "test")[: options.rows]
@@ -124,11 +114,9 @@ def job_of(task: str, options: Options, folder: Path) -> Job:
     )
 
 
-def export(task: str, model: Path, folder: Path) -> Path:
-    """Write a model with the adapter of a task merged, in the form that any project reads."""
-    shipped = model_source(demo_record(task), "cpu")
-    source = shipped if model == MODEL else ModelSource(model)
-    load_model(source).save_pretrained(folder)
-    for file in model.glob("tokenizer*"):
+def export(task: str, folder: Path) -> Path:
+    """Write the shipped model with a task's adapter merged, in the form that any project reads."""
+    load_model(model_source(demo_record(task), "cpu")).save_pretrained(folder)
+    for file in MODEL.glob("tokenizer*"):
         shutil.copy(file, folder)
     return folder

@@ -19,7 +19,7 @@ from tasc_text.template import TemplateError, UnquotedTemplate
 
 AUTO = "auto"  # a model's own chat template, or the fastest dtype
 PROCESSOR = Path("/proc/cpuinfo")
-BFLOAT16 = r"bf16\b"  # in the flags of a processor
+_BFLOAT16 = r"bf16\b"  # in the flags of a processor
 _PROMPT = "tasc_prompt.json"
 _TEMPLATES = TypeAdapter[Template](PromptTemplate | ChatTemplate)
 
@@ -56,7 +56,12 @@ def dtype_here(dtype: str, quantization: str | None = None) -> str:
     if torch.cuda.is_available():
         has = torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if has else "float16"
-    return "bfloat16" if re.search(BFLOAT16, PROCESSOR.read_text()) else "float32"
+    return "bfloat16" if processor_has_bfloat16() else "float32"
+
+
+def processor_has_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16."""
+    return re.search(_BFLOAT16, PROCESSOR.read_text()) is not None
 
 
 def template_of(record: TaskRecord) -> Template:

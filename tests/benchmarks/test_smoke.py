@@ -135,7 +135,7 @@ def test_draft_benchmark_measures_shipped_tasks_peers_and_papers(tmp_path: Path)
 
 
 def test_engine_benchmark_gives_equal_answers_and_accepts_drafts(tmp_path: Path) -> None:
-    few = ["--demo", "--rows", "16", "--repeats", "1", "--tasks", "massive_en"]
+    few = ["--rows", "16", "--repeats", "1", "--tasks", "massive_en"]
     found = run_with_file("engine/engine.py", *few, "--peers", "transformers", folder=tmp_path)
     assert found["identical"] == 1.0
     assert found["peers"] == ["transformers"]
