@@ -89,6 +89,11 @@ def index(given: argparse.Namespace) -> None:
         texts.append(output)
     if not texts:
         raise DraftError(f"{given.rows} has no rows; write one JSON object per line")
+    print(
+        f"{len(texts):,} rows are read; now their index is made, and in a first run its code is "
+        "compiled, which takes a minute",
+        file=sys.stderr,
+    )
     outputs = tokenizer.encode_outputs(texts)
     facts = tokenizer.index_facts
     made = build_learnt_index(Tokens.of(outputs), Tokens.of(prompts), **facts)

@@ -56,12 +56,7 @@ def dtype_here(dtype: str, quantization: str | None = None) -> str:
     if torch.cuda.is_available():
         has = torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if has else "float16"
-    return "bfloat16" if processor_has_bfloat16() else "float32"
-
-
-def processor_has_bfloat16() -> bool:
-    """Whether this processor has instructions for products of bfloat16."""
-    return re.search(_BFLOAT16, PROCESSOR.read_text()) is not None
+    return "bfloat16" if re.search(_BFLOAT16, PROCESSOR.read_text()) else "float32"
 
 
 def template_of(record: TaskRecord) -> Template:

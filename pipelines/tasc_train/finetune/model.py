@@ -15,7 +15,6 @@ from transformers.utils import logging as transformers_logging
 
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.model.loading import checked_config, require_whole
-from tasc_runtime.models import processor_has_bfloat16
 from tasc_text import TaskTokenizer, TokenizerError
 from tasc_text.ends import GENERATION, named_ends
 from tasc_text.tokenizer import open_tokenizer
@@ -182,9 +181,8 @@ if TYPE_CHECKING:
 
 
 def dtype_on(device: str) -> torch.dtype:
-    """The dtype of frozen weights that are not quantised; trained weights are float32."""
-    fast = device.startswith("cuda") or processor_has_bfloat16()
-    return torch.bfloat16 if fast else torch.float32
+    """The dtype of frozen weights that are not quantised."""
+    return torch.bfloat16 if device.startswith("cuda") else torch.float32
 
 
 def load_base(folder: Path, *, nf4: bool, device: str) -> Any:
