@@ -32,7 +32,7 @@ class OpenVino:
         self.job = job
         self._temporary = tempfile.TemporaryDirectory(prefix="engine-bench-openvino-")
         self.folder = Path(self._temporary.name)
-        export(Path(job.folder), self.folder, job.quantization or "fp32")
+        export(Path(job.folder), self.folder, "int8" if job.quantization == "int8" else "fp32")
         self.pipelines = {kind: self.pipeline(kind) for kind in ("plain", "lookup")}
         self.next_id = 0
 
@@ -77,7 +77,7 @@ class OpenVino:
         scheduler = genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB
         # int8 weights are multiplied fastest if the rest is float32.
-        precision = "f32" if self.job.quantization else PRECISION[self.job.dtype]
+        precision = "f32" if self.job.quantization == "int8" else PRECISION[self.job.dtype]
         properties: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": precision,
             "KV_CACHE_PRECISION": precision,

@@ -145,9 +145,9 @@ def vllm(settings: str, inputs: str) -> None:
                 open_ += 1
             done = sum(output.finished for output in core.step())
             open_, ended = open_ - done, ended + done
-        print(json.dumps(ended / took), file=answers, flush=True)
         while open_:
             open_ -= sum(output.finished for output in core.step())
+        print(json.dumps(ended / took), file=answers, flush=True)
 
 
 def rate(worker: Any, texts: Sequence[str], *, draft: bool, seconds: float) -> float:

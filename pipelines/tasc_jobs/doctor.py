@@ -4,6 +4,7 @@ Settings and the headers of weight files are checked first, without torch. The m
 if these checks succeed. Where `tasc task create` or loading has a check, this module calls it.
 """
 
+import gc
 import logging
 import re
 import shlex
@@ -19,7 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tasc_engine.errors import UnsupportedModel
+from tasc_engine.errors import EngineError, UnsupportedModel
 from tasc_engine.model.folder import float_shapes, require_weights, weight_files
 from tasc_jobs.errors import UsageError
 from tasc_jobs.task_inputs import device_here
@@ -27,7 +28,7 @@ from tasc_jobs.tasks.generation_defaults import GenerationDefaults
 from tasc_jobs.tasks.model_folders import BaseModel, check_adapter, model_settings
 from tasc_runtime.data.rows import check_file, read_raw_rows
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.models import dtype_here
+from tasc_runtime.models import AUTO, dtype_here
 from tasc_text import TaskTokenizer, resolve_folder
 from tasc_text.ends import CONFIG, GENERATION, TOKENIZER, named_ends, read_json
 from tasc_text.tokenizer import FILE, open_to_encode
@@ -128,13 +129,13 @@ def examine(asked: Examination) -> Report:
         UsageError: The dtype does not exist, the device cannot be used, or the file to compare with
             has no inputs.
     """
-    asked = replace(asked, dtype=dtype_here(asked.dtype))
-    if asked.dtype not in _BYTES:
+    if asked.dtype != AUTO and asked.dtype not in _BYTES:
         raise UsageError(f"--dtype is {asked.dtype}; choose one of {', '.join(_BYTES)}")
     if asked.compare and asked.backend != "tasc":
         raise UsageError("--compare is for --backend tasc; leave one of them out")
     inputs = _inputs(asked.compare) if asked.compare else []
     found = list(_files(asked))
+    asked = replace(asked, dtype=dtype_here(asked.dtype, device=asked.device))
     if all(finding.level != "fail" for finding in found):
         found += _trial(asked, inputs)
     return Report(asked.model, tuple(found))
@@ -289,38 +290,61 @@ def _trial(asked: Examination, inputs: Sequence[str]) -> Iterator[Finding]:
         for rows in sorted({1, asked.rows}):
             yield _speed(llm.engine, rows, device)
         del llm
+        _free()
         if inputs:
-            yield from _comparison(make, inputs, asked.rows, device)
+            yield from _comparison(make, asked, inputs, device)
     except Exception as error:  # any error of a library is a finding
         yield Finding("load", "fail", str(error) or type(error).__name__)
 
 
+def _free() -> None:
+    """Frees the memory of models that are no longer used; engines refer to themselves."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _comparison(
-    make: "Callable[..., LLM]", inputs: Sequence[str], rows: int, device: str
+    make: "Callable[..., LLM]", asked: Examination, inputs: Sequence[str], device: str
 ) -> Iterator[Finding]:
-    """Yields the speed of each kind of weights, and how many answers equal those of the first."""
-    first, speeds = list[str](), dict[str, float]()
+    """Yields the speed of each kind of weights, and how many answers equal those of the first.
+
+    Raises:
+        KeyboardInterrupt: The answers were interrupted.
+    """
+    first, reference, speeds, rows = list[str](), "", dict[str, float](), asked.rows
     for name, given in KINDS.items():
         try:
             with _warnings() as warned:
                 llm = make(**given)
-        except (ValueError, UnsupportedModel, ServiceError) as error:
+                figures = dict(_speed(llm.engine, rows, device).figures)
+                found = llm.generate(inputs, draft=False, progress=False)
+        except (ValueError, EngineError, ServiceError) as error:
             yield Finding(name, "warn", f"not possible here: {error}")
             continue
-        figures = dict(_speed(llm.engine, rows, device).figures)
-        answers = [answer.text for answer in llm.generate(inputs, draft=False, progress=False)]
-        del llm
-        first, speeds[name] = first or answers, figures["tokens_per_s"]
+        finally:
+            llm = None  # type: ignore[assignment]
+            _free()
+        if found.interrupted:
+            raise KeyboardInterrupt
+        answers = [answer.text for answer in found]
+        if not speeds:
+            first, reference = answers, name
+        speeds[name] = figures["tokens_per_s"]
         equal = sum(a == b for a, b in zip(answers, first, strict=True))
         figures |= {"answers": len(answers), "equal": equal}
         text = (
             f"b = {rows}: {figures['tokens_per_s']:,.0f} tokens/s without drafts; {equal} of "
-            f"{len(answers)} greedy answers are those of {next(iter(speeds))}"
+            f"{len(answers)} greedy answers are those of {reference}"
         )
         level: Level = "warn" if warned.buffer else "ok"
         yield Finding(
             name, level, "; ".join([text, *(r.getMessage() for r in warned.buffer)]), figures
         )
+    if not speeds:
+        return
     fastest = max(speeds, key=lambda name: speeds[name])
     option = "--quantization" if fastest == "int8-dynamic" else "--dtype"
     text = f"{fastest}; give `tasc task create` {option} {fastest} if its answers are good enough"

@@ -298,7 +298,7 @@ def named_source(model: str, adapter: str | None, dtype: str, device: str) -> "M
     """
     from tasc_engine import ModelSource
 
-    dtype = dtype_here(dtype)
+    dtype = dtype_here(dtype, device=device)
     _require_dtype(dtype)
     found = device_here(device)
     adapted = resolve_folder(adapter) if adapter else None

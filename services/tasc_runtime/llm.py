@@ -348,7 +348,7 @@ class LLM:
             revision=revision,
             adapter=None if adapter is None else _place(adapter),
             adapters=tuple((name, _place(place)) for name, place in (adapters or {}).items()),
-            dtype=dtype_here(dtype, quantization),
+            dtype=dtype_here(dtype, quantization, settings.device),
             stop=_tupled(stop),
             max_tokens=max_tokens,
             draft=draft or DraftSettings(),

@@ -41,8 +41,8 @@ def load_tokenizer(record: TaskRecord) -> TaskTokenizer:
     return tokenizer
 
 
-def dtype_here(dtype: str, quantization: str | None = None) -> str:
-    """Returns a dtype; ``auto`` is the one that this machine computes fastest.
+def dtype_here(dtype: str, quantization: str | None = None, device: str = AUTO) -> str:
+    """Returns a dtype; ``auto`` is the one that a device of this machine computes fastest.
 
     That is bfloat16 on a processor or GPU with instructions for it, otherwise float16 on a GPU, and
     float32 on a CPU and with int8-dynamic. Answers depend on the dtype, so a task keeps it.
@@ -53,10 +53,11 @@ def dtype_here(dtype: str, quantization: str | None = None) -> str:
         return "float32"
     import torch
 
-    if torch.cuda.is_available():
+    if device != "cpu" and torch.cuda.is_available():
         has = torch.cuda.is_bf16_supported(including_emulation=False)
         return "bfloat16" if has else "float16"
-    return "bfloat16" if re.search(_BFLOAT16, PROCESSOR.read_text()) else "float32"
+    flags = PROCESSOR.read_text() if PROCESSOR.is_file() else ""
+    return "bfloat16" if re.search(_BFLOAT16, flags) else "float32"
 
 
 def template_of(record: TaskRecord) -> Template:

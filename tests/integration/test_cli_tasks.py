@@ -17,7 +17,7 @@ from chat_families import make_chat_tokenizer
 from lora_folders import make_adapter
 from support import write_rows
 from tasc_command import InProcess
-from tasc_runtime.models import chat_template, keep_prompt
+from tasc_runtime.models import chat_template, dtype_here, keep_prompt
 from tasc_store import ArtifactStore, CorpusRow, CorpusStore, TaskStore
 from tasc_text import PromptTemplate
 from tiny import make_folder, make_model
@@ -46,6 +46,14 @@ def task(tasc_here: InProcess) -> Run:
 def create(folder: Path, name: str) -> tuple[object, ...]:
     """Returns arguments that register a task."""
     return ("create", name, "--model", folder, "--template", "{input}")
+
+
+def test_auto_dtype_is_resolved_by_the_tasks_quantization(task, create, store, name) -> None:
+    task(*create, "--dtype", "auto")
+    assert store.get(name).dtype == dtype_here("auto")
+    task("set", name, "--quantization", "int8-dynamic", "--dtype", "float32")
+    task("set", name, "--dtype", "auto", "--max-tokens", "9")
+    assert (store.get(name).dtype, store.get(name).max_tokens) == ("float32", 9)
 
 
 def test_task_uses_the_chat_template_of_its_model(task, store, tmp_path, name) -> None:

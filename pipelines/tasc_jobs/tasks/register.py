@@ -29,7 +29,7 @@ from tasc_jobs.tasks.values import (
 from tasc_protocol import GuideSpec
 from tasc_runtime.data.saved_task import SavedTask
 from tasc_runtime.errors import ServiceError
-from tasc_runtime.models import chat_template, template_of, trained_prompt
+from tasc_runtime.models import chat_template, dtype_here, template_of, trained_prompt
 from tasc_runtime.sampling_options import guide_of
 from tasc_store import Artifact, ArtifactStore, TaskRecord, TaskStore, UnknownTask
 from tasc_store.keys import checked_task
@@ -142,6 +142,8 @@ def change(
 
 def _put(store: TaskStore, values: Values, newest: int) -> Registered:
     model = BaseModel.open(values["model"], values.get("revision"))
+    if "dtype" in values:
+        values = {**values, "dtype": dtype_here(values["dtype"], values.get("quantization"))}
     if named := values.get("chat_template"):
         try:
             chat = chat_template(model.folder, named)

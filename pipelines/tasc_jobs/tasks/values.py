@@ -18,7 +18,6 @@ from tasc_protocol.request import MOST_CHOICE_BYTES, MOST_GUIDE_BYTES
 from tasc_runtime.data.file_kinds import wrong_encoding
 from tasc_runtime.data.rows import Fields
 from tasc_runtime.engine_settings import fault_of
-from tasc_runtime.models import dtype_here
 from tasc_store import NeuralDrafting, TaskRecord
 from tasc_text import ChatTemplate
 from tasc_text.template import FIELD
@@ -167,8 +166,6 @@ def given_values(options: TaskOptions) -> Values:
         raise UsageError("--template and --chat-template are both given; a task has one of them")
     if "chat_template" in found:
         found["template"] = FIELD
-    if "dtype" in found:
-        found["dtype"] = dtype_here(found["dtype"], options.quantization)
     for name, value in _draft_values(options.draft or ()):
         if name in found:
             raise UsageError(f"{name} is given twice, once by --draft; leave one out")

@@ -375,7 +375,7 @@ class Target:
         for at in range(longest):
             step = lay_out(plain_batch([0], at, ids[at : at + 1]))
             found[[at]] = self._forward_of(step)
-        self._compare(found[:longest], expected[:longest], self._tolerance)
+            self._compare(found[[at]], expected[[at]], self._tolerance)
         self.cache.clear()
         return found
 
@@ -402,6 +402,12 @@ class Target:
     def _compare(self, found: Tensor, expected: Tensor, tolerance: float) -> None:
         error = _distance(found, expected.expand_as(found))
         if not error <= tolerance:  # also refuses NaN
+            if not tolerance:
+                raise UnsupportedModel(
+                    f"{self._name} computes other logits in steps of several tokens than in steps "
+                    f"of one (relative difference {error:.3g}), which int8-dynamic must not; use "
+                    "dtype bfloat16 or another quantization, and report it"
+                )
             raise UnsupportedModel(
                 f"{self._name} computes other logits with the packed cache than on its own "
                 f"(relative difference {error:.3g}); this architecture is not supported"

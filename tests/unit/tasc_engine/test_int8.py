@@ -343,6 +343,34 @@ def test_failure_of_one_thread_ends_the_call_and_not_the_team(failing: int) -> N
             assert good.tolist() == [3, 3, 3]
 
 
+def test_interrupted_call_and_one_that_fails_between_meetings_leave_the_team_usable() -> None:
+    team, error = Team(), dict[int, BaseException]()
+
+    @njit(nogil=True)
+    def meets(counter: Any, target: int, parts: int) -> int:
+        return meet(counter, target, parts)
+
+    def called(found: Any, own: int, part: int, parts: int, counter: Any, target: int) -> None:
+        target = meets(counter, target, parts)
+        if own in error:
+            raise error[own]
+        found[part] = parts
+        meets(counter, target, parts)
+
+    ids = lambda part, parts: part  # noqa: E731
+    with threads_of_torch(3):
+        found = np.zeros(3, np.int64)
+        team.run(called, found, own=ids)
+        for failing in (0, 2):
+            error[failing] = KeyboardInterrupt()
+            with pytest.raises(KeyboardInterrupt):
+                team.run(called, found, own=ids)
+            error.clear()
+            found[:] = 0
+            team.run(called, found, own=ids)
+            assert found.tolist() == [3, 3, 3]
+
+
 def test_only_plain_instructions_are_used_if_numba_compiles_for_another_processor(
     monkeypatch,
 ) -> None:

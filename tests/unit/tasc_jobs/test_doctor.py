@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from lora_folders import cut, make_adapter
 from tasc_engine.config import EngineConfig
+from tasc_engine.errors import OutOfMemory
 from tasc_engine.kv.device_memory import DeviceMemory
 from tasc_engine.model.loading import ModelSource
 from tasc_engine.model.target import Target
@@ -23,6 +25,7 @@ from tasc_jobs.cli.main import app
 from tasc_jobs.demo.tasks import HERE, MODEL, TASKS
 from tasc_jobs.doctor import KINDS, Examination, Report, examine, memory_finding
 from tasc_jobs.errors import UsageError
+from tasc_runtime.llm import LLM, Completions
 from tiny import END, SHAPE, make_folder, make_tokenizer
 
 WEIGHTS, ADAPTER, CONFIG = "model.safetensors", "lora", "tokenizer_config.json"
@@ -319,6 +322,29 @@ def test_kinds_of_weights_are_compared_by_speed_and_answers(tmp_path: Path) -> N
     assert findings[kinds[0]]["figures"]["equal"] == 3
     speeds = {kind: findings[kind]["figures"]["tokens_per_s"] for kind in kinds}
     assert max(speeds, key=lambda kind: speeds[kind]) in findings["fastest"]["text"]
+
+
+def test_changed_answers_and_kinds_without_memory_are_told(tmp_path: Path, monkeypatch) -> None:
+    folder, rows = make_folder(tmp_path / "llama", "llama"), tmp_path / "rows.jsonl"
+    rows.write_text('{"input": "a b"}')
+    real, seen = LLM.__init__, list[str]()
+
+    def made(self: LLM, *args: Any, **options: Any) -> None:
+        seen.append(options["dtype"])
+        if options.get("quantization"):
+            raise OutOfMemory("no room")
+        real(self, *args, **options)
+        if seen == ["float32", "float32", "bfloat16"]:
+            answer = self.generate("a b", draft=False)[0]
+            changed = Completions([replace(answer, text="another")])
+            monkeypatch.setattr(self, "generate", lambda *a, **k: changed, raising=False)
+
+    monkeypatch.setattr(LLM, "__init__", made)
+    report = examine(Examination(str(folder), compare=rows, **SMALL))
+    findings = {found.subject: found for found in report.findings}
+    assert report.works
+    assert findings["bfloat16"].figures["equal"] == 0
+    assert "no room" in findings["int8-dynamic"].text
 
 
 def test_kind_that_a_model_does_not_support_is_left_out(tmp_path: Path) -> None:

@@ -326,6 +326,7 @@ def test_auto_dtype_is_resolved_for_this_processor(
     processor.write_text(f"flags : {flags}\n")
     monkeypatch.setattr(models, "PROCESSOR", processor)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    options = TaskOptions(model="org/model", dtype="auto", quantization=quantization)
-    assert given_values(options)["dtype"] == dtype
+    assert models.dtype_here("auto", quantization) == dtype
     assert models.dtype_here("float16", quantization) == "float16"
+    processor.unlink()
+    assert models.dtype_here("auto") == "float32"

@@ -503,6 +503,8 @@ def test_ctrl_c_returns_the_finished_answers(plain, expected, capsys) -> None:
 
 
 def test_auto_dtype_is_kept_by_a_saved_task(folder: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("tasc_runtime.llm.dtype_here", lambda dtype, quantization: "float16")
+    monkeypatch.setattr(
+        "tasc_runtime.llm.dtype_here", lambda dtype, quantization, device: "float16"
+    )
     LLM(folder, **SIZES | {"dtype": "auto"}).save(tmp_path / "saved")
     assert SavedTask.read(tmp_path / "saved").record.dtype == "float16"

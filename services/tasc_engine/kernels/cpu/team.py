@@ -17,7 +17,6 @@ from numba.np.arrayobj import make_array
 from tasc_engine.kernels.cpu.compiling import ordered
 
 _ABORTED = 2**62  # of a counter
-_END_S = 60.0  # for parts that no longer wait for each other
 _SPINS = 2000  # looks at the counter before the processor is offered to others, some microseconds
 
 
@@ -101,6 +100,7 @@ class Team:
     def __init__(self) -> None:
         self._queues: list[_Queue] = []
         self._compiled = set[Callable[..., None]]()
+        self._left = list[_Call]()  # parts of aborted calls that may not have ended
         weakref.finalize(self, _end, self._queues)
 
     def run(
@@ -117,6 +117,7 @@ class Team:
         Raises:
             BaseException: That of a part; the others have ended, and their results are wrong.
         """
+        self._wait()
         parts = torch.get_num_threads() if function in self._compiled else 1
         call, begun = _Call(), 0
         calls = [
@@ -133,10 +134,16 @@ class Team:
                 raise call.failure
         except BaseException:
             call.abort()
-            for _ in range(begun):
-                call.ended.acquire(timeout=_END_S)
+            self._left += [call] * begun
+            self._wait()
             raise
         self._compiled.add(function)
+
+    def _wait(self) -> None:
+        """Waits for parts of aborted calls, which wait for nothing and so end."""
+        while self._left:
+            self._left[-1].ended.acquire()
+            self._left.pop()
 
     def _start(self, count: int) -> None:
         while len(self._queues) < count:
