@@ -49,7 +49,10 @@ def test_unknown_part_kind_task_or_peer_is_refused_and_named(
         (["--smollm2"], "--smollm2 needs --data"),
         (["--peers", "vllm"], "--smollm2 is needed for vllm"),
         (["--tasks", "choices"], "--smollm2 is needed for choices"),
-        (["--smollm2", "--data", ".", "--peers", "openvino"], "--smollm2 does not have openvino"),
+        (
+            ["--smollm2", "--data", ".", "--peers", "ctranslate2"],
+            "--smollm2 does not have ctranslate2",
+        ),
         (["--sequences", "0"], "at least 1"),
     ],
 )
