@@ -14,8 +14,6 @@ Backend = Annotated[
 Compare = Annotated[
     Path | None,
     typer.Option(
-        exists=True,
-        dir_okay=False,
         help="Rows with inputs: answer them in float32, bfloat16 and int8, and compare.",
     ),
 ]
