@@ -7,8 +7,7 @@ plain Hugging Face folder.
 
     python benchmarks/demo_model/train.py --data DIR --out DIR
 
-DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id,
-input, output.
+DIR holds a folder for each of BASE_TASKS with ``train.jsonl.gz``: string fields id, input, output.
 """
 
 import argparse

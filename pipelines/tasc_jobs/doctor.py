@@ -36,7 +36,7 @@ from tasc_text.tokenizer import FILE, open_to_encode
 if TYPE_CHECKING:
     from tasc_engine.batch_engine import BatchEngine
     from tasc_engine.kv.device_memory import DeviceMemory
-    from tasc_runtime.llm import LLM
+    from tasc_runtime.llm import LLM, Completions
 
 Level = Literal["ok", "warn", "fail"]
 STEPS = 20
@@ -318,14 +318,11 @@ def _comparison(
     for name, given in KINDS.items():
         try:
             with _warnings() as warned:
-                llm = make(**given)
-                figures = dict(_speed(llm.engine, rows, device).figures)
-                found = llm.generate(inputs, draft=False, progress=False)
+                figures, found = _answered(make(**given), inputs, rows, device)
         except (ValueError, EngineError, ServiceError) as error:
             yield Finding(name, "warn", f"not possible here: {error}")
             continue
         finally:
-            llm = None  # type: ignore[assignment]
             _free()
         if found.interrupted:
             raise KeyboardInterrupt
@@ -349,6 +346,14 @@ def _comparison(
     option = "--quantization" if fastest == "int8-dynamic" else "--dtype"
     text = f"{fastest}; give `tasc task create` {option} {fastest} if its answers are good enough"
     yield Finding("fastest", "ok", text)
+
+
+def _answered(
+    llm: "LLM", inputs: Sequence[str], rows: int, device: str
+) -> tuple[dict[str, float], "Completions"]:
+    """The figures of steps of so many rows, and the greedy answers without drafts."""
+    figures = dict(_speed(llm.engine, rows, device).figures)
+    return figures, llm.generate(inputs, draft=False, progress=False)
 
 
 @contextmanager

@@ -56,9 +56,9 @@ TOLERANCE = {
 # bitsandbytes uses different kernels for few and for many tokens, which round differently.
 QUANTISED_TOLERANCE = 0.2
 
-# Of single tokens, against the same rounded layers in the model's own code. Other orders of sums
-# turn some roundings, which moves the logits by a part of the distance that rounding itself has
-# moved them. Steps of several tokens must have the bits of single tokens.
+# Single tokens are compared with the same rounded layers in the model's own code, which adds in
+# another order and so rounds some numbers up instead of down. The limit grows with the error of
+# rounding itself. Steps of several tokens must have the bits of single tokens.
 INT8_TOLERANCE, INT8_PART = 0.05, 0.5
 _FAR, _TOO_FAR = 0.2, 0.7  # distances of int8 logits from those of the unrounded model
 

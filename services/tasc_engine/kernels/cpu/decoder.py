@@ -141,10 +141,7 @@ def forward(
     _norm(hidden, memory, 0, weights, shape, 0, first, last)
     for layer in range(shape.layers):
         target = meet(counter, target, parts)
-        multiply(
-            memory.rounded, memory.scales, n, weights.qkv, layer, kind, own.products, memory.qkv,
-            part, parts,
-        )  # fmt: skip
+        _multiply(memory, n, weights.qkv, layer, kind, own, memory.qkv, part, parts)
         target = meet(counter, target, parts)
         kv = pool[layer * layer_pool : (layer + 1) * layer_pool]
         norms = weights.head_norms[layer * of_norms : (layer + 1) * of_norms]
@@ -176,35 +173,33 @@ def forward(
             attended = memory.query
         _round(attended, all_heads, memory, first, last)
         target = meet(counter, target, parts)
-        multiply(
-            memory.rounded, memory.scales, n, weights.out, layer, kind, own.products, memory.delta,
-            part, parts,
-        )  # fmt: skip
+        _multiply(memory, n, weights.out, layer, kind, own, memory.delta, part, parts)
         target = meet(counter, target, parts)
         _norm(hidden, memory, width, weights, shape, 2 * layer + 1, first, last)
         target = meet(counter, target, parts)
-        multiply(
-            memory.rounded, memory.scales, n, weights.gate_up, layer, kind, own.products,
-            memory.gate_up, part, parts,
-        )  # fmt: skip
+        _multiply(memory, n, weights.gate_up, layer, kind, own, memory.gate_up, part, parts)
         target = meet(counter, target, parts)
         gated = memory.gated[first * inner : last * inner]
         gate(memory.gate_up[first * 2 * inner : last * 2 * inner], inner, gated)
         _round(memory.gated, inner, memory, first, last)
         target = meet(counter, target, parts)
-        multiply(
-            memory.rounded, memory.scales, n, weights.down, layer, kind, own.products,
-            memory.delta, part, parts,
-        )  # fmt: skip
+        _multiply(memory, n, weights.down, layer, kind, own, memory.delta, part, parts)
         target = meet(counter, target, parts)
         _norm(hidden, memory, width, weights, shape, 2 * layer + 2, first, last)
     target = meet(counter, target, parts)
     if len(logits):
-        multiply(
-            memory.rounded, memory.scales, n, weights.head, 0, kind, own.products, logits, part,
-            parts,
-        )  # fmt: skip
+        _multiply(memory, n, weights.head, 0, kind, own, logits, part, parts)
         meet(counter, target, parts)
+
+
+@ordered
+def _multiply(
+    memory: Any, rows: int, weight: Any, layer: int, kind: Any, own: Any, out: Any, part: int,
+    parts: int,
+) -> None:  # fmt: skip
+    """Multiplies the rounded rows in memory; see `multiply`."""
+    rounded, scales, sums = memory.rounded, memory.scales, own.products
+    multiply(rounded, scales, rows, weight, layer, kind, sums, out, part, parts)
 
 
 @ordered

@@ -44,9 +44,8 @@ _SUMS = ir.VectorType(_I32, WIDTH)
 def instructions() -> tuple[int, ...]:
     """The kinds of instructions that this processor has, the fastest last.
 
-    VNNI is the one of AVX-512, and VNNI_256 that of AVX. LLVM turns PLAIN into int16 products of
-    AVX2. Products of bytes without VNNI would saturate. If numba is told to compile for another
-    processor, there is PLAIN only.
+    VNNI needs AVX-512, and VNNI_256 needs AVX. PLAIN runs on every processor, on AVX2 by products
+    of int16. Only PLAIN is used if numba compiles for another processor.
     """
     if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
         return (PLAIN,)
