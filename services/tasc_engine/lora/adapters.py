@@ -46,6 +46,10 @@ class Adapters:
         self._count, self._used = 0, False
         self._every, self._picked = (_tokens_of(self._like, len(adapters)) for _ in range(2))
 
+    def used_in(self, cache: RowCache) -> bool:
+        """Whether a row of the step whose layout the cache holds uses an adapter."""
+        return bool(self._adapters) and bool(cache.current.adapters.any())
+
     def begin(self, cache: RowCache, logits_indices: Tensor | None) -> None:
         """Note each token's adapter number, before the first layer of a forward pass.
 
@@ -58,7 +62,7 @@ class Adapters:
         if self._adapters:
             assert cache.device is not None, "a forward begins with a layout"
             numbers = cache.device.adapters
-            self._count, self._used = len(numbers), bool(cache.current.adapters.any())
+            self._count, self._used = len(numbers), self.used_in(cache)
         if self._used:
             self._every.begin(numbers)
             left = numbers if logits_indices is None else numbers.index_select(0, logits_indices)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from tasc_engine.kernels.cpu.compiling import arithmetic, bits, known, numbers
+from tasc_engine.kernels.cpu.compiling import arithmetic, bits, known, numbers, ordered
 from tasc_engine.kernels.cpu.layers import add_to
 from tasc_engine.kernels.cpu.simd import WIDTH, add, fma, load, mul, store, tile, to_float32, zeros
 from tasc_engine.kernels.gpu import low_rank as grouped
@@ -286,7 +286,7 @@ def _gather(tokens: Any, adapters: int, blocks: Any) -> int:
     return end
 
 
-@arithmetic
+@ordered
 def _add_low_rank(
     x: Any, y: Any, blocks: Any, down: Any, up: Any, scales: Any, plan: Any, widened: Any,
     inner: Any, sums: Any,
@@ -319,7 +319,7 @@ def _add_low_rank(
                 )  # fmt: skip
 
 
-@arithmetic
+@ordered
 def _widen(x: Any, at: int, width: int, widened: Any, to: int) -> None:
     d = 0
     while d + WIDTH <= width:
@@ -330,7 +330,7 @@ def _widen(x: Any, at: int, width: int, widened: Any, to: int) -> None:
         d += 1
 
 
-@arithmetic
+@ordered
 def _go_down(
     widened: Any, width: int, down: Any, at: int, scales: Any, scale_at: int, lanes: int, inner: Any
 ) -> None:
@@ -365,7 +365,7 @@ def _go_down(
         store(inner, 3 * lanes + j, mul(add(a3, b3), scale))
 
 
-@arithmetic
+@ordered
 def _go_up(
     inner: Any, lanes: int, first: int, rank: int, up: Any, at: int, width: int, y: Any,
     outputs: int, begin: int, blocks: Any, k: int, sums: Any,

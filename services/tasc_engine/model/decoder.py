@@ -5,6 +5,7 @@ weights from a transformers model and runs none of that model's code afterwards.
 rows or masks, since the cache computes attention.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,19 +20,21 @@ from transformers.activations import ACT2FN
 
 from tasc_engine.kernels.cpu.attention import Scratch
 from tasc_engine.kernels.cpu.compiling import Size, bits
-from tasc_engine.kernels.cpu.decoder import Memory, Own, Shape, Step, Weights, forward
-from tasc_engine.kernels.cpu.products import Int8Weight, room_for_sums
+from tasc_engine.kernels.cpu.decoder import Memory, Own, Shape, Step, Weight, Weights, forward
+from tasc_engine.kernels.cpu.products import Int8Weight, multiplies, room_for_sums
+from tasc_engine.kernels.cpu.team import Team
 from tasc_engine.kernels.gpu.attention import available
 from tasc_engine.kv.cache import RowCache
 from tasc_engine.layout import Int64
 from tasc_engine.lora.adapters import Adapters, Matmul
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import (
-    Int8Linear,
+    CompiledLinear,
     Linear,
     fastest,
     int8_joined,
     is_quantised,
+    packed,
     product_of,
 )
 from tasc_engine.model.operations import (
@@ -84,7 +87,7 @@ class LeanDecoder:
             computes the last layer for every token.
     """
 
-    head: Linear | Int8Linear
+    head: Linear | CompiledLinear
 
     def __init__(self, model: Any, max_positions: int, adapters: Adapters) -> None:
         config, attention = model.config, model.model.layers[0].self_attn
@@ -99,14 +102,16 @@ class LeanDecoder:
         self.rotary_dim = cos_sin.shape[-1]
         self.requested = HiddenStateRequest()
         self.hidden_states = HiddenStates()
-        self._prepare(model, cos_sin)
-
-    def _prepare(self, model: Any, cos_sin: Tensor) -> None:
-        activation = model.config.hidden_act
-        self.operations = _operations(cos_sin, self.heads, self.kv_heads, activation)
+        self.operations = _operations(cos_sin, self.heads, self.kv_heads, model.config.hidden_act)
         self._first = Norm(model.model.layers[0].input_layernorm.weight, model.config.rms_norm_eps)
-        self._layers = [_layer(model, i, self._adapters) for i in range(self.layers)]
+        self._prepare(model)
+        self._layers = [_layer(model, i, self._product, adapters) for i in range(self.layers)]
+
+    def _prepare(self, model: Any) -> None:
         self.head = Linear.joining(model.lm_head)
+
+    def _product(self, model: Any, layer: int, name: str) -> Matmul:
+        return product_of(*_linears(model, layer, name).values())
 
     def __call__(
         self, ids: Tensor, logits_indices: Tensor, cache: RowCache, out: Tensor | None = None
@@ -158,58 +163,56 @@ class LeanDecoder:
         return normed
 
 
-class Int8Decoder(LeanDecoder):
-    """A decoder whose products are of int8 numbers, on a CPU.
+class CompiledDecoder(LeanDecoder):
+    """A decoder on a CPU, all of whose layers and LM head are one compiled call.
 
-    All layers and the LM head are one compiled call; if hidden states are requested, the LM head is
-    a second one. The bits of a token's logits depend neither on the other tokens of a step nor on
-    the number of threads.
+    If hidden states are requested, the LM head is a second call. If a row uses an adapter, each
+    operation is a call. The bits of a token's logits depend neither on that, nor on the other
+    tokens of a step, nor on the number of threads.
+
+    Args:
+        int8: Whether products are of int8 numbers; otherwise, they are of those of the model.
     """
 
-    def _prepare(self, model: Any, cos_sin: Tensor) -> None:
-        layers = list(model.model.layers)
-
-        def joined(*names: str) -> Int8Weight:
-            return Int8Weight.joined(
-                [int8_joined(*(layer.get_submodule(name) for name in names)) for layer in layers]
-            )
-
-        attentions = [layer.self_attn for layer in layers]
-        norms = [
-            norm
-            for each in layers
-            for norm in (each.input_layernorm, each.post_attention_layernorm)
-        ]
-        head_norms = [
-            _head_norm(each, model.config).flat for each in attentions if hasattr(each, "q_norm")
-        ]
-        windows = [_window(each, model.config) or 0 for each in attentions]
-        self.head = head = Int8Linear(model.lm_head)
+    def __init__(self, model: Any, max_positions: int, adapters: Adapters, int8: bool) -> None:
+        self._int8 = int8
+        super().__init__(model, max_positions, adapters)
+        layers, scale = self._layers, np.float32(self._scale)
+        norms = [norm for each in layers for norm in (each.before_mlp, each.next_norm)]
+        head_norms = [each.head_norm.flat for each in layers if each.head_norm is not None]
+        assert isinstance(self.operations, CompiledOperations), "the model is on a CPU, with SiLU"
         self._weights = Weights(
-            qkv=joined(*(f"self_attn.{name}_proj" for name in "qkv")),
-            out=joined("self_attn.o_proj"),
-            gate_up=joined("mlp.gate_proj", "mlp.up_proj"),
-            down=joined("mlp.down_proj"),
-            head=head.packed,
-            norms=torch.cat([n.weight.detach() for n in (*norms, model.model.norm)]).numpy(),
+            **self._packed,
+            norms=np.concatenate([norm.flat for norm in (self._first, *norms)]),
             head_norms=np.concatenate(head_norms or [np.zeros(0, np.float32)]),
-            cos_sin=cos_sin.reshape(-1).numpy(),
-            windows=np.array(windows),
+            cos_sin=self.operations.cos_sin,
+            windows=np.array([each.window or 0 for each in layers]),
         )
-        eps, scale = np.float32(model.config.rms_norm_eps), np.float32(self._scale)
-        self._shape = Shape(self.layers, self.heads, self.kv_heads, self.head_dim, eps, scale)
-        self._size, self._team = Size(self.head_dim), head.team
+        heads, eps = (self.heads, self.kv_heads, self.head_dim), np.float32(self._first.eps)
+        self._shape, self._size = Shape(self.layers, *heads, eps, scale), Size(self.head_dim)
         self._own = list[tuple[Scratch, NDArray[np.int32]]]()
         self._memory: tuple[int, Memory] | None = None
 
-    @property
-    def windowed(self) -> bool:
-        return bool(self._weights.windows.any())
+    def _prepare(self, model: Any) -> None:
+        self._team, self._packed = Team(), dict[str, Weight]()
+        for name in _LINEARS:
+            parts = [list(_linears(model, i, name).values()) for i in range(self.layers)]
+            self._packed[name] = self._joined(parts)
+        self._packed["head"] = self._joined([[model.lm_head]])
+        self.head = CompiledLinear(self._packed["head"], team=self._team)
+
+    def _joined(self, layers: list[list[nn.Linear]]) -> Weight:
+        if self._int8:
+            return Int8Weight.joined([int8_joined(*own) for own in layers])
+        return packed(layers)
+
+    def _product(self, model: Any, layer: int, name: str) -> Matmul:
+        return CompiledLinear(self._packed[name], layer, self._team)
 
     def __call__(
         self, ids: Tensor, logits_indices: Tensor, cache: RowCache, out: Tensor | None = None
     ) -> Tensor:
-        if self.requested:
+        if self.requested or self._adapters.used_in(cache):
             return super().__call__(ids, logits_indices, cache, out)
         if out is None:
             out = self.embedding.new_empty((len(logits_indices), self.head.out_features))
@@ -217,10 +220,12 @@ class Int8Decoder(LeanDecoder):
         return out
 
     def states(self, hidden: Tensor, logits_indices: Tensor | None, cache: RowCache) -> Tensor:
-        return self._run(hidden, logits_indices, cache, np.zeros(0, np.float32))
+        if self._adapters.used_in(cache):
+            return super().states(hidden, logits_indices, cache)
+        return self._run(hidden, logits_indices, cache, bits(hidden.new_empty(0)))
 
     def _run(
-        self, hidden: Tensor, picked: Tensor | None, cache: RowCache, logits: NDArray[np.float32]
+        self, hidden: Tensor, picked: Tensor | None, cache: RowCache, logits: NDArray[Any]
     ) -> Tensor:
         step, (n, width) = cache.current, hidden.shape
         m = n if picked is None else len(picked)
@@ -228,7 +233,8 @@ class Int8Decoder(LeanDecoder):
             hidden = torch.cat((hidden, hidden.new_empty((m - n, width))))
         if self._memory is None or self._memory[0] < max(m, n):
             tokens = max(m, n) * 5 // 4  # steps that grow slowly do not allocate each time
-            self._memory = tokens, Memory.of(tokens, self._weights, self._shape)
+            elements = bits(hidden).dtype
+            self._memory = tokens, Memory.of(tokens, self._weights, self._shape, elements)
         memory, lengths = self._memory[1], step.trunks + step.nodes
         order = np.argsort(-np.diff(step.query_offsets) * lengths, kind="stable")
         fields = [getattr(step, name) for name in Step._fields[:-1]]
@@ -239,7 +245,7 @@ class Int8Decoder(LeanDecoder):
             self._size, fastest(), Step._make([*fields, indices]), memory, logits,
             own=partial(self._own_of, order, int(lengths.max(initial=0))),
         )  # fmt: skip
-        return torch.from_numpy(memory.normed[: m * width]).view(m, width)
+        return torch.from_numpy(memory.normed[: m * width]).view(hidden.dtype).view(m, width)
 
     def _own_of(self, order: Int64, slots: int, part: int, parts: int) -> Own:
         """The memory of one thread, and its rows: each thread gets some with much work.
@@ -277,10 +283,33 @@ def lean(
         return None
     if int8 and model.config.hidden_act != "silu":  # torch's code for others depends on the batch
         return None
-    kind = Int8Decoder if int8 else LeanDecoder
-    decoder = kind(model, max_positions, adapters or Adapters(model))
+    added = Adapters(model) if adapters is None else adapters
+    decoder = (
+        CompiledDecoder(model, max_positions, added, int8)
+        if int8 or _compiles(model)
+        else LeanDecoder(model, max_positions, added)
+    )
     # Partial rope would rotate only the first part of each head.
     return decoder if decoder.rotary_dim == decoder.head_dim else None
+
+
+def _compiles(model: Any) -> bool:
+    """Whether a step of floats can be one compiled call, and is faster than separate operations.
+
+    For bfloat16, oneDNN uses AMX where a processor has it.
+    """
+    weight = model.model.embed_tokens.weight
+    linears = [m for name, m in model.named_modules() if name.endswith("_proj")]
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if model.config.hidden_act != "silu" or any(map(is_quantised, linears)):
+        return False
+    if weight.dtype == torch.bfloat16 and (
+        torch.cpu.get_capabilities().get("amx_bf16", False)
+        or any(each.in_features % 2 for each in linears)
+    ):
+        return False
+    return multiplies(weight.itemsize)
 
 
 def _is_plain(model: Any) -> bool:
@@ -305,25 +334,42 @@ def _settings_known(config: Any) -> bool:
     return static and whole and all(getattr(config, name, None) is None for name in _UNKNOWN)
 
 
-def _layer(model: Any, index: int, adapters: Adapters) -> Layer:
+# The linear layers of each product, whose outputs are concatenated.
+_LINEARS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+def _linears(model: Any, layer: int, name: str) -> dict[str, nn.Linear]:
+    """The linear layers of one product, by their names in the model."""
+    paths = [f"model.layers.{layer}.{path}" for path in _LINEARS[name]]
+    return {path: model.get_submodule(path) for path in paths}
+
+
+def _layer(
+    model: Any, index: int, made: Callable[[Any, int, str], Matmul], adapters: Adapters
+) -> Layer:
     layer, config = model.model.layers[index], model.config
     attention, eps = layer.self_attn, config.rms_norm_eps
     last = index == config.num_hidden_layers - 1
     next_norm = model.model.norm if last else model.model.layers[index + 1].input_layernorm
 
-    def product(part: str, *names: str, picked: bool = last) -> Matmul:
-        linears = [layer.get_submodule(f"{part}.{name}") for name in names]
-        paths = [f"model.layers.{index}.{part}.{name}" for name in names]
-        widths = [linear.out_features for linear in linears]
-        return adapters.around(product_of(*linears), paths, widths, picked)
+    def product(name: str) -> Matmul:
+        linears = _linears(model, index, name)
+        widths = [linear.out_features for linear in linears.values()]
+        picked = last and name != "qkv"
+        return adapters.around(made(model, index, name), list(linears), widths, picked)
 
     return Layer(
-        qkv=product("self_attn", "q_proj", "k_proj", "v_proj", picked=False),
+        qkv=product("qkv"),
         head_norm=_head_norm(attention, config) if hasattr(attention, "q_norm") else None,
-        out=product("self_attn", "o_proj"),
+        out=product("out"),
         before_mlp=Norm(layer.post_attention_layernorm.weight, eps),
-        gate_up=product("mlp", "gate_proj", "up_proj"),
-        down=product("mlp", "down_proj"),
+        gate_up=product("gate_up"),
+        down=product("down"),
         next_norm=Norm(next_norm.weight, eps),
         window=_window(attention, config),
     )

@@ -2,27 +2,28 @@
 
 oneDNN lays a weight out for its kernels at each call of ``linear``. For the few tokens of a
 decoding step, that takes longer than the product itself. Layers that bitsandbytes quantised keep
-their own code. An `Int8Linear` multiplies int8 numbers, exactly.
+their own code. A `CompiledLinear` computes products by this project's own kernels.
 """
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tasc_engine.errors import UnsupportedModel
 from tasc_engine.kernels.cpu.compiling import Size, bits
-from tasc_engine.kernels.cpu.decoder import project
+from tasc_engine.kernels.cpu.decoder import Rounded, Sums, Weight, project
 from tasc_engine.kernels.cpu.products import (
     MOST,
     MOST_INPUTS,
-    SPARE_BYTES,
+    FloatWeight,
     Int8Weight,
     instructions,
     room_for_sums,
@@ -72,17 +73,12 @@ class Linear(nn.Module):
         Args:
             layers: Layers of one dtype and device; if some have a bias, the others get zeros.
         """
-        weights, biases = [each.weight for each in layers], [each.bias for each in layers]
-        if len(layers) == 1:
-            return cls(weights[0], biases[0])
-        with torch.no_grad():
-            whole, bias = torch.cat(weights), None
-            if any(b is not None for b in biases):
-                pairs = zip(weights, biases, strict=True)
-                bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in pairs])
-            for layer, part in zip(layers, whole.split([len(w) for w in weights]), strict=True):
+        whole, bias = _concatenated(layers)
+        if len(layers) > 1:
+            sizes = [layer.out_features for layer in layers]
+            for layer, part in zip(layers, whole.split(sizes), strict=True):
                 layer.weight.data = part
-            return cls(whole, bias)
+        return cls(whole, bias)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Maps ``[..., in]`` to ``[..., out]``; both have the weight's dtype.
@@ -105,42 +101,58 @@ class Linear(nn.Module):
         return self._weight.to_dense() if self.laid_out else self._weight
 
 
-class Int8Linear(nn.Module):
-    """Computes ``x @ weight.T + bias`` with int8 numbers, weights by output and inputs by row.
+class CompiledLinear(nn.Module):
+    """Computes ``x @ weight.T + bias`` by compiled code, on a CPU.
 
-    The products are summed exactly, as integers; the sum is rounded once and scaled in float32. So,
-    on one machine, the bits of a row's result depend neither on other rows nor on the number of
-    threads.
+    On one machine, the bits of a row's result depend neither on other rows nor on the number of
+    threads. Products of int8 numbers are summed exactly, as integers; the sum is rounded once and
+    scaled in float32. Other sums are of float32.
 
     Args:
-        layers: float32 layers on a CPU that read the same input; their outputs are concatenated.
+        packed: The weights of one product, or those of every layer.
+        layer: Which of the weights.
+        team: The threads; None for a team of this product.
     """
 
-    def __init__(self, *layers: nn.Linear) -> None:
+    def __init__(self, packed: Weight, layer: int = 0, team: Team | None = None) -> None:
         super().__init__()
-        self.packed, self.team = int8_joined(*layers), Team()
-        self.out_features, self.in_features = self.packed.outputs, self.packed.inputs
+        self.packed, self._layer, self.team = packed, layer, team or Team()
+        self.out_features, self.in_features = packed.outputs, packed.inputs
+
+    @classmethod
+    def rounding(cls, *layers: nn.Linear) -> "CompiledLinear":
+        """Rounds float32 weights to int8, by output, and inputs by row.
+
+        Args:
+            layers: Layers that read the same input; their outputs are concatenated.
+        """
+        return cls(int8_joined(*layers))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Maps ``float32[..., in]`` to ``float32[..., out]``.
+        """Maps ``[..., in]`` to ``[..., out]``: float32 for int8 weights, else of their dtype.
 
         Args:
             out: Receives the result for an ``x`` of two dimensions; None for a new tensor.
         """
         rows = x.numel() // self.in_features
         made = x.new_empty((*x.shape[:-1], self.out_features)) if out is None else out
+        memory = Rounded.of(rows, self.in_features)
         self.team.run(
-            project, bits(x.contiguous()), self.packed, fastest(),
-            np.zeros(rows * self.in_features + SPARE_BYTES, np.uint8), np.empty(rows, np.float32),
-            bits(made), own=lambda part, parts: room_for_sums(),
+            project, bits(x.contiguous()), rows, self.packed, self._layer, memory, fastest(),
+            bits(made), own=lambda part, parts: Sums(room_for_sums()),
         )  # fmt: skip
         return made
 
     @property
     def weight(self) -> Tensor:
-        """The rounded ``float32[out, in]`` weight; each access computes it."""
-        whole = self.packed.unpacked().astype(np.float32)
-        return torch.from_numpy(whole * self.packed.scales[: self.out_features, None])
+        """The dense ``[out, in]`` weight of a single layer; each access makes a copy."""
+        whole = self.packed.unpacked()
+        if isinstance(self.packed, Int8Weight):
+            by_output = self.packed.scales[: self.out_features, None]
+            return torch.from_numpy(whole.astype(np.float32) * by_output)
+        return torch.from_numpy(whole).view(
+            torch.bfloat16 if whole.itemsize == 2 else torch.float32
+        )
 
 
 @cache
@@ -155,20 +167,46 @@ def int8_joined(*layers: nn.Linear) -> Int8Weight:
     Raises:
         UnsupportedModel: There are so many inputs that int32 might not hold a sum.
     """
-    weights, biases = [each.weight.detach() for each in layers], [each.bias for each in layers]
-    weight, bias = torch.cat(weights), None
+    weight, bias = _concatenated(layers)
     if weight.shape[1] > MOST_INPUTS:
         raise UnsupportedModel(
             f"quantization is int8-dynamic, and a weight has {weight.shape[1]} inputs, more than "
             f"{MOST_INPUTS}; use dtype bfloat16 or another quantization"
         )
-    if any(own is not None for own in biases):
-        pairs = zip(weights, biases, strict=True)
-        whole = [w.new_zeros(len(w)) if own is None else own.detach() for w, own in pairs]
-        bias = torch.cat(whole).numpy()
     scales = weight.abs().amax(1) / MOST
     rounded = (weight / scales.where(scales > 0, 1)[:, None]).round().to(torch.int8)
-    return Int8Weight.of(rounded.numpy(), scales.numpy(), bias)
+    return Int8Weight.of(rounded.numpy(), scales.numpy(), None if bias is None else bias.numpy())
+
+
+def packed(layers: Sequence[Sequence[nn.Linear]]) -> FloatWeight:
+    """Packs the float32 or bfloat16 weights of one product in each layer.
+
+    Args:
+        layers: For each layer, the linear layers whose outputs are concatenated.
+    """
+
+    def each() -> Iterator[tuple[NDArray[Any], NDArray[np.float32] | None]]:
+        for own in layers:
+            weight, bias = _concatenated(own)
+            yield (
+                bits(weight.contiguous()).reshape(weight.shape),
+                (None if bias is None else bias.float().numpy()),
+            )
+
+    return FloatWeight.of(len(layers), each())
+
+
+def _concatenated(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """The joined weights and biases; missing biases are zeros, and None if all are missing."""
+    weights = [each.weight.detach() for each in layers]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    if all(each.bias is None for each in layers):
+        return weight, None
+    biases = [
+        w.new_zeros(len(w)) if each.bias is None else each.bias.detach()
+        for w, each in zip(weights, layers, strict=True)
+    ]
+    return weight, torch.cat(biases)
 
 
 def is_quantised(layer: Any) -> bool:
@@ -220,8 +258,8 @@ def lay_out_linears(model: nn.Module) -> None:
 
 
 def quantise_linears(model: nn.Module) -> None:
-    """Replace each plain ``nn.Linear`` inside ``model`` with an `Int8Linear`, in place."""
-    _replace_linears(model, Int8Linear)
+    """Replace each plain ``nn.Linear`` inside ``model`` with one of int8 numbers, in place."""
+    _replace_linears(model, CompiledLinear.rounding)
 
 
 def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> None:

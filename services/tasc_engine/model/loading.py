@@ -56,7 +56,7 @@ class ModelSource:
         adapter: Folder of a LoRA adapter that all rows use, as part of the model.
         quantization: Quantisation of linear layers by bitsandbytes: ``nf4`` (Dettmers et al. 2023,
             arXiv 2305.14314) or ``int8`` (Dettmers et al. 2022, arXiv 2208.07339, without
-            outliers); or ``int8-dynamic``, products of int8 numbers on a CPU (see `Int8Linear`).
+            outliers); or ``int8-dynamic``, int8 products on a CPU (see `CompiledLinear`).
         adapters: Names and folders of LoRA adapters; each row uses one or none of them.
 
     Raises:
@@ -106,12 +106,6 @@ class ModelSource:
             raise ValueError(
                 f"quantization is int8-dynamic and device is {self.device}; it runs on CPUs alone: "
                 "use int8 or nf4, or set device to cpu"
-            )
-        if self.adapters:
-            raise ValueError(
-                f"quantization is int8-dynamic and adapters has {len(self.adapters)}; sums of "
-                "adapters by request are not exact: name one adapter, which is merged, or use "
-                "another quantization"
             )
 
 

@@ -38,7 +38,7 @@ from tasc_engine.layout import (
 from tasc_engine.lora.adapter_files import Adapter, read_adapter
 from tasc_engine.lora.adapters import Adapters
 from tasc_engine.model.cuda_graphs import GraphedForward, Limits, Recorder
-from tasc_engine.model.decoder import FAMILIES, LeanDecoder, lean
+from tasc_engine.model.decoder import FAMILIES, CompiledDecoder, LeanDecoder, lean
 from tasc_engine.model.folder import weight_files
 from tasc_engine.model.hidden_states import HiddenStateRequest, HiddenStates
 from tasc_engine.model.linears import lay_out_linears, quantise_linears
@@ -126,12 +126,13 @@ class Target:
         found = memory(self.device)
         room = None if found is None else room_for_cache(found, config)
         slots, nbytes = config.rows * longest, config.kv_cache_bytes
-        self.cache = RowCache(layers, slots, nbytes, longest, room, exact=int8)
+        exact = isinstance(decoder, CompiledDecoder)
+        self.cache = RowCache(layers, slots, nbytes, longest, room, exact=exact)
         self.forward: Forward = (
             through_modules(model, self.cache, added) if decoder is None else decoder
         )
         self.decoder = decoder
-        self._check_against(expected, exact=int8)
+        self._check_against(expected, exact)
         _check_windows(model.config, self.cache.windows, config.max_model_len)
         names = ("rows", "prefill_chunk", "max_draft_tokens", "max_model_len", "kv_cache_bytes")
         self._limits_in_words = ", ".join(f"{name} ({getattr(config, name)})" for name in names)
@@ -405,8 +406,8 @@ class Target:
             if not tolerance:
                 raise UnsupportedModel(
                     f"{self._name} computes other logits in steps of several tokens than in steps "
-                    f"of one (relative difference {error:.3g}), which int8-dynamic must not; use "
-                    "dtype bfloat16 or another quantization, and report it"
+                    f"of one (relative difference {error:.3g}), which compiled steps must not; "
+                    "use another dtype or quantization, and report it"
                 )
             raise UnsupportedModel(
                 f"{self._name} computes other logits with the packed cache than on its own "

@@ -242,11 +242,6 @@ class TaskRecord:
                 f"quantization is int8-dynamic and dtype is {self.dtype}; leave dtype out, because "
                 "everything but the products is float32"
             )
-        if self.quantization == "int8-dynamic" and self.adapters:
-            raise ValueError(
-                f"quantization is int8-dynamic, and there are {len(self.adapters)} adapters by "
-                "request; name one adapter as adapter, which is merged, or use another quantization"
-            )
         if not isinstance(self.stop, tuple) or not all(_is_text(s) for s in self.stop):
             raise ValueError(f"stop is {self.stop!r}; it must be a list of non-empty strings")
         if type(self.max_tokens) is not int or self.max_tokens < 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tasc_draft.drafts import Int32
-from tasc_engine.model.linears import Int8Linear, Linear
+from tasc_engine.model.linears import CompiledLinear, Linear
 
 
 class Vocabulary(Protocol):
@@ -71,7 +71,7 @@ class _FixedVocabulary(Vocabulary):
 
     needs_top = nbytes = 0
 
-    def __init__(self, head: Linear | Int8Linear) -> None:
+    def __init__(self, head: Linear | CompiledLinear) -> None:
         self._head = head
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tests that int8 products are exact, and that a token's logits have the same bits in any step."""
+"""Tests of products, and that a token's logits have the same bits in any compiled step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ from transformers import (
 from tree_layouts import depths_of, forest
 
 import tiny
+from lora_folders import make_adapter
 from support import refused
 from tasc_engine import EngineConfig, ModelSource, Target
 from tasc_engine.errors import UnsupportedModel
@@ -35,6 +36,7 @@ from tasc_engine.kernels.cpu.products import (
     SPARE_BYTES,
     Int8Weight,
     instructions,
+    multiplies,
     multiply,
     room_for_sums,
 )
@@ -42,10 +44,10 @@ from tasc_engine.kernels.cpu.simd import WIDTH
 from tasc_engine.kernels.cpu.team import Team, meet
 from tasc_engine.layout import ForwardBatch, plain_batch
 from tasc_engine.model import decoder, linears, loading
-from tasc_engine.model.decoder import FAMILIES
+from tasc_engine.model.decoder import FAMILIES, CompiledDecoder
 from tasc_engine.model.folder import OWN_TYPES
 from tasc_engine.model.hidden_states import HiddenStateRequest
-from tasc_engine.model.linears import Int8Linear
+from tasc_engine.model.linears import CompiledLinear, packed
 from tasc_store import TaskRecord
 from tasc_store.tasks import record
 
@@ -70,6 +72,10 @@ MODELS = {
     "qwen3": Qwen3Config(**SHAPE | {"head_dim": 32, "num_key_value_heads": 4}),
     "mistral": MistralConfig(**one_kv_head(9), sliding_window=16),
 }
+
+# Others are not compiled on this processor.
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if multiplies(dtype.itemsize)]
+KINDS = ["int8", *(str(dtype).removeprefix("torch.") for dtype in DTYPES)]
 
 
 @pytest.mark.parametrize("kind", instructions())
@@ -128,7 +134,7 @@ def test_rows_are_rounded_by_their_greatest_number(width: int) -> None:
 def test_joined_int8_layers_are_close_to_the_separate_layers(biased: bool) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(48, width, biased).requires_grad_(False) for width in (32, 17)]
-    x, joined = torch.randn(5, 48), Int8Linear(*layers)
+    x, joined = torch.randn(5, 48), CompiledLinear.rounding(*layers)
     expected = torch.cat([layer(x) for layer in layers], -1)
     assert (joined(x) - expected).norm() / expected.norm() < 0.02
     out = torch.empty_like(expected)
@@ -142,20 +148,47 @@ def test_joined_int8_layers_are_close_to_the_separate_layers(biased: bool) -> No
     assert torch.equal(joined(x)[2:], out[2:])
 
 
-def make_target(folder: Path, name: str, rows: int, int8: bool = True) -> Target:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [33, 96])
+@pytest.mark.parametrize("width", [2, 64, 1042])
+def test_float_products_are_close_and_have_the_same_bits_for_any_rows(
+    dtype: torch.dtype, outputs: int, width: int
+) -> None:
+    torch.manual_seed(width)
+    layers = [[nn.Linear(width, n, n > 9).to(dtype) for n in (9, outputs - 9)] for _ in range(2)]
+    weight, x = packed(layers), torch.randn(15, width).to(dtype)
+    weight_of_first = packed(layers[:1])
+    for layer, own in enumerate(layers):
+        expected = torch.cat([linear(x) for linear in own], -1)
+        found = CompiledLinear(weight, layer)(x)
+        error = (found - expected).float().norm() / expected.float().norm()
+        assert error < 4 * torch.finfo(dtype).eps
+        for row in range(15):
+            assert torch.equal(CompiledLinear(weight, layer)(x[row]), found[row])
+    alone = CompiledLinear(weight_of_first)
+    assert torch.equal(alone.weight, torch.cat([linear.weight.to(dtype) for linear in layers[0]]))
+
+
+def make_target(
+    folder: Path, name: str, rows: int, kind: str = "int8", adapters: tuple[Path, ...] = ()
+) -> Target:
     if not folder.exists():
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(MODELS[name]).save_pretrained(folder)
-    kind = "int8-dynamic" if int8 else None
+    how = {"quantization": "int8-dynamic"} if kind == "int8" else {"dtype": kind}
     config = EngineConfig(rows=rows, max_model_len=LENGTH, max_draft_tokens=8)
-    return Target.load(ModelSource(folder, quantization=kind), config)
+    named = tuple((path.name, path) for path in adapters)
+    return Target.load(ModelSource(folder, adapters=named, **how), config)
 
 
 class Session:
-    """Rows of known tokens, in random steps of chunks and trees."""
+    """Rows of known tokens, in random steps of chunks and trees; row i may use an adapter."""
 
-    def __init__(self, target: Target, tokens: list[list[int]], seed: int) -> None:
+    def __init__(
+        self, target: Target, tokens: list[list[int]], seed: int, adapters: list[int]
+    ) -> None:
         self.target, self.tokens, self.random = target, tokens, Random(seed)
+        self.adapters = np.array(adapters, np.int32)
         self.cached = [0] * len(tokens)
 
     def step(self) -> list[tuple[int, int, torch.Tensor]]:
@@ -190,6 +223,7 @@ class Session:
             query_offsets=np.cumsum([0, *counts]).astype(np.int32),
             draft_of=np.arange(len(rows), dtype=np.int32),
             drafts=forest(trees, drafts),
+            adapters=self.adapters[rows],
         )
         logits, begin, after = self.target.logits(batch).clone(), 0, []
         for r, places, count in found:
@@ -209,28 +243,37 @@ class Session:
 
 
 @torch.inference_mode()
-def each_alone(target: Target, tokens: list[int]) -> torch.Tensor:
+def each_alone(target: Target, tokens: list[int], adapter: int = 0) -> torch.Tensor:
     """The logits of each token in a step of its own, ``[n, vocab]``."""
+    used = np.array([adapter], np.int32)
     steps = (plain_batch([0], i, np.array([t], np.int32)) for i, t in enumerate(tokens))
-    return torch.cat([target.logits(step).clone() for step in steps])
+    return torch.cat([target.logits(replace(s, adapters=used)).clone() for s in steps])
 
 
 @torch.inference_mode()
 def differing(
-    folder: Path, name: str, steps: int, seed: int, int8: bool = True, threads: int = 1
+    folder: Path,
+    name: str,
+    steps: int,
+    seed: int,
+    kind: str = "int8",
+    threads: int = 1,
+    adapters: tuple[Path, ...] = (),
 ) -> list[bool]:
     """For each compared place, whether its logits differ from those of the token alone.
 
-    Tokens alone are computed on one thread, and steps on ``threads``.
+    Tokens alone are computed on one thread, and steps on ``threads``. Rows use no adapter or one of
+    the adapters, in turn.
     """
     words = Random(seed)
     tokens = [[words.randrange(VOCAB) for _ in range(LENGTH)] for _ in range(ROWS)]
-    alone = make_target(folder, name, 1, int8)
-    expected = [each_alone(alone, row[: LENGTH - 1]) for row in tokens]
-    target, found, step = make_target(folder, name, ROWS, int8), list[bool](), 0
+    own = [row % (len(adapters) + 1) for row in range(ROWS)]
+    alone = make_target(folder, name, 1, kind, adapters)
+    expected = [each_alone(alone, row[:-1], used) for row, used in zip(tokens, own, strict=True)]
+    target, found, step = make_target(folder, name, ROWS, kind, adapters), list[bool](), 0
     with threads_of_torch(threads):
         while step < steps:
-            session = Session(target, tokens, seed + step)
+            session = Session(target, tokens, seed + step, own)
             while step < steps and min(session.cached) < LENGTH - 20:
                 for row, place, logits in session.step():
                     found.append(not torch.equal(logits, expected[row][place]))
@@ -250,16 +293,61 @@ def threads_of_torch(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_have_the_bits_of_each_token_alone(name, tmp_path: Path, everything, seed) -> None:
-    found = differing(tmp_path / name, name, 1000 if everything else 100, seed)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "int8") for name in MODELS),
+        *((name, kind) for kind in KINDS[1:] for name in ("llama", "qwen3")),
+    ],
+)
+def test_logits_have_the_bits_of_each_token_alone(
+    name: str, kind: str, tmp_path: Path, everything, seed
+) -> None:
+    found = differing(tmp_path / name, name, 1000 if everything else 100, seed, kind)
     assert len(found) > 100
     assert not any(found)
 
 
-def test_logits_in_float32_have_other_bits_in_other_steps(tmp_path: Path) -> None:
-    """Positive control of the test above."""
-    assert any(differing(tmp_path / "llama", "llama", 60, 0, int8=False))
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_with_adapters_have_the_bits_of_each_token_alone(
+    kind: str, tmp_path: Path, seed
+) -> None:
+    make_target(tmp_path / "qwen2", "qwen2", 1)
+    adapters = [make_adapter(tmp_path / "qwen2", tmp_path / f"a{n}", seed=n) for n in (1, 2)]
+    found = differing(tmp_path / "qwen2", "qwen2", 60, seed, kind, adapters=tuple(adapters))
+    assert len(found) > 60
+    assert not any(found)
+    target, tokens = make_target(tmp_path / "qwen2", "qwen2", 1, kind, tuple(adapters)), [3, 14, 15]
+    each = [each_alone(target, tokens, used) for used in range(3)]
+    assert not torch.allclose(each[0], each[1])
+    assert not torch.allclose(each[1], each[2])
+    assert torch.equal(
+        each[0], each_alone(make_target(tmp_path / "qwen2", "qwen2", 1, kind), tokens)
+    )
+
+
+def test_logits_of_separate_operations_have_other_bits_in_other_steps(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """Positive control of the tests above."""
+    monkeypatch.setattr(decoder, "_compiles", lambda model: False)
+    assert any(differing(tmp_path / "llama", "llama", 60, 0, "float32"))
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_compiled_steps_are_close_to_separate_operations(
+    kind: str, tmp_path: Path, monkeypatch
+) -> None:
+    tokens = [3, 14, 15, 92, 65, 35]
+    target = make_target(tmp_path / "qwen3", "qwen3", 1, kind)
+    assert isinstance(target.decoder, CompiledDecoder)
+    found = each_alone(target, tokens)
+    monkeypatch.setattr(decoder, "_compiles", lambda model: False)
+    other = make_target(tmp_path / "qwen3", "qwen3", 1, kind)
+    assert not isinstance(other.decoder, CompiledDecoder)
+    expected = each_alone(other, tokens)
+    error = (found - expected).float().norm() / expected.float().norm()
+    assert error < 4 * torch.finfo(found.dtype).eps
 
 
 @pytest.mark.parametrize("kind", instructions()[:-1])
@@ -274,8 +362,8 @@ def test_all_instructions_give_the_same_bits(kind: int, tmp_path: Path, monkeypa
 def test_logits_are_close_to_those_in_float32(tmp_path: Path) -> None:
     tokens = [3, 14, 15, 92, 65, 35]
     rounded, exact = (
-        each_alone(make_target(tmp_path / "llama", "llama", 1, int8), tokens)
-        for int8 in (True, False)
+        each_alone(make_target(tmp_path / "llama", "llama", 1, kind), tokens)
+        for kind in ("int8", "float32")
     )
     assert 0 < (rounded - exact).norm() / exact.norm() < 0.05
 
@@ -291,9 +379,10 @@ def test_unrelated_int8_logits_are_refused_and_distant_ones_logged(
         make_target(tmp_path / "llama", "llama", 1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [2, 3, 16])
-def test_any_number_of_threads_gives_the_same_bits(threads: int, tmp_path: Path) -> None:
-    assert not any(differing(tmp_path / "llama", "llama", 20, 0, threads=threads))
+def test_any_number_of_threads_gives_the_same_bits(threads: int, kind: str, tmp_path: Path) -> None:
+    assert not any(differing(tmp_path / "llama", "llama", 20, 0, kind, threads=threads))
 
 
 def test_target_may_change_its_number_of_threads(tmp_path: Path) -> None:
@@ -385,15 +474,12 @@ def test_other_settings_and_models_are_refused(tmp_path: Path) -> None:
     for wrong, part in (
         ({"dtype": "bfloat16"}, "leave dtype out"),
         ({"device": "cuda"}, "use int8 or nf4"),
-        ({"adapters": (("a", tmp_path),)}, "name one adapter"),
     ):
         with refused(ValueError, "int8-dynamic", part):
             ModelSource(tmp_path, quantization="int8-dynamic", **wrong)
     known = {"name": "t", "model": "m", "fingerprint": "0" * 32, "template": "{input}"}
     with refused(ValueError, "int8-dynamic", "float32"):
         TaskRecord(**known, dtype="bfloat16", quantization="int8-dynamic")
-    with refused(ValueError, "int8-dynamic", "name one adapter"):
-        TaskRecord(**known, adapters=(("a", "b"),), quantization="int8-dynamic")
     folder = tiny.make_folder(tmp_path / "neox", "gpt_neox")
     gelu = tmp_path / "gelu"
     config = LlamaConfig(**SHAPE, hidden_act="gelu")
