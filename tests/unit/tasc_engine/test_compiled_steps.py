@@ -159,10 +159,10 @@ def test_float_products_are_close_and_have_the_same_bits_for_any_rows(
     weight, x = packed(layers), torch.randn(15, width).to(dtype)
     weight_of_first = packed(layers[:1])
     for layer, own in enumerate(layers):
-        expected = torch.cat([linear(x) for linear in own], -1)
+        exact = torch.cat([linear.double()(x.double()) for linear in own], -1)
         found = CompiledLinear(weight, layer)(x)
-        error = (found - expected).float().norm() / expected.float().norm()
-        assert error < 4 * torch.finfo(dtype).eps
+        error = (found - exact).norm() / exact.norm()
+        assert error < max(width**0.5 / 8, 1) * torch.finfo(dtype).eps
         for row in range(15):
             assert torch.equal(CompiledLinear(weight, layer)(x[row]), found[row])
     alone = CompiledLinear(weight_of_first)
