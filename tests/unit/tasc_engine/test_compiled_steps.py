@@ -162,7 +162,8 @@ def test_float_products_are_close_and_have_the_same_bits_for_any_rows(
         exact = torch.cat([linear.double()(x.double()) for linear in own], -1)
         found = CompiledLinear(weight, layer)(x)
         error = (found - exact).norm() / exact.norm()
-        assert error < max(width**0.5 / 8, 1) * torch.finfo(dtype).eps
+        # Rounding each partial sum by itself moves a sum by about width ** 0.5 / 5 units.
+        assert error < max(width**0.5 / 4, 1) * torch.finfo(dtype).eps
         for row in range(15):
             assert torch.equal(CompiledLinear(weight, layer)(x[row]), found[row])
     alone = CompiledLinear(weight_of_first)
