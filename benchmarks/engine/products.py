@@ -5,11 +5,11 @@
 
 The shapes are those of SmolLM2-135M. Each product reads another copy of its weight, until the
 copies take more memory than the caches, as in a step. ``ours`` are the compiled products of
-`tasc_engine.kernels.cpu.products`, with rounding of the inputs; ``oneDNN`` is
-``torch.ops.onednn.qlinear_pointwise`` of rounded inputs; ``torch`` is ``torch._int_mm``, without
-scales. bfloat16 and float32 are torch's products of weights that oneDNN has laid out. The ceiling
-is the time of reading the int8 weight. Calls come in turn. A table goes to stdout, and the last
-line is one JSON object.
+`tasc_engine.kernels.cpu.products`: ``int8`` with rounding of the inputs, and the float types that
+this processor multiplies by AVX-512. ``oneDNN int8`` is ``torch.ops.onednn.qlinear_pointwise`` of
+rounded inputs, and ``torch int8`` is ``torch._int_mm``, without scales. The other bfloat16 and
+float32 are torch's products of weights that oneDNN has laid out. The ceiling is the time of reading
+the int8 weight. Calls come in turn. A table goes to stdout, and the last line is one JSON object.
 """
 
 import argparse
@@ -41,12 +41,16 @@ from benchmarks.common import (
     versions,
 )
 from benchmarks.engine.steps import bandwidth
-from tasc_engine.model.linears import Int8Linear, Linear
+from tasc_engine.kernels.cpu.products import multiplies
+from tasc_engine.model.linears import CompiledLinear, Linear, packed
 
 SHAPES = {"qkv": (960, 576), "out": (576, 576), "gate, up": (3072, 576), "down": (576, 1536)}
 SHAPES["head"] = (49152, 576)
 CACHES = 128 << 20  # bytes, more than a core can keep
-KINDS = ("ours", "oneDNN", "torch", "bfloat16", "float32")
+DTYPES = (torch.bfloat16, torch.float32)
+OURS = {
+    f"our {dtype}".replace("torch.", ""): dtype for dtype in DTYPES if multiplies(dtype.itemsize)
+}
 _SHIFT = 128
 _onednn: Any = torch.ops.onednn
 
@@ -69,7 +73,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def ours(layer: nn.Linear) -> Product:
-    return Int8Linear(layer)
+    return CompiledLinear.rounding(layer)
 
 
 def onednn(layer: nn.Linear) -> Product:
@@ -91,27 +95,42 @@ def int_mm(layer: nn.Linear) -> Product:
     return lambda x: torch._int_mm(x, weight)
 
 
-def of_dtype(dtype: torch.dtype) -> Callable[[nn.Linear], Product]:
-    return lambda layer: Linear(layer.weight.detach().to(dtype))
+def cast(layer: nn.Linear, dtype: torch.dtype) -> nn.Linear:
+    made = nn.Linear(layer.in_features, layer.out_features, bias=False)
+    made.weight.data = layer.weight.detach().to(dtype)
+    return made
+
+
+def of_ours(dtype: torch.dtype) -> Callable[[nn.Linear], Product]:
+    return lambda layer: CompiledLinear(packed([[cast(layer, dtype)]]))
+
+
+def of_torch(dtype: torch.dtype) -> Callable[[nn.Linear], Product]:
+    return lambda layer: Linear(cast(layer, dtype).weight)
 
 
 MAKERS: dict[str, Callable[[nn.Linear], Product]] = {
-    "ours": ours,
-    "oneDNN": onednn,
-    "torch": int_mm,
-    "bfloat16": of_dtype(torch.bfloat16),
-    "float32": of_dtype(torch.float32),
+    "our int8": ours,
+    "oneDNN int8": onednn,
+    "torch int8": int_mm,
+    **{name: of_ours(dtype) for name, dtype in OURS.items()},
+    **{f"{dtype}".replace("torch.", ""): of_torch(dtype) for dtype in DTYPES},
 }
-BYTES = {"bfloat16": 2, "float32": 4}
+KINDS = tuple(MAKERS)
+
+
+def bytes_of(kind: str) -> int:
+    """Bytes of a weight."""
+    return 4 if "float32" in kind else 2 if "bfloat16" in kind else 1
 
 
 def inputs(kind: str, rows: int, width: int) -> Tensor:
     x = torch.randn(rows, width)
-    if kind == "oneDNN":
+    if kind == "oneDNN int8":
         return torch.randint(1, 256, x.shape, dtype=torch.uint8)
-    if kind == "torch":
+    if kind == "torch int8":
         return torch.randint(-127, 128, x.shape, dtype=torch.int8)
-    return x.bfloat16() if kind == "bfloat16" else x
+    return x.bfloat16() if "bfloat16" in kind else x
 
 
 @torch.inference_mode()
@@ -119,7 +138,7 @@ def micros(rows: tuple[int, ...], shape: tuple[int, int], repeats: int) -> dict[
     """Microseconds of a product of each kind, by number of rows."""
     products, layer = dict[str, list[Product]](), nn.Linear(shape[1], shape[0], bias=False)
     for kind in KINDS:
-        copies = min(math.ceil(CACHES / (math.prod(shape) * BYTES.get(kind, 1))), 100)
+        copies = min(math.ceil(CACHES / (math.prod(shape) * bytes_of(kind))), 100)
         products[kind] = [MAKERS[kind](layer) for _ in range(copies)]
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for count in rows:

@@ -19,7 +19,7 @@ from tasc_text.template import TemplateError, UnquotedTemplate
 
 AUTO = "auto"  # a model's own chat template, or the fastest dtype
 PROCESSOR = Path("/proc/cpuinfo")
-_BFLOAT16 = r"bf16\b"  # in the flags of a processor
+_BFLOAT16, _INT8 = r"bf16\b", r"\b(avx512_vnni|avx_vnni)\b"  # in the flags of a processor
 _PROMPT = "tasc_prompt.json"
 _TEMPLATES = TypeAdapter[Template](PromptTemplate | ChatTemplate)
 
@@ -51,13 +51,29 @@ def dtype_here(dtype: str, quantization: str | None = None, device: str = AUTO) 
         return dtype
     if quantization == "int8-dynamic":
         return "float32"
-    import torch
+    if device != "cpu":
+        import torch
 
-    if device != "cpu" and torch.cuda.is_available():
-        has = torch.cuda.is_bf16_supported(including_emulation=False)
-        return "bfloat16" if has else "float16"
+        if torch.cuda.is_available():
+            has = torch.cuda.is_bf16_supported(including_emulation=False)
+            return "bfloat16" if has else "float16"
+    return "bfloat16" if _has(_BFLOAT16) else "float32"
+
+
+def fastest_on_cpu() -> dict[str, str]:
+    """The ``dtype``, and the ``quantization`` if there is one, that small models are fastest in.
+
+    That is int8-dynamic on a processor with VNNI, otherwise the dtype of ``auto``.
+    """
+    if _has(_INT8):
+        return {"dtype": "float32", "quantization": "int8-dynamic"}
+    return {"dtype": dtype_here(AUTO, device="cpu")}
+
+
+def _has(instructions: str) -> bool:
+    """Whether the flags of this processor match a pattern."""
     flags = PROCESSOR.read_text() if PROCESSOR.is_file() else ""
-    return "bfloat16" if re.search(_BFLOAT16, flags) else "float32"
+    return re.search(instructions, flags) is not None
 
 
 def template_of(record: TaskRecord) -> Template:

@@ -9,15 +9,19 @@ from tasc_jobs.index.ingest import ingest
 from tasc_jobs.report.document import show
 from tasc_jobs.statistics.task_statistics import STAGES as STATISTICS_STAGES
 from tasc_jobs.statistics.task_statistics import corpus_statistics, stats_page
-from tasc_runtime.progress import Stages, show_progress
+from tasc_runtime.models import fastest_on_cpu
+from tasc_runtime.progress import Stages, note, show_progress
 from tasc_store import TaskStore, connect
 
 
 def prepare(url: str, tasks: Sequence[str]) -> None:
     """Register the tasks, ingest their training rows, print statistics, build their indexes."""
-    client = connect(url)
+    client, numbers = connect(url), fastest_on_cpu()
+    kind = numbers.get("quantization", numbers["dtype"])
+    note(f"the model runs in {kind}, which is fastest on this processor")
     for task in tasks:
-        TaskStore(client).put(demo_record(task))
+        record = demo_record(task, **numbers)
+        TaskStore(client).put(record)
         rows = len(read_split(task, "train"))
         with show_progress(f"ingest {task}", rows) as bar:
             rejects = Path(f"{task}.rejected.jsonl")
@@ -26,7 +30,7 @@ def prepare(url: str, tasks: Sequence[str]) -> None:
             found = corpus_statistics(url, task, progress=stages)
         show(stats_page(task, found))
         with Stages(f"index {task}", STAGES, notes=NOTES) as stages:
-            artifact, index = build_and_publish(url, demo_record(task), progress=stages)
+            artifact, index = build_and_publish(url, record, progress=stages)
         print(
             f"{task}: draft index version {artifact.version}, {index.corpus.documents:,} outputs, "
             f"{index.corpus.tokens:,} tokens, {artifact.size_bytes / 1e6:.1f} MB\n"

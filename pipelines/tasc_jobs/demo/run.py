@@ -31,6 +31,7 @@ from tasc_runtime.progress import note, show_progress
 from tasc_serve import app
 from tasc_serve.http import ray_proxy
 from tasc_serve.settings import HttpSettings, ServedTask, ServeSettings
+from tasc_store import TaskRecord, TaskStore, connect
 
 _SIDES = {
     "plain": "HTTP, plain",
@@ -47,7 +48,9 @@ _NEXT = """next: `{tasc} demo --serve` keeps a service on port 8000, and `{tasc}
 shows how to make a task of your own"""
 
 
-def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> dict[str, Any]:
+def summary(
+    measured: DemoFigures, identical: int, quality: IntentQuality, record: TaskRecord
+) -> dict[str, Any]:
     """Returns the JSON object that is the demo's last line."""
     sides = {
         "plain": measured.http[False],
@@ -58,6 +61,7 @@ def summary(measured: DemoFigures, identical: int, quality: IntentQuality) -> di
     return {
         "rows": len(measure.answers_of(measured.http[True])),
         "identical": identical,
+        "dtype": record.quantization or record.dtype,
         "block_efficiency": round(measured.counters.block_efficiency, 3),
         "accepted_by_source": {k: round(v) for k, v in measured.counters.by_source.items() if v},
         "acceptance_by_position": [round(a, 3) for a in measured.counters.acceptance_by_position],
@@ -80,7 +84,7 @@ def demo_page(measured: DemoFigures, found: dict[str, Any]) -> ReportDocument:
     by_model = emitted - sum(n for _, n in of_source)
     rates = found["acceptance_by_position"]
     return ReportDocument(
-        f"tasc demo: {found['rows']} test rows of {TASK}",
+        f"tasc demo: {found['rows']} test rows of {TASK}, {found['dtype']}",
         (
             f"drafting makes the engine {speeds['engine_drafted'] / speeds['engine_plain']:.2f} x "
             f"as fast, and the service {speeds['drafted'] / speeds['plain']:.2f} x",
@@ -209,7 +213,8 @@ def run_demo(
     ]
     identical = sum(len({*answers}) == 1 for answers in zip(*sides, strict=True))
     measured = DemoFigures(served_runs, engine_runs, counters)
-    found = summary(measured, identical, intent_quality(sides[0], truth))
+    record = TaskStore(connect(url)).get(TASK)
+    found = summary(measured, identical, intent_quality(sides[0], truth), record)
     page = demo_page(measured, found)
     write_html(page, report)
     show(page)

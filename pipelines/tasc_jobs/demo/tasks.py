@@ -1,6 +1,7 @@
 """The tasks that ship with tasc-serve: their model, adapters, data and prompt templates."""
 
 from pathlib import Path
+from typing import Any
 
 from tasc_runtime.data.rows import read_raw_rows
 from tasc_store import TaskRecord
@@ -17,8 +18,12 @@ TASK = "massive_en"  # task of `tasc demo`
 TASKS = (TASK, "pos_ewt")  # tasks of `tasc demo --serve`
 
 
-def demo_record(task: str) -> TaskRecord:
-    """Returns the task record of a shipped task, in float32."""
+def demo_record(task: str, **numbers: Any) -> TaskRecord:
+    """Returns the task record of a shipped task, in float32.
+
+    Args:
+        numbers: Another ``dtype`` or a ``quantization``.
+    """
     return TaskRecord(
         name=task,
         model=str(MODEL),
@@ -26,6 +31,7 @@ def demo_record(task: str) -> TaskRecord:
         fingerprint=TaskTokenizer.from_folder(MODEL).fingerprint,
         template=TEMPLATES[task],
         max_tokens=256,
+        **numbers,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from chat_families import make_chat_tokenizer
 from support import refused
 from tasc_draft.settings import DraftSettings
+from tasc_jobs.demo.tasks import demo_record
 from tasc_jobs.errors import EmptyCorpusError, UsageError
 from tasc_jobs.task_inputs import GenerationSettings, InputOptions, TaskInputs, read_files
 from tasc_jobs.tasks import shown
@@ -330,3 +331,23 @@ def test_auto_dtype_is_resolved_for_this_processor(
     assert models.dtype_here("float16", quantization) == "float16"
     processor.unlink()
     assert models.dtype_here("auto") == "float32"
+
+
+@pytest.mark.parametrize(
+    ("flags", "numbers"),
+    [
+        ("avx2 avx512_vnni avx512_bf16", {"dtype": "float32", "quantization": "int8-dynamic"}),
+        ("avx2 avx_vnni", {"dtype": "float32", "quantization": "int8-dynamic"}),
+        ("avx2 avx512_bf16", {"dtype": "bfloat16"}),
+        ("avx2", {"dtype": "float32"}),
+    ],
+)
+def test_demo_runs_in_what_this_processor_multiplies_fastest(
+    flags: str, numbers: dict[str, str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    processor = tmp_path / "cpuinfo"
+    processor.write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(models, "PROCESSOR", processor)
+    assert models.fastest_on_cpu() == numbers
+    record = demo_record("massive_en", **numbers)
+    assert (record.dtype, record.quantization) == (numbers["dtype"], numbers.get("quantization"))
