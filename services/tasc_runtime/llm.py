@@ -270,7 +270,8 @@ class LLM:
         regex: Regular expression that every whole answer matches.
         dtype: float32, bfloat16, float16 or float64; ``auto`` is the fastest one of this machine,
             which `save` keeps.
-        quantization: nf4 or int8, by bitsandbytes; or int8-dynamic, exact int8 products on a CPU.
+        quantization: nf4 or int8, by bitsandbytes; or int8-dynamic, exact int8 products on a CPU,
+            or int8-dynamic-float-head, the same with a float32 LM head.
         draft: How drafts are made, such as ``tasc_draft.DraftSettings(num_speculative_tokens=8)``.
         cache_dir: Folder of indexes; unset: ``tasc-serve/local-indexes`` in
             ``XDG_CACHE_HOME``, by default ``~/.cache``.

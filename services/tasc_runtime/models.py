@@ -49,7 +49,7 @@ def dtype_here(dtype: str, quantization: str | None = None, device: str = AUTO) 
     """
     if dtype != AUTO:
         return dtype
-    if quantization == "int8-dynamic":
+    if quantization is not None and quantization.startswith("int8-dynamic"):
         return "float32"
     if device != "cpu":
         import torch

@@ -122,7 +122,9 @@ class TaskOptions(AnswerOptions, PromptOptions):
     quantization: Annotated[
         str | None,
         _option(
-            "nf4 (4 bits) or int8 weights; or int8-dynamic, exact int8 products on a CPU.", "none"
+            "nf4 (4 bits) or int8 weights; or int8-dynamic, exact int8 products on a CPU, or "
+            "int8-dynamic-float-head, with a float32 LM head.",
+            "none",
         ),
     ] = None
     allow_special_tokens_in_input: Annotated[

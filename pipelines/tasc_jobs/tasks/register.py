@@ -248,7 +248,7 @@ def _check_quantization(record: TaskRecord, model: BaseModel) -> None:
             "leave out --quantization, or name the unquantised model"
         )
     fault = int8_fault(model_settings(model.folder / "config.json"))
-    if record.quantization == "int8-dynamic" and fault:
+    if record.is_int8 and fault:
         raise UsageError(f"--quantization: {fault}")
 
 

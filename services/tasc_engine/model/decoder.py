@@ -172,10 +172,13 @@ class CompiledDecoder(LeanDecoder):
 
     Args:
         int8: Whether products are of int8 numbers; otherwise, they are of those of the model.
+        int8_head: The same for the LM head.
     """
 
-    def __init__(self, model: Any, max_positions: int, adapters: Adapters, int8: bool) -> None:
-        self._int8 = int8
+    def __init__(
+        self, model: Any, max_positions: int, adapters: Adapters, int8: bool, int8_head: bool
+    ) -> None:
+        self._int8, self._int8_head = int8, int8_head
         super().__init__(model, max_positions, adapters)
         layers, scale = self._layers, np.float32(self._scale)
         norms = [norm for each in layers for norm in (each.before_mlp, each.next_norm)]
@@ -197,14 +200,9 @@ class CompiledDecoder(LeanDecoder):
         self._team, self._packed = Team(), dict[str, Weight]()
         for name in _LINEARS:
             parts = [list(_linears(model, i, name).values()) for i in range(self.layers)]
-            self._packed[name] = self._joined(parts)
-        self._packed["head"] = self._joined([[model.lm_head]])
+            self._packed[name] = _joined(parts, self._int8)
+        self._packed["head"] = _joined([[model.lm_head]], self._int8_head)
         self.head = CompiledLinear(self._packed["head"], team=self._team)
-
-    def _joined(self, layers: list[list[nn.Linear]]) -> Weight:
-        if self._int8:
-            return Int8Weight.joined([int8_joined(*own) for own in layers])
-        return packed(layers)
 
     def _product(self, model: Any, layer: int, name: str) -> Matmul:
         return CompiledLinear(self._packed[name], layer, self._team)
@@ -263,7 +261,11 @@ class CompiledDecoder(LeanDecoder):
 
 
 def lean(
-    model: Any, max_positions: int, adapters: Adapters | None = None, int8: bool = False
+    model: Any,
+    max_positions: int,
+    adapters: Adapters | None = None,
+    int8: bool = False,
+    int8_head: bool = True,
 ) -> LeanDecoder | None:
     """Makes a `LeanDecoder` of a transformers causal LM; None if the model needs other code.
 
@@ -276,7 +278,8 @@ def lean(
             have run once, since that prepares its layers.
         max_positions: Number of positions of the longest row; rope is tabulated for them.
         adapters: Adapters of this model; each row uses one or none of them.
-        int8: Whether products and LM head multiply int8 numbers; the model is float32, on a CPU.
+        int8: Whether products are of int8 numbers; the model is float32, on a CPU.
+        int8_head: Whether the LM head's product is, too.
     """
     known = FAMILIES.get(model.config.model_type) is type(model)
     if not (known and _is_plain(model) and _settings_known(model.config)):
@@ -285,7 +288,7 @@ def lean(
         return None
     added = Adapters(model) if adapters is None else adapters
     decoder = (
-        CompiledDecoder(model, max_positions, added, int8)
+        CompiledDecoder(model, max_positions, added, int8, int8 and int8_head)
         if int8 or _compiles(model)
         else LeanDecoder(model, max_positions, added)
     )
@@ -347,6 +350,11 @@ def _linears(model: Any, layer: int, name: str) -> dict[str, nn.Linear]:
     """The linear layers of one product, by their names in the model."""
     paths = [f"model.layers.{layer}.{path}" for path in _LINEARS[name]]
     return {path: model.get_submodule(path) for path in paths}
+
+
+def _joined(layers: list[list[nn.Linear]], int8: bool) -> Weight:
+    """The weights of one product in all layers."""
+    return Int8Weight.joined([int8_joined(*own) for own in layers]) if int8 else packed(layers)
 
 
 def _layer(

@@ -257,9 +257,14 @@ def lay_out_linears(model: nn.Module) -> None:
     )
 
 
-def quantise_linears(model: nn.Module) -> None:
-    """Replace each plain ``nn.Linear`` inside ``model`` with one of int8 numbers, in place."""
-    _replace_linears(model, CompiledLinear.rounding)
+def quantise_linears(model: Any, head: bool = True) -> None:
+    """Replace each plain ``nn.Linear`` inside ``model`` with one of int8 numbers, in place.
+
+    Args:
+        head: Whether this is done to the LM head, too.
+    """
+    kept = None if head else model.lm_head
+    _replace_linears(model, lambda layer: None if layer is kept else CompiledLinear.rounding(layer))
 
 
 def _replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module | None]) -> None:

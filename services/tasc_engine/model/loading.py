@@ -40,7 +40,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-Quantization = Literal["nf4", "int8", "int8-dynamic"]
+Quantization = Literal["nf4", "int8", "int8-dynamic", "int8-dynamic-float-head"]
 log = logging.getLogger(__name__)
 _IMPORTING = threading.Lock()
 _LORA = re.compile(r"\.lora_[AB]\.")
@@ -56,7 +56,8 @@ class ModelSource:
         adapter: Folder of a LoRA adapter that all rows use, as part of the model.
         quantization: Quantisation of linear layers by bitsandbytes: ``nf4`` (Dettmers et al. 2023,
             arXiv 2305.14314) or ``int8`` (Dettmers et al. 2022, arXiv 2208.07339, without
-            outliers); or ``int8-dynamic``, int8 products on a CPU (see `CompiledLinear`).
+            outliers); or ``int8-dynamic``, int8 products on a CPU (see `CompiledLinear`), or
+            ``int8-dynamic-float-head``, the same but for the LM head.
         adapters: Names and folders of LoRA adapters; each row uses one or none of them.
 
     Raises:
@@ -94,18 +95,23 @@ class ModelSource:
     @property
     def is_int8(self) -> bool:
         """Whether this project's int8 products are used."""
+        return self.quantization in ("int8-dynamic", "int8-dynamic-float-head")
+
+    @property
+    def int8_head(self) -> bool:
+        """Whether the LM head's product is of int8, too."""
         return self.quantization == "int8-dynamic"
 
     def _require_int8(self) -> None:
         if self.dtype != "float32":
             raise ValueError(
-                f"quantization is int8-dynamic and dtype is {self.dtype}; everything but its "
+                f"quantization is {self.quantization} and dtype is {self.dtype}; everything but "
                 "products is float32: leave dtype out"
             )
         if torch.device(self.device).type != "cpu":
             raise ValueError(
-                f"quantization is int8-dynamic and device is {self.device}; it runs on CPUs alone: "
-                "use int8 or nf4, or set device to cpu"
+                f"quantization is {self.quantization} and device is {self.device}; it runs on CPUs "
+                "alone: use int8 or nf4, or set device to cpu"
             )
 
 

@@ -74,8 +74,8 @@ class Target:
     Args:
         adapters: Adapters; each row uses one or none of them.
         memory: Asked once, after the weights are loaded, for the memory that limits the KV cache.
-        int8: Whether products are of int8 numbers; the model is float32, on a CPU. The bits of a
-            token's logits then do not depend on the other tokens of a step.
+        int8: Whether products are of int8 numbers; the model is float32, on a CPU.
+        int8_head: Whether the LM head's product is, too.
 
     Attributes:
         adapters: Names of the adapters, which are numbered from 1 in this order.
@@ -94,6 +94,7 @@ class Target:
         adapters: Sequence[Adapter] = (),
         memory: MemoryOf = memory_of,
         int8: bool = False,
+        int8_head: bool = True,
     ) -> None:
         self.config = config
         self.adapters = tuple(adapter.name for adapter in adapters)
@@ -109,7 +110,7 @@ class Target:
         if self._quantised:
             self._tolerance = max(self._tolerance, QUANTISED_TOLERANCE)
         added = Adapters(model, adapters)
-        decoder = lean(model, longest, added, int8)
+        decoder = lean(model, longest, added, int8, int8_head)
         if int8 and decoder is None:
             raise UnsupportedModel(
                 f"quantization is int8-dynamic, and this {self._name} is run by the code of "
@@ -117,7 +118,7 @@ class Target:
                 "another quantization"
             )
         if int8:
-            quantise_linears(model)
+            quantise_linears(model, int8_head)
             rounded = _own_logits(model)
             moved = _checked_distance(self._name, rounded, expected)
             expected, self._tolerance = rounded, max(INT8_TOLERANCE, INT8_PART * moved)
@@ -157,7 +158,8 @@ class Target:
         adapters = [read_adapter(name, folder) for name, folder in source.adapters]
         limit_process(torch.device(source.device), config)
         try:
-            return cls(load_model(source), config, adapters, memory, source.is_int8)
+            model, head = load_model(source), source.int8_head
+            return cls(model, config, adapters, memory, source.is_int8, head)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -143,7 +143,7 @@ def _require_within(
 
 _FIELD = "{input}"
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-Quantization = Literal["nf4", "int8", "int8-dynamic"]
+Quantization = Literal["nf4", "int8", "int8-dynamic", "int8-dynamic-float-head"]
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAY_BE_UNSET = ("adapter", "revision", "corpus")
 # Fields that are left out of the JSON if unset. So putting an older record again writes the same
@@ -177,7 +177,8 @@ class TaskRecord:
         max_tokens: Maximum number of tokens of an answer, unless a request sets another maximum.
         corpus: The task whose corpus this task drafts from; unset: this task.
         draft: The drafting settings of the task.
-        quantization: nf4, int8 or int8-dynamic; unset: weights of ``dtype``.
+        quantization: nf4, int8, int8-dynamic or int8-dynamic-float-head; unset: weights of
+            ``dtype``.
         sampling: Sampling parameters, used where a request sets none.
         choices: Labels; the answer is one of them. Only one of choices, schema and regex may be
             set.
@@ -237,10 +238,10 @@ class TaskRecord:
         if self.quantization not in (None, *get_args(Quantization)):
             allowed = ", ".join(get_args(Quantization))
             raise ValueError(f"quantization is {self.quantization!r}; use {allowed}, or none")
-        if self.quantization == "int8-dynamic" and self.dtype != "float32":
+        if self.is_int8 and self.dtype != "float32":
             raise ValueError(
-                f"quantization is int8-dynamic and dtype is {self.dtype}; leave dtype out, because "
-                "everything but the products is float32"
+                f"quantization is {self.quantization} and dtype is {self.dtype}; leave dtype out, "
+                "because everything but the products is float32"
             )
         if not isinstance(self.stop, tuple) or not all(_is_text(s) for s in self.stop):
             raise ValueError(f"stop is {self.stop!r}; it must be a list of non-empty strings")
@@ -259,6 +260,11 @@ class TaskRecord:
             raise ValueError(
                 f"allow_special_tokens_in_input is {spells!r:.80}; it must be true or false"
             )
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether the engine's own int8 products are used, on a CPU."""
+        return self.quantization in ("int8-dynamic", "int8-dynamic-float-head")
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -317,6 +317,7 @@ def test_generation_settings_of_a_model_become_options(tmp_path, settings, optio
         ("fpu avx512_bf16 amx_tile", None, "bfloat16"),
         ("fpu avx2", None, "float32"),
         ("fpu avx512_bf16", "int8-dynamic", "float32"),
+        ("fpu avx512_bf16", "int8-dynamic-float-head", "float32"),
         ("fpu avx512_bf16", "nf4", "bfloat16"),
     ],
 )
